@@ -143,7 +143,7 @@ class Bench:
             "exit_code": exit_code,
             "declared": patch.shows,
             "shown": shown,
-            "roots": roots,
+            "roots": _without_folder(roots, source),
         }
         if patch.is_harmless:
             return row | {"is_right": shown == "none" and not roots and exit_code == 0}
@@ -178,6 +178,11 @@ class Bench:
             "HYPO_RUN_DIR": str(folder / "runs"),
         }
         return run_doctor(program, folder, options, environment)
+
+
+def _without_folder(roots: list[dict[str, Any]] | None, package: Path) -> Any:
+    """Causes whose files are named as in the repository, and not as in a copy for one run."""
+    return json.loads(json.dumps(roots).replace(f"{package.parents[1]}/", ""))
 
 
 def answer_in(text: str) -> Any:
@@ -240,6 +245,19 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
     )
 
 
+def _record(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is kept: how many, and each."""
+    faulty = [row for row in rows if row["declared"]]
+    harmless = [row for row in rows if not row["declared"]]
+    return {
+        "num_faults": len(faulty),
+        "num_named_rightly": sum(row["is_right"] for row in faulty),
+        "num_harmless": len(harmless),
+        "num_alarms": sum(not row["is_right"] for row in harmless),
+        "patches": rows,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("out", nargs="?", default=os.environ.get("OUT", "engine-faults"))
@@ -253,7 +271,7 @@ def main() -> None:
     bench.make_models()
     for patch in chosen:
         rows.append(bench.examine(patch))
-        (out / "engine_faults.json").write_text(json.dumps({"patches": rows}, indent=1) + "\n")
+        (out / "engine_faults.json").write_text(json.dumps(_record(rows), indent=1) + "\n")
         print(list(table(rows))[-2], flush=True)
     print("\n".join(table(rows)), f"bundles are in {work}", sep="\n", flush=True)
 

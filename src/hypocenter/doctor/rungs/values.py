@@ -134,7 +134,7 @@ def _judge(case: Case, first: _First) -> Claim:
         return _table(case, first, tables[0], bad[tables[0]])
     caches = [name for name in bad if name in _CACHES]
     if caches and (overflow := find_overflow(case, first.use, caches)) is not None:
-        return _overflowed(case, first, overflow)
+        return _claim_of_overflow(case, first, overflow)
     if caches:
         return _padding(case, first, caches, bad)
     if not bad and (stale := _stale_state(case, first)):
@@ -305,7 +305,7 @@ def _padding(
     )
 
 
-def _overflowed(case: Case, first: _First, found: Overflow) -> Claim:
+def _claim_of_overflow(case: Case, first: _First, found: Overflow) -> Claim:
     """A launch wrote numbers into the cache that have no room in its type."""
     launch, tensor = found.use.launch, found.tensor
     text = (
