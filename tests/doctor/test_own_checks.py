@@ -114,3 +114,11 @@ def test_a_token_that_is_none_blames_the_launch_that_chose_it() -> None:
     root = diagnose(run.bundle(ERROR), without=NO_REPLAY).roots[0]
     assert root.cause is Cause.TOKEN_RANGE
     assert "chose token 600, but the vocabulary has 512 entries" in root.sentence
+
+
+def test_a_statement_that_is_wrong_itself_blames_no_book() -> None:
+    with pytest.raises(TypeError) as caught:
+        BlockDigests(16, "").first("two", [1] * 41)  # type: ignore[arg-type]
+    root = found_in(caught.value).roots[0]
+    assert root.cause is Cause.BROKEN_CHECK
+    assert root.file == kv_cache.__file__

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from repository import DEMO
 
 from hypocenter import LLM, EngineConfig, SamplingParams
+from hypocenter.errors import UsageError
 from hypocenter.kernels.sampling.draw import columns_of
 from hypocenter.record import recorder, ring
 from hypocenter.record.engine.engine_events import BlockChanged, BlocksNamed, Drawn, Entered
@@ -129,3 +131,52 @@ def test_what_fails_before_a_step_is_recorded_with_its_statements(
     assert called.outcome == "AssertionError: no chunks"
     assert called.raised_in[0].function == "Engine._step"
     assert "self.scheduler.schedule()" in called.raised_in[0].text
+
+
+def test_what_fails_in_the_making_of_a_request_is_recorded_too(
+    run_of: Callable[[EngineConfig, Callable[[LLM], object]], Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("a form")
+
+    def use(llm: LLM) -> None:
+        monkeypatch.setattr("hypocenter.engine.engine.token_rules", fail)
+        with pytest.raises(KeyError):
+            llm.generate([PREFIX], PARAMS)
+
+    config = EngineConfig(context_length=64, num_threads=1)
+    [called] = [event for event in run_of(config, use).events if isinstance(event, Called)]
+    assert called.raised_in[0].function == "Engine.request"
+
+
+def test_a_wrong_call_is_no_defect_of_the_engine(
+    run_of: Callable[[EngineConfig, Callable[[LLM], object]], Run],
+) -> None:
+    def use(llm: LLM) -> None:
+        wrong: list[Any] = [[10**9], 7, list(range(1, 100))]
+        for prompt in wrong:
+            with pytest.raises(UsageError):
+                llm.generate(prompt, PARAMS)
+
+    config = EngineConfig(context_length=64, num_threads=1)
+    assert not [event for event in run_of(config, use).events if isinstance(event, Called)]
+
+
+def test_what_fails_while_a_model_is_loaded_is_recorded_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("a tensor")
+
+    monkeypatch.setenv("HYPO_RUN_DIR", str(tmp_path / "runs"))
+    monkeypatch.delenv("HYPO_RECORD", raising=False)
+    recorder.close_recorder()
+    opened = recorder.open_recorder()
+    assert isinstance(opened, recorder.Recorder)
+    monkeypatch.setattr("hypocenter.engine.llm.load_runner", fail)
+    with pytest.raises(KeyError):
+        LLM(DEMO)
+    events = ring.read_run(opened.folder).events
+    recorder.close_recorder()
+    [called] = [event for event in events if isinstance(event, Called)]
+    assert called.raised_in[0].function == "LLM.__init__"

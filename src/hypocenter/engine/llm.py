@@ -41,6 +41,7 @@ from hypocenter.model.from_name import file_of
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.text.chat import ChatTemplate, load_chat_template
 from hypocenter.model.text.tokenizer import Tokenizer, load_tokenizer
+from hypocenter.record.recorder import recording_defects
 from hypocenter.results import Completion, Delta, Route
 from hypocenter.synonyms import explain_unknown
 from hypocenter.thoughts import PROMPT_END_CHARS, AnswerReader, apart, require_variables, variables
@@ -79,7 +80,7 @@ class LLM:
             require("path", path, "a text or a Path", str, Path)
         if progress is not None and not callable(progress):
             raise UsageError(f"progress is {progress!r}, but must be a function of two arguments")
-        with ExitStack() as stack:
+        with ExitStack() as stack, recording_defects():
             found = (
                 path
                 if isinstance(path, Path) or path == ""
@@ -296,7 +297,8 @@ class LLM:
     ) -> Request:
         """A checked request, for callers that submit it to `engine` or to a Driver themselves."""
         given = with_fields("params", params, SamplingParams, fields)
-        return self._engine.request(self.encode(prompt), given)
+        with recording_defects():
+            return self._engine.request(self.encode(prompt), given)
 
     def requests(
         self,
@@ -360,8 +362,9 @@ class LLM:
     ) -> Request:
         """The checked request of `chat` for one conversation."""
         given = with_fields("params", params, SamplingParams, fields)
-        ids = self.encode_chat(messages, chat_template_kwargs)
-        return self._engine.request(ids, given, apart=self.apart(ids, given))
+        with recording_defects():
+            ids = self.encode_chat(messages, chat_template_kwargs)
+            return self._engine.request(ids, given, apart=self.apart(ids, given))
 
     def apart(self, prompt_ids: Sequence[int], params: SamplingParams) -> AnswerReader | None:
         """What tells thoughts from the answer to these token ids of a conversation."""

@@ -24,6 +24,10 @@ class _Book:
     cause: Cause
 
 
+#: What is wrong with the statement itself, and with no book.
+_OF_CODE = frozenset(
+    {"AttributeError", "ImportError", "NameError", "TypeError", "UnboundLocalError"}
+)
 #: By the beginning of a module's name; the first that fits counts.
 _BOOKS = {
     "engine.kv_cache": _Book("which request has which block", Cause.FOREIGN_BLOCK),
@@ -47,7 +51,7 @@ def own_checks(case: Case) -> list[Claim]:
 
 
 def _claim(event: Called, places: tuple[CodePlace, ...]) -> Claim:
-    place, book = places[0], _book_of(places)
+    place, book = places[0], _book_of(places) if event.call not in _OF_CODE else None
     is_check = place.text.startswith(("assert ", "raise "))
     does = "does not hold" if is_check else "fails"
     keeps = f", which keeps book of {book.of}" if book else ""
