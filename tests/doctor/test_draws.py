@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from bundles import REQUEST, Run, decoder, inputs, tensors_of_decoder
 
@@ -13,7 +14,13 @@ from hypocenter.doctor.diagnosis import Diagnosis
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.engine.engine_events import Answered, Drawn
-from hypocenter.record.events import Launched
+from hypocenter.record.events import (
+    ArgumentDeclaration,
+    Declaration,
+    Launched,
+    Place,
+    Statistics,
+)
 from hypocenter.record.fault_record import FaultRecord
 
 QUIET = FaultRecord(kind="none", message="")
@@ -94,3 +101,30 @@ def test_digests_of_other_keys_say_nothing() -> None:
     good = drawn(answer="k:1", num_steps=2, digests={"masks": "k:aa"})
     bad = drawn(answer="k:2", num_steps=2, digests={"masks": "other:bb"})
     assert not found_in(bad, good).roots
+
+
+def biased(value: int) -> Bundle:
+    """A step of a device's sampler, whose bias is told by its digest and by its elements."""
+    run = Run()
+    run.tensor("biases", "I64", 1)
+    run.tensor("keys", "F32", 1, 8)
+    plan = run.plan(run.launch("sample_bias", {"biases": "biases", "keys": "keys"}))
+    written = ArgumentDeclaration(name="keys", dtypes=("F32",), shape="rows, n", access="both")
+    run.contracts["sample_bias"] = Declaration(kernel="sample_bias", arguments=(written,))
+    run.run(plan, {"biases": np.array([value], np.int64)})
+    run.emit(
+        Drawn, requests=(7,), positions=(2,), masks=("",), biases=(f"k:{value}",), counts=("",)
+    )
+    figures = Statistics(
+        place=Place(1, plan, 0), tensor=run.tensors["keys"].id, digest=f"k:{value}", low=0.0,
+        high=1.0, mean=float(value), rms=1.0, num_nan=0, num_inf=0,
+    )  # fmt: skip
+    return run.bundle(FaultRecord(kind="differs", message=""), statistics=(figures,))
+
+
+def test_an_input_that_is_told_twice_is_one_fact() -> None:
+    root = found_in(biased(5), biased(6)).roots[0]
+    assert (root.cause, root.kernel, root.argument) == (
+        Cause.WRONG_ANSWER, "sample_bias", "biases",
+    )  # fmt: skip
+    assert "biases[0] is 5, in the good run 6" in root.sentence
