@@ -61,8 +61,12 @@ def test_a_check_that_did_not_hold_is_named_with_its_statement() -> None:
     assert root.culprit.place == f"{root.file}:{root.line}"
 
 
-def test_it_explains_an_error() -> None:
-    assert found_in(failed_check()).is_proven
+def test_it_explains_an_error_and_says_where_that_surfaced() -> None:
+    found = found_in(failed_check())
+    assert found.is_proven
+    assert found.surfaced.startswith("the engine's own Python ended it, at BlockDigests.first (eng")
+    assert found.surfaced.endswith("after 4 launches")
+    assert found.roots[0].proof.green == "0 steps before ended without it, and this one did not"
 
 
 def test_the_statement_is_recorded_with_its_module_and_function() -> None:

@@ -8,8 +8,9 @@ from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import RootCause
 from hypocenter.environment import launch_blocking
-from hypocenter.record.events import OUTSIDE_PLANS, Place
+from hypocenter.record.events import OUTSIDE_PLANS, Called, CodePlace, Place
 from hypocenter.record.fault_record import FaultRecord, MemoryKill
+from hypocenter.wording import count_text
 
 #: What a driver does not send.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -66,6 +67,10 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
         )
     if case.kind == "error" and fault.is_statement:
         return f"the program itself ended at {call}, after {_last(case)}"
+    if case.kind == "error" and (raised := _raised_at(case)) is not None:
+        made = count_text(len(case.launches), "launch", "launches")
+        where = f"{raised.function} ({raised.module}:{raised.line})"
+        return f"the engine's own Python ended it, at {where}, after {made}"
     if case.kind == "crash" and case.launches and case.launches[-1].launch.device == "interpreter":
         return (
             f"the process that ran Triton's interpreter was ended, during or after {_last(case)}: "
@@ -106,6 +111,12 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
     cause = f"the cause lies in {_place(case, root.place)}" if root and root.place else ""
     parts = (told, why if fault.kind != "hang" else "", _interval(case), cause)
     return "; ".join(part for part in parts if part)
+
+
+def _raised_at(case: Case) -> CodePlace | None:
+    """The innermost statement of the engine that raised what it never raises on purpose."""
+    places = (place for event in case.index.events_of(Called) for place in event.raised_in)
+    return next(places, None)
 
 
 def _who_killed(fault: FaultRecord) -> str:

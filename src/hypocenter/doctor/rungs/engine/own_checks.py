@@ -12,6 +12,7 @@ from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, proven
 from hypocenter.record.events import Called, CodePlace
+from hypocenter.wording import count_text
 
 NAME = "own checks"
 
@@ -46,16 +47,17 @@ def own_checks(case: Case) -> list[Claim]:
     """The first statement of the package that raised what it never raises on purpose."""
     for event in case.index.events_of(Called):
         if event.raised_in:
-            return [_claim(event, event.raised_in)]
+            return [_claim(case, event, event.raised_in)]
     return []
 
 
-def _claim(event: Called, places: tuple[CodePlace, ...]) -> Claim:
+def _claim(case: Case, event: Called, places: tuple[CodePlace, ...]) -> Claim:
     place, book = places[0], _book_of(places) if event.call not in _OF_CODE else None
     is_check = place.text.startswith(("assert ", "raise "))
     does = "does not hold" if is_check else "fails"
     keeps = f", which keeps book of {book.of}" if book else ""
     text = f"{place.function} in {place.module}{keeps}: `{place.text}` {does} ({event.outcome})"
+    num_before = sum(bool(step.requests) and step.step != event.step for step in case.steps)
     callers = tuple(
         f"called from {caller.function} ({caller.module}:{caller.line}): `{caller.text}`"
         for caller in places[1:]
@@ -69,7 +71,7 @@ def _claim(event: Called, places: tuple[CodePlace, ...]) -> Claim:
         proof=Proof(
             f"{place.file}:{place.line} raised {event.outcome}",
             "a book for which the check holds" if is_check else "values for which it succeeds",
-            "the same line is passed by each call that ends well, and ended this one",
+            f"{count_text(num_before, 'step')} before ended without it, and this one did not",
         ),
         file=place.file,
         line=place.line,
