@@ -69,8 +69,7 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
         return f"the program itself ended at {call}, after {_last(case)}"
     if case.kind == "error" and (raised := _raised_at(case)) is not None:
         made = count_text(len(case.launches), "launch", "launches")
-        where = f"{raised.function} ({raised.module}:{raised.line})"
-        return f"the engine's own Python ended it, at {where}, after {made}"
+        return f"the engine's own Python ended it, at {_place_text(raised)}, after {made}"
     if case.kind == "crash" and case.launches and case.launches[-1].launch.device == "interpreter":
         return (
             f"the process that ran Triton's interpreter was ended, during or after {_last(case)}: "
@@ -117,6 +116,10 @@ def _raised_at(case: Case) -> CodePlace | None:
     """The innermost statement of the engine that raised what it never raises on purpose."""
     places = (place for event in case.index.events_of(Called) for place in event.raised_in)
     return next(places, None)
+
+
+def _place_text(place: CodePlace) -> str:
+    return f"{place.function} ({place.module}:{place.line})"
 
 
 def _who_killed(fault: FaultRecord) -> str:
