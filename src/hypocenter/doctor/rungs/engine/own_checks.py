@@ -40,6 +40,8 @@ _BOOKS = {
     "engine.runner": _Book("what a step is given", Cause.WRONG_INPUT),
     "engine.sampler": _Book("by what a token is chosen", Cause.WRONG_INPUT),
     "kernels.sampling": _Book("by what a token is chosen", Cause.WRONG_INPUT),
+    # A plan has its own facts: what the callers of the planner keep is not what failed there.
+    "model": _Book("which tensors and launches a layer has", Cause.BROKEN_CHECK),
 }
 
 

@@ -1,0 +1,30 @@
+"""The engine comes upon something of its own that must not be so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypocenter.doctor.causes import Cause
+from hypocenter.lab.lab import Lab
+from hypocenter.lab.victim import Victim
+from hypocenter.model.decoder import Decoder
+
+PLANTED_AT = 1
+
+
+def plant(lab: Lab) -> None:
+    def lose(original: Any, self: Any, plan: Any, b: Any, index: int, w: Any, *rest: Any) -> None:
+        found = replace(w, attn_output=None) if index == PLANTED_AT else w
+        original(self, plan, b, index, found, *rest)
+
+    lab.wrap(Decoder, "_attention", lose)
+
+
+VICTIM = Victim(
+    name="output_matrix_lost",
+    title="the planner finds a layer of attention without its output matrix",
+    cause=Cause.BROKEN_CHECK,
+    symptom="error",
+    plant=plant,
+)

@@ -1,0 +1,99 @@
+"""How a step attends to the pages of a layer: by which route, and in what scratch; the one place
+that knows how many programs or threads share a token's keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypocenter.device.plan import PlanBuilder, bucket
+from hypocenter.kernels.attention.attention import TileScratch, allocate_tile_scratch, attention
+from hypocenter.model.activations import Activations
+from hypocenter.model.architecture import Architecture
+from hypocenter.model.step_buffers import KVPages, StepInputs
+from hypocenter.model.unfused import UnfusedAttention
+from hypocenter.tensor import Tensor
+
+
+class Attending:
+    """Attention in all plans of a decoder, with scratch that they share."""
+
+    def __init__(
+        self,
+        facts: Architecture,
+        inputs: StepInputs,
+        pages: KVPages,
+        max_tokens: int,
+        route: str,
+    ) -> None:
+        """`route` is one of config.ATTENTIONS; raises UsageError for parts on the CPU."""
+        self._facts, self._inputs = facts, inputs
+        self._unfused: UnfusedAttention | None = None
+        # By what layers differ in: the shape of their pages.
+        self._gpu_tiles: dict[tuple[int, ...], TileScratch] = {}
+        self._cpu_tiles: dict[tuple[int, ...], Tensor] = {}
+        device, (num_sequences, max_blocks) = inputs.counts.device, inputs.block_tables.shape
+        if route == "parts":
+            max_context = max_blocks * pages.keys[0].shape[3]
+            self._unfused = UnfusedAttention.allocate(
+                facts, max_tokens, num_sequences, max_context, device=device
+            )
+            return
+        most = bucket(num_sequences, max_tokens)
+        for keys, values in pages.kinds:
+            if device == "cpu":
+                self._cpu_tiles[keys.shape] = allocate_tile_scratch(
+                    keys, values, max_tokens, facts.num_heads, max_blocks
+                )
+            else:
+                self._gpu_tiles[keys.shape] = TileScratch.allocate(
+                    keys, values, most, facts.num_heads, max_blocks, device=device
+                )
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether launches before it may be joined too."""
+        return self._unfused is None
+
+    def begin(self, plan: PlanBuilder) -> None:
+        """Append what a step needs once."""
+        if self._unfused is not None:
+            inputs = self._inputs
+            self._unfused.measure(plan, inputs.sequence_rows, inputs.positions, inputs.counts)
+
+    def attend(
+        self,
+        num_tokens: int,
+        num_logit_rows: int,
+        num_sequences: int | None,
+        plan: PlanBuilder,
+        b: Activations,
+        keys: Tensor,
+        values: Tensor,
+        **settings: Any,
+    ) -> None:
+        """Append attention of b.q to these pages into b.attended, in a step of that shape.
+
+        `settings` are what layers differ in: those of `attention`.
+        """
+        facts, inputs = self._facts, self._inputs
+        rows = (inputs.block_tables, inputs.sequence_rows, inputs.positions)
+        operands = (b.q, keys, values, *rows, b.attended, inputs.counts)
+        if self._unfused is not None:
+            self._unfused.attend(plan, *operands, scale=facts.attn_scale, **settings)
+            return
+        # Tokens that are few, or (each wants logits) each of a sequence of its own, have many
+        # programs share their keys; those of a prompt share programs.
+        are_shared = num_tokens <= 8 or num_logit_rows >= num_tokens
+        tiles = self._gpu_tiles.get(keys.shape) if are_shared else None
+        if tiles is not None and num_tokens > tiles.values.shape[0]:
+            tiles = None
+        attention(
+            plan,
+            *operands,
+            scale=facts.attn_scale,
+            num_heads=facts.num_heads,
+            num_sequences=num_sequences,
+            partial=tiles,
+            parts=self._cpu_tiles.get(keys.shape),
+            **settings,
+        )

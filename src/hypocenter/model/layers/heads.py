@@ -1,0 +1,116 @@
+"""What happens to q, k and v between their products and attention; computes no attention itself."""
+
+from __future__ import annotations
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.attention.kv_write import kv_write
+from hypocenter.kernels.attention.rope import rotate
+from hypocenter.kernels.attention.rope_write import rope_write
+from hypocenter.kernels.rowwise.norm import rms_norm
+from hypocenter.model.activations import Activations
+from hypocenter.model.architecture import Architecture
+from hypocenter.model.rope_tables import RopeTables
+from hypocenter.model.step_buffers import StepInputs
+from hypocenter.model.weight_tensors import LayerWeights
+from hypocenter.tensor import Tensor
+
+
+class Heads:
+    """Norms heads, turns them by their positions, and puts k and v into the cache."""
+
+    def __init__(
+        self, facts: Architecture, ropes: RopeTables, inputs: StepInputs, *, is_fused: bool
+    ) -> None:
+        """`is_fused`: turning and writing may be one launch."""
+        self._facts, self._ropes, self._inputs, self._is_fused = facts, ropes, inputs, is_fused
+
+    def prepare(
+        self,
+        plan: PlanBuilder,
+        b: Activations,
+        index: int,
+        w: LayerWeights,
+        keys: Tensor,
+        values: Tensor,
+    ) -> None:
+        """Append what makes queries of b.q, and keys and values in pages of b.k and b.v."""
+        if w.v_norm is not None:
+            source = b.k if w.v is None else b.v
+            self._norm(plan, source, w.v_norm, b.v, index, self._facts.layers[index].num_kv_heads)
+        if not self._facts.family.norms_turned:
+            self._norm_both(plan, b, index, w)
+        self._turn_and_write(plan, b, index, w, keys, values)
+
+    def _norm_both(self, plan: PlanBuilder, b: Activations, index: int, w: LayerWeights) -> None:
+        """q and k normed, where they are."""
+        facts = self._facts
+        for x, norm, num_heads in (
+            (b.q, w.q_norm, facts.num_heads),
+            (b.k, w.k_norm, facts.layers[index].num_kv_heads),
+        ):
+            if norm is not None:
+                self._norm(plan, x, norm, x, index, num_heads)
+
+    def _norm(
+        self, plan: PlanBuilder, x: Tensor, norm: Tensor, out: Tensor, index: int, num_heads: int
+    ) -> None:
+        """out = x, normed head by head or all heads together."""
+        counts, width = self._inputs.counts, self._facts.layers[index].head_dim
+        if self._facts.family.wide_qk_norm:
+            width, num_heads = num_heads * width, 1
+        eps = self._facts.norm_eps
+        rms_norm(plan, x, norm, eps, out, counts, width=width, num_heads=num_heads)
+
+    def _turn_and_write(
+        self,
+        plan: PlanBuilder,
+        b: Activations,
+        index: int,
+        w: LayerWeights,
+        keys: Tensor,
+        values: Tensor,
+    ) -> None:
+        """q turned by its positions; k, turned likewise, and v in their slots of the cache."""
+        facts, ropes, inputs = self._facts, self._ropes, self._inputs
+        positions, slots, counts = inputs.positions, inputs.slots, inputs.counts
+        shape, family = facts.layers[index], facts.family
+        table = ropes.local if facts.is_local(index) else ropes.whole
+        is_turned, has_own = facts.is_turned(index), shape.kv_source is None
+        is_alike = ropes.query is None and not family.norms_turned and has_own
+        if is_turned and is_alike and self._is_fused:
+            rope_write(
+                plan,
+                b.q,
+                b.k,
+                b.v,
+                positions,
+                slots,
+                table,
+                keys,
+                values,
+                counts,
+                num_heads=facts.num_heads,
+                head_dim=shape.head_dim,
+                style=family.rope_style,
+            )
+            return
+        of_q, of_k = (
+            (b.q, facts.num_heads, ropes.query or table),
+            (b.k, shape.num_kv_heads, table),
+        )
+        for x, num_heads, turned_by in (of_q, of_k) if has_own else (of_q,):
+            if is_turned:
+                rotate(
+                    plan,
+                    x,
+                    positions,
+                    turned_by,
+                    counts,
+                    num_heads=num_heads,
+                    head_dim=shape.head_dim,
+                    style=family.rope_style,
+                )
+        if family.norms_turned:
+            self._norm_both(plan, b, index, w)
+        if has_own:
+            kv_write(plan, b.k, b.v, slots, keys, values, counts)
