@@ -44,6 +44,8 @@ PARTS_NEED_A_GPU = (
 )
 FLOAT_PRODUCTS = ("exact", "bf16")
 _BF16_NEEDS_THE_CPU = "products in bf16 run on the CPU only; use exact, or device cpu"
+MAX_RANKS = 16
+_RANKS_NEED_GPUS = "a CPU has all cores for one model; use 1, or a device such as cuda or hip"
 KV_DTYPES = {"f16": DType.F16, "f32": DType.F32}
 _Settings = TypeVar("_Settings")
 
@@ -203,6 +205,7 @@ class EngineConfig:
     templates have a model think before it answers: `on`, `off`, or how much; `auto` sets none.
     `float_products`: on the CPU F16 and BF16 matrices multiply activations `exact`ly, or as `bf16`,
     both rounded to it; a GPU rounds activations to the type of the matrix.
+    `tensor_parallel`: how many GPUs of this machine hold the model together, from `device` on.
     """
 
     device: str = "cpu"
@@ -222,6 +225,7 @@ class EngineConfig:
     launch_mode: str = "off"
     attention: str = "fused"
     float_products: str = "exact"
+    tensor_parallel: int = 1
 
     def __post_init__(self) -> None:
         _unwrap_numbers(self)
@@ -235,6 +239,9 @@ class EngineConfig:
         _one_of("float_products", self.float_products, FLOAT_PRODUCTS)
         if self.float_products == "bf16" and self.device != "cpu":
             raise BadSetting("float_products", self.float_products, _BF16_NEEDS_THE_CPU)
+        _require_whole("tensor_parallel", self.tensor_parallel, 1, MAX_RANKS)
+        if self.tensor_parallel > 1 and self.device == "cpu":
+            raise BadSetting("tensor_parallel", self.tensor_parallel, _RANKS_NEED_GPUS)
         if self.context_length is not None:
             also = f", or None: the model's own, at most {DEFAULT_CONTEXT}"
             _require_whole("context_length", self.context_length, 1, 1 << 24, also)
@@ -279,6 +286,7 @@ class EngineFields(TypedDict, total=False):
     launch_mode: str
     attention: str
     float_products: str
+    tensor_parallel: int
 
 
 DEFAULT_CONTEXT = 4096

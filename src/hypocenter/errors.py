@@ -336,6 +336,25 @@ class DeviceFault(HypoError):
         super().__init__(f"{device}: {reason} ({blame})")
 
 
+class RankLost(DeviceFault):
+    """A process that held a part of the model has ended; `how` says by what.
+
+    `call` is the collective, or what else needed it: empty while that is not known.
+    """
+
+    def __init__(
+        self, device: str, rank: int, num_ranks: int, process: int, how: str, call: str = ""
+    ) -> None:
+        self.rank, self.num_ranks, self.process, self.how = rank, num_ranks, process, how
+        reason = f"rank {rank} of {num_ranks} (process {process}) {how}"
+        waits = f"{call} needs all ranks" if call else "every step needs all ranks"
+        super().__init__(device, waits, reason, is_asynchronous=False)
+
+    def during(self, call: str) -> RankLost:
+        """The same with the call that failed for it."""
+        return RankLost(self.device, self.rank, self.num_ranks, self.process, self.how, call)
+
+
 class NotReplayed(HypoError):
     """A recorded launch cannot be replayed: `reason` is what is said of `kernel`."""
 

@@ -19,6 +19,13 @@ def bytes_text(num_bytes: int) -> str:
     return f"{value:.2f} TiB"
 
 
+def ending_of(returncode: int) -> str:
+    """How a process ended, by what Python says of it: `ended by SIGKILL`."""
+    if returncode < 0:
+        return f"ended by {signal_name(-returncode)}"
+    return f"ended with exit code {returncode}"
+
+
 def signal_name(number: int) -> str:
     """SIGABRT and the like; `signal 99` for one that has no name here."""
     try:

@@ -80,7 +80,8 @@ FENCES: dict[str, tuple[str, ...]] = {
     "llvmlite": ("device/cpu/",),
     "triton": ("device/triton_lang.py", "foreign/planted_gpu.py"),
     "torch": (
-        "device/arrays.py", "device/gpu/", "device/interpret/", "device/sim/", "device/limits.py",
+        "device/arrays.py", "device/group.py", "device/limits.py",
+        "device/gpu/", "device/interpret/", "device/sim/",
         "replay/", "check/",
         "foreign/planted_gpu.py",
     ),
@@ -99,7 +100,7 @@ FENCES: dict[str, tuple[str, ...]] = {
 #: File to foreign packages it must not import, although its floor may.
 FILE_MUST_NOT_IMPORT = {
     "model/decoder.py": frozenset({"numpy", "torch"}),
-    "model/heads.py": frozenset({"numpy", "torch"}),
+    "model/layers/heads.py": frozenset({"numpy", "torch"}),
 }
 
 #: Holds a file for each verb, none of which imports another.
@@ -110,7 +111,7 @@ LAUNCH_DOOR = frozenset({"device/launch.py", "device/cpu/lang.py"})
 
 #: Where an array is data on its way through a step. Elsewhere `.tolist()` handles facts of a file.
 COPY_WATCHED = (
-    "kernels/", "model/decoder.py", "model/heads.py", "engine/runner.py", "engine/batch.py",
+    "kernels/", "model/decoder.py", "model/layers/heads.py", "engine/runner.py", "engine/batch.py",
 )  # fmt: skip
 #: `file:function` to the reason why its calls are no copies from a device.
 COPY_ALLOWED = dict.fromkeys(

@@ -12,8 +12,9 @@ from hypocenter.device.cpu.vector import get, put
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention.kv_write import kv_write
 from hypocenter.kernels.rowwise import activation, activation_cpu
-from hypocenter.model import decoder, heads, mixture
+from hypocenter.model import decoder, mixture
 from hypocenter.model.latent import latent_attention
+from hypocenter.model.layers import heads, layer_ops
 from hypocenter.tensor import Tensor
 
 
@@ -69,6 +70,7 @@ def with_the_other_activation() -> Iterator[None]:
 
     with (
         mock.patch.object(decoder, "gate", swapped),
+        mock.patch.object(layer_ops, "gate", swapped),
         mock.patch.object(mixture, "gate", swapped),
         mock.patch.object(decoder, "activate", swapped_alone),
     ):

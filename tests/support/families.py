@@ -91,6 +91,7 @@ def engine_logits(
     context_length: int,
     max_batch_tokens: int = 512,
     device: str = "cpu",
+    tensor_parallel: int = 1,
 ) -> np.ndarray:
     """Logits of every position from hypocenter with an f32 cache, [num_tokens, vocab_size]."""
     config = EngineConfig(
@@ -99,6 +100,7 @@ def engine_logits(
         num_threads=1,
         device=device,
         max_batch_tokens=max_batch_tokens,
+        tensor_parallel=tensor_parallel,
     )
     llm = LLM(path, config)
     try:

@@ -382,6 +382,14 @@ class EngineOptions:
             "they multiply (made for Zen 4 and 5).",
         ),
     ] = _ENGINE["float_products"]
+    tensor_parallel: Annotated[
+        int,
+        Parameter(
+            name=("--tensor-parallel", "--tensor-parallel-size", "-tp"),
+            converter=whole_number,
+            help="GPUs of this machine that hold the model together.",
+        ),
+    ] = _ENGINE["tensor_parallel"]
 
     def config(self) -> EngineConfig:
         """The checked configuration; raises UsageError."""

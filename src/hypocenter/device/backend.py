@@ -5,7 +5,7 @@ Memory is bytes at addresses here; names, shapes and owners are `memory.py`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -122,6 +122,16 @@ class Backend(Protocol):
 
         It returns before the kernel has run, and raises LaunchRejected for a configuration that
         the device refuses.
+        """
+        ...
+
+    def caller(
+        self, name: str, function: Callable[..., None], num_bytes: Sequence[int]
+    ) -> Callable[..., None]:
+        """The function that calls `function` in the current stream: caller(*args).
+
+        It gets arrays of torch, or of NumPy where the host stands for the device; `num_bytes` are
+        their sizes. It raises DeviceFault when it cannot do its part.
         """
         ...
 

@@ -217,6 +217,26 @@ def prepare_gpu(
     return made
 
 
+def prepare_call(
+    name: str,
+    function: Callable[..., None],
+    args: Sequence[Tensor],
+    contract: Demands,
+    facts: Mapping[str, Any],
+    device: str,
+) -> Launch:
+    """Bind a call of a library that launches on a GPU by itself to its arguments.
+
+    `function` takes arrays where a kernel takes pointers. Raises LaunchRejected when `facts` break
+    the contract.
+    """
+    _check(contract, facts, name, device)
+    call = devices.backend_of(device).caller(name, function, [arg.extent_bytes for arg in args])
+    return Launch(
+        name, call, tuple(arg.data for arg in args), contract, facts, device=device, given=args
+    )
+
+
 def _check(contract: Demands, facts: Mapping[str, Any], kernel: str, device: str) -> None:
     current().record_check("contracts")
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,18 @@ class PlanBuilder:
     ) -> None:
         """Append a launch of a Triton kernel; `constants` are its tl.constexpr parameters."""
         self.launches.append(self._prepare(jit, args, grid, contract, facts, num_warps, constants))
+
+    def add_call(
+        self,
+        name: str,
+        function: Callable[..., None],
+        *args: Any,
+        contract: Demands,
+        facts: Mapping[str, Any],
+    ) -> None:
+        """Append a call of a library that launches on the device by itself."""
+        made = launch.prepare_call(name, function, args, contract, facts, self.device)
+        self.launches.append(made)
 
     def mark_gpu(
         self,

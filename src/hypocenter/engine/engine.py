@@ -81,8 +81,7 @@ class Engine:
         prefix_cache: bool = True,
     ) -> None:
         self._path, self._has_prefix_cache = path, prefix_cache
-        self.runner = runner
-        self.tokenizer = tokenizer
+        self.runner, self.tokenizer = runner, tokenizer
         slots = runner.num_state_slots, runner.num_checkpoints
         size = runner.num_blocks, runner.block_size
         self.cache = KVCache(*size, runner.page_watch, runner.archive, *slots)
@@ -140,6 +139,7 @@ class Engine:
                 step = step or self._launch(chunks)
                 failure = self._launch_ahead(step)  # the device goes on while the host settles
                 outcomes = step.wait()
+                self.runner.require_ranks()  # what a step without one of them gives is nothing
                 self._settle(step, outcomes)
                 if failure is not None:
                     raise failure

@@ -33,7 +33,7 @@ from hypocenter.engine.arguments import (
 )
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
-from hypocenter.engine.runner import load_runner
+from hypocenter.engine.runner import loaded_runner
 from hypocenter.environment import as_environment_asks
 from hypocenter.errors import BadSetting, UsageError
 from hypocenter.messages import KeptWeights
@@ -93,7 +93,9 @@ class LLM:
             if self._chat_template is not None:
                 stack.enter_context(self._chat_template)
             self._template_variables = self._variables_of(config)
-            runner = load_runner(file, config, progress, shared, block_memory)
+            runner = stack.enter_context(
+                loaded_runner(file, config, progress, shared, block_memory)
+            )
             self._engine = Engine(
                 runner,
                 self._tokenizer,

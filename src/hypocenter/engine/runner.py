@@ -5,10 +5,13 @@ Checks every index before it reaches a kernel; scheduling and sampling are elsew
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import itertools
 import logging
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,23 +22,29 @@ from hypocenter.config import (
     EngineConfig,
     OnProgress,
 )
-from hypocenter.device import devices, memory
+from hypocenter.device import copies, devices, memory
 from hypocenter.device.cpu.code_cache import source_hash
 from hypocenter.device.cpu.lang import instruction_set, max_num_threads, set_num_threads
-from hypocenter.device.launch import compile_all, start_threads
+from hypocenter.device.group import Group
+from hypocenter.device.launch import compile_all, run, start_threads
 from hypocenter.device.page_watch import PageWatch
 from hypocenter.device.plan import Plan, bucket
 from hypocenter.engine.batch import Batch, BatchLimits, check_batch
 from hypocenter.engine.block_archive import DIGEST_BYTES, BlockArchive
+from hypocenter.engine.ranks.ranks import Ranks
 from hypocenter.engine.sampler import launches_on_host
 from hypocenter.engine.states.ledger import StateLedger, sequence_starts, spans_of
 from hypocenter.errors import BadSetting, LaunchRejected
+from hypocenter.kernels.collective.collectives import broadcast
 from hypocenter.messages import KeptWeights
 from hypocenter.model import decoder, footprint
 from hypocenter.model.architecture import Architecture, read_architecture
 from hypocenter.model.decoder import Decoder
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.file_types import quantisation_of
+from hypocenter.model.parts.part import WHOLE, Part
+from hypocenter.model.parts.part_of_file import PartOfFile
+from hypocenter.model.parts.split import part_of
 from hypocenter.model.step_buffers import KVPages, StatePages, StepInputs
 from hypocenter.model.weight_tensors import Weights
 from hypocenter.model.weights import load_weights
@@ -55,15 +64,23 @@ def load_runner(
     progress: OnProgress | None = None,
     shared: KeptWeights | None = None,
     block_memory: str = "",
+    *,
+    part: Part = WHOLE,
+    group: Group | None = None,
+    ranks: Ranks | None = None,
 ) -> Runner:
     """Load a model's weights, or map those that another process has, and compile its kernels.
 
     `block_memory`: the path of memory in which blocks of the KV cache outlive this process (CPU).
-    Raises UsageError when the context asked for exceeds the trained one, or bf16 is asked for where
-    nothing would be multiplied in it, BadModelFile or
+    Of a model that several processes hold, `part` is loaded here; `group` are all of them, `ranks`
+    those that follow this one. Raises UsageError when the context asked for exceeds the trained
+    one, or bf16 is asked for where nothing would be multiplied in it, BadModelFile or
     UnsupportedModel for a file that cannot be run, OutOfMemory for one that does not fit.
     """
     facts = read_architecture(file)
+    if part.num_parts > 1:
+        whole, facts, shared = facts, part_of(facts, part), None
+        file = PartOfFile(file, whole, part)
     context_length = _context_length(facts, config)
     in_bf16 = config.float_products == "bf16"
     if in_bf16 and DType.BF16 not in footprint.held_dtypes(file, facts, in_bf16=True):
@@ -83,20 +100,55 @@ def load_runner(
         in_bf16=in_bf16,
         shared=shared,
     )
-    runner = Runner(facts, weights, config, context_length)
+    runner = Runner(facts, weights, config, context_length, group, ranks)
     if block_memory and not runner.num_state_slots:  # blocks are of no use without states
         runner.open_archive(block_memory, repr(file.stamps))
     runner.compile(progress)
     return runner
 
 
+@contextlib.contextmanager
+def loaded_runner(
+    file: GGUFFile,
+    config: EngineConfig,
+    progress: OnProgress | None = None,
+    shared: KeptWeights | None = None,
+    block_memory: str = "",
+) -> Iterator[Runner]:
+    """The runner of a model, and for the time of the block the processes of its other parts.
+
+    Raises as `load_runner`, UsageError where such a process cannot load its part, and RankLost.
+    """
+    if config.tensor_parallel == 1:
+        yield load_runner(file, config, progress, shared, block_memory)
+        return
+    part_of(read_architecture(file), Part(0, config.tensor_parallel))  # refuses before all else
+    with contextlib.closing(Ranks(file.path, config)) as ranks:
+        group = ranks.join(devices.open_device(config.device))
+        part = Part(0, config.tensor_parallel)
+        runner = load_runner(file, config, progress, part=part, group=group, ranks=ranks)
+        try:
+            ranks.wait()
+            yield runner
+        finally:
+            runner.release()  # the library does not let a group go while graphs have its calls
+
+
 class Runner:
     """One model on one device, with its cache pages. Not safe from two threads: engine.py locks."""
 
     def __init__(
-        self, facts: Architecture, weights: Weights, config: EngineConfig, context_length: int
+        self,
+        facts: Architecture,
+        weights: Weights,
+        config: EngineConfig,
+        context_length: int,
+        group: Group | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         open_recorder()
+        #: The processes that hold the other parts of the model, if it has any.
+        self.ranks = ranks
         self.facts, self.weights, self.config = facts, weights, config
         self.vocab_size = facts.vocab_size
         self.context_length = context_length
@@ -140,7 +192,12 @@ class Runner:
             config.max_batch_tokens,
             config.attention,
             StatePages.allocate(facts, num_slots, device=config.device),
+            group,
         )
+        #: By which the ranks get ids that the first one's sampler has left on its device.
+        self._share_ids: Callable[[int], None] | None = None
+        if group is not None:
+            self._share_ids = functools.partial(self._broadcast_ids, group)
         #: Where the cache's blocks outlive this process, if they do.
         self.archive: BlockArchive | None = None
         #: What looks at blocks of the cache after each step, where launches are traced.
@@ -182,6 +239,8 @@ class Runner:
         if batch.states is not None:
             self._ledger.name(batch.states.named)
         self._check_and_record(batch)
+        if self.ranks is not None:
+            self.ranks.run(batch)
         num_tokens, num_logit_rows = len(batch.token_ids), len(batch.logit_rows)
         is_one = self.config.device != "cpu" and (
             num_tokens == 1 or len(np.unique(batch.sequence_rows)) == 1
@@ -215,6 +274,8 @@ class Runner:
         current().record_step(plan, filled, batch.requests, filled_by_device=filled_by_device)
         inputs.shared.put(filled, is_recorded=True)
         self._ledger.note(spans, is_whole=False)
+        if batch.ids_on_device and self._share_ids is not None:
+            self._share_ids(num_tokens)
         plan.run()
         self._ledger.note(spans, is_whole=True)
         if self.page_watch is not None:
@@ -223,10 +284,28 @@ class Runner:
             self._ran[plan] = None
         return memory.rows(plan.result, 0, num_logit_rows)
 
+    def _broadcast_ids(self, group: Group, num_tokens: int) -> None:
+        ids = memory.rows(self._inputs.token_ids, 0, num_tokens)
+        run([broadcast(group, ids, self.config.device)])
+
+    def require_ranks(self) -> None:
+        """Raises RankLost where a process that holds a part of the model has ended."""
+        if self.ranks is not None:
+            self.ranks.require_alive()
+
     def wait(self) -> None:
         """Wait until everything that was launched has run; on the CPU it has."""
         if self.config.device != "cpu":
             devices.synchronise(self.config.device)
+
+    def release(self) -> None:
+        """Give up the graphs of all plans."""
+        for plan in self._plans.values():
+            plan.release()
+
+    def end_of_step(self) -> Callable[[], object]:
+        """What waits for all that was launched until now, and raises what went wrong there."""
+        return copies.to_host_later(self._inputs.counts)
 
     @property
     def token_ids(self) -> Tensor:

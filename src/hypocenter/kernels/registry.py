@@ -14,6 +14,7 @@ from hypocenter.record.events import Declaration, LaunchRecord
 _FILES = (
     "activation",
     "attention",
+    "collectives",
     "delta_rule",
     "embedding",
     "experts",

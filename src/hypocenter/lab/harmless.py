@@ -13,7 +13,8 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Harmless, Planted, victims
-from hypocenter.model import activations, decoder, step_buffers
+from hypocenter.model import activations, step_buffers
+from hypocenter.model.layers import layer_ops
 from hypocenter.model.step_buffers import KVPages
 
 _HARMLESS: dict[str, Harmless] = {}
@@ -201,7 +202,7 @@ def norm_made_twice(lab: Lab) -> None:
         if given[2] is not x:
             original(plan, x, *given, **named)
 
-    lab.wrap(decoder, "rms_norm", twice)
+    lab.wrap(layer_ops, "rms_norm", twice)
 
 
 @_harmless("products of one input are made in another order")
@@ -209,7 +210,7 @@ def products_in_another_order(lab: Lab) -> None:
     def turn(original: Any, plan: Any, x: Any, products: Any, *given: Any, **named: Any) -> None:
         original(plan, x, list(reversed(products)), *given, **named)
 
-    lab.wrap(decoder, "linear_several", turn)
+    lab.wrap(layer_ops, "linear_several", turn)
 
 
 # -- kernels --------------------------------------------------------------------------------------

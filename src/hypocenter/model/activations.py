@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hypocenter.device.group import Group
 from hypocenter.device.memory import allocate, rows
 from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.collective.collectives import all_gather, join
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.rowwise.activation import scale, softcap
 from hypocenter.kernels.rowwise.embedding import narrow
@@ -104,13 +106,17 @@ class RotatingOperands:
 class LogitsBuffers:
     """Rows of logits that all plans share, for a result is valid until the next run only."""
 
-    def __init__(self, facts: Architecture, most_requests: int, device: str) -> None:
+    def __init__(
+        self, facts: Architecture, most_requests: int, device: str, group: Group | None = None
+    ) -> None:
+        """`group`: those that hold the other parts of the model, if it has any."""
         self._facts, self._most_requests, self._device = facts, most_requests, device
-        self._buffers: dict[int, Tensor] = {}
+        self._group, self._num_columns = group, facts.part.share_of(facts.vocab_size)
+        self._buffers: dict[tuple[str, int], Tensor] = {}
 
     def product(self, num_rows: int) -> Tensor:
-        """Where the product goes, f32 [num_rows, vocab_size padded to 64]."""
-        return self._rows(num_rows, padded_rows(self._facts.vocab_size))
+        """Where the product goes, f32 [num_rows, the part's tokens padded to 64]."""
+        return self._rows("logits", num_rows, padded_rows(self._num_columns))
 
     def finish(self, plan: PlanBuilder, logits: Tensor, counts: Tensor) -> Tensor:
         """Append what makes logits of the product: f32 [num_rows, vocab_size]."""
@@ -119,19 +125,30 @@ class LogitsBuffers:
             scale(plan, logits, 1 / facts.logit_scale, counts, count=1)
         if facts.final_softcap:
             softcap(plan, logits, facts.final_softcap, counts, count=1)
+        if self._group is not None and self._num_columns != facts.vocab_size:
+            return self._join_parts(plan, self._group, logits, counts)
         if facts.vocab_size == logits.shape[1]:
             return logits
         # Padding has the logit 0, which a sampler would take for a token.
-        narrowed = self._rows(logits.shape[0], facts.vocab_size)
+        narrowed = self._rows("logits", logits.shape[0], facts.vocab_size)
         narrow(plan, logits, narrowed, counts)
         return narrowed
 
-    def _rows(self, num_rows: int, width: int) -> Tensor:
+    def _join_parts(self, plan: PlanBuilder, group: Group, part: Tensor, counts: Tensor) -> Tensor:
+        """The logits of all parts, each of which has made some columns."""
+        num_rows = part.shape[0]
+        parts = self._rows("logits of parts", group.num_ranks * num_rows, part.shape[1])
+        all_gather(plan, group, part, parts)
+        logits = self._rows("logits", num_rows, self._facts.vocab_size)
+        join(plan, parts, logits, counts, num_columns=self._num_columns)
+        return logits
+
+    def _rows(self, name: str, num_rows: int, width: int) -> Tensor:
         """A buffer grows when a plan wants more; the few smaller ones live on in the plans that
         have them."""
-        buffer = self._buffers.get(width)
+        buffer = self._buffers.get((name, width))
         if buffer is None or buffer.shape[0] < num_rows:
             shape = (max(num_rows, self._most_requests), width)
-            buffer = allocate("logits", "decoder", DType.F32, shape, device=self._device)
-            self._buffers[width] = buffer
+            buffer = allocate(name, "decoder", DType.F32, shape, device=self._device)
+            self._buffers[name, width] = buffer
         return rows(buffer, 0, num_rows)

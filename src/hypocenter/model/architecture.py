@@ -26,6 +26,7 @@ from hypocenter.model.layer_shapes import (
     read_head_dims,
     read_shapes,
 )
+from hypocenter.model.parts.part import WHOLE, Part
 from hypocenter.model.recurrent.recurrence import Convolution, Recurrence, read_recurrence
 
 MAX_LAYERS = 1024
@@ -91,6 +92,8 @@ class Architecture:
     input_width: int = 0
     recurrence: Recurrence | Convolution | None = None
     latent: Latent | None = None
+    #: Which part of the model these are the facts of.
+    part: Part = WHOLE
 
     @property
     def num_layers(self) -> int:

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
+from hypocenter.device.group import Group
 from hypocenter.device.memory import rows
 from hypocenter.device.plan import Plan, PlanBuilder
-from hypocenter.kernels.linear.linear import linear_several
 from hypocenter.kernels.linear.linear_gate import linear_gate_codes
-from hypocenter.kernels.linear.operands import Operands, Product, reads_made_alone
-from hypocenter.kernels.linear.quantise import quantise
+from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.mark import mark, mark_layer
 from hypocenter.kernels.rowwise.activation import (
     activate,
@@ -24,13 +22,13 @@ from hypocenter.kernels.rowwise.activation import (
     scale,
 )
 from hypocenter.kernels.rowwise.embedding import gather, lookup
-from hypocenter.kernels.rowwise.layer_norm import layer_norm, layer_norm_codes
-from hypocenter.kernels.rowwise.norm import rms_norm, rms_norm_codes
+from hypocenter.kernels.rowwise.norm import rms_norm
 from hypocenter.model.activations import Activations, LogitsBuffers, RotatingOperands
 from hypocenter.model.architecture import Architecture
-from hypocenter.model.attending import Attending
-from hypocenter.model.heads import Heads
 from hypocenter.model.latent.latent_attention import LatentAttention
+from hypocenter.model.layers.attending import Attending
+from hypocenter.model.layers.heads import Heads
+from hypocenter.model.layers.layer_ops import LayerOps, Norm
 from hypocenter.model.mixture import MixtureBuffers
 from hypocenter.model.recurrent.state_net import StateNet, allocate_net, first_of
 from hypocenter.model.step_buffers import KVPages, StatePages, StepInputs
@@ -45,14 +43,7 @@ from hypocenter.model.weight_tensors import (
 from hypocenter.tensor import DType, Tensor
 
 
-class Norm(NamedTuple):
-    """Tensors of a norm: none, a weight alone for a root mean square, or both of a layer norm."""
-
-    weight: Tensor | None
-    bias: Tensor | None = None
-
-
-class Decoder:
+class Decoder(LayerOps):
     """Builds plans for one model over static inputs, a paged cache, and states if there are any."""
 
     def __init__(
@@ -64,20 +55,23 @@ class Decoder:
         max_tokens: int,
         attention: str = "fused",
         states: StatePages | None = None,
+        group: Group | None = None,
     ) -> None:
-        """`attention` is one of config.ATTENTIONS; raises UsageError for parts on the CPU."""
-        self.facts, self.weights, self.inputs, self.pages = facts, weights, inputs, pages
+        """`group`: those that hold the other parts of the model.
+
+        `attention` is one of config.ATTENTIONS; raises UsageError for parts on the CPU.
+        """
+        self.weights, self.inputs, self.pages = weights, inputs, pages
         self._page_of = {layer: at for at, layer in enumerate(facts.attention_layers)}
         self._state_net = allocate_net(facts, inputs, states, max_tokens)
         device, num_sequences = inputs.counts.device, inputs.block_tables.shape[0]
-        self._logits_buffers = LogitsBuffers(facts, num_sequences, device)
+        self._logits_buffers = LogitsBuffers(facts, num_sequences, device, group)
         self._buffers = Activations.allocate(facts, max_tokens, device=device)
         widest = max(facts.width, facts.mixer_width, facts.dense_width)
-        self._operands = RotatingOperands(
-            Operands.allocate(
-                weights.dtypes, max_tokens, widest, device=device, in_bf16=weights.in_bf16
-            )
+        operands = Operands.allocate(
+            weights.dtypes, max_tokens, widest, device=device, in_bf16=weights.in_bf16
         )
+        super().__init__(facts, inputs.counts, operands, group)
         #: Apart from those, which other threads still read.
         self._gated = RotatingOperands(
             Operands.allocate(
@@ -197,6 +191,7 @@ class Decoder:
             w.attn_output_bias,
             w.post_attn_norm,
             ready=codes,
+            also=w.is_parallel,
         )
 
     def _attend_latents(
@@ -272,7 +267,9 @@ class Decoder:
         b = b.of_width(width)
         codes = self._gate_up(plan, b, w.dense, x, made, width)
         down, bias = w.dense.down, w.dense.down_bias
-        self._into_residual(plan, b, b.gate, down, bias, w.post_ffn_norm, ready=codes)
+        self._into_residual(
+            plan, b, b.gate, down, bias, w.post_ffn_norm, ready=codes, is_last=not w.is_parallel
+        )
 
     def _mix(
         self, plan: PlanBuilder, b: Activations, norm: Tensor, w: Mixture, mixture: MixtureBuffers
@@ -291,7 +288,9 @@ class Decoder:
             codes = self._gate_up(plan, b, w.shared, x, made, facts.experts.shared_width)
             self._linear(plan, b.gate, (w.shared.down, mixture.shared, None), ready=codes)
         has_shared = w.shared is not None
-        mixture.mix_into(plan, b.x, counts, with_shared=has_shared, accumulate=True)
+        adds = facts.part.is_first
+        mixture.mix_into(plan, b.x, counts, with_shared=has_shared, accumulate=adds)
+        self._reduce(plan, b.x)
 
     def _mix_beside(
         self,
@@ -381,94 +380,6 @@ class Decoder:
             return codes
         self._linear(plan, x, (w.gate, b.gate, w.gate_bias), (w.up, b.up, w.up_bias), ready=made)
         return self._gate(plan, b.gate, b.up, kind, w.down, width)
-
-    def _gate(
-        self, plan: PlanBuilder, x: Tensor, up: Tensor, kind: str, weight: Tensor, width: int
-    ) -> Operands | None:
-        """What a product with `weight` reads of kind(x) * up: codes or, where there are none, x."""
-        codes, counts = self._codes(x, weight), self.inputs.counts
-        if codes is None:
-            gate(plan, x, up, kind, counts)
-        else:
-            gate_codes(plan, x, up, kind, codes, counts, width=width)
-        return codes
-
-    def _into_residual(
-        self,
-        plan: PlanBuilder,
-        b: Activations,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        post_norm: Tensor | None,
-        *,
-        ready: Operands | None,
-    ) -> None:
-        """x += weight @ branch, normed first where the family norms what it adds."""
-        facts, counts = self.facts, self.inputs.counts
-        if post_norm is None:
-            self._linear(plan, x, (weight, b.x, bias), accumulate=True, ready=ready)
-            return
-        self._linear(plan, x, (weight, b.hidden, bias), ready=ready)
-        eps, width = facts.norm_eps, facts.width
-        rms_norm(plan, b.hidden, post_norm, eps, b.x, counts, width=width, accumulate=True)
-
-    def _codes(self, x: Tensor, *weights: Tensor) -> Operands | None:
-        """Where the codes of rows like x's go that are all that products with `weights` read."""
-        if not reads_made_alone(weights, self.inputs.counts.device):
-            return None
-        return self._operands.next(x.shape[0])
-
-    def _norm(
-        self,
-        plan: PlanBuilder,
-        x: Tensor,
-        norm: Norm,
-        hidden: Tensor,
-        *weights: Tensor,
-        count: int = 0,
-    ) -> tuple[Tensor, Operands | None]:
-        """What products with `weights` read of x, normed where there is a norm: a tensor, for
-        which `hidden` is room, and its codes where these are all of it that they read."""
-        counts, eps, width = self.inputs.counts, self.facts.norm_eps, self.facts.width
-        codes = self._codes(x, *weights)
-        weight, bias = norm
-        if weight is None:
-            if codes is not None:
-                quantise(plan, x, width, codes, counts, count=count)
-            return x, codes
-        if bias is None and codes is None:
-            rms_norm(plan, x, weight, eps, hidden, counts, width=width, count=count)
-        elif bias is None:
-            assert codes is not None
-            rms_norm_codes(plan, x, weight, eps, codes, counts, width=width, count=count)
-        elif codes is None:
-            layer_norm(plan, x, weight, bias, eps, hidden, counts, width=width, count=count)
-        else:
-            layer_norm_codes(plan, x, weight, bias, eps, codes, counts, width=width, count=count)
-        return hidden, codes
-
-    def _linear(
-        self,
-        plan: PlanBuilder,
-        x: Tensor,
-        *products: tuple[Tensor, Tensor, Tensor | None],
-        count: int = 0,
-        accumulate: bool = False,
-        ready: Operands | None = None,
-    ) -> None:
-        """Products of x with several (weight, out, bias), for which x is made ready once; `ready`
-        is what has been made of it already."""
-        linear_several(
-            plan,
-            x,
-            [Product(*product) for product in products],
-            self.inputs.counts,
-            ready or self._operands.next(x.shape[0]),
-            count=count,
-            accumulate=accumulate,
-            is_ready=ready is not None,
-        )
 
     def _logits(self, plan: PlanBuilder, b: Activations, num_logit_rows: int) -> Tensor:
         weights, counts = self.weights, self.inputs.counts

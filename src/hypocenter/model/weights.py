@@ -117,13 +117,14 @@ class Loader(TensorReader):
     def output(self, table: Tensor) -> OutputWeights:
         """What logits are made with; of a model that ties the two by the token table."""
         facts, matrix = self.facts, table
+        num_rows = facts.part.share_of(facts.vocab_size)
         if "output.weight" in self.file.tensors:
-            matrix = self.matrix("output", facts.vocab_size, facts.width)
+            matrix = self.matrix("output", num_rows, facts.width)
         return OutputWeights(
             norm=self.vector(f"{facts.family.output_norm}.weight", facts.width),
             norm_bias=self._norm_bias("output_norm", facts.width),
             matrix=matrix,
-            bias=self._optional("output.bias", facts.vocab_size),
+            bias=self._optional("output.bias", num_rows),
         )
 
     def layer(self, index: int) -> LayerWeights:

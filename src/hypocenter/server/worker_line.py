@@ -75,8 +75,9 @@ class WorkerLine:
         self._keeper: WorkerLife | None = None
         self._kept: KeptWeights | None = None
         #: Whether the weights are to be had from a keeper.
-        self._is_shared = orders.config.device.partition(":")[0] in ("cuda", "hip")
         config = orders.config
+        is_whole = config.tensor_parallel == 1  # a keeper has no parts
+        self._is_shared = is_whole and config.device.partition(":")[0] in ("cuda", "hip")
         self._keeps_blocks = (
             config.device == "cpu" and config.prefix_cache and config.launch_mode == "off"
         )

@@ -13,7 +13,7 @@ import logging
 import math
 import os
 from bisect import bisect_right, insort
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -274,6 +274,20 @@ class TorchGpu:
             # The current GPU is a thread's own, and Triton takes that one.
             return _after(functools.partial(self._torch.cuda.set_device, self._index), launch)
         return launch
+
+    def caller(
+        self, name: str, function: Callable[..., None], num_bytes: Sequence[int]
+    ) -> Callable[..., None]:
+        """See Backend; a capture takes what the library launches."""
+
+        def call(*args: Any) -> None:
+            self._torch.cuda.set_device(self._index)
+            with self._calling(f"call of {name}", kernel=name):
+                function(*args)
+                if self.blocking:
+                    self._torch.cuda.synchronize(self._device)
+
+        return call
 
     def _plain_launcher(self, jit: Any) -> Callable[..., None]:
         # As much work as Triton's own `jit[grid]`, which makes such a function for each launch; a

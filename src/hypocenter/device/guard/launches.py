@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,26 +30,32 @@ log = logging.getLogger("hypocenter.launch")
 class GuardedLaunches:
     """Has `launches` run in guarded form from now on, each with slots of its own.
 
-    Raises Unguardable for a kernel with a construct without guarded form, UsageError for one that
-    runs on the CPU; then no launch has changed.
+    A call of a library on a GPU has no such form, and runs as it is. Raises Unguardable for a
+    kernel with a construct without guarded form, UsageError for one that runs on the CPU; then no
+    launch has changed.
     """
 
     def __init__(self, device: str, launches: Sequence[Launch]) -> None:
         self._device, self._launches = device, tuple(launches)
         self._is_running = False
         for launch in launches:
-            if launch.jit is None:
+            if launch.jit is None and device == "cpu":
                 raise UsageError(
                     f"{launch.kernel} runs on the CPU; guarded launches are for GPU kernels"
                 )
-        self._forms = [_derive(launch.jit, tuple(launch.extents)) for launch in launches]
-        self._starts = [0, *itertools.accumulate(form.num_slots for form in self._forms)]
+        self._forms = [
+            None if launch.jit is None else _derive(launch.jit, tuple(launch.extents))
+            for launch in launches
+        ]
+        sizes = [0 if form is None else form.num_slots for form in self._forms]
+        self._starts = [0, *itertools.accumulate(sizes)]
         self._words = memory.allocate(
             "guard_slots", "guard", DType.I64, (self._starts[-1],), device=device
         )
-        together = zip(launches, self._forms, self._windows(), strict=True)
-        runs = [self._run_of(*launch) for launch in together]
-        for launch, run in zip(launches, runs, strict=True):
+        runs = [
+            (launch, self._run_of(launch, form, slots)) for _, launch, form, slots in self._all()
+        ]
+        for launch, run in runs:
             launch.run = run
 
     def begin(self) -> None:
@@ -86,8 +92,7 @@ class GuardedLaunches:
         if not words.any():
             return faults
         copies.to_device(self._words, np.zeros(words.shape, np.int64))
-        together = zip(self._launches, self._forms, self._windows(), strict=True)
-        for number, (launch, form, window) in enumerate(together):
+        for number, launch, form, window in self._all():
             found = form.decode(words[window], launch.options["grid"])
             faults += (msgspec.structs.replace(fault, launch=number) for fault in found)
         return faults
@@ -96,8 +101,13 @@ class GuardedLaunches:
         """Give the slots back; the launches must run in another form by then."""
         memory.free(self._words)
 
-    def _windows(self) -> list[slice]:
-        return [slice(*pair) for pair in itertools.pairwise(self._starts)]
+    def _all(self) -> Iterator[tuple[int, Launch, Guarded, slice]]:
+        """Each launch that has a guarded form, with its number and the slots that are its own."""
+        windows = itertools.pairwise(self._starts)
+        together = zip(self._launches, self._forms, windows, strict=True)
+        for number, (launch, form, window) in enumerate(together):
+            if form is not None:
+                yield number, launch, form, slice(*window)
 
 
 @functools.cache

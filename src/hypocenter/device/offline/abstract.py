@@ -6,7 +6,7 @@ for GPUs that are not there, and which kernels a model reaches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -100,6 +100,11 @@ class AbstractGpu:
     def launcher(self, jit: Any) -> Callable[..., None]:
         return _launch_nothing
 
+    def caller(
+        self, name: str, function: Callable[..., None], num_bytes: Sequence[int]
+    ) -> Callable[..., None]:
+        return _launch_nothing
+
     def capture(self, run: Callable[[], None]) -> Graph:
         return Graph(run, frozenset(), 0)
 
@@ -112,7 +117,7 @@ class AbstractGpu:
 
 def specimens(launches: Iterable[Launch], label: str) -> list[Specimen]:
     """How the launches of a plan made on an abstract device specialise their kernels."""
-    return [_specimen(launch, label) for launch in launches]
+    return [_specimen(launch, label) for launch in launches if launch.jit is not None]
 
 
 def _specimen(launch: Launch, label: str) -> Specimen:

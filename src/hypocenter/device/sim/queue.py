@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +59,16 @@ class QueuedLaunch:
     num_steps: int = 0
 
 
-Item = EventRecord | Wait | Mark | Copy | QueuedLaunch
+@dataclass(slots=True, eq=False)
+class QueuedCall:
+    """A call of a library; `arguments` are pointers, each with the bytes behind it."""
+
+    name: str
+    function: Callable[..., None]
+    arguments: tuple[tuple[Any, int], ...]
+
+
+Item = EventRecord | Wait | Mark | Copy | QueuedLaunch | QueuedCall
 
 
 @dataclass(slots=True, eq=False)

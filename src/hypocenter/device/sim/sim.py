@@ -13,7 +13,7 @@ import math
 import os
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from hypocenter.device.sim.queue import (
     EventRecord,
     Item,
     Mark,
+    QueuedCall,
     QueuedLaunch,
     SimEvent,
     Streams,
@@ -127,7 +128,9 @@ class SimGpu:
         self.name_of: Callable[[int], str] = hex
         self.runs_ahead = self._captures = graphs and not blocking
         self._graphs = Graphs(name)
-        self._captured: list[QueuedLaunch | int] | None = None  # while a capture is under way
+        self._captured: list[QueuedLaunch | QueuedCall | int] | None = (
+            None  # while a capture is under way
+        )
         self._random = random.Random(seed)
         self._agent = 0x550000000000 + self._random.randrange(1 << 36) * 16
         is_amd = limits.vendor == "amd"
@@ -308,6 +311,27 @@ class SimGpu:
 
         return launch
 
+    def caller(
+        self, name: str, function: Callable[..., None], num_bytes: Sequence[int]
+    ) -> Callable[..., None]:
+        """See Backend; it is called when the stream gets there."""
+
+        def call(*args: Pointer) -> None:
+            self._refuse_if_lost(f"call of {name}", name)
+            item = QueuedCall(name, function, tuple(zip(args, num_bytes, strict=True)))
+            if self._captured is not None:
+                self._captured.append(item)
+                return
+            self._queue_call(item)
+
+        return call
+
+    def _queue_call(self, item: QueuedCall) -> None:
+        self._streams.add(item)
+        if self._blocking:
+            self._drain(f"call of {item.name}", is_asynchronous=False, kernel=item.name)
+        self._wait_if_full(f"call of {item.name}", item.name)
+
     def _refuse_uncompilable(
         self, jit: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]
     ) -> None:
@@ -358,7 +382,7 @@ class SimGpu:
         run()
         if self._blocking:
             return Graph(run, frozenset(), 0)
-        captured: list[QueuedLaunch | int] = []
+        captured: list[QueuedLaunch | QueuedCall | int] = []
         bases: set[int] = set()
         self._captured, self._graphs.open_bases = captured, bases
         try:
@@ -374,7 +398,7 @@ class SimGpu:
                 bases.add(base + block[0])
         return self._graphs.add(functools.partial(self._replay, captured), bases, len(launches))
 
-    def _replay(self, captured: list[QueuedLaunch | int]) -> None:
+    def _replay(self, captured: list[QueuedLaunch | QueuedCall | int]) -> None:
         self._refuse_if_lost("replay of a graph")
         log.debug(
             "Graph: replay of %d launches", sum(type(entry) is QueuedLaunch for entry in captured)
@@ -382,6 +406,9 @@ class SimGpu:
         for entry in captured:
             if isinstance(entry, int):
                 self.mark(entry)
+                continue
+            if isinstance(entry, QueuedCall):
+                self._queue_call(entry)
                 continue
             self._streams.add(
                 QueuedLaunch(entry.jit, entry.grid, entry.arguments, self._order(entry.grid))
@@ -413,6 +440,9 @@ class SimGpu:
                 self._streams.clear()
             except BadAccess as bad:
                 self._fault(bad, call, is_asynchronous, kernel)
+            except DeviceFault:  # of a call of a library, which leaves the GPU as it is
+                self._streams.clear()
+                raise
             except _Unfinished:
                 self._lose(_UNFINISHED, call, is_asynchronous, ErrorKind.ENDLESS, kernel)
             except BaseException as error:
@@ -442,11 +472,22 @@ class SimGpu:
                 return
         elif isinstance(item, Mark):
             item.header[CELL_COMPLETED] = item.place_word
+        elif isinstance(item, QueuedCall):
+            self._run_call(item)
         elif isinstance(item, Copy):
             self._memory.write_bytes(item.address, item.data)
         elif isinstance(item, EventRecord):
             item.event.is_reached = True
         items.popleft()
+
+    def _run_call(self, item: QueuedCall) -> None:
+        arrays = [
+            self._memory.read_bytes(pointer.address, num_bytes).view(pointer.dtype)
+            for pointer, num_bytes in item.arguments
+        ]
+        item.function(*arrays)
+        for (pointer, _), array in zip(item.arguments, arrays, strict=True):
+            self._memory.write_bytes(pointer.address, array.view(np.uint8))
 
     def _run_program(self, launch: QueuedLaunch, program: int) -> None:
         machine = self._machine

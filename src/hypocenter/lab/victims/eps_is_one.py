@@ -7,7 +7,7 @@ from typing import Any
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.model import decoder
+from hypocenter.model.layers import layer_ops
 
 
 def plant(lab: Lab) -> None:
@@ -16,7 +16,7 @@ def plant(lab: Lab) -> None:
     ) -> None:
         original(plan, x, weight, 1.0, *given, **keywords)
 
-    lab.wrap(decoder, "rms_norm", large)
+    lab.wrap(layer_ops, "rms_norm", large)
 
 
 VICTIM = Victim(

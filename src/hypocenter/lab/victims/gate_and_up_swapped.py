@@ -7,14 +7,14 @@ from typing import Any
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.model import decoder
+from hypocenter.model.layers import layer_ops
 
 
 def plant(lab: Lab) -> None:
     def swap(original: Any, plan: Any, gate: Any, up: Any, *given: Any) -> None:
         original(plan, up, gate, *given)
 
-    lab.wrap(decoder, "gate", swap)
+    lab.wrap(layer_ops, "gate", swap)
 
 
 VICTIM = Victim(

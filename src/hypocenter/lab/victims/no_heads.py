@@ -7,7 +7,7 @@ from typing import Any
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.model import heads
+from hypocenter.model.layers import heads
 
 
 def plant(lab: Lab) -> None:

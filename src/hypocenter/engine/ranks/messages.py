@@ -1,0 +1,61 @@
+"""What the first rank says to the others, and they to it; `frames.py` has how it travels."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from hypocenter.config import EngineConfig
+from hypocenter.engine.batch import Batch
+from hypocenter.record.events import RequestRecord
+
+#: Of one frame: the tokens and block tables of the largest step.
+MAX_FRAME_BYTES = 64 << 20
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """Load part `rank` of a model, and meet the others in the file `meeting_place`."""
+
+    path: str
+    config: EngineConfig
+    rank: int
+    num_ranks: int
+    meeting_place: str
+
+
+class Word(msgspec.Struct, frozen=True, tag=True):
+    """The process is there, then its part is loaded; `problem`: what it ends by."""
+
+    problem: str = ""
+
+
+class Step(msgspec.Struct, frozen=True, tag=True):
+    """A batch to run; `arrays` as their bytes, i32, `num_sequences` rows of block tables."""
+
+    arrays: dict[str, bytes]
+    num_sequences: int
+    requests: tuple[RequestRecord, ...]
+    ids_on_device: bool
+
+    @classmethod
+    def of(cls, batch: Batch) -> Step:
+        arrays = {name: np.ascontiguousarray(getattr(batch, name)).tobytes() for name in _ARRAYS}
+        return cls(arrays, len(batch.block_tables), batch.requests, batch.ids_on_device)
+
+    def batch(self) -> Batch:
+        token_ids, positions, slots, sequence_rows, block_tables, logit_rows = (
+            np.frombuffer(self.arrays[name], np.int32) for name in _ARRAYS
+        )
+        return Batch(
+            token_ids,
+            positions,
+            slots,
+            sequence_rows,
+            block_tables.reshape(self.num_sequences, -1),
+            logit_rows,
+            requests=self.requests,
+            ids_on_device=self.ids_on_device,
+        )
+
+
+_ARRAYS = ("token_ids", "positions", "slots", "sequence_rows", "block_tables", "logit_rows")

@@ -1,0 +1,66 @@
+"""all_reduce, all_gather, broadcast: launches in which all GPUs of a group take part, in one order.
+
+The terms are those of MPI and NCCL. `join` lays side by side what was gathered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypocenter.device.group import Group
+from hypocenter.device.launch import Launch, prepare_call
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.demands import Apart, Arg, Scalar, live_counts
+from hypocenter.tensor import DType, Tensor
+
+ALL_REDUCE = Contract("all_reduce", Arg("x", (DType.F32,), "num_tokens, width", "both"))
+ALL_GATHER = Contract(
+    "all_gather",
+    Arg("part", (DType.F32,), "num_rows, width"),
+    Arg("parts", (DType.F32,), "num_ranks * num_rows, width", "write"),
+    Scalar("num_ranks", "num_ranks > 1", "must be 2 or more"),
+    Apart("parts", "part"),
+)
+BROADCAST = Contract("broadcast", Arg("token_ids", (DType.I32,), "num_tokens", "both"))
+JOIN = Contract(
+    "join",
+    Arg("out", (DType.F32,), "num_logit_rows, num_parts * num_columns", "write"),
+    Arg("parts", (DType.F32,), "num_parts * num_logit_rows, >= num_columns"),
+    live_counts("num_logit_rows", 1),
+    Scalar("num_parts", "num_parts > 1", "must be 2 or more"),
+    Scalar("num_columns", "num_columns > 0", "must be 1 or more"),
+    Apart("out", "parts"),
+)
+
+
+def all_reduce(plan: PlanBuilder, group: Group, x: Tensor) -> None:
+    """Append x = the sum of x of all ranks: f32 [num_tokens, width], the same bits on each."""
+    plan.add_call("all_reduce", group.all_reduce, x, contract=ALL_REDUCE, facts={"x": x})
+
+
+def all_gather(plan: PlanBuilder, group: Group, part: Tensor, parts: Tensor) -> None:
+    """Append parts = part of all ranks, one below the other: f32 [num_ranks * num_rows, width]."""
+    facts = {"part": part, "parts": parts, "num_ranks": group.num_ranks}
+    plan.add_call("all_gather", group.all_gather, part, parts, contract=ALL_GATHER, facts=facts)
+
+
+def broadcast(group: Group, token_ids: Tensor, device: str) -> Launch:
+    """The launch, of no plan, by which all ranks get the first one's i32 [num_tokens]."""
+    return prepare_call(
+        "broadcast", group.broadcast, (token_ids,), BROADCAST, {"token_ids": token_ids}, device
+    )
+
+
+def join(
+    plan: PlanBuilder, parts: Tensor, out: Tensor, counts: Tensor, *, num_columns: int
+) -> None:
+    """Append out[i] = the leading `num_columns` of row i of each part, side by side, on a GPU.
+
+    parts f32 [num_parts * num_logit_rows, num_columns or more], for i < counts[1].
+    """
+    from hypocenter.kernels.collective import join_gpu
+
+    facts: dict[str, Any] = {"out": out, "parts": parts, "counts": counts}
+    facts |= {"num_parts": out.shape[1] // num_columns, "num_columns": num_columns}
+    join_gpu.add_join(plan, JOIN, facts)

@@ -1,0 +1,139 @@
+"""What layers of all kinds do with a row: norm it, multiply it, gate it, add it to what goes on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hypocenter.device.group import Group
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.collective.collectives import all_reduce
+from hypocenter.kernels.linear.linear import linear_several
+from hypocenter.kernels.linear.operands import Operands, Product, reads_made_alone
+from hypocenter.kernels.linear.quantise import quantise
+from hypocenter.kernels.rowwise.activation import gate, gate_codes
+from hypocenter.kernels.rowwise.layer_norm import layer_norm, layer_norm_codes
+from hypocenter.kernels.rowwise.norm import rms_norm, rms_norm_codes
+from hypocenter.model.activations import Activations, RotatingOperands
+from hypocenter.model.architecture import Architecture
+from hypocenter.tensor import Tensor
+
+
+class Norm(NamedTuple):
+    """Tensors of a norm: none, a weight alone for a root mean square, or both of a layer norm."""
+
+    weight: Tensor | None
+    bias: Tensor | None = None
+
+
+class LayerOps:
+    """Appends them to plans of one model, whose `counts` are those of the step."""
+
+    def __init__(
+        self, facts: Architecture, counts: Tensor, operands: Operands, group: Group | None
+    ) -> None:
+        """`operands`: what products read; `group`: those that hold the model's other parts."""
+        self.facts, self._counts, self._group = facts, counts, group
+        self._operands = RotatingOperands(operands)
+
+    def _gate(
+        self, plan: PlanBuilder, x: Tensor, up: Tensor, kind: str, weight: Tensor, width: int
+    ) -> Operands | None:
+        """What a product with `weight` reads of kind(x) * up: codes or, where there are none, x."""
+        codes, counts = self._codes(x, weight), self._counts
+        if codes is None:
+            gate(plan, x, up, kind, counts)
+        else:
+            gate_codes(plan, x, up, kind, codes, counts, width=width)
+        return codes
+
+    def _into_residual(
+        self,
+        plan: PlanBuilder,
+        b: Activations,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        post_norm: Tensor | None,
+        *,
+        ready: Operands | None,
+        also: bool = False,
+        is_last: bool = True,
+    ) -> None:
+        """x += weight @ branch, normed first where the family norms what it adds.
+
+        Of several parts of a model each has a sum of its own, and x counts with the first: `also`
+        says that this part has put another sum there already, `is_last` that none comes behind it.
+        """
+        facts, counts = self.facts, self._counts
+        if post_norm is None:
+            adds = also or facts.part.is_first
+            self._linear(plan, x, (weight, b.x, bias), accumulate=adds, ready=ready)
+            if is_last:
+                self._reduce(plan, b.x)
+            return
+        self._linear(plan, x, (weight, b.hidden, bias), ready=ready)
+        self._reduce(plan, b.hidden)
+        eps, width = facts.norm_eps, facts.width
+        rms_norm(plan, b.hidden, post_norm, eps, b.x, counts, width=width, accumulate=True)
+
+    def _reduce(self, plan: PlanBuilder, x: Tensor) -> None:
+        """x = the sum of what all parts of the model have there."""
+        if self._group is not None:
+            all_reduce(plan, self._group, x)
+
+    def _codes(self, x: Tensor, *weights: Tensor) -> Operands | None:
+        """Where the codes of rows like x's go that are all that products with `weights` read."""
+        if not reads_made_alone(weights, self._counts.device):
+            return None
+        return self._operands.next(x.shape[0])
+
+    def _norm(
+        self,
+        plan: PlanBuilder,
+        x: Tensor,
+        norm: Norm,
+        hidden: Tensor,
+        *weights: Tensor,
+        count: int = 0,
+    ) -> tuple[Tensor, Operands | None]:
+        """What products with `weights` read of x, normed where there is a norm: a tensor, for
+        which `hidden` is room, and its codes where these are all of it that they read."""
+        counts, eps, width = self._counts, self.facts.norm_eps, self.facts.width
+        codes = self._codes(x, *weights)
+        weight, bias = norm
+        if weight is None:
+            if codes is not None:
+                quantise(plan, x, width, codes, counts, count=count)
+            return x, codes
+        if bias is None and codes is None:
+            rms_norm(plan, x, weight, eps, hidden, counts, width=width, count=count)
+        elif bias is None:
+            assert codes is not None
+            rms_norm_codes(plan, x, weight, eps, codes, counts, width=width, count=count)
+        elif codes is None:
+            layer_norm(plan, x, weight, bias, eps, hidden, counts, width=width, count=count)
+        else:
+            layer_norm_codes(plan, x, weight, bias, eps, codes, counts, width=width, count=count)
+        return hidden, codes
+
+    def _linear(
+        self,
+        plan: PlanBuilder,
+        x: Tensor,
+        *products: tuple[Tensor, Tensor, Tensor | None],
+        count: int = 0,
+        accumulate: bool = False,
+        ready: Operands | None = None,
+    ) -> None:
+        """Products of x with several (weight, out, bias), for which x is made ready once; `ready`
+        is what has been made of it already."""
+        linear_several(
+            plan,
+            x,
+            [Product(*product) for product in products],
+            self._counts,
+            ready or self._operands.next(x.shape[0]),
+            count=count,
+            accumulate=accumulate,
+            is_ready=ready is not None,
+        )

@@ -1,0 +1,170 @@
+"""Several processes that hold one model together, on simulated GPUs: their numbers, their ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from families import FamilyModel, engine_logits, hf_logits, make_family
+from family_table import FAMILIES
+
+from hypocenter import LLM
+from hypocenter.config import EngineConfig
+from hypocenter.device import devices
+from hypocenter.device.sim.sim import open_sim
+from hypocenter.engine.ranks import ranks
+from hypocenter.errors import BadSetting, RankLost, UsageError
+from hypocenter.model.architecture import read_architecture
+from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.parts.part import Part
+from hypocenter.model.parts.part_of_file import PartOfFile
+from hypocenter.model.parts.split import part_of
+
+SIM = "sim:h200"
+#: As in `test_families.py`: sums in another order, no more.
+TOLERANCE = 3e-5
+#: Whole heads of their own, sinks and experts, fused matrices, a shared expert, both branches
+#: beside each other with biases, norms behind them, an untied table of another length.
+NAMES = ["llama", "gpt-oss", "phi3", "qwen2moe", "phi2", "gemma2", "qwen2", "starcoder2", "glm4moe"]
+
+
+def small(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> FamilyModel:
+    """A model of two layers at most."""
+    family = FAMILIES[name]
+    num_layers = min(family.config.get("num_hidden_layers", 2), 2)
+    config = {**family.config, "num_hidden_layers": num_layers}
+    monkeypatch.setitem(FAMILIES, name, replace(family, config=config))
+    return make_family(name, folder)
+
+
+def processes_of(llm: LLM) -> tuple[int, ...]:
+    assert llm.engine.runner.ranks is not None
+    return llm.engine.runner.ranks.processes
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.tier("sim", fast=lambda case: case.name in ("llama", "gpt-oss"))
+def test_two_parts_give_the_logits_of_the_whole(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small(name, tmp_path, monkeypatch)
+    ids = model.token_ids[:5]
+    ours = engine_logits(model.path, ids, 64, 4, device=SIM, tensor_parallel=2)  # in two steps
+    theirs = hf_logits(model.hf_model, ids)
+    assert np.abs(ours - theirs).max() / np.abs(theirs).max() < TOLERANCE
+
+
+def test_tokens_are_drawn_by_the_first_rank_and_known_to_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a step that begins before those of the last one are on the host."""
+    model = small("llama", tmp_path, monkeypatch)
+    prompts = [model.token_ids[:5], model.token_ids[7:9]]
+    answers = []
+    for num_ranks in (1, 2):
+        devices.use_backend(open_sim(SIM, graphs=True))
+        with LLM(model.path, device=SIM, context_length=64, tensor_parallel=num_ranks) as llm:
+            assert llm.engine.runner.runs_ahead
+            made = llm.generate(prompts, max_tokens=4, temperature=0.7, seed=3, ignore_eos=True)
+            answers.append([one.token_ids for one in made])
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("mode", ["checked", "guarded", "traced"])
+@pytest.mark.tier("sim", fast=lambda case: case.mode == "guarded")
+def test_parts_run_in_other_modes_with_the_same_tokens(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small("llama", tmp_path, monkeypatch)
+    answers = []
+    for chosen in ("off", mode):
+        with LLM(
+            model.path, device=SIM, context_length=64, tensor_parallel=2, launch_mode=chosen
+        ) as llm:
+            answers.append(llm.generate(model.token_ids[:3], max_tokens=2, ignore_eos=True))
+    assert answers[0].token_ids == answers[1].token_ids
+
+
+def test_a_rank_that_dies_takes_the_step_down_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small("llama", tmp_path, monkeypatch)
+    with LLM(model.path, device=SIM, context_length=64, tensor_parallel=2) as llm:
+        llm.generate(model.token_ids[:3], max_tokens=1)
+        [process] = processes_of(llm)
+        os.kill(process, signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(RankLost) as lost:
+            llm.generate(model.token_ids[:3], max_tokens=4)
+        assert time.monotonic() - began < 60
+        assert (lost.value.rank, lost.value.process) == (1, process)
+        assert f"rank 1 of 2 (process {process}) ended by SIGKILL" in str(lost.value)
+        assert "needs all ranks" in str(lost.value)
+
+
+def test_the_others_end_with_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small("llama", tmp_path, monkeypatch)
+    with LLM(model.path, device=SIM, context_length=64, tensor_parallel=2) as llm:
+        [process] = processes_of(llm)
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+    assert not [one for one in threading.enumerate() if one.name.startswith("rank ")]
+
+
+def test_a_part_has_its_rows_and_columns_of_each_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small("llama", tmp_path, monkeypatch)
+    with open_gguf(model.path) as file:
+        facts = read_architecture(file)
+        parts = [PartOfFile(file, facts, Part(rank, 2)) for rank in range(2)]
+        whole = part_of(facts, Part(1, 2))
+        assert whole.num_heads == facts.num_heads // 2
+        for name, axis in (("attn_q", 0), ("attn_output", 1), ("ffn_up", 0), ("ffn_down", 1)):
+            name = f"blk.1.{name}.weight"
+            shape = parts[0].tensors[name].shape
+            halves = [part.raw(name).view(np.float32).reshape(shape) for part in parts]
+            joined = np.concatenate(halves, axis=axis)
+            expected = file.raw(name).view(np.float32).reshape(file.tensors[name].shape)
+            assert np.array_equal(joined, expected)
+        same = "blk.0.attn_norm.weight"
+        assert np.array_equal(parts[1].raw(same), file.raw(same))
+
+
+@pytest.mark.parametrize(
+    ("name", "num_ranks", "why"),
+    [
+        ("llama", 3, "2 key-value heads have no 3 equal parts"),
+        ("olmo2", 2, "a norm goes over all heads"),
+        ("lfm2", 2, "its layers carry states"),
+        ("deepseek2-lite", 2, "its heads share one latent"),
+    ],
+)
+@pytest.mark.tier("sim", fast=lambda case: case.name in ("llama", "lfm2"))
+def test_what_cannot_be_split_is_refused_before_any_process_starts(
+    name: str, num_ranks: int, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_family(name, tmp_path)
+    monkeypatch.setattr(ranks, "Ranks", None)
+    with pytest.raises(BadSetting, match=why) as refused:
+        LLM(model.path, device=SIM, context_length=64, tensor_parallel=num_ranks)
+    assert "tensor_parallel" in str(refused.value)
+
+
+def test_a_cpu_is_refused() -> None:
+    with pytest.raises(BadSetting, match="tensor_parallel"):
+        EngineConfig(tensor_parallel=2)
+
+
+def test_a_rank_that_cannot_begin_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its GPU is not there, as where two are asked for and one is."""
+    model = small("llama", tmp_path, monkeypatch)
+    monkeypatch.setattr(ranks, "_device_of", lambda device, rank: f"cuda:{rank}")
+    with pytest.raises(UsageError, match=r"rank 1 \(cuda:1\): .*cuda"):
+        LLM(model.path, device=SIM, context_length=64, tensor_parallel=2)
