@@ -27,7 +27,7 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests/support"), str(ROOT 
 FAMILIES = ("llama", "gpt-oss", "phi3", "qwen2moe", "gemma2", "glm4moe")
 #: As in `tests/model/test_families.py`: largest difference over largest logit.
 TOLERANCE = 3e-5
-SHORT, LONG = 32, 544
+SHORT, LONG = 32, 2080
 COMMAND_SECONDS = 400
 
 
@@ -42,19 +42,21 @@ def main() -> int:
     only = options.only.split(",")
     out = options.out or ROOT / f"benchmarks/results/ranks-{report['date']}.json"
     if "families" in only:
-        report["families"] = [_family(name, options.device) for name in FAMILIES]
-        print(json.dumps(report["families"]), flush=True)
-    if "speed" in only or "lost" in only:
+        report["families"] = []
+        for name in FAMILIES:
+            report["families"].append(_family(name, options.device))
+            print(json.dumps(report["families"][-1]), file=sys.stderr, flush=True)
+    if {"speed", "outside", "lost"} & set(only):
         from vs_blocks import made_of_blocks
         from vs_models import SHAPES
 
         path = made_of_blocks(SHAPES[options.shape], options.type, options.models)
         if "speed" in only:
             report["speed"] = _speeds(path, options)
+        if "outside" in only:
             report["outside"] = _outside(path, options)
         if "lost" in only:
             report["lost"] = _lost(path, options.device)
-            print(json.dumps(report["lost"]), flush=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(report, indent=1) + "\n")
     print(_table(report))
@@ -67,7 +69,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--shape", default="llama-3.1-8b", help="(default: llama-3.1-8b)")
     parser.add_argument("--type", default="F16", help="of the file (default: F16)")
     parser.add_argument("--rounds", type=int, default=2, help="turns of both (default: 2)")
-    parser.add_argument("--only", default="families,speed,lost", help="parts of it")
+    parser.add_argument("--only", default="families,speed,outside,lost", help="parts of it")
     parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()) / "models")
     parser.add_argument("--out", type=Path, help="result file (default: in benchmarks/results/)")
     return parser.parse_args()
@@ -103,7 +105,7 @@ def _speeds(path: Path, options: argparse.Namespace) -> dict[str, dict[str, list
             for test in json.loads(told)["tests"]:
                 speeds = found.setdefault(test["name"], {}).setdefault(str(num_ranks), [])
                 speeds.extend(test["tokens_per_second"])
-            print(f"bench, {num_ranks} of round {number + 1} done", file=sys.stderr, flush=True)
+            print(f"round {number + 1}, {num_ranks}: {told}", file=sys.stderr, flush=True)
     return found
 
 
@@ -115,10 +117,11 @@ def _outside(path: Path, options: argparse.Namespace) -> dict[str, float]:
         for num_tokens in (SHORT, LONG):
             began = time.perf_counter()
             _hypo(
-                "run", str(path), "--device", options.device, "-tp", str(num_ranks), "-c", "1024",
+                "run", str(path), "--device", options.device, "-tp", str(num_ranks), "-c", "4096",
                 "-p", "a", "-n", str(num_tokens), "--ignore-eos",
             )  # fmt: skip
             seconds.append(time.perf_counter() - began)
+            print(f"{num_ranks}: {num_tokens} tokens {seconds[-1]} s", file=sys.stderr, flush=True)
         rates[str(num_ranks)] = (LONG - SHORT) / (seconds[1] - seconds[0])
     return rates
 

@@ -346,9 +346,8 @@ class RankLost(DeviceFault):
         self, device: str, rank: int, num_ranks: int, process: int, how: str, call: str = ""
     ) -> None:
         self.rank, self.num_ranks, self.process, self.how = rank, num_ranks, process, how
-        reason = f"rank {rank} of {num_ranks} (process {process}) {how}"
-        waits = f"{call} needs all ranks" if call else "every step needs all ranks"
-        super().__init__(device, waits, reason, is_asynchronous=False)
+        reason = f"rank {rank} of {num_ranks}, process {process}, {how}, and a step needs all ranks"
+        super().__init__(device, call or "step", reason, is_asynchronous=False)
 
     def during(self, call: str) -> RankLost:
         """The same with the call that failed for it."""

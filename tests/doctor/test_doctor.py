@@ -587,6 +587,7 @@ def test_every_host_side_rung_is_needed() -> None:
         "guarded run",
         "kept blocks",
         "own checks",
+        "lost rank",
         "adopted blocks",
         "draws",
         "sanitizer",

@@ -104,8 +104,8 @@ def test_a_rank_that_dies_takes_the_step_down_by_name(
             llm.generate(model.token_ids[:3], max_tokens=4)
         assert time.monotonic() - began < 60
         assert (lost.value.rank, lost.value.process) == (1, process)
-        assert f"rank 1 of 2 (process {process}) ended by SIGKILL" in str(lost.value)
-        assert "needs all ranks" in str(lost.value)
+        assert f"rank 1 of 2, process {process}, ended by SIGKILL" in str(lost.value)
+        assert "and a step needs all ranks (all_reduce)" in str(lost.value)
 
 
 def test_the_others_end_with_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,9 @@ from hypocenter.doctor.doctor import LADDER
 from hypocenter.lab.score import examine, merit, score
 from hypocenter.lab.victim import victims
 
-#: What the lab's simulated GPUs do not leave: `tests/doctor/test_gpu_stop.py` has real ones.
-NEEDS_HARDWARE = frozenset({"core dump"})
+#: What one process on a simulated GPU does not leave: `tests/doctor/test_gpu_stop.py` has real
+#: dumps, `tests/engine/test_rank_faults.py` several processes.
+TESTED_ELSEWHERE = frozenset({"core dump", "lost rank"})
 
 
 def main(names: list[str]) -> int:
@@ -29,7 +30,7 @@ def main(names: list[str]) -> int:
         lost = merit(whole) - merit(without)
         worse = [a.victim for a, b in zip(whole, without, strict=True) if merit([a]) > merit([b])]
         print(f"without {rung:16} {merit(without):4}, {lost} fewer: {', '.join(worse)}", flush=True)
-        if lost <= 0 and rung not in NEEDS_HARDWARE:
+        if lost <= 0 and rung not in TESTED_ELSEWHERE:
             idle.append(rung)
     for rung in idle:
         print(f"nothing is lost without {rung!r}: delete it, or add the victim that needs it")

@@ -45,6 +45,7 @@ WITHOUT_VICTIM: dict[Cause, str] = {
         ),
         "programs of others have it; tests/doctor/test_runtime_refusals.py has their words",
     ),
+    Cause.LOST_RANK: "a victim has one process; tests/engine/test_rank_faults.py has two",
     Cause.ACCESS_OUTSIDE: "a guard or a sanitizer sees it; tests/foreign/test_again.py has some",
     Cause.WILD_POINTER: "a simulated GPU leaves no core dump; benchmarks/gpu_programs/ has some",
 }

@@ -101,6 +101,9 @@ class FakeRunner:
     def route(self) -> Route:
         return Route("cpu", "none", "none", "none", "none", 1, ("fake",))
 
+    def require_ranks(self) -> None:
+        """It has no other ranks."""
+
     def run(self, batch: Batch) -> Tensor:
         self._check(batch)
         self.batches.append(batch)

@@ -62,6 +62,7 @@ class Cause(enum.StrEnum):
     ENDLESS_LOOP = "endless loop"
     LOST_EVENT = "event never recorded"
     BROKEN_CHECK = "check of the engine's own"
+    LOST_RANK = "process of another rank ended"
     WRONG_ANSWER = "wrong answer"
 
 
@@ -190,6 +191,7 @@ CAUSES: dict[Cause, CauseRow] = {
     Cause.NO_CONFIGURATION: CauseRow(symptoms=frozenset(), blames=Blame.LAUNCH),
     Cause.DEVICE_ASSERT: CauseRow(symptoms=frozenset()),
     Cause.CAPTURE_REFUSED: CauseRow(symptoms=frozenset(), blames=Blame.LAUNCH),
+    Cause.LOST_RANK: CauseRow(symptoms=frozenset(), is_of_engine=True),
     Cause.BROKEN_CHECK: CauseRow(symptoms=frozenset(), blames=Blame.KERNEL, is_of_engine=True),
     # -- of arguments
     Cause.NULL_POINTER: CauseRow(

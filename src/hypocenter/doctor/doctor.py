@@ -28,6 +28,7 @@ from hypocenter.doctor.rungs.contracts import contracts
 from hypocenter.doctor.rungs.engine.adopted_blocks import adopted_blocks
 from hypocenter.doctor.rungs.engine.draws import draws
 from hypocenter.doctor.rungs.engine.kept_blocks import kept_blocks
+from hypocenter.doctor.rungs.engine.lost_rank import lost_rank
 from hypocenter.doctor.rungs.engine.own_checks import own_checks
 from hypocenter.doctor.rungs.engine.ownership import ownership
 from hypocenter.doctor.rungs.engine.states import states
@@ -64,6 +65,7 @@ LADDER: dict[str, Rung] = {
     "kept blocks": kept_blocks,
     "adopted blocks": adopted_blocks,
     "own checks": own_checks,
+    "lost rank": lost_rank,
     "states": states,
     "order": order,
     "step inputs": step_inputs,

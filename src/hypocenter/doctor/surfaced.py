@@ -15,6 +15,14 @@ from hypocenter.wording import count_text
 #: What a driver does not send.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
+#: Who reported, where the cause itself says why it was that one.
+_EARLIER = "at {call}, which asked the runtime and got the error of an earlier call"
+_BY_CAUSE = {
+    Cause.PENDING_ERROR: _EARLIER,
+    Cause.LATE_OUT_OF_MEMORY: _EARLIER,
+    Cause.LOST_RANK: "by the first rank, whose {call} ended when the other process did",
+}
+
 
 def symptom(case: Case) -> str:
     """One sentence: how the run ended, and how it did before, when it was run as it is."""
@@ -57,8 +65,8 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
             f"so nothing but {_last(case)} was under way"
         )
     call = fault.call or "a call that is not known"
-    if any(root.cause in (Cause.PENDING_ERROR, Cause.LATE_OUT_OF_MEMORY) for root in roots):
-        return f"reported at {call}, which asked the runtime and got the error of an earlier call"
+    if told := next((_BY_CAUSE[root.cause] for root in roots if root.cause in _BY_CAUSE), ""):
+        return f"reported {told.format(call=call)}"
     if fault.signal in _FROM_OUTSIDE and not fault.call:
         name = signal.Signals(fault.signal).name
         return (

@@ -18,6 +18,7 @@ from hypocenter.record.engine.engine_events import (
     Drawn,
     Entered,
     Event,
+    LostRank,
 )
 from hypocenter.record.guard_faults import AccessFault
 from hypocenter.refusals import AnyRefusal
@@ -354,7 +355,8 @@ class Called(Event, frozen=True, kw_only=True, tag=True):
 
     `outcome` is what it said, `kernel` that of a launch. With `is_statement` the call is the text
     of the program's own line, in which an exception ended it. `raised_in` is where this package's
-    own Python raised, the innermost statement first; empty for what it raises on purpose.
+    own Python raised, the innermost statement first; empty for what it raises on purpose. `lost` is
+    the process that the call needed and that was gone.
     """
 
     call: str
@@ -364,6 +366,7 @@ class Called(Event, frozen=True, kw_only=True, tag=True):
     kind: ErrorKind = ErrorKind.OTHER
     is_statement: bool = False
     raised_in: tuple[CodePlace, ...] = ()
+    lost: LostRank | None = None
 
 
 class Rejected(Event, frozen=True, kw_only=True, tag=True):

@@ -31,6 +31,7 @@ from hypocenter.errors import (
     HypoError,
     LaunchRejected,
     OutOfMemory,
+    RankLost,
     TokenizerError,
 )
 from hypocenter.record import ring, run_folder
@@ -41,6 +42,7 @@ from hypocenter.record.engine.engine_events import (
     BlocksNamed,
     Drawn,
     Entered,
+    LostRank,
 )
 from hypocenter.record.engine.raised import raised_in
 from hypocenter.record.events import (
@@ -615,6 +617,7 @@ def event_of_error(
             outcome=error.reason,
             kernel=error.kernel,
             kind=error.kind,
+            lost=_lost_rank(error) if isinstance(error, RankLost) else None,
         )
     name = type(error).__name__
     return Called(
@@ -624,6 +627,12 @@ def event_of_error(
         outcome=f"{name}: {error}"[:_MAX_CHARS],
         kind=ErrorKind.OUT_OF_MEMORY if isinstance(error, OutOfMemory) else ErrorKind.OTHER,
         raised_in=raised_in(error),
+    )
+
+
+def _lost_rank(error: RankLost) -> LostRank:
+    return LostRank(
+        rank=error.rank, num_ranks=error.num_ranks, process=error.process, how=error.how
     )
 
 

@@ -46,6 +46,8 @@ from hypocenter.watch.kernel_log import kernel_log
 from hypocenter.watch.memory_killer import with_memory_kill
 from hypocenter.watch.redact import redact
 
+#: Of runs that died so many of the latest are asked whether they waited for another of them.
+_MAX_RANKS = 8
 #: Of what is not known where that cannot be read.
 KERNEL_LOG = "the kernel's log"
 
@@ -95,6 +97,24 @@ def collect(
         missing=missing,
         with_prompts=with_prompts,
     )
+
+
+def most_telling(dead: Sequence[DeadRun]) -> DeadRun:
+    """Of the latest run that died the process that tells most of why: ranks name each other.
+
+    `dead` is not empty, the latest first.
+    """
+    last = dead[0]
+    for other in dead[1:_MAX_RANKS]:
+        lost = _lost_by(ring.read_run(other.folder))
+        if lost == last.pid:
+            last = other
+            break
+    lost = _lost_by(ring.read_run(last.folder))
+    named = next((run for run in dead if run.pid == lost), None)
+    if named is not None and _fault_of_events(ring.read_run(named.folder).events) is not None:
+        return named
+    return last
 
 
 def collect_dead(dead: DeadRun, *, with_prompts: bool = False) -> Bundle:
@@ -149,9 +169,23 @@ def bundle_of_run(run: ring.Run) -> Bundle:
     )
 
 
-def _tells(run: ring.Run) -> tuple[bool, bool, bool, int]:
+def _tells(run: ring.Run) -> tuple[int, bool, bool, int]:
+    """A fault of its own tells more than the end of another process, and that more than none."""
     spoke = _fault_of_events(run.events) is not None
-    return (spoke, not run.is_clean, run.progress.submitted is not None, len(run.events))
+    of_its_own = spoke and _lost_by(run) is None
+    return (
+        spoke + of_its_own,
+        not run.is_clean,
+        run.progress.submitted is not None,
+        len(run.events),
+    )
+
+
+def _lost_by(run: ring.Run) -> int | None:
+    """The process whose end is all that this one has to report."""
+    calls = (event for event in run.events if isinstance(event, Called))
+    first = next(calls, None)
+    return first.lost.process if first is not None and first.lost is not None else None
 
 
 def _bundle(
@@ -338,7 +372,10 @@ def _has_died(ended: Ended, run: ring.Run) -> bool:
 def _fault_below(ended: Ended, run: ring.Run) -> FaultRecord:
     said = fatal_error(ended.stderr)
     fault = fault_in(ended.stderr, ended.exit_code or 1, None)
+    told = _fault_of_events(run.events)
     why = f"of {said!r}" if said else "without a word"
+    if not said and told is not None:
+        why = f"after it recorded: {told.message}"
     return msgspec.structs.replace(
         fault,
         kind="crash",

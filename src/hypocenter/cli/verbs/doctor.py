@@ -277,7 +277,7 @@ def _bundle_of_last(asked: DoctorOptions) -> Path:
     found = dead_runs.dead_runs(base)
     if not found:
         raise UsageError(f"no run that died is to be found in {base}")
-    last = found[0]
+    last = collect.most_telling(found)
     dead_runs.tell(last.folder)
     note = last.folder / dead_runs.BUNDLED
     with contextlib.suppress(OSError, HypoError, UnicodeDecodeError):

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -27,6 +28,7 @@ from hypocenter.errors import HypoError
 from hypocenter.frames import as_frame, read_frame
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.parts.part import Part
+from hypocenter.record.recorder import close_recorder, current
 
 #: How often it looks whether its parent still lives; a GPU that waits for others hears of nothing.
 _LOOK_SECONDS = 1.0
@@ -41,10 +43,9 @@ def main(descriptor: int) -> None:
             runner = _load(join, connection)
             _say(connection)
             _follow(runner, reader, connection)
-        except HypoError as error:
+        except Exception as error:
             _end(connection, error)
-    # Not by the usual way: what runs on the GPU may wait for ranks that are gone.
-    os._exit(0)
+    _leave()
 
 
 def _load(join: Join, connection: socket.socket) -> Runner:
@@ -80,7 +81,7 @@ def _wait_for(waits: SimpleQueue[Callable[[], object]], connection: socket.socke
         wait = waits.get()
         try:
             wait()
-        except HypoError as error:
+        except Exception as error:
             _end(connection, error)
 
 
@@ -89,8 +90,18 @@ def _say(connection: socket.socket, problem: str = "") -> None:
         connection.sendall(as_frame(Word(problem)))
 
 
-def _end(connection: socket.socket, error: HypoError) -> NoReturn:
-    _say(connection, str(error))
+def _leave() -> NoReturn:
+    """End well, and not by the usual way: what runs on the GPU may wait for ranks that are gone."""
+    close_recorder()
+    os._exit(0)
+
+
+def _end(connection: socket.socket, error: Exception) -> NoReturn:
+    """Say what this rank ended by; its record, which is left as it is, tells the doctor more."""
+    current().record_failure(error)
+    if not isinstance(error, HypoError):  # a defect of ours, whose statement matters
+        traceback.print_exception(error, file=sys.stderr)
+    _say(connection, str(error) or type(error).__name__)
     os._exit(1)
 
 
@@ -100,7 +111,7 @@ def _end_with_parent() -> None:
     def look() -> None:
         while os.getppid() == parent:
             time.sleep(_LOOK_SECONDS)
-        os._exit(0)
+        _leave()
 
     threading.Thread(target=look, name="parent watch", daemon=True).start()
 

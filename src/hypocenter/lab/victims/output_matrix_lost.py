@@ -26,5 +26,6 @@ VICTIM = Victim(
     title="the planner finds a layer of attention without its output matrix",
     cause=Cause.BROKEN_CHECK,
     symptom="error",
+    source="aiter#2608",
     plant=plant,
 )

@@ -15,6 +15,15 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     step: int
 
 
+class LostRank(msgspec.Struct, frozen=True, kw_only=True):
+    """Of several processes with a part of a model each, one that has ended; `how` says by what."""
+
+    rank: int
+    num_ranks: int
+    process: int
+    how: str
+
+
 class Entered(Event, frozen=True, kw_only=True, tag=True):
     """A request has come in: `settings` are what its tokens are drawn by, as the sampler has them.
 
