@@ -14,6 +14,7 @@ from typing import Any, TypedDict, TypeVar
 
 from hypocenter.errors import BadSetting, UsageError
 from hypocenter.grammar_text import check_grammar, schema_text, with_text
+from hypocenter.metadata_text import require_metadata
 from hypocenter.synonyms import explain_unknown
 from hypocenter.tensor import DType
 from hypocenter.thoughts import REASONING, require_variables
@@ -201,6 +202,7 @@ class EngineConfig:
     not computed anew up to where they part. `state_checkpoints`: of models that carry a state, how
     many states are kept for that. `kv_tokens` is how many tokens the KV cache holds of all requests
     together; None: as many as one context. `attention`: `fused`, or its `parts` one by one (GPU).
+    `override_kv` are metadata in place of what the model's file says, by key, or beside it.
     `chat_template_kwargs` are variables of the chat template; `reasoning` sets those by which most
     templates have a model think before it answers: `on`, `off`, or how much; `auto` sets none.
     `float_products`: on the CPU F16 and BF16 matrices multiply activations `exact`ly, or as `bf16`,
@@ -221,6 +223,7 @@ class EngineConfig:
     tokenizer_pre: str | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    override_kv: dict[str, Any] | None = None
     reasoning: str = "auto"
     launch_mode: str = "off"
     attention: str = "fused"
@@ -261,6 +264,8 @@ class EngineConfig:
         _one_of("reasoning", self.reasoning, REASONING)
         if self.chat_template_kwargs is not None:
             require_variables(self.chat_template_kwargs)
+        if self.override_kv is not None:
+            require_metadata("override_kv", self.override_kv)
         for name in ("tokenizer_pre", "chat_template"):
             if not isinstance(getattr(self, name), str | None):
                 raise BadSetting(name, getattr(self, name), "must be a text", ", or None")
@@ -282,6 +287,7 @@ class EngineFields(TypedDict, total=False):
     tokenizer_pre: str | None
     chat_template: str | None
     chat_template_kwargs: dict[str, Any] | None
+    override_kv: dict[str, Any] | None
     reasoning: str
     launch_mode: str
     attention: str

@@ -173,7 +173,7 @@ def test_what_fails_while_a_model_is_loaded_is_recorded_too(
     recorder.close_recorder()
     opened = recorder.open_recorder()
     assert isinstance(opened, recorder.Recorder)
-    monkeypatch.setattr("hypocenter.engine.llm.load_runner", fail)
+    monkeypatch.setattr("hypocenter.engine.llm.loaded_runner", fail)
     with pytest.raises(KeyError):
         LLM(DEMO)
     events = ring.read_run(opened.folder).events

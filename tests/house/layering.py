@@ -25,6 +25,7 @@ WORDS = frozenset(
         "package",
         "cache_folder",
         "grammar_text",
+        "metadata_text",
         "harmony",
         "thoughts",
         "token_settings",

@@ -18,6 +18,7 @@ from cyclopts import Group, Parameter, Token
 from hypocenter.config import EngineConfig, SamplingParams, defaults
 from hypocenter.errors import BadSetting, HypoError, UsageError
 from hypocenter.grammar_text import MAX_GRAMMAR_BYTES, with_text
+from hypocenter.metadata_text import parse_metadata
 
 #: `-n -1` is llama.cpp's spelling of "until the model ends its answer or the context is full".
 UNTIL_END = -1
@@ -352,6 +353,15 @@ class EngineOptions:
             help="Variables of the chat template, as JSON: '{\"enable_thinking\": false}'.",
         ),
     ] = None
+    override_kv: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--override-kv",
+            negative="",
+            help="Metadata in place of the file's: KEY=TYPE:VALUE, several with commas. TYPE is "
+            "int, float, bool or str.",
+        ),
+    ] = ()
     reasoning: Annotated[
         str,
         Parameter(
@@ -401,6 +411,7 @@ class EngineOptions:
         if (written := self.chat_template_kwargs) is not None:
             fields["chat_template_kwargs"] = _variables_of(written)
         with naming_options(type(self)):
+            fields["override_kv"] = parse_metadata("override_kv", self.override_kv) or None
             return EngineConfig(**fields)
 
 

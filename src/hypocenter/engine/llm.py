@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -39,12 +40,15 @@ from hypocenter.errors import BadSetting, UsageError
 from hypocenter.messages import KeptWeights
 from hypocenter.model.from_name import file_of
 from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.layer_shapes import lost_window
 from hypocenter.model.text.chat import ChatTemplate, load_chat_template
 from hypocenter.model.text.tokenizer import Tokenizer, load_tokenizer
 from hypocenter.record.recorder import recording_defects
 from hypocenter.results import Completion, Delta, Route
 from hypocenter.synonyms import explain_unknown
 from hypocenter.thoughts import PROMPT_END_CHARS, AnswerReader, apart, require_variables, variables
+
+log = logging.getLogger("hypocenter.engine")
 
 #: Answers to one prompt in one call.
 MAX_SAMPLES = 4096
@@ -86,7 +90,7 @@ class LLM:
                 if isinstance(path, Path) or path == ""
                 else file_of(path, device=config.device, progress=progress)
             )
-            file = stack.enter_context(open_gguf(Path(found)))
+            file = stack.enter_context(open_gguf(Path(found), config.override_kv))
             self._path = file.path
             self._tokenizer = load_tokenizer(file, config.tokenizer_pre)
             self._chat_template = load_chat_template(file, self._tokenizer, config.chat_template)
@@ -96,6 +100,9 @@ class LLM:
             runner = stack.enter_context(
                 loaded_runner(file, config, progress, shared, block_memory)
             )
+            if lost := lost_window(file, runner.facts.name, runner.context_length):
+                log.warning("%s", lost)
+            file.require_overrides_read()
             self._engine = Engine(
                 runner,
                 self._tokenizer,

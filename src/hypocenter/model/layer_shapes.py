@@ -18,6 +18,8 @@ from hypocenter.model.latent.latent import Latent
 MAX_HEADS = 1 << 16
 MAX_WIDTH = 1 << 20
 MAX_CONTEXT = 1 << 30
+#: Of Mistral 7B v0.1, as its own configuration has it; later ones have none.
+_MISTRAL_WINDOW = 4096
 #: Columns of a head that the attention kernels can hold.
 HEAD_DIMS = (2, 512)
 
@@ -195,7 +197,7 @@ def _head_dim(file: GGUFFile, name: str, kind: str, default: int) -> int:
 
 def _windows(file: GGUFFile, name: str, family: Family, num_blocks: int) -> tuple[int, ...]:
     """How far each layer looks back; 0: it sees all positions."""
-    full = f"{name}.attention.sliding_window"
+    full = _window_key(name)
     window = file.integer(full, family.default_window, low=0, high=MAX_CONTEXT)
     if not window:
         return (0,) * num_blocks
@@ -239,3 +241,31 @@ def expect_pattern(file: GGUFFile, full: str, pattern: int, implied: list[bool])
     elif isinstance(named, int) and named == pattern:
         return
     raise UnsupportedModel(file.path, full, named, f"must be {pattern}")
+
+
+def lost_window(file: GGUFFile, name: str, context_length: int) -> str:
+    """What a converter left out of a file of the architecture `name`, and how to put it back.
+
+    Mistral 7B v0.1 is a llama file: its converters drop the window, and llama.cpp runs it without.
+    Empty for all other files, and for contexts that no window cuts.
+    """
+    is_first = name == "llama" and "v0.1" in _name_of_mistral(file)
+    has_it = _window_key(name) in file.metadata or f"{name}.expert_count" in file.metadata
+    if not is_first or has_it or context_length <= _MISTRAL_WINDOW:
+        return ""
+    return (
+        f"{file.path.name}: Mistral 7B v0.1 looks back {_MISTRAL_WINDOW} positions, which its "
+        f"converter left out; --override-kv {_window_key(name)}=int:{_MISTRAL_WINDOW} puts it back"
+    )
+
+
+def _window_key(name: str) -> str:
+    return f"{name}.attention.sliding_window"
+
+
+def _name_of_mistral(file: GGUFFile) -> str:
+    """What the file calls itself, where that has the name Mistral; else nothing."""
+    keys = ("general.name", "general.basename", "general.version", "general.finetune")
+    found = [file.metadata[key] for key in keys if key in file.metadata]
+    text = " ".join(value for value in found if isinstance(value, str)).lower()
+    return text if "mistral" in text else ""

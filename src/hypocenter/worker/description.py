@@ -17,7 +17,7 @@ def facts_of(llm: LLM, path: Path, config: EngineConfig) -> ServedModel:
     """Facts of a model that is loaded, and of the file that it came from."""
     engine, tokenizer, template = llm.engine, llm.tokenizer, llm.chat_template
     runner = engine.runner
-    with open_gguf(path) as file:
+    with open_gguf(path, config.override_kv) as file:
         name = file.metadata.get("general.name")
         quantisation = quantisation_of(file)
         num_parameters = sum(math.prod(tensor.shape) for tensor in file.tensors.values())

@@ -63,7 +63,7 @@ def _keep(connection: socket.socket, reader: BinaryIO) -> None:
 
 def _load(start: Start, report: OnProgress) -> KeptWeights:
     device = devices.open_device(start.config.device)
-    with open_gguf(start.model) as file:
+    with open_gguf(start.model, start.config.override_kv) as file:
         facts = read_architecture(file)
         return lend_weights(file, facts, report, device=device)
 

@@ -76,7 +76,7 @@ def bench(path: str, options: BenchOptions, config: EngineConfig, *, as_json: bo
     num_sequences = max(options.num_sequences)
     needed = max(options.depth) + max(*options.num_prompt, options.num_generate)
     needed = max(needed, num_sequences * _room(max(options.depth) + options.num_generate, config))
-    with open_gguf(path) as file:
+    with open_gguf(path, config.override_kv) as file:
         facts = model_facts(file)
         trained = read_architecture(file).context_length
     if needed > trained:

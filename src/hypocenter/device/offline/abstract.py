@@ -15,6 +15,7 @@ import numpy as np
 
 from hypocenter.device.backend import Bytes
 from hypocenter.device.graph import Graph
+from hypocenter.device.group import Group
 from hypocenter.device.launch import Launch
 from hypocenter.device.offline.specimen import Specimen
 from hypocenter.dtypes import TRITON_NAMES
@@ -113,6 +114,13 @@ class AbstractGpu:
 
     def copy_bandwidth(self) -> None:
         """Nothing is copied."""
+
+
+class AbsentGroup(Group):
+    """Says how many parts a model has; no process holds them, and no call of it is made."""
+
+    def __init__(self, rank: int, num_ranks: int) -> None:
+        self.rank, self.num_ranks = rank, num_ranks
 
 
 def specimens(launches: Iterable[Launch], label: str) -> list[Specimen]:

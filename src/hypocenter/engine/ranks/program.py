@@ -52,7 +52,7 @@ def _load(join: Join, connection: socket.socket) -> Runner:
     device = devices.open_device(join.config.device)
     _say(connection)
     group = Group(join.rank, join.num_ranks, join.meeting_place, device)
-    with open_gguf(Path(join.path)) as file:
+    with open_gguf(Path(join.path), join.config.override_kv) as file:
         part = Part(join.rank, join.num_ranks)
         return load_runner(file, join.config, part=part, group=group)
 

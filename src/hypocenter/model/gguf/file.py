@@ -21,6 +21,7 @@ from typing import TypeVar
 import numpy as np
 
 from hypocenter.errors import MISSING, BadModelFile, UsageError, Words
+from hypocenter.model.gguf.overrides import OverriddenMetadata, Override
 from hypocenter.model.gguf.parse import Shard, parse_shard
 from hypocenter.model.gguf.values import Metadata, StringArray, TensorInfo, ValueType
 
@@ -34,9 +35,10 @@ _SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{
 _D = TypeVar("_D")
 
 
-def open_gguf(path: str | Path) -> GGUFFile:
+def open_gguf(path: str | Path, overrides: Mapping[str, Override] | None = None) -> GGUFFile:
     """Open a GGUF model; of a split one, give the first file (`NAME-00001-of-0000N.gguf`).
 
+    `overrides` are metadata in place of the file's own, or beside it.
     Raises UsageError when nothing exists at `path`, BadModelFile for whatever exists and is not a
     whole, well-formed model, UnsupportedModel for a tensor type that we cannot run.
     """
@@ -50,17 +52,20 @@ def open_gguf(path: str | Path) -> GGUFFile:
                 limit = "a shard before has a tensor of that name"
                 raise BadModelFile(shard.path, "tensor name", info.name, limit)
             names.add(info.name)
-    return GGUFFile(shards)
+    return GGUFFile(shards, overrides)
 
 
 class GGUFFile:
     """An open model. Arrays and metadata that were handed out stay valid after `close`."""
 
-    def __init__(self, shards: tuple[Shard, ...]) -> None:
+    def __init__(
+        self, shards: tuple[Shard, ...], overrides: Mapping[str, Override] | None = None
+    ) -> None:
         self.path = shards[0].path
         self.version = shards[0].version
         self.shard_paths = tuple(shard.path for shard in shards)
         self._shards = shards
+        self._overridden = OverriddenMetadata(shards[0].metadata, overrides) if overrides else None
         self._tensors = MappingProxyType(
             {info.name: info for shard in shards for info in shard.tensors}
         )
@@ -82,8 +87,13 @@ class GGUFFile:
 
     @property
     def metadata(self) -> Metadata:
-        """The first shard's key-value pairs, decoded when asked for."""
-        return self._open()[0].metadata
+        """The first shard's key-value pairs, decoded when asked for, under those given over it."""
+        return self._overridden or self._open()[0].metadata
+
+    def require_overrides_read(self) -> None:
+        """Raises UsageError for metadata given over the file's that nobody asked for."""
+        if self._overridden is not None:
+            self._overridden.require_read()
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:

@@ -57,7 +57,7 @@ class StringArray(Sequence[str]):
 
     __slots__ = ("_buffer", "_starts")
 
-    def __init__(self, buffer: mmap.mmap, starts: array[int]) -> None:
+    def __init__(self, buffer: mmap.mmap | bytes, starts: array[int]) -> None:
         # String i lies at starts[i] : starts[i + 1] - 8; the 8 bytes between hold a length.
         self._buffer = buffer
         self._starts = starts
@@ -113,7 +113,7 @@ class Metadata(Mapping[str, MetadataValue]):
 
     __slots__ = ("_buffer", "_entries")
 
-    def __init__(self, buffer: mmap.mmap, entries: dict[str, Entry]) -> None:
+    def __init__(self, buffer: mmap.mmap | bytes, entries: dict[str, Entry]) -> None:
         self._buffer = buffer
         self._entries = entries
 

@@ -78,8 +78,11 @@ class _Maker:
         norm = self._vector("output_norm", facts.width)
         norm_bias = self._vector_if(facts.family.layer_norms, "output_norm_bias", facts.width)
         ropes = RopeTables((cos, sin), (cos, sin))
+        num_tokens, output = facts.part.share_of(facts.vocab_size), token_table
+        if num_tokens != facts.vocab_size:
+            output = self._matrix("output", num_tokens, facts.width)
         return Weights(
-            token_table, tuple(layers), norm, token_table, ropes, 0, output_norm_bias=norm_bias
+            token_table, tuple(layers), norm, output, ropes, 0, output_norm_bias=norm_bias
         )
 
     def _matrix(self, name: str, *shape: int, kind: DType | None = None) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 from hypocenter.config import SamplingParams
 from hypocenter.device import devices
 from hypocenter.device.launch import Launch
-from hypocenter.device.offline.abstract import AbstractGpu, specimens
+from hypocenter.device.offline.abstract import AbsentGroup, AbstractGpu, specimens
 from hypocenter.device.offline.specimen import Specimen
 from hypocenter.device.plan import Plan
 from hypocenter.kernels.experts.choice import ExpertChoice
@@ -27,6 +27,8 @@ from hypocenter.model.families import FAMILIES
 from hypocenter.model.latent.latent import Latent
 from hypocenter.model.layer_shapes import LayerShape
 from hypocenter.model.offline.specimen_weights import allocate_undefined, undefined_weights
+from hypocenter.model.parts.part import WHOLE, Part
+from hypocenter.model.parts.split import part_of
 from hypocenter.model.recurrent.recurrence import Convolution, Recurrence
 from hypocenter.model.step_buffers import KVPages, StatePages, StepInputs
 from hypocenter.tensor import DType
@@ -122,6 +124,7 @@ def _of_vendor(vendor: str) -> Iterator[Specimen]:
     yield from _of_gpt_oss(vendor)
     yield from _of_states(vendor)
     yield from _of_latents(vendor)
+    yield from _of_parts(vendor)
     # Extents beyond 2**31 elements, which no memory is needed for here.
     caps = {"attn_softcap": 50.0, "final_softcap": 30.0}
     huge = 1 << 20
@@ -217,6 +220,18 @@ def _of_latents(vendor: str) -> Iterator[Specimen]:
     yield from specimens(launches, "latents")
 
 
+def _of_parts(vendor: str) -> Iterator[Specimen]:
+    """Of two parts of a model each: the first one adds the residual, and joins what both make."""
+    counts = (1, 64, 1 << 20)
+    for dtype, num_tokens, rank in itertools.product((DType.F16, DType.Q8_0), counts, (0, 1)):
+        part, even = Part(rank, 2), {"vocab_size": 128256}
+        plan = abstract_plan(
+            vendor, "llama", dtype, DType.F16, even, num_tokens=num_tokens, part=part
+        )
+        launches = [x for x in plan.launches if x.kernel.startswith(("linear", "join"))]
+        yield from specimens(launches, f"{dtype.name.lower()}, a part of a model")
+
+
 def _of_attention(vendor: str) -> Iterator[Specimen]:
     """Prompts and single tokens, heads of other sizes, caches beyond 2**31 elements."""
     for dtype, head_dim, num_tokens in itertools.product(
@@ -287,9 +302,10 @@ def abstract_plan(
     max_blocks: int = 256,
     num_logit_rows: int | None = None,
     attention: str = "fused",
+    part: Part = WHOLE,
 ) -> Plan:
     """The plan of a model of 8B's shape and one layer, or one of each kind, on a device that runs
-    nothing.
+    nothing; of a `part` of it, where it is split.
 
     It has a sequence for each 4096 tokens, but at least 32, and some logit rows where nobody says.
     """
@@ -302,6 +318,8 @@ def abstract_plan(
     shape = replace(facts.layers[0], **of_layer)
     turned = shape.head_dim - shape.rank
     facts = replace(facts, layers=(shape,) * facts.num_layers, rope=replace(facts.rope, dim=turned))
+    facts = part_of(facts, part)
+    group = None if part is WHOLE else AbsentGroup(part.rank, part.num_parts)
     gpu = AbstractGpu(vendor)
     devices.use_backend(gpu)
     num_sequences, has_states = max(32, num_tokens >> 12), facts.recurrence is not None
@@ -312,7 +330,7 @@ def abstract_plan(
     pages = KVPages.allocate(facts, num_blocks, 16, kv_dtype, device=gpu.name)
     states = StatePages.allocate(facts, num_sequences, device=gpu.name)
     weights = undefined_weights(facts, dtype, gpu.name)
-    decoder = Decoder(facts, weights, inputs, pages, num_tokens, attention, states)
+    decoder = Decoder(facts, weights, inputs, pages, num_tokens, attention, states, group)
     some = max(min(num_tokens, 4), num_tokens // 16)
     return decoder.plan(num_tokens, some if num_logit_rows is None else num_logit_rows)
 
