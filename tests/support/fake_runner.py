@@ -79,7 +79,9 @@ class FakeRunner:
         max_batch_tokens: int = 16,
         max_batch_requests: int = 8,
         num_checkpoints: int | None = None,
+        long_from: int | None = None,
     ) -> None:
+        self.long_from = long_from
         self.runs_ahead = runs_ahead
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -96,7 +98,8 @@ class FakeRunner:
         self.num_checkpoints = num_checkpoints or 0
         self._states: dict[int, list[int]] = {}
         self._ledger = StateLedger(self.num_state_slots, self.num_checkpoints)
-        self._cached = np.full((num_blocks * block_size, 2), -1, np.int64)  # token id, position
+        # Token id, position, and whether it was turned as one of a long text.
+        self._cached = np.full((num_blocks * block_size, 3), -1, np.int64)
 
     def route(self) -> Route:
         return Route("cpu", "none", "none", "none", "none", 1, ("fake",))
@@ -110,6 +113,7 @@ class FakeRunner:
         token_ids = self.chosen if batch.ids_on_device else batch.token_ids
         self._cached[batch.slots, 0] = token_ids
         self._cached[batch.slots, 1] = batch.positions
+        self._cached[batch.slots, 2] = batch.is_long
         if self.num_state_slots:
             self._carry(batch)
         contexts = [self._context(batch, row) for row in batch.logit_rows]
@@ -145,6 +149,7 @@ class FakeRunner:
             "requests",
             "ids_on_device",
             "states",
+            "is_long",
         }:
             array = getattr(batch, values)
             assert array.dtype == np.int32, values
@@ -162,6 +167,7 @@ class FakeRunner:
         slots = table[positions // self.block_size] * self.block_size
         cached = self._cached[slots + positions % self.block_size]
         assert (cached[:, 1] == positions).all(), "a position was never written, or overwritten"
+        assert (cached[:, 2] == batch.is_long).all(), "one text, turned in two ways"
         return [int(token) for token in cached[:, 0]]
 
 

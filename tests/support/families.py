@@ -50,7 +50,7 @@ class FamilyModel:
 
     @property
     def context_length(self) -> int:
-        """Positions to open the file with; phi3 picks its rope factors by this number."""
+        """Positions to open the file with."""
         return self.family.context_length
 
 

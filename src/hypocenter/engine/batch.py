@@ -47,6 +47,8 @@ class Batch:
     ids_on_device: bool = False
     #: Of each row of block_tables, where layers carry a state.
     states: BatchStates | None = None
+    #: Whether its texts are turned as texts beyond the original context are; all of them or none.
+    is_long: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,7 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
         requests=tuple(requests),
         ids_on_device=any(chunk.ids_on_device for chunk in chunks),
         states=_states_of(chunks, cache.states) if cache.states else None,
+        is_long=chunks[0].request.is_turned_long,
     )
 
 

@@ -274,6 +274,7 @@ class Engine:
             matcher=self._grammars.matcher(params, output_ids),
             rules=token_rules(params, self.tokenizer, vocab_size),
             output_ids=output_ids,
+            long_from=self.runner.long_from,
         )
 
     def submit(self, request: Request) -> None:
@@ -483,10 +484,8 @@ class Engine:
 
     def _require_outside_step(self) -> None:
         if self._is_within_step:  # and would wait for itself
-            raise UsageError(
-                "the engine was asked within its own step, by on_news or a signal handler; "
-                "ask it from another place"
-            )
+            asked = "the engine was asked within its own step, by on_news or a signal handler"
+            raise UsageError(f"{asked}; ask it from another place")
 
     def _end_turn(self) -> None:
         self._stepping = None

@@ -47,6 +47,13 @@ class BlockDigests:
         self._digests: list[bytes] = []
         self._before_first = _digest(salt.encode("utf-8", "surrogatepass"))
 
+    def of_long_texts(self) -> BlockDigests:
+        """Others for the same tokens: what a model computes of them in a long text is not the
+        same (longrope)."""
+        others = BlockDigests(self._block_size)
+        others._before_first = _digest(b"long" + self._before_first)
+        return others
+
     def first(self, num_blocks: int, token_ids: Sequence[int]) -> list[bytes]:
         """The digests of the first `num_blocks` blocks of `token_ids`, which must be that long."""
         size, digests = self._block_size, self._digests

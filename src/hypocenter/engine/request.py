@@ -57,6 +57,9 @@ class Request:
     from there before it was ever preempted. A `matcher` holds the output to a form, and `rules`
     say what single tokens may come.
 
+    A text of more than `long_from` tokens is turned by other factors (longrope); None: there are
+    none. `is_turned_long` says by which ones what is computed was.
+
     A request that was begun elsewhere goes on behind the `output_ids` it had sent there: they are
     not sent again, and with the same seed what follows is what would have followed there.
     """
@@ -75,6 +78,7 @@ class Request:
         matcher: Matcher | None = None,
         rules: TokenRules | None = None,
         output_ids: Sequence[int] = (),
+        long_from: int | None = None,
     ) -> None:
         self.id = request_id
         self.prompt_ids = tuple(prompt_ids)
@@ -88,9 +92,7 @@ class Request:
         self.prompt_logprobs: list[TokenLogprob] = []  # from the second token on
         self.token_ids = list(self.prompt_ids)
         self.output_ids: list[int] = []
-        self.num_computed = 0
-        self.num_cached = 0
-        self.num_preemptions = 0
+        self.num_computed = self.num_cached = self.num_preemptions = 0
         self.state = State.WAITING
         self.finish_reason: str | None = None
         self.error: Exception | None = None
@@ -105,6 +107,7 @@ class Request:
         if has_penalties(params):
             self.output_counts = dict.fromkeys(self.prompt_ids, 0)
         self._block_digests = block_digests
+        self._long_from, self.is_turned_long = long_from, False
         self._end_ids = ending_ids(params, end_ids)
         self._context_length = context_length
         self._text = text
@@ -120,6 +123,8 @@ class Request:
             self._take(token_id)
             self._sent.append(self._push(token_id)[0])
         self._num_sent = self._num_resumed = len(self.output_ids)
+        if self.has_outgrown:
+            self._turn_long()
 
     @property
     def num_pending(self) -> int:
@@ -172,7 +177,16 @@ class Request:
             and not (self.rules is not None and self.rules.needs_tokens)
             and (limit is None or len(self.output_ids) + 1 < limit)
             and len(self.token_ids) + 1 < self._context_length
+            and self._is_long(len(self.token_ids) + 1) == self.is_turned_long
         )
+
+    @property
+    def has_outgrown(self) -> bool:
+        """Whether it has become a long text, and what was computed of it is of no use."""
+        return self._is_long(len(self.token_ids)) and not self.is_turned_long
+
+    def _is_long(self, num_tokens: int) -> bool:
+        return self._long_from is not None and num_tokens > self._long_from
 
     @property
     def shares_blocks(self) -> bool:
@@ -226,11 +240,22 @@ class Request:
 
     def restart(self) -> None:
         """The cache was taken away: everything runs again when there is room."""
+        self.begin_anew()
+        self.state = State.WAITING
+
+    def begin_anew(self) -> None:
+        """Nothing of it is computed any more."""
         self.num_computed = 0
         self.logits.clear()
         self.prompt_logprobs.clear()
         self.num_preemptions += 1
-        self.state = State.WAITING
+        if self.has_outgrown:
+            self._turn_long()
+
+    def _turn_long(self) -> None:
+        self.is_turned_long = True
+        if self._block_digests is not None:
+            self._block_digests = self._block_digests.of_long_texts()
 
     def accept(self, token_id: int, logprob: TokenLogprob | None = None) -> None:
         """Take the chosen token: text, stop strings, and whether the request is done with it.

@@ -134,6 +134,10 @@ def loaded_runner(
             runner.release()  # the library does not let a group go while graphs have its calls
 
 
+#: Of a plan: its buckets of tokens and logit rows, its sequences, and whether texts are long.
+_Key = tuple[int, int, int | None, bool]
+
+
 class Runner:
     """One model on one device, with its cache pages. Not safe from two threads: engine.py locks."""
 
@@ -207,7 +211,7 @@ class Runner:
         self.runs_ahead = (
             is_gpu and config.launch_mode == "off" and devices.backend_of(config.device).runs_ahead
         )
-        self._plans: dict[tuple[int, int, int | None], Plan] = {}
+        self._plans: dict[_Key, Plan] = {}
         self._ran: dict[Plan, None] = {}
 
     def open_archive(self, path: str, model: str) -> None:
@@ -246,7 +250,8 @@ class Runner:
             num_tokens == 1 or len(np.unique(batch.sequence_rows)) == 1
         )
         set_num_threads(self.num_threads)
-        plan, inputs = self._plan(num_tokens, num_logit_rows, is_one), self._inputs
+        plan = self._plan(num_tokens, num_logit_rows, is_one, is_long=batch.is_long)
+        inputs = self._inputs
         filled = [
             (inputs.token_ids, batch.token_ids),
             (inputs.positions, batch.positions),
@@ -292,6 +297,11 @@ class Runner:
         """Raises RankLost where a process that holds a part of the model has ended."""
         if self.ranks is not None:
             self.ranks.require_alive()
+
+    @property
+    def long_from(self) -> int | None:
+        """Texts of more tokens are turned by other factors (longrope); None: there are none."""
+        return self.facts.rope.original_context if self.weights.ropes.long is not None else None
 
     def wait(self) -> None:
         """Wait until everything that was launched has run; on the CPU it has."""
@@ -344,8 +354,10 @@ class Runner:
             num_graphs=sum(plan.is_captured for plan in ran),
         )
 
-    def _plan(self, num_tokens: int, num_logit_rows: int, is_one_sequence: bool) -> Plan:
-        key = self._key(num_tokens, num_logit_rows, is_one_sequence)
+    def _plan(
+        self, num_tokens: int, num_logit_rows: int, is_one_sequence: bool, *, is_long: bool
+    ) -> Plan:
+        key = self._key(num_tokens, num_logit_rows, is_one_sequence, is_long)
         if key not in self._plans:
             plan = self._new_plan(*key)
             plan.compile()
@@ -353,18 +365,23 @@ class Runner:
         return self._plans[key]
 
     def _key(
-        self, num_tokens: int, num_logit_rows: int, is_one_sequence: bool
-    ) -> tuple[int, int, int | None]:
-        """Of the plan for a step of so many rows: their buckets, and how many sequences."""
+        self, num_tokens: int, num_logit_rows: int, is_one_sequence: bool, is_long: bool = False
+    ) -> _Key:
+        """Of the plan for a step of so many rows: their buckets, how many sequences, and whether
+        of long texts."""
         return (
             bucket(num_tokens, self.max_batch_tokens),
             bucket(num_logit_rows, self.max_batch_tokens) if num_logit_rows else 0,
             1 if is_one_sequence else None,
+            is_long,
         )
 
-    def _new_plan(self, num_tokens: int, num_logit_rows: int, num_sequences: int | None) -> Plan:
-        plan = self._decoder.plan(num_tokens, num_logit_rows, num_sequences)
-        plan.name = f"decoder, {num_tokens} tokens, {num_logit_rows} logit rows"
+    def _new_plan(
+        self, num_tokens: int, num_logit_rows: int, num_sequences: int | None, is_long: bool
+    ) -> Plan:
+        plan = self._decoder.plan(num_tokens, num_logit_rows, num_sequences, is_long=is_long)
+        of_long = ", long texts" if is_long else ""
+        plan.name = f"decoder, {num_tokens} tokens, {num_logit_rows} logit rows{of_long}"
         plan.set_mode(self.config.launch_mode)
         return plan
 

@@ -34,6 +34,7 @@ class Scheduler:
         # Both in order of arrival, and all that run came before all that wait.
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self._took_long = False  # the last step of two kinds of texts
 
     def add(self, request: Request) -> None:
         """Queue a request behind all others."""
@@ -65,12 +66,18 @@ class Scheduler:
             while self.waiting and self._may_enter(self.waiting[0]):
                 self._enter(self.waiting.popleft())
             for request in self.running:
+                if request.has_outgrown:
+                    self.cache.remove(request.id)
+                    request.begin_anew()
                 if request.num_pending > 1:
                     self._catch_up(request)
-            # In order of arrival: room for one may preempt those behind it, never those before it.
-            for request, num_tokens in self._shares():
-                if request.state is State.RUNNING:
-                    self._take(request, num_tokens, chunks)
+            for requests in self._kinds():
+                # In order of arrival: room for one may preempt those behind it, never those before.
+                for request, num_tokens in self._shares(requests):
+                    if request.state is State.RUNNING:
+                        self._take(request, num_tokens, chunks)
+                if chunks:
+                    break
             if not self.waiting:
                 break
         return chunks
@@ -134,14 +141,26 @@ class Scheduler:
         if owners := self.cache.owners() - {request.id for request in self.running}:
             raise IntegrityError(f"scheduler: requests {sorted(owners)} own blocks and do not run")
 
-    def _shares(self) -> list[tuple[Request, int]]:
-        """How many tokens of each running request fit into a step, in order of arrival.
+    def _kinds(self) -> list[list[Request]]:
+        """The running requests that one step can run together, those first whose turn it is.
+
+        Short and long texts are turned by different tables, and a step has one.
+        """
+        of_long = [request for request in self.running if request.is_turned_long]
+        if not of_long or len(of_long) == len(self.running):
+            return [self.running[:]]
+        of_short = [request for request in self.running if not request.is_turned_long]
+        self._took_long = not self._took_long
+        return [of_long, of_short] if self._took_long else [of_short, of_long]
+
+    def _shares(self, running: list[Request]) -> list[tuple[Request, int]]:
+        """How many tokens of each of these requests fit into a step, in order of arrival.
 
         Each that generates has its one. Then prompts are read in order; but of the first that needs
         more than a whole step, half a step goes to shorter ones behind it, so that they do not wait
         for all of it.
         """
-        running, budget = self.running, self.max_batch_tokens
+        budget = self.max_batch_tokens
         is_reading = [request.num_pending > 1 for request in running]
         left = budget - min(budget, is_reading.count(False))
         num_behind = sum(

@@ -91,18 +91,27 @@ class Decoder(LayerOps):
         self._attending = Attending(facts, inputs, pages, max_tokens, attention)
         is_fused = self._attending.is_fused
         self._heads = Heads(facts, weights.ropes, inputs, is_fused=is_fused)
+        of_long = weights.ropes.of_long_texts()
+        self._heads_of_long = Heads(facts, of_long, inputs, is_fused=is_fused)
         self._latent = LatentAttention.allocate(facts, inputs, weights.ropes.whole, max_tokens)
 
     def multiplied_as(self, weight: Tensor) -> DType:
         """The type in which activations are multiplied with a weight."""
         return self._operands.operands.multiplied_as(weight.dtype)
 
-    def plan(self, num_tokens: int, num_logit_rows: int, num_sequences: int | None = None) -> Plan:
+    def plan(
+        self,
+        num_tokens: int,
+        num_logit_rows: int,
+        num_sequences: int | None = None,
+        *,
+        is_long: bool = False,
+    ) -> Plan:
         """The launches of a step of up to `num_tokens` tokens and `num_logit_rows` logit rows.
 
-        The tokens belong to up to `num_sequences` sequences (all of them when None). The result
-        holds logits f32 [num_logit_rows, vocab_size], or the last hidden states when no logits
-        are wanted.
+        The tokens belong to up to `num_sequences` sequences (all of them when None), and with
+        `is_long` to texts that are longer than the original context. The result holds logits f32
+        [num_logit_rows, vocab_size], or the last hidden states when no logits are wanted.
         """
         plan = PlanBuilder(num_tokens, self.inputs.counts.device)
         b = self._buffers.first(num_tokens)
@@ -128,7 +137,8 @@ class Decoder(LayerOps):
             elif latent is not None:
                 self._attend_latents(plan, b, latent, index, layer, attend)
             else:
-                self._attention(plan, b, index, layer, attend)
+                heads = self._heads_of_long if is_long else self._heads
+                self._attention(plan, b, index, layer, attend, heads)
             if not layer.is_parallel:
                 self._feed_forward(plan, b, index, layer, mixture)
             if layer.layer_input is not None:
@@ -149,6 +159,7 @@ class Decoder(LayerOps):
         index: int,
         w: LayerWeights,
         attend: Callable[..., None],
+        heads: Heads,
     ) -> None:
         facts = self.facts
         pairs = [(w.q, b.q, w.q_bias), (w.k, b.k, w.k_bias), (w.v, b.v, w.v_bias)]
@@ -167,7 +178,7 @@ class Decoder(LayerOps):
             self._dense(plan, b, index, w, read, made)
         page = self._page_of[index]
         keys, values = self.pages.keys[page], self.pages.values[page]
-        self._heads.prepare(plan, b, index, w, keys, values)
+        heads.prepare(plan, b, index, w, keys, values)
         codes = None if w.attn_gate is not None else self._codes(b.q, w.attn_output)
         attend(
             plan,

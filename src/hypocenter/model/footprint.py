@@ -275,6 +275,8 @@ def _rope_bytes(facts: Architecture, context_length: int) -> int:
     pairs = [facts.rope.dim // 2] * (1 + facts.scales_queries(context_length))
     if facts.local_rope != facts.rope:
         pairs.append(facts.local_rope.dim // 2)
+    if facts.rope.scaling == "longrope" and context_length > facts.rope.original_context:
+        pairs.append(facts.rope.dim // 2)
     return context_length * (sum(pairs) * 2 * _F32_BYTES + max(pairs) * 3 * 8)
 
 

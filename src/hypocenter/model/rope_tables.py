@@ -24,11 +24,21 @@ class RopeTables:
     """Those of layers that see all positions, and of layers with a window.
 
     `query`: what turns q in all layers where it is scaled by its position; None: q is turned as k.
+    `long`: what takes the place of `whole` in texts of more than the original context (longrope);
+    None: one table is for texts of any length, or the context has no room for longer ones.
     """
 
     whole: RopeTable
     local: RopeTable
     query: RopeTable | None = None
+    long: RopeTable | None = None
+
+    def of_long_texts(self) -> RopeTables:
+        """Those of a text that is longer than the original context."""
+        if self.long is None:
+            return self
+        local = self.long if self.local is self.whole else self.local
+        return RopeTables(self.long, local, self.query)
 
 
 class RopeTableReader:
@@ -45,17 +55,26 @@ class RopeTableReader:
 
     def tables(self, context_length: int) -> RopeTables:
         """Those of so many positions; raises BadModelFile for what no table can be made of."""
-        facts = self._facts
-        cos, sin = self._angles("rope", facts.rope, context_length, self._divisors(context_length))
+        facts, long = self._facts, None
+        if "rope_factors_long.weight" in self._file.tensors:
+            of_short, of_long = (
+                self._checked_divisors(f"rope_factors_{kind}.weight") for kind in ("short", "long")
+            )
+            cos, sin = self._angles("rope", facts.rope, context_length, of_short)
+            if context_length > facts.rope.original_context:
+                angles = self._angles("long_rope", facts.rope, context_length, of_long)
+                long = self._place("long_rope", *angles)
+        else:
+            cos, sin = self._angles("rope", facts.rope, context_length, self._divisors())
         whole = local = self._place("rope", cos, sin)
         if facts.local_rope != facts.rope:
             angles = self._angles("local_rope", facts.local_rope, context_length, None)
             local = self._place("local_rope", *angles)
         if not facts.scales_queries(context_length):
-            return RopeTables(whole, local)
+            return RopeTables(whole, local, long=long)
         growth = self._query_scales(context_length)[:, None]
         scaled = ((cos * growth).astype(np.float32), (sin * growth).astype(np.float32))
-        return RopeTables(whole, local, self._place("query_rope", *scaled))
+        return RopeTables(whole, local, self._place("query_rope", *scaled), long)
 
     def _query_scales(self, context_length: int) -> np.ndarray[Any, Any]:
         """What q is multiplied by at each position, float64: it grows with each original context.
@@ -67,15 +86,11 @@ class RopeTableReader:
         scales: np.ndarray[Any, Any] = 1 + facts.query_growth * np.log(num_contexts)
         return scales
 
-    def _divisors(self, context_length: int) -> np.ndarray[Any, Any] | None:
-        """Llama 3.1 has one list of divisors, Phi 3 one for short and one for long contexts."""
-        if "rope_freqs.weight" in self._file.tensors:
-            return self._checked_divisors("rope_freqs.weight")
-        if "rope_factors_long.weight" not in self._file.tensors:
+    def _divisors(self) -> np.ndarray[Any, Any] | None:
+        """Llama 3.1 has one list of divisors for all texts."""
+        if "rope_freqs.weight" not in self._file.tensors:
             return None
-        long = self._checked_divisors("rope_factors_long.weight")
-        short = self._checked_divisors("rope_factors_short.weight")
-        return long if context_length > self._facts.rope.original_context else short
+        return self._checked_divisors("rope_freqs.weight")
 
     def _checked_divisors(self, name: str) -> np.ndarray[Any, Any]:
         values = self._read(name, (self._facts.rope.dim // 2,))

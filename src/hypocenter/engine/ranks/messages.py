@@ -36,11 +36,14 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     num_sequences: int
     requests: tuple[RequestRecord, ...]
     ids_on_device: bool
+    is_long: bool
 
     @classmethod
     def of(cls, batch: Batch) -> Step:
         arrays = {name: np.ascontiguousarray(getattr(batch, name)).tobytes() for name in _ARRAYS}
-        return cls(arrays, len(batch.block_tables), batch.requests, batch.ids_on_device)
+        return cls(
+            arrays, len(batch.block_tables), batch.requests, batch.ids_on_device, batch.is_long
+        )
 
     def batch(self) -> Batch:
         token_ids, positions, slots, sequence_rows, block_tables, logit_rows = (
@@ -55,6 +58,7 @@ class Step(msgspec.Struct, frozen=True, tag=True):
             logit_rows,
             requests=self.requests,
             ids_on_device=self.ids_on_device,
+            is_long=self.is_long,
         )
 
 
