@@ -14,12 +14,22 @@ from hypocenter.doctor.doctor import LADDER
 from hypocenter.lab.score import examine, merit, score
 from hypocenter.lab.victim import victims
 
-#: What one process on a simulated GPU does not leave: `tests/doctor/test_gpu_stop.py` has real
-#: dumps, `tests/engine/test_rank_faults.py` several processes.
-TESTED_ELSEWHERE = frozenset({"core dump", "lost rank"})
+TESTS = Path(__file__).resolve().parent.parent
+#: Rungs that the lab's victims cannot need, and the tests that do: real dumps, programs of others
+#: under a guard or a sanitizer, several processes, and faults that need several requests at once
+#: (`benchmarks/engine_faults.py` plants those).
+TESTED_ELSEWHERE = {
+    "core dump": "doctor/test_gpu_stop.py",
+    "guarded run": "foreign/test_again.py",
+    "sanitizer": "foreign/test_again.py",
+    "adopted blocks": "doctor/test_adopted_blocks.py",
+    "draws": "doctor/test_draws.py",
+    "lost rank": "engine/test_rank_faults.py",
+}
 
 
 def main(names: list[str]) -> int:
+    assert all((TESTS / file).is_file() for file in TESTED_ELSEWHERE.values())
     with tempfile.TemporaryDirectory(prefix="hypo-lab-") as folder:
         runs = list(examine(victims(names), Path(folder)))
     whole = [score(one, with_twin=False) for one in runs]
