@@ -91,7 +91,9 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
 
-@pytest.mark.parametrize("name", ["qwen35", "lfm2-tied", "lfm2moe"])
+@pytest.mark.parametrize(
+    "name", ["qwen35", "lfm2-tied", "lfm2moe", "granitehybrid", "falcon-h1-normed"]
+)
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Each family is compared in the tier sim; here chunks end where blocks of states do not."""
     model = make_family(name, tmp_path)
@@ -229,8 +231,8 @@ def one_of_each(monkeypatch: pytest.MonkeyPatch, folder: Path) -> FamilyModel:
     return make_family("qwen35", folder)
 
 
-@pytest.mark.parametrize("name", ["qwen35", "lfm2-tied"])
-@pytest.mark.tier("sim")
+@pytest.mark.parametrize("name", ["qwen35", "lfm2-tied", "granitehybrid-moe", "falcon-h1-normed"])
+@pytest.mark.tier("sim", fast=lambda case: case.name == "falcon-h1-normed")
 def test_a_gpu_gives_the_same_logits(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,7 +288,13 @@ def test_inspect_tells_of_states(model: FamilyModel, runner: Runner) -> None:
     assert any(line.startswith("  state ") for line in inspect._memory_lines(report))
 
 
-@pytest.mark.parametrize("name", ["qwen35", "qwen3next", "lfm2", "lfm2moe"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("qwen35", "qwen3next", "lfm2", "lfm2moe"),
+        *("granitehybrid", "granitehybrid-moe", "falcon-h1", "falcon-h1-normed"),
+    ],
+)
 def test_needed_bytes_are_those_that_are_allocated(name: str, tmp_path: Path) -> None:
     path = make_family(name, tmp_path).path
     config = EngineConfig(

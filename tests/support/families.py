@@ -187,7 +187,8 @@ def _set_entropy(family: Family, hf_model: Any, token_ids: Sequence[int]) -> Non
         hidden = hf_model.model(torch.tensor([list(token_ids)]), use_cache=False)[0]
         logits = hf_model.lm_head(hidden[0]).double()
         logits /= getattr(hf_model.config, "logits_scaling", 1.0)
-        logits *= getattr(hf_model.config, "logit_scale", None) or 1.0
+        for factor in ("logit_scale", "lm_head_multiplier"):
+            logits *= getattr(hf_model.config, factor, None) or 1.0
     cap = getattr(hf_model.config, "final_logit_softcapping", None)
     scale = 1e-3
     # A capped head grows flat again past its sharpest scale, so walk up to the first hit.

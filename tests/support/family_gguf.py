@@ -16,6 +16,7 @@ import numpy as np
 from delta_gguf import as_converted_delta, is_of_delta_net
 from family_table import VOCAB_SIZE, Family
 from latent_gguf import as_converted_latent
+from space_gguf import as_converted_space, is_of_space, with_falcon_factors
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,14 @@ def interleave_halves(rows: np.ndarray, num_heads: int) -> np.ndarray:
 def _parts(family: Family, config: Any, name: str, values: np.ndarray) -> dict[str, np.ndarray]:
     if is_of_delta_net(name):
         return as_converted_delta(family.arch, config, name, values)
+    if is_of_space(name):
+        return as_converted_space(config, name, values)
+    if family.arch == "falcon-h1":
+        values = np.float32(1) * with_falcon_factors(config, name, values).astype(np.float32)
     if family.arch == "deepseek2" and ".self_attn." in name:
         return as_converted_latent(family.metadata, config, name, values)
+    if family.arch == "granitehybrid" and not config.num_local_experts:
+        return _as_converted_dense_granite(name, values)
     return _AS_CONVERTED.get(family.arch, _as_converted)(name, values)
 
 
@@ -141,6 +148,16 @@ def _as_converted_gemma4(name: str, values: np.ndarray) -> dict[str, np.ndarray]
     if prefix.endswith(".router") and own == "scale":
         return {f"blk.{layer}.ffn_gate_inp.scale": values}
     return {name: values}
+
+
+def _as_converted_dense_granite(name: str, values: np.ndarray) -> dict[str, np.ndarray]:
+    """The same of a hybrid without experts, whose shared expert is a feed-forward."""
+    stem, _, own = name.partition(".shared_mlp.")
+    if own == "input_linear.weight":
+        gate, up = np.split(values, 2)
+        parts = {f"{stem}.mlp.gate_proj.weight": gate, f"{stem}.mlp.up_proj.weight": up}
+        return {part: np.ascontiguousarray(rows) for part, rows in parts.items()}
+    return {f"{stem}.mlp.down_proj.weight" if own == "output_linear.weight" else name: values}
 
 
 def _as_converted_lfm2(name: str, values: np.ndarray) -> dict[str, np.ndarray]:

@@ -372,6 +372,80 @@ def _granitemoe(model_class: str, shared: Mapping[str, int]) -> Family:
     )
 
 
+def _granitehybrid(layers: str, num_experts: int, *, num_groups: int, is_tied: bool) -> Family:
+    """Layers by their letters: a for attention, s for a state space."""
+    types = {"a": "attention", "s": "linear_attention"}
+    config = {
+        **_GRANITE,
+        "num_hidden_layers": len(layers),
+        "layer_types": [types[layer] for layer in layers],
+        "mamba_n_heads": 6,
+        "mamba_d_head": 32,
+        "mamba_n_groups": num_groups,
+        "mamba_d_state": 24,
+        "num_local_experts": num_experts,
+        "num_experts_per_tok": 3 if num_experts else 0,
+        "shared_intermediate_size": 56 if num_experts else 176,
+        "tie_word_embeddings": is_tied,
+    }
+    keys: dict[str, Any] = {
+        **_GRANITE_KEYS,
+        "attention.head_count_kv": [2 if layer == "a" else 0 for layer in layers],
+        "rope.scaling.finetuned": False,
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": 192,
+        "ssm.state_size": 24,
+        "ssm.time_step_rank": 6,
+        "ssm.group_count": num_groups,
+    }
+    if num_experts:
+        keys |= {"expert_count": num_experts, "expert_used_count": 3}
+        keys["expert_shared_feed_forward_length"] = 56
+    return Family(
+        "granitehybrid", "GraniteMoeHybrid", config, pre="refact", permuted_rows=True, metadata=keys
+    )
+
+
+def _falcon_h1(*, num_groups: int, is_tied: bool, has_norm: bool) -> Family:
+    """With a number of its own for each factor that converters fold into weights."""
+    factors = {
+        "mlp_multipliers": [0.7, 0.4],
+        "key_multiplier": 0.5,
+        "attention_in_multiplier": 1.2,
+        "attention_out_multiplier": 0.8,
+        "ssm_multipliers": [0.6, 1.1, 0.7, 0.9, 0.8],
+        "ssm_in_multiplier": 1.3,
+        "ssm_out_multiplier": 0.5,
+    }
+    if not is_tied:  # one table cannot have two factors
+        factors |= {"lm_head_multiplier": 0.3, "embedding_multiplier": 5.0}
+    config = {
+        **_BASE,
+        **factors,
+        "num_hidden_layers": 2,
+        "head_dim": 16,
+        "rope_parameters": _ROPE_10K,
+        "mamba_d_ssm": 120,
+        "mamba_n_heads": 6,
+        "mamba_d_head": 20,
+        "mamba_n_groups": num_groups,
+        "mamba_d_state": 24,
+        "mamba_norm_before_gate": False,
+        "mamba_rms_norm": has_norm,
+        "tie_word_embeddings": is_tied,
+    }
+    keys = {
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": 120,
+        "ssm.state_size": 24,
+        "ssm.time_step_rank": 6,
+        "ssm.group_count": num_groups,
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+    }
+    return Family("falcon-h1", "FalconH1", config, pre="falcon-h1", metadata=keys)
+
+
 def _ministral3(*, is_tied: bool, multiplier: float) -> Family:
     """q grows from the 33rd position on; a multiplier of 1 takes back what yarn multiplies by."""
     rope = {
@@ -835,6 +909,10 @@ FAMILIES: dict[str, Family] = {
         pre="olmo",
         metadata={"expert_count": 7, "expert_used_count": 3},
     ),
+    "granitehybrid": _granitehybrid("sas", 0, num_groups=2, is_tied=False),
+    "granitehybrid-moe": _granitehybrid("ssa", 7, num_groups=1, is_tied=True),
+    "falcon-h1": _falcon_h1(num_groups=1, is_tied=False, has_norm=False),
+    "falcon-h1-normed": _falcon_h1(num_groups=2, is_tied=True, has_norm=True),
     "granite": _granite(is_tied=True, has_biases=False),
     "granite-biased": _granite(is_tied=False, has_biases=True),
     # The fourth layer is not turned, so five show both kinds.

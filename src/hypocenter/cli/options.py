@@ -358,6 +358,7 @@ class EngineOptions:
         Parameter(
             name="--override-kv",
             negative="",
+            show_default=False,
             help="Metadata in place of the file's: KEY=TYPE:VALUE, several with commas. TYPE is "
             "int, float, bool or str.",
         ),

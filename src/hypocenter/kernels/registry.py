@@ -18,6 +18,7 @@ _FILES = (
     "delta_rule",
     "embedding",
     "experts",
+    "gate_norm",
     "grouping",
     "head_linear",
     "kv_write",
@@ -35,6 +36,7 @@ _FILES = (
     "sampling",
     "sampling_contracts",
     "short_conv",
+    "ssm_scan",
     "unfused",
 )
 

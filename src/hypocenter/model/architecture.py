@@ -27,7 +27,7 @@ from hypocenter.model.layer_shapes import (
     read_shapes,
 )
 from hypocenter.model.parts.part import WHOLE, Part
-from hypocenter.model.recurrent.recurrence import Convolution, Recurrence, read_recurrence
+from hypocenter.model.recurrent.recurrence import AnyRecurrence, layers_with_state, read_recurrence
 
 MAX_LAYERS = 1024
 MAX_VOCAB = 1 << 21
@@ -90,7 +90,9 @@ class Architecture:
     experts: Experts | None = None
     #: Columns of the embedding that each layer has of its own; 0: layers have none.
     input_width: int = 0
-    recurrence: Recurrence | Convolution | None = None
+    recurrence: AnyRecurrence | None = None
+    #: Of norms within layers that carry a state: what those see has no residual scale.
+    mixer_eps: float = 1e-5
     latent: Latent | None = None
     #: Which part of the model these are the facts of.
     part: Part = WHOLE
@@ -154,18 +156,20 @@ class Architecture:
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        """The layers that have attention; the others carry a state."""
-        if self.recurrence is None:
-            return tuple(range(self.num_layers))
-        return self.recurrence.attention_layers
+        """The layers that have attention."""
+        of_state = self.recurrence
+        return tuple(range(self.num_layers)) if of_state is None else of_state.attention_layers
+
+    @property
+    def state_layers(self) -> tuple[int, ...]:
+        """The layers that carry a state, most often in the place of attention."""
+        return layers_with_state(self.recurrence, self.num_layers)
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of what layers without attention carry from token to token of a sequence."""
-        if self.recurrence is None:
-            return 0
-        shapes = self.recurrence.shapes.values()
-        return 4 * (self.num_layers - len(self.attention_layers)) * sum(map(math.prod, shapes))
+        """Bytes of what layers carry from token to token of a sequence."""
+        shapes = self.recurrence.shapes.values() if self.recurrence is not None else ()
+        return 4 * len(self.state_layers) * sum(map(math.prod, shapes))
 
     @property
     def mixer_width(self) -> int:
@@ -258,6 +262,7 @@ class _Reader:
             context_length=self._count("context_length", MAX_CONTEXT),
             # All that layers add is scaled alike, so what they add to may be divided instead.
             norm_eps=self._norm_eps() / residual_scale**2,
+            mixer_eps=self._norm_eps(),
             rope=rope,
             local_rope=local_rope,
             attn_scale=self._attn_scale(width, num_layers, num_heads, head_dims.whole)
@@ -486,10 +491,8 @@ class _Reader:
 
     def _within_f32(self, key: str, value: float) -> float:
         if not SMALLEST <= value <= LARGEST:
-            field = f"{self.name}.{key}"
-            raise BadModelFile.out_of_range(
-                self.file.path, field, value, SMALLEST, LARGEST, of="f32"
-            )
+            place = self.file.path, f"{self.name}.{key}"
+            raise BadModelFile.out_of_range(*place, value, SMALLEST, LARGEST, of="f32")
         return value
 
     def _bad_field(self, key: str, value: object, limit: str) -> BadModelFile:

@@ -37,6 +37,7 @@ from hypocenter.model.weight_tensors import (
     FeedForward,
     LayerInput,
     LayerWeights,
+    MixerWeights,
     Mixture,
     Weights,
 )
@@ -132,13 +133,13 @@ class Decoder(LayerOps):
         net = first_of(self._state_net, num_tokens, num_sequences)
         latent = self._latent and self._latent.first(num_tokens)
         for index, layer in enumerate(self.weights.layers):
-            if net is not None and layer.mixer is not None:
+            if net is not None and layer.mixer is not None and layer.attn_output is None:
                 self._recur(plan, b, net, index, layer)
             elif latent is not None:
                 self._attend_latents(plan, b, latent, index, layer, attend)
             else:
                 heads = self._heads_of_long if is_long else self._heads
-                self._attention(plan, b, index, layer, attend, heads)
+                self._attention(plan, b, index, layer, attend, heads, net)
             if not layer.is_parallel:
                 self._feed_forward(plan, b, index, layer, mixture)
             if layer.layer_input is not None:
@@ -160,6 +161,7 @@ class Decoder(LayerOps):
         w: LayerWeights,
         attend: Callable[..., None],
         heads: Heads,
+        net: StateNet | None,
     ) -> None:
         facts = self.facts
         pairs = [(w.q, b.q, w.q_bias), (w.k, b.k, w.k_bias), (w.v, b.v, w.v_bias)]
@@ -170,12 +172,17 @@ class Decoder(LayerOps):
         if w.is_parallel:
             assert w.dense is not None
             weights += w.dense.read
+        if net is not None and w.mixer is not None:
+            weights += w.mixer.read
+            products += net.products(w.mixer)
         norm = Norm(w.attn_norm, w.attn_norm_bias)
         read, made = self._norm(plan, b.x, norm, b.hidden, *weights)
         self._linear(plan, read, *products, ready=made)
         if w.is_parallel:
             # x is read no more, so what this adds to it may come before attention's part.
             self._dense(plan, b, index, w, read, made)
+        if net is not None and w.mixer is not None:
+            self._add_mixed(plan, b, net, index, w.mixer)
         page = self._page_of[index]
         keys, values = self.pages.keys[page], self.pages.values[page]
         heads.prepare(plan, b, index, w, keys, values)
@@ -238,8 +245,16 @@ class Decoder(LayerOps):
         assert w is not None
         read, made = self._norm(plan, b.x, Norm(layer.attn_norm), b.hidden, *w.read)
         self._linear(plan, read, *net.products(w), ready=made)
+        self._add_mixed(plan, b, net, index, w)
+
+    def _add_mixed(
+        self, plan: PlanBuilder, b: Activations, net: StateNet, index: int, w: MixerWeights
+    ) -> None:
+        """b.x += what a net makes of the products that a layer with a state begins with."""
         gated, result = net.apply(plan, index, w)
-        codes = self._gate(plan, gated, result, net.gate_kind, w.output, net.width)
+        codes = None
+        if result is not None:
+            codes = self._gate(plan, gated, result, net.gate_kind, w.output, net.width)
         self._into_residual(plan, b, gated, w.output, None, None, ready=codes)
 
     def _feed_forward(

@@ -149,6 +149,13 @@ FAMILIES: dict[str, Family] = {
     ),
     "granite": Family("normal", has_scales=True),
     "granitemoe": Family("normal", has_scales=True, experts=ExpertsOfFamily()),
+    "granitehybrid": Family(
+        "normal", has_scales=True, experts=ExpertsOfFamily(are_optional=True),
+        recurrence=RecurrenceOfFamily(is_state_space=True),
+    ),
+    "falcon-h1": Family(
+        "neox", recurrence=RecurrenceOfFamily(is_state_space=True, stands_beside=True),
+    ),
     # Files do not say which layers are not turned; it is every fourth in the one that there is.
     "smollm3": Family("normal", unturned_step=4),
     # OLMo 3 is an olmo2 file with a window.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,14 @@ from hypocenter.model.experts import Experts
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.values import TensorInfo
 from hypocenter.model.latent.latent import Latent
+from hypocenter.model.recurrent.state_space import StateSpace
 from hypocenter.tensor import DType
 
 _F32_BYTES = 4
 #: What a convolution multiplies with, which is no matrix.
 _TAPS = (".ssm_conv1d.weight", ".shortconv.conv.weight")
+#: Tensors that are vectors, whatever their shape.
+_FLAT = (".ssm_a", ".ssm_d", ".ssm_norm.weight")
 #: What is held by head, whatever type the file has.
 _BY_HEAD = (".attn_k_b.weight", ".attn_v_b.weight", ".attn_kv_b.weight")
 
@@ -72,7 +76,7 @@ def needed_bytes(
         numbers_per_token += padded_rows(facts.num_heads * latent.widest)
         numbers_per_token += padded_rows(latent.query_rank)
     if (recurrence := facts.recurrence) is not None:
-        numbers_per_token += 2 * sum(padded_rows(width) for width in recurrence.buffer_widths)
+        numbers_per_token += sum(padded_rows(width) for width in recurrence.buffer_widths)
     activations = config.max_batch_tokens * numbers_per_token
     logits = config.max_batch_requests * per_logit_row
     max_context = min(num_blocks * config.block_size, context_length)
@@ -204,8 +208,8 @@ def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
         return packed_bytes(info.dtype, *info.shape)
     if info.name.endswith("_exps.bias"):
         return num_rows * padded_rows(info.shape[-1]) * _F32_BYTES
-    if len(info.shape) != 2:
-        return padded_rows(num_rows) * _F32_BYTES
+    if len(info.shape) != 2 or info.name.endswith(_FLAT):
+        return padded_rows(math.prod(info.shape)) * _F32_BYTES
     if info.name.endswith(_TAPS):
         return info.shape[1] * padded_rows(num_rows) * _F32_BYTES
     if info.name == "per_layer_token_embd.weight":
@@ -224,6 +228,8 @@ def _parts(info: TensorInfo, facts: Architecture, num_rows: int) -> tuple[int, .
         return num_rows // 2, num_rows // 2
     if info.name.endswith(".shortconv.in_proj.weight"):
         return (num_rows // 3,) * 3
+    if info.name.endswith(".ssm_in.weight") and isinstance(facts.recurrence, StateSpace):
+        return facts.recurrence.part_rows
     if info.name.endswith((".attn_qkv.weight", ".ffn_up.weight")):
         shape = facts.layers[int(info.name.split(".")[1])]
         if info.name.endswith(".attn_qkv.weight"):

@@ -114,10 +114,10 @@ class KVPages:
 
 @dataclass(frozen=True, slots=True)
 class StatePages:
-    """What layers without attention carry for each of `num_slots` sequences, by their index.
+    """What layers carry for each of `num_slots` sequences, by their index.
 
-    convs f32 [num_slots, num_taps - 1, channels], and of delta nets states f32 [num_slots,
-    num_value_heads, key_dim, value_dim]; the last axes padded to 64 (`kernels/recurrent/`).
+    convs f32 [num_slots, num_taps - 1, channels], and of delta nets and state spaces states f32
+    [num_slots, num_heads, key_dim, value_dim]; the last axes padded to 64 (`kernels/recurrent/`).
     """
 
     convs: dict[int, Tensor]
@@ -125,11 +125,10 @@ class StatePages:
 
     @classmethod
     def allocate(cls, facts: Architecture, num_slots: int, *, device: str) -> StatePages | None:
-        """None for a model whose layers all have attention."""
+        """None for a model whose layers carry none."""
         recurrence = facts.recurrence
         if recurrence is None:
             return None
-        layers = [at for at in range(facts.num_layers) if at not in facts.attention_layers]
 
         def pages(kind: str) -> dict[int, Tensor]:
             if kind not in recurrence.shapes:
@@ -137,7 +136,7 @@ class StatePages:
             sizes = (num_slots, *recurrence.shapes[kind])
             return {
                 layer: allocate(f"{kind}.{layer}", "states", DType.F32, sizes, device=device)
-                for layer in layers
+                for layer in facts.state_layers
             }
 
         return cls(pages("conv"), pages("state"))

@@ -120,6 +120,36 @@ class ConvWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class SpaceWeights:
+    """A state space (Mamba-2): matrices packed, vectors f32 padded to 64.
+
+    `gate`: what its result is gated by; `step`: a number of each head, with a bias; `rates` are
+    below 0, `skips` what values themselves add. conv f32 [num_taps, channels padded to 64]. `norm`
+    has a number for each column of all groups; None: the result is gated alone.
+    """
+
+    gate: Tensor
+    mixed: Tensor
+    step: Tensor
+    step_bias: Tensor
+    rates: Tensor
+    skips: Tensor
+    conv: Tensor
+    conv_bias: Tensor | None
+    norm: Tensor | None
+    output: Tensor
+
+    @property
+    def read(self) -> tuple[Tensor, ...]:
+        """What its input is multiplied with."""
+        return self.gate, self.mixed, self.step
+
+
+#: Of a layer that carries a state.
+MixerWeights = DeltaWeights | ConvWeights | SpaceWeights
+
+
+@dataclass(frozen=True, slots=True)
 class LatentWeights:
     """Attention with latents: matrices packed, norms f32 padded to 64.
 
@@ -187,7 +217,7 @@ class LayerWeights:
     #: What attention's result is gated by.
     attn_gate: Tensor | None = None
     #: Of a layer that carries a state.
-    mixer: DeltaWeights | ConvWeights | None = None
+    mixer: MixerWeights | None = None
     latent: LatentWeights | None = None
 
     @property

@@ -124,7 +124,7 @@ class Loader(TensorReader):
             norm=self.vector(f"{facts.family.output_norm}.weight", facts.width),
             norm_bias=self._norm_bias("output_norm", facts.width),
             matrix=matrix,
-            bias=self._optional("output.bias", num_rows),
+            bias=self.optional("output.bias", num_rows),
         )
 
     def layer(self, index: int) -> LayerWeights:
@@ -144,6 +144,8 @@ class Loader(TensorReader):
         pre_norms, post_norms = facts.family.pre_norms, facts.family.post_norms
         ffn_norm = f"{prefix}{facts.family.ffn_norm}"
         has_ffn_norm = pre_norms and facts.family.ffn_norm != ""
+        # Converters of Falcon H1 leave the end of that name out.
+        ffn_weight = ffn_norm if ffn_norm in self.file.tensors else f"{ffn_norm}.weight"
         return LayerWeights(
             attn_norm=self._vector_if(pre_norms, f"{prefix}attn_norm.weight", width),
             q=q,
@@ -157,11 +159,11 @@ class Loader(TensorReader):
             if has_own
             else None,
             attn_output=attn_output,
-            attn_output_bias=self._optional(f"{prefix}attn_output.bias", width),
+            attn_output_bias=self.optional(f"{prefix}attn_output.bias", width),
             post_attn_norm=self._vector_if(
                 post_norms, f"{prefix}post_attention_norm.weight", width
             ),
-            ffn_norm=self._vector_if(has_ffn_norm, f"{ffn_norm}.weight", width),
+            ffn_norm=self._vector_if(has_ffn_norm, ffn_weight, width),
             dense=self._feed_forward(prefix, "", shape.ffn_width)
             if facts.is_dense(index)
             else None,
@@ -176,7 +178,7 @@ class Loader(TensorReader):
             scale=self._layer_scale(f"{prefix}layer_output_scale.weight"),
             layer_input=self._layer_input(index) if facts.input_width else None,
             attn_gate=attn_gate,
-            mixer=None if attends or is_latent else load_mixer(self, facts, prefix),
+            mixer=load_mixer(self, facts, prefix) if index in facts.state_layers else None,
             latent=load_latent(self, facts, prefix) if is_latent else None,
         )
 
@@ -235,6 +237,10 @@ class Loader(TensorReader):
     def vector(self, name: str, length: int) -> Tensor:
         """A vector of `length` as f32, padded with zeros to a multiple of 64."""
         return self._pad(name, self.values(name, (length,)))
+
+    def flat(self, name: str, *shape: int) -> Tensor:
+        """A tensor of that shape as one vector of f32, padded with zeros to a multiple of 64."""
+        return self._pad(name, self.values(name, shape).reshape(-1))
 
     def _vectors(self, name: str, num_vectors: int, length: int) -> Tensor:
         """Several vectors of `length` as f32, each padded with zeros to a multiple of 64."""
@@ -316,7 +322,7 @@ class Loader(TensorReader):
             parts = np.split(values, np.cumsum(rows)[:-1])
             return tuple(self._pad(fused, part) for part in parts)
         names = (f"{prefix}attn_q.bias", f"{prefix}attn_k.bias", f"{prefix}attn_v.bias")
-        return tuple(self._optional(name, count) for name, count in zip(names, rows, strict=True))
+        return tuple(self.optional(name, count) for name, count in zip(names, rows, strict=True))
 
     def _feed_forward(
         self, prefix: str, kind: str, width: int, num_experts: int = 0
@@ -335,7 +341,7 @@ class Loader(TensorReader):
         lengths = {**dict.fromkeys(parts, width), "down": columns}
         if not kind and not is_fused:
             for part, length in lengths.items():
-                biases[f"{part}_bias"] = self._optional(f"{prefix}ffn_{part}.bias", length)
+                biases[f"{part}_bias"] = self.optional(f"{prefix}ffn_{part}.bias", length)
         if num_experts and family.experts is not None and family.experts.is_biased:
             for part, length in lengths.items():
                 name = f"{prefix}ffn_{part}{kind}.bias"
@@ -390,7 +396,7 @@ class Loader(TensorReader):
             shared = self._feed_forward(prefix, "_shexp", experts.shared_width)
         return Mixture(
             router=self._router(prefix, experts),
-            bias=self._optional(bias_name, num_experts) if family.has_bias else None,
+            bias=self.optional(bias_name, num_experts) if family.has_bias else None,
             experts=self._feed_forward(prefix, "_exps", experts.width, num_experts),
             shared=shared,
             router_bias=self._vector_if(
@@ -476,8 +482,9 @@ class Loader(TensorReader):
         self.kept.keep(f"{name} {index}", packed.parts)
         return packing.place(name, "model", packed, device=self.device, shape=shape)
 
-    def _optional(self, name: str, length: int) -> Tensor | None:
-        return self._vector_if(name in self.file.tensors, name, length)
+    def optional(self, name: str, *shape: int) -> Tensor | None:
+        """As `flat`, where the file has such a tensor."""
+        return self.flat(name, *shape) if name in self.file.tensors else None
 
     def _vector_if(self, wanted: bool, name: str, length: int) -> Tensor | None:
         return self.vector(name, length) if wanted else None

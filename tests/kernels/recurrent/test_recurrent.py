@@ -11,9 +11,11 @@ from kernel_launch import bits, counts, launch, rows_tensor, tensor, vector_tens
 
 from hypocenter.device.copies import to_host
 from hypocenter.errors import LaunchRejected
-from hypocenter.kernels.recurrent import delta_rule, short_conv
+from hypocenter.kernels.recurrent import delta_rule, short_conv, ssm_scan
 from hypocenter.kernels.recurrent.delta_rule import DeltaHeads
 from hypocenter.kernels.recurrent.sequences import Sequences
+from hypocenter.kernels.recurrent.ssm_scan import ScanHeads
+from hypocenter.kernels.rowwise import gate_norm
 from hypocenter.tensor import Tensor
 
 EPS = 2.0**-24
@@ -62,19 +64,28 @@ def stale(*shape: int) -> Tensor:
 class Conv:
     """A convolution of 70 channels over four tokens."""
 
-    def __init__(self, *, activates: bool = True) -> None:
+    def __init__(self, *, activates: bool = True, has_bias: bool = False) -> None:
         rng, self.activates = np.random.default_rng(0), activates
         self.weight = rng.standard_normal((4, 70)).astype(np.float32)
         wide = np.zeros((4, 128), np.float32)
         wide[:, :70] = self.weight
         self.padded, self.state = tensor("weight", wide), stale(3, 128)
+        self.bias = rng.standard_normal(70).astype(np.float32) if has_bias else None
+        self.padded_bias = None if self.bias is None else vector_tensor("bias", self.bias)
 
     def take(self, x: np.ndarray, spans: list[tuple[int, int, int]], **states: Any) -> np.ndarray:
         out = rows_tensor("out", np.full_like(x, np.nan))
         given, where = rows_tensor("x", x), sequences_of(spans, **states)
         launch(
             lambda p: short_conv.short_conv(
-                p, given, self.padded, self.state, out, where, activates=self.activates
+                p,
+                given,
+                self.padded,
+                self.state,
+                out,
+                where,
+                bias=self.padded_bias,
+                activates=self.activates,
             ),
             len(x),
         )
@@ -125,11 +136,57 @@ class Delta:
         return out.reshape(len(x), -1)
 
 
-@pytest.mark.parametrize("activates", [True, False])
-def test_short_conv(activates: bool) -> None:
+class Scan:
+    """Four heads of 70 columns, and states of 20 by head, in so many groups."""
+
+    def __init__(self, num_groups: int = 2, value_dim: int = 70) -> None:
+        rng = np.random.default_rng(11)
+        self.heads, self.num_heads, self.state_dim = ScanHeads(num_groups, value_dim), 4, 20
+        self.bias, self.skips = rng.uniform(-1, 1, (2, 4)).astype(np.float32)
+        self.rates = -rng.uniform(0.05, 2, 4).astype(np.float32)
+        self.state = stale(4, self.state_dim, -(-value_dim // 64) * 64)
+
+    def inputs(self, num_tokens: int, seed: int = 2) -> list[np.ndarray]:
+        rng = np.random.default_rng(seed)
+        width = 4 * self.heads.value_dim + 2 * self.heads.num_groups * self.state_dim
+        shapes = ((num_tokens, width), (num_tokens, 4))
+        return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+    def take(
+        self, given: list[np.ndarray], spans: list[tuple[int, int, int]], **states: Any
+    ) -> np.ndarray:
+        num_tokens, width = len(given[0]), self.num_heads * self.heads.value_dim
+        out = rows_tensor("out", np.full((num_tokens, width), np.nan, np.float32))
+        x, steps = (rows_tensor(name, v) for name, v in zip("xs", given, strict=True))
+        names = ("bias", "rates", "skips")
+        bias, rates, skips = (vector_tensor(name, getattr(self, name)) for name in names)
+        where = sequences_of(spans, **states)
+        launch(
+            lambda p: ssm_scan.ssm_scan(
+                p, x, steps, bias, rates, skips, self.state, out, where, heads=self.heads
+            ),
+            num_tokens,
+        )
+        return to_host(out)[:, :width]
+
+    def expected(self, given: list[np.ndarray]) -> np.ndarray:
+        x, steps = (values.astype(np.float64) for values in given)
+        num_groups, values = self.heads.num_groups, 4 * self.heads.value_dim
+        of_groups = num_groups * self.state_dim
+        v, b, c = np.split(x, [values, values + of_groups], axis=1)
+        of_head = np.arange(4) // (4 // num_groups)
+        b, c = (part.reshape(len(x), num_groups, -1)[:, of_head] for part in (b, c))
+        steps = np.log1p(np.exp(steps + self.bias))
+        v = v.reshape(len(x), 4, -1)
+        return ssm_scan.reference(v, b, c, steps, self.rates, self.skips).reshape(len(x), -1)
+
+
+@pytest.mark.parametrize(("activates", "has_bias"), [(True, False), (False, False), (True, True)])
+def test_short_conv(activates: bool, has_bias: bool) -> None:
     x = np.random.default_rng(3).standard_normal((9, 70)).astype(np.float32)
-    expected = short_conv.reference(x, Conv().weight, activates=activates)
-    found = Conv(activates=activates).take(x, [(2, 0, 9)])
+    model = Conv(activates=activates, has_bias=has_bias)
+    expected = short_conv.reference(x, model.weight, model.bias, activates=activates)
+    found = model.take(x, [(2, 0, 9)])
     assert np.abs(found - expected).max() < 32 * EPS * np.abs(expected).max()
 
 
@@ -140,6 +197,15 @@ def test_delta_rule(value_dim: int, heads_in_turn: int) -> None:
     expected = model.expected(given)
     # Errors of a step decay with the state; each has as many terms as a key has elements.
     bound = 23 * model.key_dim * EPS * np.abs(expected).max()
+    assert np.abs(model.take(given, [(3, 0, 23)]) - expected).max() < bound
+
+
+@pytest.mark.parametrize(("num_groups", "value_dim"), [(1, 70), (2, 16), (4, 70)])
+def test_ssm_scan(num_groups: int, value_dim: int) -> None:
+    model = Scan(num_groups, value_dim)
+    given = model.inputs(23)
+    expected = model.expected(given)
+    bound = 23 * model.state_dim * EPS * np.abs(expected).max()
     assert np.abs(model.take(given, [(3, 0, 23)]) - expected).max() < bound
 
 
@@ -154,9 +220,10 @@ def test_chunks_of_a_convolution(chunk: int) -> None:
         assert (bits(found) == bits(whole[start : start + chunk])).all(), start
 
 
+@pytest.mark.parametrize("net", [Delta, Scan])
 @pytest.mark.parametrize("chunk", [1, 5])
-def test_chunks_of_a_recurrence(chunk: int) -> None:
-    whole, model = Delta(), Delta()
+def test_chunks_of_a_recurrence(chunk: int, net: type[Delta | Scan]) -> None:
+    whole, model = net(), net()
     given = model.inputs(11)
     expected = whole.take(given, [(0, 0, 11)])
     for start in range(0, 11, chunk):
@@ -165,28 +232,30 @@ def test_chunks_of_a_recurrence(chunk: int) -> None:
         assert (bits(found) == bits(expected[start : start + chunk])).all(), start
 
 
-def test_company() -> None:
+@pytest.mark.parametrize("net", [Delta, Scan])
+def test_company(net: type[Delta | Scan]) -> None:
     """Sequences of other lengths in other slots; one of them goes on where it stood."""
-    model, lengths, given = Delta(), [3, 4, 1], Delta().inputs(8)
+    model, lengths, given = net(), [3, 4, 1], net().inputs(8)
     alone = [
-        Delta().take([values[stop - n : stop] for values in given], [(0, 0, n)])
+        net().take([values[stop - n : stop] for values in given], [(0, 0, n)])
         for n, stop in zip(lengths, np.cumsum(lengths), strict=True)
     ]
     together = model.take(given, [(4, 0, 3), (0, 0, 4), (2, 0, 1)])
     assert (bits(together) == bits(np.concatenate(alone))).all()
     more = model.inputs(3, seed=5)
-    again = Delta()
+    again = net()
     again.take([values[3:7] for values in given], [(1, 0, 4)])
     expected = again.take([values[1:] for values in more], [(1, 4, 2)])
     found = model.take(more, [(4, 0, 1), (0, 4, 2)])
     assert (bits(found[1:]) == bits(expected)).all()
 
 
+@pytest.mark.parametrize("net", [Delta, Scan])
 @pytest.mark.parametrize("saved", [1, 2, 6])
-def test_a_checkpoint_is_the_state_behind_a_token(saved: int) -> None:
+def test_a_checkpoint_is_the_state_behind_a_token(saved: int, net: type[Delta | Scan]) -> None:
     """Others go on from it in slots of their own, one after the other and one over its maker's."""
     x = np.random.default_rng(6).standard_normal((7, 70)).astype(np.float32)
-    conv, delta = Conv(), Delta()
+    conv, delta = Conv(), net()
     given = delta.inputs(7)
     whole = conv.take(x, [(0, 0, 7)]), delta.take(given, [(0, 0, 7)])
     spans, checkpoints = [(2, 0, 2), (1, 0, 6)], [(0, 0), (3, 2 + saved)]
@@ -212,6 +281,36 @@ def test_what_is_refused() -> None:
         model.heads = heads
         with pytest.raises(LaunchRejected, match=text):
             model.take(given, [(0, 0, 2)])
+
+
+def test_what_a_scan_refuses() -> None:
+    for heads, text in (
+        (ScanHeads(3, 50), "heads must share groups evenly"),
+        (ScanHeads(2, 0), "value_dim is 0"),
+        (ScanHeads(4, 70), "x has 384 along axis 1"),
+    ):
+        model = Scan()
+        given = model.inputs(2)
+        model.heads = heads
+        with pytest.raises(LaunchRejected, match=text):
+            model.take(given, [(0, 0, 2)])
+
+
+@pytest.mark.parametrize(("num_groups", "width"), [(1, 70), (3, 20)])
+def test_gate_norm(num_groups: int, width: int) -> None:
+    rng = np.random.default_rng(12)
+    z, x = rng.standard_normal((2, 5, num_groups * width)).astype(np.float32)
+    weight = rng.standard_normal(num_groups * width).astype(np.float32)
+    expected = gate_norm.reference(z, x, weight, 1e-3, num_groups)
+    gate, given, by = rows_tensor("gate", z), rows_tensor("x", x), vector_tensor("weight", weight)
+    launch(
+        lambda p: gate_norm.gate_norm(
+            p, gate, given, by, 1e-3, counts(5), width=width, num_groups=num_groups
+        ),
+        5,
+    )
+    found = to_host(gate)[:, : num_groups * width]
+    assert np.abs(found - expected).max() < 16 * EPS * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,16 @@ from hypocenter.device.cpu.vector import (
     sub,
     sum_lanes,
 )
-from hypocenter.kernels.recurrent.short_conv_cpu import checkpoint_of, num_sequences_of, span_of
+from hypocenter.kernels.recurrent.state_cpu import (
+    BLOCK,
+    checkpoint_of,
+    clear,
+    copy,
+    num_sequences_of,
+    softplus,
+    span_of,
+)
 
-_BLOCK = 64
 _EPS = np.float32(1e-6)
 
 
@@ -39,29 +46,12 @@ def _inverse_length(x: Any, at: int, width: int) -> float:
 @inline
 def _decay_of(step: float, rate: float) -> float:
     """e**(rate * softplus(step)), in float64."""
-    wide = np.float64(step)
-    softplus = max(wide, 0.0) + math.log(1.0 + math.exp(-abs(wide)))
-    return np.float32(math.exp(np.float64(rate) * softplus))  # type: ignore[return-value]
+    return np.float32(math.exp(np.float64(rate) * softplus(step)))  # type: ignore[return-value]
 
 
 @inline
 def _sigmoid_of(x: float) -> float:
     return np.float32(1.0 / (1.0 + math.exp(-np.float64(x))))  # type: ignore[return-value]
-
-
-@inline
-def _clear(state: Any, at: int, key_dim: int, pitch: int) -> None:
-    for row in range(key_dim):
-        for column in range(0, _BLOCK, 16):
-            store(state, at + row * pitch + column, splat(np.float32(0)))
-
-
-@inline
-def _copy(state: Any, source: int, target: int, key_dim: int, pitch: int) -> None:
-    for row in range(key_dim):
-        for column in range(0, _BLOCK, 16):
-            place = row * pitch + column
-            store(state, target + place, load(state, source + place))
 
 
 @inline
@@ -137,11 +127,11 @@ def delta_rule(
     positions: Any, counts: Any,
 ) -> None:  # fmt: skip
     num_heads, key_dim, pitch = state.shape[1], state.shape[2], state.shape[3]
-    num_blocks, values = pitch // _BLOCK, 2 * num_key_heads * key_dim
+    num_blocks, values = pitch // BLOCK, 2 * num_key_heads * key_dim
     num_items = num_sequences_of(sequence_rows, counts) * num_heads * num_blocks
     for item in prange(num_items):
         block, head = item % num_blocks, item // num_blocks % num_heads
-        sequence, column = item // num_blocks // num_heads, _BLOCK * block
+        sequence, column = item // num_blocks // num_heads, BLOCK * block
         first, stop, slot, position = span_of(sequence, state_slots, sequence_starts, positions)
         num_saved, saved = checkpoint_of(sequence, first, checkpoint_slots, checkpoint_stops)
         source = get(state_sources, sequence)
@@ -150,9 +140,9 @@ def delta_rule(
         query = head // heads_in_turn % num_key_heads * key_dim
         value, left = values + head * value_dim + column, value_dim - column
         if position == 0:
-            _clear(state, at, key_dim, pitch)
+            clear(state, at, key_dim, pitch)
         elif source != slot:
-            _copy(state, source * slot_size + within, at, key_dim, pitch)
+            copy(state, source * slot_size + within, at, key_dim, pitch)
         for row in range(first, stop):
             start = row * x.shape[1]
             step = get(steps, row * steps.shape[1] + head) + get(step_bias, head)
@@ -164,4 +154,4 @@ def delta_rule(
                 x, start + query, key, start + value, left, state, at, decay, beta, out, out_at
             )
             if row + 1 == first + num_saved:
-                _copy(state, at, saved * slot_size + within, key_dim, pitch)
+                copy(state, at, saved * slot_size + within, key_dim, pitch)

@@ -1,8 +1,8 @@
 """short_conv: a causal convolution over the last few tokens of a sequence, each channel by itself.
 
-Formula: y[t] = f(sum over i of weight[i] x[t - num_taps + 1 + i]), with zeros before the sequence,
-f being silu (Yang et al., arXiv 2412.06464, section 3.4) or nothing. Between steps a state keeps
-the inputs of the last num_taps - 1 tokens.
+Formula: y[t] = f(bias + sum over i of weight[i] x[t - num_taps + 1 + i]), with zeros before the
+sequence, f being silu (Yang et al., arXiv 2412.06464, section 3.4) or nothing. Between steps a
+state keeps the inputs of the last num_taps - 1 tokens.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from hypocenter.kernels.recurrent.sequences import SEQUENCES, Sequences
 from hypocenter.tensor import DType, Tensor
 
 _F32 = (DType.F32,)
+_NO_BIAS = np.zeros(0, np.float32)
 CONTRACT = Contract(
     "short_conv",
     Arg("state", _F32, "num_slots, num_kept, channels", "both"),
     Arg("weight", _F32, "num_kept + 1, channels"),
+    Arg("bias", _F32, "channels", optional=True),
     Arg("x", _F32, "num_tokens, channels"),
     Arg("out", _F32, "num_tokens, channels", "write"),
     *SEQUENCES,
@@ -35,12 +37,17 @@ CONTRACT = Contract(
 
 
 def reference(
-    x: np.ndarray[Any, Any], weight: np.ndarray[Any, Any], *, activates: bool = True
+    x: np.ndarray[Any, Any],
+    weight: np.ndarray[Any, Any],
+    bias: np.ndarray[Any, Any] | None = None,
+    *,
+    activates: bool = True,
 ) -> np.ndarray[Any, Any]:
-    """A whole sequence in float64: x [num_tokens, channels], weight [num_taps, channels]."""
+    """A whole sequence in float64: x [num_tokens, channels], weight [num_taps, channels], bias
+    [channels]."""
     num_kept = len(weight) - 1
     padded = np.concatenate([np.zeros((num_kept, x.shape[1])), x.astype(np.float64)])
-    total = np.zeros(x.shape)
+    total = np.zeros(x.shape) if bias is None else np.zeros(x.shape) + bias
     for tap, factor in enumerate(weight.astype(np.float64)):
         total += factor * padded[tap : tap + len(x)]
     out: np.ndarray[Any, Any] = total / (1 + np.exp(-total)) if activates else total
@@ -55,18 +62,20 @@ def short_conv(
     out: Tensor,
     sequences: Sequences,
     *,
+    bias: Tensor | None = None,
     activates: bool = True,
     num_sequences: int | None = None,
 ) -> None:
     """Append the convolution of x f32 [num_tokens, channels] into out of that shape; with
     `activates` silu of it.
 
-    weight f32 [num_taps, channels], the oldest token's first; state f32 [num_slots, num_taps - 1,
-    channels] is read and left behind the last token. Channels are padded to 64. `num_sequences` is
-    how many there may be (all of `sequences` when None); it changes no bit.
+    weight f32 [num_taps, channels], the oldest token's first; bias f32 [channels]; state f32
+    [num_slots, num_taps - 1, channels] is read and left behind the last token. Channels are padded
+    to 64. `num_sequences` is how many there may be (all of `sequences` when None); it changes no
+    bit.
     """
-    named = {"x": x, "weight": weight, "state": state, "out": out}
-    facts = {**named, "activates": int(activates), **sequences.facts}
+    named = {"x": x, "weight": weight, "bias": bias, "state": state, "out": out}
+    facts: dict[str, Any] = {**named, "activates": int(activates), **sequences.facts}
     if plan.device != "cpu":
         from hypocenter.kernels.recurrent import short_conv_gpu
 
@@ -74,7 +83,8 @@ def short_conv(
         return
     plan.add_cpu(
         short_conv_cpu.short_conv,
-        *(*named.values(), int(activates), *sequences.arguments),
+        *(x, weight, _NO_BIAS if bias is None else bias, state, out),
+        *(int(activates), *sequences.arguments),
         contract=CONTRACT,
         facts=facts,
         work_per_row=(weight.shape[0] + 16) * x.shape[1],

@@ -1,7 +1,4 @@
-"""numba kernel of `short_conv`: an item is 64 channels of a sequence, token after token.
-
-Also how kernels with a state find sequences (`sequences.py` says what these tensors hold).
-"""
+"""numba kernel of `short_conv`: an item is 64 channels of a sequence, token after token."""
 
 from __future__ import annotations
 
@@ -11,37 +8,12 @@ import numpy as np
 
 from hypocenter.device.cpu.lang import cpu_kernel, inline, prange
 from hypocenter.device.cpu.vector import fma, get, load, mul, sigmoid, splat, store
-
-_BLOCK = 64
-
-
-@inline
-def num_sequences_of(sequence_rows: Any, counts: Any) -> int:
-    """How many sequences the step has, which has at least one token."""
-    last: int = get(sequence_rows, get(counts, 0) - 1)
-    return last + 1
-
-
-@inline
-def span_of(
-    sequence: int, state_slots: Any, sequence_starts: Any, positions: Any
-) -> tuple[int, int, int, int]:
-    """A sequence's tokens, from the first to the one behind the last; its slot; where it stands."""
-    first: int = get(sequence_starts, sequence)
-    stop: int = get(sequence_starts, sequence + 1)
-    slot: int = get(state_slots, sequence)
-    position: int = get(positions, first)
-    return first, stop, slot, position
-
-
-@inline
-def checkpoint_of(
-    sequence: int, first: int, checkpoint_slots: Any, checkpoint_stops: Any
-) -> tuple[int, int]:
-    """How many tokens of the step a sequence's checkpoint has, or none (0 or less); its slot."""
-    num_tokens: int = get(checkpoint_stops, sequence) - first
-    slot: int = get(checkpoint_slots, sequence)
-    return num_tokens, slot
+from hypocenter.kernels.recurrent.state_cpu import (
+    BLOCK,
+    checkpoint_of,
+    num_sequences_of,
+    span_of,
+)
 
 
 @inline
@@ -78,20 +50,20 @@ def _input(
 
 @cpu_kernel
 def short_conv(
-    x: Any, weight: Any, state: Any, out: Any, activates: int, state_slots: Any,
+    x: Any, weight: Any, bias: Any, state: Any, out: Any, activates: int, state_slots: Any,
     state_sources: Any, checkpoint_slots: Any, checkpoint_stops: Any, sequence_starts: Any,
     sequence_rows: Any, positions: Any, counts: Any,
 ) -> None:  # fmt: skip
     num_kept, pitch = state.shape[1], state.shape[2]
-    num_blocks = pitch // _BLOCK
+    num_blocks = pitch // BLOCK
     for item in prange(num_sequences_of(sequence_rows, counts) * num_blocks):
         sequence, block = item // num_blocks, item % num_blocks
         first, stop, slot, position = span_of(sequence, state_slots, sequence_starts, positions)
         num_saved, saved = checkpoint_of(sequence, first, checkpoint_slots, checkpoint_stops)
         base, num_tokens = get(state_sources, sequence) * num_kept * pitch, stop - first
-        for column in range(_BLOCK * block, _BLOCK * (block + 1), 16):
+        for column in range(BLOCK * block, BLOCK * (block + 1), 16):
             for token in range(num_tokens):
-                total = splat(np.float32(0))
+                total = load(bias, column) if bias.size else splat(np.float32(0))
                 for tap in range(num_kept + 1):
                     came = token + tap - num_kept
                     value = _input(x, first, came, state, base, num_kept, position, column)

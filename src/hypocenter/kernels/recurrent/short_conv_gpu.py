@@ -50,9 +50,10 @@ def _keep(
 
 @triton.jit
 def short_conv_kernel(
-    x_ptr, weight_ptr, state_ptr, out_ptr, slots_ptr, sources_ptr, checkpoints_ptr, stops_ptr,
-    starts_ptr, rows_ptr, positions_ptr, counts_ptr, channels, ACTIVATES: tl.constexpr,
-    NUM_KEPT: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, slots_ptr, sources_ptr, checkpoints_ptr,
+    stops_ptr, starts_ptr, rows_ptr, positions_ptr, counts_ptr, channels, HAS_BIAS: tl.constexpr,
+    ACTIVATES: tl.constexpr, NUM_KEPT: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
     sequence = tl.program_id(0)
@@ -66,6 +67,8 @@ def short_conv_kernel(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     for token in range(0, stop - first):
         total = tl.zeros([BLOCK], tl.float32)
+        if HAS_BIAS:
+            total += tl.load(bias_ptr + column)
         for tap in tl.static_range(NUM_KEPT + 1):
             came = token + tap - NUM_KEPT
             value = _input(x_ptr, first, came, kept_ptr, NUM_KEPT, position, column, channels, WIDE)
@@ -91,15 +94,17 @@ def add(
     plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], num_sequences: int
 ) -> None:
     """Append short_conv for up to `num_sequences` sequences."""
-    x, state = facts["x"], facts["state"]
+    x, weight, bias, state = (facts[name] for name in ("x", "weight", "bias", "state"))
     plan.add_gpu(
         short_conv_kernel,
-        *(x, facts["weight"], state, facts["out"], *(facts[name] for name in Sequences.__slots__)),
+        *(x, weight, weight if bias is None else bias, state, facts["out"]),
+        *(facts[name] for name in Sequences.__slots__),
         x.shape[1],
         grid=(min(num_sequences, x.shape[0]), x.shape[1] // _BLOCK),
         contract=contract,
         facts=facts,
         num_warps=2,
+        HAS_BIAS=bias is not None,
         ACTIVATES=facts["activates"] == 1,
         NUM_KEPT=state.shape[1],
         BLOCK=_BLOCK,

@@ -14,7 +14,8 @@ from hypocenter.model.architecture import Architecture
 from hypocenter.model.experts import Experts
 from hypocenter.model.families import FAMILIES
 from hypocenter.model.latent.latent import Latent
-from hypocenter.model.recurrent.recurrence import Convolution, Recurrence
+from hypocenter.model.recurrent.recurrence import AnyRecurrence, Convolution
+from hypocenter.model.recurrent.state_space import StateSpace
 from hypocenter.model.rope_tables import RopeTables
 from hypocenter.model.weight_tensors import (
     BesideDense,
@@ -23,7 +24,9 @@ from hypocenter.model.weight_tensors import (
     FeedForward,
     LatentWeights,
     LayerWeights,
+    MixerWeights,
     Mixture,
+    SpaceWeights,
     Weights,
 )
 from hypocenter.tensor import DType, Tensor, contiguous_strides
@@ -68,7 +71,9 @@ class _Maker:
         layers = [self._layer()]
         if facts.latent is not None:
             layers = [self._of_latents(layers[0], facts.latent)]
-        if facts.recurrence is not None:
+        if isinstance(facts.recurrence, StateSpace) and facts.recurrence.stands_beside:
+            layers = [replace(layers[0], mixer=self._mixer(facts.recurrence))]
+        elif facts.recurrence is not None:
             layers.insert(0, self._recurrent(layers[0], facts.recurrence))
         turned = (facts.context_length, facts.rope.dim // 2)
         cos, sin = (
@@ -127,18 +132,20 @@ class _Maker:
             attn_gate=matrix("attn_gate", heads, width) if family.gates_attention else None,
         )
 
-    def _recurrent(self, layer: LayerWeights, recurrence: Recurrence | Convolution) -> LayerWeights:
+    def _recurrent(self, layer: LayerWeights, recurrence: AnyRecurrence) -> LayerWeights:
         """The same layer with what carries a state in the place of attention."""
         of_attention = ("q", "k", "v", "q_norm", "k_norm", "attn_gate", "attn_output")
         none: dict[str, Any] = dict.fromkeys(of_attention)
         return replace(layer, **none, mixer=self._mixer(recurrence))
 
-    def _mixer(self, recurrence: Recurrence | Convolution) -> DeltaWeights | ConvWeights:
+    def _mixer(self, recurrence: AnyRecurrence) -> MixerWeights:
         matrix, vector, width = self._matrix, self._vector, self._facts.width
         if isinstance(recurrence, Convolution):
             gate_in, gate_out, x, output = (matrix(name, width, width) for name in _OF_CONVOLUTION)
             conv = vector("conv", recurrence.num_taps, width)
             return ConvWeights(gate_in, gate_out, x, conv, output)
+        if isinstance(recurrence, StateSpace):
+            return self._space(recurrence)
         num_heads, values = recurrence.num_value_heads, recurrence.values_width
         return DeltaWeights(
             qkv=matrix("qkv", recurrence.mixed_width, width),
@@ -150,6 +157,26 @@ class _Maker:
             conv=vector("conv", recurrence.num_taps, recurrence.mixed_width),
             norm=vector("delta_norm", recurrence.value_dim),
             output=matrix("delta_output", width, values),
+        )
+
+    def _space(self, space: StateSpace) -> SpaceWeights:
+        matrix, vector, width = self._matrix, self._vector, self._facts.width
+        gate, mixed, step = (
+            matrix(name, count, width)
+            for name, count in zip(("space_gate", "mixed", "step"), space.part_rows, strict=True)
+        )
+        has_norm = not space.stands_beside  # some files of those have one too
+        return SpaceWeights(
+            gate=gate,
+            mixed=mixed,
+            step=step,
+            step_bias=vector("step_bias", space.num_heads),
+            rates=vector("rates", space.num_heads),
+            skips=vector("skips", space.num_heads),
+            conv=vector("conv", space.num_taps, space.mixed_width),
+            conv_bias=vector("conv_bias", space.mixed_width),
+            norm=self._vector_if(has_norm, "space_norm", space.values_width),
+            output=matrix("space_output", width, space.values_width),
         )
 
     def _of_latents(self, layer: LayerWeights, latent: Latent) -> LayerWeights:

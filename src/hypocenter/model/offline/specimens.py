@@ -29,7 +29,8 @@ from hypocenter.model.layer_shapes import LayerShape
 from hypocenter.model.offline.specimen_weights import allocate_undefined, undefined_weights
 from hypocenter.model.parts.part import WHOLE, Part
 from hypocenter.model.parts.split import part_of
-from hypocenter.model.recurrent.recurrence import Convolution, Recurrence
+from hypocenter.model.recurrent.recurrence import AnyRecurrence, Convolution, Recurrence
+from hypocenter.model.recurrent.state_space import StateSpace
 from hypocenter.model.step_buffers import KVPages, StatePages, StepInputs
 from hypocenter.tensor import DType
 
@@ -59,9 +60,11 @@ _GROUPS = Experts(ExpertChoice(160, 6, normalises=False, num_groups=8, num_group
 # Heads that share a latent.
 _LATENTS = {"deepseek2": Latent(rank=512, turned_dim=64, plain_dim=128, value_dim=128)}
 # A layer with a state, and behind it one with attention.
-_RECURRENCES: dict[str, Recurrence | Convolution] = {
+_RECURRENCES: dict[str, AnyRecurrence] = {
     "qwen35": Recurrence((1,), 16, 32, key_dim=128, value_dim=128, num_taps=4),
     "lfm2": Convolution((1,), width=4096, num_taps=3),
+    "granitehybrid": StateSpace((1,), 128, 64, state_dim=128, num_groups=1, num_taps=4),
+    "falcon-h1": StateSpace((0,), 24, 64, 256, num_groups=1, num_taps=4, stands_beside=True),
 }
 # Experts that one row meets, of more than 2**31 elements together.
 _HUGE_MIXTURE = Experts(ExpertChoice(128, 8), width=8192)
@@ -192,10 +195,13 @@ def _of_gpt_oss(vendor: str) -> Iterator[Specimen]:
 
 def _of_states(vendor: str) -> Iterator[Specimen]:
     """Layers that carry a state, and what gates their results and those of attention."""
-    kinds = (("qwen35", DType.F32), ("qwen35", DType.Q8_0), ("lfm2", DType.Q8_0))
+    kinds = (
+        *(("qwen35", DType.F32), ("qwen35", DType.Q8_0), ("lfm2", DType.Q8_0)),
+        *(("granitehybrid", DType.Q8_0), ("falcon-h1", DType.Q8_0)),
+    )
     for (family, dtype), num_tokens in itertools.product(kinds, (1, 64, 1 << 20)):
         plan = abstract_plan(vendor, family, dtype, DType.F16, num_tokens=num_tokens)
-        of_states = ("short_conv", "delta_rule", "gate", "rms_norm")
+        of_states = ("short_conv", "delta_rule", "ssm_scan", "gate", "rms_norm")
         launches = [launch for launch in plan.launches if launch.kernel.startswith(of_states)]
         yield from specimens(launches, f"{family}, {dtype.name.lower()}, states")
 
@@ -391,13 +397,14 @@ def form_of(specimen: Specimen) -> tuple[object, ...]:
 
 def _facts(family: str) -> Architecture:
     rope, latent = Rope(base=500000.0, dim=128), _LATENTS.get(family)
+    recurrence = _RECURRENCES.get(family)
     shape = LayerShape(num_kv_heads=8, head_dim=128, ffn_width=14336)
     if latent is not None:
         shape = LayerShape(1, latent.cached_dim, shape.ffn_width, rank=latent.rank)
     return Architecture(
         name=family,
         family=FAMILIES[family],
-        layers=(shape,) * (2 if family in _RECURRENCES else 1),
+        layers=(shape,) * (max(recurrence.attention_layers) + 1 if recurrence else 1),
         width=4096,
         num_heads=32,
         vocab_size=128255,
@@ -409,7 +416,7 @@ def _facts(family: str) -> Architecture:
         attn_softcap=0.0,
         final_softcap=0.0,
         experts=_MIXTURES.get(family),
-        recurrence=_RECURRENCES.get(family),
+        recurrence=recurrence,
         latent=latent,
         embedding_scale=64.0 if FAMILIES[family].scaled_embedding else 1.0,
     )

@@ -16,7 +16,7 @@ from hypocenter.kernels.rowwise.activation import gate
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.recurrent.recurrence import Convolution
 from hypocenter.model.step_buffers import StatePages, StepInputs
-from hypocenter.model.weight_tensors import ConvWeights, DeltaWeights
+from hypocenter.model.weight_tensors import ConvWeights, MixerWeights
 from hypocenter.tensor import DType, Tensor
 
 
@@ -71,15 +71,13 @@ class ConvNet:
         buffers = self.buffers.first(num_tokens)
         return replace(self, buffers=buffers, num_sequences=num_sequences)
 
-    def products(self, w: ConvWeights | DeltaWeights) -> tuple[tuple[Tensor, Tensor, None], ...]:
+    def products(self, w: MixerWeights) -> tuple[tuple[Tensor, Tensor, None], ...]:
         """Weights that a layer's input is multiplied with, and where the results go."""
         assert isinstance(w, ConvWeights)
         b = self.buffers
         return (w.gate_in, b.gate_in, None), (w.gate_out, b.gate_out, None), (w.x, b.x, None)
 
-    def apply(
-        self, plan: PlanBuilder, index: int, w: ConvWeights | DeltaWeights
-    ) -> tuple[Tensor, Tensor]:
+    def apply(self, plan: PlanBuilder, index: int, w: MixerWeights) -> tuple[Tensor, Tensor]:
         """Append what layer `index` makes of the products: its gates, and the result, which they
         are to let through."""
         assert isinstance(w, ConvWeights)

@@ -17,7 +17,7 @@ from hypocenter.kernels.rowwise.norm import rms_norm
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.recurrent.recurrence import Recurrence
 from hypocenter.model.step_buffers import StatePages, StepInputs
-from hypocenter.model.weight_tensors import ConvWeights, DeltaWeights
+from hypocenter.model.weight_tensors import DeltaWeights, MixerWeights
 from hypocenter.tensor import DType, Tensor
 
 
@@ -88,7 +88,7 @@ class DeltaNet:
         buffers = self.buffers.first(num_tokens)
         return replace(self, buffers=buffers, num_sequences=num_sequences)
 
-    def products(self, w: ConvWeights | DeltaWeights) -> tuple[tuple[Tensor, Tensor, None], ...]:
+    def products(self, w: MixerWeights) -> tuple[tuple[Tensor, Tensor, None], ...]:
         """Weights that a layer's input is multiplied with, and where the results go."""
         assert isinstance(w, DeltaWeights)
         b = self.buffers
@@ -99,9 +99,7 @@ class DeltaNet:
             (w.step, b.steps, None),
         )
 
-    def apply(
-        self, plan: PlanBuilder, index: int, w: ConvWeights | DeltaWeights
-    ) -> tuple[Tensor, Tensor]:
+    def apply(self, plan: PlanBuilder, index: int, w: MixerWeights) -> tuple[Tensor, Tensor]:
         """Append what layer `index` makes of the products; its gates, and the result by head,
         normed, which they are to let through."""
         assert isinstance(w, DeltaWeights)

@@ -1,7 +1,7 @@
 """Takes the tensors of a layer that carries a state out of a file; packs nothing itself.
 
-Names and layouts follow llama.cpp (src/models/qwen35.cpp, qwen3next.cpp, lfm2.cpp, and the
-conversion scripts).
+Names and layouts follow llama.cpp (src/models/qwen35.cpp, qwen3next.cpp, lfm2.cpp,
+granite-hybrid.cpp, falcon-h1.cpp, and the conversion scripts).
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from typing import Protocol
 
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.recurrent.recurrence import Convolution, Recurrence
-from hypocenter.model.weight_tensors import ConvWeights, DeltaWeights
+from hypocenter.model.recurrent.state_space import StateSpace
+from hypocenter.model.weight_tensors import ConvWeights, DeltaWeights, MixerWeights, SpaceWeights
 from hypocenter.tensor import Tensor
 
 
@@ -25,12 +26,14 @@ class TakesTensors(Protocol):
 
     def vector(self, name: str, length: int) -> Tensor: ...
 
+    def flat(self, name: str, *shape: int) -> Tensor: ...
+
+    def optional(self, name: str, *shape: int) -> Tensor | None: ...
+
     def taps(self, name: str, num_channels: int, num_taps: int) -> Tensor: ...
 
 
-def load_mixer(
-    loader: TakesTensors, facts: Architecture, prefix: str
-) -> DeltaWeights | ConvWeights:
+def load_mixer(loader: TakesTensors, facts: Architecture, prefix: str) -> MixerWeights:
     """Those of the layer of that prefix.
 
     Raises what the loader raises for a tensor that is missing or of a wrong shape.
@@ -39,6 +42,8 @@ def load_mixer(
     assert recurrence is not None
     if isinstance(recurrence, Convolution):
         return _load_convolution(loader, recurrence, prefix)
+    if isinstance(recurrence, StateSpace):
+        return _load_space(loader, facts, recurrence, prefix)
     return _load_delta(loader, facts, recurrence, prefix)
 
 
@@ -73,4 +78,25 @@ def _load_delta(
         conv=loader.taps(f"{prefix}ssm_conv1d.weight", mixed, num_taps),
         norm=loader.vector(f"{prefix}ssm_norm.weight", recurrence.value_dim),
         output=loader.matrix(f"{prefix}ssm_out", width, values),
+    )
+
+
+def _load_space(
+    loader: TakesTensors, facts: Architecture, space: StateSpace, prefix: str
+) -> SpaceWeights:
+    """One matrix of the file makes gates, what is convolved and the steps, in this order."""
+    num_heads, mixed = space.num_heads, space.mixed_width
+    groups = (space.num_groups, space.values_width // space.num_groups)
+    gate, of_conv, step = loader.in_parts(f"{prefix}ssm_in.weight", space.part_rows)
+    return SpaceWeights(
+        gate=gate,
+        mixed=of_conv,
+        step=step,
+        step_bias=loader.vector(f"{prefix}ssm_dt.bias", num_heads),
+        rates=loader.flat(f"{prefix}ssm_a", num_heads, 1),
+        skips=loader.flat(f"{prefix}ssm_d", num_heads, 1),
+        conv=loader.taps(f"{prefix}ssm_conv1d.weight", mixed, space.num_taps),
+        conv_bias=loader.optional(f"{prefix}ssm_conv1d.bias", mixed),
+        norm=loader.optional(f"{prefix}ssm_norm.weight", *groups),
+        output=loader.matrix(f"{prefix}ssm_out", facts.width, space.values_width),
     )

@@ -15,8 +15,14 @@ from hypocenter.errors import BadModelFile, UnsupportedModel
 from hypocenter.kernels.recurrent.delta_rule import DeltaHeads
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.gguf.file import GGUFFile
+from hypocenter.model.recurrent.state_space import (
+    MAX_COLUMNS,
+    MAX_HEADS,
+    StateSpace,
+    read_state_space,
+)
 
-_MAX_HEADS, _MAX_COLUMNS, _MAX_TAPS = 1 << 12, 512, 16
+_MAX_TAPS = 16
 #: Every so many layers have attention, where a file does not say which.
 _DEFAULT_INTERVAL = 4
 
@@ -27,12 +33,20 @@ class RecurrenceOfFamily:
 
     `heads_by_turns`: value heads take key heads by turns, not several one behind the other the
     same. `joins_steps`: b and a come of one matrix, of each key head those of its value heads.
-    `is_convolution`: there are no heads, but gated convolutions alone.
+    `is_convolution`: there are no heads, but gated convolutions alone. `is_state_space`: they are
+    of Mamba-2; with `stands_beside` in every layer, beside attention.
     """
 
     heads_by_turns: bool = True
     joins_steps: bool = False
     is_convolution: bool = False
+    is_state_space: bool = False
+    stands_beside: bool = False
+
+    @property
+    def is_told_by_heads(self) -> bool:
+        """Whether files say which layers have attention by giving the others no heads."""
+        return self.is_convolution or (self.is_state_space and not self.stands_beside)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +65,8 @@ class Convolution:
 
     @property
     def buffer_widths(self) -> tuple[int, ...]:
-        """Columns of its activations; there are two buffers of each."""
-        return self.width, self.width
+        """Columns of each of its buffers of activations."""
+        return (self.width,) * 4
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -93,8 +107,8 @@ class Recurrence:
 
     @property
     def buffer_widths(self) -> tuple[int, ...]:
-        """Columns of its activations; there are two buffers of each."""
-        return self.mixed_width, self.values_width, self.num_value_heads
+        """Columns of each of its buffers of activations."""
+        return (self.mixed_width, self.values_width, self.num_value_heads) * 2
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -107,6 +121,9 @@ class Recurrence:
         }
 
 
+AnyRecurrence = Recurrence | Convolution | StateSpace
+
+
 def read_recurrence(
     file: GGUFFile,
     name: str,
@@ -115,7 +132,7 @@ def read_recurrence(
     num_blocks: int,
     num_layers: int,
     width: int,
-) -> Recurrence | Convolution | None:
+) -> AnyRecurrence | None:
     """What `name` models have beside attention; None for families of attention alone.
 
     Raises UnsupportedModel for shapes that we do not run, BadModelFile for numbers that contradict
@@ -126,29 +143,45 @@ def read_recurrence(
     if family.is_convolution:
         num_taps = _num_taps(file, f"{name}.shortconv.l_cache")
         return Convolution(_layers_with_heads(file, name, num_layers), width, num_taps)
+    if family.is_state_space:
+        layers = tuple(range(num_layers))
+        if not family.stands_beside:
+            layers = _layers_with_heads(file, name, num_layers)
+        num_taps = _num_taps(file, f"{name}.ssm.conv_kernel")
+        return read_state_space(file, name, layers, num_taps, stands_beside=family.stands_beside)
 
     def count(key: str, high: int) -> int:
         return file.integer(f"{name}.ssm.{key}", low=1, high=high)
 
-    num_key_heads = count("group_count", _MAX_HEADS)
-    num_value_heads = count("time_step_rank", _MAX_HEADS)
+    num_key_heads = count("group_count", MAX_HEADS)
+    num_value_heads = count("time_step_rank", MAX_HEADS)
     if num_value_heads % num_key_heads:
         limit = f"must be a multiple of {name}.ssm.group_count, which is {num_key_heads}"
         raise BadModelFile(file.path, f"{name}.ssm.time_step_rank", num_value_heads, limit)
-    inner = count("inner_size", _MAX_HEADS * _MAX_COLUMNS)
+    inner = count("inner_size", MAX_HEADS * MAX_COLUMNS)
     value_dim, rest = divmod(inner, num_value_heads)
-    if rest or value_dim > _MAX_COLUMNS:
-        limit = f"must be {num_value_heads} heads of at most {_MAX_COLUMNS} columns"
+    if rest or value_dim > MAX_COLUMNS:
+        limit = f"must be {num_value_heads} heads of at most {MAX_COLUMNS} columns"
         raise BadModelFile(file.path, f"{name}.ssm.inner_size", inner, limit)
     return Recurrence(
         attention_layers=_attention_layers(file, name, num_blocks, num_layers),
         num_key_heads=num_key_heads,
         num_value_heads=num_value_heads,
-        key_dim=count("state_size", _MAX_COLUMNS),
+        key_dim=count("state_size", MAX_COLUMNS),
         value_dim=value_dim,
         num_taps=_num_taps(file, f"{name}.ssm.conv_kernel"),
         heads_by_turns=family.heads_by_turns,
     )
+
+
+def layers_with_state(recurrence: AnyRecurrence | None, num_layers: int) -> tuple[int, ...]:
+    """Those that carry one."""
+    if recurrence is None:
+        return ()
+    layers = tuple(range(num_layers))
+    if isinstance(recurrence, StateSpace) and recurrence.stands_beside:
+        return layers
+    return tuple(layer for layer in layers if layer not in recurrence.attention_layers)
 
 
 def _num_taps(file: GGUFFile, full: str) -> int:

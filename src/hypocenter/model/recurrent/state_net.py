@@ -6,16 +6,18 @@ from hypocenter.model.architecture import Architecture
 from hypocenter.model.recurrent.conv_net import ConvNet
 from hypocenter.model.recurrent.delta_net import DeltaNet
 from hypocenter.model.recurrent.recurrence import Convolution
+from hypocenter.model.recurrent.space_net import SpaceNet
+from hypocenter.model.recurrent.state_space import StateSpace
 from hypocenter.model.step_buffers import StatePages, StepInputs
 
-#: Both have the same methods.
-StateNet = DeltaNet | ConvNet
+#: All have the same methods.
+StateNet = DeltaNet | ConvNet | SpaceNet
 
 
 def allocate_net(
     facts: Architecture, inputs: StepInputs, states: StatePages | None, max_tokens: int
 ) -> StateNet | None:
-    """With buffers for `max_tokens` tokens; None for a model whose layers all have attention.
+    """With buffers for `max_tokens` tokens; None for a model whose layers carry no state.
 
     inputs and states are those of the decoder's steps, which must be there where a layer carries a
     state.
@@ -26,7 +28,9 @@ def allocate_net(
     assert states is not None
     if isinstance(recurrence, Convolution):
         return ConvNet.allocate(recurrence, inputs, states, max_tokens)
-    return DeltaNet.allocate(recurrence, facts.norm_eps, inputs, states, max_tokens)
+    if isinstance(recurrence, StateSpace):
+        return SpaceNet.allocate(recurrence, facts.mixer_eps, inputs, states, max_tokens)
+    return DeltaNet.allocate(recurrence, facts.mixer_eps, inputs, states, max_tokens)
 
 
 def first_of(net: StateNet | None, num_tokens: int, num_sequences: int | None) -> StateNet | None:

@@ -1,0 +1,48 @@
+"""Triton kernel of `gate_norm`: one program is one group of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.device.triton_lang import tl, triton
+from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.rowwise.norm_gpu import warps_of_norm
+from hypocenter.kernels.shared_gpu import as_offset, follow
+
+
+@triton.jit
+def gate_norm_kernel(
+    gate_ptr, x_ptr, weight_ptr, counts_ptr, eps, width, gate_stride, x_stride,
+    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    follow(OVERLAPS)
+    row, group = tl.program_id(0), tl.program_id(1)
+    if row >= tl.load(counts_ptr):
+        return
+    row = as_offset(row, WIDE)
+    column = tl.arange(0, BLOCK)
+    live, at = column < width, group * width + column
+    gate_at = gate_ptr + row * gate_stride + at
+    z = tl.load(gate_at, mask=live, other=0.0)
+    x = tl.load(x_ptr + row * x_stride + at, mask=live, other=0.0)
+    value = x * (z / (1.0 + tl.exp(-z)))
+    mean_square = tl.sum(value * value, axis=0) / width
+    weight = tl.load(weight_ptr + at, mask=live, other=0.0)
+    tl.store(gate_at, value * (1.0 / tl.sqrt(mean_square + eps)) * weight, mask=live)
+
+
+def add(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+    """Append gate_norm."""
+    gate, x, width = facts["gate"], facts["x"], facts["width"]
+    plan.add_gpu(
+        gate_norm_kernel,
+        *(gate, x, facts["weight"], facts["counts"], facts["eps"], width),
+        *(gate.strides[0], x.strides[0]),
+        grid=(x.shape[0], facts["num_groups"]),
+        contract=contract,
+        facts=facts,
+        num_warps=warps_of_norm(plan, width),
+        BLOCK=triton.next_power_of_2(width),
+    )
