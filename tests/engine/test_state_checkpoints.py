@@ -287,7 +287,7 @@ SMALL = EngineConfig(
 )
 
 
-@pytest.fixture(scope="module", params=["qwen35", "lfm2-tied", "falcon-h1"])
+@pytest.fixture(scope="module", params=["qwen35", "lfm2-tied", "falcon-h1", "mamba2"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FamilyModel:
     return make_family(request.param, tmp_path_factory.mktemp("checkpoints"))
 

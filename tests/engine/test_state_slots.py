@@ -231,7 +231,9 @@ def one_of_each(monkeypatch: pytest.MonkeyPatch, folder: Path) -> FamilyModel:
     return make_family("qwen35", folder)
 
 
-@pytest.mark.parametrize("name", ["qwen35", "lfm2-tied", "granitehybrid-moe", "falcon-h1-normed"])
+@pytest.mark.parametrize(
+    "name", ["qwen35", "lfm2-tied", "granitehybrid-moe", "falcon-h1-normed", "mamba2"]
+)
 @pytest.mark.tier("sim", fast=lambda case: case.name == "falcon-h1-normed")
 def test_a_gpu_gives_the_same_logits(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -292,7 +294,7 @@ def test_inspect_tells_of_states(model: FamilyModel, runner: Runner) -> None:
     "name",
     [
         *("qwen35", "qwen3next", "lfm2", "lfm2moe"),
-        *("granitehybrid", "granitehybrid-moe", "falcon-h1", "falcon-h1-normed"),
+        *("granitehybrid", "granitehybrid-moe", "falcon-h1", "falcon-h1-normed", "mamba2"),
     ],
 )
 def test_needed_bytes_are_those_that_are_allocated(name: str, tmp_path: Path) -> None:

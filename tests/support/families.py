@@ -184,7 +184,7 @@ def _randomise(family: Family, hf_model: Any, generator: np.random.Generator) ->
 def _set_entropy(family: Family, hf_model: Any, token_ids: Sequence[int]) -> None:
     """Scale the last norm, and with it the logits, until the mean entropy is ENTROPY_BITS."""
     with _inference():
-        hidden = hf_model.model(torch.tensor([list(token_ids)]), use_cache=False)[0]
+        hidden = hf_model.base_model(torch.tensor([list(token_ids)]), use_cache=False)[0]
         logits = hf_model.lm_head(hidden[0]).double()
         logits /= getattr(hf_model.config, "logits_scaling", 1.0)
         for factor in ("logit_scale", "lm_head_multiplier"):
@@ -199,8 +199,8 @@ def _set_entropy(family: Family, hf_model: Any, token_ids: Sequence[int]) -> Non
                 raise ValueError(f"{family.arch}: the entropy stays at {entropy:.2f} bits")
         scale = scale / step if step > 1.1 else scale
     shift = 1.0 if family.shifted_norms else 0.0
-    last = hf_model.model
-    names = ("final_layernorm", "embedding_norm", "norm")
+    last = hf_model.base_model
+    names = ("final_layernorm", "embedding_norm", "norm_f", "norm")
     norm = next(getattr(last, name) for name in names if hasattr(last, name))
     norm.weight.data = (norm.weight.data + shift) * scale - shift
     for biased in (norm, hf_model.lm_head):

@@ -183,12 +183,27 @@ _AS_CONVERTED = {
 
 
 def _add_metadata(writer: Any, family: Family, config: Any, fault: Fault) -> None:
-    head_dim = head_dim_of(config)
     writer.add_name("random model")
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
+    if family.arch != "mamba2":
+        _add_attention(writer, family, config, fault)
+    for key, sound in family.metadata.items():
+        value = fault.metadata.get(key, sound)
+        add = {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+            list: writer.add_array,
+        }
+        add[type(value)](f"{family.arch}.{key}", value)
+
+
+def _add_attention(writer: Any, family: Family, config: Any, fault: Fault) -> None:
+    head_dim = head_dim_of(config)
+    writer.add_context_length(config.max_position_embeddings)
     writer.add_head_count(config.num_attention_heads)
     for key, value in {
         "feed_forward_length": getattr(config, "intermediate_size", None),
@@ -216,21 +231,11 @@ def _add_metadata(writer: Any, family: Family, config: Any, fault: Fault) -> Non
         writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if family.arch == "llama":
         writer.add_vocab_size(config.vocab_size)
-    for key, sound in family.metadata.items():
-        value = fault.metadata.get(key, sound)
-        add = {
-            bool: writer.add_bool,
-            int: writer.add_uint32,
-            float: writer.add_float32,
-            str: writer.add_string,
-            list: writer.add_array,
-        }
-        add[type(value)](f"{family.arch}.{key}", value)
 
 
 def _rope_tensors(family: Family, hf_model: Any) -> dict[str, np.ndarray]:
     """The frequency divisors that GGUF keeps as tensors, [rotated dimensions / 2] each."""
-    rope = hf_model.config.rope_parameters
+    rope = getattr(hf_model.config, "rope_parameters", {})
     if family.arch == "gemma4":
         # Pairs that a head does not turn are divided by so much that they hardly turn.
         head_dim = family.metadata["attention.key_length"]

@@ -406,6 +406,33 @@ def _granitehybrid(layers: str, num_experts: int, *, num_groups: int, is_tied: b
     )
 
 
+def _mamba2(*, is_tied: bool) -> Family:
+    """Of one group: transformers norms all groups as one, and llama.cpp each by itself."""
+    config = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 96,
+        "num_hidden_layers": 3,
+        "layer_norm_epsilon": 1e-5,
+        "num_heads": 6,
+        "head_dim": 32,
+        "n_groups": 1,
+        "state_size": 24,
+        "tie_word_embeddings": is_tied,
+    }
+    keys = {
+        "context_length": 1 << 20,
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": 192,
+        "ssm.state_size": 24,
+        "ssm.time_step_rank": 6,
+        "ssm.group_count": 1,
+    }
+    return Family("mamba2", "Mamba2", config, metadata=keys)
+
+
 def _falcon_h1(*, num_groups: int, is_tied: bool, has_norm: bool) -> Family:
     """With a number of its own for each factor that converters fold into weights."""
     factors = {
@@ -911,6 +938,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "granitehybrid": _granitehybrid("sas", 0, num_groups=2, is_tied=False),
     "granitehybrid-moe": _granitehybrid("ssa", 7, num_groups=1, is_tied=True),
+    "mamba2": _mamba2(is_tied=False),
+    "mamba2-tied": _mamba2(is_tied=True),
     "falcon-h1": _falcon_h1(num_groups=1, is_tied=False, has_norm=False),
     "falcon-h1-normed": _falcon_h1(num_groups=2, is_tied=True, has_norm=True),
     "granite": _granite(is_tied=True, has_biases=False),

@@ -5,6 +5,7 @@ Follows llama.cpp's conversion scripts of Mamba-2, Granite and Falcon H1.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,13 @@ _NAMES = {
 
 
 def is_of_space(name: str) -> bool:
-    return ".mamba." in name
+    return ".mamba." in name or ".mixer." in name
 
 
 def as_converted_space(config: Any, name: str, values: np.ndarray) -> dict[str, np.ndarray]:
     """A tensor under the name that it has in files, in their layout; Falcon's with its factors."""
-    layer, own = name.removeprefix("model.layers.").split(".mamba.")
+    place, own = re.split(r"\.(?:mamba|mixer)\.", name)
+    layer = place.rpartition(".")[2]
     if own == "A_log":
         values = -np.exp(values)
     if own in ("A_log", "D"):
@@ -35,7 +37,8 @@ def as_converted_space(config: Any, name: str, values: np.ndarray) -> dict[str, 
     elif own == "conv1d.weight":
         values = values[:, 0]
     elif own == "norm.weight":
-        values = values.reshape(config.mamba_n_groups, -1)
+        groups = config.n_groups if config.model_type == "mamba2" else config.mamba_n_groups
+        values = values.reshape(groups, -1)
     elif config.model_type == "falcon_h1":
         values = _with_factors(config, own, values)
     return {f"blk.{layer}.{_NAMES[own]}": np.ascontiguousarray(values, np.float32)}

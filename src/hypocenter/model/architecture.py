@@ -145,7 +145,7 @@ class Architecture:
         """Whether it has a feed-forward that all tokens take, the shared expert apart."""
         of_family = self.family.experts
         stands_beside = of_family is not None and of_family.stands_beside
-        return stands_beside or not self.is_mixture(layer)
+        return stands_beside or not (self.is_mixture(layer) or self.family.is_bare)
 
     @property
     def dense_widths(self) -> tuple[int, ...]:
@@ -236,7 +236,7 @@ class _Reader:
         self._refuse_sections()
         width = self._count("embedding_length", MAX_WIDTH)
         num_layers, num_draft_layers = self._layers()
-        num_heads = self._uniform("attention.head_count", 1 << 16)
+        num_heads = 0 if self.family.is_bare else self._uniform("attention.head_count", 1 << 16)
         latent = None
         if self.family.has_latent:
             latent = read_latent(self.file, self.name, num_heads, MAX_WIDTH)
@@ -290,6 +290,7 @@ class _Reader:
                 num_blocks=num_layers + num_draft_layers,
                 num_layers=num_layers,
                 width=width,
+                is_bare=self.family.is_bare,
             ),
             latent=latent,
         )

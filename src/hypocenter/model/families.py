@@ -82,6 +82,8 @@ class Family:
     has_sections: bool = False
     #: Whether keys and values lie compressed, in a latent for all heads.
     has_latent: bool = False
+    #: Whether layers have nothing but a state: neither attention nor a feed-forward.
+    is_bare: bool = False
     #: Of layers without attention; None: there are none.
     recurrence: RecurrenceOfFamily | None = None
     #: Of files with experts; None: there are none.
@@ -155,6 +157,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "falcon-h1": Family(
         "neox", recurrence=RecurrenceOfFamily(is_state_space=True, stands_beside=True),
+    ),
+    "mamba2": Family(
+        "neox", ffn_norm="", is_bare=True, recurrence=RecurrenceOfFamily(is_state_space=True),
     ),
     # Files do not say which layers are not turned; it is every fourth in the one that there is.
     "smollm3": Family("normal", unturned_step=4),

@@ -64,12 +64,15 @@ class HeadDims(NamedTuple):
 def read_head_dims(
     file: GGUFFile, name: str, width: int, num_heads: int, latent: Latent | None = None
 ) -> HeadDims:
-    """Those of a model of architecture `name`; with a latent what the cache has of one.
+    """Those of a model of architecture `name`; with a latent what the cache has of one, and
+    without heads as small as heads are.
 
     Raises UnsupportedModel where keys and values differ, BadModelFile for what no kernel can hold.
     """
     if latent is not None:
         return HeadDims(latent.cached_dim, latent.cached_dim)
+    if not num_heads:
+        return HeadDims(HEAD_DIMS[0], HEAD_DIMS[0])
     head_dim, (low, high) = width // num_heads, HEAD_DIMS
     is_named = f"{name}.attention.key_length" in file.metadata
     if not is_named and not low <= head_dim <= high:
@@ -94,6 +97,8 @@ def read_shapes(
     Raises UnsupportedModel for windows that the family does not know, BadModelFile for numbers
     that contradict one another.
     """
+    if family.is_bare:
+        return (LayerShape(num_kv_heads=1, head_dim=head_dims.whole, ffn_width=0),) * num_blocks
     key = "attention.head_count_kv"
     kv_heads = (1,) * num_blocks
     if latent is None:

@@ -233,11 +233,14 @@ class LayerWeights:
 
     @property
     def down(self) -> Tensor:
-        """The matrix, or the stack of them, that a feed-forward ends with."""
+        """The matrix, or the stack of them, that a feed-forward ends with, or a layer that has
+        none."""
         if self.dense is not None:
             return self.dense.down
-        assert self.mixture is not None
-        return self.mixture.experts.down
+        if self.mixture is not None:
+            return self.mixture.experts.down
+        assert self.mixer is not None
+        return self.mixer.output
 
     @property
     def matrices(self) -> tuple[Tensor, ...]:

@@ -32,7 +32,7 @@ class Attending:
         self._gpu_tiles: dict[tuple[int, ...], TileScratch] = {}
         self._cpu_tiles: dict[tuple[int, ...], Tensor] = {}
         device, (num_sequences, max_blocks) = inputs.counts.device, inputs.block_tables.shape
-        if route == "parts":
+        if route == "parts" and pages.keys:
             max_context = max_blocks * pages.keys[0].shape[3]
             self._unfused = UnfusedAttention.allocate(
                 facts, max_tokens, num_sequences, max_context, device=device

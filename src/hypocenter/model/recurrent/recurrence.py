@@ -132,8 +132,10 @@ def read_recurrence(
     num_blocks: int,
     num_layers: int,
     width: int,
+    is_bare: bool = False,
 ) -> AnyRecurrence | None:
-    """What `name` models have beside attention; None for families of attention alone.
+    """What `name` models have beside attention, or with `is_bare` in place of all of it; None for
+    families of attention alone.
 
     Raises UnsupportedModel for shapes that we do not run, BadModelFile for numbers that contradict
     one another.
@@ -144,8 +146,8 @@ def read_recurrence(
         num_taps = _num_taps(file, f"{name}.shortconv.l_cache")
         return Convolution(_layers_with_heads(file, name, num_layers), width, num_taps)
     if family.is_state_space:
-        layers = tuple(range(num_layers))
-        if not family.stands_beside:
+        layers = tuple(range(0 if is_bare else num_layers))
+        if not (family.stands_beside or is_bare):
             layers = _layers_with_heads(file, name, num_layers)
         num_taps = _num_taps(file, f"{name}.ssm.conv_kernel")
         return read_state_space(file, name, layers, num_taps, stands_beside=family.stands_beside)
