@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -140,15 +140,26 @@ def family_row(name: str, peer: Peer) -> FamilyRow:
     sound = mean_kl(theirs, _ours(model, model.path))
     faults = {}
     for label, fault in FILE_FAULTS.items():
-        if not _applies(fault, model):
+        if label in _unseen_by(model) or not _applies(fault, model):
             continue
         path = peer.folder / "fault.gguf"
         write_gguf(model.family, model.hf_model, path, fault)
         faults[label] = mean_kl(theirs, _ours(model, path))
     for label, planted in DECODER_FAULTS.items():
+        if label in _unseen_by(model):
+            continue
         with planted():
             faults[label] = mean_kl(theirs, _ours(model, model.path))
     return FamilyRow(name, sound, faults)
+
+
+def _unseen_by(model: FamilyModel) -> Collection[str]:
+    """Faults of what a model has not: positions that turn heads, feed-forwards."""
+    of_turning = ("rope base x2", "q/k rows swapped", "no rope")
+    if OUR_FAMILIES[model.family.arch].is_bare:
+        return (*of_turning, "no activation", "silu <-> gelu")
+    turns = model.family.metadata.get("rope.scaling.finetuned", True)
+    return () if turns else of_turning
 
 
 def _applies(fault: Fault, model: FamilyModel) -> bool:

@@ -187,7 +187,9 @@ def _add_metadata(writer: Any, family: Family, config: Any, fault: Fault) -> Non
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_embedding_length(config.hidden_size)
-    if family.arch != "mamba2":
+    if family.arch == "mamba2":
+        writer.add_layer_norm_rms_eps(config.layer_norm_epsilon * fault.epsilon_factor)
+    else:
         _add_attention(writer, family, config, fault)
     for key, sound in family.metadata.items():
         value = fault.metadata.get(key, sound)

@@ -423,7 +423,6 @@ def _mamba2(*, is_tied: bool) -> Family:
         "context_length": 1 << 20,
         "feed_forward_length": 0,
         "attention.head_count": 0,
-        "attention.layer_norm_rms_epsilon": 1e-5,
         "ssm.conv_kernel": 4,
         "ssm.inner_size": 192,
         "ssm.state_size": 24,
