@@ -184,6 +184,8 @@ _BY_FAMILY: dict[str, PreTokenizer] = {
     "granite-embed-multi-97m": PreTokenizer((_MARKED_GPT4O,), ignore_merges=True),
     "tiny_aya": PreTokenizer((_THREES, _TINY_AYA)),
     "afmoe": PreTokenizer((_THREES, _ASIAN_AFMOE, _DEEPSEEK_V3)),
+    # Words are not parted at all; digits go by threes, counted from the last one.
+    "superbpe": PreTokenizer((rf"{_N}+", "[0-9]{3}(?=(?:[0-9]{3})*(?![0-9]))")),
     "bloom": PreTokenizer((_BLOOM,)),
     "viking": PreTokenizer((_BLOOM, _N)),
     "chameleon": PreTokenizer(
