@@ -28,6 +28,7 @@ from hypocenter.model.layer_shapes import (
 )
 from hypocenter.model.parts.part import WHOLE, Part
 from hypocenter.model.recurrent.recurrence import AnyRecurrence, layers_with_state, read_recurrence
+from hypocenter.tensor import DType
 
 MAX_LAYERS = 1024
 MAX_VOCAB = 1 << 21
@@ -157,8 +158,8 @@ class Architecture:
     @property
     def attention_layers(self) -> tuple[int, ...]:
         """The layers that have attention."""
-        of_state = self.recurrence
-        return tuple(range(self.num_layers)) if of_state is None else of_state.attention_layers
+        own = self.recurrence
+        return tuple(range(self.num_layers)) if own is None else own.attention_layers
 
     @property
     def state_layers(self) -> tuple[int, ...]:
@@ -181,8 +182,7 @@ class Architecture:
 
     @property
     def dense_width(self) -> int:
-        """The widest feed-forward that all tokens of a layer take: a dense one, or the shared
-        expert of a mixture; 0: there is none."""
+        """The widest feed-forward that all tokens of a layer take; 0: there is none."""
         return max(self.dense_widths, default=0)
 
     def passes_over(self, name: str) -> bool:
@@ -197,11 +197,11 @@ class Architecture:
         is_kv = found[2] in ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
         return is_kv and self.layers[layer].kv_source is not None
 
-    def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Bytes of one position in the KV cache, with values padded to 16 columns."""
+    def kv_bytes_per_token(self, dtype: DType) -> int:
+        """Bytes of one position in a KV cache of `dtype`, of which heads must be whole blocks."""
         shapes = [self.layers[layer] for layer in self.attention_layers]
-        return element_bytes * sum(
-            shape.num_kv_heads * (shape.head_dim + shape.value_pitch)
+        return sum(
+            shape.num_kv_heads * sum(map(dtype.num_bytes, (shape.head_dim, shape.value_pitch)))
             for shape in shapes
             if shape.kv_source is None
         )
