@@ -49,6 +49,14 @@ MAX_RANKS = 16
 _RANKS_NEED_GPUS = "a CPU has all cores for one model; use 1, or a device such as cuda or hip"
 KV_DTYPES = {"f16": DType.F16, "f32": DType.F32, "q8_0": DType.Q8_0, "q4_0": DType.Q4_0}
 _BLOCKS_NEED_THE_CPU = "only a CPU holds keys and values as blocks; use f16 or f32, or device cpu"
+#: Settings that have one of a few values.
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "launch_mode": LAUNCH_MODES,
+    "attention": ATTENTIONS,
+    "float_products": FLOAT_PRODUCTS,
+    "kv_dtype": tuple(KV_DTYPES),
+    "reasoning": REASONING,
+}
 _Settings = TypeVar("_Settings")
 
 
@@ -235,14 +243,15 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _unwrap_numbers(self)
-        _one_of("launch_mode", self.launch_mode, LAUNCH_MODES)
+        if isinstance(self.kv_dtype, str):
+            object.__setattr__(self, "kv_dtype", self.kv_dtype.lower())
+        for name, known in _CHOICES.items():
+            _one_of(name, getattr(self, name), known)
         if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
-            known = "must be cpu, cuda, hip, cuda:N, hip:N or sim:NAME"
-            raise BadSetting("device", self.device, known)
-        _one_of("attention", self.attention, ATTENTIONS)
+            limit = "must be cpu, cuda, hip, cuda:N, hip:N or sim:NAME"
+            raise BadSetting("device", self.device, limit)
         if self.attention == "parts" and self.device == "cpu":
             raise BadSetting("attention", self.attention, PARTS_NEED_A_GPU)
-        _one_of("float_products", self.float_products, FLOAT_PRODUCTS)
         if self.float_products == "bf16" and self.device != "cpu":
             raise BadSetting("float_products", self.float_products, _BF16_NEEDS_THE_CPU)
         _require_whole("tensor_parallel", self.tensor_parallel, 1, MAX_RANKS)
@@ -263,12 +272,8 @@ class EngineConfig:
         if self.kv_tokens is not None:
             also = ", or None: as many as the context has positions"
             _require_whole("kv_tokens", self.kv_tokens, 1, 1 << 28, also)
-        if isinstance(self.kv_dtype, str):
-            object.__setattr__(self, "kv_dtype", self.kv_dtype.lower())
-        _one_of("kv_dtype", self.kv_dtype, tuple(KV_DTYPES))
         if KV_DTYPES[self.kv_dtype].is_quantised and self.device != "cpu":
             raise BadSetting("kv_dtype", self.kv_dtype, _BLOCKS_NEED_THE_CPU)
-        _one_of("reasoning", self.reasoning, REASONING)
         if self.chat_template_kwargs is not None:
             require_variables(self.chat_template_kwargs)
         if self.override_kv is not None:
