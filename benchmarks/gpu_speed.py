@@ -328,7 +328,7 @@ def _decode_one(device: str, dtype: DType, bytes_per_s: float) -> dict[str, Any]
         ):  # fmt: skip
             copies.to_device(tensor, np.array([value], np.int32))
         seconds = statistics.median(event_seconds(graph, 20))
-        num_bytes = weight_bytes + (position + 1) * facts.kv_bytes_per_token(2)
+        num_bytes = weight_bytes + (position + 1) * facts.kv_bytes_per_token(DType.F16)
         steps.append(
             {
                 "position": position,

@@ -46,7 +46,8 @@ FLOAT_PRODUCTS = ("exact", "bf16")
 _BF16_NEEDS_THE_CPU = "products in bf16 run on the CPU only; use exact, or device cpu"
 MAX_RANKS = 16
 _RANKS_NEED_GPUS = "a CPU has all cores for one model; use 1, or a device such as cuda or hip"
-KV_DTYPES = {"f16": DType.F16, "f32": DType.F32}
+KV_DTYPES = {"f16": DType.F16, "f32": DType.F32, "q8_0": DType.Q8_0, "q4_0": DType.Q4_0}
+_BLOCKS_NEED_THE_CPU = "only a CPU holds keys and values as blocks; use f16 or f32, or device cpu"
 _Settings = TypeVar("_Settings")
 
 
@@ -200,7 +201,9 @@ class EngineConfig:
     did, for `hypo doctor` and `hypo diff`. `prefix_cache`: a prompt that begins like one before is
     not computed anew up to where they part. `state_checkpoints`: of models that carry a state, how
     many states are kept for that. `kv_tokens` is how many tokens the KV cache holds of all requests
-    together; None: as many as one context. `attention`: `fused`, or its `parts` one by one (GPU).
+    together; None: as many as one context. `kv_dtype`: as what it holds both keys and values: f16,
+    f32, or on the CPU q8_0 or q4_0, which are GGUF's blocks. `attention`: `fused`, or its `parts`
+    one by one (GPU).
     `chat_template_kwargs` are variables of the chat template; `reasoning` sets those by which most
     templates have a model think before it answers: `on`, `off`, or how much; `auto` sets none.
     `float_products`: on the CPU F16 and BF16 matrices multiply activations `exact`ly, or as `bf16`,
@@ -257,7 +260,11 @@ class EngineConfig:
         if self.kv_tokens is not None:
             also = ", or None: as many as the context has positions"
             _require_whole("kv_tokens", self.kv_tokens, 1, 1 << 28, also)
+        if isinstance(self.kv_dtype, str):
+            object.__setattr__(self, "kv_dtype", self.kv_dtype.lower())
         _one_of("kv_dtype", self.kv_dtype, tuple(KV_DTYPES))
+        if KV_DTYPES[self.kv_dtype].is_quantised and self.device != "cpu":
+            raise BadSetting("kv_dtype", self.kv_dtype, _BLOCKS_NEED_THE_CPU)
         _one_of("reasoning", self.reasoning, REASONING)
         if self.chat_template_kwargs is not None:
             require_variables(self.chat_template_kwargs)

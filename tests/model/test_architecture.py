@@ -17,6 +17,7 @@ from hypocenter.errors import BadModelFile, UnsupportedModel
 from hypocenter.model.architecture import Architecture, read_architecture
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.layer_shapes import LayerShape
+from hypocenter.tensor import DType
 
 
 def read(folder: Path, name: str = "llama", **changes: Any) -> Architecture:
@@ -213,7 +214,7 @@ def test_layers_may_differ_in_shape(tmp_path: Path) -> None:
     assert facts.layers == (LayerShape(2, 6, 16, 8), LayerShape(1, 12, 32, 0))
     assert (facts.attn_scale, facts.rope.dim, facts.local_rope.dim) == (1, 12, 6)
     # Keys of 2 heads of 6 and values padded to 16; of 1 of 12 and 16.
-    assert facts.kv_bytes_per_token(2) == 2 * (2 * (6 + 16) + 12 + 16)
+    assert facts.kv_bytes_per_token(DType.F16) == 2 * (2 * (6 + 16) + 12 + 16)
     assert (facts.widest_q, facts.widest_kv, facts.dense_width) == (24, 12, 32)
 
 

@@ -66,7 +66,7 @@ def test_the_cache_holds_a_latent_for_all_heads(model: FamilyModel) -> None:
     assert facts.latent is not None
     assert (facts.latent.rank, facts.latent.cached_dim) == (40, 56)
     # Keys of 56, and values of 40 that are padded to 48, in three layers.
-    assert facts.kv_bytes_per_token(2) == 3 * 2 * (56 + 48)
+    assert facts.kv_bytes_per_token(DType.F16) == 3 * 2 * (56 + 48)
 
 
 def as_older(family: Family) -> Family:

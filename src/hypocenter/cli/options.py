@@ -313,9 +313,13 @@ class EngineOptions:
             name=("-t", "--threads"), converter=whole_number, help="CPU threads; by default all."
         ),
     ] = _ENGINE["num_threads"]
-    kv_dtype: Annotated[str, Parameter(name="--kv-dtype", help="KV cache: f16 or f32.")] = _ENGINE[
-        "kv_dtype"
-    ]
+    kv_dtype: Annotated[
+        str,
+        Parameter(
+            name="--kv-dtype",
+            help="KV cache, keys and values alike: f16, f32, or on the CPU q8_0 or q4_0.",
+        ),
+    ] = _ENGINE["kv_dtype"]
     prefix_cache: Annotated[
         bool,
         Parameter(

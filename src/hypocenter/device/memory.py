@@ -27,6 +27,7 @@ _PART_TYPES = {
     "int32": DType.I32,
     "uint32": DType.I32,
 }
+_BLOCK_KINDS = {DType.Q8_0: np.int8, DType.Q4_0: np.uint8}
 _allocation_ids = itertools.count(1)
 
 
@@ -60,6 +61,23 @@ def allocate_turned(name: str, owner: str, dtype: DType, shape: tuple[int, ...])
     data = tensor.data.swapaxes(0, 1)
     strides = (inner, outer, *others)
     return Tensor(name, owner, dtype, shape, strides, 0, tensor.allocation, data)
+
+
+def allocate_blocks(
+    name: str, owner: str, dtype: DType, shape: tuple[int, ...], *, along: int
+) -> Tensor:
+    """As `allocate_turned`, of GGUF's blocks: `data` has their bytes along axis `along`.
+
+    That axis, of whole blocks, must be the last or the one before it. Bytes of Q8_0 are int8, those
+    of Q4_0 uint8, by which kernels tell them apart. Raises ValueError for another size.
+    """
+    first, second, *rest = shape
+    sizes = list(shape)
+    sizes[along] = dtype.num_bytes(shape[along])
+    held = allocate_turned(name, owner, DType.U8, tuple(sizes))
+    outer, inner, *others = contiguous_strides((second, first, *rest))
+    data, strides = held.data.view(_BLOCK_KINDS[dtype]), (inner, outer, *others)
+    return Tensor(name, owner, dtype, shape, strides, 0, held.allocation, data)
 
 
 def _zeros(num_bytes: int) -> np.ndarray[Any, Any]:

@@ -74,8 +74,9 @@ def load_runner(
     `block_memory`: the path of memory in which blocks of the KV cache outlive this process (CPU).
     Of a model that several processes hold, `part` is loaded here; `group` are all of them, `ranks`
     those that follow this one. Raises UsageError when the context asked for exceeds the trained
-    one, or bf16 is asked for where nothing would be multiplied in it, BadModelFile or
-    UnsupportedModel for a file that cannot be run, OutOfMemory for one that does not fit.
+    one, bf16 is asked for where nothing would be multiplied in it, or the KV cache in blocks where
+    heads are no whole ones, BadModelFile or UnsupportedModel for a file that cannot be run,
+    OutOfMemory for one that does not fit.
     """
     facts = read_architecture(file)
     if part.num_parts > 1:
@@ -86,6 +87,7 @@ def load_runner(
     if in_bf16 and DType.BF16 not in footprint.held_dtypes(file, facts, in_bf16=True):
         limit = f"{file.path} has no matrix of F16 or BF16 of an even number of columns; use exact"
         raise BadSetting("float_products", "bf16", limit)
+    footprint.require_kv_dtype(facts, config.kv_dtype)
     device = devices.open_device(config.device)
     current().record_model(file.path.name, facts.name, quantisation_of(file))
     if device == "cpu":  # a GPU says itself when it is full

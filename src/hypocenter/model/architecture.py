@@ -28,6 +28,7 @@ from hypocenter.model.layer_shapes import (
 )
 from hypocenter.model.parts.part import WHOLE, Part
 from hypocenter.model.recurrent.recurrence import Convolution, Recurrence, read_recurrence
+from hypocenter.tensor import DType
 
 MAX_LAYERS = 1024
 MAX_VOCAB = 1 << 21
@@ -193,11 +194,11 @@ class Architecture:
         is_kv = found[2] in ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
         return is_kv and self.layers[layer].kv_source is not None
 
-    def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Bytes of one position in the KV cache, with values padded to 16 columns."""
+    def kv_bytes_per_token(self, dtype: DType) -> int:
+        """Bytes of one position in a KV cache of `dtype`, of which heads must be whole blocks."""
         shapes = [self.layers[layer] for layer in self.attention_layers]
-        return element_bytes * sum(
-            shape.num_kv_heads * (shape.head_dim + shape.value_pitch)
+        return sum(
+            shape.num_kv_heads * sum(map(dtype.num_bytes, (shape.head_dim, shape.value_pitch)))
             for shape in shapes
             if shape.kv_source is None
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hypocenter.config import KV_DTYPES, EngineConfig
-from hypocenter.errors import OutOfMemory
+from hypocenter.errors import BadSetting, OutOfMemory
 from hypocenter.kernels.attention.attention_cpu import num_part_floats
 from hypocenter.kernels.experts.experts_table import ExpertsShape
 from hypocenter.kernels.linear.linear_gate import may_join
@@ -40,6 +40,28 @@ def num_state_slots(config: EngineConfig, facts: Architecture) -> tuple[int, int
     return config.max_batch_requests, config.state_checkpoints if config.prefix_cache else 0
 
 
+def kv_dtypes_for(facts: Architecture) -> dict[str, DType]:
+    """Of `KV_DTYPES` those of which all heads of a model are whole blocks."""
+    shapes = [facts.layers[layer] for layer in facts.attention_layers]
+    return {
+        name: dtype
+        for name, dtype in KV_DTYPES.items()
+        if all(shape.is_whole_blocks_of(dtype) for shape in shapes)
+    }
+
+
+def require_kv_dtype(facts: Architecture, name: str) -> None:
+    """Raises BadSetting where heads of a model are no whole blocks of a type of `KV_DTYPES`."""
+    if name in (known := kv_dtypes_for(facts)):
+        return
+    num_columns = KV_DTYPES[name].block_elements
+    shapes = [facts.layers[layer] for layer in facts.attention_layers]
+    sizes = {size for shape in shapes for size in (shape.head_dim, shape.value_dim)}
+    odd = min(size for size in sizes if size % num_columns)
+    limit = f"heads of {odd} columns are no whole blocks of {num_columns}; use {' or '.join(known)}"
+    raise BadSetting("kv_dtype", name, limit)
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """Bytes that may still be taken, of how many in all."""
@@ -57,7 +79,7 @@ def needed_bytes(
     """
     num_blocks = num_kv_blocks(config, context_length)
     num_running, num_checkpoints = num_state_slots(config, facts)
-    per_token = facts.kv_bytes_per_token(KV_DTYPES[config.kv_dtype].block_bytes)
+    per_token = facts.kv_bytes_per_token(KV_DTYPES[config.kv_dtype])
     of_attention = facts.widest_q, facts.widest_attended, facts.widest_kv, facts.widest_kv
     widths = (*(facts.width, *facts.dense_widths) * 2, *of_attention)
     per_logit_row = padded_rows(facts.vocab_size)

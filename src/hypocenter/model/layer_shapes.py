@@ -14,6 +14,7 @@ from hypocenter.errors import MISSING, BadModelFile, UnsupportedModel
 from hypocenter.model.families import Family
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.latent.latent import Latent
+from hypocenter.tensor import DType
 
 MAX_HEADS = 1 << 16
 MAX_WIDTH = 1 << 20
@@ -50,6 +51,11 @@ class LayerShape:
     def value_pitch(self) -> int:
         """The same as they lie there, padded to 16."""
         return -(-self.value_dim // 16) * 16
+
+    def is_whole_blocks_of(self, dtype: DType) -> bool:
+        """Whether a head's keys and values, or a latent and what stands before it, are blocks of
+        `dtype` without a rest."""
+        return all(size % dtype.block_elements == 0 for size in (self.head_dim, self.value_dim))
 
 
 class HeadDims(NamedTuple):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from hypocenter.device.inputs import Inputs
-from hypocenter.device.memory import allocate, allocate_turned
+from hypocenter.device.memory import allocate, allocate_blocks, allocate_turned
 from hypocenter.kernels.recurrent.sequences import Sequences
 from hypocenter.model.architecture import Architecture
 from hypocenter.tensor import DType, Tensor
@@ -94,8 +93,7 @@ class KVPages:
     def allocate(
         cls, facts: Architecture, num_blocks: int, block_size: int, dtype: DType, *, device: str
     ) -> KVPages:
-        # `kernels/attention/kv_write.py` says why.
-        make = allocate_turned if device == "cpu" else partial(allocate, device=device)
+        """Raises ValueError where heads are no whole blocks of `dtype`."""
         keys: list[Tensor] = []
         values: list[Tensor] = []
         for index in facts.attention_layers:
@@ -107,9 +105,19 @@ class KVPages:
                 continue
             heads, pitch = (num_blocks, shape.num_kv_heads), shape.value_pitch
             of_keys, of_values = (*heads, shape.head_dim, block_size), (*heads, block_size, pitch)
-            keys.append(make(f"k_cache.{index}", "kv_cache", dtype, of_keys))
-            values.append(make(f"v_cache.{index}", "kv_cache", dtype, of_values))
+            keys.append(_pages(f"k_cache.{index}", dtype, of_keys, device, along=2))
+            values.append(_pages(f"v_cache.{index}", dtype, of_values, device, along=3))
         return cls(tuple(keys), tuple(values))
+
+
+def _pages(name: str, dtype: DType, shape: tuple[int, ...], device: str, along: int) -> Tensor:
+    """Keys or values of a layer, as `kernels/attention/kv_write.py` says; the columns of a head lie
+    along axis `along`."""
+    if device != "cpu":
+        return allocate(name, "kv_cache", dtype, shape, device=device)
+    if dtype.is_quantised:
+        return allocate_blocks(name, "kv_cache", dtype, shape, along=along)
+    return allocate_turned(name, "kv_cache", dtype, shape)
 
 
 @dataclass(frozen=True, slots=True)

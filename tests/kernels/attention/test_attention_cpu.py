@@ -320,13 +320,17 @@ def test_a_tile_asks_for_its_values_and_for_the_keys_of_the_next(
     def prefetch(cache: Array, index: int, count: int) -> None:
         asked[id(cache)][index : index + count] += 1
 
-    idle = ("splat_each", "load_each", "fma_outer", "store_outer", "_soften")
-    for name in idle:
+    idle = ("splat_each", "key_scales", "load_keys", "load_values", "fma_outer", "store_outer")
+    for name in (*idle, "_soften"):
         monkeypatch.setattr(attention_tile_cpu, name, lambda *given: None)
+    for name in ("inline", "always_inline"):
+        monkeypatch.setattr(attention_tile_cpu, name, lambda function: function)
+    monkeypatch.setattr(attention_tile_cpu, "num_columns", lambda array, num_rows: num_rows)
     monkeypatch.setattr(attention_tile_cpu, "get", lambda array, index: int(array[index]))
     monkeypatch.setattr(attention_tile_cpu, "prefetch", prefetch)
-    tile: Any = attention_tile_cpu._form(heads, vectors)
-    tile.py_func(None, 0, k, v, starts, 0, KEYS, 1.0, 0.0, None, 0, None, 0, head_dim)
+    attention_tile_cpu._form(heads, vectors)(
+        None, 0, k, v, starts, 0, KEYS, 1.0, 0.0, None, 0, None, 0, head_dim
+    )
     here, there = tables[0].reshape(2, -1)
     wanted_k, wanted_v = np.zeros(k.shape, int), np.zeros(v.shape, int)
     wanted_v[here, kv_head], wanted_k[there, kv_head] = 1, 1
@@ -375,6 +379,7 @@ def test_keys_are_loaded_that_no_tile_before_has_asked_for(monkeypatch: pytest.M
     # `visible_keys` finds it in its own file.
     monkeypatch.setattr(attention_tile_cpu, "first_key", vars(attention_cpu)["first_key"])
     monkeypatch.setattr(attention_cpu, "get", lambda array, index: int(array[index]))
+    monkeypatch.setattr(attention_cpu, "num_columns", lambda array, num_rows: num_rows)
     monkeypatch.setattr(
         attention_cpu, "fetch_keys", lambda _, low, high, __: loaded.append((low, high))
     )

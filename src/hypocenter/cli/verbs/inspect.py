@@ -12,6 +12,7 @@ from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
 from hypocenter.errors import EXIT_GATE, BadModelFile, UnsupportedModel
 from hypocenter.model.architecture import Architecture, read_architecture
+from hypocenter.model.footprint import kv_dtypes_for
 from hypocenter.model.gguf import inspection
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
 from hypocenter.wording import bytes_text
@@ -110,7 +111,7 @@ def _memory(
     states that are kept for others."""
     length = context_length or min(facts.context_length, DEFAULT_CONTEXT)
     per_token = {
-        name: facts.kv_bytes_per_token(dtype.block_bytes) for name, dtype in KV_DTYPES.items()
+        name: facts.kv_bytes_per_token(dtype) for name, dtype in kv_dtypes_for(facts).items()
     }
     return {
         "context_length": length,
@@ -172,7 +173,8 @@ def _memory_lines(report: dict[str, Any]) -> list[str]:
         lines.append(f"  state           {bytes_text(state):>12}")
         lines.append(f"  checkpoints     {bytes_text(kept):>12}")
     for name in KV_DTYPES:
-        cache = memory[f"kv_{name}_bytes"]
+        if (cache := memory.get(f"kv_{name}_bytes")) is None:
+            continue  # heads of this model are no whole blocks of it
         together = weights + state + kept + cache
         lines.append(
             f"  KV cache {name:<6} {bytes_text(cache):>12}   together {bytes_text(together)}"

@@ -5,7 +5,7 @@ Nothing here is called by a kernel: `vector.py` and its neighbours make words of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypocenter.device.cpu.lang import cgutils, cpu_features, ir, models, register_model, types
@@ -65,6 +65,19 @@ def load_floats(builder: Any, address: Any, dtype: Any) -> Any:
     if dtype == types.float32:
         return load_vector(builder, address, VEC_F32, 4)
     return half_to_float(builder, load_vector(builder, address, VEC_I16, 2))
+
+
+def unpack(builder: Any, values: Any) -> list[Any]:
+    """The vectors of a tuple of them."""
+    return [builder.extract_value(values, index) for index in range(values.type.count)]
+
+
+def pack(builder: Any, values: Sequence[Any]) -> Any:
+    """A tuple of vectors."""
+    packed = ir.Constant(ir.ArrayType(VEC_F32, len(values)), ir.Undefined)
+    for index, value in enumerate(values):
+        packed = builder.insert_value(packed, value, index)
+    return packed
 
 
 def call_llvm(builder: Any, name: str, *args: Any) -> Any:

@@ -19,6 +19,8 @@ from hypocenter.device.cpu.vector_ir import (
     fused_multiply_add,
     half_to_float,
     load_vector,
+    pack,
+    unpack,
 )
 
 #: Processors on which a multiply-add had better read a number from memory and spread it itself, for
@@ -26,23 +28,12 @@ from hypocenter.device.cpu.vector_ir import (
 _SPREAD_BY_FMA = ("znver4",)
 
 
-def _unpack(builder: Any, values: Any) -> list[Any]:
-    return [builder.extract_value(values, index) for index in range(values.type.count)]
-
-
-def _pack(builder: Any, values: list[Any]) -> Any:
-    packed = ir.Constant(ir.ArrayType(VEC_F32, len(values)), ir.Undefined)
-    for index, value in enumerate(values):
-        packed = builder.insert_value(packed, value, index)
-    return packed
-
-
 @intrinsic
 def splat_each(typing: Any, value: Any, count: Any) -> tuple[Any, Codegen]:
     """A tuple of `count` vectors with one f32 in all lanes."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _pack(builder, [all_lanes(builder, args[0], VEC_F32)] * literal(count))
+        return pack(builder, [all_lanes(builder, args[0], VEC_F32)] * literal(count))
 
     if not literal(count):
         return None  # type: ignore[return-value]
@@ -65,7 +56,7 @@ def load_each(
                 loaded.append(load_vector(builder, address, VEC_F32, 4))
             else:
                 loaded.append(half_to_float(builder, load_vector(builder, address, VEC_I16, 2)))
-        return _pack(builder, loaded)
+        return pack(builder, loaded)
 
     if not literal(count) or array.dtype not in (types.float32, types.uint16):
         return None  # type: ignore[return-value]
@@ -83,7 +74,7 @@ def fma_outer(
     """
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        factors, added = _unpack(builder, args[0]), _unpack(builder, args[4])
+        factors, added = unpack(builder, args[0]), unpack(builder, args[4])
         base = address_of(context, builder, array, args[1], args[2])
         by_fma = cpu_name() in _SPREAD_BY_FMA
         starts = base, _rename_address(builder, base) if by_fma else base
@@ -95,7 +86,7 @@ def fma_outer(
                     scalar = builder.load(builder.gep(starts[column % 2], [place]))
                     value = all_lanes(builder, scalar, VEC_F32)
                 added[which] = fused_multiply_add(builder, factor, value, added[which])
-        return _pack(builder, added)
+        return pack(builder, added)
 
     if array.dtype != types.float32:
         return None  # type: ignore[return-value]
@@ -115,7 +106,7 @@ def store_outer(
     """Write rows of `count` vectors each to a float32 array, row i from index + i * pitch on."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        for which, value in enumerate(_unpack(builder, args[3])):
+        for which, value in enumerate(unpack(builder, args[3])):
             row, column = divmod(which, literal(count))
             step = builder.mul(args[2], context.get_constant(types.intp, row))
             place = builder.add(args[1], step)

@@ -87,7 +87,7 @@ _PARTIAL_RULES = (
 )
 _Q = Arg("q", _F32, "num_tokens, >= num_heads * head_dim")
 _CACHES = (*caches("contiguous"), _Q)
-_PAGES = (*caches("pages"), _Q)
+_PAGES = (*caches("pages", as_blocks=True), _Q)
 _TOKENS = (
     Arg(
         "block_tables",

@@ -30,6 +30,7 @@ from hypocenter.device.cpu.vector import (
     store,
     store_first,
 )
+from hypocenter.device.cpu.vector_blocks import num_columns
 from hypocenter.device.cpu.vector_ir import LANES
 from hypocenter.kernels.attention.attention_tile_cpu import (
     KEYS,
@@ -181,12 +182,12 @@ def _attend(
     `is_asked`: whether memory has been asked for the first tile's keys. Returns whether it has been
     for those of what comes after: a tile asks for as much of the next one as it has keys.
     """
-    head_dim, row = k_cache.shape[2], pitch + LANES
+    head_dim, row = num_columns(k_cache, k_cache.shape[2]), pitch + LANES
     num_padded = -(-group // heads) * heads
     weights_at = num_padded * row
     turned_at = weights_at + heads * KEYS
     _turn(q, q_at, room, turned_at, group, num_padded, heads, head_dim)
-    find_columns(starts, v_cache.shape[3], pitch)
+    find_columns(starts, num_columns(v_cache, v_cache.shape[3]), pitch)
     for index in range(begin, end):
         if index > begin:
             take_next(starts)
@@ -304,7 +305,8 @@ def attention(
     parts: Any, num_heads: int, value_dim: int, heads: int, pitch: int, size: int, scale: float,
     window: int, softcap: float,
 ) -> None:  # fmt: skip
-    num_tokens, num_kv_heads, head_dim = get(counts, 0), k_cache.shape[1], k_cache.shape[2]
+    num_tokens, num_kv_heads = get(counts, 0), k_cache.shape[1]
+    head_dim = num_columns(k_cache, k_cache.shape[2])
     group = num_heads // num_kv_heads
     num_parts = _num_parts(positions, num_tokens, num_kv_heads, window, parts, size)
     num_items = num_tokens * num_kv_heads * num_parts

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device.cpu.cache_lines import fetch, prefetch
-from hypocenter.device.cpu.lang import cpu_features, inline
+from hypocenter.device.cpu.lang import always_inline, cpu_features, inline
 from hypocenter.device.cpu.large_pages import LINE_BYTES
 from hypocenter.device.cpu.vector import (
     LOG2_E,
@@ -39,8 +39,15 @@ from hypocenter.device.cpu.vector import (
     sum_lanes,
     tanh,
 )
+from hypocenter.device.cpu.vector_blocks import (
+    BLOCK,
+    key_scales,
+    load_keys,
+    load_values,
+    num_columns,
+)
 from hypocenter.device.cpu.vector_ir import LANES
-from hypocenter.device.cpu.vector_rows import fma_outer, load_each, splat_each, store_outer
+from hypocenter.device.cpu.vector_rows import fma_outer, splat_each, store_outer
 from hypocenter.kernels.attention.kv_write_cpu import page_steps
 
 #: Keys of a tile; the bits of results depend on it. Larger tiles are folded less often, smaller
@@ -193,25 +200,61 @@ def _soften(
         put(out, top_at + head * row + 1, norm)
 
 
+def _add_block(heads: int, vectors: int) -> Callable[..., Any]:
+    """What sums up products with keys, for a tile of that form."""
+    width = LANES * vectors
+
+    def add_block(
+        q: Any,
+        q_at: int,
+        k_cache: Any,
+        v_cache: Any,
+        starts: Any,
+        strip: int,
+        begin: int,
+        end: int,
+        ahead: int,
+        sums: Any,
+    ) -> Any:
+        """`sums` and what the columns begin..end, of one block if keys are blocks, add to them."""
+        block_size = k_cache.shape[3]
+        scales = key_scales(k_cache, starts, strip, begin, block_size, vectors)
+        for d in range(begin, end):
+            prefetch(v_cache, ahead, width)
+            ahead += width
+            keys = load_keys(k_cache, starts, strip, d, block_size, scales)
+            sums = fma_outer(keys, q, q_at + heads * d, 1, sums)
+        return sums
+
+    add_block.__qualname__ = f"add_block_{heads}_{vectors}"
+    return always_inline(add_block)
+
+
 def _form(heads: int, vectors: int) -> Callable[..., None]:
     """A tile for blocks of `heads` heads, with `vectors` strips of keys or columns at a time."""
     num_sums, width = heads * vectors, LANES * vectors
+
+    add_block = _add_block(heads, vectors)
 
     def tile(
         q: Any, q_at: int, k_cache: Any, v_cache: Any, starts: Any, low: int, high: int,
         scale: float, softcap: float, weights: Any, weights_at: int, out: Any, at: int, pitch: int,
     ) -> None:  # fmt: skip
-        head_dim, block_size, value_pitch = k_cache.shape[2], k_cache.shape[3], v_cache.shape[3]
+        key_rows, block_size, value_pitch = k_cache.shape[2], k_cache.shape[3], v_cache.shape[3]
+        head_dim, value_dim = num_columns(k_cache, key_rows), num_columns(v_cache, value_pitch)
         first, last = low // LANES // vectors * vectors, (high + LANES - 1) // LANES
         for strip in range(first, last, vectors):
             sums = splat_each(_ZERO, num_sums)
             for part in range(vectors):
                 ahead = get(starts, _V_STARTS + strip + part)
-                for d in range(part * head_dim // vectors, (part + 1) * head_dim // vectors):
-                    prefetch(v_cache, ahead, width)
-                    ahead += width
-                    keys = load_each(k_cache, starts, strip, d * block_size, vectors)
-                    sums = fma_outer(keys, q, q_at + heads * d, 1, sums)
+                begin, end = part * head_dim // vectors, (part + 1) * head_dim // vectors
+                while begin < end:
+                    stop = min(begin // BLOCK * BLOCK + BLOCK, end)
+                    sums = add_block(
+                        q, q_at, k_cache, v_cache, starts, strip, begin, stop, ahead, sums
+                    )
+                    ahead += (stop - begin) * width
+                    begin = stop
             store_outer(weights, weights_at + strip * LANES, KEYS, sums, vectors)
         row = pitch + LANES
         _soften(heads, weights, weights_at, low, high, scale, softcap, out, at + pitch, row)
@@ -219,12 +262,14 @@ def _form(heads: int, vectors: int) -> Callable[..., None]:
             sums = splat_each(_ZERO, num_sums)
             for key in range(low // LANES * LANES, high, LANES):
                 start = get(starts, _V_STARTS + key // LANES)
-                block, within = divmod(d * KEYS + key * width, head_dim * block_size)
+                block, within = divmod(d * KEYS + key * width, key_rows * block_size)
                 ahead = within + get(starts, min(NEXT + block * block_size // LANES, 2 * NEXT - 1))
                 for inner in range(max(low - key, 0), min(high - key, LANES)):
                     prefetch(k_cache, ahead + inner * width, width)
                     value_at = start + inner * value_pitch
-                    values = load_each(v_cache, starts, _COLUMNS + d // LANES, value_at, vectors)
+                    values = load_values(
+                        v_cache, starts, _COLUMNS + d // LANES, d, value_dim, value_at, vectors
+                    )
                     sums = fma_outer(values, weights, weights_at + key + inner, KEYS, sums)
             store_outer(out, at + d, row, sums, vectors)
 

@@ -4,6 +4,9 @@ Keys are [num_blocks, num_kv_heads, head_dim, block_size] so that 16 keys fill o
 are [num_blocks, num_kv_heads, block_size, value_pitch] with value_pitch = head_dim padded to 16. On
 a GPU they lie in that order. On the CPU pages (the last two axes) may lie anywhere, and those of a
 head lie one behind the other (`memory.allocate_turned`), since a thread reads those of one.
+
+On the CPU pages may be of Q8_0 or Q4_0. A value's row is then the bytes of blocks as GGUF has them,
+one block behind the other, and so is a key's column.
 """
 
 from __future__ import annotations
@@ -15,15 +18,18 @@ from hypocenter.kernels.demands import Arg, Index, Rule, live_counts, live_rows
 from hypocenter.tensor import DType, Tensor
 
 _HALF_OR_WHOLE = (DType.F16, DType.F32)
+_OR_BLOCKS = (*_HALF_OR_WHOLE, DType.Q8_0, DType.Q4_0)
 
 
-def caches(layout: str, access: str = "read") -> tuple[Arg, Arg]:
-    """Both caches as arguments; `layout` is contiguous, as on a GPU, or pages."""
+def caches(layout: str, access: str = "read", *, as_blocks: bool = False) -> tuple[Arg, Arg]:
+    """Both caches as arguments; `layout` is contiguous, as on a GPU, or pages. `as_blocks`: they
+    may be of Q8_0 or Q4_0, too."""
+    dtypes = _OR_BLOCKS if as_blocks else _HALF_OR_WHOLE
     keys = "num_blocks, num_kv_heads, head_dim, block_size"
     values = "num_blocks, num_kv_heads, block_size, value_pitch"
     return (
-        Arg("k_cache", _HALF_OR_WHOLE, keys, access, layout),
-        Arg("v_cache", _HALF_OR_WHOLE, values, access, layout),
+        Arg("k_cache", dtypes, keys, access, layout),
+        Arg("v_cache", dtypes, values, access, layout),
     )
 
 
@@ -39,10 +45,10 @@ _OTHERS = (
     live_counts("num_tokens", 0),
     Rule("value_pitch >= -(-head_dim // 16) * 16", "values are written as whole vectors of 16"),
 )
-#: On a GPU, and on the CPU.
-CONTRACT, PAGES = (
-    Contract("kv_write", *caches(layout, "write"), *_OTHERS) for layout in ("contiguous", "pages")
-)
+#: On a GPU, on pages of floats on the CPU, and on any pages there.
+CONTRACT = Contract("kv_write", *caches("contiguous", "write"), *_OTHERS)
+PAGES = Contract("kv_write", *caches("pages", "write"), *_OTHERS)
+BLOCKS = Contract("kv_write", *caches("pages", "write", as_blocks=True), *_OTHERS)
 
 
 def kv_write(
@@ -56,7 +62,8 @@ def kv_write(
 ) -> None:
     """Append the write of k and v f32 [num_tokens, >= num_kv_heads * head_dim] at `slots`.
 
-    slots i32 [num_tokens]: block_id * block_size + offset; caches as f16 bits or f32.
+    slots i32 [num_tokens]: block_id * block_size + offset; caches as f16 bits or f32, on the CPU
+    also as blocks, into which numbers are rounded as GGUF's reference does.
     """
     num_heads, head_dim = k_cache.shape[1], k_cache.shape[2]
     facts = {
@@ -72,10 +79,11 @@ def kv_write(
 
         kv_write_gpu.add(plan, CONTRACT, facts)
         return
+    are_blocks = k_cache.dtype.is_quantised
     plan.add_cpu(
-        kv_write_cpu.kv_write,
+        kv_write_cpu.kv_write_blocks if are_blocks else kv_write_cpu.kv_write,
         *(k, v, counts, slots, k_cache, v_cache),
-        contract=PAGES,
+        contract=BLOCKS,
         facts=facts,
         work_per_row=4 * num_heads * head_dim,
     )

@@ -30,10 +30,8 @@ _OTHERS = (
     Rule("value_pitch >= -(-rank // 16) * 16", "values are written as whole vectors of 16"),
 )
 #: On a GPU, and on the CPU.
-CONTRACT, PAGES = (
-    Contract("latent_write", *caches(layout, "write"), *_OTHERS)
-    for layout in ("contiguous", "pages")
-)
+CONTRACT = Contract("latent_write", *caches("contiguous", "write"), *_OTHERS)
+BLOCKS = Contract("latent_write", *caches("pages", "write", as_blocks=True), *_OTHERS)
 
 
 def latent_write(
@@ -48,7 +46,7 @@ def latent_write(
     rank: int,
 ) -> None:
     """Append the write of turned f32 [num_tokens, >= head_dim - rank] and latent f32 [num_tokens,
-    >= rank] at `slots`, which are as in `kv_write`; caches of one KV head, as f16 bits or f32."""
+    >= rank] at `slots`, which are as in `kv_write`; caches of one KV head, as in `kv_write`."""
     facts = {
         "k_cache": k_cache,
         "v_cache": v_cache,
@@ -63,10 +61,13 @@ def latent_write(
 
         latent_write_gpu.add(plan, CONTRACT, facts)
         return
+    kernel = latent_write_cpu.latent_write
+    if k_cache.dtype.is_quantised:
+        kernel = latent_write_cpu.latent_write_blocks
     plan.add_cpu(
-        latent_write_cpu.latent_write,
+        kernel,
         *(turned, latent, counts, slots, k_cache, v_cache, rank),
-        contract=PAGES,
+        contract=BLOCKS,
         facts=facts,
         work_per_row=2 * (k_cache.shape[2] + rank),
     )

@@ -1,4 +1,4 @@
-"""numba kernel of `latent_write`: an item is a token, whose columns of the key lie a page's row
+"""numba kernels of `latent_write`: an item is a token, whose columns of the key lie a page's row
 apart; it turns nothing."""
 
 from __future__ import annotations
@@ -7,7 +7,8 @@ from typing import Any
 
 from hypocenter.device.cpu.lang import cpu_kernel, inline, prange
 from hypocenter.device.cpu.vector import get, put_half
-from hypocenter.kernels.attention.kv_write_cpu import page_at, write_values
+from hypocenter.device.cpu.vector_blocks import BLOCK, block_bytes, num_columns
+from hypocenter.kernels.attention.kv_write_cpu import page_at, write_blocks, write_values
 
 
 @inline
@@ -39,3 +40,28 @@ def latent_write(
         _write_columns(latent, at, rank, k_cache, place + num_turned * block_size)
         row = page_at(v_cache, block, 0) + offset * v_cache.shape[3]
         write_values(latent, at, v_cache, row, rank)
+
+
+@cpu_kernel
+def latent_write_blocks(
+    turned: Any,
+    latent: Any,
+    counts: Any,
+    slots: Any,
+    k_cache: Any,
+    v_cache: Any,
+    rank: int,
+) -> None:
+    block_size = k_cache.shape[3]
+    num_turned = (num_columns(k_cache, k_cache.shape[2]) - rank) // BLOCK
+    num_blocks = rank // BLOCK
+    for token in prange(get(counts, 0)):
+        slot = get(slots, token)
+        page, offset = slot // block_size, slot % block_size
+        place = page_at(k_cache, page, 0) + offset
+        write_blocks(turned, token * turned.shape[1], num_turned, k_cache, place, block_size)
+        place += num_turned * block_bytes(k_cache) * block_size
+        at = token * latent.shape[1]
+        write_blocks(latent, at, num_blocks, k_cache, place, block_size)
+        row = page_at(v_cache, page, 0) + offset * v_cache.shape[3]
+        write_blocks(latent, at, num_blocks, v_cache, row, 1)

@@ -77,7 +77,8 @@ class Heads:
         table = ropes.local if facts.is_local(index) else ropes.whole
         is_turned, has_own = facts.is_turned(index), shape.kv_source is None
         is_alike = ropes.query is None and not family.norms_turned and has_own
-        if is_turned and is_alike and self._is_fused:
+        # Blocks are made of heads that have been turned whole.
+        if is_turned and is_alike and self._is_fused and not keys.dtype.is_quantised:
             rope_write(
                 plan,
                 b.q,
