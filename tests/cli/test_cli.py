@@ -65,7 +65,11 @@ def endless(chat_model: Path) -> list[str]:
         (["run", "--temp", "nan", "-p", "x"], ["--temperature is nan"]),
         (["run", "-n", "-2", "-p", "x"], ["-n/--predict is -2", "or -1"]),
         (["run", "-t", "0", "-p", "x"], ["-t/--threads is 0"]),
-        (["run", "--kv-dtype", "q4", "-p", "x"], ["--kv-dtype is 'q4'", "f16, f32"]),
+        (["run", "--kv-dtype", "q4", "-p", "x"], ["--kv-dtype is 'q4'", "f16, f32, q8_0, q4_0"]),
+        (
+            ["run", "--kv-dtype", "Q8_0", "--device", "cuda", "-p", "x"],
+            ["--kv-dtype is 'q8_0', but only a CPU holds keys and values as blocks"],
+        ),
         (["run", "--device", "tpu", "-p", "x"], ["--device is 'tpu'"]),
         (["run", "--stop", "", "-p", "x"], ["--stop is '', but an empty text"]),
         (["run", "-p", "x", "--tokenizer-pre", "gpt2"], ["--tokenizer-pre is 'gpt2'", "'gpt-2'"]),
@@ -375,6 +379,9 @@ def test_inspect_shows_metadata_tensors_memory_and_hash() -> None:
     assert sum(count["num_tensors"] for count in report["tensors"]["by_type"]) == 56
     # 6 layers, 2 key/value heads of 64, keys and values, two bytes each.
     assert report["memory"]["kv_f16_bytes"] == 1024 * 6 * 2 * 64 * 2 * 2
+    # Blocks of 32, two of them to a head.
+    assert report["memory"]["kv_q8_0_bytes"] == 1024 * 6 * 2 * 2 * 34 * 2
+    assert report["memory"]["kv_q4_0_bytes"] == 1024 * 6 * 2 * 2 * 18 * 2
     assert report["memory"]["beyond_trained_length"] is True
     digest = subprocess.run(["sha256sum", DEMO], capture_output=True, text=True, check=True).stdout
     assert report["check"]["sha256"] == {str(DEMO): digest.split()[0]}
@@ -471,8 +478,8 @@ def test_more_threads_than_cores_are_told_and_not_claimed() -> None:
     assert_one_line(done.stderr, "--threads is 999", f"taking {num_threads}")
 
 
-@pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
-@pytest.mark.tier("sim", fast=lambda case: case.kv_dtype == "f16")
+@pytest.mark.parametrize("kv_dtype", ["f16", "f32", "q8_0", "q4_0"])
+@pytest.mark.tier("sim", fast=lambda case: case.kv_dtype in ("f16", "q8_0"))
 def test_json_says_what_ran(kv_dtype: str) -> None:
     args = ["run", str(DEMO), "-p", PROMPT, "-n", "4", "-t", "1", "--kv-dtype", kv_dtype, "--json"]
     answer = json.loads(hypo_in_process(*args).stdout)

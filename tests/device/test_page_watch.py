@@ -35,11 +35,15 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
     return made
 
 
-@pytest.fixture
-def pages() -> KVPages:
+@pytest.fixture(params=[DType.F16, DType.Q8_0])
+def pages(request: pytest.FixtureRequest) -> KVPages:
     def make(name: str) -> Any:
-        tensor = memory.allocate(name, "kv_cache", DType.F16, (BLOCKS, 2, 8, BLOCK))
-        tensor.data[...] = np.random.default_rng(1).random(tensor.shape)
+        if request.param is DType.F16:
+            tensor = memory.allocate(name, "kv_cache", DType.F16, (BLOCKS, 2, 8, BLOCK))
+        else:
+            shape = (BLOCKS, 2, 32, BLOCK)
+            tensor = memory.allocate_blocks(name, "kv_cache", request.param, shape, along=2)
+        tensor.data[...] = np.random.default_rng(1).random(tensor.data.shape)
         return tensor
 
     return KVPages((make("k_cache.0"), make("k_cache.1")), (make("v_cache.0"), make("v_cache.1")))

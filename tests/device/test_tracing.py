@@ -13,12 +13,13 @@ import pytest
 from kernel_launch import counts, rows_tensor, tensor, vector_tensor
 
 from hypocenter.config import EngineConfig
-from hypocenter.device import copies, devices
+from hypocenter.device import copies, devices, memory
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.device.tracing import MAX_FIRST, _figures_of_packed, _read, statistics_of
 from hypocenter.environment import trace_bytes
 from hypocenter.errors import UsageError
 from hypocenter.kernels.attention import rope
+from hypocenter.kernels.attention.kv_write import kv_write
 from hypocenter.kernels.linear.linear import linear_several
 from hypocenter.kernels.linear.operands import Operands, Product
 from hypocenter.kernels.rowwise import norm, norm_cpu
@@ -286,3 +287,23 @@ def test_numbers_beside_the_arrays_of_a_weight_are_no_part_of_its_digest() -> No
 
     assert digest(2, 1.0) == digest(2, 0.5)
     assert digest(2, 1.0) != digest(3, 1.0)
+
+
+def test_a_cache_of_blocks_is_told_by_its_digest(run_folder: Path) -> None:
+    caches = [
+        memory.allocate_blocks("k_cache", "kv_cache", DType.Q8_0, (1, 1, 32, 16), along=2),
+        memory.allocate_blocks("v_cache", "kv_cache", DType.Q8_0, (1, 1, 16, 32), along=3),
+    ]
+    builder = PlanBuilder(1)
+    x, slots = rows_tensor("x", np.ones((1, 32), np.float32)), tensor("slots", np.zeros(1, "i4"))
+    kv_write(builder, x, x, slots, caches[0], caches[1], counts(1))
+    plan = Plan(builder, x)
+    plan.set_mode("traced")
+    plan.run()
+    x.data[:] = 2
+    plan.run()
+    seen = [(name, one.digest) for _, name, one in _named(run_folder) if one.is_digest_alone]
+    # As they were before the first launch wrote them, and after each.
+    assert [name for name, _ in seen[-4:]] == 2 * ["k_cache", "v_cache"]
+    assert len({digest for _, digest in seen[-4:]}) > 1
+    assert seen[-4][1] != seen[-2][1]

@@ -198,15 +198,16 @@ def test_what_a_failed_request_computed_is_not_left(path: str) -> None:
 # -- the engine -----------------------------------------------------------------------------------
 
 
-def test_a_new_process_goes_on_with_the_same_logits(path: str) -> None:
+@pytest.mark.parametrize("kv_dtype", ["f16", "q8_0", "q4_0"])
+def test_a_new_process_goes_on_with_the_same_logits(path: str, kv_dtype: str) -> None:
     params = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=3)
-    with LLM(context_length=256) as alone:
+    with LLM(context_length=256, kv_dtype=kv_dtype) as alone:
         whole = alone.generate(TEXT, params)
-    with LLM(context_length=256, block_memory=path) as first:
+    with LLM(context_length=256, kv_dtype=kv_dtype, block_memory=path) as first:
         begun = first.generate(TEXT, params)
         size = first.engine.runner.block_size
     assert (begun.token_ids, begun.logprobs) == (whole.token_ids, whole.logprobs)
-    with LLM(context_length=256, block_memory=path) as second:
+    with LLM(context_length=256, kv_dtype=kv_dtype, block_memory=path) as second:
         prompt_ids = second.encode(TEXT)
         request = second.engine.request(prompt_ids, params, output_ids=whole.token_ids[:30])
         second.engine.complete([request])
@@ -219,7 +220,12 @@ def test_a_new_process_goes_on_with_the_same_logits(path: str) -> None:
 
 def test_another_model_or_setting_reads_nothing(path: str) -> None:
     params = SamplingParams(max_tokens=30, ignore_eos=True)
-    for fields in ({"kv_dtype": "f16"}, {"kv_dtype": "f32"}, {"kv_dtype": "f32", "num_threads": 1}):
+    for fields in (
+        {"kv_dtype": "f16"},
+        {"kv_dtype": "q8_0"},
+        {"kv_dtype": "f32"},
+        {"kv_dtype": "f32", "num_threads": 1},
+    ):
         with LLM(context_length=256, block_memory=path, **fields) as llm:
             assert llm.generate(TEXT, params).timings.num_cached_tokens == 0
 

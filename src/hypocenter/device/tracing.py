@@ -182,7 +182,8 @@ class Tracer:
         """The figures of a tensor's live rows, and how many of them are wrong."""
         values = _read(tensor, MAX_TENSOR_BYTES)
         if values is None:
-            return None, 0
+            number = self._recorder.catalogue.tensor(tensor)
+            return _figures_of_blocks(tensor, place, number), 0
         live = _num_live(launch, name, counts)
         if live is not None:
             values = values[: max(live, 0)]
@@ -248,6 +249,20 @@ def _figures_of_packed(tensor: Tensor, place: Place, number: int) -> Statistics 
         if data is None:
             return None
         digest.add(data.tobytes())
+    return _digest_alone(digest, place, number)
+
+
+def _figures_of_blocks(tensor: Tensor, place: Place, number: int) -> Statistics | None:
+    """A KV cache of blocks by the digest of its bytes alone; None for other tensors and for what
+    is too large to be read."""
+    are_blocks = tensor.dtype.is_quantised and isinstance(tensor.data, np.ndarray)
+    if not are_blocks or tensor.extent_bytes > MAX_TENSOR_BYTES:
+        return None
+    data = copies.peek(tensor)
+    return None if data is None else _digest_alone(KeyedDigest(data.tobytes()), place, number)
+
+
+def _digest_alone(digest: KeyedDigest, place: Place, number: int) -> Statistics:
     return Statistics(
         place=place,
         tensor=number,
