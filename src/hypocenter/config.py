@@ -48,7 +48,7 @@ _BF16_NEEDS_THE_CPU = "products in bf16 run on the CPU only; use exact, or devic
 MAX_RANKS = 16
 _RANKS_NEED_GPUS = "a CPU has all cores for one model; use 1, or a device such as cuda or hip"
 KV_DTYPES = {"f16": DType.F16, "f32": DType.F32, "q8_0": DType.Q8_0, "q4_0": DType.Q4_0}
-_BLOCKS_NEED_THE_CPU = "only a CPU holds keys and values as blocks; use f16 or f32, or device cpu"
+_BLOCKS_ARE_FUSED = "parts of attention read no blocks; use f16 or f32, or attention fused"
 #: Settings that have one of a few values.
 _CHOICES: dict[str, tuple[str, ...]] = {
     "launch_mode": LAUNCH_MODES,
@@ -211,7 +211,7 @@ class EngineConfig:
     not computed anew up to where they part. `state_checkpoints`: of models that carry a state, how
     many states are kept for that. `kv_tokens` is how many tokens the KV cache holds of all requests
     together; None: as many as one context. `kv_dtype`: as what it holds both keys and values: f16,
-    f32, or on the CPU q8_0 or q4_0, which are GGUF's blocks. `attention`: `fused`, or its `parts`
+    f32, or q8_0 or q4_0, which are GGUF's blocks. `attention`: `fused`, or its `parts`
     one by one (GPU).
     `override_kv` are metadata in place of what the model's file says, by key, or beside it.
     `chat_template_kwargs` are variables of the chat template; `reasoning` sets those by which most
@@ -272,8 +272,8 @@ class EngineConfig:
         if self.kv_tokens is not None:
             also = ", or None: as many as the context has positions"
             _require_whole("kv_tokens", self.kv_tokens, 1, 1 << 28, also)
-        if KV_DTYPES[self.kv_dtype].is_quantised and self.device != "cpu":
-            raise BadSetting("kv_dtype", self.kv_dtype, _BLOCKS_NEED_THE_CPU)
+        if KV_DTYPES[self.kv_dtype].is_quantised and self.attention == "parts":
+            raise BadSetting("kv_dtype", self.kv_dtype, _BLOCKS_ARE_FUSED)
         if self.chat_template_kwargs is not None:
             require_variables(self.chat_template_kwargs)
         if self.override_kv is not None:

@@ -67,8 +67,8 @@ def endless(chat_model: Path) -> list[str]:
         (["run", "-t", "0", "-p", "x"], ["-t/--threads is 0"]),
         (["run", "--kv-dtype", "q4", "-p", "x"], ["--kv-dtype is 'q4'", "f16, f32, q8_0, q4_0"]),
         (
-            ["run", "--kv-dtype", "Q8_0", "--device", "cuda", "-p", "x"],
-            ["--kv-dtype is 'q8_0', but only a CPU holds keys and values as blocks"],
+            ["run", "--kv-dtype", "Q8_0", "--device", "cuda", "--attention", "parts", "-p", "x"],
+            ["--kv-dtype is 'q8_0', but parts of attention read no blocks"],
         ),
         (["run", "--device", "tpu", "-p", "x"], ["--device is 'tpu'"]),
         (["run", "--stop", "", "-p", "x"], ["--stop is '', but an empty text"]),

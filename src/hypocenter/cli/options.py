@@ -318,7 +318,7 @@ class EngineOptions:
         str,
         Parameter(
             name="--kv-dtype",
-            help="KV cache, keys and values alike: f16, f32, or on the CPU q8_0 or q4_0.",
+            help="KV cache, keys and values alike: f16, f32, q8_0 or q4_0.",
         ),
     ] = _ENGINE["kv_dtype"]
     prefix_cache: Annotated[

@@ -152,10 +152,8 @@ def _copying(tensor: Tensor, shape: tuple[int, ...], *, is_later: bool) -> Calla
 def peek(tensor: Tensor) -> Array | None:
     """What lies in a tensor, for whoever looks on at work in progress; None where `obstacle` says.
 
-    Other streams may still be writing it. Of blocks in a KV cache on the CPU it is their bytes.
+    Other streams may still be writing it.
     """
-    if tensor.dtype.is_quantised and isinstance(tensor.data, np.ndarray):
-        return None if tensor.allocation.freed_at else np.array(tensor.data)
     if not tensor.shape or obstacle(tensor, tensor.extent_bytes):
         return None
     if tensor.device == "cpu":

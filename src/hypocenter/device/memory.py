@@ -64,20 +64,49 @@ def allocate_turned(name: str, owner: str, dtype: DType, shape: tuple[int, ...])
 
 
 def allocate_blocks(
-    name: str, owner: str, dtype: DType, shape: tuple[int, ...], *, along: int
+    name: str,
+    owner: str,
+    dtype: DType,
+    shape: tuple[int, ...],
+    *,
+    along: int,
+    device: str = "cpu",
 ) -> Tensor:
-    """As `allocate_turned`, of GGUF's blocks: `data` has their bytes along axis `along`.
+    """As `allocate` on a GPU, and as `allocate_turned` on the CPU, of GGUF's blocks.
 
-    That axis, of whole blocks, must be the last or the one before it. Bytes of Q8_0 are int8, those
-    of Q4_0 uint8, by which kernels tell them apart. Raises ValueError for another size.
+    Their bytes lie along axis `along`, which must be the last or the one before it.
+
+    On the CPU `data` has these bytes; those of Q8_0 are int8, those of Q4_0 uint8, by which kernels
+    tell them apart. Raises ValueError where that axis is no whole blocks.
     """
     first, second, *rest = shape
     sizes = list(shape)
     sizes[along] = dtype.num_bytes(shape[along])
+    if device != "cpu":
+        held = allocate(name, owner, DType.U8, tuple(sizes), device=device)
+        strides = contiguous_strides(shape)
+        return Tensor(name, owner, dtype, shape, strides, 0, held.allocation, held.data)
     held = allocate_turned(name, owner, DType.U8, tuple(sizes))
     outer, inner, *others = contiguous_strides((second, first, *rest))
     data, strides = held.data.view(_BLOCK_KINDS[dtype]), (inner, outer, *others)
     return Tensor(name, owner, dtype, shape, strides, 0, held.allocation, data)
+
+
+def as_bytes(tensor: Tensor, row: int | None = None) -> Tensor:
+    """Blocks of `allocate_blocks` as a tensor of their bytes: all, or those of one row of the first
+    axis."""
+    allocation, data, start = tensor.allocation, tensor.data, 0
+    num_bytes = allocation.num_bytes
+    if tensor.device == "cpu":
+        data = data if row is None else data[row : row + 1]
+        shape = data.shape
+    else:
+        if row is not None:
+            num_bytes //= tensor.shape[0]
+            start = row * num_bytes
+        shape, data = (num_bytes,), None
+    strides = contiguous_strides(shape)
+    return Tensor(tensor.name, tensor.owner, DType.U8, shape, strides, start, allocation, data)
 
 
 def _zeros(num_bytes: int) -> np.ndarray[Any, Any]:

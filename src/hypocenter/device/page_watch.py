@@ -65,4 +65,6 @@ class PageWatch:
 
 
 def _block_of(page: Tensor, block: int) -> Tensor:
+    if page.dtype.is_quantised:
+        return memory.as_bytes(page, block)
     return memory.rows(page, block, block + 1)

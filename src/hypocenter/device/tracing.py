@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hypocenter.device import copies, launch
+from hypocenter.device import copies, launch, memory
 from hypocenter.dtypes import Array, bf16_to_f32
 from hypocenter.environment import trace_bytes
 from hypocenter.errors import UsageError
@@ -255,10 +255,10 @@ def _figures_of_packed(tensor: Tensor, place: Place, number: int) -> Statistics 
 def _figures_of_blocks(tensor: Tensor, place: Place, number: int) -> Statistics | None:
     """A KV cache of blocks by the digest of its bytes alone; None for other tensors and for what
     is too large to be read."""
-    are_blocks = tensor.dtype.is_quantised and isinstance(tensor.data, np.ndarray)
+    are_blocks = tensor.dtype.is_quantised and not hasattr(tensor.data, "parts")
     if not are_blocks or tensor.extent_bytes > MAX_TENSOR_BYTES:
         return None
-    data = copies.peek(tensor)
+    data = copies.peek(memory.as_bytes(tensor))
     return None if data is None else _digest_alone(KeyedDigest(data.tobytes()), place, number)
 
 

@@ -99,9 +99,15 @@ class Contract:
         return np.broadcast_to(index.live(values), entries.shape)
 
     def needs_int64(self, **arguments: Any) -> bool:
-        """Whether an argument spans 2**31 elements or more, so that 32-bit offsets would wrap."""
+        """Whether an argument spans 2**31 elements or more, so that 32-bit offsets would wrap; of
+        blocks, which may take more bytes than they have elements, it is bytes."""
         return any(
-            tensor is not None and span_of(tensor.shape, tensor.strides) >= 1 << 31
+            tensor is not None
+            and max(
+                span_of(tensor.shape, tensor.strides),
+                tensor.extent_bytes if tensor.dtype.is_quantised else 0,
+            )
+            >= 1 << 31
             for tensor in (arguments[arg.name] for arg in self.args)
         )
 

@@ -113,10 +113,10 @@ class KVPages:
 def _pages(name: str, dtype: DType, shape: tuple[int, ...], device: str, along: int) -> Tensor:
     """Keys or values of a layer, as `kernels/attention/kv_write.py` says; the columns of a head lie
     along axis `along`."""
+    if dtype.is_quantised:
+        return allocate_blocks(name, "kv_cache", dtype, shape, along=along, device=device)
     if device != "cpu":
         return allocate(name, "kv_cache", dtype, shape, device=device)
-    if dtype.is_quantised:
-        return allocate_blocks(name, "kv_cache", dtype, shape, along=along)
     return allocate_turned(name, "kv_cache", dtype, shape)
 
 

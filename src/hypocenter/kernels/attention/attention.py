@@ -87,7 +87,7 @@ _PARTIAL_RULES = (
 )
 _Q = Arg("q", _F32, "num_tokens, >= num_heads * head_dim")
 _CACHES = (*caches("contiguous"), _Q)
-_PAGES = (*caches("pages", as_blocks=True), _Q)
+_PAGES = (*caches("pages"), _Q)
 _TOKENS = (
     Arg(
         "block_tables",
@@ -184,7 +184,7 @@ FOLD_ROUND = Contract(
 
 def fits_f16(v_cache: Tensor) -> bool:
     """Whether what comes of attention, which lies between values of the cache, has room in f16."""
-    return v_cache.dtype is DType.F16
+    return v_cache.dtype is not DType.F32
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ def keys_per_tile(k_cache: Tensor) -> int:
 
     It follows from what the cache holds and nothing else, for the bits of results depend on it.
     """
-    if k_cache.dtype is DType.F16:
+    if k_cache.dtype is not DType.F32:
         return 64 if k_cache.shape[2] <= 128 else 16
     return 16
 

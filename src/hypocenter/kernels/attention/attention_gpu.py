@@ -22,6 +22,7 @@ from hypocenter.kernels.attention.attention_tile_gpu import (
     stack_rows,
     with_sink,
 )
+from hypocenter.kernels.blocks_gpu import block_bytes
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.shared_gpu import as_offset, follow
 from hypocenter.tensor import DType, Tensor
@@ -56,7 +57,7 @@ def attention_kernel(
     HAS_SINKS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HEADS_PER_KV: tl.constexpr,
     HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WIDE: tl.constexpr,
     PARTS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, HELD: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_BYTES: tl.constexpr,
 ):  # fmt: skip
     # Late tokens see more keys: their programs begin first.
     first_row = (num_blocks - 1 - tl.program_id(0)) * (ROWS // PARTS)
@@ -135,6 +136,7 @@ def attention_kernel(
             TILE,
             HELD,
             BLOCK,
+            BLOCK_BYTES,
         )
         top, old, new = fold(top, tile_top)
         norm = tl.fma(norm, old, tile_norm * new)
@@ -166,7 +168,7 @@ def attention_split_kernel(
     HAS_SOFTCAP: tl.constexpr, HEADS_PER_KV: tl.constexpr, HEAD_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_ONE: tl.constexpr,
     OVERLAPS: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
-    TILE: tl.constexpr, HELD: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, HELD: tl.constexpr, BLOCK: tl.constexpr, BLOCK_BYTES: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
     token, share = tl.program_id(0), tl.program_id(2)
@@ -230,6 +232,7 @@ def attention_split_kernel(
             TILE,
             HELD,
             BLOCK,
+            BLOCK_BYTES,
         )
         if WIDE:  # 64 bits for the first row alone, or those of each are kept over the loop
             at = head * max_tiles + tile + row * max_tiles
@@ -281,6 +284,13 @@ def _form_of_long_heads(num_parts: int, device: str) -> Form:
     return Form(rows=16, num_warps=16 if is_wide else 8, num_stages=1)
 
 
+def _for_cache(k_cache: Tensor, form: Form, plan: PlanBuilder) -> Form:
+    """Codes and scales of blocks take registers, which on NVIDIA's GPUs more threads share."""
+    if not k_cache.dtype.is_quantised or not plan.device.startswith("cuda"):
+        return form
+    return Form(form.rows, num_warps=min(2 * form.num_warps, 16), num_stages=1)
+
+
 def add_whole(
     plan: PlanBuilder,
     contract: Contract,
@@ -293,7 +303,7 @@ def add_whole(
     q, out, k_cache = facts["q"], facts["out"], facts["k_cache"]
     _, num_kv_heads, head_dim, _ = k_cache.shape
     per_kv, num_parts = facts["num_heads"] // num_kv_heads, _num_parts(k_cache)
-    form = form or whole_form(head_dim, num_parts, plan.device)
+    form = form or _for_cache(k_cache, whole_form(head_dim, num_parts, plan.device), plan)
     num_rows = form.rows // num_parts
     num_blocks, most = -(-q.shape[0] * per_kv // num_rows), (num_rows - 1) // per_kv + 2
     plan.add_gpu(
@@ -318,7 +328,8 @@ def add_split(
     num_tokens, (_, num_kv_heads, head_dim, _) = q.shape[0], k_cache.shape
     per_kv, max_tiles = facts["num_heads"] // num_kv_heads, values.shape[2]
     num_parts = _num_parts(k_cache)
-    form = form or split_form(head_dim, num_parts, per_kv, plan.device)
+    usual = split_form(head_dim, num_parts, per_kv, plan.device)
+    form = form or _for_cache(k_cache, usual, plan)
     num_programs = num_kv_heads * -(-per_kv * num_parts // form.rows)
     shares = min(max_tiles, max(1, _PROGRAMS // (num_tokens * num_programs)))
     plan.add_gpu(
@@ -337,7 +348,7 @@ def add_split(
 
 def _num_parts(k_cache: Tensor) -> int:
     """Rows of a product that one row takes: see `stack_rows`."""
-    return 1 if k_cache.dtype is DType.F16 else 4
+    return 4 if k_cache.dtype is DType.F32 else 1
 
 
 def _inputs(facts: Mapping[str, Any]) -> tuple[Tensor, ...]:
@@ -353,6 +364,7 @@ def _numbers(facts: Mapping[str, Any]) -> tuple[float, ...]:
 def _constants(plan: PlanBuilder, facts: Mapping[str, Any], form: Form) -> dict[str, Any]:
     _, num_kv_heads, head_dim, block_size = facts["k_cache"].shape
     num_parts, block = _num_parts(facts["k_cache"]), block_of(facts["value_dim"])
+    v_cache, num_bytes = facts["v_cache"], block_bytes(facts["k_cache"])
     # A larger matrix instruction where a product has more rows might add in another order.
     same = {} if plan.device.startswith("cuda") else {"matrix_instr_nonkdim": 16}
     return same | {
@@ -363,7 +375,7 @@ def _constants(plan: PlanBuilder, facts: Mapping[str, Any], form: Form) -> dict[
         "enable_fp_fusion": False,
         "HAS_SOFTCAP": facts["softcap"] > 0,
         "NUM_KV_HEADS": num_kv_heads,
-        "VALUE_PITCH": facts["v_cache"].shape[3],
+        "VALUE_PITCH": v_cache.dtype.num_bytes(v_cache.shape[3]) if num_bytes else v_cache.shape[3],
         "HEADS_PER_KV": facts["num_heads"] // num_kv_heads,
         "HEAD_DIM": head_dim,
         "VALUE_DIM": facts["value_dim"],
@@ -371,6 +383,7 @@ def _constants(plan: PlanBuilder, facts: Mapping[str, Any], form: Form) -> dict[
         "PARTS": num_parts,
         "ROWS": form.rows,
         "BLOCK": block,
+        "BLOCK_BYTES": num_bytes,
         # Of longer keys, or such that are longer than values, q is read piece by piece.
         "HELD": num_parts == 1 and head_dim <= block <= 256,
     }

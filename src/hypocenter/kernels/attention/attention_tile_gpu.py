@@ -9,6 +9,7 @@ exact, and the rest is element by element, with every fused multiply-add written
 from __future__ import annotations
 
 from hypocenter.device.triton_lang import tl, triton
+from hypocenter.kernels.blocks_gpu import load_blocks
 from hypocenter.kernels.shared_gpu import as_offset
 
 #: Softmax weights are this times what the formula says, so that small ones are normal numbers of
@@ -143,10 +144,23 @@ def load_query(
 
 
 @triton.jit
-def _keys(k_cache_ptr, page, within, d, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+def _keys(
+    k_cache_ptr,
+    page,
+    within,
+    d,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_BYTES: tl.constexpr,
+):
     """Columns d of the keys at `within` their pages, [columns, keys]."""
-    at = (page[None, :] * HEAD_DIM + d[:, None]) * BLOCK_SIZE + within[None, :]
-    return tl.load(k_cache_ptr + at, mask=(d < HEAD_DIM)[:, None], other=0.0)
+    if BLOCK_BYTES:
+        at = page * (HEAD_DIM // 32 * BLOCK_BYTES * BLOCK_SIZE) + within
+        live = (d < HEAD_DIM)[:, None] & (within >= 0)[None, :]
+        return load_blocks(k_cache_ptr, at[None, :], BLOCK_SIZE, d[:, None], live, BLOCK_BYTES)
+    else:
+        at = (page[None, :] * HEAD_DIM + d[:, None]) * BLOCK_SIZE + within[None, :]
+        return tl.load(k_cache_ptr + at, mask=(d < HEAD_DIM)[:, None], other=0.0)
 
 
 @triton.jit
@@ -156,7 +170,7 @@ def _add_piece(
 ):  # fmt: skip
     """total + what the head's elements from `start` on add to the scores, in thirds."""
     d = start + tl.arange(0, PIECE)
-    k = _keys(k_cache_ptr, page, within, d, HEAD_DIM, BLOCK_SIZE)
+    k = _keys(k_cache_ptr, page, within, d, HEAD_DIM, BLOCK_SIZE, 0)
     x_at = q_at[:, None] + d[None, :]
     x = tl.load(q_ptr + x_at, mask=(d < HEAD_DIM)[None, :], other=0.0)
     return _exact_product(_take_part(x, part, 4), k, total)
@@ -176,12 +190,13 @@ def _add_half_piece(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     PIECE: tl.constexpr,
+    BLOCK_BYTES: tl.constexpr,
 ):
     """The same of rows times their powers of two, rounded to f16."""
     d = start + tl.arange(0, PIECE)
     x_at = q_at[:, None] + d[None, :]
     x = tl.load(q_ptr + x_at, mask=(d < HEAD_DIM)[None, :], other=0.0)
-    k = _keys(k_cache_ptr, page, within, d, HEAD_DIM, BLOCK_SIZE)
+    k = _keys(k_cache_ptr, page, within, d, HEAD_DIM, BLOCK_SIZE, BLOCK_BYTES)
     return tl.dot(_take_part(x * unit[:, None], part, 1), k, total)
 
 
@@ -189,10 +204,12 @@ def _add_half_piece(
 def _scores(
     q, q_ptr, q_at, part, k_cache_ptr, page, within, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, PARTS: tl.constexpr, HELD: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_BYTES: tl.constexpr,
 ):  # fmt: skip
     """Products of query rows with the keys at `within` their pages, [rows, keys]."""
     if HELD:
-        k = _keys(k_cache_ptr, page, within, tl.arange(0, BLOCK), HEAD_DIM, BLOCK_SIZE)
+        d = tl.arange(0, BLOCK)
+        k = _keys(k_cache_ptr, page, within, d, HEAD_DIM, BLOCK_SIZE, BLOCK_BYTES)
         return _sum_parts(tl.dot(q, k), PARTS)
     elif PARTS == 1:
         total = tl.zeros([part.shape[0], page.shape[0]], tl.float32)
@@ -210,6 +227,7 @@ def _scores(
                 HEAD_DIM,
                 BLOCK_SIZE,
                 _PIECE,
+                BLOCK_BYTES,
             )
         return _sum_parts(total, PARTS)
     else:
@@ -266,6 +284,7 @@ def attend_tile(
     softcap, window, start, last, kv_head, num_kv_heads, value_pitch, HAS_SOFTCAP: tl.constexpr,
     HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WIDE: tl.constexpr,
     PARTS: tl.constexpr, TILE: tl.constexpr, HELD: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_BYTES: tl.constexpr,
 ):  # fmt: skip
     """Keys start .. start + TILE - 1 as far as `last`: each row's largest score, the sum of its
     weights and its weighted values [rows, BLOCK].
@@ -276,8 +295,12 @@ def attend_tile(
     d, key = tl.arange(0, BLOCK), start + tl.arange(0, TILE)
     page = as_offset(_page(table_ptr, key, last, BLOCK_SIZE), WIDE) * num_kv_heads + kv_head
     column = d < VALUE_DIM
-    v_at = (page * BLOCK_SIZE + key % BLOCK_SIZE)[:, None] * value_pitch + d[None, :]
-    v = tl.load(v_cache_ptr + v_at, mask=(key <= last)[:, None] & column[None, :], other=0.0)
+    v_at = (page * BLOCK_SIZE + key % BLOCK_SIZE)[:, None] * value_pitch
+    live = (key <= last)[:, None] & column[None, :]
+    if BLOCK_BYTES:
+        v = load_blocks(v_cache_ptr, v_at, 1, d[None, :], live, BLOCK_BYTES)
+    else:
+        v = tl.load(v_cache_ptr + v_at + d[None, :], mask=live, other=0.0)
     # Keys behind `last` may be anything: their scores are not used.
     score = _scores(
         q,
@@ -292,6 +315,7 @@ def attend_tile(
         PARTS,
         HELD,
         BLOCK,
+        BLOCK_BYTES,
     )
     score = score * factor[:, None]
     if HAS_SOFTCAP:

@@ -5,8 +5,8 @@ are [num_blocks, num_kv_heads, block_size, value_pitch] with value_pitch = head_
 a GPU they lie in that order. On the CPU pages (the last two axes) may lie anywhere, and those of a
 head lie one behind the other (`memory.allocate_turned`), since a thread reads those of one.
 
-On the CPU pages may be of Q8_0 or Q4_0. A value's row is then the bytes of blocks as GGUF has them,
-one block behind the other, and so is a key's column.
+Pages may be of Q8_0 or Q4_0. A value's row is then the bytes of blocks as GGUF has them, one block
+behind the other, and so is a key's column.
 """
 
 from __future__ import annotations
@@ -17,19 +17,17 @@ from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.demands import Arg, Index, Rule, live_counts, live_rows
 from hypocenter.tensor import DType, Tensor
 
-_HALF_OR_WHOLE = (DType.F16, DType.F32)
-_OR_BLOCKS = (*_HALF_OR_WHOLE, DType.Q8_0, DType.Q4_0)
+FLOATS = (DType.F16, DType.F32)
+_OR_BLOCKS = (*FLOATS, DType.Q8_0, DType.Q4_0)
 
 
-def caches(layout: str, access: str = "read", *, as_blocks: bool = False) -> tuple[Arg, Arg]:
-    """Both caches as arguments; `layout` is contiguous, as on a GPU, or pages. `as_blocks`: they
-    may be of Q8_0 or Q4_0, too."""
-    dtypes = _OR_BLOCKS if as_blocks else _HALF_OR_WHOLE
+def caches(layout: str, access: str = "read") -> tuple[Arg, Arg]:
+    """Both caches as arguments; `layout` is contiguous, as on a GPU, or pages."""
     keys = "num_blocks, num_kv_heads, head_dim, block_size"
     values = "num_blocks, num_kv_heads, block_size, value_pitch"
     return (
-        Arg("k_cache", dtypes, keys, access, layout),
-        Arg("v_cache", dtypes, values, access, layout),
+        Arg("k_cache", _OR_BLOCKS, keys, access, layout),
+        Arg("v_cache", _OR_BLOCKS, values, access, layout),
     )
 
 
@@ -45,10 +43,10 @@ _OTHERS = (
     live_counts("num_tokens", 0),
     Rule("value_pitch >= -(-head_dim // 16) * 16", "values are written as whole vectors of 16"),
 )
-#: On a GPU, on pages of floats on the CPU, and on any pages there.
-CONTRACT = Contract("kv_write", *caches("contiguous", "write"), *_OTHERS)
-PAGES = Contract("kv_write", *caches("pages", "write"), *_OTHERS)
-BLOCKS = Contract("kv_write", *caches("pages", "write", as_blocks=True), *_OTHERS)
+#: On a GPU, and on the CPU.
+CONTRACT, PAGES = (
+    Contract("kv_write", *caches(layout, "write"), *_OTHERS) for layout in ("contiguous", "pages")
+)
 
 
 def kv_write(
@@ -62,8 +60,8 @@ def kv_write(
 ) -> None:
     """Append the write of k and v f32 [num_tokens, >= num_kv_heads * head_dim] at `slots`.
 
-    slots i32 [num_tokens]: block_id * block_size + offset; caches as f16 bits or f32, on the CPU
-    also as blocks, into which numbers are rounded as GGUF's reference does.
+    slots i32 [num_tokens]: block_id * block_size + offset; caches as f16 bits, f32, or blocks,
+    into which numbers are rounded as GGUF's reference does.
     """
     num_heads, head_dim = k_cache.shape[1], k_cache.shape[2]
     facts = {
@@ -83,7 +81,7 @@ def kv_write(
     plan.add_cpu(
         kv_write_cpu.kv_write_blocks if are_blocks else kv_write_cpu.kv_write,
         *(k, v, counts, slots, k_cache, v_cache),
-        contract=BLOCKS,
+        contract=PAGES,
         facts=facts,
         work_per_row=4 * num_heads * head_dim,
     )

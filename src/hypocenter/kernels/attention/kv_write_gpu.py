@@ -1,4 +1,4 @@
-"""Triton kernel of `kv_write`: one program is one head of one token."""
+"""Triton kernels of `kv_write`: one program is one head of one token."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
+from hypocenter.kernels.blocks_gpu import block_bytes, write_blocks
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.shared_gpu import as_offset, follow
 
@@ -37,6 +38,38 @@ def kv_write_kernel(
 
 
 @triton.jit
+def kv_write_blocks_kernel(
+    k_ptr,
+    v_ptr,
+    counts_ptr,
+    slots_ptr,
+    k_cache_ptr,
+    v_cache_ptr,
+    num_heads,
+    num_blocks,
+    block_size,
+    k_stride,
+    v_stride,
+    OVERLAPS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK_BYTES: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
+):
+    follow(OVERLAPS)
+    token, head = tl.program_id(0), tl.program_id(1)
+    if token >= tl.load(counts_ptr):
+        return
+    slot, row = as_offset(tl.load(slots_ptr + token), WIDE), as_offset(token, WIDE)
+    page, within = slot // block_size * num_heads + head, slot % block_size
+    num_bytes, first = num_blocks * BLOCK_BYTES, head * num_blocks * 32
+    k_at = page * num_bytes * block_size + within
+    k_start, v_start = k_ptr + row * k_stride + first, v_ptr + row * v_stride + first
+    write_blocks(k_start, k_cache_ptr, k_at, block_size, num_blocks, BLOCK_BYTES, NUM_BLOCKS)
+    v_at = (page * block_size + within) * num_bytes
+    write_blocks(v_start, v_cache_ptr, v_at, 1, num_blocks, BLOCK_BYTES, NUM_BLOCKS)
+
+
+@triton.jit
 def key_at(slot, head, d, num_heads, head_dim, block_size):
     """Where element d of a head's key lies in the keys of a cache."""
     page = slot // block_size * num_heads + head
@@ -54,6 +87,20 @@ def add(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None
     """Append kv_write for every KV head of every token of the bucket."""
     k, v, k_cache, v_cache = (facts[name] for name in ("k", "v", "k_cache", "v_cache"))
     _, num_heads, head_dim, block_size = k_cache.shape
+    if num_bytes := block_bytes(k_cache):
+        plan.add_gpu(
+            kv_write_blocks_kernel,
+            *(k, v, facts["counts"], facts["slots"], k_cache, v_cache, num_heads, head_dim // 32),
+            *(block_size, k.strides[0], v.strides[0]),
+            grid=(k.shape[0], num_heads),
+            contract=contract,
+            facts=facts,
+            BLOCK_BYTES=num_bytes,
+            NUM_BLOCKS=triton.next_power_of_2(head_dim // 32),
+            # A product and a sum in one step would round to other codes.
+            enable_fp_fusion=False,
+        )
+        return
     plan.add_gpu(
         kv_write_kernel,
         *(k, v, facts["counts"], facts["slots"], k_cache, v_cache, num_heads, head_dim),

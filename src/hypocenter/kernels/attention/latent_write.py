@@ -30,8 +30,10 @@ _OTHERS = (
     Rule("value_pitch >= -(-rank // 16) * 16", "values are written as whole vectors of 16"),
 )
 #: On a GPU, and on the CPU.
-CONTRACT = Contract("latent_write", *caches("contiguous", "write"), *_OTHERS)
-BLOCKS = Contract("latent_write", *caches("pages", "write", as_blocks=True), *_OTHERS)
+CONTRACT, PAGES = (
+    Contract("latent_write", *caches(layout, "write"), *_OTHERS)
+    for layout in ("contiguous", "pages")
+)
 
 
 def latent_write(
@@ -67,7 +69,7 @@ def latent_write(
     plan.add_cpu(
         kernel,
         *(turned, latent, counts, slots, k_cache, v_cache, rank),
-        contract=BLOCKS,
+        contract=PAGES,
         facts=facts,
         work_per_row=2 * (k_cache.shape[2] + rank),
     )

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import kv_write, rope, rope_write_cpu
+from hypocenter.kernels.attention.kv_write import FLOATS
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.demands import Apart
 from hypocenter.tensor import Tensor
@@ -23,7 +24,9 @@ def _contract(write: Contract) -> Contract:
         "rope_write",
         replace(_ROPE["x"], name="q"),
         *(_ROPE[name] for name in ("positions", "cos", "sin", "counts")),
-        *(of_write[name] for name in ("k_cache", "v_cache", "k", "v", "slots")),
+        # Blocks are made of heads that have been turned whole.
+        *(replace(of_write[name], dtypes=FLOATS) for name in ("k_cache", "v_cache")),
+        *(of_write[name] for name in ("k", "v", "slots")),
         # Programs that turn q and those that read k and v run at the same time.
         Apart("q", "k"),
         Apart("q", "v"),

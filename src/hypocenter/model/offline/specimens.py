@@ -128,6 +128,7 @@ def _of_vendor(vendor: str) -> Iterator[Specimen]:
     yield from _of_states(vendor)
     yield from _of_latents(vendor)
     yield from _of_parts(vendor)
+    yield from _of_blocks(vendor)
     # Extents beyond 2**31 elements, which no memory is needed for here.
     caps = {"attn_softcap": 50.0, "final_softcap": 30.0}
     huge = 1 << 20
@@ -191,6 +192,18 @@ def _of_gpt_oss(vendor: str) -> Iterator[Specimen]:
     )
     launches = [launch for launch in plan.launches if launch.kernel.startswith("softmax")]
     yield from specimens(launches, "sinks")
+
+
+def _of_blocks(vendor: str) -> Iterator[Specimen]:
+    """Caches of blocks: of heads and of latents, for prompts and for tokens."""
+    own = ("attention", "kv_write", "latent_write")
+    families = ("llama", "deepseek2")
+    for family, kv_dtype, num_tokens in itertools.product(
+        families, (DType.Q8_0, DType.Q4_0), (1, 64, 1 << 20)
+    ):
+        plan = abstract_plan(vendor, family, DType.Q8_0, kv_dtype, num_tokens=num_tokens)
+        launches = [launch for launch in plan.launches if launch.kernel.startswith(own)]
+        yield from specimens(launches, f"{kv_dtype.name.lower()} cache, {family}")
 
 
 def _of_states(vendor: str) -> Iterator[Specimen]:
