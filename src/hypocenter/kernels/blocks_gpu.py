@@ -87,20 +87,59 @@ def write_blocks(
 
 
 @triton.jit
-def load_blocks(cache_ptr, at, step, d, mask, BLOCK_BYTES: tl.constexpr):
-    """Columns d of blocks whose bytes begin at `at`, `step` apart from each other, as f16.
-
-    `at`, d and the mask broadcast to the shape of the result. A column is its code times its scale,
-    rounded to f16 once.
-    """
-    begin = at + d // 32 * (BLOCK_BYTES * step)
+def _scales(cache_ptr, begin, step, mask):
+    """Of blocks whose bytes are at `begin` and on, `step` apart from each other."""
     lower = tl.load(cache_ptr + begin, mask=mask, other=0).to(tl.int32)
     upper = tl.load(cache_ptr + begin + step, mask=mask, other=0).to(tl.int32)
-    scale = (lower | upper << 8).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return (lower | upper << 8).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _codes(cache_ptr, begin, step, column, mask, BLOCK_BYTES: tl.constexpr):
+    """Codes of columns 0 to 31 of such blocks, in f32."""
     if BLOCK_BYTES == 34:
-        raw = tl.load(cache_ptr + begin + (d % 32 + 2) * step, mask=mask, other=0)
-        code = raw.to(tl.int8, bitcast=True).to(tl.int32)
+        raw = tl.load(cache_ptr + begin + (column + 2) * step, mask=mask, other=0)
+        return raw.to(tl.int8, bitcast=True).to(tl.float32)
     else:
-        raw = tl.load(cache_ptr + begin + (d % 16 + 2) * step, mask=mask, other=0).to(tl.int32)
-        code = (raw >> (d % 32 // 16 * 4) & 15) - 8
-    return (code.to(tl.float32) * scale).to(tl.float16)
+        raw = tl.load(cache_ptr + begin + (column % 16 + 2) * step, mask=mask, other=0)
+        return ((raw.to(tl.int32) >> (column // 16 * 4) & 15) - 8).to(tl.float32)
+
+
+@triton.jit
+def load_key_blocks(
+    cache_ptr,
+    at,
+    step,
+    first,
+    num_blocks,
+    mask,
+    BLOCK_BYTES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """COLUMNS columns of keys from block `first` on, [columns, keys] in f16; 0 behind `num_blocks`.
+
+    The blocks of a key begin at `at` [keys]. A column is its code times its scale, rounded once.
+    """
+    block = first + tl.arange(0, COLUMNS // 32)
+    begin = at[None, :] + block[:, None] * (BLOCK_BYTES * step)
+    live = (block < num_blocks)[:, None] & mask[None, :]
+    scale = _scales(cache_ptr, begin, step, live)
+    column = tl.arange(0, 32)[None, :, None]
+    code = _codes(cache_ptr, begin[:, None, :], step, column, live[:, None, :], BLOCK_BYTES)
+    found = (code * scale[:, None, :]).to(tl.float16)
+    return tl.reshape(found, [COLUMNS, at.shape[0]])
+
+
+@triton.jit
+def load_value_blocks(
+    cache_ptr, at, num_blocks, mask, BLOCK_BYTES: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """COLUMNS columns of values, [keys, columns] in f16, likewise; a block is in one piece."""
+    block = tl.arange(0, COLUMNS // 32)
+    begin = at[:, None] + block[None, :] * BLOCK_BYTES
+    live = mask[:, None] & (block < num_blocks)[None, :]
+    scale = _scales(cache_ptr, begin, 1, live)
+    column = tl.arange(0, 32)[None, None, :]
+    code = _codes(cache_ptr, begin[:, :, None], 1, column, live[:, :, None], BLOCK_BYTES)
+    found = (code * scale[:, :, None]).to(tl.float16)
+    return tl.reshape(found, [at.shape[0], COLUMNS])

@@ -9,7 +9,7 @@ exact, and the rest is element by element, with every fused multiply-add written
 from __future__ import annotations
 
 from hypocenter.device.triton_lang import tl, triton
-from hypocenter.kernels.blocks_gpu import load_blocks
+from hypocenter.kernels.blocks_gpu import load_key_blocks, load_value_blocks
 from hypocenter.kernels.shared_gpu import as_offset
 
 #: Softmax weights are this times what the formula says, so that small ones are normal numbers of
@@ -148,17 +148,28 @@ def _keys(
     k_cache_ptr,
     page,
     within,
-    d,
+    start,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_BYTES: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
-    """Columns d of the keys at `within` their pages, [columns, keys]."""
+    """COLUMNS columns from `start` on of the keys at `within` their pages, [columns, keys]."""
     if BLOCK_BYTES:
-        at = page * (HEAD_DIM // 32 * BLOCK_BYTES * BLOCK_SIZE) + within
-        live = (d < HEAD_DIM)[:, None] & (within >= 0)[None, :]
-        return load_blocks(k_cache_ptr, at[None, :], BLOCK_SIZE, d[:, None], live, BLOCK_BYTES)
+        num_blocks: tl.constexpr = HEAD_DIM // 32
+        at = page * (num_blocks * BLOCK_BYTES * BLOCK_SIZE) + within
+        return load_key_blocks(
+            k_cache_ptr,
+            at,
+            BLOCK_SIZE,
+            start // 32,
+            num_blocks,
+            within >= 0,
+            BLOCK_BYTES,
+            COLUMNS,
+        )
     else:
+        d = start + tl.arange(0, COLUMNS)
         at = (page[None, :] * HEAD_DIM + d[:, None]) * BLOCK_SIZE + within[None, :]
         return tl.load(k_cache_ptr + at, mask=(d < HEAD_DIM)[:, None], other=0.0)
 
@@ -170,7 +181,7 @@ def _add_piece(
 ):  # fmt: skip
     """total + what the head's elements from `start` on add to the scores, in thirds."""
     d = start + tl.arange(0, PIECE)
-    k = _keys(k_cache_ptr, page, within, d, HEAD_DIM, BLOCK_SIZE, 0)
+    k = _keys(k_cache_ptr, page, within, start, HEAD_DIM, BLOCK_SIZE, 0, PIECE)
     x_at = q_at[:, None] + d[None, :]
     x = tl.load(q_ptr + x_at, mask=(d < HEAD_DIM)[None, :], other=0.0)
     return _exact_product(_take_part(x, part, 4), k, total)
@@ -196,7 +207,7 @@ def _add_half_piece(
     d = start + tl.arange(0, PIECE)
     x_at = q_at[:, None] + d[None, :]
     x = tl.load(q_ptr + x_at, mask=(d < HEAD_DIM)[None, :], other=0.0)
-    k = _keys(k_cache_ptr, page, within, d, HEAD_DIM, BLOCK_SIZE, BLOCK_BYTES)
+    k = _keys(k_cache_ptr, page, within, start, HEAD_DIM, BLOCK_SIZE, BLOCK_BYTES, PIECE)
     return tl.dot(_take_part(x * unit[:, None], part, 1), k, total)
 
 
@@ -208,8 +219,7 @@ def _scores(
 ):  # fmt: skip
     """Products of query rows with the keys at `within` their pages, [rows, keys]."""
     if HELD:
-        d = tl.arange(0, BLOCK)
-        k = _keys(k_cache_ptr, page, within, d, HEAD_DIM, BLOCK_SIZE, BLOCK_BYTES)
+        k = _keys(k_cache_ptr, page, within, 0, HEAD_DIM, BLOCK_SIZE, BLOCK_BYTES, BLOCK)
         return _sum_parts(tl.dot(q, k), PARTS)
     elif PARTS == 1:
         total = tl.zeros([part.shape[0], page.shape[0]], tl.float32)
@@ -295,12 +305,13 @@ def attend_tile(
     d, key = tl.arange(0, BLOCK), start + tl.arange(0, TILE)
     page = as_offset(_page(table_ptr, key, last, BLOCK_SIZE), WIDE) * num_kv_heads + kv_head
     column = d < VALUE_DIM
-    v_at = (page * BLOCK_SIZE + key % BLOCK_SIZE)[:, None] * value_pitch
-    live = (key <= last)[:, None] & column[None, :]
+    v_at = (page * BLOCK_SIZE + key % BLOCK_SIZE) * value_pitch
     if BLOCK_BYTES:
-        v = load_blocks(v_cache_ptr, v_at, 1, d[None, :], live, BLOCK_BYTES)
+        num_blocks: tl.constexpr = VALUE_DIM // 32
+        v = load_value_blocks(v_cache_ptr, v_at, num_blocks, key <= last, BLOCK_BYTES, BLOCK)
     else:
-        v = tl.load(v_cache_ptr + v_at + d[None, :], mask=live, other=0.0)
+        live = (key <= last)[:, None] & column[None, :]
+        v = tl.load(v_cache_ptr + v_at[:, None] + d[None, :], mask=live, other=0.0)
     # Keys behind `last` may be anything: their scores are not used.
     score = _scores(
         q,
