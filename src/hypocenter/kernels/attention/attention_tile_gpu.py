@@ -305,13 +305,13 @@ def attend_tile(
     d, key = tl.arange(0, BLOCK), start + tl.arange(0, TILE)
     page = as_offset(_page(table_ptr, key, last, BLOCK_SIZE), WIDE) * num_kv_heads + kv_head
     column = d < VALUE_DIM
-    v_at = (page * BLOCK_SIZE + key % BLOCK_SIZE) * value_pitch
     if BLOCK_BYTES:
         num_blocks: tl.constexpr = VALUE_DIM // 32
+        v_at = (page * BLOCK_SIZE + key % BLOCK_SIZE) * value_pitch
         v = load_value_blocks(v_cache_ptr, v_at, num_blocks, key <= last, BLOCK_BYTES, BLOCK)
     else:
-        live = (key <= last)[:, None] & column[None, :]
-        v = tl.load(v_cache_ptr + v_at[:, None] + d[None, :], mask=live, other=0.0)
+        v_at = (page * BLOCK_SIZE + key % BLOCK_SIZE)[:, None] * value_pitch + d[None, :]
+        v = tl.load(v_cache_ptr + v_at, mask=(key <= last)[:, None] & column[None, :], other=0.0)
     # Keys behind `last` may be anything: their scores are not used.
     score = _scores(
         q,
