@@ -12,17 +12,11 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.recurrent.sequences import Sequences
+from hypocenter.kernels.recurrent.state_gpu import softplus, span_of, state_of, tile_of
 from hypocenter.kernels.shared_gpu import as_offset, follow
 
 #: Value columns of a program.
 _COLUMNS = 32
-
-
-@triton.jit
-def _of_slot(slots_ptr, sequence, head, num_heads, state_dim, value_pitch, WIDE: tl.constexpr):
-    """Where the state of a head lies in the slot that a sequence has."""
-    slot = as_offset(tl.load(slots_ptr + sequence), WIDE)
-    return (slot * num_heads + head) * state_dim * value_pitch
 
 
 @triton.jit
@@ -37,14 +31,11 @@ def ssm_scan_kernel(
     num_tokens = tl.load(counts_ptr)
     if sequence > tl.load(rows_ptr + num_tokens - 1):
         return
-    first, stop = tl.load(starts_ptr + sequence), tl.load(starts_ptr + sequence + 1)
-    goes_on = tl.load(positions_ptr + first) > 0
-    saved_stop = tl.load(stops_ptr + sequence)
-    key, column = tl.arange(0, KEYS), tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    is_key, is_value = key < state_dim, column < value_dim
+    first, stop, goes_on, saved_stop = span_of(sequence, starts_ptr, positions_ptr, stops_ptr)
+    key, column, is_key, is_value = tile_of(state_dim, value_dim, KEYS, COLUMNS)
     live = is_key[:, None] & is_value[None, :]
     state_at = state_ptr + key[:, None] * value_pitch + column[None, :]
-    source = _of_slot(sources_ptr, sequence, head, num_heads, state_dim, value_pitch, WIDE)
+    source = state_of(sources_ptr, sequence, head, num_heads, state_dim, value_pitch, WIDE)
     state = tl.load(state_at + source, mask=live & goes_on, other=0.0)
     bias, rate = tl.load(step_bias_ptr + head), tl.load(rates_ptr + head)
     skip = tl.load(skips_ptr + head)
@@ -56,16 +47,16 @@ def ssm_scan_kernel(
         q = tl.load(x_at + keys + num_groups * state_dim + key, mask=is_key, other=0.0)
         v = tl.load(x_at + head * value_dim + column, mask=is_value, other=0.0)
         step = tl.load(steps_ptr + wide_row * steps_stride + head) + bias
-        softplus = tl.maximum(step, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(step)))
-        state = state * tl.exp(rate * softplus) + k[:, None] * (v * softplus)[None, :]
+        wait = softplus(step)
+        state = state * tl.exp(rate * wait) + k[:, None] * (v * wait)[None, :]
         out = tl.sum(state * q[:, None], axis=0) + skip * v
         tl.store(out_ptr + wide_row * out_stride + head * value_dim + column, out, mask=is_value)
         if row + 1 == saved_stop:
-            kept = _of_slot(
+            kept = state_of(
                 checkpoints_ptr, sequence, head, num_heads, state_dim, value_pitch, WIDE
             )
             tl.store(state_at + kept, state, mask=live)
-    own = _of_slot(slots_ptr, sequence, head, num_heads, state_dim, value_pitch, WIDE)
+    own = state_of(slots_ptr, sequence, head, num_heads, state_dim, value_pitch, WIDE)
     tl.store(state_at + own, state, mask=live)
 
 

@@ -16,9 +16,8 @@ from hypocenter.kernels.recurrent.delta_rule import DeltaHeads
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.recurrent.state_space import (
-    MAX_COLUMNS,
-    MAX_HEADS,
     StateSpace,
+    read_sizes,
     read_state_space,
 )
 
@@ -151,26 +150,13 @@ def read_recurrence(
             layers = _layers_with_heads(file, name, num_layers)
         num_taps = _num_taps(file, f"{name}.ssm.conv_kernel")
         return read_state_space(file, name, layers, num_taps, stands_beside=family.stands_beside)
-
-    def count(key: str, high: int) -> int:
-        return file.integer(f"{name}.ssm.{key}", low=1, high=high)
-
-    num_key_heads = count("group_count", MAX_HEADS)
-    num_value_heads = count("time_step_rank", MAX_HEADS)
-    if num_value_heads % num_key_heads:
-        limit = f"must be a multiple of {name}.ssm.group_count, which is {num_key_heads}"
-        raise BadModelFile(file.path, f"{name}.ssm.time_step_rank", num_value_heads, limit)
-    inner = count("inner_size", MAX_HEADS * MAX_COLUMNS)
-    value_dim, rest = divmod(inner, num_value_heads)
-    if rest or value_dim > MAX_COLUMNS:
-        limit = f"must be {num_value_heads} heads of at most {MAX_COLUMNS} columns"
-        raise BadModelFile(file.path, f"{name}.ssm.inner_size", inner, limit)
+    sizes = read_sizes(file, name)
     return Recurrence(
         attention_layers=_attention_layers(file, name, num_blocks, num_layers),
-        num_key_heads=num_key_heads,
-        num_value_heads=num_value_heads,
-        key_dim=count("state_size", MAX_COLUMNS),
-        value_dim=value_dim,
+        num_key_heads=sizes.num_groups,
+        num_value_heads=sizes.num_heads,
+        key_dim=sizes.state_dim,
+        value_dim=sizes.value_dim,
         num_taps=_num_taps(file, f"{name}.ssm.conv_kernel"),
         heads_by_turns=family.heads_by_turns,
     )

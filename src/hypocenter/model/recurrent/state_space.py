@@ -1,4 +1,4 @@
-"""Mamba-2 layers as facts: what a GGUF file's metadata say of them.
+"""Mamba-2 layers as facts: what a GGUF file's metadata say of them, and of all heads with a state.
 
 Keys follow llama.cpp (src/models/granite-hybrid.cpp, falcon-h1.cpp, and the conversion scripts).
 """
@@ -6,6 +6,7 @@ Keys follow llama.cpp (src/models/granite-hybrid.cpp, falcon-h1.cpp, and the con
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hypocenter.errors import BadModelFile
 from hypocenter.kernels.recurrent.ssm_scan import ScanHeads
@@ -66,14 +67,16 @@ class StateSpace:
         }
 
 
-def read_state_space(
-    file: GGUFFile,
-    name: str,
-    attention_layers: tuple[int, ...],
-    num_taps: int,
-    *,
-    stands_beside: bool,
-) -> StateSpace:
+class StateSizes(NamedTuple):
+    """Heads with a state, of which as many in each group share what writes and reads it."""
+
+    num_groups: int
+    num_heads: int
+    value_dim: int
+    state_dim: int
+
+
+def read_sizes(file: GGUFFile, name: str) -> StateSizes:
     """Those of `name` models. Raises BadModelFile for numbers that contradict one another."""
 
     def count(key: str, high: int) -> int:
@@ -89,12 +92,25 @@ def read_state_space(
     if rest or value_dim > MAX_COLUMNS:
         limit = f"must be {num_heads} heads of at most {MAX_COLUMNS} columns"
         raise BadModelFile(file.path, f"{name}.ssm.inner_size", inner, limit)
+    return StateSizes(num_groups, num_heads, value_dim, count("state_size", MAX_COLUMNS))
+
+
+def read_state_space(
+    file: GGUFFile,
+    name: str,
+    attention_layers: tuple[int, ...],
+    num_taps: int,
+    *,
+    stands_beside: bool,
+) -> StateSpace:
+    """Those of `name` models. Raises BadModelFile for numbers that contradict one another."""
+    sizes = read_sizes(file, name)
     return StateSpace(
         attention_layers=attention_layers,
-        num_heads=num_heads,
-        value_dim=value_dim,
-        state_dim=count("state_size", MAX_COLUMNS),
-        num_groups=num_groups,
+        num_heads=sizes.num_heads,
+        value_dim=sizes.value_dim,
+        state_dim=sizes.state_dim,
+        num_groups=sizes.num_groups,
         num_taps=num_taps,
         stands_beside=stands_beside,
     )
