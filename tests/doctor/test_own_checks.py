@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from bundles import REQUEST, Run, decoder, inputs, tensors_of_decoder
 
@@ -89,6 +90,19 @@ def test_an_operation_that_failed_in_a_module_without_books_is_named_as_such() -
 def test_what_is_raised_on_purpose_and_what_a_machine_lacks_blame_no_line() -> None:
     for kind in (TokenizerError, MemoryError, OSError, RuntimeError):
         assert raised_in(kind("no").with_traceback(failed_check().__traceback__)) == (), kind
+
+
+def test_a_plan_that_fails_is_no_wrong_input_of_its_caller() -> None:
+    """Whoever asked for the plan keeps book of something else."""
+    places = raised_in(failed_check())
+    of_planner = msgspec.structs.replace(places[0], module="model.decoder")
+    of_caller = msgspec.structs.replace(places[0], module="engine.runner")
+    run = Run()
+    tensors_of_decoder(run)
+    run.run(decoder(run), inputs(), (REQUEST,))
+    run.emit(Called, call="AssertionError", outcome="no", raised_in=(of_planner, of_caller))
+    root = diagnose(run.bundle(ERROR), without=NO_REPLAY).roots[0]
+    assert root.cause is Cause.BROKEN_CHECK
 
 
 def test_a_statement_of_several_lines_is_whole() -> None:

@@ -25,6 +25,8 @@ from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.parts.part import Part
 from hypocenter.model.parts.part_of_file import PartOfFile
 from hypocenter.model.parts.split import part_of
+from hypocenter.record import ring
+from hypocenter.watch.dead_runs import dead_runs
 
 SIM = "sim:h200"
 #: As in `test_families.py`: sums in another order, no more.
@@ -109,11 +111,17 @@ def test_a_rank_that_dies_takes_the_step_down_by_name(
 
 
 def test_the_others_end_with_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And well: the next command is not told that a run died."""
+    monkeypatch.setenv("HYPO_RUN_DIR", str(tmp_path / "runs"))
+    monkeypatch.delenv("HYPO_RECORD", raising=False)
     model = small("llama", tmp_path, monkeypatch)
     with LLM(model.path, device=SIM, context_length=64, tensor_parallel=2) as llm:
         [process] = processes_of(llm)
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
+    recorded = [ring.read_run(folder).pid for folder in ring.run_folders(tmp_path / "runs")]
+    assert process in recorded
+    assert process not in {one.pid for one in dead_runs(tmp_path / "runs")}
     assert not [one for one in threading.enumerate() if one.name.startswith("rank ")]
 
 

@@ -85,7 +85,7 @@ def test_a_value_that_nothing_reads_is_refused_with_the_nearest_key() -> None:
     with pytest.raises(
         UsageError, match=r"gives 'llama.context_lenth'.*mean 'llama\.context_length"
     ):
-        LLM(override_kv={"llama.context_lenth": 64})
+        LLM(override_kv={"llama.context_length": 64, "llama.context_lenth": 64})
 
 
 def test_the_engine_runs_by_them() -> None:
