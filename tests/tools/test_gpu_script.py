@@ -77,6 +77,29 @@ def test_a_family_that_is_wrong_or_left_out_fails_its_section(
     assert not told(llama={})["ok"], "time ran out before it"
 
 
+def test_a_family_whose_norm_has_no_groups_needs_a_newer_transformers(
+    benchmarks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    granite = importlib.import_module(
+        "transformers.models.granitemoehybrid.modeling_granitemoehybrid"
+    )
+
+    class GraniteMoeHybridRMSNormGated(granite.GraniteMoeHybridRMSNormGated):  # type: ignore[misc]
+        def __init__(self, hidden_size: int, eps: float = 1e-6) -> None:
+            super().__init__(hidden_size, hidden_size, eps)
+
+    families = benchmarks("gpu_families")
+    monkeypatch.setattr(granite, "GraniteMoeHybridRMSNormGated", GraniteMoeHybridRMSNormGated)
+    row = families.examine("granitehybrid", "cpu")
+    assert row["absent"] == "GraniteMoeHybridRMSNormGated has no groups"
+    assert "needs a newer transformers" in "\n".join(families._table([row]))
+    # Only a model that has groups needs them.
+    families._require_norm_of_groups("granitehybrid-moe")
+    monkeypatch.undo()
+    families._require_norm_of_groups("granitehybrid")
+
+
 def test_a_failed_section_does_not_stop_the_others(tmp_path: Path) -> None:
     import torch
 
