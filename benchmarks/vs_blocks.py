@@ -1,4 +1,4 @@
-"""GGUF files of random blocks, written at the disk's speed: for cards, where speed alone counts.
+"""GGUF files of random blocks, written at the disk's speed, for where speed alone counts.
 
 A quantiser needs minutes for what an 8B model has. Reads no model and runs none.
 """
@@ -48,39 +48,48 @@ def _write_blocks(shape: Shape, kind: str, path: Path) -> None:
     writer = opened(shape, path, gguf.LlamaFileType[f"MOSTLY_{kind}"])
     tensors, tiles = list(tensors_of(shape)), {}
     for name, sizes, scale in tensors:
-        if len(sizes) == 1:
-            writer.add_tensor_info(name, sizes, np.dtype(np.float32), 4 * sizes[0])
+        if not _is_of_blocks(name, sizes):
+            num_bytes = 4 * int(np.prod(sizes))
+            writer.add_tensor_info(name, sizes, np.dtype(np.float32), num_bytes)
             continue
         dtype = _block_type(kind, name, shape.num_layers)
-        key = (dtype, sizes[1], scale)
+        key = (dtype, sizes[-1], scale)
         if key not in tiles:
-            tiles[key] = _tile(dtype, sizes[1], scale)
-        row_bytes = tiles[key].shape[1]
+            tiles[key] = _tile(dtype, sizes[-1], scale)
+        in_bytes = (*sizes[:-1], tiles[key].shape[1])
         writer.add_tensor_info(
-            name, (sizes[0], row_bytes), np.dtype(np.uint8), sizes[0] * row_bytes,
+            name, in_bytes, np.dtype(np.uint8), int(np.prod(in_bytes)),
             gguf.GGMLQuantizationType[dtype.name],
         )  # fmt: skip
     write_head(writer)
     for name, sizes, scale in tensors:
-        if len(sizes) == 1:
-            writer.write_tensor_data(values_of(shape, name, sizes, scale))
+        if _is_of_blocks(name, sizes):
+            tile = tiles[_block_type(kind, name, shape.num_layers), sizes[-1], scale]
+            writer.write_tensor_data(np.resize(tile, (*sizes[:-1], tile.shape[1])))
         else:
-            tile = tiles[_block_type(kind, name, shape.num_layers), sizes[1], scale]
-            writer.write_tensor_data(np.resize(tile, (sizes[0], tile.shape[1])))
+            writer.write_tensor_data(values_of(shape, name, sizes, scale))
     writer.close()
 
 
+def _is_of_blocks(name: str, sizes: tuple[int, ...]) -> bool:
+    """A matrix, but for a router; biases of experts have two axes as well."""
+    return len(sizes) > 1 and name.endswith(".weight") and "ffn_gate_inp" not in name
+
+
 def _block_type(kind: str, name: str, num_layers: int) -> DType:
-    """As llama.cpp's `llama_tensor_get_type` chooses for a dense model."""
+    """As llama.cpp's `llama_tensor_get_type` chooses, but for models of eight experts."""
     if kind in ("F16", "Q8_0"):
         return DType[kind]
+    if kind == "MXFP4_MOE":
+        return DType.MXFP4 if "_exps" in name else DType.Q8_0
     if name == "output.weight":
         return DType.Q6_K
     if kind == "Q4_K_M":
         part = name.split(".")[2] if name.startswith("blk.") else ""
         layer, eighth = int(name.split(".")[1]) if part else 0, num_layers // 8
-        is_outer = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
-        return DType.Q6_K if part in ("attn_v", "ffn_down") and is_outer else DType.Q4_K
+        is_outer = layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
+        is_finer = part in ("attn_v", "ffn_down", "ffn_down_exps") and is_outer
+        return DType.Q6_K if is_finer else DType.Q4_K
     return DType[kind]
 
 
@@ -92,7 +101,9 @@ def _tile(dtype: DType, num_columns: int, scale: float) -> Array:
     rows = random_rows(dtype, TILE_ROWS, num_columns, SEED)
     values = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[dtype.name])
     blocks = rows.reshape(TILE_ROWS, -1, dtype.block_bytes)
-    for offset in SCALE_FIELDS[dtype]:
+    if dtype is DType.MXFP4:  # the first byte is an exponent of two
+        blocks[..., 0] += np.round(np.log2(scale / values.std())).astype(np.int8).view(np.uint8)
+    for offset in SCALE_FIELDS.get(dtype, ()):
         scales = np.ascontiguousarray(blocks[..., offset : offset + 2]).view(np.float16)
         smaller = (scales * np.float32(scale / values.std())).astype(np.float16)
         blocks[..., offset : offset + 2] = smaller.view(np.uint8)

@@ -2,11 +2,12 @@
 
     python benchmarks/vs_llama_cpp.py --device cuda --peer BUILD/bin
     python benchmarks/vs_llama_cpp.py --device cuda --peer BUILD/bin --types Q4_0 --rounds 1
+    python benchmarks/vs_llama_cpp.py --device cuda --peer BUILD/bin --shape gpt-oss-20b
 
-BUILD/bin holds llama-bench and llama-batched-bench, built with CUDA. The models have an 8B Llama's
-shape and random blocks; their folder is best in memory (--models /dev/shm/models). Prints a table
-and writes everything to benchmarks/results/. Exit code 0: measured (goals may be missed); 1: a
-command failed; 2: wrong arguments.
+BUILD/bin holds llama-bench and llama-batched-bench, built with CUDA. The models have random
+blocks, and an 8B Llama's shape where no other is named. Their folder is best in memory (--models
+/dev/shm/models). Prints a table and writes everything to benchmarks/results/. Exit code 0:
+measured (goals may be missed); 1: a command failed; 2: wrong arguments.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ from typing import Any
 
 from vs_arguments import natural, positive
 from vs_blocks import made_of_blocks
-from vs_models import SHAPES, BenchmarkError, Shape, file_facts
+from vs_models import OF_EXPERTS, SHAPES, BenchmarkError, Shape, file_facts, may_have
 from vs_report import Ratio, Target, markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND_SECONDS = 400
+USUAL_SHAPE = "llama-3.1-8b"
 #: Goals as multiples of llama.cpp's speed: prompts of 512 and of 2,048, decode, batches.
 GOALS = {
     "F16": {"pp512": 1.5, "pp2048": 1.6, "tg128": 1.15, "batch": 1.5},
@@ -41,6 +43,8 @@ GOALS = {
     "Q4_K_M": {"pp512": 2.0, "pp2048": 2.2, "tg128": 1.35, "batch": 1.3},
     "Q4_0": {"pp512": 2.0, "pp2048": 2.2, "tg128": 1.45, "batch": 1.3},
 }
+#: Of mixtures of experts of any type.
+EXPERTS_GOALS = {"pp512": 1.0, "pp2048": 1.0, "tg128": 1.2}
 GOAL_BATCHES = (16, 32, 64)
 ENGINES = ("ours", "peer")
 
@@ -75,9 +79,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="of ours (default: cuda); any other but hip tries the script out",
     )
     add("--peer", type=Path, required=True, help="the folder of llama-bench")
-    add("--shape", choices=SHAPES, default="llama-3.1-8b", help="(default: llama-3.1-8b)")
-    add("--types", nargs="+", choices=GOALS, metavar="TYPE", default=[*GOALS],
-        help=f"file types, of {', '.join(GOALS)} (default: all)")  # fmt: skip
+    add("--shape", choices=SHAPES, default=USUAL_SHAPE, help=f"(default: {USUAL_SHAPE})")
+    add("--layers", type=positive, metavar="N", help="the first N of the shape (default: all)")
+    types = [*GOALS, OF_EXPERTS]
+    text = f"file types, of {', '.join(types)} (default: the first {len(GOALS)}, of experts one)"
+    add("--types", nargs="+", choices=types, metavar="TYPE", help=text)
     add("--prompt", type=positive, nargs="+", metavar="N", default=[512, 2048],
         help="tokens of prompts (default: 512 2048)")  # fmt: skip
     add("--generate", type=positive, default=128, help="decode steps of a run (default: 128)")
@@ -91,6 +97,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="folder for the models, 36 GB for all types")  # fmt: skip
     add("--out", type=Path, help="result file (default: in benchmarks/results/, by card)")
     options = parser.parse_args(arguments)
+    shape = options.shape = SHAPES[options.shape].cut(options.layers)
+    options.types = options.types or ([shape.usual_type] if shape.usual_type else [*GOALS])
+    if unfit := [kind for kind in options.types if not may_have(shape, kind)]:
+        parser.error(f"{shape.name} has no file of type {unfit[0]}")
     # The commands run in the repository's root.
     options.peer, options.models = options.peer.resolve(), options.models.resolve()
     for name in ("llama-bench", "llama-batched-bench"):
@@ -101,7 +111,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def run(options: argparse.Namespace) -> Path:
     """The file of all results, written anew after each type. Raises BenchmarkError."""
-    shape = SHAPES[options.shape]
+    shape = options.shape
     is_card = options.device in ("cuda", "hip")
     card = card_facts() if is_card else {"product": options.device}
     asked = (
@@ -126,7 +136,10 @@ def run(options: argparse.Namespace) -> Path:
 def _measure(options: argparse.Namespace, kind: str, path: Path, is_card: bool) -> Facts:
     facts = file_facts(path)
     speeds: dict[str, Speeds] = {engine: {} for engine in ENGINES}
-    row: Facts = {"type": kind, "bytes_per_token": facts.bytes_per_token, "speeds": speeds}
+    row: Facts = {
+        "type": kind, "has_experts": options.shape.experts is not None,
+        "bytes_per_token": facts.bytes_per_token, "speeds": speeds,
+    }  # fmt: skip
     _warm(path)
     for round_number in range(options.rounds):
         turns: list[tuple[str, Callable[[], Speeds]]] = [
@@ -315,7 +328,7 @@ def measured_card() -> Facts:
 
 def _shares(row: Mapping[str, Any], shape: Shape, card: Mapping[str, Any]) -> dict[str, float]:
     """Of copy bandwidth in decode, of the bf16 rate in prompts: what ours reaches at depth 0."""
-    per_token = 2 * (shape.num_weights - 2 * shape.vocab_size * shape.width)
+    per_token = 2 * shape.num_weights_used
     shares = {}
     for test, values in row["speeds"]["ours"].items():
         if "@" in test or test.startswith("batch"):
@@ -366,9 +379,9 @@ def told(report: Mapping[str, Any]) -> str:
 
 def goals(row: Mapping[str, Any]) -> list[Target]:
     """Every goal of a type that this run has the figures for."""
-    named = dict(GOALS[row["type"]])
-    batch = named.pop("batch")
-    named |= {_batch(num): batch for num in GOAL_BATCHES}
+    named = dict(EXPERTS_GOALS if row.get("has_experts") else GOALS[row["type"]])
+    if batch := named.pop("batch", None):
+        named |= {_batch(num): batch for num in GOAL_BATCHES}
     ratios = {test: _ratio(row, test) for test in named}
     return [
         Target(f"{test}: x llama.cpp", ratio.median, named[test])
@@ -390,5 +403,8 @@ def _medians(values: Sequence[float], num: int) -> list[float]:
 
 
 def _default_out(report: Mapping[str, Any]) -> Path:
-    slug = re.sub(r"[^a-z0-9]+", "-", report["card"]["product"].lower()).strip("-")
+    words = [report["card"]["product"].lower()]
+    if report["shape"]["name"] != USUAL_SHAPE:
+        words.insert(0, report["shape"]["name"])
+    slug = re.sub(r"[^a-z0-9.]+", "-", "-".join(words)).strip("-")
     return ROOT / f"benchmarks/results/vs-llama-cpp-{slug}-{report['date']}.json"

@@ -4,6 +4,7 @@
     python benchmarks/vs_llama_cpp.py --peer PEER/bin/python --types Q4_0 --rounds 3 --depth 0
     python benchmarks/vs_llama_cpp.py --peer PEER/bin/python --bandwidth 45
     python benchmarks/vs_llama_cpp.py --peer PEER/bin/python --types F16 F16-bf16
+    python benchmarks/vs_llama_cpp.py --peer PEER/bin/python --shape qwen3-30b-a3b --layers 12
     python benchmarks/vs_llama_cpp.py --device cuda --peer BUILD/bin    (--help: options of cards)
 
 PEER is an environment with llama-cpp-python (`pip install '.[bench]'`). Prints markdown tables and
@@ -33,10 +34,12 @@ import vs_report
 from llvmlite import binding
 from vs_arguments import natural, positive
 from vs_models import (
+    OF_EXPERTS,
     PEER_WORKER,
     SHAPES,
     BenchmarkError,
     file_facts,
+    may_have,
     original,
     quantised,
     run_peer,
@@ -52,8 +55,8 @@ NUM_DIVERGENCE_TOKENS = 256
 
 
 def main() -> int:
+    sys.path.append(str(ROOT / "tests/support"))  # for random blocks
     if any(word.startswith("--device") for word in sys.argv):
-        sys.path.append(str(ROOT / "tests/support"))
         import vs_gpu
 
         return vs_gpu.main()
@@ -78,9 +81,11 @@ def main() -> int:
 def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = _parser()
     options = parser.parse_args(arguments)
-    options.types = list(dict.fromkeys(options.types))
+    shape = options.shape = SHAPES[options.shape].cut(options.layers)
+    usual = [shape.usual_type] if shape.usual_type else [*vs_report.SPEED_TARGETS]
+    options.types = list(dict.fromkeys(options.types or usual))
     options.depth = sorted({0, *options.depth})
-    needed, shape = _context_length(options), SHAPES[options.shape]
+    needed = _context_length(options)
     num_cores = len(os.sched_getaffinity(0))
     if needed > shape.context_length:
         parser.error(f"{needed} positions are needed, but {shape.name} has {shape.context_length}")
@@ -88,6 +93,8 @@ def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--threads is {options.threads}, but this process has {num_cores} cores")
     if not os.access(options.peer, os.X_OK) or options.peer.is_dir():
         parser.error(f"--peer {options.peer} is no interpreter; it must be one with llama_cpp")
+    if unfit := [kind for kind in options.types if not may_have(shape, kind)]:
+        parser.error(f"{shape.name} has no file of type {unfit[0]}")
     return options
 
 
@@ -96,11 +103,12 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add, types = parser.add_argument, list(vs_report.SPEED_TARGETS)
-    choices = [*types, *vs_report.APART]
+    choices = [*types, *vs_report.APART, OF_EXPERTS]
     add("--peer", type=Path, required=True, help="the Python that has llama_cpp")
     add("--shape", choices=SHAPES, default="tinyllama-1.1b", help="(default: tinyllama-1.1b)")
-    text = f"file types, of {', '.join(choices)} (default: the first {len(types)})"
-    add("--types", nargs="+", choices=choices, metavar="TYPE", default=types, help=text)
+    add("--layers", type=positive, metavar="N", help="the first N of the shape (default: all)")
+    text = f"file types, of {', '.join(choices)} (default: the first {len(types)}, of experts one)"
+    add("--types", nargs="+", choices=choices, metavar="TYPE", help=text)
     add("--threads", type=positive, default=2, help="of both engines (default: 2)")
     add("--prompt", type=positive, default=512, help="tokens of a prompt (default: 512)")
     add("--generate", type=positive, default=32, help="decode steps of a run (default: 32)")
@@ -132,16 +140,10 @@ def _context_length(options: argparse.Namespace) -> int:
 
 def run(options: argparse.Namespace) -> Facts:
     """Everything that the result file holds. Raises BenchmarkError or WorkerError."""
-    began, shape = time.perf_counter(), SHAPES[options.shape]
+    began, shape = time.perf_counter(), options.shape
     version = _peer_version(options.peer)
     _say(f"{shape.name}: {shape.num_weights / 1e9:.2f} G weights in {options.models}")
-    source = original(shape, options.models)
-    apart = vs_report.APART
-    files = {
-        kind: quantised(source, apart.get(kind, kind), options.peer, options.threads)
-        for kind in options.types
-    }
-    reference = None if options.no_divergence else _reference(options, source, version)
+    files, reference = _files(options, version)
     with Worker("meter", Path(sys.executable), SCRIPTS["ours"]) as meter:
         rows = [_measure(options, *file, reference, meter, began) for file in files.items()]
     for row in rows:
@@ -159,12 +161,28 @@ def run(options: argparse.Namespace) -> Facts:
     }  # fmt: skip
 
 
+def _files(options: argparse.Namespace, version: str) -> tuple[dict[str, Path], Path | None]:
+    """A file of each type, and the logits of the original. Of experts there is no original: in F32
+    they are ten times as large as what is measured, and no quantiser is needed for speed."""
+    shape = options.shape
+    kinds = {kind: vs_report.APART.get(kind, kind) for kind in options.types}
+    if shape.experts:
+        from vs_blocks import made_of_blocks
+
+        return {name: made_of_blocks(shape, kinds[name], options.models) for name in kinds}, None
+    source = original(shape, options.models)
+    files = {
+        name: quantised(source, kind, options.peer, options.threads) for name, kind in kinds.items()
+    }
+    return files, None if options.no_divergence else _reference(options, source, version)
+
+
 def _measure(
     options: argparse.Namespace, kind: str, path: Path, reference: Path | None, meter: Worker,
     began: float,
 ) -> Facts:  # fmt: skip
     """One file: speeds first, then the peak of memory, and only then what needs more memory."""
-    shape, facts = SHAPES[options.shape], file_facts(path)
+    shape, facts = options.shape, file_facts(path)
     asked = Asked(
         facts, options.threads, _context_length(options), BATCH,
         float_products="bf16" if kind in vs_report.APART else "exact",
@@ -174,8 +192,9 @@ def _measure(
         options.pairs, shape.vocab_size, options.bandwidth * 1e9,
     )  # fmt: skip
     row: Facts = {
-        "type": kind, "main_dtype": facts.main_dtype, "file_bytes": facts.num_bytes,
-        "bytes_per_token": facts.bytes_per_token, "kv_bytes": shape.kv_bytes(asked.context_length),
+        "type": kind, "has_experts": shape.experts is not None, "main_dtype": facts.main_dtype,
+        "file_bytes": facts.num_bytes, "bytes_per_token": facts.bytes_per_token,
+        "kv_bytes": shape.kv_bytes(asked.context_length),
         "divergence": {}, "load_seconds": {},
     }  # fmt: skip
     with ExitStack() as stack:
@@ -212,7 +231,7 @@ def _worker(name: str, peer: Path = Path()) -> Worker:
 
 def _reference(options: argparse.Namespace, source: Path, version: str) -> Path:
     """Logits of llama.cpp's run of the F32 file, cache in f32, plain attention; made once."""
-    tokens = random_tokens(SHAPES[options.shape].vocab_size, NUM_DIVERGENCE_TOKENS)
+    tokens = random_tokens(options.shape.vocab_size, NUM_DIVERGENCE_TOKENS)
     key = hashlib.sha256(json.dumps([version, tokens]).encode()).hexdigest()[:8]
     path = source.with_name(source.stem + f"-logits-{key}.npy")
     if not path.exists():
@@ -260,7 +279,7 @@ def _default_out(options: argparse.Namespace, report: Facts) -> Path | None:
     if options.only:
         return None
     slug = re.sub(r"[^a-z0-9]+", "-", report["processor"].lower()).strip("-")
-    return ROOT / f"benchmarks/results/vs-llama-cpp-{options.shape}-{slug}.json"
+    return ROOT / f"benchmarks/results/vs-llama-cpp-{options.shape.name}-{slug}.json"
 
 
 def _bandwidths(rows: Sequence[Facts]) -> list[float]:

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,25 @@ LOGIT_STD = 3.0
 BRANCH_SHARE = 0.1  # of the embedding's standard deviation, what one branch adds to the residual
 OUTLIER, OUTLIER_SHARE = 10.0, 0.002
 QUANTISE_SECONDS = 1800
+GPT_OSS_WINDOW = 128
+#: The file type of which experts alone are MXFP4, and other matrices Q8_0.
+OF_EXPERTS = "MXFP4_MOE"
+_PRETOKENIZERS = {"qwen2": "qwen2", "qwen3moe": "qwen2", "gpt-oss": "gpt-4o"}
 
 Array = np.ndarray[Any, Any]
 
 
 class BenchmarkError(Exception):
     """What stops the benchmark, in one line for whoever started it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """What takes the place of each layer's feed-forward: a token takes `num_used` of `num`."""
+
+    num: int
+    num_used: int
+    width: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +67,39 @@ class Shape:
     norm_eps: float
     context_length: int
     has_qkv_bias: bool = False
-    #: Llama 3.1's stretching of low frequencies: factor and original context.
+    #: Llama 3.1's stretching of low frequencies, or yarn's: factor and original context.
     rope_stretch: tuple[float, int] | None = None
+    #: Where they are not as wide together as the model.
+    head_width: int | None = None
+    #: Too large to be made as F32 first, and so of random blocks.
+    experts: Experts | None = None
+    #: What is measured where nothing else is asked for; None: all types that have targets.
+    usual_type: str | None = None
 
     @property
     def head_dim(self) -> int:
-        return self.width // self.num_heads
+        return self.head_width or self.width // self.num_heads
 
     @property
     def num_weights(self) -> int:
         return sum(int(np.prod(shape)) for _, shape, _ in tensors_of(self))
+
+    @property
+    def num_weights_used(self) -> int:
+        """Of those that a token of a prompt is multiplied with: all but embedding and head."""
+        num = -self.vocab_size * self.width * (1 if self.is_tied else 2)
+        for name, shape, _ in tensors_of(self):
+            of_tensor = int(np.prod(shape))
+            if self.experts and "_exps." in name:
+                of_tensor = of_tensor // self.experts.num * self.experts.num_used
+            num += of_tensor
+        return num
+
+    def cut(self, num_layers: int | None) -> Shape:
+        """The first layers of it; None: all."""
+        if num_layers is None or num_layers >= self.num_layers:
+            return self
+        return replace(self, name=f"{self.name}-{num_layers}-layers", num_layers=num_layers)
 
     def kv_bytes(self, num_positions: int) -> int:
         """Of a cache in f16."""
@@ -86,10 +122,33 @@ SHAPES = {
             "llama-3.1-8b", "llama", 32, 4096, 14336, 32, 8, 128256, False, 5e5, 1e-5, 131072,
             rope_stretch=(8.0, 8192),
         ),
+        Shape(
+            "qwen3-30b-a3b", "qwen3moe", 48, 2048, 6144, 32, 4, 151936, False, 1e6, 1e-6, 32768,
+            head_width=128, experts=Experts(128, 8, 768), usual_type="Q4_K_M",
+        ),
+        Shape(
+            "gpt-oss-20b", "gpt-oss", 24, 2880, 2880, 64, 8, 201088, False, 1.5e5, 1e-5, 32768,
+            rope_stretch=(32.0, 4096), head_width=64, experts=Experts(32, 4, 2880),
+            usual_type=OF_EXPERTS,
+        ),
         # Seconds instead of minutes, to try the benchmark itself.
         Shape("toy", "llama", 2, 256, 512, 4, 2, 1024, False, 1e4, 1e-5, 4096),
+        Shape(
+            "toy-qwen3moe", "qwen3moe", 2, 256, 512, 4, 2, 1024, False, 1e4, 1e-6, 4096,
+            head_width=128, experts=Experts(8, 2, 256), usual_type="Q4_K_M",
+        ),
+        Shape(
+            "toy-gpt-oss", "gpt-oss", 2, 256, 256, 4, 2, 1024, False, 1e4, 1e-5, 4096,
+            rope_stretch=(32.0, 1024), head_width=64, experts=Experts(8, 2, 256),
+            usual_type=OF_EXPERTS,
+        ),
     )
 }  # fmt: skip
+
+
+def may_have(shape: Shape, kind: str) -> bool:
+    """Whether there are files of that type."""
+    return kind != OF_EXPERTS or shape.experts is not None
 
 
 def original(shape: Shape, folder: Path) -> Path:
@@ -135,7 +194,8 @@ class FileFacts:
     #: The tensor type that most bytes are in.
     main_dtype: str
     num_bytes: int
-    #: What every token reads: all but an embedding that is not the output head as well.
+    #: What every token reads: all but an embedding that is not the output head as well, and of
+    #: experts those that it takes.
     bytes_per_token: int
 
 
@@ -150,6 +210,14 @@ def file_facts(path: Path) -> FileFacts:
     assert field is not None
     file_type = gguf.LlamaFileType(int(field.contents())).name
     unread = sizes["token_embd.weight"] if "output.weight" in sizes else 0
+    experts = sum(size for name, size in sizes.items() if "_exps." in name)
+    if experts:
+        arch = reader.get_field("general.architecture").contents()  # type: ignore[union-attr]
+        num, num_used = (
+            int(reader.get_field(f"{arch}.expert_{key}").contents())  # type: ignore[union-attr]
+            for key in ("count", "used_count")
+        )
+        unread += experts - experts * num_used // num
     return FileFacts(
         file_type=file_type.removeprefix("MOSTLY_").removeprefix("ALL_"),
         main_dtype=max(by_dtype, key=lambda name: by_dtype[name]),
@@ -213,30 +281,59 @@ def _write(shape: Shape, path: Path) -> None:
 
 def tensors_of(shape: Shape) -> Iterator[tuple[str, tuple[int, ...], float]]:
     """Name, shape and standard deviation (norms: scale) of each tensor, in file order."""
-    width, ffn, kv = shape.width, shape.ffn_width, shape.num_kv_heads * shape.head_dim
+    width, heads = shape.width, shape.num_heads * shape.head_dim
+    kv = shape.num_kv_heads * shape.head_dim
     embedding = LOGIT_STD / width**0.5
     branch = BRANCH_SHARE * embedding
+    is_gpt_oss = shape.arch == "gpt-oss"
     yield "token_embd.weight", (shape.vocab_size, width), embedding
-    if shape.rope_stretch:
+    if shape.rope_stretch and not is_gpt_oss:
         yield "rope_freqs.weight", (shape.head_dim // 2,), 1.0
     for index in range(shape.num_layers):
-        matrices = {
+        matrices: dict[str, tuple[int, int, float]] = {
             # Scores are then about as spread as their heads are wide: attention has favourites.
-            "attn_q": (width, width, 1.3), "attn_k": (kv, width, 1.3), "attn_v": (kv, width, 1.0),
-            "attn_output": (width, width, 2 * branch),  # averaging values makes them smaller
-            "ffn_gate": (ffn, width, 1.0), "ffn_up": (ffn, width, 1.0),
-            "ffn_down": (width, ffn, 1.7 * branch),  # silu(gate) * up has a deviation near 0.6
+            "attn_q": (heads, width, 1.3), "attn_k": (kv, width, 1.3), "attn_v": (kv, width, 1.0),
+            "attn_output": (width, heads, 2 * branch),  # averaging values makes them smaller
         }  # fmt: skip
-        for name in ("attn_norm", "ffn_norm"):
+        if shape.experts is None:
+            matrices |= _feed_forward(shape.ffn_width, width, branch)
+        for name in ("attn_norm", "post_attention_norm" if is_gpt_oss else "ffn_norm"):
             yield f"blk.{index}.{name}.weight", (width,), 1.0
+        if shape.arch == "qwen3moe":
+            for name in ("attn_q_norm", "attn_k_norm"):
+                yield f"blk.{index}.{name}.weight", (shape.head_dim,), 1.0
         for name, (num_rows, num_columns, gain) in matrices.items():
             scale = gain / num_columns**0.5
             yield f"blk.{index}.{name}.weight", (num_rows, num_columns), scale
-            if shape.has_qkv_bias and name in ("attn_q", "attn_k", "attn_v"):
-                yield f"blk.{index}.{name}.bias", (num_rows,), 0.3
+            if is_gpt_oss or (shape.has_qkv_bias and name in ("attn_q", "attn_k", "attn_v")):
+                yield f"blk.{index}.{name}.bias", (num_rows,), branch if is_gpt_oss else 0.3
+        if is_gpt_oss:
+            yield f"blk.{index}.attn_sinks.weight", (shape.num_heads,), 1.0
+        if shape.experts:
+            yield from _experts(shape.experts, f"blk.{index}.", width, branch, is_gpt_oss)
     yield "output_norm.weight", (width,), 1.0
     if not shape.is_tied:
         yield "output.weight", (shape.vocab_size, width), embedding
+
+
+def _feed_forward(ffn: int, width: int, branch: float) -> dict[str, tuple[int, int, float]]:
+    return {
+        "ffn_gate": (ffn, width, 1.0), "ffn_up": (ffn, width, 1.0),
+        "ffn_down": (width, ffn, 1.7 * branch),  # silu(gate) * up has a deviation near 0.6
+    }  # fmt: skip
+
+
+def _experts(
+    experts: Experts, prefix: str, width: int, branch: float, has_biases: bool
+) -> Iterator[tuple[str, tuple[int, ...], float]]:
+    yield f"{prefix}ffn_gate_inp.weight", (experts.num, width), width**-0.5
+    if has_biases:
+        yield f"{prefix}ffn_gate_inp.bias", (experts.num,), 0.3
+    for name, (num_rows, num_columns, gain) in _feed_forward(experts.width, width, branch).items():
+        scale = gain / num_columns**0.5
+        yield f"{prefix}{name}_exps.weight", (experts.num, num_rows, num_columns), scale
+        if has_biases:
+            yield f"{prefix}{name}_exps.bias", (experts.num, num_rows), branch
 
 
 def values_of(shape: Shape, name: str, sizes: tuple[int, ...], scale: float) -> Array:
@@ -283,6 +380,19 @@ def _add_metadata(writer: Any, shape: Shape) -> None:
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_rope_dimension_count(shape.head_dim)
     writer.add_vocab_size(shape.vocab_size)
+    if shape.head_width:
+        writer.add_key_length(shape.head_dim)
+        writer.add_value_length(shape.head_dim)
+    if shape.experts:
+        writer.add_expert_count(shape.experts.num)
+        writer.add_expert_used_count(shape.experts.num_used)
+        writer.add_expert_feed_forward_length(shape.experts.width)
+    if shape.arch == "gpt-oss":
+        assert shape.rope_stretch is not None
+        writer.add_sliding_window(GPT_OSS_WINDOW)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(shape.rope_stretch[0])
+        writer.add_rope_scaling_orig_ctx_len(shape.rope_stretch[1])
 
 
 def _add_bytes(writer: Any, shape: Shape) -> None:
@@ -294,7 +404,7 @@ def _add_bytes(writer: Any, shape: Shape) -> None:
     tokens = ["<|unk|>", "<|bos|>", "<|eos|>", *alphabet, "th"]
     types = [gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * 257
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2" if shape.arch == "qwen2" else "llama-bpe")
+    writer.add_tokenizer_pre(_PRETOKENIZERS.get(shape.arch, "llama-bpe"))
     _add_tokens(writer, shape, tokens, types)
     writer.add_token_merges(["t h"])
 

@@ -43,6 +43,7 @@ class Peer:
         params.n_ctx, params.n_batch, params.n_ubatch = context_length, batch, batch
         params.n_threads = params.n_threads_batch = num_threads
         params.type_k = params.type_v = KV_DTYPES[kv_dtype]
+        params.swa_full = False  # as its own programs choose
         if is_reference:
             params.flash_attn_type = 0  # as close to the plain formula as it gets
         self.context = llama_cpp.llama_init_from_model(self.model, params)

@@ -28,6 +28,8 @@ SPEED_TARGETS = {
     "Q4_0": (1.25, 1.5, 0.80),
     "Q4_K_M": (1.25, 1.5, 0.80),
 }
+#: Of mixtures of experts of any type, with no goal for the share.
+EXPERTS_TARGETS = (1.2, 1.5, None)
 #: What ours runs otherwise than exactly, and its file type: listed apart, and without targets.
 APART = {"F16-bf16": "F16"}
 
@@ -153,7 +155,8 @@ def targets(row: Mapping[str, Any]) -> list[Target]:
     """Every target of a file type that this run has the figures for."""
     if row["type"] in APART:
         return []
-    decode, prefill, share = SPEED_TARGETS[row["type"]]
+    has_experts = row.get("has_experts", False)
+    decode, prefill, share = EXPERTS_TARGETS if has_experts else SPEED_TARGETS[row["type"]]
     found = []
     tests = row["tests"]
     for name in tests:
@@ -166,7 +169,8 @@ def targets(row: Mapping[str, Any]) -> list[Target]:
             note = f" ({kept.low:.4g}..{kept.high:.4g})"
             what = f"{name}: of the speed at depth 0"
             found.append(Target(what, kept.median, MIN_DEPTH_SHARE, note=note))
-        if _is_shallow_decode(name) and (reached := bandwidth_share(row, "ours", name)):
+        reached = bandwidth_share(row, "ours", name) if _is_shallow_decode(name) else None
+        if reached and share is not None:
             note = f" ({reached.low:.4g}..{reached.high:.4g})"
             found.append(Target(f"{name}: of bandwidth", reached.median, share, note=note))
     if ours_memory := row["memory"].get("ours"):

@@ -30,7 +30,6 @@ from hypocenter.device.cpu import lang, vector
 from hypocenter.device.cpu.vector_ir import LANES
 from hypocenter.engine.runner import load_runner
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.tensor import Tensor
 
 READ_BYTES = 512 << 20
 NUM_READ_PASSES = 10
@@ -109,14 +108,12 @@ class Ours:
 
 def main_dtype(weights: Any) -> str:
     """The type that most bytes of a model's matrices are in."""
-    layers = [getattr(layer, name) for layer in weights.layers for name in layer.__slots__]
-    tensors = {id(one): one for one in (*layers, weights.token_table, weights.output)}
+    matrices = [matrix for layer in weights.layers for matrix in layer.matrices]
+    tensors = {id(one): one for one in (*matrices, weights.token_table, weights.output)}
     sizes: dict[str, int] = {}
     for tensor in tensors.values():
-        if isinstance(tensor, Tensor) and len(tensor.shape) == 2:
-            num_bytes = tensor.num_elements // tensor.dtype.block_elements
-            num_bytes *= tensor.dtype.block_bytes
-            sizes[tensor.dtype.name] = sizes.get(tensor.dtype.name, 0) + num_bytes
+        num_bytes = tensor.num_elements // tensor.dtype.block_elements * tensor.dtype.block_bytes
+        sizes[tensor.dtype.name] = sizes.get(tensor.dtype.name, 0) + num_bytes
     return max(sizes, key=lambda name: sizes[name])
 
 

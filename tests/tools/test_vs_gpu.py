@@ -94,6 +94,16 @@ def test_tensors_have_the_types_that_a_quantiser_gives_them(tmp_path: Path, peer
     assert np.std(values) == pytest.approx(256**-0.5, rel=0.1)
 
 
+def test_mixtures_of_experts_run_cut_to_some_layers(tmp_path: Path, peer: Path) -> None:
+    done = _run(tmp_path, peer, "--shape", "toy-gpt-oss", "--layers", "1", "--rounds", "1")
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["shape"]["name"], report["shape"]["num_layers"]) == ("toy-gpt-oss-1-layers", 1)
+    [row] = report["types"]
+    assert (row["type"], row["has_experts"]) == ("MXFP4_MOE", True)
+    assert row["speeds"]["ours"]["tg2"][0] > 0
+
+
 def test_a_peer_that_fails_ends_the_run_with_its_last_line(tmp_path: Path, peer: Path) -> None:
     (peer / "llama-bench").write_text("#!/bin/sh\necho no device >&2\nexit 3\n")
     done = _run(tmp_path, peer, "--types", "Q8_0")

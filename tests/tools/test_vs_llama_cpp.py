@@ -366,6 +366,7 @@ def test_a_depth_is_compared_with_what_ran_beside_it(module: Any) -> None:
         (["--peer", sys.executable, "--threads", "9999"], "9999"),
         (["--peer", sys.executable, "--depth", "-5"], "'-5' is not a number from 0 on"),
         (["--peer", sys.executable, "--depth", "9000"], "tinyllama-1.1b has 4096"),
+        (["--peer", sys.executable, "--types", "MXFP4_MOE"], "has no file of type MXFP4_MOE"),
     ],
 )
 def test_wrong_arguments_are_told_in_a_line(
@@ -511,7 +512,10 @@ def test_a_worker_that_fails_or_dies_says_why(module: Any, tmp_path: Path) -> No
 
 def test_models_are_of_the_published_sizes(models: Any) -> None:
     # The counts of the published checkpoints, in millions.
-    published = {"tinyllama-1.1b": 1100.0, "llama-3.2-1b": 1235.8, "qwen2.5-0.5b": 494.0}
+    published = {
+        "tinyllama-1.1b": 1100.0, "llama-3.2-1b": 1235.8, "qwen2.5-0.5b": 494.0,
+        "qwen3-30b-a3b": 30532.1, "gpt-oss-20b": 20914.8,
+    }  # fmt: skip
     for name, millions in published.items():
         assert models.SHAPES[name].num_weights / 1e6 == pytest.approx(millions, rel=1e-3), name
     # K and V of 22 layers, 4 heads of 64, f16: 22,528 bytes for each position.
@@ -523,7 +527,8 @@ def small(models: Any) -> list[Any]:
     """Every shape, so small that it takes no time."""
     return [
         replace(shape, num_layers=1, width=128, ffn_width=64, num_heads=2, num_kv_heads=1,
-                vocab_size=600)
+                vocab_size=600, head_width=shape.head_width and 64,
+                experts=shape.experts and models.Experts(4, 2, 96))
         for shape in models.SHAPES.values()
     ]  # fmt: skip
 
@@ -551,7 +556,11 @@ def test_bytes_that_a_token_reads(models: Any, small: Any, tmp_path: Path) -> No
         path = models.original(shape, tmp_path)
         facts = models.file_facts(path)
         unread = 0 if shape.is_tied else 600 * 128
+        if shape.experts:  # of four experts a token takes two
+            num_biases = 2 * 96 + 128 if shape.arch == "gpt-oss" else 0
+            unread += 2 * (3 * 96 * 128 + num_biases)
         assert facts.bytes_per_token == 4 * (shape.num_weights - unread)
+        assert facts.bytes_per_token == 4 * (shape.num_weights_used + 600 * 128)
         assert (facts.file_type, facts.main_dtype) == ("F32", "F32")
         assert facts.num_bytes == path.stat().st_size
 
