@@ -66,6 +66,8 @@ _RECURRENCES: dict[str, AnyRecurrence] = {
     "granitehybrid": StateSpace((1,), 128, 64, state_dim=128, num_groups=1, num_taps=4),
     "falcon-h1": StateSpace((0,), 24, 64, 256, num_groups=1, num_taps=4, stands_beside=True),
 }
+# Heads in groups that share what writes and reads their states, and a norm.
+_GROUPED = StateSpace((1,), 128, 64, state_dim=128, num_groups=8, num_taps=4)
 # Experts that one row meets, of more than 2**31 elements together.
 _HUGE_MIXTURE = Experts(ExpertChoice(128, 8), width=8192)
 
@@ -208,12 +210,16 @@ def _of_blocks(vendor: str) -> Iterator[Specimen]:
 
 def _of_states(vendor: str) -> Iterator[Specimen]:
     """Layers that carry a state, and what gates their results and those of attention."""
-    kinds = (
-        *(("qwen35", DType.F32), ("qwen35", DType.Q8_0), ("lfm2", DType.Q8_0)),
-        *(("granitehybrid", DType.Q8_0), ("falcon-h1", DType.Q8_0)),
+    kinds: tuple[tuple[str, DType, dict[str, Any]], ...] = (
+        ("qwen35", DType.F32, {}),
+        ("qwen35", DType.Q8_0, {}),
+        ("lfm2", DType.Q8_0, {}),
+        ("granitehybrid", DType.Q8_0, {}),
+        ("granitehybrid", DType.Q8_0, {"recurrence": _GROUPED}),
+        ("falcon-h1", DType.Q8_0, {}),
     )
-    for (family, dtype), num_tokens in itertools.product(kinds, (1, 64, 1 << 20)):
-        plan = abstract_plan(vendor, family, dtype, DType.F16, num_tokens=num_tokens)
+    for (family, dtype, changes), num_tokens in itertools.product(kinds, (1, 64, 1 << 20)):
+        plan = abstract_plan(vendor, family, dtype, DType.F16, changes, num_tokens=num_tokens)
         of_states = ("short_conv", "delta_rule", "ssm_scan", "gate", "rms_norm")
         launches = [launch for launch in plan.launches if launch.kernel.startswith(of_states)]
         yield from specimens(launches, f"{family}, {dtype.name.lower()}, states")
