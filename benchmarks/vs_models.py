@@ -212,9 +212,9 @@ def file_facts(path: Path) -> FileFacts:
     unread = sizes["token_embd.weight"] if "output.weight" in sizes else 0
     experts = sum(size for name, size in sizes.items() if "_exps." in name)
     if experts:
-        arch = reader.get_field("general.architecture").contents()  # type: ignore[union-attr]
+        arch = reader.get_field("general.architecture").contents()
         num, num_used = (
-            int(reader.get_field(f"{arch}.expert_{key}").contents())  # type: ignore[union-attr]
+            int(reader.get_field(f"{arch}.expert_{key}").contents())
             for key in ("count", "used_count")
         )
         unread += experts - experts * num_used // num

@@ -56,6 +56,23 @@ def test_speeds_and_divergence_of_both(kind: str, report_of: Callable[[str], Any
     assert any("Flash Attention" in note for note in row["engines"]["peer"]["notes"])
 
 
+@pytest.mark.parametrize("shape", ["toy-qwen3moe", "toy-gpt-oss"])
+def test_mixtures_of_experts_are_measured(shape: str, peer: Peer, tmp_path: Path) -> None:
+    out = tmp_path / "report.json"
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks/vs_llama_cpp.py", "--peer", peer.python, "--shape",
+         shape, "--models", tmp_path, "--out", out, "--depth", "100", "--rounds", "1", "--pairs",
+         "1", "--prompt", "64", "--generate", "8", "--threads", "1"],
+        capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(out.read_text())["types"]
+    assert row["has_experts"]
+    assert list(row["tests"]) == ["tg8", "tg8 @ d100", "pp64"]
+    for engines in row["tests"].values():
+        assert all(runs[0]["tokens_per_second"] > 0 for runs in engines.values())
+
+
 def test_divergence_grows_as_the_types_shrink(report_of: Callable[[str], Any]) -> None:
     costs = {kind: report_of(kind)["types"][0]["divergence"]["peer"]["kl"] for kind in TYPES}
     assert costs["F16"] < 1e-5 < costs["Q8_0"] < 0.01 < costs["Q4_K_M"] < costs["Q4_0"]
