@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +22,7 @@ from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.kernel_text import follows_what_it_loads, is_masked
 from hypocenter.doctor.report import report_text
 from hypocenter.doctor.report_parts import headline
-from hypocenter.record.bundle import Bundle
+from hypocenter.record.bundle import Bundle, save
 from hypocenter.record.events import FOREIGN, Launched, SourceRecord
 from hypocenter.record.fault_record import FaultRecord
 
@@ -243,3 +246,21 @@ def test_a_mask_that_was_put_right_is_that_of_its_own_launch() -> None:
     assert {(root.kernel, root.cause) for root in found.roots} == {
         ("unmasked", Cause.MISSING_MASK), ("count", Cause.BAD_SCALAR),
     }  # fmt: skip
+
+
+def test_nothing_is_loaded_that_this_packages_own_kernels_need(tmp_path: Path) -> None:
+    """Torch and a compiler for the CPU: their import took longer than the diagnosis."""
+    save(program(UNMASKED), tmp_path / "bundle")
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from hypocenter.doctor.doctor import diagnose\n"
+        "from hypocenter.record.bundle import load\n"
+        "found = diagnose(load(Path(sys.argv[1])), allow_source=True)\n"
+        "print(found.roots[0].cause, {'numba', 'torch', 'triton'} & {*sys.modules})\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "bundle")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert ran.stdout.strip() == "missing tail mask {'triton'}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hypocenter.cli import app
+from hypocenter.cli.child_run import environment_of
 from hypocenter.foreign.argument_facts import UNDEFINED
 from hypocenter.foreign.seen_reads import SeenReads, watch_reads
 from hypocenter.record.bundle import Bundle
@@ -196,3 +198,15 @@ def test_a_program_is_compiled_as_it_is_without(seen: SeenReads) -> None:
 
     torch.compile(lambda x: x.sin() + 1, backend=backend)(torch.ones(4))
     assert len(graphs) == 1
+
+
+def test_the_compiler_is_loaded_and_used_as_without(tmp_path: Path) -> None:
+    """To load it takes longer than all else that a small program does."""
+    environment = environment_of(tmp_path, suspect=True, is_own=False)
+    ran = subprocess.run(
+        [sys.executable, str(SCRIPT.with_name("compiling.py"))],
+        env=environment | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    is_loaded, watched, alone = ran.stdout.split()
+    assert is_loaded == "False"
+    assert watched == alone

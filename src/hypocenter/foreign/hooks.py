@@ -57,6 +57,8 @@ class _State:
     #: How often Triton was asked for the code of a kernel.
     num_compiled = 0
     graphs: GraphWatch
+    #: To be called when torch.compile has been loaded.
+    on_compiler_loaded: Callable[[], None] = staticmethod(lambda: None)
 
 
 def module_loaded(module: Any) -> None:
@@ -67,7 +69,9 @@ def module_loaded(module: Any) -> None:
         _State.graphs.watch(module)
         if Environment.read().trace:
             mark_undefined(module)
-            watch_reads(module, _reads, _attempt)
+            _State.on_compiler_loaded = watch_reads(module, _reads, _attempt)
+    elif module.__name__ == "torch._dynamo":
+        _State.on_compiler_loaded()
     elif module.__name__ == "triton.runtime.jit":
         _watch_the_end()
         _watch_launches(module.JITFunction, is_interpreted=False)

@@ -7,6 +7,7 @@ held such elements are looked at.
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -61,15 +62,16 @@ class SeenReads:
 
 def watch_reads(
     torch: Any, seen: Callable[[], SeenReads | None], attempt: Callable[..., None]
-) -> None:
+) -> Callable[[], None]:
     """Have each operation of this thread noted, below autograd, from now on.
 
-    `seen` is asked each time: nothing is looked at until a launch is recorded.
+    `seen` is asked each time: nothing is looked at until a launch is recorded. What is returned is
+    to be called once the program has loaded torch.compile.
     """
     mode: Any = torch.utils._python_dispatch.TorchDispatchMode
     is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if not is_interpreted and not hasattr(mode, "ignore_compile_internals"):
-        return  # an older torch, which would compile nothing
+        return lambda: None  # an older torch, which would compile nothing
 
     class Watch(mode):  # type: ignore[misc]
         @classmethod
@@ -85,7 +87,18 @@ def watch_reads(
                 attempt(looking.note, func, args, kwargs or {}, result)
             return result
 
+    hidden: Any = Watch.__torch_dispatch__
+    plain = getattr(hidden, "__wrapped__", None)
+    if plain is not None and "torch._dynamo" not in sys.modules:
+        # Torch hides the method from its compiler, for which it loads that at the first operation:
+        # seconds, in a program that compiles nothing.
+        Watch.__torch_dispatch__ = plain  # type: ignore[method-assign]
     Watch().__enter__()
+
+    def hide() -> None:
+        Watch.__torch_dispatch__ = hidden  # type: ignore[method-assign]
+
+    return hide
 
 
 def _is_one_number(result: Any) -> bool:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # `typing` takes as long as all else here
 #: What a program may load later that is worth a look.
 MODULES = (
     "torch",
+    "torch._dynamo",
     "triton.runtime.jit",
     "triton.runtime.interpreter",
     "triton.compiler.compiler",

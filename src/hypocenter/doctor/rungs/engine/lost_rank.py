@@ -5,16 +5,11 @@ from __future__ import annotations
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, proven
-from hypocenter.kernels.collective import collectives
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import Called
 from hypocenter.wording import count_text
 
 NAME = "lost rank"
-_COLLECTIVES = frozenset(
-    contract.kernel
-    for contract in (collectives.ALL_REDUCE, collectives.ALL_GATHER, collectives.BROADCAST)
-)
 
 
 def lost_rank(case: Case) -> list[Claim]:
@@ -26,9 +21,13 @@ def lost_rank(case: Case) -> list[Claim]:
 
 
 def _claim(case: Case, event: Called) -> Claim:
+    # It brings a compiler along, which the report on any other program does without.
+    from hypocenter.kernels.collective.collectives import ALL_GATHER, ALL_REDUCE, BROADCAST
+
     lost = event.lost
     assert lost is not None
-    waiting = (made for made in case.index.under_way if made.launch.kernel in _COLLECTIVES)
+    collectives = [contract.kernel for contract in (ALL_REDUCE, ALL_GATHER, BROADCAST)]
+    waiting = (made for made in case.index.under_way if made.launch.kernel in collectives)
     use = next(waiting, None)
     waits = _waiting(event, use)
     who = f"rank {lost.rank} of {lost.num_ranks}, process {lost.process},"
