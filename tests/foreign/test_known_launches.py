@@ -100,6 +100,16 @@ def test_what_changes_from_launch_to_launch_is_told(
     assert num_short(full, monkeypatch) == 0
 
 
+def test_a_launch_may_leave_an_argument_to_its_default(both: Recorders) -> None:
+    x = FakeTensor(Storage(0x1000, 256), (64,))
+    for recorder in both:
+        launch = Launching(recorder)[(1,)]
+        for number in range(12):
+            launch(x, x, number) if number % 3 else launch(x, x)
+    short, full = both
+    assert launches(short) == launches(full)
+
+
 def test_a_launch_like_others_takes_a_few_bytes(
     both: Recorders, monkeypatch: pytest.MonkeyPatch
 ) -> None:

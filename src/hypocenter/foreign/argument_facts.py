@@ -104,14 +104,14 @@ def device_and_stream(torch: Any) -> tuple[str, str]:
         number = ask._cuda_getDevice()
         stream = ask._cuda_getCurrentRawStream(number)
     else:  # torch without a GPU, in whose place something else stands
-        number = torch.cuda.current_device()
-        stream = torch.cuda.current_stream(number).cuda_stream
-    return _device_and_stream_text(bool(torch.version.hip), int(number), int(stream))
+        number = int(torch.cuda.current_device())
+        stream = int(torch.cuda.current_stream(number).cuda_stream)
+    return _device_and_stream_text(torch.version.hip, number, stream)
 
 
 @functools.lru_cache(maxsize=1024)
-def _device_and_stream_text(is_amd: bool, number: int, stream: int) -> tuple[str, str]:
-    return f"{'hip' if is_amd else 'cuda'}:{number}", f"{stream:#x}" if stream else ""
+def _device_and_stream_text(hip: str | None, number: int, stream: int) -> tuple[str, str]:
+    return f"{'hip' if hip else 'cuda'}:{number}", f"{stream:#x}" if stream else ""
 
 
 def dtype_of(dtype: Any) -> str:

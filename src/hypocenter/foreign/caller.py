@@ -20,7 +20,7 @@ from hypocenter.foreign.inductor import is_written_by_inductor
 from hypocenter.package import is_own_file
 
 #: Parts of file names in which no program of anybody's own lies.
-_INSTALLED = ("site-packages", "dist-packages")
+_FOLDERS = ("site-packages", "dist-packages")
 _LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("triton", "torch", "hypocenter"))
 #: Functions and methods of torch that always take memory; others may return a view of older memory.
 _MAKERS = frozenset(
@@ -32,16 +32,16 @@ _MAKERS = frozenset(
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
-#: By code and instruction the line, and the code, so that no other one gets its id.
-_lines: dict[tuple[int, int], tuple[CodeType, str]] = {}
-_MAX_LINES = 4096
-
-
 class _Whose(enum.Enum):
     NOBODYS = 0
     INSTALLED = 1
     OWN = 2
 
+
+_INSTALLED, _OWN = _Whose.INSTALLED, _Whose.OWN
+#: By code and instruction whose it is, the line, and the code, so that no other one gets its id.
+_known: dict[tuple[int, int], tuple[_Whose, str, CodeType]] = {}
+_MAX_KNOWN = 4096
 
 def caller_of_now(frame: FrameType | None = None) -> tuple[FrameType | None, str]:
     """The nearest frame of the program's own, and its line; else that outside torch and Triton.
@@ -49,40 +49,38 @@ def caller_of_now(frame: FrameType | None = None) -> tuple[FrameType | None, str
     Looks from `frame` on, if that is given: what lies in between costs time.
     """
     frame = frame or sys._getframe(1)
-    nearest = None
+    nearest, line_of_nearest = None, ""
     while frame is not None:
-        whose = _whose(frame.f_code.co_filename)
-        if whose is _Whose.OWN:
-            return frame, _line_of(frame)
-        if whose is _Whose.INSTALLED and nearest is None:
-            nearest = frame
+        whose, line, _ = _known.get((id(frame.f_code), frame.f_lasti)) or _look_at(frame)
+        if whose is _OWN:
+            return frame, line
+        if whose is _INSTALLED and nearest is None:
+            nearest, line_of_nearest = frame, line
         frame = frame.f_back
-    return nearest, _line_of(nearest) if nearest else ""
+    return nearest, line_of_nearest
 
 
-def _line_of(frame: FrameType) -> str:
-    key = id(frame.f_code), frame.f_lasti
-    known = _lines.get(key)
-    if known is None:
-        if len(_lines) >= _MAX_LINES:
-            _lines.clear()
-        known = frame.f_code, f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        _lines[key] = known
-    return known[1]
+def _look_at(frame: FrameType) -> tuple[_Whose, str, CodeType]:
+    code = frame.f_code
+    if len(_known) >= _MAX_KNOWN:
+        _known.clear()
+    found = _whose(code.co_filename), f"{code.co_filename}:{frame.f_lineno}", code
+    _known[id(code), frame.f_lasti] = found
+    return found
 
 
 @functools.lru_cache(maxsize=4096)
 def _whose(file: str) -> _Whose:
     if file.startswith("<") or is_library(file) or is_written_by_inductor(file):
         return _Whose.NOBODYS
-    is_installed = any(part in file for part in _INSTALLED)
+    is_installed = any(part in file for part in _FOLDERS)
     return _Whose.INSTALLED if is_installed else _Whose.OWN
 
 
 @functools.lru_cache(maxsize=4096)
 def is_library(file: str) -> bool:
     """Whether a file is of torch, of Triton or of this package."""
-    is_installed = any(part in file for part in _INSTALLED)
+    is_installed = any(part in file for part in _FOLDERS)
     return is_own_file(file) or (is_installed and any(part in file for part in _LIBRARIES))
 
 

@@ -144,10 +144,14 @@ def _attempt(do: Callable[..., Any], *args: Any) -> None:
     try:
         do(*args)
     except Exception as error:
-        _State.num_failed += 1
-        _State.is_off = _State.num_failed >= MAX_FAILURES
-        if _State.num_failed == 1:
-            log.warning("a launch was not recorded: %s: %s", type(error).__name__, error)
+        _note_error(error)
+
+
+def _note_error(error: Exception) -> None:
+    _State.num_failed += 1
+    _State.is_off = _State.num_failed >= MAX_FAILURES
+    if _State.num_failed == 1:
+        log.warning("a launch was not recorded: %s: %s", type(error).__name__, error)
 
 
 _State.graphs = GraphWatch(recorder, _attempt)
@@ -162,8 +166,7 @@ def _watch_launches(kind: Any, *, is_interpreted: bool) -> None:
 
     @functools.wraps(original)
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
-        is_own = str(getattr(self.fn, "__module__", "")).split(".")[0] == "hypocenter"
-        if warmup or _State.is_off or is_own:  # of its own kernels another recorder tells
+        if warmup or _State.is_off or _is_of_ours(getattr(self.fn, "__module__", "")):
             return original(self, *args, grid=grid, warmup=warmup, **options)
         outside = sys._getframe(1)
         launch = _Launch(self, args, options, grid, is_interpreted, _State.num_compiled, outside)
@@ -180,6 +183,12 @@ def _watch_launches(kind: Any, *, is_interpreted: bool) -> None:
     watched: Any = run
     _RUNS.add(watched.__code__)
     kind.run = run
+
+
+@functools.cache
+def _is_of_ours(module: object) -> bool:
+    """Whether it is of this package's own kernels, of which another recorder tells."""
+    return str(module).split(".")[0] == "hypocenter"
 
 
 @dataclass(slots=True)
@@ -203,9 +212,31 @@ class _Launch:
 
     def looked_at(self, bound: Any) -> Any:
         """The grid; whoever asks for it is about to launch."""
-        self.size = self.grid(bound) if callable(self.grid) else self.grid
-        _attempt(_note_launch, self)
-        return self.size
+        self.size = size = self.grid(bound) if callable(self.grid) else self.grid
+        try:  # in here itself: each call that leads to the recorder costs every launch
+            opened = _State.recorder or recorder()
+            if opened is not None:
+                caller, site = caller_of_now(self.outside)
+                is_interpreted = self.is_interpreted
+                device, stream = (
+                    (INTERPRETER, "") if is_interpreted else device_and_stream(sys.modules["torch"])
+                )
+                self.made = opened.record_launch(
+                    self.jit,
+                    self.args,
+                    self.options,
+                    size,
+                    device,
+                    None if is_interpreted else _limits,
+                    stream,
+                    caller,
+                    site,
+                    _State.graphs.captured_into,
+                    is_compiled=_State.num_compiled > self.num_compiled,
+                )
+        except Exception as error:
+            _note_error(error)
+        return size
 
 
 def _count_compiled(compiler: Any) -> None:
@@ -296,50 +327,28 @@ def _note_captured() -> None:
             _note_faults(guarded, faults)
 
 
-def _note_launch(launch: _Launch) -> None:
-    opened = _State.recorder or recorder()
-    if opened is None:
-        return
-    caller, site = caller_of_now(launch.outside)
-    device, stream = (
-        (INTERPRETER, "") if launch.is_interpreted else device_and_stream(sys.modules["torch"])
-    )
-    launch.made = opened.record_launch(
-        launch.jit,
-        launch.args,
-        launch.options,
-        launch.size,
-        device,
-        None if launch.is_interpreted else _limits,
-        stream,
-        caller,
-        site,
-        _State.graphs.captured_into,
-        is_compiled=_State.num_compiled > launch.num_compiled,
-    )
-    opened.begin()
-
-
 def _note_compiled(jit: Any, given: Mapping[str, Any], size: tuple[int, ...]) -> None:
     """A launch of a kernel of torch.compile's."""
-    _note_launch(
-        _Launch(
-            jit,
-            (),
-            dict(given),
-            size,
-            is_interpreted=False,
-            num_compiled=_State.num_compiled,
-            size=size,
-        )
+    launch = _Launch(
+        jit,
+        (),
+        dict(given),
+        size,
+        is_interpreted=False,
+        num_compiled=_State.num_compiled,
     )
+    launch.looked_at(None)
     _over()  # when it comes back is not watched
 
 
 def _over() -> None:
     """A launch or a wait has come back."""
-    if _State.recorder is not None:
-        _attempt(_State.recorder.end)
+    opened = _State.recorder
+    if opened is not None:
+        try:
+            opened.end()
+        except Exception as error:
+            _note_error(error)
 
 
 def _limits() -> dict[str, Any] | None:

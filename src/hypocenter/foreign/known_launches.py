@@ -11,12 +11,12 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from hypocenter.foreign.argument_facts import scalar_of
 from hypocenter.foreign.run_log import RunLog
-from hypocenter.record.events import LaunchRecord, Repeated, ScalarValue
+from hypocenter.record.events import LaunchRecord, Repeated
 from hypocenter.record.known_launch import KnownLaunch
 
 #: How many kinds of launches are remembered, and ways to call kernels.
@@ -24,8 +24,8 @@ MAX_KINDS = MAX_FORMS = 4096
 _NUMBERS = frozenset({int, float, bool, type(None)})
 _PLAIN = _NUMBERS | {str}
 
-#: Where a launch is made: number of the kernel, device, stream, line.
-Where = tuple[int, str, str, str]
+#: Where a launch is made: line, device, stream.
+Where = tuple[str, str, str]
 Key = tuple[object, ...]
 
 
@@ -38,20 +38,6 @@ class _Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
-    """A way to call a kernel: `names` are those of its numbers.
-
-    `look` gives what its launches have in common with others of a kind, their tensors and their
-    numbers. `is_same` says whether tensors lie in these storages.
-    """
-
-    names: tuple[str, ...]
-    look: Callable[[Where, tuple[Any, ...]], tuple[Key, tuple[Any, ...], tuple[ScalarValue, ...]]]
-    is_same: Callable[[tuple[Any, ...], tuple[Any, ...]], bool]
-    kinds: dict[Key, _Kind] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Looked:
     """A launch that is to be told in full: what is there to be learned of it."""
 
@@ -60,60 +46,99 @@ class Looked:
     tensors: tuple[Any, ...]
 
 
-class KnownLaunches:
-    """The kinds of launches that one log knows."""
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A way to call a kernel: `names` are those of its numbers.
 
-    def __init__(self, log: RunLog) -> None:
-        self._log = log
+    `look` gives the number of the kind that a launch is of, and its numbers. Where none is known it
+    gives 0, what the launch has in common with others of a kind, and its tensors. It gives None for
+    a launch with other arguments, or such of other types. `is_same` says whether tensors lie in
+    these storages.
+    """
+
+    names: tuple[str, ...]
+    look: Callable[[Where, tuple[Any, ...], Mapping[str, Any]], tuple[Any, ...] | None]
+    is_same: Callable[[tuple[Any, ...], tuple[Any, ...]], bool]
+    kinds: dict[Key, _Kind]
+
+
+class LaunchedKernel(Protocol):
+    """A kernel: `constants` says of each of its parameters whether it is one."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def constants(self) -> Mapping[str, bool]: ...
+
+
+class KnownLaunches:
+    """The kinds of launches that one log knows; `tensor_types` grows as tensors are seen."""
+
+    def __init__(self, log: RunLog, tensor_types: Collection[type]) -> None:
+        self._log, self._tensor_types = log, tensor_types
         self._numbers = itertools.count(1)
         self._forms: dict[Key, _Form] = {}
+        #: By kernel that of its last launch, which is most often that of the next.
+        self._last: dict[int, _Form] = {}
         self._num_kinds = 0
 
     def forget(self) -> None:
         """The log begins anew."""
         self._forms.clear()
+        self._last.clear()
         self._num_kinds = 0
 
     def tell(
         self,
+        kernel: LaunchedKernel,
         where: Where,
-        constants: Mapping[str, bool],
         args: tuple[Any, ...],
         options: Mapping[str, Any],
         grid: tuple[int, ...],
-        tensor_types: Collection[type],
     ) -> Looked | bool:
         """Write a launch of a kind that is known: True. Else what there is to learn of it.
 
-        That is nothing (False) where it is given anything but tensors of `tensor_types` and
-        numbers. `constants` says of each parameter of the kernel whether it is one.
+        That is nothing (False) where it is given anything but tensors of known types and numbers.
         """
-        values = (*args, *options.values())
-        call = (where[0], len(args), *map(type, values), *options)
-        form = self._forms.get(call)
-        if form is None:
-            form = _form_of(constants, len(args), values, options, tensor_types)
-            if form is None:
-                return False
-            if len(self._forms) >= MAX_FORMS:
-                self.forget()
-            self._forms[call] = form
-        key, tensors, scalars = form.look(where, values)
-        known = form.kinds.get(key)
-        if known is None or not known.number or not form.is_same(known.storages, tensors):
-            return Looked(form, key, tensors)
+        form = self._last.get(kernel.number)
+        looked = form.look(where, args, options) if form is not None else None
+        if looked is None:
+            form = self._form(kernel, args, options)
+            looked = form.look(where, args, options) if form is not None else None
+        if form is None or looked is None:
+            return False
+        if not looked[0]:
+            return Looked(form, looked[1], looked[2])
+        log = self._log
         event = Repeated(
-            seq=self._log.next_number(),
-            step=self._log.num_launches,
-            of=known.number,
+            seq=log.next_number(),
+            step=log.num_launches,
+            of=looked[0],
             grid=grid,
-            scalars=scalars,
+            scalars=looked[1],
         )
         try:
-            self._log.event(event)
+            log.writer.event(event)  # which has room for one so short
         except OverflowError:  # an integer of more than 64 bits, which is told as text
             return False
         return True
+
+    def _form(
+        self, kernel: LaunchedKernel, args: tuple[Any, ...], options: Mapping[str, Any]
+    ) -> _Form | None:
+        """How the kernel is called, which is kept; None for a way that is not told in short."""
+        call = (kernel.number, len(args), *map(type, (*args, *options.values())), *options)
+        form = self._forms.get(call)
+        if form is None:
+            form = _form_of(kernel.constants, args, options, self._tensor_types)
+            if form is None:
+                return None
+            if len(self._forms) >= MAX_FORMS:
+                self.forget()
+            self._forms[call] = form
+        self._last[kernel.number] = form
+        return form
 
     def learn(self, looked: Looked, record: LaunchRecord) -> None:
         """A launch was told in full: know its kind from the second one on."""
@@ -135,15 +160,15 @@ class KnownLaunches:
 
 def _form_of(
     constants: Mapping[str, bool],
-    num_positional: int,
-    values: tuple[Any, ...],
+    args: tuple[Any, ...],
     options: Mapping[str, Any],
     tensor_types: Collection[type],
 ) -> _Form | None:
     """None where something is given that is neither a tensor of before, a number nor a constant."""
     key, tensors, numbers, names = ["where"], [], [], []
+    values = (*args, *options.values())
     for at, (name, value) in enumerate(
-        zip((*itertools.islice(constants, num_positional), *options), values, strict=False)
+        zip((*itertools.islice(constants, len(args)), *options), values, strict=False)
     ):
         if constants.get(name) is not False:
             key.append(f"v{at}" if type(value) in _PLAIN else f"scalar_of(v{at})")
@@ -155,15 +180,43 @@ def _form_of(
             names.append(name)
         else:
             return None
-    given = "".join(f"v{at}, " for at in range(len(values)))
-    same = [f"s[{at}]() is t[{at}].untyped_storage()" for at in range(len(tensors))]
-    text = (
-        f"def look(where, values):\n"
-        f"    {f'[{given}] = values' if values else 'pass'}\n"
-        f"    return ({', '.join(key)},), ({' '.join(tensors)}), ({' '.join(numbers)})\n"
-        f"def is_same(s, t):\n"
-        f"    return {' and '.join(same) or 'True'}\n"
+    kinds: dict[Key, _Kind] = {}
+    scope: dict[str, Any] = {"kinds": kinds, "scalar_of": scalar_of, "names": [*options]}
+    scope |= {f"T{at}": type(value) for at, value in enumerate(values)}
+    text = _LOOK.format(
+        num_args=len(args),
+        args="".join(f"v{at}, " for at in range(len(args))),
+        options="".join(f"v{at}, " for at in range(len(args), len(values))),
+        other=" or ".join(f"type(v{at}) is not T{at}" for at in range(len(values))) or "False",
+        key=", ".join(key),
+        tensors=" ".join(tensors),
+        numbers=" ".join(numbers),
+        same=" and ".join(
+            f"s[{at}]() is {tensor[:-1]}.untyped_storage()" for at, tensor in enumerate(tensors)
+        )
+        or "True",
     )
-    scope: dict[str, Any] = {"scalar_of": scalar_of}
     exec(compile(text, "<a way to call a kernel>", "exec"), scope)
-    return _Form(tuple(names), scope["look"], scope["is_same"])
+    return _Form(tuple(names), scope["look"], scope["is_same"], kinds)
+
+
+#: What `_Form` has, written out for one way to call a kernel.
+_LOOK = """
+def look(where, args, options):
+    if len(args) != {num_args} or [*options] != names:
+        return None
+    [{args}] = args
+    [{options}] = options.values()
+    if {other}:
+        return None
+    key = ({key},)
+    kind = kinds.get(key)
+    if kind is not None and kind.number:
+        s = kind.storages
+        if {same}:
+            return kind.number, ({numbers})
+    return 0, key, ({tensors})
+def is_same(s, tensors):
+    [{tensors}] = tensors
+    return {same}
+"""

@@ -52,6 +52,8 @@ from hypocenter.record.runtime_text import kind_of_text
 from hypocenter.refusals import AnyRefusal
 
 MAX_KERNELS = 1024
+#: At hand, for they are written to in each launch.
+_CELL_STEP, _CELL_STEP_STARTED = ring.CELL_STEP, ring.CELL_STEP_STARTED
 #: What is kept of a tensor of integers of a launch that left one of its tensors, and how many
 #: findings of a guarded run are.
 GUARD_BYTES, MAX_OF_GUARD = 1 << 20, 512
@@ -99,7 +101,7 @@ class ForeignRecorder:
         self._log = RunLog(base, static_bytes)
         self.reads = SeenReads(self._record_read)
         self._memory = SeenMemory(self._log, self.reads, sees_frees=sees_frees)
-        self._launches = KnownLaunches(self._log)
+        self._launches = KnownLaunches(self._log, self._memory.tensor_types)
         self._is_guarded = is_guarded
         self._num_kernels = 0
         self._graphs = SeenGraphs(self._log, self._memory)
@@ -168,16 +170,17 @@ class ForeignRecorder:
         """A launch is about to be made: `options` are its keywords, `caller` the frame it is in.
 
         It is captured into `graph`, if that is not None; `is_compiled`: its kernel has just been.
-        `ask_limits` gives those of a device that is new. Whoever calls says when it is over, by
-        `end`. Returns how it was told, but for one that was told in short.
+        `ask_limits` gives those of a device that is new. It begins; whoever calls says when it is
+        over, by `end`. Returns how it was told, but for one that was told in short.
         """
         with self._lock:
             self.reads.is_in_launch = True
             log = self._log
-            if log.is_full or self._memory.has_news:
+            if log.is_full or self._memory.gone:
                 self._make_room(graph)
-            log.num_launches += 1
-            log.writer.header[ring.CELL_STEP] = log.num_launches
+            log.num_launches = number = log.num_launches + 1
+            header = log.writer.header
+            header[_CELL_STEP], header[_CELL_STEP_STARTED] = number, time.monotonic_ns()
             if device not in self._devices:
                 limits = self._devices[device] = ask_limits() if ask_limits else None
                 self._tell_device(device, limits)
@@ -186,9 +189,8 @@ class ForeignRecorder:
             told: Looked | bool = False
             is_short = not (self._is_guarded or self._looks_closely)
             if device != INTERPRETER and graph is None and is_short:
-                where = (kernel.number, device, stream, site)
-                types = self._memory.tensor_types
-                told = self._launches.tell(where, kernel.constants, args, options, size, types)
+                where = (site, device, stream)
+                told = self._launches.tell(kernel, where, args, options, size)
                 if told is True:
                     return None
             return self._tell_in_full(
@@ -354,13 +356,13 @@ class ForeignRecorder:
             self._log.keep_event(event)
 
     def begin(self) -> None:
-        """What may take longer than anyone waits for begins: a launch, a wait for the GPU."""
+        """A wait for the GPU begins, which may take longer than anyone waits for."""
         self.reads.is_in_launch = True
-        self._log.writer.header[ring.CELL_STEP_STARTED] = time.monotonic_ns()
+        self._log.writer.header[_CELL_STEP_STARTED] = time.monotonic_ns()
 
     def end(self) -> None:
-        """What `begin` began is over."""
-        self._log.writer.header[ring.CELL_STEP_STARTED] = 0
+        """The wait or the launch that began is over."""
+        self._log.writer.header[_CELL_STEP_STARTED] = 0
         self.reads.is_in_launch = False
 
     def _record_read(self, tensor: int, operation: str, site: str) -> None:

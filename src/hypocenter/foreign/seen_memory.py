@@ -102,8 +102,8 @@ class SeenMemory:
     def __init__(self, log: RunLog, reads: SeenReads, *, sees_frees: bool = True) -> None:
         self._log, self._reads, self._sees_frees = log, reads, sees_frees
         self._ids = itertools.count(1)
-        #: Numbers of storages that died since the last launch, and where those in graphs did.
-        self._gone: deque[tuple[int, str]] = deque()
+        #: Numbers of storages that died and were not told of, and where those in graphs did.
+        self.gone: deque[tuple[int, str]] = deque()
         self._storages: dict[tuple[str, int], Storage] = {}
         self._alive: dict[int, Storage] = {}
         #: Whether memory was given to another storage while torch's object for the first lives on.
@@ -128,15 +128,10 @@ class SeenMemory:
             where = storage.made.allocation
             self._storages[where.device, where.address] = storage
 
-    @property
-    def has_news(self) -> bool:
-        """Whether memory has died that was not told of."""
-        return len(self._gone) > 0
-
     def drain(self) -> None:
         """Tell of the memory that died: its finaliser may run anywhere, even in here."""
-        while self._gone:
-            number, site = self._gone.popleft()
+        while self.gone:
+            number, site = self.gone.popleft()
             storage = self._alive.pop(number, None)
             if storage is not None:
                 self.lose(storage, site or "its last tensor went away")
@@ -154,7 +149,7 @@ class SeenMemory:
         if storage is not None and storage.is_captured:
             with contextlib.suppress(Exception):  # the interpreter may be shutting down
                 site = caller_of_now()[1]
-        self._gone.append((number, site))
+        self.gone.append((number, site))
 
     def argument(self, parameter: str, value: Any, given: Given) -> ArgumentRecord:
         """What a launch is given for a parameter; `given` takes the memory behind it."""

@@ -110,7 +110,12 @@ def place_of(word: int) -> Place | None:
 
 def checksum(payload: bytes | memoryview, seed: int) -> int:
     """CRC-32 of a frame: seed (the segment's generation), length and payload."""
-    return zlib.crc32(payload, zlib.crc32(FRAME_HEAD.pack(seed & 0xFFFFFFFF, len(payload))))
+    return zlib.crc32(payload, checksum_before(len(payload), seed))
+
+
+def checksum_before(num_bytes: int, seed: int) -> int:
+    """That of a frame's seed and length, with which the checksum begins."""
+    return zlib.crc32(FRAME_HEAD.pack(seed & 0xFFFFFFFF, num_bytes))
 
 
 #: A file in a run folder that is empty until somebody ends the process on purpose.

@@ -10,6 +10,7 @@ import shutil
 import threading
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -32,6 +33,7 @@ from hypocenter.record.ring import (
     STATIC_BYTES,
     VERSION,
     checksum,
+    checksum_before,
 )
 
 _NUMBERS = {kind: number for number, kind in KINDS.items()}
@@ -69,6 +71,8 @@ class RingWriter:
         self.header[CELL_SEGMENT_BYTES] = segment_bytes
         self.header[CELL_MAGIC] = MAGIC
         self._generation = 0
+        #: By length of an event what its checksum begins with.
+        self._seeds: dict[int, int] = {}
         self._at = self._end = 0
         self._turn()
 
@@ -112,7 +116,10 @@ class RingWriter:
             start = self._at
             stop = start + 8 + num_bytes
         # Checksum, payload, and that nothing comes next; the length last, which makes it count.
-        check = checksum(payload, self._generation).to_bytes(4, "little")
+        seed = self._seeds.get(num_bytes)
+        if seed is None:
+            seed = self._seeds[num_bytes] = checksum_before(num_bytes, self._generation)
+        check = crc32(payload, seed).to_bytes(4, "little")
         self._bytes[start + 4 : stop + 8] = check + payload + _NOTHING
         self._bytes[start : start + 4] = num_bytes.to_bytes(4, "little")
         self._at = stop
@@ -138,6 +145,7 @@ class RingWriter:
     def _turn(self) -> None:
         """Go on in the other segment, whose frames are forgotten."""
         self._generation += 1
+        self._seeds.clear()
         start = HEADER_BYTES + self._generation % 2 * self._segment_bytes
         self._bytes[start + 8 : start + 16] = _NOTHING
         self._bytes[start : start + 8] = self._generation.to_bytes(8, "little")
