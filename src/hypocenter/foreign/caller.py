@@ -43,6 +43,7 @@ _INSTALLED, _OWN = _Whose.INSTALLED, _Whose.OWN
 _known: dict[tuple[int, int], tuple[_Whose, str, CodeType]] = {}
 _MAX_KNOWN = 4096
 
+
 def caller_of_now(frame: FrameType | None = None) -> tuple[FrameType | None, str]:
     """The nearest frame of the program's own, and its line; else that outside torch and Triton.
 
