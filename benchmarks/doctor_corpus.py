@@ -4,8 +4,9 @@
 in Triton's interpreter, which leaves out what only a GPU has. Each program of `corpus/` is run
 twice: as it stands, where cause, kernel, line and argument must be named as in `TRUTH`, and
 healthy (`right`), where nothing may be found. Nor may it of those in `corpus/healthy`.
-`--sanitizer` adds what NVIDIA's compute-sanitizer says of the programs as they stand. Prints a
-table, and leaves it as JSON in OUT.
+`--sanitizer` adds what NVIDIA's compute-sanitizer says of the programs as they stand, and
+`--ablation` how many are named rightly without each of the doctor's checks. Prints a table, and
+leaves it as JSON in OUT.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ROOT / "benchmarks" / "corpus"
 MAX_SECONDS, DEADLINE_SECONDS = 300, 15
 #: Of those in `corpus/healthy` what only a GPU has.
-HEALTHY_ON_GPU = ("captured_steps", "two_streams")
+HEALTHY_ON_GPU = ("captured_steps", "compiled_model", "two_streams")
 SANITIZERS, SANITIZER_SECONDS = ("memcheck", "racecheck", "initcheck"), 40
 
 
@@ -45,6 +46,8 @@ class Truth(NamedTuple):
     arguments: tuple[str, ...] = ()
     options: tuple[str, ...] = ("--again",)
     needs_gpu: bool = False
+    #: A folder of `corpus/` that stands first on PYTHONPATH.
+    beside: str = ""
 
 
 SUSPECT = ("--suspect",)
@@ -55,6 +58,7 @@ _OVERFLOW = ("offset overflow",)
 _MASK = ("missing tail mask", "off by one", "scalar out of range", "buffer too small")
 _INDEX = ("index out of range", "sentinel consumed")
 _RACE = ("race between programs",)
+_COMPILER = ("wrong code of the compiler",)
 
 TRUTH = {
     "cache_rows": Truth(_OVERFLOW, "copy_row", "row * stride", ("cache_ptr", "stride")),
@@ -163,7 +167,10 @@ TRUTH = {
         ("wild pointer", "use after free"), "add_listed", "tl.load(pointer", ("list_ptr",),
         needs_gpu=True,
     ),
-    "resized_storage": Truth(("null pointer", "use after free"), "dot", "", ("w_ptr",)),
+    # Triton's interpreter gives such a tensor memory of its own.
+    "resized_storage": Truth(
+        ("null pointer", "use after free"), "dot", "", ("w_ptr",), needs_gpu=True
+    ),
     "tile_too_large": Truth(
         ("shared memory over the limit",), "product", "", (), PLAIN, needs_gpu=True
     ),
@@ -184,10 +191,18 @@ TRUTH = {
     "smaller_batch": Truth(_MASK, "normalise", "tl.", ("x_ptr", "out_ptr")),
     "quantised_tail": Truth(_MASK, "unpack", "tl.load(codes_ptr", ("codes_ptr", "n")),
     "sampled_beyond": Truth(_INDEX, "largest_logit", "tl.load(names_ptr", ("logits_ptr",)),
+    "staged_scale": Truth(
+        _COMPILER, "scale_rows", "tl.store(out_ptr", ("out_ptr",), SUSPECT, needs_gpu=True,
+        beside="broken_compiler",
+    ),
+    "altered_code": Truth(
+        _COMPILER, "squares", "tl.store(out_ptr", ("out_ptr",), SUSPECT, needs_gpu=True
+    ),
 }  # fmt: skip
 
 
-def main() -> None:
+def main() -> int:
+    """The exit status: with `--strict` 1 where a program or a twin is judged wrongly."""
     options = _options()
     out, work = Path(options.out), Path(tempfile.mkdtemp(prefix="doctor-corpus-"))
     out.mkdir(parents=True, exist_ok=True)
@@ -210,9 +225,13 @@ def main() -> None:
         }
         _write(found, out)
         print(f"{time.monotonic() - begun:.0f} seconds; bundles are in {work}", flush=True)
+        if options.ablation:
+            found["ablation"] = ablation(faulty, rows, work, options.jobs)
+            _write(found, out)
         if options.sanitizer:
             found["sanitizer"] = dict(zip(faulty, pool.map(_sanitized, faulty), strict=True))
             _write(found, out)
+    return int(options.strict and not all(row["is_right"] for row in rows))
 
 
 def _write(found: dict[str, Any], out: Path) -> None:
@@ -226,6 +245,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="programs, separated by commas")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     parser.add_argument("--sanitizer", action="store_true", help="compute-sanitizer beside it")
+    parser.add_argument("--strict", action="store_true", help="exit status 1 if any is not right")
+    parser.add_argument("--ablation", action="store_true", help="leave out one check after another")
     return parser.parse_args()
 
 
@@ -251,7 +272,12 @@ def examine(name: str, twin: bool, *, is_gpu: bool, work: Path) -> dict[str, Any
     file = (PROGRAMS if truth else PROGRAMS / "healthy") / f"{name}.py"
     program = [sys.executable, str(file), *(["right"] if twin and truth else [])]
     begun = time.monotonic()
-    exit_code, report, _ = run_doctor(program, folder, options, _environment(is_gpu, folder))
+    environment = _environment(is_gpu, folder)
+    if truth is not None and truth.beside:
+        first = str(PROGRAMS / truth.beside)
+        environment["PYTHONPATH"] = os.pathsep.join((first, environment["PYTHONPATH"]))
+        environment["TRITON_CACHE_DIR"] = str(folder / "cache")
+    exit_code, report, _ = run_doctor(program, folder, options, environment)
     row: dict[str, Any] = {
         "program": name,
         "options": options,
@@ -319,6 +345,46 @@ def _judged(roots: list[dict[str, Any]] | None, truth: Truth, program: Path) -> 
     return found | {"is_right": all(found.values())}
 
 
+def ablation(
+    faulty: list[str], rows: list[dict[str, Any]], work: Path, jobs: int
+) -> dict[str, list[str]]:
+    """By each of the doctor's checks the programs that are named rightly with it alone missing.
+
+    Of those that are named rightly with all of them; from the bundle that each left. "" is no check
+    at all: what the bundle alone gives once more.
+    """
+    named = {row["program"] for row in rows if row["is_right"] and "cause_right" in row}
+    left = [name for name in faulty if name in named and (work / name / "bundle").is_dir()]
+    asked = [(str(work / name / "bundle"), name) for name in left]
+    with ProcessPoolExecutor(jobs) as pool:
+        found = dict(zip(left, pool.map(_named_without, asked), strict=True))
+    rungs = sorted({rung for by in found.values() for rung in by})
+    return {rung: [name for name in left if found[name][rung]] for rung in rungs}
+
+
+def _named_without(asked: tuple[str, str]) -> dict[str, bool]:
+    """By the check that is left out, whether a bundle's cause is named rightly."""
+    from hypocenter.doctor.doctor import LADDER, diagnose
+    from hypocenter.record.bundle import load
+
+    folder, name = asked
+    bundle = load(folder)
+    found = {}
+    for rung in ("", *LADDER):
+        roots = [
+            {
+                "cause": root.cause.value,
+                "kernel": root.kernel,
+                "argument": root.argument,
+                "file": root.file,
+                "line": root.line,
+            }
+            for root in diagnose(bundle, allow_source=True, without=(rung,)).roots
+        ]
+        found[rung] = bool(_judged(roots, TRUTH[name], PROGRAMS / f"{name}.py")["is_right"])
+    return found
+
+
 def _sanitized(name: str) -> dict[str, bool | None]:
     """Which tools of compute-sanitizer report the program as it stands; None: it took too long."""
     return {tool: _reports(name, tool) for tool in SANITIZERS}
@@ -364,10 +430,14 @@ def table(found: dict[str, Any]) -> Iterator[str]:
         f"{sum(not row['is_right'] for row in healthy)} of {len(healthy)} healthy programs not; "
         f"median {statistics.median(seconds) if seconds else 0:.1f} s"
     )
+    for rung, named in found.get("ablation", {}).items():
+        lost = len(found["ablation"][""]) - len(named)
+        if lost or not rung:
+            yield f"without {rung or 'nothing'}: {len(named)} named, {lost} fewer"
     for at, tool in enumerate(SANITIZERS) if beside else ():
         number = sum(bool(list(by.values())[at]) for by in beside.values())
         yield f"{tool}: {number} of {len(faulty)} reported"
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,11 +8,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from loopback_hub import Hub, Repository, running_hub, use
 from repository import DEMO
 from terminal import TIMEOUT_SECONDS, assert_one_line, hypo_in_process
+
+from hypocenter.model import from_name
 
 NAME = "acme/demo-GGUF"
 
@@ -110,3 +114,15 @@ def test_what_cannot_be_is_one_line(
     done = hypo_in_process(*words)
     assert done.returncode == code
     assert_one_line(done.stderr, says)
+
+
+@pytest.mark.parametrize(("device", "room"), [("cuda:1", 7000), ("sim:h100", None), ("cpu", 5000)])
+def test_a_model_is_chosen_for_the_memory_of_the_device(
+    monkeypatch: pytest.MonkeyPatch, device: str, room: int | None
+) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(from_name, "free_bytes_of", lambda device, environ: 7000)
+    monkeypatch.setattr(from_name, "host_room", lambda: SimpleNamespace(available_bytes=5000))
+    monkeypatch.setattr(from_name, "find_model", lambda name, **given: asked.update(given))
+    from_name.file_of("acme/tiny", device=device)
+    assert asked["room_bytes"] == room

@@ -28,8 +28,8 @@ from hypocenter.record import recorder
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.catalogue import sources_of
 from hypocenter.record.events import Place, Statistics
+from hypocenter.record.held.trace_log import FIRST, FOLDER, STATISTICS, TraceWriter, read_trace
 from hypocenter.record.ring import read_run
-from hypocenter.record.trace_log import FIRST, FOLDER, STATISTICS, TraceWriter, read_trace
 from hypocenter.tensor import DType, Tensor
 
 PLACE = Place(3, 1, 2)
@@ -193,8 +193,8 @@ def test_figures_of_other_types(dtype: DType, values: np.ndarray) -> None:
 
 
 def test_old_steps_give_way_whole(tmp_path: Path) -> None:
-    from hypocenter.record.bundle import Snapshot
     from hypocenter.record.events import Values
+    from hypocenter.record.held.contents import Snapshot
 
     writer = TraceWriter(tmp_path, 1000)
     for step in range(1, 6):

@@ -594,6 +594,7 @@ def test_every_host_side_rung_is_needed() -> None:
         "states",
         "step inputs",
         "hints",
+        "compiled code",
         "good arguments",
         "good results",
     } == {*HOST_RUNGS}

@@ -14,7 +14,7 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.kernels.sampling.draw import TokenChoice, columns_of, settings_of
-from hypocenter.record.bundle import Bundle, Snapshot
+from hypocenter.record.bundle import Bundle
 from hypocenter.record.engine.engine_events import Entered
 from hypocenter.record.events import (
     LaunchRecord,
@@ -23,6 +23,7 @@ from hypocenter.record.events import (
     Values,
 )
 from hypocenter.record.fault_record import FaultRecord
+from hypocenter.record.held.contents import Snapshot
 
 DIFFERS = FaultRecord(kind="differs", message="the text is not that of the good run")
 NO_REPLAY = ("replay", "hang")

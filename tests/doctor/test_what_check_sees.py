@@ -16,10 +16,11 @@ from bundles import Run
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.doctor import diagnose
-from hypocenter.record.bundle import Bundle, Snapshot
+from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import FOREIGN, OUTSIDE_PLANS, Launched, Values
 from hypocenter.record.fault_record import FaultRecord
+from hypocenter.record.held.contents import Snapshot
 from hypocenter.replay.source import installed_kernel, kernel_of, recorded_file
 
 GATHER = """@triton.jit

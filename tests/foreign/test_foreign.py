@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 from fake_gpu_tensors import JIT, FakeTensor, Launching, Storage, events, kernel
-from repository import SUPPORT
+from repository import ROOT, SUPPORT
 
 from hypocenter.cli import app
 from hypocenter.cli.child_run import environment_of
@@ -78,6 +78,20 @@ def test_a_healthy_script_ends_as_ever(
     assert (code, out) == (0, "own sitecustomize\nsum 2000.0\n")
     assert err == "hypo: nothing found; 2 launches of 1 kernel seen; --suspect replays them\n"
     assert [path.name for path in tmp_path.iterdir()] == ["own"]
+
+
+def test_what_the_interpreter_cannot_do_is_told_at_the_line_of_the_kernel(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = ROOT / "benchmarks" / "corpus" / "unlike_shapes.py"
+    code, out, _ = doctor(
+        capfd, monkeypatch, tmp_path, "--json", "--", sys.executable, str(program)
+    )
+    [root] = json.loads(out)["roots"]
+    assert (code, root["cause"], root["kernel"]) == (3, "kernel does not compile", "add_blocks")
+    [line] = [at for at, text in enumerate(program.read_text().splitlines(), 1) if "x + y" in text]
+    assert (root["file"], root["line"]) == (str(program), line)
+    assert "incompatible dimensions at index 0: 64 and 32" in root["sentence"]
 
 
 def test_a_missing_tail_mask_is_found_though_nothing_may_have_crashed(
@@ -481,7 +495,7 @@ def test_torch_keeps_one_object_for_a_storage_as_the_recorder_needs() -> None:
 def test_small_integers_of_the_host_are_kept_with_their_launch(recorder: ForeignRecorder) -> None:
     ids, many = torch.arange(3, dtype=torch.int32), torch.arange(5000)
     recorder.record_launch(JIT, (ids, many, 3), {"BLOCK": 1}, (1,), INTERPRETER)
-    from hypocenter.record.trace_log import read_trace
+    from hypocenter.record.held.trace_log import read_trace
 
     [snapshot] = read_trace(recorder.folder).snapshots
     [event] = events(recorder, Launched)

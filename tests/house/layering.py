@@ -24,6 +24,7 @@ WORDS = frozenset(
         "wording",
         "package",
         "cache_folder",
+        "cards",
         "grammar_text",
         "metadata_text",
         "harmony",

@@ -47,6 +47,10 @@ WITHOUT_VICTIM: dict[Cause, str] = {
     ),
     Cause.LOST_RANK: "a victim has one process; tests/engine/test_rank_faults.py has two",
     Cause.ACCESS_OUTSIDE: "a guard or a sanitizer sees it; tests/foreign/test_again.py has some",
+    **dict.fromkeys(
+        (Cause.MISCOMPILED, Cause.FAULTY_GPU),
+        "programs of others are compared; tests/doctor/test_compiled_code.py has both",
+    ),
     Cause.WILD_POINTER: "a simulated GPU leaves no core dump; benchmarks/gpu_programs/ has some",
 }
 

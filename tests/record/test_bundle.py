@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from hypocenter.errors import BadBundle
 from hypocenter.record import bundle as bundles
-from hypocenter.record.bundle import Bundle, Snapshot, load, save
+from hypocenter.record.bundle import Bundle, load, save
 from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
@@ -41,6 +41,7 @@ from hypocenter.record.events import (
 )
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gap import Gap, GapKind
+from hypocenter.record.held.contents import LaunchOutcome, Snapshot
 from hypocenter.tensor import DType
 
 
@@ -200,6 +201,17 @@ def test_equal_numbers_keep_their_own_arrays(tmp_path: Path) -> None:
     other = msgspec.structs.replace(one, inputs=(Values(1, "I32", (1,), b"abcd"),))
     snapshots = (Snapshot(1, 1, 1, one.inputs), Snapshot(1, 1, 1, other.inputs))
     made = Bundle(kind="crash", fault=FAULT, events=(one, other), snapshots=snapshots)
+    save(made, tmp_path / "b")
+    assert load(tmp_path / "b") == made
+
+
+def test_an_outcome_comes_back_with_all_that_it_held(tmp_path: Path) -> None:
+    held = tuple(
+        Values(number, name, (2,), bytes(2 * width))
+        for number, (name, width) in enumerate((("F64", 8), ("BOOL", 1), ("U64", 8), ("BF16", 2)))
+    )
+    outcome = LaunchOutcome(step=3, launch=9, given=held, gave=held[:1], num_again=3)
+    made = Bundle(kind="suspect", fault=FAULT, outcomes=(outcome,))
     save(made, tmp_path / "b")
     assert load(tmp_path / "b") == made
 

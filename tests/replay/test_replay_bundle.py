@@ -34,7 +34,7 @@ from hypocenter.kernels.experts.experts_table import ExpertsShape, ExpertsTable
 from hypocenter.kernels.experts.routing import route
 from hypocenter.record import bundle as bundles
 from hypocenter.record import recorder
-from hypocenter.record.bundle import Bundle, Snapshot
+from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.catalogue import sources_of
 from hypocenter.record.events import (
@@ -51,7 +51,8 @@ from hypocenter.record.events import (
     Values,
 )
 from hypocenter.record.fault_record import FaultRecord
-from hypocenter.replay.corrections import TensorCorrection
+from hypocenter.record.held.contents import Snapshot
+from hypocenter.replay.corrections import TensorCorrection, write_rows
 from hypocenter.replay.recorded import index_threshold, index_thresholds, replay_place
 from hypocenter.tensor import DType
 
@@ -186,9 +187,19 @@ def test_a_position_beyond_the_table_is_red_with_its_value_and_green_without() -
 def test_an_access_into_the_neighbour_names_the_neighbour() -> None:
     bundle = rope_bundle([0, 1, 8])
     records = {t.name: t for t in bundle.tensors}
+    # They are neighbours where memory is fresh; make them so whatever lies between.
+    behind = records["cos"].address + 8 * 32 * 4
+    events = tuple(
+        msgspec.structs.replace(
+            event, allocation=msgspec.structs.replace(event.allocation, address=behind)
+        )
+        if isinstance(event, Allocated) and event.allocation.id == records["sin"].allocation
+        else event
+        for event in bundle.events
+    )
+    bundle = with_tensor(msgspec.structs.replace(bundle, events=events), "sin", address=behind)
     report = replay_place(bundle, PLACE)
     first = next(f for f in report.findings if f.argument == "cos_ptr")
-    assert records["cos"].address + 8 * 32 * 4 == records["sin"].address
     assert first.detail.endswith("; that is sin (test), byte 0")
 
 
@@ -276,6 +287,19 @@ def test_poison_in_a_snapshot_is_an_uninitialised_read() -> None:
     ]
 
 
+def test_values_lie_where_the_strides_of_their_tensor_have_them() -> None:
+    """A transposed view holds its elements column by column."""
+    tensor = TensorRecord(
+        id=1, name="b", owner="", dtype="I32", shape=(3, 2), strides=(1, 3), offset=0,
+        allocation=1, address=0, extent_bytes=24,
+    )  # fmt: skip
+    given = np.arange(6, dtype=np.int32).reshape(3, 2)
+    data = np.zeros(24, np.uint8)
+    values = Values(1, "I32", (3, 2), given.tobytes())
+    write_rows(data, given.reshape(-1).view(np.uint8), values, tensor)
+    assert data.view(np.int32).tolist() == given.T.reshape(-1).tolist()
+
+
 def test_undefined_values_that_reach_no_result_are_what_a_mask_is_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +312,21 @@ def test_undefined_values_that_reach_no_result_are_what_a_mask_is_for(
         values = held.copy()
         values.view(np.uint32)[undefined] = 0xFFFFFFFF
         kept = Snapshot(0, -1, 5, (Values(1, "F32", (8,), values.tobytes()),))
+        one = msgspec.structs.replace(bundle, snapshots=(kept,))
+        found = replay_place(one, Place(0, -1, 5), allow_source=True).findings
+        assert [f.kind for f in found] == ["uninitialised read"] * num_found
+
+
+def test_undefined_values_that_a_maximum_leaves_out_where_they_are_nan_still_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = "tl.max(tl.where(at < 4, x, 0.0), 0)"
+    held = np.ones(8, np.float32)
+    held.view(np.uint32)[6] = 0xFFFFFFFF
+    kept = Snapshot(0, -1, 5, (Values(1, "F32", (8,), held.tobytes()),))
+    for result, num_found in (("tl.max(x, 0)", 1), ("tl.min(x, 0)", 1), (live, 0)):
+        text = THEIRS.replace("tl.store(y_ptr + at, x,", f"tl.store(y_ptr + at, at * 0 + {result},")
+        bundle = their_bundle(tmp_path, monkeypatch, text.replace("_doubled(at)", "at"))
         one = msgspec.structs.replace(bundle, snapshots=(kept,))
         found = replay_place(one, Place(0, -1, 5), allow_source=True).findings
         assert [f.kind for f in found] == ["uninitialised read"] * num_found
@@ -306,7 +345,7 @@ def test_of_two_undefined_tensors_the_one_that_reaches_a_result_is_told() -> Non
     both = msgspec.structs.replace(bundle, snapshots=(Snapshot(1, 1, 0, kept),))
     found = replay_place(both, PLACE).findings
     assert {f.argument for f in found} == {"cos_ptr", "x_ptr"}
-    defined = {"cos_ptr": TensorCorrection(is_defined=True)}
+    defined = {"cos_ptr": TensorCorrection(defined_as=0.0)}
     found = replay_place(both, PLACE, corrections=defined).findings
     assert [(f.kind, f.argument) for f in found] == [("uninitialised read", "x_ptr")]
 

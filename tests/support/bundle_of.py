@@ -28,8 +28,8 @@ from hypocenter.record.events import (
     Values,
 )
 from hypocenter.record.fault_record import FaultRecord
+from hypocenter.record.held.trace_log import read_trace
 from hypocenter.record.ring import read_run
-from hypocenter.record.trace_log import read_trace
 from hypocenter.tensor import Tensor
 
 Array = np.ndarray[Any, Any]

@@ -74,5 +74,9 @@ def test_a_program_and_its_twin_are_run_and_told(script: Script, tmp_path: Path)
     assert "memcheck" in first
     assert last.startswith("1 of 1 named rightly; 0 of 1 healthy programs not")
     twin |= {"is_right": False, "exit_code": 3}
-    told = list(script.table({"faulty": [row], "healthy": [twin]}))
+    without = script.ablation(["padded_expert"], [row], tmp_path, jobs=1)
+    assert without[""] == without["limits"] == ["padded_expert"]
+    assert without["replay"] == []
+    told = list(script.table({"faulty": [row], "healthy": [twin], "ablation": without}))
+    assert "without replay: 0 named, 1 fewer" in told
     assert "healthy padded_expert: exit code 3, []" in told

@@ -85,7 +85,7 @@ def test_a_family_whose_norm_has_no_groups_needs_a_newer_transformers(
         "transformers.models.granitemoehybrid.modeling_granitemoehybrid"
     )
 
-    class GraniteMoeHybridRMSNormGated(granite.GraniteMoeHybridRMSNormGated):  # type: ignore[misc]
+    class GraniteMoeHybridRMSNormGated(granite.GraniteMoeHybridRMSNormGated):  # type: ignore
         def __init__(self, hidden_size: int, eps: float = 1e-6) -> None:
             super().__init__(hidden_size, hidden_size, eps)
 

@@ -17,7 +17,7 @@ import pytest
 from hypocenter import package
 from hypocenter.errors import EXIT_ERROR, EXIT_USAGE
 from hypocenter.record import ring
-from hypocenter.record.bundle import Bundle, Snapshot
+from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import (
     AnyEvent,
     ArgumentRecord,
@@ -32,6 +32,7 @@ from hypocenter.record.events import (
     Values,
 )
 from hypocenter.record.fault_record import FaultRecord, MemoryKill
+from hypocenter.record.held.contents import LaunchOutcome, Snapshot
 from hypocenter.record.ring_writer import RingWriter
 from hypocenter.record.run_records import DeviceRecord, ModelRecord, ProcessRecord
 from hypocenter.refusals import WrongType
@@ -317,6 +318,16 @@ def test_token_ids_inside_the_vocabulary_go_and_others_stay() -> None:
     assert "secret" not in str(found)
     unknown = redact(with_tokens(3, 512, -1, has_table=False)).snapshots[0].values[0]
     assert numbers(unknown) == [0, 0, -1]
+
+
+def test_what_is_known_whole_of_launches_with_token_ids_goes() -> None:
+    """Their results may be those ids again, under any name."""
+    kept, gone = (
+        LaunchOutcome(step=1, launch=launch, given=(values(number, 3),), gave=())
+        for launch, number in ((7, 2), (8, 1))
+    )
+    made = msgspec.structs.replace(with_tokens(3), outcomes=(kept, gone))
+    assert redact(made).outcomes == (kept,)
 
 
 def test_a_prompt_is_no_part_of_a_command() -> None:

@@ -63,6 +63,8 @@ class Cause(enum.StrEnum):
     LOST_EVENT = "event never recorded"
     BROKEN_CHECK = "check of the engine's own"
     LOST_RANK = "process of another rank ended"
+    MISCOMPILED = "wrong code of the compiler"
+    FAULTY_GPU = "GPU that computes wrongly"
     WRONG_ANSWER = "wrong answer"
 
 
@@ -132,6 +134,9 @@ _ENTRIES = "arguments: index values of it were not recorded, or its arguments we
 _REPLAY = "replay: it was left out"
 _TRACE = "values: the run was not traced; `hypo doctor --suspect -- ...` traces it"
 _OWNERS = "ownership: no step recorded its requests"
+_OUTCOMES = (
+    "compiled code: nothing was kept of what launches gave; `--suspect` keeps it of a program"
+)
 _REFUSED = "refusals: no launch was refused for it"
 
 CAUSES: dict[Cause, CauseRow] = {
@@ -174,6 +179,10 @@ CAUSES: dict[Cause, CauseRow] = {
         tested_by=TestedBy.REPLAY,
         clean="no two programs touch the same element, one writing",
     ),
+    Cause.MISCOMPILED: CauseRow(
+        symptoms=_OF_VALUES, blames=Blame.LAUNCH, untested=_OUTCOMES
+    ),
+    Cause.FAULTY_GPU: CauseRow(symptoms=_OF_VALUES, untested=_OUTCOMES),
     # -- of what launches are asked for
     Cause.EMPTY_LAUNCH: CauseRow(symptoms=_ERROR, blames=Blame.LAUNCH, tested_by=TestedBy.LIMITS),
     Cause.GRID_LIMIT: CauseRow(

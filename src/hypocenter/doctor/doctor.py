@@ -24,6 +24,7 @@ from hypocenter.doctor.diagnosis import (
 from hypocenter.doctor.run_environment import run_environment_of
 from hypocenter.doctor.rungs.address import addresses
 from hypocenter.doctor.rungs.captured import captured_pointers
+from hypocenter.doctor.rungs.compiled_code import compiled_code
 from hypocenter.doctor.rungs.contracts import contracts
 from hypocenter.doctor.rungs.engine.adopted_blocks import adopted_blocks
 from hypocenter.doctor.rungs.engine.draws import draws
@@ -75,6 +76,7 @@ LADDER: dict[str, Rung] = {
     "hang": hang,
     "replay": replays,
     "values": values,
+    "compiled code": compiled_code,
     "good results": good_results,
 }
 

@@ -100,6 +100,18 @@ def bound_edits(
                 yield MaskEdit(line, "", now, _with_condition(source, access, now))
 
 
+def lower_edits(source: SourceRecord, access: MaskedAccess) -> Iterator[MaskEdit]:
+    """The text with `index >= 0` as one more condition, for each index of the address."""
+    line = source.first_line + access.call.lineno - 1
+    whole, less = access.call.args[0] if access.call.args else None, ""
+    address = whole
+    if isinstance(whole, ast.BinOp) and isinstance(whole.op, ast.Sub):  # x_ptr + i - 1
+        address, less = whole.left, f" - {ast.unparse(whole.right)}"
+    for term in _terms(address, access) if address is not None else ():
+        now = f"{ast.unparse(term)}{less} >= 0"
+        yield MaskEdit(line, "", now, _with_condition(source, access, now))
+
+
 def _conditions(access: MaskedAccess, term: ast.expr, scalars: Sequence[str]) -> Iterator[str]:
     index = ast.unparse(term)
     for counter, last, step in _loops_around(access):
@@ -150,7 +162,7 @@ def _terms(node: ast.expr, access: MaskedAccess, depth: int = 0) -> Iterator[ast
     elif isinstance(node, ast.Name) and _is_pointer(access, node.id):
         made = _made_of(access, node.id)
         yield from _terms(made, access, depth + 1) if made is not None else ()
-    elif isinstance(node, ast.Name | ast.Subscript):
+    elif isinstance(node, ast.Name | ast.Subscript | ast.BinOp):  # i - 1 is one term
         yield node
 
 

@@ -225,6 +225,8 @@ def environment_rows(environment: RunEnvironment) -> Iterator[tuple[str, str]]:
     yield "device", f"{device} ({environment.gpu})" if environment.gpu else device
     driver = environment.driver
     yield "GPU driver", _UNKNOWN if driver is None else driver or "none is loaded"
+    for card in environment.cards:
+        yield "GPU", card
     model = environment.model
     yield (
         "model",

@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 
 import msgspec
 
+from hypocenter.cards import Card
 from hypocenter.package import NAME, place_of_own_name
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.run_records import ModelRecord
@@ -22,8 +23,9 @@ class RunEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """What a maintainer asks first of a report; None for what the bundle does not say.
 
     `torch` and `triton` are "" where the run had none, `driver` where no GPU driver was loaded.
-    `device` is what the launches ran on, `gpu` its product and architecture. The command is as the
-    bundle has it, without prompts; of an absolute path only the last part is told.
+    `device` is what the launches ran on, `gpu` its product and architecture, `cards` the GPUs of
+    the machine. The command is as the bundle has it, without prompts; of an absolute path only the
+    last part is told.
     """
 
     hypocenter: str | None
@@ -34,6 +36,7 @@ class RunEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     device: str | None
     gpu: str | None
     driver: str | None
+    cards: tuple[str, ...]
     model: ModelRecord | None
     command: str | None
     started: str | None
@@ -56,6 +59,7 @@ def run_environment_of(bundle: Bundle) -> RunEnvironment:
         device=_text(bundle.device),
         gpu=_text(gpu),
         driver=None if driver is None else _text(driver) or "",
+        cards=tuple(_text(card_text(card)) or "" for card in bundle.cards),
         model=model
         and ModelRecord(
             name=_text(PurePosixPath(model.name).name) or "",
@@ -69,6 +73,21 @@ def run_environment_of(bundle: Bundle) -> RunEnvironment:
             for name, value in sorted(bundle.environment.items())[:_MAX_VARIABLES]
         },
     )
+
+
+def card_text(card: Card) -> str:
+    """A GPU in a line: who it is, and what tells whether it is well."""
+    facts = (
+        ("at", card.bus),
+        ("serial number", card.serial),
+        ("errors of memory", card.ecc_errors),
+        ("rows remapped", card.remapped_rows),
+        ("MHz", card.sm_mhz),
+        ("degrees", card.celsius),
+        ("Xid", ", ".join(map(str, card.xids))),
+    )
+    told = ", ".join(f"{name} {value}" for name, value in facts if value not in ("", None))
+    return f"{card.index}: {card.name} {card.uuid} ({told})"
 
 
 def _package(packages: dict[str, str], name: str) -> str | None:

@@ -27,6 +27,7 @@ from hypocenter.foreign.graph_hooks import GraphWatch
 from hypocenter.foreign.inductor import watch_inductor
 from hypocenter.foreign.last_exception import MAX_CHARS, call_of, refusal_of
 from hypocenter.foreign.recorder import ForeignRecorder
+from hypocenter.foreign.repeats import Repeat
 from hypocenter.foreign.seen_reads import SeenReads, watch_reads
 from hypocenter.record.events import Launched
 
@@ -176,8 +177,13 @@ def _watch_launches(kind: Any, *, is_interpreted: bool) -> None:
             if launch.guarded is not None:
                 with contextlib.suppress(_NotGuarded):
                     return _run_guarded(original, launch, launch.guarded)
-            return original(self, *args, grid=launch.looked_at, warmup=False, **options)
+            result = original(self, *args, grid=launch.looked_at, warmup=False, **options)
+            if launch.repeat is not None:
+                _over()
+                _attempt(_make_again, original, launch, launch.repeat, result)
+            return result
         finally:
+            launch.repeat = None
             _over()
 
     watched: Any = run
@@ -209,6 +215,7 @@ class _Launch:
     size: Any = None
     made: Launched | None = None
     guarded: GuardedLaunch | None = None
+    repeat: Repeat | None = None
 
     def looked_at(self, bound: Any) -> Any:
         """The grid; whoever asks for it is about to launch."""
@@ -234,6 +241,8 @@ class _Launch:
                     _State.graphs.captured_into,
                     is_compiled=_State.num_compiled > self.num_compiled,
                 )
+                # Nobody else keeps the program's tensors alive.
+                self.repeat, opened.repeat = opened.repeat, None
         except Exception as error:
             _note_error(error)
         return size
@@ -325,6 +334,15 @@ def _note_captured() -> None:
     if _State.guarding is not None:
         for guarded, faults in _State.guarding.settle_captured():
             _note_faults(guarded, faults)
+
+
+def _make_again(original: Any, launch: _Launch, repeat: Repeat, compiled: Any) -> None:
+    """Make a launch again that has come back, and note what it gave each time."""
+    if _State.recorder is not None and launch.made is not None:
+        again = functools.partial(original, launch.jit, grid=launch.size, warmup=False)
+        # Triton's interpreter runs a replay as well: it has nothing to say against one.
+        make = None if launch.is_interpreted else again
+        _State.recorder.record_outcome(launch.made, repeat, make, compiled)
 
 
 def _note_compiled(jit: Any, given: Mapping[str, Any], size: tuple[int, ...]) -> None:

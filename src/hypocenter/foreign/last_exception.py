@@ -18,6 +18,8 @@ from hypocenter.refusals import AnyRefusal, CompileError, ResourceExceeded
 MAX_CHARS = 2000
 #: Functions in a chain of calls, of which the compiler tells each.
 _MAX_CALLS = 100
+#: Where Triton says what may be done with which values, for compilers and its interpreter.
+_FRONT_END = ("triton/language/semantic.py",)
 
 
 def refusal_of(
@@ -39,7 +41,10 @@ def refusal_of(
             shape=", ".join(f"{n}={v}" for n, v in options.items() if isinstance(v, int)),
         )
         return exceeded, name
-    return (_compile_error(jit, error), name) if _is_of_compiler(error) else None
+    if _is_of_compiler(error):
+        return _compile_error(jit, error), name
+    found = _interpreter_error(jit, error)
+    return (found, name) if found is not None else None
 
 
 def _compile_error(jit: Any, error: BaseException) -> CompileError:
@@ -61,6 +66,27 @@ def _compile_error(jit: Any, error: BaseException) -> CompileError:
         line=first + line - 1 if file else 0,
         text=source[line - 1].strip()[:200] if 0 < line <= len(source) else "",
     )
+
+
+def _interpreter_error(jit: Any, error: BaseException) -> CompileError | None:
+    """What Triton's front end refused in the interpreter, at the innermost line of the kernel.
+
+    A compiler asks the same front end. What Python or NumPy could not do there is none of that.
+    """
+    cause: BaseException | None = error
+    while cause is not None and type(cause).__name__ == "InterpreterError":
+        cause = cause.__cause__
+    if jit is None or cause is None or cause is error:
+        return None
+    files = {source.file for source in sources_of.__wrapped__(jit)}
+    frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(cause.__traceback__)]
+    lines = [(file, line) for file, line in frames if file in files]
+    if not lines or not frames[-1][0].endswith(_FRONT_END):
+        return None
+    file, line = lines[-1]
+    said = f"{type(cause).__name__}: {cause}"[:MAX_CHARS]
+    text = linecache.getline(file, line).strip()[:200]
+    return CompileError(sentence=said, file=file, line=line, text=text)
 
 
 def _is_of_compiler(error: Any) -> bool:

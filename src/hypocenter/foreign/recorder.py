@@ -10,7 +10,7 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +23,7 @@ from hypocenter.foreign.argument_facts import (
     values_of,
 )
 from hypocenter.foreign.known_launches import KnownLaunches, Looked
+from hypocenter.foreign.repeats import Repeat, Repeats
 from hypocenter.foreign.run_log import STATIC_BYTES, RunLog
 from hypocenter.foreign.seen_graphs import SeenGraphs, Segment
 from hypocenter.foreign.seen_memory import (
@@ -47,6 +48,7 @@ from hypocenter.record.events import (
     Values,
 )
 from hypocenter.record.guard_faults import AccessFault
+from hypocenter.record.held.contents import LaunchOutcome, OtherBits
 from hypocenter.record.run_records import DeviceRecord
 from hypocenter.record.runtime_text import kind_of_text
 from hypocenter.refusals import AnyRefusal
@@ -110,6 +112,9 @@ class ForeignRecorder:
         self._devices: dict[str, Any] = {}
         #: What a guarded run found and could not guard, which outlives a log that begins anew.
         self._of_guard: list[MaskedOff | RanUnguarded] = []
+        #: The launch that is being made, if it is to be made again.
+        self._repeats = Repeats()
+        self.repeat: Repeat | None = None
         #: Of the launch that is being made, what its tensors held before: number, and values.
         self._held: tuple[int, list[Values]] = (0, [])
         self._begin()
@@ -236,6 +241,14 @@ class ForeignRecorder:
         if given.values:
             self._log.hold_recent(event.seq, given.values)
         self._held = event.seq, given.values
+        self.repeat = None
+        if self._looks_closely and graph is None and not self._is_guarded:
+            types = [str(getattr(value, "dtype", "")) for value in (*args, *options.values())]
+            form = f"{kernel.number} {record.num_warps} {record.constants} {record.options} {types}"
+            found = self._repeats.prepare(
+                form, kernel.jit, kernel.sources, args, options, given.numbers
+            )
+            self.repeat = found and replace(found, seq=event.seq)
         if number:
             self._graphs.take(graph, event, kernel.sources, given.storages)
         else:
@@ -282,6 +295,40 @@ class ForeignRecorder:
             site=site,
             stream=stream,
         )
+
+    def record_outcome(
+        self, made: Launched, repeat: Repeat, launch: Callable[..., Any] | None, compiled: Any
+    ) -> None:
+        """A launch has been made, of which Triton answered `compiled`: make it again by `launch`,
+        and keep what it gives; not where another thread has launched meanwhile.
+
+        None for a launch that says nothing when it is made again; what it was given is kept.
+        """
+        if repeat.seq != made.seq:
+            return
+        found: tuple[tuple[Values, ...], list[list[OtherBits]]] | None = (), []
+        if launch is not None:
+            self.reads.is_in_launch = True
+            try:
+                found = self._repeats.make(repeat, launch)
+            finally:
+                self.reads.is_in_launch = False
+        if found is None:
+            return
+        gave, others = found[0], [others for others in found[1] if others]
+        with self._lock:
+            self._log.keep_outcome(
+                LaunchOutcome(
+                    step=made.step,
+                    launch=made.seq,
+                    given=repeat.given,
+                    gave=gave,
+                    num_again=len(found[1]),
+                    num_other=len(others),
+                    others=tuple(others[0]) if others else (),
+                    code=self._repeats.code_of(compiled),
+                )
+            )
 
     def record_capture(self, graph: Any) -> None:
         """A capture into `graph` has begun."""

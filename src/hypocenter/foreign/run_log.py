@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from hypocenter.record import ring
-from hypocenter.record.bundle import Snapshot
 from hypocenter.record.events import OUTSIDE_PLANS, AnyEvent, Now, Values
+from hypocenter.record.held.contents import LaunchOutcome, Snapshot
+from hypocenter.record.held.trace_log import TraceWriter
 from hypocenter.record.ring_writer import RingWriter
 from hypocenter.record.run_folder import claim_folder, process_record
-from hypocenter.record.trace_log import TraceWriter
 
 #: What is written of one program; past it the recording begins anew, and the oldest is gone.
 STATIC_BYTES = 16 << 20
@@ -84,6 +84,10 @@ class RunLog:
     def hold(self, step: int, seq: int, values: Sequence[Values]) -> None:
         """Write what tensors of the launch `seq`, made in `step`, held; it stays."""
         self._writer_of_values().first(self._snapshot(step, seq, values))
+
+    def keep_outcome(self, outcome: LaunchOutcome) -> None:
+        """Write all that a launch was given and gave; it stays."""
+        self._writer_of_values().outcome(outcome)
 
     def _snapshot(self, step: int, seq: int, values: Sequence[Values]) -> Snapshot:
         return Snapshot(step, OUTSIDE_PLANS, seq, tuple(values))

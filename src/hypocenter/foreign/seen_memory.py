@@ -85,6 +85,8 @@ class Given:
     values: list[Values]
     storages: list[Storage]
     may_look: bool = False
+    #: By the ids of torch's objects the numbers of tensors that are passed as what they are.
+    numbers: dict[int, int] = field(default_factory=dict)
 
     def spelling_of(self, parameter: str) -> str:
         """How the program spells what it passes; else whose parameter it is."""
@@ -173,10 +175,13 @@ class SeenMemory:
                 known, tensor, given.spelling_of(parameter)
             )
         number = record.id
+        if cast is None:
+            given.numbers[id(value)] = number
         if cast is None and known.reference is not None:
             self.tensor_types.add(type(tensor))
         if where == INTERPRETER or (given.may_look and where == given.device):
-            self._look_into(tensor, number, given)
+            with contextlib.suppress(RuntimeError):  # of a GPU that has failed nothing can be read
+                self._look_into(tensor, number, given)
         return ArgumentRecord(parameter, number, cast)
 
     def blocks(self, device: str, blocks: list[tuple[int, int, bool]]) -> None:

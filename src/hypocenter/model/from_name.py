@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+from hypocenter.cards import free_bytes_of
 from hypocenter.config import OnProgress
 from hypocenter.hub.find import find_model
 from hypocenter.model.families import FAMILIES
@@ -23,18 +25,26 @@ def file_of(
 ) -> Path:
     """As `find_model`, which says what the arguments mean and what is raised.
 
-    Without a name it is the model that comes with the package. How much memory a GPU has is not
-    asked for here: that would open it.
+    Without a name it is the model that comes with the package.
     """
     if name is None:
         return bundled_model()
-    room = host_room() if device == "cpu" else None
     return find_model(
         name,
         architectures=frozenset(FAMILIES),
-        room_bytes=None if room is None else room.available_bytes,
+        room_bytes=_room_bytes(device),
         is_hub=is_hub,
         is_newest=is_newest,
         progress=progress,
         say=say,
     )
+
+
+def _room_bytes(device: str) -> int | None:
+    """Memory that is left where a model is to run; None where nobody says, as of simulated GPUs."""
+    if device.startswith("sim:"):
+        return None
+    if device != "cpu":
+        return free_bytes_of(device, os.environ)
+    room = host_room()
+    return None if room is None else room.available_bytes

@@ -8,7 +8,6 @@ from __future__ import annotations
 import bisect
 import collections
 import itertools
-import math
 import os
 import re
 import shutil
@@ -16,21 +15,15 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import numpy as np
-import safetensors
-import safetensors.numpy
 
-from hypocenter.dtypes import RECORD_NAMES
+from hypocenter.cards import MAX_CARDS, Card
 from hypocenter.errors import BadBundle
 from hypocenter.record.bundle_json import (
     DAMAGE,
-    MAX_AXES,
     NONFINITE,
     as_json,
-    damage_text,
     encode,
     fields_of,
     hide,
@@ -49,14 +42,19 @@ from hypocenter.record.events import (
     Statistics,
     Stepped,
     TensorRecord,
-    Values,
     is_lasting,
 )
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gap import Gap
 from hypocenter.record.gpu_stop import MAX_REPORTS, MAX_STOPS, GpuStop, SanitizerReport
+from hypocenter.record.held.bundle_arrays import (
+    MAX_ARRAYS,
+    ArrayFiller,
+    arrays_as_bytes,
+    read_arrays,
+)
+from hypocenter.record.held.contents import MAX_OUTCOMES, LaunchOutcome, Snapshot
 from hypocenter.record.run_records import CheckRecord, ModelRecord
-from hypocenter.tensor import DType
 
 VERSION = 3
 
@@ -73,18 +71,7 @@ MAX_RECORDS = 1 << 18
 #: Launches of all recorded steps together: what looks at each of them stays within seconds.
 MAX_LAUNCHES = 1 << 20
 MAX_SNAPSHOTS = 4096
-#: Arrays of a bundle, and the bytes of a name, type and place of one at most: what their file says
-#: of them is parsed as a whole, at ten times its size in memory.
-MAX_ARRAYS, MAX_ENTRY_BYTES = 1 << 17, 128
-
-
-class Snapshot(msgspec.Struct, frozen=True):
-    """Contents of tensors right before launch `launch` of plan `plan` in step `step`."""
-
-    step: int
-    plan: int
-    launch: int
-    values: tuple[Values, ...]
+MAX_OUTCOME_BYTES = 48 << 20
 
 
 class Bundle(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,9 +79,10 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
 
     `packages` to `model` are as the run's own process told them; "" or None where it did not, as
     in bundles from before these fields. `limits` are the fields of `device/limits.py:GpuLimits` of
-    the device, None for a CPU; `contracts` the declarations of the kernels' contracts; `gpu_stops`
-    where GPUs stood that left a dump. `fault_before` is how the same command ended when it was run
-    as it is, before a run that was not; `reports` what a sanitizer saw in this one. `missing` what
+    the device, None for a CPU; `cards` are the GPUs of the machine; `contracts` the declarations of
+    the kernels' contracts; `gpu_stops` where GPUs stood that left a dump. `fault_before` is how the
+    same command ended when it was run as it is, before a run that was not; `reports` what a
+    sanitizer saw in this one. `outcomes` is what launches gave that were made again. `missing` what
     could not be recovered; `redacted` whether token ids inside the vocabulary were replaced by 0.
     """
 
@@ -109,6 +97,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     python: str = ""
     platform: str = ""
     driver: str | None = None
+    cards: tuple[Card, ...] = ()
     model: ModelRecord | None = None
     limits: dict[str, int | str | tuple[int, int, int]] | None = None
     fault: FaultRecord
@@ -121,6 +110,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[CheckRecord, ...] = ()
     statistics: tuple[Statistics, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
+    outcomes: tuple[LaunchOutcome, ...] = ()
     gpu_stops: tuple[GpuStop, ...] = ()
     fault_before: FaultRecord | None = None
     reports: tuple[SanitizerReport, ...] = ()
@@ -188,8 +178,7 @@ def load(folder: str | Path) -> Bundle:
     bundle = msgspec.structs.replace(
         bundle, sources=sources, stderr=(stderr or b"").decode(errors="replace")
     )
-    arrays = _read_arrays(folder, missing)
-    bundle = _with_values(bundle, arrays, missing)
+    bundle = _with_arrays(folder, bundle, missing)
     bundle = msgspec.structs.replace(bundle, events=_newest_launches(bundle, missing))
     return msgspec.structs.replace(bundle, missing=bundle.missing + tuple(missing))
 
@@ -243,8 +232,14 @@ def _fit(bundle: Bundle, folder: Path) -> Bundle:
             Gap.left_out(f"the oldest {len(statistics) - kept} of {len(statistics)} statistics")
         )
         statistics = statistics[len(statistics) - kept :]
-    snapshots: list[Snapshot] = []
     room = MAX_ARRAYS_BYTES // 2
+    outcomes = bundle.outcomes[:MAX_OUTCOMES]
+    while outcomes and sum(outcome.num_bytes for outcome in outcomes) > MAX_OUTCOME_BYTES:
+        outcomes = outcomes[:-1]
+    room -= sum(outcome.num_bytes for outcome in outcomes)
+    if left_out := len(bundle.outcomes) - len(outcomes):
+        missing.append(Gap.left_out(f"the last {left_out} of {len(bundle.outcomes)} outcomes"))
+    snapshots: list[Snapshot] = []
     for snapshot in bundle.snapshots[:MAX_SNAPSHOTS]:
         room -= sum(len(values.data) for values in snapshot.values)
         if room < 0:
@@ -257,6 +252,7 @@ def _fit(bundle: Bundle, folder: Path) -> Bundle:
         events=events,
         statistics=statistics,
         snapshots=tuple(snapshots),
+        outcomes=outcomes,
         missing=tuple(missing),
     )
     num_bytes = len(as_json(msgspec.structs.replace(bundle, stderr="")))
@@ -321,33 +317,11 @@ def _weight(event: AnyEvent) -> tuple[bool, int]:
 
 def _files(bundle: Bundle) -> Iterator[tuple[str, bytes]]:
     yield JSON, as_json(msgspec.structs.replace(bundle, stderr=""))
-    arrays = {key: np.frombuffer(values.data, np.uint8) for key, values in _keys(bundle)}
-    yield ARRAYS, safetensors.numpy.save(arrays)
+    records = itertools.chain(bundle.events, bundle.snapshots, bundle.outcomes)
+    yield ARRAYS, arrays_as_bytes(records)
     yield STDERR, bundle.stderr.encode(errors="replace")
     for name, source in zip(_source_files(bundle.sources), bundle.sources, strict=True):
         yield f"{SOURCES}/{name}", source.text.encode(errors="replace")
-
-
-def _keys(bundle: Bundle) -> Iterator[tuple[str, Values]]:
-    """Every array of the bundle, with its key in the file of arrays."""
-    seen: collections.Counter[str] = collections.Counter()
-    for record in (*bundle.events, *bundle.snapshots):
-        yield from _keys_of(record, seen)
-
-
-def _keys_of(
-    record: AnyEvent | Snapshot, seen: collections.Counter[str]
-) -> list[tuple[str, Values]]:
-    """Named by numbers that stay the same when a record beside it is damaged."""
-    if isinstance(record, Stepped):
-        stem, inner = f"step{record.step}.{record.seq}", record.inputs
-    elif isinstance(record, Snapshot):
-        stem, inner = f"snapshot{record.step}.{record.plan}.{record.launch}", record.values
-    else:
-        return []
-    seen[stem] += 1
-    again = f"#{seen[stem]}" if seen[stem] > 1 else ""
-    return [(f"{stem}{again}.{place}", values) for place, values in enumerate(inner)]
 
 
 def _source_files(sources: tuple[SourceRecord, ...]) -> list[str]:
@@ -429,6 +403,8 @@ def _decode(folder: Path, data: bytes, missing: list[Gap]) -> Bundle:
         "": MAX_RECORDS,
         "sources": MAX_SOURCES,
         "snapshots": MAX_SNAPSHOTS,
+        "outcomes": MAX_OUTCOMES,
+        "cards": MAX_CARDS,
         "gpu_stops": MAX_STOPS,
         "reports": MAX_REPORTS,
     }
@@ -442,54 +418,17 @@ def _decode(folder: Path, data: bytes, missing: list[Gap]) -> Bundle:
     return with_nonfinite(bundle, raw.get(NONFINITE), missing)
 
 
-def _read_arrays(folder: Path, missing: list[Gap]) -> dict[str, bytes]:
+def _with_arrays(folder: Path, bundle: Bundle, missing: list[Gap]) -> Bundle:
     data = _part(folder, ARRAYS, MAX_ARRAYS_BYTES + MAX_JSON_BYTES, missing)
-    if data is None:
-        return {}
-    num_bytes = int.from_bytes(data[:8], "little")
-    if num_bytes > MAX_ARRAYS * MAX_ENTRY_BYTES:
-        limit = f"above {MAX_ARRAYS * MAX_ENTRY_BYTES}, which is enough for {MAX_ARRAYS} arrays"
-        missing.append(Gap.damage(ARRAYS, f"its header has {num_bytes} bytes, {limit}"))
-        return {}
-    try:
-        arrays: list[tuple[str, dict[str, Any]]] = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
-        return {key: bytes(array["data"]) for key, array in arrays}
-    except (safetensors.SafetensorError, LookupError, TypeError, *DAMAGE) as error:
-        missing.append(Gap.damage(ARRAYS, damage_text(error)))
-        return {}
-
-
-def _with_values(bundle: Bundle, arrays: dict[str, bytes], missing: list[Gap]) -> Bundle:
-    seen: collections.Counter[str] = collections.Counter()
-    num_lost = 0
-
-    def fill(record: AnyEvent | Snapshot) -> tuple[Values, ...]:
-        nonlocal num_lost
-        pairs = [(values, arrays.get(key)) for key, values in _keys_of(record, seen)]
-        whole = [(values, data) for values, data in pairs if _fits(values, data)]
-        num_lost += len(pairs) - len(whole)
-        return tuple(msgspec.structs.replace(values, data=data) for values, data in whole)
-
-    events = tuple(
-        msgspec.structs.replace(e, inputs=fill(e)) if isinstance(e, Stepped) else e
-        for e in bundle.events
+    filler = ArrayFiller(read_arrays(data, ARRAYS, missing) if data is not None else {})
+    filled = msgspec.structs.replace(
+        bundle,
+        events=tuple(map(filler.fill, bundle.events)),
+        snapshots=tuple(map(filler.fill, bundle.snapshots)),
+        outcomes=tuple(map(filler.fill, bundle.outcomes)),
     )
-    snapshots = tuple(msgspec.structs.replace(s, values=fill(s)) for s in bundle.snapshots)
-    if num_lost:
+    if filler.num_lost:
         missing.append(
-            Gap.damage(f"{num_lost} arrays", "not there, or not as long as their shape says")
+            Gap.damage(f"{filler.num_lost} arrays", "not there, or not as long as their shape says")
         )
-    return msgspec.structs.replace(bundle, events=events, snapshots=snapshots)
-
-
-def _fits(values: Values, data: bytes | None) -> bool:
-    name = RECORD_NAMES.get(values.dtype, values.dtype.upper())
-    if data is None or name not in DType.__members__ or min(values.shape, default=1) < 0:
-        return False
-    num_elements = math.prod(values.shape[:MAX_AXES])
-    dtype = DType[name]
-    return (
-        len(values.shape) <= MAX_AXES
-        and num_elements % dtype.block_elements == 0
-        and dtype.num_bytes(num_elements) == len(data)
-    )
+    return filled

@@ -318,6 +318,9 @@ class BundleIndex:
         for snapshot in self.bundle.snapshots:
             read = held.setdefault(Place(snapshot.step, snapshot.plan, snapshot.launch), {})
             read |= {values.tensor: values for values in snapshot.values}
+        for outcome in self.bundle.outcomes:
+            read = held.setdefault(Place(outcome.step, OUTSIDE_PLANS, outcome.launch), {})
+            read |= {values.tensor: values for values in outcome.given}
         return held
 
     def values(self, place: Place) -> dict[int, Values]:

@@ -23,6 +23,7 @@ from hypocenter.record.events import (
 )
 from hypocenter.record.gap import Gap
 from hypocenter.record.gpu_stop import GpuStop
+from hypocenter.record.held.contents import LaunchOutcome
 
 #: Key that says where a float stands that JSON has no word for, and which one it is.
 NONFINITE = "nonfinite"
@@ -169,7 +170,7 @@ def _sensible(record: Any) -> Any:
             numbers = (request.id, request.row, request.first_position, *request.blocks)
             if not all(abs(number) < 1 << 48 for number in numbers):
                 raise ValueError(f"a number of request {request.id} is 2^48 or more")
-    elif isinstance(record, GpuStop):
+    elif isinstance(record, GpuStop | LaunchOutcome):
         if problem := record.problem():
             raise ValueError(problem)
     elif isinstance(record, AllocationRecord):

@@ -14,6 +14,8 @@ from hypocenter.record.events import ScalarValue, TensorRecord, Values
 from hypocenter.replay.arguments import Argument
 from hypocenter.tensor import DType
 
+#: Bytes of all elements of a tensor, of which some may lie in one place.
+MAX_VIEW_BYTES = 64 << 20
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -23,8 +25,8 @@ class TensorCorrection:
 
     `num_bytes` is how far the tensor reaches; a corrected `dtype` or `shape` has it worked out
     anew. `elements` replaces single values, by index. `is_alive` undoes a free, and whatever else
-    keeps the launch from its memory: a null or host pointer, another device. `is_defined` has
-    zeros where the memory held nothing that anybody wrote.
+    keeps the launch from its memory: a null or host pointer, another device. `defined_as` is
+    the number that stands where the memory held nothing that anybody wrote.
     """
 
     dtype: str | None = None
@@ -33,7 +35,7 @@ class TensorCorrection:
     num_bytes: int | None = None
     elements: Mapping[tuple[int, ...], int | float] = field(default_factory=dict)
     is_alive: bool = False
-    is_defined: bool = False
+    defined_as: float | None = None
 
 
 #: By the kernel's parameter, the contract's argument or the tensor's name; `grid` is the grid.
@@ -55,9 +57,31 @@ def numpy_type(dtype: str) -> np.dtype[Any] | None:
     return NUMPY_DTYPES.get(dtype)
 
 
+def elements_of(data: Array, tensor: TensorRecord, width: int) -> Array | None:
+    """The bytes of a tensor's elements in `data`, as shape and strides have them: a view.
+
+    None where an element would lie outside of `data`, or there are more than it can hold.
+    """
+    if len(tensor.shape) != len(tensor.strides) or min(tensor.shape, default=1) < 1:
+        return None
+    reach = [(size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True)]
+    low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0)
+    if low < 0 or (high + 1) * width > data.size:
+        return None
+    if math.prod(tensor.shape) * width > MAX_VIEW_BYTES:
+        return None
+    shape, strides = (*tensor.shape, width), (*(s * width for s in tensor.strides), 1)
+    return np.lib.stride_tricks.as_strided(data, shape, strides)
+
+
 def write_rows(data: Array, given: Array, values: Values, tensor: TensorRecord) -> None:
-    """Values narrower than their tensor's rows go row by row, as the copy did."""
+    """Each element goes where the strides have it; values narrower than their tensor's rows go row
+    by row, as the copy did."""
     width = element_bytes(values.dtype.upper()) or 1
+    is_whole = values.shape == tensor.shape and given.size == math.prod(values.shape) * width
+    if is_whole and (view := elements_of(data, tensor, width)) is not None:
+        view[...] = given.reshape(view.shape)
+        return
     if len(values.shape) < 2 or len(tensor.strides) != len(values.shape):
         data[: given.size] = given
         return
@@ -68,17 +92,20 @@ def write_rows(data: Array, given: Array, values: Values, tensor: TensorRecord) 
         target[: min(part.size, target.size)] = part[: target.size]
 
 
-def holds_nan(argument: Argument, dtype: str) -> bool:
-    """Whether a launch wrote NaN into `argument`; True, too, where its type cannot tell."""
-    region, width = argument.region, argument.item_bytes
-    is_plain = region.data is not None and region.granule == width and argument.start % width == 0
-    if dtype not in FLOATS or not is_plain or region.data is None:
-        return True
-    stop = argument.start + argument.num_bytes // width * width
-    raw = region.data[argument.start : stop]
-    written = region.writer[argument.start // width : stop // width] != 0
+def bytes_of_number(number: float, dtype: str) -> Array:
+    """A number as an element of one of FLOATS."""
     if dtype == "bfloat16":
-        bits = raw.view(np.uint16)[written]
-        return bool(((bits & 0x7FFF) > 0x7F80).any())
-    values = raw.view(np.dtype(dtype))[written]
-    return bool(np.isnan(values).any())
+        return np.array([number], np.float32).view(np.uint8)[2:]
+    return np.array([number], np.dtype(dtype)).view(np.uint8)
+
+
+def written_bytes(argument: Argument) -> bytes:
+    """What a launch wrote into `argument`, and nothing of what was there before."""
+    region = argument.region
+    if region.data is None:
+        return b""
+    first, last = argument.start, argument.start + argument.num_bytes
+    granules = slice(first // region.granule, -(-last // region.granule))
+    is_written = np.repeat(region.writer[granules] != 0, region.granule)
+    own = region.data[granules.start * region.granule :][: is_written.size]
+    return bytes(own[is_written[: own.size]])

@@ -49,6 +49,25 @@ def repro_text(
     together or a source that does not define its kernel.
     """
     launch = index.launch(place)
+    harness = _harness_text()
+    body = _body(index, place, harness, "reproduce", finding)
+    return "\n".join([*_header(launch.kernel, expected), harness, *body])
+
+
+def runs_text(index: BundleIndex, place: Place) -> str:
+    """A file for `device_child.py`, which runs the launch as its first argument says.
+
+    Raises as `repro_text` does.
+    """
+    first = "import sys\n\nfrom hypocenter.replay.outcomes.device_child import make_runs"
+    return "\n".join([first, *_body(index, place, first, "make_runs", None)])
+
+
+def _body(
+    index: BundleIndex, place: Place, harness: str, entry: str, finding: Finding | None
+) -> Iterator[str]:
+    """The kernel, and a call of `entry` of the harness with it and with all that it is given."""
+    launch = index.launch(place)
     if launch.device.split(":")[0] == "cpu":
         raise UsageError(f"{launch.kernel} runs on the CPU; only GPU kernels are exported")
     record = index.sources.get(launch.source)
@@ -61,11 +80,10 @@ def repro_text(
         told = f"{type(error).__name__}: {error}"
         raise NotReplayed(launch.kernel, f"has a record that makes no sense ({told})") from error
     functions = _functions(index, record)
-    harness = _harness_text()
     _refuse_names_of_ours(functions, harness)
-    call = _call(record.function, data)
-    body = [harness, *_imports(functions), *functions.values(), call]
-    return "\n".join([*_header(launch.kernel, expected), *body])
+    yield from _imports(functions)
+    yield from functions.values()
+    yield _call(entry, record.function, data)
 
 
 def expected_lines(finding: Finding) -> list[str]:
@@ -161,11 +179,11 @@ def _function_text(source: SourceRecord, callees: Sequence[str]) -> str:
     return f"{aliases}\n\n@triton.jit\n" + "\n".join(lines)
 
 
-def _call(function: str, data: Sequence[str]) -> str:
+def _call(entry: str, function: str, data: Sequence[str]) -> str:
     inner = "".join(f"            {line}\n" for line in data)
     return (
-        '\n\nif __name__ == "__main__":\n    sys.exit(\n        reproduce(\n'
-        f"            {function},\n{inner}        )\n    )\n"
+        '\n\nif __name__ == "__main__":\n    sys.exit(\n'
+        f"        {entry}(\n            {function},\n{inner}        )\n    )\n"
     )
 
 

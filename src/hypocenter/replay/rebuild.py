@@ -31,8 +31,8 @@ from hypocenter.replay.arguments import Argument, extent_bytes
 from hypocenter.replay.corrections import (
     FLOATS,
     TensorCorrection,
+    bytes_of_number,
     element_bytes,
-    holds_nan,
     numpy_type,
     write_rows,
 )
@@ -149,12 +149,15 @@ class Rebuilt:
             "alignment": tensor.address,
             "keeps_width": self._is_ours and dtype in TORCH_NAMES and not tensor.part,
         }
-        is_own = fact != TensorCorrection(elements=fact.elements, is_defined=fact.is_defined)
+        is_own = fact != TensorCorrection(elements=fact.elements, defined_as=fact.defined_as)
         data, start, init = self._bytes(tensor, room, is_own, made["dtype"])
         if data is not None:
-            if fact.is_defined and init is not None:
+            if fact.defined_as is not None and init is not None:
                 own = slice(start, start + room)
-                data[own][~init[own]], init[own] = 0, True
+                number = bytes_of_number(fact.defined_as, made["dtype"])
+                whole = np.resize(number, room)
+                data[own][~init[own]] = whole[~init[own]]
+                init[own] = True
             self._fill(name, tensor, fact, dtype, shape, data[start:])
         return RecordedTensor(**made, data=data, start=start, init=init)
 
@@ -286,13 +289,6 @@ class Rebuilt:
             for at in itertools.product(inside, *rest)
         )
         return list(itertools.islice(found, _MAX_FIRST))
-
-    def is_spoilt(self, done: Sequence[Argument]) -> bool:
-        """Whether something that the launch wrote is NaN, or is of a type that cannot tell."""
-        results = [argument for argument in done if argument.was_written]
-        return not results or any(
-            holds_nan(argument, self.arguments[argument.name].dtype) for argument in results
-        )
 
     def unwritten(self, done: Sequence[Argument]) -> Iterator[Finding]:
         """Elements of live rows that the contract has this launch write, and that it did not.

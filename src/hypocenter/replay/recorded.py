@@ -5,7 +5,7 @@ Index tensors hold what was recorded; other tensors are zeros, or extents only w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import Place, SourceRecord
 from hypocenter.replay.arguments import Argument as ReplayArgument
-from hypocenter.replay.corrections import Corrections, TensorCorrection
+from hypocenter.replay.corrections import Corrections, TensorCorrection, written_bytes
 from hypocenter.replay.findings import Finding, FindingKind, ReplayReport
 from hypocenter.replay.rebuild import Rebuilt, recorded_site
 from hypocenter.replay.replay import KernelFailed, replay
@@ -26,6 +26,8 @@ MIN_PROGRAM_SECONDS = 2.0
 #: What records of anyone's making may raise where they do not fit together.
 _MISFITS = (ArithmeticError, LookupError, SyntaxError, TypeError, ValueError)
 _UNDEFINED = FindingKind.UNINITIALISED_READ
+#: A number that every type of floats has, and that sticks out among what programs compute with.
+_LARGE = 3e4
 
 
 def replay_place(
@@ -39,6 +41,7 @@ def replay_place(
     use_installed: bool = False,
     edited: SourceRecord | None = None,
     programs: Collection[int] | None = None,
+    on_done: Callable[[Rebuilt, Sequence[ReplayArgument]], None] | None = None,
 ) -> ReplayReport:
     """Replay the launch at `place`, with `corrections` in place of what was recorded.
 
@@ -51,6 +54,7 @@ def replay_place(
     `edited` has another text for the recorded function of its id.
     With recorded `counts` elements that its contract has the launch write, and that it did not,
     are of kind `never written`. A read of undefined memory counts where it reaches a result.
+    `on_done` gets the launch as it was rebuilt, and its tensors as the programs left them.
 
     Raises UsageError for a place that the bundle does not have, a CPU kernel or a correction of
     nothing; else NotReplayed: SourceNotAllowed, ProgramNeverEnds and ProgramTooSlow for a program
@@ -72,6 +76,7 @@ def replay_place(
             use_installed=use_installed,
             edited=edited,
             programs=programs,
+            on_done=on_done,
         )
     except HypoError:
         raise
@@ -91,6 +96,7 @@ def _replay_launch(
     use_installed: bool,
     edited: SourceRecord | None,
     programs: Collection[int] | None,
+    on_done: Callable[[Rebuilt, Sequence[ReplayArgument]], None] | None,
 ) -> ReplayReport:
     """See `replay_place`; raises anything for records that do not fit together."""
     launch = index.launch(place)
@@ -118,6 +124,8 @@ def _replay_launch(
         return report, rebuilt, done
 
     report, rebuilt, done = once(given)
+    if on_done is not None:
+        on_done(rebuilt, done)
     findings = list(report.findings)
     if report.coverage.is_complete:
         findings += rebuilt.unwritten(done)
@@ -135,18 +143,39 @@ def _harmless(
 ) -> set[str]:
     """Arguments whose undefined elements reach no result, which is what a mask is for.
 
-    Of several that are undefined each is looked at alone, the others holding zeros.
+    They reach one if it is another with other numbers there: zeros, NaN, large ones, which a
+    maximum takes where it leaves NaN out. Of several that are undefined each is looked at alone,
+    the others holding zeros.
     """
     undefined = {finding.argument or "" for finding in findings if finding.kind == _UNDEFINED}
-    if not undefined or not rebuilt.is_spoilt(done):
+    if not undefined or not _tells_results(done):
+        return set()
+
+    def results(names: set[str], number: float | None) -> list[bytes]:
+        """With `number` in the undefined elements of these, NaN for None."""
+        facts = {n: TensorCorrection(defined_as=0.0) for n in undefined - names}
+        facts |= {n: TensorCorrection(defined_as=number) for n in names if number is not None}
+        return _results_in(once(rebuilt.also(facts))[2])
+
+    wanted = results(set(), 0.0)
+
+    def reaches(names: set[str]) -> bool:
+        return any(results(names, number) != wanted for number in (None, _LARGE, -_LARGE))
+
+    if not reaches(undefined):
         return undefined
-    harmless = set()
-    for name in sorted(undefined) if len(undefined) > 1 else ():
-        others = {other: TensorCorrection(is_defined=True) for other in undefined - {name}}
-        _, alone, seen = once(rebuilt.also(others))
-        if not alone.is_spoilt(seen):
-            harmless.add(name)
+    harmless = {name for name in undefined if len(undefined) > 1 and not reaches({name})}
     return harmless if harmless != undefined else set()
+
+
+def _tells_results(done: Sequence[ReplayArgument]) -> bool:
+    """Whether the launch wrote something, and all that it wrote is there to be looked at."""
+    stored = [argument for argument in done if argument.was_written or argument.store_seen]
+    return bool(stored) and all(argument.region.data is not None for argument in stored)
+
+
+def _results_in(done: Sequence[ReplayArgument]) -> list[bytes]:
+    return [written_bytes(argument) for argument in done if argument.was_written]
 
 
 def _replay(kernel: Any, grid: Any, arguments: Any, **options: Any) -> ReplayReport:

@@ -84,13 +84,13 @@ def _run(
             print("there is no GPU: TRITON_INTERPRET=1 runs it on the CPU", file=sys.stderr)
             return BROKEN
     faulthandler.dump_traceback_later(SECONDS, exit=True)
-    make = _on_cpu if is_on_cpu else _on_gpu
+    make = place_on_cpu if is_on_cpu else place_on_gpu
     num_runs = 1 if is_on_cpu or not options.get("is_race") else NUM_RUNS
     given = {name: value for name, value in options.items() if name != "is_race"}
     first: dict[int, bytes] | None = None
     for number in range(num_runs):
         places = {key: make(memory) for key, memory in memories.items()}
-        pointers = {name: _pointer(tensor, places, is_on_cpu) for name, tensor in tensors.items()}
+        pointers = {name: pointer_to(tensor, places, is_on_cpu) for name, tensor in tensors.items()}
         try:
             kernel[grid](**pointers, **numbers, **given)
             if not is_on_cpu:
@@ -130,7 +130,7 @@ def _check_written(
     return found
 
 
-def _pointer(tensor: Mapping[str, Any], places: Mapping[int, Any], is_on_cpu: bool) -> Any:
+def pointer_to(tensor: Mapping[str, Any], places: Mapping[int, Any], is_on_cpu: bool) -> Any:
     """The argument: on the CPU a tensor of one element at that address, for Triton keeps that."""
     address = places[tensor["memory"]][0] + tensor["start"]
     dtype = getattr(torch, tensor["dtype"])
@@ -154,7 +154,7 @@ def _contents(memory: Mapping[str, Any]) -> list[tuple[int, bytes]]:
     return found
 
 
-def _on_cpu(memory: Mapping[str, Any]) -> tuple[int, Callable[[], bytes]]:
+def place_on_cpu(memory: Mapping[str, Any]) -> tuple[int, Callable[[], bytes]]:
     """Pages whose neighbours cannot be touched; one that is gone cannot be touched either.
 
     The tensor ends where the guard behind it begins; `at_start`: it begins behind the one before.
@@ -185,7 +185,7 @@ def _on_cpu(memory: Mapping[str, Any]) -> tuple[int, Callable[[], bytes]]:
     return address, lambda: b"" if is_large else ctypes.string_at(address, num_bytes)
 
 
-def _on_gpu(memory: Mapping[str, Any]) -> tuple[int, Callable[[], bytes]]:
+def place_on_gpu(memory: Mapping[str, Any]) -> tuple[int, Callable[[], bytes]]:
     """An allocation at the alignment that was recorded; of what is gone the address alone."""
     if memory.get("gone") == "null pointer":
         return 0, bytes

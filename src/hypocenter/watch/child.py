@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from hypocenter.cards import Card, CardWatch
 from hypocenter.record import ring
 from hypocenter.record.gap import Gap
 from hypocenter.record.gpu_stop import GpuStop
@@ -70,7 +71,8 @@ class Ended:
     memory meanwhile, None where it does not say. `is_interrupted`: Ctrl-C was typed, and handed
     on. Times are of the wall clock; `since` is the monotonic time of the start.
     `shrunk`: files that the command names and that lost their end meanwhile. `gpu_stops` is where
-    GPUs stood that left a dump, and `gpu_gaps` what of that is not known.
+    GPUs stood that left a dump, and `gpu_gaps` what of that is not known. `cards` are the GPUs at
+    the end.
     """
 
     command: tuple[str, ...]
@@ -89,6 +91,7 @@ class Ended:
     shrunk: tuple[Shrunk, ...] = ()
     gpu_stops: tuple[GpuStop, ...] = ()
     gpu_gaps: tuple[Gap, ...] = ()
+    cards: tuple[Card, ...] = ()
 
 
 def watch(
@@ -114,12 +117,18 @@ def watch(
     begun, since, kills = time.time(), time.monotonic(), num_memory_kills()
     with gpu_dumps(environment, command) as dumps:
         armed = {**environment, **dumps.variables}
-        with job.start_job(command, armed, stdout, apart=on_start is not None) as running:
+        apart = on_start is not None
+        # GPUs are asked once the command has begun, while it loads what it needs.
+        with (
+            job.start_job(command, armed, stdout, apart=apart) as running,
+            CardWatch() as card_watch,
+        ):
             child = _Child(running, pass_on, dumps)
             if on_start is not None:
                 on_start(running.process.pid)
             with _handing_on(child):
                 hung = child.wait(runs, deadlines or Deadlines())
+            cards = card_watch.end()
         stops, gaps = dumps.stops(child.stderr())
     code, kills_now = running.process.returncode, num_memory_kills()
     return Ended(
@@ -139,6 +148,7 @@ def watch(
         shrunk=_shrunk_since(files),
         gpu_stops=stops,
         gpu_gaps=gaps,
+        cards=cards,
     )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from hypocenter import package
+from hypocenter.cards import Card
 from hypocenter.errors import EXIT_ERROR, EXIT_FAULT, ErrorKind
 from hypocenter.package import place_of_own_name
 from hypocenter.record import ring
@@ -27,8 +28,8 @@ from hypocenter.record.events import (
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gap import UNWATCHED, Gap
 from hypocenter.record.gpu_stop import GpuStop, SanitizerReport
+from hypocenter.record.held.trace_log import read_trace
 from hypocenter.record.run_records import DeviceRecord
-from hypocenter.record.trace_log import read_trace
 from hypocenter.watch import foreign_runs
 from hypocenter.watch.child import START_SECONDS, Ended, Shrunk
 from hypocenter.watch.dead_runs import MAX_FOLDERS, DeadRun, is_watched
@@ -87,6 +88,7 @@ def collect(
         run,
         fault,
         gpu_stops=ended.gpu_stops,
+        cards=ended.cards,
         fault_before=fault_before,
         reports=reports,
         command=ended.command,
@@ -202,6 +204,7 @@ def _bundle(
     with_prompts: bool,
     fault_before: FaultRecord | None = None,
     reports: tuple[SanitizerReport, ...] = (),
+    cards: tuple[Card, ...] = (),
 ) -> Bundle:
     bundle = Bundle(
         kind={"none": "suspect", "crash": "crash", "hang": "hang"}.get(fault.kind, "error"),
@@ -212,6 +215,7 @@ def _bundle(
         stderr=stderr,
         kernel_log=kernel_log,
         gpu_stops=gpu_stops,
+        cards=cards,
         fault_before=fault_before,
         reports=reports,
     )
@@ -236,6 +240,7 @@ def _bundle(
             checks=run.checks,
             statistics=trace.statistics,
             snapshots=trace.snapshots,
+            outcomes=trace.outcomes,
         )
         missing = [*missing, *run.missing, *trace.missing, *foreign_runs.unseen(run)]
         if is_watched(run.folder.parent):  # where the doctor had it recorded says nothing

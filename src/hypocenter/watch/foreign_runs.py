@@ -37,11 +37,12 @@ _DEVICE_VALUES = Gap.not_recorded(
     "there; TRITON_INTERPRET=1 and CPU tensors show those",
 )
 _SMALL_VALUES = Gap.not_recorded(
-    "what tensors held, but for integers of up to 65536 bytes outside of captures of graphs; the "
-    "others were replayed as zeros"
+    "what tensors held, but for integers of up to 65536 bytes outside of captures of graphs, and "
+    "for the first small launches of each kernel; the others were replayed as zeros"
 )
 _HOST_VALUES = Gap.not_recorded(
-    "what tensors held, but for integers of up to 4096 bytes; the others were replayed as zeros"
+    "what tensors held, but for integers of up to 4096 bytes, and with --suspect for the first "
+    "small launches of each kernel; the others were replayed as zeros"
 )
 _INTERPRETER = Gap.not_recorded(
     "a GPU", "Triton's interpreter ran the launches one program after the other on the CPU"

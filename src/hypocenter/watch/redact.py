@@ -43,6 +43,8 @@ _CODES = {"I8": "b", "I16": "h", "I32": "i", "I64": "q"}
 def redact(bundle: Bundle) -> Bundle:
     """The same, with token ids inside the vocabulary replaced by 0.
 
+    What is known whole of launches that were given token ids is left out.
+
     Others stay, since they are what a fault may come from. Where the vocabulary's size is unknown
     every id that is not negative is replaced.
     """
@@ -74,6 +76,11 @@ def redact(bundle: Bundle) -> Bundle:
         snapshots=tuple(
             msgspec.structs.replace(snapshot, values=without(snapshot.values))
             for snapshot in bundle.snapshots
+        ),
+        outcomes=tuple(
+            outcome
+            for outcome in bundle.outcomes
+            if not any(values.tensor in holders for values in (*outcome.given, *outcome.gave))
         ),
         redacted=True,
     )

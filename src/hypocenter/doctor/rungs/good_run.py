@@ -21,7 +21,7 @@ from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import LaunchRecord, Place, TensorRecord
 from hypocenter.record.gap import Gap
-from hypocenter.record.trace_log import MAX_TENSOR_BYTES
+from hypocenter.record.held.trace_log import MAX_TENSOR_BYTES
 from hypocenter.wording import count_text
 
 ARGUMENTS, RESULTS = "good arguments", "good results"

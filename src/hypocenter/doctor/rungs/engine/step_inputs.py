@@ -17,7 +17,6 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.dtypes import Array
 from hypocenter.kernels.sampling.draw import uniform
-from hypocenter.record.bundle import Snapshot
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.engine.engine_events import Entered
 from hypocenter.record.events import (
@@ -26,6 +25,7 @@ from hypocenter.record.events import (
     Stepped,
     Values,
 )
+from hypocenter.record.held.contents import Snapshot
 
 NAME = "step inputs"
 

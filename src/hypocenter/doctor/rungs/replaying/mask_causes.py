@@ -8,7 +8,14 @@ from typing import Any
 import msgspec
 
 from hypocenter.doctor.causes import Cause
-from hypocenter.doctor.mask_text import MaskEdit, accesses_at, bound_edits, is_bounded, strict_edits
+from hypocenter.doctor.mask_text import (
+    MaskEdit,
+    accesses_at,
+    bound_edits,
+    is_bounded,
+    lower_edits,
+    strict_edits,
+)
 from hypocenter.doctor.rungs.replaying.replay_cause import (
     MakeCorrection,
     ReplayCause,
@@ -55,6 +62,23 @@ def bounded_masks(
                 (f"nothing in the mask compares `{edit.now.split(' < ')[0]}`",)
                 if access.mask
                 else (),
+                (),
+                site.file,
+                site.line,
+                site.expression,
+                edit=_text_edit(source, edit, f"`{edit.now}` {where}"),
+            )
+
+
+def lower_masks(source: SourceRecord, finding: Finding, site: Site) -> Iterator[ReplayCause]:
+    """One for each index that the mask may have to keep from being negative."""
+    for access in accesses_at(source, site.line, finding.argument or ""):
+        for _, edit in zip(range(_MAX_TRIES), lower_edits(source, access), strict=False):
+            where = f"in the mask of line {edit.line}" if access.mask else "as the mask"
+            yield ReplayCause(
+                Cause.MISSING_MASK,
+                f"Mask the access with `{edit.now}`{' as well' if access.mask else ''}",
+                (),
                 (),
                 site.file,
                 site.line,

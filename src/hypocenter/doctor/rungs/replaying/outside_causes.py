@@ -21,6 +21,7 @@ from hypocenter.doctor.rungs.replaying.mask_causes import (
     bounded_masks,
     by_one_causes,
     lacks_bound,
+    lower_masks,
     strict_masks,
 )
 from hypocenter.doctor.rungs.replaying.replay_cause import (
@@ -202,6 +203,7 @@ def _sooner(access: _Access, *, is_free: bool) -> Iterator[ReplayCause]:
     by_one = by_one_causes(finding, tensor, site, access.guard, access.extent, access.width)
     for cause in (
         *strict_masks(source, finding, site),
+        *(lower_masks(source, finding, site) if access.number < 0 else ()),
         *strides(exchanged=True),
         *(cause for cause in numbers if cause.scalar),
         *strides(exchanged=False),

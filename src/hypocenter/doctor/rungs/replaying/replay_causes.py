@@ -246,7 +246,7 @@ def _unwritten(case: Case, use: LaunchMade, finding: Finding) -> ReplayCause:
         )
     if case.is_foreign:
         text = f"{tensor.name if tensor else name} filled with zeros before"
-        tries = [(text, lambda make: {name: make(is_defined=True)})]
+        tries = [(text, lambda make: {name: make(defined_as=0.0)})]
     return ReplayCause(
         Cause.OUTPUT_NOT_WRITTEN,
         f"Write every element of {name}: the mask of the store leaves some out"

@@ -1,8 +1,8 @@
 """The files of a traced run: figures of tensors after each launch, and contents of suspect ones.
 
-They lie in the folder `trace` of a run folder: `statistics` and `first` are logs of frames that
-only grow, up to a limit; each `recent-N` holds the launches of one step and gives way to newer
-ones. Frames are those of `ring.py`.
+They lie in the folder `trace` of a run folder: `statistics`, `first` and `outcomes` are logs of
+frames that only grow, up to a limit; each `recent-N` holds the launches of one step and gives way
+to newer ones. Frames are those of `ring.py`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from typing import Any
 
 import msgspec
 
-from hypocenter.record.bundle import Snapshot
 from hypocenter.record.events import Statistics
 from hypocenter.record.gap import Gap
+from hypocenter.record.held.contents import MAX_OUTCOMES, LaunchOutcome, Snapshot
 from hypocenter.record.ring import FRAME_HEAD, MAX_FRAME_BYTES, checksum, frames
 
 FOLDER, STATISTICS, FIRST, RECENT = "trace", "statistics", "first", "recent-"
+OUTCOMES = "outcomes"
 #: A larger tensor is neither read nor kept.
 MAX_TENSOR_BYTES = 64 << 20
 MAX_STATISTICS_BYTES = 32 << 20
 MAX_FIRST_BYTES = 64 << 20
+MAX_OUTCOME_BYTES = 64 << 20
 _MAX_FILES = 1 << 12
 
 
@@ -35,7 +37,11 @@ class TraceWriter:
         self._folder = run_folder / FOLDER
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._encoder = msgspec.msgpack.Encoder()
-        self._room = {STATISTICS: MAX_STATISTICS_BYTES, FIRST: MAX_FIRST_BYTES}
+        self._room = {
+            STATISTICS: MAX_STATISTICS_BYTES,
+            FIRST: MAX_FIRST_BYTES,
+            OUTCOMES: MAX_OUTCOME_BYTES,
+        }
         self._recent_bytes = recent_bytes
         self._recent: deque[tuple[str, int]] = deque()  # file and bytes, oldest first
 
@@ -45,6 +51,10 @@ class TraceWriter:
     def first(self, snapshot: Snapshot) -> None:
         """The launch after which something was wrong for the first time."""
         self._append(FIRST, snapshot)
+
+    def outcome(self, outcome: LaunchOutcome) -> None:
+        """A launch of which all is known that it was given, and that it gave."""
+        self._append(OUTCOMES, outcome)
 
     def recent(self, snapshot: Snapshot) -> None:
         """A launch of a step as any other; whole steps are given up, oldest first."""
@@ -82,6 +92,7 @@ class Trace(msgspec.Struct, frozen=True):
 
     statistics: tuple[Statistics, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
+    outcomes: tuple[LaunchOutcome, ...] = ()
     missing: tuple[Gap, ...] = ()
 
 
@@ -101,7 +112,13 @@ def read_trace(run_folder: Path) -> Trace:
             snapshots[record.step, record.plan, record.launch] = record
     for record in _records(folder / FIRST, MAX_FIRST_BYTES, Snapshot, missing):
         snapshots[record.step, record.plan, record.launch] = record
-    return Trace(statistics, tuple(snapshots[key] for key in sorted(snapshots)), tuple(missing))
+    outcomes = _records(folder / OUTCOMES, MAX_OUTCOME_BYTES, LaunchOutcome, missing)
+    return Trace(
+        statistics,
+        tuple(snapshots[key] for key in sorted(snapshots)),
+        tuple(outcomes)[:MAX_OUTCOMES],
+        tuple(missing),
+    )
 
 
 def _records(path: Path, limit: int, kind: Any, missing: list[Gap]) -> Iterator[Any]:
