@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import stat
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from bundles import background
+from core_dumps import bundle_folder
 from foreign_launch import TAKE, launch_of
 
 from hypocenter.cli import app
@@ -145,3 +147,17 @@ def test_a_foreign_source_does_not_run_at_export(tmp_path: Path) -> None:
     assert "not known: take_entry_kernel is the program's own kernel" in first.read_text()
     assert hypo("replay", tmp_path / "b", "--export", second, "--run-sources") == EXIT_OK
     assert "out of bounds: load of x in take_entry_kernel" in second.read_text()
+
+
+def test_an_entry_that_a_core_dump_tells_is_in_the_exported_file(tmp_path: Path) -> None:
+    """Nobody recorded it, and with a zero there nothing would go wrong."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    folder, file = bundle_folder("far_index", tmp_path), tmp_path / "repro.py"
+    assert hypo("replay", folder, "--export", file, "--run-sources") == EXIT_OK
+    done = subprocess.run(
+        [sys.executable, str(file)], env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert "reproduced: SIGSEGV" in done.stdout

@@ -133,6 +133,24 @@ def test_without_the_dump_none_of_them_is_proven(name: str) -> None:
     assert found.sights == ()
 
 
+def test_of_addresses_that_a_loop_takes_each_may_be_the_one() -> None:
+    """The others are zeros in the replay, and no addresses: that says nothing of the one."""
+    made = bundle("kept_pointers")
+    [source] = made.sources
+    lines = source.text.splitlines()
+    [at] = [number for number, line in enumerate(lines) if "p = tl.load(" in line]
+    address = "tl.load(ptrs_ptr + number).to(tl.pointer_type(tl.float32))"
+    lines[at : at + 3] = [
+        "    d = tl.arange(0, D)",
+        "    for number in range(4):",
+        f"        tl.store(out_ptr + d, tl.load({address} + d))",
+    ]
+    looped = msgspec.structs.replace(source, text="\n".join(lines) + "\n")
+    [root] = examined(msgspec.structs.replace(made, sources=(looped,))).roots
+    assert (root.cause, root.argument) == (Cause.WILD_POINTER, "ptrs_ptr")
+    assert "one of ptrs_ptr[0] to ptrs_ptr[3] is the address 0x" in root.sentence
+
+
 def test_an_entry_that_explains_nothing_proves_nothing() -> None:
     """The dump says an address that no entry of the program gives."""
     made = bundle("far_index")

@@ -161,6 +161,24 @@ def test_an_older_torch_and_one_that_is_not_known_run_as_ever() -> None:
     assert len(told) == 1
 
 
+def test_a_launch_that_failed_while_it_was_measured_is_noted() -> None:
+    told: list[Any] = []
+
+    class Measured(Tuner):
+        def run(self, *args: Any, **options: Any) -> str:
+            super().run(*args, **options)
+            self.launchers *= 2
+            raise RuntimeError(error)
+
+    watch_inductor(Measured, lambda *facts: told.append(facts[1:]), lambda do, *args: do(*args))
+    for error, num_told in (("CUDA error: an illegal memory access", 1), ("no such tile", 1)):
+        with pytest.raises(RuntimeError, match=error):
+            Measured().run("x", 7, grid=lambda meta: (3, 2, 1), stream=3)
+        assert len(told) == num_told
+    [(given, size)] = told
+    assert (given["x"], given["B"], size) == ("x", 64, (3, 2, 1))
+
+
 def test_lines_that_inductor_wrote_are_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_written_by_inductor("/tmp/torchinductor_ann/ab/cabc.py")
     assert not is_written_by_inductor("/home/ann/inductor/train.py")

@@ -68,6 +68,14 @@ class Culprit(msgspec.Struct, frozen=True):
     does: str
 
 
+class SolvedEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """An element of a tensor that nobody recorded, and what it must have held."""
+
+    argument: str
+    index: tuple[int, ...]
+    value: int
+
+
 class RootCause(msgspec.Struct, frozen=True, kw_only=True):
     """What is claimed; never without a proof. `argument` is the contract's or kernel's name.
 
@@ -76,6 +84,7 @@ class RootCause(msgspec.Struct, frozen=True, kw_only=True):
     has it; `culprit` and `launched_at` (file:line) are None and "" where nobody recorded them.
     `finding` is the access, with one lane as its example, where a replay proved the cause.
     `zeros` names what its address hangs on and was replayed as zeros; empty where nothing is.
+    `entries` follow from where a GPU stopped.
     """
 
     cause: Cause
@@ -94,6 +103,7 @@ class RootCause(msgspec.Struct, frozen=True, kw_only=True):
     launched_at: str = ""
     finding: Finding | None = None
     zeros: str = ""
+    entries: tuple[SolvedEntry, ...] = ()
 
     def at(self, access: Access | None) -> RootCause:
         """The same, met at that line of the kernel, where one is known."""

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
+from hypocenter.record.runtime_text import code_in
+
 #: Told of a launch: kernel, arguments and constants by name, grid.
 NoteLaunch = Callable[[Any, Mapping[str, Any], tuple[int, ...]], object]
 #: In the names of folders in which Inductor keeps what it has written.
@@ -35,8 +37,8 @@ class _Probe:
 def watch_inductor(kind: Any, note: NoteLaunch, attempt: Callable[..., None]) -> None:
     """Have each launch of `CachingAutotuner` noted right before it is made.
 
-    The first one of a kernel is noted when it has been made: until then its configuration is not
-    known. `attempt` calls what may fail, and keeps the program out of it.
+    The first one of a kernel is noted when it has been made, or has failed: until then its
+    configuration is not known. `attempt` calls what may fail, and keeps the program out of it.
     """
     original = kind.run
     probes: weakref.WeakKeyDictionary[Any, _Probe] = weakref.WeakKeyDictionary()
@@ -45,12 +47,19 @@ def watch_inductor(kind: Any, note: NoteLaunch, attempt: Callable[..., None]) ->
     def run(self: Any, *args: Any, **options: Any) -> Any:
         is_known = _is_settled(self)
         if is_known:
-            attempt(_note, self, probes, args, options, note)
+            attempt(_note, self, self.launchers[0], probes, args, options, note)
         try:
             return original(self, *args, **options)
+        except RuntimeError as error:
+            # One of those that are measured has failed: which is not known, but they differ in
+            # their tiles alone.
+            launchers: list[Any] = getattr(self, "launchers", [])
+            if code_in(f"{error}") is not None and len(launchers) > 1:
+                attempt(_note, self, launchers[0], probes, args, options, note)
+            raise
         finally:
             if not is_known and _is_settled(self):
-                attempt(_note, self, probes, args, options, note)
+                attempt(_note, self, self.launchers[0], probes, args, options, note)
 
     kind.run = run
 
@@ -68,12 +77,12 @@ def _is_settled(tuner: Any) -> bool:
 
 def _note(
     tuner: Any,
+    launcher: Any,
     probes: weakref.WeakKeyDictionary[Any, _Probe],
     args: tuple[Any, ...],
     options: Mapping[str, Any],
     note: NoteLaunch,
 ) -> None:
-    [launcher] = tuner.launchers
     probe = probes.get(launcher)
     if probe is None:
         probe = probes[launcher] = _probe_of(launcher)

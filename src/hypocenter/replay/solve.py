@@ -23,6 +23,8 @@ from hypocenter.replay.trace import LaneAccess, ProgramTrace, trace_program
 
 #: Loads whose entries are tried, and those of one load.
 MAX_LOADS, MAX_ENTRIES = 16, 4096
+#: Accesses behind the first that is solved, in which the same line may come again.
+MAX_ROUNDS = 64
 #: Neighbouring elements that one thread of a GPU may have, of an access in a row.
 _RUNS = (1, 2, 4, 8, 16, 32)
 
@@ -127,7 +129,9 @@ def solve(
         for load in solver.loads_before(number):
             solution = solver.by(number, load)
             if solution is not None:
-                return solution
+                others = {*solution.others, *solver.others_of(number, solution)}
+                ordered = sorted(others, key=lambda other: other.offset)
+                return replace(solution, others=tuple(ordered))
     return None
 
 
@@ -157,6 +161,20 @@ class _Solver:
                 if entries and entries not in found:
                     found.append(entries)
         return found[:MAX_LOADS]
+
+    def others_of(self, number: int, solution: Solution) -> Iterator[LoadedEntry]:
+        """Entries that may have led there instead, of later rounds of a loop: those that the same
+        load gives before another access in the line of access `number`."""
+        first = self.zeros.accesses[number]
+        for at, access in enumerate(self.zeros.accesses[: number + MAX_ROUNDS]):
+            if at == number or access.sites != first.sites:
+                continue
+            for load in self.loads_before(at)[:1]:
+                if solution.entry in load or load[0].argument != solution.entry.argument:
+                    continue
+                found = self.by(at, load)
+                if found is not None and found.value == solution.value:
+                    yield from (found.entry, *found.others)
 
     def _entries(self, access: LaneAccess) -> list[LoadedEntry]:
         argument = self.zeros.argument_of(access)
@@ -297,7 +315,9 @@ class _Solver:
         """Of several elements that are read as one: the first by itself, if that goes well."""
         first = value % (1 << 8 * entry.item_bytes)
         is_known = entry.is_cast and modulus >= 1 << 8 * entry.item_bytes
-        return first if is_known and self._is_clean(number, entry, first) else None
+        if not is_known or not self._is_clean(number, entry.argument, entry.elements(first)):
+            return None
+        return first
 
     def _largest(
         self, number: int, entry: LoadedEntry, base: Argument | None, step: int
@@ -310,17 +330,33 @@ class _Solver:
         access = self.zeros.accesses[number]
         past = int(access.pointers.max()) - base.address + access.width_bytes
         largest = (base.num_bytes - past) // step
-        return largest if largest >= 0 and self._is_clean(number, entry, largest) else None
+        if largest < 0 or not self._is_clean(number, entry.argument, entry.elements(largest)):
+            return None
+        return largest
 
     def _live_address(self, number: int, entry: LoadedEntry) -> int | None:
-        """Of an entry that is an address: that of a tensor of the launch in which all goes well."""
+        """Of an entry that is an address: that of a tensor of the launch in which all goes well.
+
+        All entries of its tensor have it: zeros in the others are no addresses.
+        """
+        every = [
+            other
+            for access in self.zeros.accesses
+            if access.operation == "load" and access.values.dtype.kind in "iu"
+            for other in self._entries(access)
+            if other.argument == entry.argument
+        ]
         for argument in sorted(self.zeros.arguments, key=lambda a: -a.num_bytes):
-            if argument.name != entry.argument and self._is_clean(number, entry, argument.address):
-                return argument.address
+            if argument.name != entry.argument:
+                elements: Elements = {}
+                for other in (*every, entry):
+                    elements |= other.elements(argument.address)
+                if self._is_clean(number, entry.argument, elements):
+                    return argument.address
         return None
 
-    def _is_clean(self, number: int, entry: LoadedEntry, value: int) -> bool:
-        trace = self._trace({entry.argument: TensorCorrection(elements=entry.elements(value))})
+    def _is_clean(self, number: int, argument: str, elements: Elements) -> bool:
+        trace = self._trace({argument: TensorCorrection(elements=elements)})
         return len(trace.accesses) > number and not trace.findings_at(trace.accesses[number])
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause, index_cause
-from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, SolvedEntry, Verdict, proven, row
 from hypocenter.doctor.gpu_sight import (
     address_text,
     grid_of,
@@ -359,6 +359,10 @@ def _by_entry(case: Case, stopped: _Stop, solution: Any) -> Claim:
         expression=at.expression,
         place=use.place,
         finding=finding,
+        entries=tuple(
+            SolvedEntry(argument=entry.argument, index=index, value=value)
+            for index, value in entry.elements(solution.value).items()
+        ),
     )
     refutes = "another entry that gives the address"
     return proven(root, NAME, evidence, refutes, use.seq, (tensor.id,) if tensor else ())
