@@ -182,11 +182,11 @@ def test_what_every_form_gives_may_be_the_replays_own_fault(
     assert [verdicts(found)[cause] for cause in CAUSES] == [Verdict.INCONCLUSIVE] * 2
 
 
-def test_sums_of_atomics_may_have_other_bits() -> None:
+def test_what_atomics_give_depends_on_the_order_of_programs() -> None:
     other = OtherBits(tensor=2, element=0, num_elements=1, first="00", again="01")
-    bundle = bundle_of(np.array([5050.0]), text=SUMS, num_other=3, others=(other,))
+    bundle = bundle_of(np.array([5051.0]), text=SUMS, num_other=3, others=(other,))
     found = diagnose(bundle, allow_source=True)
-    assert verdicts(found)[Cause.FAULTY_GPU] is Verdict.REFUTED
+    assert [verdicts(found)[cause] for cause in CAUSES] == [Verdict.NOT_TESTED] * 2
 
 
 @pytest.mark.parametrize(("off", "verdict"), [(1e-2, "REFUTED"), (1e-1, "INCONCLUSIVE")])

@@ -36,7 +36,7 @@ REPLAY_SECONDS, RUNG_SECONDS = 2.0, 8.0
 NUM_RUNS, NUM_GPUS = 8, 2
 #: Launches that are made anew on a GPU, at most: each takes some seconds.
 MAX_EXAMINED = 2
-#: What such a kernel sums need not have the same bits each time: their order varies.
+#: What such a kernel sums, and what it finds there, varies by right with the order of programs.
 _ATOMIC = "atomic_"
 _CAUSES = (Cause.MISCOMPILED, Cause.FAULTY_GPU)
 
@@ -107,15 +107,10 @@ def _replay_all(case: Case, outcomes: Sequence[LaunchOutcome]) -> Iterator[_Seen
         use = uses.get(made.place)
         if use is None or made.report.findings or not made.report.coverage.is_complete:
             continue
-        on_device = _on_device(use, outcome)
-        is_ordered = not any(_ATOMIC in text for text in made.texts)
-        yield _Seen(
-            use,
-            outcome,
-            made,
-            made.differing(on_device),
-            is_steady=not outcome.num_other or not is_ordered,
-        )
+        if any(_ATOMIC in text for text in made.texts):
+            continue
+        differing = made.differing(_on_device(use, outcome))
+        yield _Seen(use, outcome, made, differing, is_steady=not outcome.num_other)
 
 
 def _on_device(use: LaunchMade, outcome: LaunchOutcome) -> dict[str, bytes]:
