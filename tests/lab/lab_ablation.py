@@ -23,6 +23,7 @@ TESTED_ELSEWHERE = {
     "guarded run": "foreign/test_again.py",
     "sanitizer": "foreign/test_again.py",
     "adopted blocks": "doctor/test_adopted_blocks.py",
+    "compiled code": "doctor/test_compiled_code.py",
     "draws": "doctor/test_draws.py",
     "lost rank": "engine/test_rank_faults.py",
 }
