@@ -390,8 +390,16 @@ def test_a_python_without_llama_cpp_is_told_in_a_line(tmp_path: Path) -> None:
     assert "No module named 'llama_cpp'" in line
 
 
-def test_our_worker_reports_what_the_runner_did(module: Any, models: Any, tmp_path: Path) -> None:
-    path = models.original(models.SHAPES["toy"], tmp_path)
+@pytest.mark.parametrize("name", ["toy", "toy-qwen3moe", "toy-gpt-oss"])
+def test_our_worker_reports_what_the_runner_did(
+    module: Any, models: Any, tmp_path: Path, name: str
+) -> None:
+    shape = models.SHAPES[name]
+    path = (
+        module("vs_blocks").made_of_blocks(shape, shape.usual_type, tmp_path)
+        if shape.experts
+        else models.original(shape, tmp_path)
+    )
     turns, facts = module("vs_turns"), models.file_facts(path)
     asked = turns.Asked(facts, 1, 512, 64)
     tokens = turns.random_tokens(1024, 20)

@@ -91,28 +91,26 @@ def bound_edits(
 
     Bounds of the loop around the access come first, then `scalars`, in the order given.
     """
-    told: set[str] = set()
-    for term in _free_terms(access):
-        for now in _conditions(access, term, scalars):
-            if now not in told:
-                told.add(now)
-                line = source.first_line + access.call.lineno - 1
-                yield MaskEdit(line, "", now, _with_condition(source, access, now))
+    found = (
+        condition
+        for term in _free_terms(access)
+        for condition in _upper_bounds(access, term, scalars)
+    )
+    for condition in dict.fromkeys(found):
+        yield _with_condition(source, access, condition)
 
 
 def lower_edits(source: SourceRecord, access: MaskedAccess) -> Iterator[MaskEdit]:
     """The text with `index >= 0` as one more condition, for each index of the address."""
-    line = source.first_line + access.call.lineno - 1
     whole, less = access.call.args[0] if access.call.args else None, ""
     address = whole
     if isinstance(whole, ast.BinOp) and isinstance(whole.op, ast.Sub):  # x_ptr + i - 1
         address, less = whole.left, f" - {ast.unparse(whole.right)}"
     for term in _terms(address, access) if address is not None else ():
-        now = f"{ast.unparse(term)}{less} >= 0"
-        yield MaskEdit(line, "", now, _with_condition(source, access, now))
+        yield _with_condition(source, access, f"{ast.unparse(term)}{less} >= 0")
 
 
-def _conditions(access: MaskedAccess, term: ast.expr, scalars: Sequence[str]) -> Iterator[str]:
+def _upper_bounds(access: MaskedAccess, term: ast.expr, scalars: Sequence[str]) -> Iterator[str]:
     index = ast.unparse(term)
     for counter, last, step in _loops_around(access):
         if counter in _names(term):
@@ -180,16 +178,19 @@ def _is_pointer(access: MaskedAccess, name: str) -> bool:
     return False
 
 
-def _with_condition(source: SourceRecord, access: MaskedAccess, condition: str) -> str:
+def _with_condition(source: SourceRecord, access: MaskedAccess, condition: str) -> MaskEdit:
+    """The text with one more condition in the mask, or with that as the mask."""
     mask, call = access.mask, access.call
     if mask is not None:
         start, stop = (mask.lineno, mask.col_offset), (_end(mask), mask.end_col_offset or 0)
-        return _splice(source, start, stop, f"({_segment(source, mask)}) & ({condition})")
-    closing = (_end(call), (call.end_col_offset or 1) - 1)
-    before = _between(source, (call.lineno, call.col_offset), closing).rstrip()
-    comma = "" if before.endswith((",", "(")) else ", "
-    other = ", other=0" if access.operation == "load" else ""
-    return _splice(source, closing, closing, f"{comma}mask={condition}{other}")
+        new = f"({_segment(source, mask)}) & ({condition})"
+    else:
+        start = stop = (_end(call), (call.end_col_offset or 1) - 1)
+        before = _between(source, (call.lineno, call.col_offset), stop).rstrip()
+        comma = "" if before.endswith((",", "(")) else ", "
+        new = f"{comma}mask={condition}{', other=0' if access.operation == 'load' else ''}"
+    line = source.first_line + call.lineno - 1
+    return MaskEdit(line, "", condition, _splice(source, start, stop, new))
 
 
 # -- the tree -------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def mark_undefined(torch: Any) -> None:
             tensor = original(*args, **options)
             if not torch.compiler.is_compiling() and options.get("out") is None:
                 # Tensors of vmap, and sparse ones, have no memory that could be filled.
-                with contextlib.suppress(RuntimeError, NotImplementedError):
+                with contextlib.suppress(RuntimeError):
                     _fill(torch, tensor)
             return tensor
 

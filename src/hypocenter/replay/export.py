@@ -59,7 +59,10 @@ def runs_text(index: BundleIndex, place: Place) -> str:
 
     Raises as `repro_text` does.
     """
-    first = "import sys\n\nfrom hypocenter.replay.outcomes.device_child import make_runs"
+    first = (
+        "import sys\n\nfrom hypocenter.replay.outcomes.device_child import make_runs\n"
+        "from hypocenter.replay.reproduction import Recording"
+    )
     return "\n".join([first, *_body(index, place, first, "make_runs", None)])
 
 
@@ -182,8 +185,8 @@ def _function_text(source: SourceRecord, callees: Sequence[str]) -> str:
 def _call(entry: str, function: str, data: Sequence[str]) -> str:
     inner = "".join(f"            {line}\n" for line in data)
     return (
-        '\n\nif __name__ == "__main__":\n    sys.exit(\n'
-        f"        {entry}(\n            {function},\n{inner}        )\n    )\n"
+        '\n\nif __name__ == "__main__":\n    recording = Recording(\n'
+        f"            {function},\n{inner}    )\n    sys.exit({entry}(recording))\n"
     )
 
 

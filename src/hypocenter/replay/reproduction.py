@@ -15,6 +15,7 @@ import signal
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,22 +41,44 @@ class GpuArgument:
         return self.address
 
 
-def reproduce(
-    kernel: Any,
-    grid: Sequence[int],
-    memories: Mapping[int, Mapping[str, Any]],
-    tensors: Mapping[str, Mapping[str, Any]],
-    numbers: Mapping[str, Any],
-    options: Mapping[str, Any],
-) -> int:
-    """Launch in a process of its own and say what became of it; the exit status to leave with.
+@dataclass(frozen=True)
+class Recording:
+    """A recorded launch: its kernel, and all that it is given.
 
     `memories` have `num_bytes` and `values`, or are gone; `tensors` lie in one at byte `start`.
+    `numbers` are its other arguments, `options` what Triton is told beside them.
     """
+
+    kernel: Any
+    grid: Sequence[int]
+    memories: Mapping[int, Mapping[str, Any]]
+    tensors: Mapping[str, Mapping[str, Any]]
+    numbers: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+    def make(self, options: Mapping[str, Any]) -> tuple[Any, dict[int, bytes]]:
+        """Make it once on fresh memory; what Triton answers, and what each memory holds then."""
+        place = _on_cpu if is_on_cpu() else _on_gpu
+        places = {key: place(memory) for key, memory in self.memories.items()}
+        pointers = {name: _pointer(tensor, places) for name, tensor in self.tensors.items()}
+        answer = self.kernel[tuple(self.grid)](**pointers, **self.numbers, **options)
+        if not is_on_cpu():
+            torch.cuda.synchronize()
+        kept = (key for key, memory in self.memories.items() if not memory.get("gone"))
+        return answer, {key: places[key][1]() for key in kept}
+
+
+def is_on_cpu() -> bool:
+    """Whether Triton's interpreter runs launches."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def reproduce(recording: Recording) -> int:
+    """Launch in a process of its own and say what became of it; the exit status to leave with."""
     sys.stdout.flush()
     child = os.fork()
     if not child:
-        os._exit(_run(kernel, tuple(grid), memories, tensors, numbers, options))
+        os._exit(_run(recording))
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status < 0:
         print(f"reproduced: {signal.Signals(-status).name} at the kernel's line that stands above")
@@ -66,46 +89,32 @@ def reproduce(
     return BROKEN if status else 0
 
 
-def _run(
-    kernel: Any,
-    grid: tuple[int, ...],
-    memories: Mapping[int, Mapping[str, Any]],
-    tensors: Mapping[str, Mapping[str, Any]],
-    numbers: Mapping[str, Any],
-    options: Mapping[str, Any],
-) -> int:
+def _run(recording: Recording) -> int:
     """In the child: 0, or BROKEN where the launch or its results are wrong."""
     faulthandler.enable()
-    is_on_cpu = os.environ.get("TRITON_INTERPRET") == "1"
-    if not is_on_cpu:
+    if not is_on_cpu():
         # So that each tensor is an allocation of its own, and a freed one is gone.
         os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
         if not torch.cuda.is_available():
             print("there is no GPU: TRITON_INTERPRET=1 runs it on the CPU", file=sys.stderr)
             return BROKEN
     faulthandler.dump_traceback_later(SECONDS, exit=True)
-    make = place_on_cpu if is_on_cpu else place_on_gpu
-    num_runs = 1 if is_on_cpu or not options.get("is_race") else NUM_RUNS
-    given = {name: value for name, value in options.items() if name != "is_race"}
+    options = dict(recording.options)
+    is_race = bool(options.pop("is_race", False))
     first: dict[int, bytes] | None = None
-    for number in range(num_runs):
-        places = {key: make(memory) for key, memory in memories.items()}
-        pointers = {name: pointer_to(tensor, places, is_on_cpu) for name, tensor in tensors.items()}
+    for number in range(NUM_RUNS if is_race and not is_on_cpu() else 1):
         try:
-            kernel[grid](**pointers, **numbers, **given)
-            if not is_on_cpu:
-                torch.cuda.synchronize()
+            _, held = recording.make(options)
         except Exception as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             return BROKEN
-        held = {key: read() for key, (_, read) in places.items() if not memories[key].get("gone")}
         if first is not None and held != first:
             print(f"run {number + 1} wrote something else than run 1: a race")
             return BROKEN
         first = held
-    if options.get("is_race") and is_on_cpu:
+    if is_race and is_on_cpu():
         print("the interpreter runs one program after the other: a race shows on a GPU alone")
-    return _check_written(tensors, memories, first or {})
+    return _check_written(recording.tensors, recording.memories, first or {})
 
 
 def _check_written(
@@ -130,11 +139,11 @@ def _check_written(
     return found
 
 
-def pointer_to(tensor: Mapping[str, Any], places: Mapping[int, Any], is_on_cpu: bool) -> Any:
+def _pointer(tensor: Mapping[str, Any], places: Mapping[int, Any]) -> Any:
     """The argument: on the CPU a tensor of one element at that address, for Triton keeps that."""
     address = places[tensor["memory"]][0] + tensor["start"]
     dtype = getattr(torch, tensor["dtype"])
-    if not is_on_cpu:
+    if not is_on_cpu():
         return GpuArgument(address if address > 0 else 0, dtype)
     width = torch.empty(0, dtype=dtype).element_size()
     return torch.frombuffer((ctypes.c_ubyte * width).from_address(address), dtype=dtype, count=1)
@@ -154,7 +163,7 @@ def _contents(memory: Mapping[str, Any]) -> list[tuple[int, bytes]]:
     return found
 
 
-def place_on_cpu(memory: Mapping[str, Any]) -> tuple[int, Callable[[], bytes]]:
+def _on_cpu(memory: Mapping[str, Any]) -> tuple[int, Callable[[], bytes]]:
     """Pages whose neighbours cannot be touched; one that is gone cannot be touched either.
 
     The tensor ends where the guard behind it begins; `at_start`: it begins behind the one before.
@@ -185,7 +194,7 @@ def place_on_cpu(memory: Mapping[str, Any]) -> tuple[int, Callable[[], bytes]]:
     return address, lambda: b"" if is_large else ctypes.string_at(address, num_bytes)
 
 
-def place_on_gpu(memory: Mapping[str, Any]) -> tuple[int, Callable[[], bytes]]:
+def _on_gpu(memory: Mapping[str, Any]) -> tuple[int, Callable[[], bytes]]:
     """An allocation at the alignment that was recorded; of what is gone the address alone."""
     if memory.get("gone") == "null pointer":
         return 0, bytes

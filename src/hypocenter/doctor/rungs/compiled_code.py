@@ -8,7 +8,7 @@ a GPU of this machine, as it was and from other code.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -62,10 +62,10 @@ def compiled_code(case: Case) -> list[Claim]:
     if any(claim.root is not None for claim in case.claims):
         return _leave_untested("a cause is proven without it")
     try:
-        import hypocenter.replay.outcomes.compare  # noqa: F401
+        from hypocenter.replay.outcomes.compare import replay_outcome
     except (MissingPackage, ImportError) as error:
         return _leave_untested(f"needs the replay of launches: {error}")
-    seen = list(_replay_all(case, outcomes))
+    seen = list(_replay_all(case, outcomes, replay_outcome))
     if not seen:
         return _leave_untested(
             "no launch of which all is known was replayed whole without a finding"
@@ -84,10 +84,10 @@ def _leave_untested(reason: str) -> list[Claim]:
     return [row(cause, Verdict.NOT_TESTED, NAME, reason) for cause in _CAUSES]
 
 
-def _replay_all(case: Case, outcomes: Sequence[LaunchOutcome]) -> Iterator[_Seen]:
+def _replay_all(
+    case: Case, outcomes: Sequence[LaunchOutcome], replay_outcome: Callable[..., ReplayedOutcome]
+) -> Iterator[_Seen]:
     """Those whose replay is whole and finds nothing, as long as there is time."""
-    from hypocenter.replay.outcomes.compare import replay_outcome
-
     uses = {use.place: use for use in case.launches}
     deadline = time.monotonic() + RUNG_SECONDS
     for outcome in outcomes:
@@ -188,6 +188,10 @@ def _is_steady(ran: Ran) -> bool:
     return all(run == ran.runs[0] for run in ran.runs)
 
 
+def _times(ran: Ran) -> str:
+    return f"{len(ran.runs)} of {len(ran.runs)} launches"
+
+
 class _Trial:
     """A launch under suspicion: what is known of it, and the claims that follow."""
 
@@ -243,42 +247,35 @@ class _Trial:
 
     def of_gpu(self, wrong: Ran, right: Ran) -> Claim:
         """The same code is right on another GPU."""
-        root = RootCause(
-            cause=Cause.FAULTY_GPU,
-            sentence=f"{self._kernel}: the GPU computes wrongly: {wrong.name} {wrong.card}",
-            fix=f"Take {wrong.card} out of use, and have it tested",
-            proof=Proof(
+        return self._proven(
+            Cause.FAULTY_GPU,
+            f"the GPU computes wrongly: {wrong.name} {wrong.card}",
+            f"Take {wrong.card} out of use, and have it tested",
+            Proof(
                 self._red,
                 f"the same code on {right.card}",
-                f"{len(right.runs)} of {len(right.runs)} launches there give what the replay "
-                f"gives; on {wrong.card} "
+                f"{_times(right)} there give what the replay gives; on {wrong.card} "
                 + ("they do not" if _is_steady(wrong) else "the bits change from one to the next"),
             ),
-            kernel=self._kernel,
-            argument=self._argument,
-            place=self._one.use.place,
+            "wrong numbers on the other GPU as well",
         )
-        return self._proven(root, "wrong numbers on the other GPU as well")
 
     def of_compiler(self, what: str, wrong: Ran, right: Ran) -> Claim:
         """Other code for the same launch is right on the same GPU."""
-        root = RootCause(
-            cause=Cause.MISCOMPILED,
-            sentence=f"{self._kernel}: the code that Triton makes of it is wrong: {self._red}",
-            fix=f"Compile {self._kernel} with {what} until Triton is mended, and report it there "
-            "with the bundle, which has the code",
-            proof=Proof(
+        return self._proven(
+            Cause.MISCOMPILED,
+            f"the code that Triton makes of it is wrong: {self._red}",
+            f"Compile {self._kernel} with {what} until Triton is mended, and report it there with "
+            "the bundle, which has the code",
+            Proof(
                 f"{self._red}; compiled anew (sha256 {wrong.binary[:12]}) it "
                 + ("is wrong again" if _is_steady(wrong) else "gives other bits each time"),
                 what,
-                f"compiled with {what} (sha256 {right.binary[:12]}), {len(right.runs)} of "
-                f"{len(right.runs)} launches give what the replay gives",
+                f"compiled with {what} (sha256 {right.binary[:12]}), {_times(right)} give what the "
+                "replay gives",
             ),
-            kernel=self._kernel,
-            argument=self._argument,
-            place=self._one.use.place,
+            "wrong numbers from every other code as well",
         )
-        return self._proven(root, "wrong numbers from every other code as well")
 
     def of_code_that_ran(self, anew: Ran) -> Iterator[Claim]:
         """Compiled anew it is right: what ran was other code, or the GPU erred."""
@@ -291,26 +288,34 @@ class _Trial:
                 is_seen=True,
             )
             return
-        root = RootCause(
-            cause=Cause.MISCOMPILED,
-            sentence=f"{self._kernel}: the code that ran is not what its source compiles to: "
-            f"{self._red}",
-            fix="Empty Triton's cache (TRITON_CACHE_DIR, else ~/.triton/cache), and look at what "
+        yield self._proven(
+            Cause.MISCOMPILED,
+            f"the code that ran is not what its source compiles to: {self._red}",
+            "Empty Triton's cache (TRITON_CACHE_DIR, else ~/.triton/cache), and look at what "
             "changes the compiler in that process",
-            proof=Proof(
+            Proof(
                 f"{self._red}; the code that ran has sha256 {ran[:12]}",
                 "the kernel compiled anew",
-                f"its code (sha256 {anew.binary[:12]}) gives what the replay gives, "
-                f"{len(anew.runs)} of {len(anew.runs)} times on {anew.card}",
+                f"with its code (sha256 {anew.binary[:12]}) {_times(anew)} on {anew.card} give "
+                "what the replay gives",
             ),
+            "wrong numbers from code that is compiled anew",
+        )
+
+    def _proven(
+        self, cause: Cause, sentence: str, fix: str, proof: Proof, would_refute: str
+    ) -> Claim:
+        """A root cause of the launch, met where it stores what is wrong."""
+        use = self._one.use
+        root = RootCause(
+            cause=cause,
+            sentence=f"{self._kernel}: {sentence}",
+            fix=fix,
+            proof=proof,
             kernel=self._kernel,
             argument=self._argument,
-            place=self._one.use.place,
+            place=use.place,
         )
-        yield self._proven(root, "wrong numbers from code that is compiled anew")
-
-    def _proven(self, root: RootCause, would_refute: str) -> Claim:
-        use = self._one.use
         root = root.at(self._case.access(use.launch, self._argument, "store"))
         return proven(root, NAME, (), would_refute, use.seq)
 

@@ -6,75 +6,49 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
 
 from hypocenter.replay.outcomes.forms import Ran, RunForm
-from hypocenter.replay.reproduction import place_on_cpu, place_on_gpu, pointer_to
+from hypocenter.replay.reproduction import Recording, is_on_cpu
 
 #: What a GPU runs, by Triton's names.
 _BINARIES = ("cubin", "hsaco")
 
 
-def make_runs(
-    kernel: Any,
-    grid: Sequence[int],
-    memories: Mapping[int, Mapping[str, Any]],
-    tensors: Mapping[str, Mapping[str, Any]],
-    numbers: Mapping[str, Any],
-    options: Mapping[str, Any],
-) -> int:
+def make_runs(recording: Recording) -> int:
     """Make the launch in each form of the file named first, and write a Ran of each to the second.
 
-    `memories` and `tensors` are as for `reproduce`. Returns the exit status, which is 0.
+    Returns the exit status, which is 0.
     """
     asked, out = Path(sys.argv[1]), Path(sys.argv[2])
     found: list[Ran] = []
     for form in msgspec.msgpack.decode(asked.read_bytes(), type=list[RunForm]):
         try:
-            found.append(_run(kernel, tuple(grid), memories, tensors, numbers, {**options}, form))
+            found.append(_run(recording, form))
         except Exception as error:  # of a compiler or a driver: it is what there is to tell
             found.append(Ran(problem=f"{type(error).__name__}: {error}"))
         out.write_bytes(msgspec.msgpack.encode(found))  # a later form may end the process
     return 0
 
 
-def _run(
-    kernel: Any,
-    grid: tuple[int, ...],
-    memories: Mapping[int, Mapping[str, Any]],
-    tensors: Mapping[str, Mapping[str, Any]],
-    numbers: Mapping[str, Any],
-    options: dict[str, Any],
-    form: RunForm,
-) -> Ran:
-    is_on_cpu = os.environ.get("TRITON_INTERPRET") == "1"
-    if not is_on_cpu and form.device >= torch.cuda.device_count():
-        return Ran(problem=f"there is no GPU {form.device}")
-    runs, compiled = [], None
-    if not is_on_cpu:
-        torch.cuda.set_device(form.device)
-    for _ in range(form.num_runs):
-        make = place_on_cpu if is_on_cpu else place_on_gpu
-        places = {key: make(memory) for key, memory in memories.items()}
-        pointers = {name: pointer_to(t, places, is_on_cpu) for name, t in tensors.items()}
-        compiled = kernel[grid](**pointers, **numbers, **(options | form.options))
-        if not is_on_cpu:
-            torch.cuda.synchronize()
-        held = {key: read() for key, (_, read) in places.items()}
-        runs.append({name: held[t["memory"]][t["start"] :] for name, t in tensors.items()})
-    stages = getattr(compiled, "asm", None) or {}
-    binary = next((stages[name] for name in _BINARIES if name in stages), b"")
+def _run(recording: Recording, form: RunForm) -> Ran:
     card = name = ""
-    if not is_on_cpu:
+    if not is_on_cpu():
+        if form.device >= torch.cuda.device_count():
+            return Ran(problem=f"there is no GPU {form.device}")
+        torch.cuda.set_device(form.device)
         properties = torch.cuda.get_device_properties(form.device)
         card, name = f"GPU-{getattr(properties, 'uuid', '')}", str(properties.name)
+    runs, compiled = [], None
+    for _ in range(form.num_runs):
+        compiled, held = recording.make({**recording.options, **form.options})
+        runs.append({n: held[t["memory"]][t["start"] :] for n, t in recording.tensors.items()})
+    stages = getattr(compiled, "asm", None) or {}
+    binary = next((stages[name] for name in _BINARIES if name in stages), b"")
     return Ran(
         runs=tuple(runs),
         card=card,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import msgspec
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.mask_text import (
+    MaskedAccess,
     MaskEdit,
     accesses_at,
     bound_edits,
@@ -54,37 +56,37 @@ def bounded_masks(
     """One for each condition that may be missing: an end of a loop, a number that was passed."""
     scalars = _scalars(use, tensor) if source.id == use.launch.source else []
     for access in accesses_at(source, site.line, finding.argument or ""):
-        for _, edit in zip(range(_MAX_TRIES), bound_edits(source, access, scalars), strict=False):
-            where = f"in the mask of line {edit.line}" if access.mask else "as the mask"
-            yield ReplayCause(
-                Cause.MISSING_MASK,
-                f"Mask the access with `{edit.now}`{' as well' if access.mask else ''}",
-                (f"nothing in the mask compares `{edit.now.split(' < ')[0]}`",)
-                if access.mask
-                else (),
-                (),
-                site.file,
-                site.line,
-                site.expression,
-                edit=_text_edit(source, edit, f"`{edit.now}` {where}"),
-            )
+        for edit in itertools.islice(bound_edits(source, access, scalars), _MAX_TRIES):
+            compared = f"nothing in the mask compares `{edit.now.split(' < ')[0]}`"
+            yield _lacking(source, site, access, edit, (compared,) if access.mask else ())
 
 
 def lower_masks(source: SourceRecord, finding: Finding, site: Site) -> Iterator[ReplayCause]:
     """One for each index that the mask may have to keep from being negative."""
     for access in accesses_at(source, site.line, finding.argument or ""):
-        for _, edit in zip(range(_MAX_TRIES), lower_edits(source, access), strict=False):
-            where = f"in the mask of line {edit.line}" if access.mask else "as the mask"
-            yield ReplayCause(
-                Cause.MISSING_MASK,
-                f"Mask the access with `{edit.now}`{' as well' if access.mask else ''}",
-                (),
-                (),
-                site.file,
-                site.line,
-                site.expression,
-                edit=_text_edit(source, edit, f"`{edit.now}` {where}"),
-            )
+        for edit in itertools.islice(lower_edits(source, access), _MAX_TRIES):
+            yield _lacking(source, site, access, edit, ())
+
+
+def _lacking(
+    source: SourceRecord,
+    site: Site,
+    access: MaskedAccess,
+    edit: MaskEdit,
+    evidence: tuple[str, ...],
+) -> ReplayCause:
+    """A mask that lacks the condition of `edit`."""
+    where = f"in the mask of line {edit.line}" if access.mask else "as the mask"
+    return ReplayCause(
+        Cause.MISSING_MASK,
+        f"Mask the access with `{edit.now}`{' as well' if access.mask else ''}",
+        evidence,
+        (),
+        site.file,
+        site.line,
+        site.expression,
+        edit=_text_edit(source, edit, f"`{edit.now}` {where}"),
+    )
 
 
 def lacks_bound(source: SourceRecord, finding: Finding, site: Site) -> bool:
