@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 
 from bundles import Run
 
+from hypocenter.cards import Card
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
@@ -23,7 +24,7 @@ from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import FOREIGN, OUTSIDE_PLANS, Launched, Place, Values
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.held.contents import CompiledCode, LaunchOutcome, OtherBits
-from hypocenter.replay.outcomes import device_runs
+from hypocenter.replay.outcomes import compare, device_runs
 from hypocenter.replay.outcomes.forms import Ran, RunForm
 
 THRICE = """@triton.jit
@@ -37,6 +38,11 @@ def product_kernel(x, out, n, B: tl.constexpr):
     at = i[:, None] * 16 + i[None, :]
     a = tl.load(x + at)
     tl.store(out + at, tl.dot(a, a))
+"""
+SUM = """@triton.jit
+def sum_kernel(x, out, n, B: tl.constexpr):
+    i = tl.arange(0, B)
+    tl.store(out, tl.sum(tl.load(x + i, mask=i < n, other=0.0), axis=0))
 """
 SUMS = """@triton.jit
 def sums_kernel(x, out, n, B: tl.constexpr):
@@ -143,6 +149,48 @@ def test_code_that_is_right_when_it_is_compiled_anew_was_other_code(
     [root] = found.roots
     assert (root.cause, root.proof.corrected) == (Cause.MISCOMPILED, "the kernel compiled anew")
     assert "Triton's cache" in root.fix
+
+
+def test_other_bits_of_the_run_itself_are_told_though_they_do_not_show_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = OtherBits(tensor=2, element=17, num_elements=1, first="00", again="01")
+    bundle = bundle_of(RIGHT, num_other=2, others=(other,))
+    found = diagnosed(monkeypatch, bundle, [ran(RIGHT, RIGHT, binary="")])
+    assert not found.roots
+    assert verdicts(found)[Cause.WRONG_ANSWER] is Verdict.CONFIRMED
+    wrong = next(h for h in found.hypotheses if h.cause is Cause.WRONG_ANSWER)
+    assert "it left other bits 2 times" in wrong.evidence[0]
+
+
+@pytest.mark.parametrize(("num_cards", "is_told"), [(1, True), (2, False)])
+def test_a_gpu_is_named_where_there_is_no_other(
+    monkeypatch: pytest.MonkeyPatch, num_cards: int, is_told: bool
+) -> None:
+    """A driver numbers GPUs otherwise than a program."""
+    cards = tuple(Card(index=number, uuid=f"GPU-{number}") for number in range(num_cards))
+    bundle = msgspec.structs.replace(bundle_of(WRONG), cards=cards)
+    found = diagnosed(monkeypatch, bundle, is_there=False)
+    faulty = next(h for h in found.hypotheses if h.cause is Cause.FAULTY_GPU)
+    assert any("GPU-0" in text for text in faulty.evidence) == is_told
+    assert [
+        f"{card.uuid}" in text for card, text in zip(cards, found.environment.cards, strict=True)
+    ] == ([True] * num_cards)
+
+
+@pytest.mark.parametrize(
+    ("text", "x", "gave"),
+    [
+        # What is summed cancels: the result is small, its rounding is that of what was summed.
+        (SUM, np.array([2.0**24, 1.0, -(2.0**24), 3.0], np.float32), np.array([3.0])),
+        # Near the end of a type one rounds to infinity and another does not.
+        (THRICE, np.full(4, 1.1342e38, np.float32), np.full(4, np.inf)),
+    ],
+    ids=["cancellation", "the end of a type"],
+)
+def test_rounding_is_no_fault(text: str, x: Array, gave: Array) -> None:
+    found = diagnose(bundle_of(gave, x, text, grid=1), allow_source=True)
+    assert [verdicts(found)[cause] for cause in CAUSES] == [Verdict.REFUTED] * 2
 
 
 @pytest.mark.parametrize("binary", ["", "one"], ids=["unknown code", "the same code"])
@@ -283,6 +331,7 @@ def test_the_text_of_a_bundle_runs_only_where_that_is_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(device_runs, "run_forms", lambda *asked: pytest.fail("it ran"))
+    monkeypatch.setattr(compare, "Rebuilt", lambda *given: pytest.fail("its memory was made"))
     found = diagnose(bundle_of(WRONG))
     assert [verdicts(found)[cause] for cause in CAUSES] == [Verdict.NOT_TESTED] * 2
 

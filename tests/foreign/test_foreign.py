@@ -30,6 +30,7 @@ from hypocenter.doctor.rungs.streams import order
 from hypocenter.foreign import hooks
 from hypocenter.foreign import recorder as foreign
 from hypocenter.foreign.argument_facts import INTERPRETER, undefined_in
+from hypocenter.foreign.last_exception import refusal_of
 from hypocenter.foreign.recorder import ForeignRecorder
 from hypocenter.record import bundle as bundles
 from hypocenter.record import ring
@@ -92,6 +93,23 @@ def test_what_the_interpreter_cannot_do_is_told_at_the_line_of_the_kernel(
     [line] = [at for at, text in enumerate(program.read_text().splitlines(), 1) if "x + y" in text]
     assert (root["file"], root["line"]) == (str(program), line)
     assert "incompatible dimensions at index 0: 64 and 32" in root["sentence"]
+
+
+def test_what_python_cannot_do_in_a_kernel_is_no_compile_error() -> None:
+    """A kernel's own line may divide by zero in the interpreter, which no compiler refuses."""
+
+    class InterpreterError(Exception):
+        """Named as Triton's."""
+
+    def divide(x: int) -> int:
+        return x // 0
+
+    error = InterpreterError()
+    try:
+        divide(1)
+    except ZeroDivisionError as cause:
+        error.__cause__ = cause
+    assert refusal_of(error, SimpleNamespace(fn=divide), {}, lambda: None) is None
 
 
 def test_a_missing_tail_mask_is_found_though_nothing_may_have_crashed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -173,6 +174,88 @@ def test_whoever_is_told_of_launches_is_told_of_none_twice(tmp_path: Path) -> No
     run.jit.pre_run_hooks = [lambda *args, **options: None]
     run.launch(torch.zeros(4), torch.zeros(4), 4, BLOCK=16)
     assert run.outcomes == ()
+
+
+def test_a_hook_of_tritons_is_called_once_a_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triton = pytest.importorskip("triton")
+    hook = SimpleNamespace(calls=[lambda metadata: None])
+    monkeypatch.setattr(triton, "knobs", SimpleNamespace(
+        runtime=SimpleNamespace(launch_enter_hook=SimpleNamespace(calls=[]), launch_exit_hook=hook)
+    ))  # fmt: skip
+    run = Running(tmp_path, plus_one)
+    run.launch(torch.zeros(4), torch.zeros(4), 4, BLOCK=16)
+    assert run.outcomes == ()
+    hook.calls.clear()
+    run.launch(torch.zeros(4), torch.zeros(4), 4, BLOCK=16)
+    assert len(run.outcomes) == 1
+
+
+def test_there_is_room_around_a_copy(tmp_path: Path) -> None:
+    """An access near a tensor must not land in memory of others."""
+    seen = []
+
+    def note(x: torch.Tensor, out: torch.Tensor, n: int, BLOCK: int) -> None:
+        before = x.storage_offset() * x.element_size()
+        seen.append((before, x.untyped_storage().nbytes() - before - 16))
+
+    run = Running(tmp_path, note)
+    run.launch(torch.zeros(4), torch.zeros(4), 4, BLOCK=16)
+    own, *copies = seen
+    assert own == (0, 0)
+    assert len(copies) == 1 + NUM_AGAIN
+    assert all(min(room) >= 1 << 20 for room in copies)
+
+
+def test_all_that_is_made_again_takes_so_long_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repeats, "MAX_ALL_SECONDS", 0.0)
+    run = Running(tmp_path, plus_one)
+    for block in (16, 32):
+        run.launch(torch.zeros(4), torch.zeros(4), 4, BLOCK=block)
+    assert len(run.outcomes) == 1
+
+
+def test_where_another_thread_has_launched_meanwhile_nothing_is_kept(tmp_path: Path) -> None:
+    run = Running(tmp_path, plus_one)
+    given = torch.zeros(4), torch.zeros(4), 4
+    mine = run.recorder.record_launch(run.jit, given, {"BLOCK": 16}, (1,), "interpreter")
+    run.recorder.record_launch(run.jit, given, {"BLOCK": 16}, (1,), "interpreter")
+    assert mine is not None
+    assert run.recorder.repeat is not None
+    run.recorder.record_outcome(mine, run.recorder.repeat, run.act, None)
+    assert run.outcomes == ()
+
+
+@pytest.mark.parametrize("is_interpreted", [True, False])
+def test_a_launch_of_tritons_is_made_again_where_a_gpu_made_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_interpreted: bool
+) -> None:
+    recorder, order = ForeignRecorder(tmp_path, looks_closely=True), []
+    monkeypatch.setattr(hooks._State, "recorder", recorder)
+    monkeypatch.setattr(hooks, "device_and_stream", lambda torch: ("cuda:0", ""))
+    monkeypatch.setattr(hooks, "_limits", lambda: None)
+    monkeypatch.setattr(hooks, "_over", lambda: order.append("over"))
+
+    class Kernel(SimpleNamespace):
+        def run(self, x: Any, out: Any, n: int, *, grid: Any, warmup: bool, BLOCK: int) -> None:
+            grid({}) if callable(grid) else grid
+            order.append("launch")
+            out.copy_(x + 1)
+
+    hooks._watch_launches(Kernel, is_interpreted=is_interpreted)
+    tensors = torch.zeros(4), torch.zeros(4)
+    kept = weakref.ref(tensors[1])
+    Kernel(fn=add_one).run(*tensors, 4, grid=(1,), warmup=False, BLOCK=16)
+    num_again = 0 if is_interpreted else 1 + NUM_AGAIN
+    # What the deadline counts is over before it is made again.
+    assert order == ["launch", "over", *["launch"] * num_again, "over"]
+    [outcome] = read_trace(recorder.folder).outcomes
+    assert outcome.num_again == max(0, num_again - 1)
+    del tensors
+    assert kept() is None
 
 
 @pytest.mark.parametrize(

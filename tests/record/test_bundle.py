@@ -216,6 +216,22 @@ def test_an_outcome_comes_back_with_all_that_it_held(tmp_path: Path) -> None:
     assert load(tmp_path / "b") == made
 
 
+def test_outcomes_that_no_run_left_or_that_have_no_room_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = (Values(1, "U8", (100,), bytes(100)),)
+    whole = [LaunchOutcome(step=1, launch=n, given=held, gave=()) for n in range(3)]
+    odd = msgspec.structs.replace(whole[0], num_again=-5)
+    save(Bundle(kind="suspect", fault=FAULT, outcomes=(odd, whole[1])), tmp_path / "a")
+    found = load(tmp_path / "a")
+    assert found.outcomes == (whole[1],)
+    assert "outcomes[0]" in str(found.missing[0])
+    monkeypatch.setattr(bundles, "MAX_OUTCOME_BYTES", 250)
+    kept = save(Bundle(kind="suspect", fault=FAULT, outcomes=tuple(whole)), tmp_path / "b")
+    assert kept.outcomes == tuple(whole[:2])
+    assert "the last 1 of 3 outcomes" in str(kept.missing[0])
+
+
 def test_only_the_owner_reads_it_and_people_can(folder: Path) -> None:
     for path in [folder, *folder.rglob("*")]:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)

@@ -52,7 +52,7 @@ from hypocenter.record.events import (
 )
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.held.contents import Snapshot
-from hypocenter.replay.corrections import TensorCorrection, write_rows
+from hypocenter.replay.corrections import TensorCorrection, elements_of, write_rows
 from hypocenter.replay.recorded import index_threshold, index_thresholds, replay_place
 from hypocenter.tensor import DType
 
@@ -300,6 +300,22 @@ def test_values_lie_where_the_strides_of_their_tensor_have_them() -> None:
     assert data.view(np.int32).tolist() == given.T.reshape(-1).tolist()
 
 
+@pytest.mark.parametrize(
+    ("shape", "strides", "fits"),
+    [((3, 2), (1, 3), True), ((6,), (1,), True), ((4,), (0,), True), ((7,), (1,), False),
+     ((3,), (-1,), False), ((2, 2), (5, -5), False), ((1 << 31,), (0,), False), ((0,), (1,), False),
+     ((3, 2), (1,), False)],
+)  # fmt: skip
+def test_elements_are_looked_at_only_inside_their_bytes(
+    shape: tuple[int, ...], strides: tuple[int, ...], fits: bool
+) -> None:
+    tensor = TensorRecord(
+        id=1, name="b", owner="", dtype="I32", shape=shape, strides=strides, offset=0,
+        allocation=1, address=0, extent_bytes=24,
+    )  # fmt: skip
+    assert (elements_of(np.zeros(24, np.uint8), tensor, 4) is not None) == fits
+
+
 def test_undefined_values_that_reach_no_result_are_what_a_mask_is_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,10 +337,13 @@ def test_undefined_values_that_a_maximum_leaves_out_where_they_are_nan_still_cou
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = "tl.max(tl.where(at < 4, x, 0.0), 0)"
-    held = np.ones(8, np.float32)
-    held.view(np.uint32)[6] = 0xFFFFFFFF
-    kept = Snapshot(0, -1, 5, (Values(1, "F32", (8,), held.tobytes()),))
-    for result, num_found in (("tl.max(x, 0)", 1), ("tl.min(x, 0)", 1), (live, 0)):
+    # Zeros there would change nothing either: all others are above zero, or below it.
+    for result, number, num_found in (
+        ("tl.max(x, 0)", 1, 1), ("tl.min(x, 0)", -1, 1), (live, 1, 0)
+    ):  # fmt: skip
+        held = np.full(8, number, np.float32)
+        held.view(np.uint32)[6] = 0xFFFFFFFF
+        kept = Snapshot(0, -1, 5, (Values(1, "F32", (8,), held.tobytes()),))
         text = THEIRS.replace("tl.store(y_ptr + at, x,", f"tl.store(y_ptr + at, at * 0 + {result},")
         bundle = their_bundle(tmp_path, monkeypatch, text.replace("_doubled(at)", "at"))
         one = msgspec.structs.replace(bundle, snapshots=(kept,))

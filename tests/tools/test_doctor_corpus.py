@@ -80,3 +80,25 @@ def test_a_program_and_its_twin_are_run_and_told(script: Script, tmp_path: Path)
     told = list(script.table({"faulty": [row], "healthy": [twin], "ablation": without}))
     assert "without replay: 0 named, 1 fewer" in told
     assert "healthy padded_expert: exit code 3, []" in told
+
+
+@pytest.mark.parametrize(
+    ("options", "is_right", "status"),
+    [(["--strict"], False, 1), (["--strict"], True, 0), ([], False, 0)],
+)
+def test_strict_fails_where_a_program_is_judged_wrongly(
+    script: Script,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    is_right: bool,
+    status: int,
+) -> None:
+    def examined(name: str, twin: bool, **_: Any) -> dict[str, Any]:
+        row = {"program": name, "seconds": 1.0, "exit_code": 0, "roots": [], "options": ()}
+        return {**row, "is_right": is_right or not twin}
+
+    monkeypatch.setattr(script, "examine", examined)
+    command = ["doctor_corpus.py", str(tmp_path), "--only", "padded_expert", *options]
+    monkeypatch.setattr(script.sys, "argv", command)
+    assert script.main() == status

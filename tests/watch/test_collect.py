@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 
 from hypocenter import package
+from hypocenter.cards import Card
+from hypocenter.doctor.report_parts import environment_rows
+from hypocenter.doctor.run_environment import run_environment_of
 from hypocenter.errors import EXIT_ERROR, EXIT_USAGE
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
@@ -441,6 +444,44 @@ def ended(exit_code: int | None = None, number: int | None = None, stderr: str =
         command=("hypo", "run"), pid=4242, exit_code=exit_code, signal=number, stderr=stderr,
         started=time.time() - 1, ended=time.time(), since=time.monotonic() - 1,
     )  # fmt: skip
+
+
+class Watched:
+    """Stands for the GPUs of a machine, and counts how often they are let go."""
+
+    num_closed = 0
+    cards = (Card(index=0, name="Pretended", uuid="GPU-1", xids=(31,)),)
+
+    def __enter__(self) -> Watched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        Watched.num_closed += 1
+
+    def end(self) -> tuple[Card, ...]:
+        return self.cards
+
+
+def test_a_bundle_says_which_gpus_there_were_and_what_befell_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "CardWatch", Watched)
+    monkeypatch.setattr(Watched, "num_closed", 0)
+    done = watch([sys.executable, "-c", ""], {**os.environ}, tmp_path, lambda data: None)
+    made = collect.collect(tmp_path, done, suspect=True)
+    assert made is not None
+    assert made.cards == Watched.cards
+    rows = dict(environment_rows(run_environment_of(made)))
+    assert rows["GPU"] == "0: Pretended GPU-1 (Xid 31)"
+
+    def fail(number: int) -> None:
+        raise OSError(number)
+
+    with pytest.raises(OSError, match=r"\d+"):
+        watch(
+            [sys.executable, "-c", ""], {**os.environ}, tmp_path, lambda data: None, on_start=fail
+        )
+    assert Watched.num_closed == 2
 
 
 CALLED = Called(seq=1, step=2, call="copy_out", outcome="an illegal memory access was encountered")
