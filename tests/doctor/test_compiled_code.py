@@ -51,6 +51,7 @@ def sums_kernel(x, out, n, B: tl.constexpr):
 """
 X = np.arange(1, 101, dtype=np.float32)
 RIGHT = 3 * X
+CANCELLING = np.array([2.0**24, 1.0, -(2.0**24), 3.0], np.float32)
 WRONG = np.where(np.arange(100) == 17, RIGHT + 50, RIGHT)
 CAUSES = (Cause.MISCOMPILED, Cause.FAULTY_GPU)
 
@@ -151,12 +152,14 @@ def test_code_that_is_right_when_it_is_compiled_anew_was_other_code(
     assert "Triton's cache" in root.fix
 
 
+@pytest.mark.parametrize("is_there", [True, False])
 def test_other_bits_of_the_run_itself_are_told_though_they_do_not_show_again(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, is_there: bool
 ) -> None:
     other = OtherBits(tensor=2, element=17, num_elements=1, first="00", again="01")
     bundle = bundle_of(RIGHT, num_other=2, others=(other,))
-    found = diagnosed(monkeypatch, bundle, [ran(RIGHT, RIGHT, binary="")])
+    answers = [[ran(RIGHT, RIGHT, binary="")]] * is_there
+    found = diagnosed(monkeypatch, bundle, *answers, is_there=is_there)
     assert not found.roots
     assert verdicts(found)[Cause.WRONG_ANSWER] is Verdict.CONFIRMED
     wrong = next(h for h in found.hypotheses if h.cause is Cause.WRONG_ANSWER)
@@ -182,11 +185,12 @@ def test_a_gpu_is_named_where_there_is_no_other(
     ("text", "x", "gave"),
     [
         # What is summed cancels: the result is small, its rounding is that of what was summed.
-        (SUM, np.array([2.0**24, 1.0, -(2.0**24), 3.0], np.float32), np.array([3.0])),
+        (SUM, CANCELLING, np.array([3.0])),
+        (SUM, CANCELLING, np.array([4.0])),
         # Near the end of a type one rounds to infinity and another does not.
         (THRICE, np.full(4, 1.1342e38, np.float32), np.full(4, np.inf)),
     ],
-    ids=["cancellation", "the end of a type"],
+    ids=["one order", "another order", "the end of a type"],
 )
 def test_rounding_is_no_fault(text: str, x: Array, gave: Array) -> None:
     found = diagnose(bundle_of(gave, x, text, grid=1), allow_source=True)

@@ -23,7 +23,8 @@ from hypocenter.record.gpu_stop import SanitizerReport
 from hypocenter.watch.child import Deadlines, Ended
 from hypocenter.watch.fault_text import reports_in
 
-#: What leads astray stands in the last of `ids`, which are too many for a plain run to keep.
+#: What leads astray stands in the last of `ids`, which are too many for a plain run to keep; where
+#: they are floats, for a guarded run as well.
 PROGRAM = """
 import sys, numpy as np, torch, triton, triton.language as tl
 @triton.jit
@@ -34,7 +35,8 @@ def pick(ids_ptr, table_ptr, out_ptr, n, BLOCK: tl.constexpr):
 kind, far = sys.argv[1], float(sys.argv[2])
 pool = torch.from_numpy(np.arange(4096, dtype=np.float32))
 table = torch.from_numpy(pool.numpy()[:100])
-ids, out = torch.zeros(2000, dtype=getattr(torch, kind)), torch.zeros(2000)
+num_ids = int(sys.argv[3]) if len(sys.argv) > 3 else 2000
+ids, out = torch.zeros(num_ids, dtype=getattr(torch, kind)), torch.zeros(num_ids)
 ids[1999] = far
 pick[(2000 // 50,)](ids, table, out, 2000, BLOCK=64)
 print("sum", out.sum().item())
@@ -84,12 +86,24 @@ def test_a_wild_index_is_proven_by_the_integers_that_a_guarded_run_keeps(
     assert json.loads(capfd.readouterr().out)["roots"] == [root]
 
 
+def test_a_float_that_leads_astray_is_proven_by_what_a_guarded_run_keeps(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, found, told = again(capfd, monkeypatch, tmp_path, "float64", "150")
+    assert (code, len(told)) == (3, 2)
+    [root] = found["roots"]
+    assert (root["cause"], root["argument"]) == ("index out of range", "ids_ptr")
+    assert root["proof"]["red"].startswith("the guarded run masked off this access: load of table")
+    assert root["proof"]["corrected"] == "all of ids_ptr = 0"
+    assert "no such finding" in root["proof"]["green"]
+
+
 @pytest.mark.tier("sim")
 def test_what_no_replay_makes_again_is_proven_by_the_fault_that_goes_with_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of floats nobody keeps the values."""
-    code, found, told = again(capfd, monkeypatch, tmp_path, "float64", "1e12")
+    """Of many floats nobody keeps the values."""
+    code, found, told = again(capfd, monkeypatch, tmp_path, "float64", "1e12", "10000")
     assert (code, len(told)) == (3, 2)
     [root] = found["roots"]
     assert (root["cause"], root["kernel"]) == ("access outside its tensor", "pick")
@@ -107,7 +121,7 @@ def test_what_no_replay_makes_again_is_proven_by_the_fault_that_goes_with_it(
 def test_a_silent_access_is_confirmed_and_no_cause_is_claimed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, found, told = again(capfd, monkeypatch, tmp_path, "float64", "150")
+    code, found, told = again(capfd, monkeypatch, tmp_path, "float64", "150", "10000")
     assert code == 3
     assert found["roots"] == []
     [confirmed] = [row for row in found["hypotheses"] if row["verdict"] == "CONFIRMED"]
@@ -124,7 +138,7 @@ def test_a_silent_access_is_confirmed_and_no_cause_is_claimed(
 def test_a_program_that_is_right_is_found_so(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, found, told = again(capfd, monkeypatch, tmp_path, "float64", "99")
+    code, found, told = again(capfd, monkeypatch, tmp_path, "float64", "99", "10000")
     assert (code, found["roots"], len(told)) == (0, [], 4)
     assert not [row for row in found["hypotheses"] if row["verdict"] == "CONFIRMED"]
 

@@ -34,7 +34,7 @@ from hypocenter.doctor.rungs.replaying.replay_cause import (
 )
 from hypocenter.doctor.rungs.replaying.stride_causes import wrong_strides
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.record.events import SourceRecord, TensorRecord
+from hypocenter.record.events import SourceRecord, TensorRecord, Values
 from hypocenter.replay.findings import Finding, Site
 from hypocenter.tensor import span_of
 
@@ -142,15 +142,17 @@ def _of_cast(access: _Access) -> ReplayCause | None:
 
 
 def _of_floats(access: _Access) -> ReplayCause | None:
-    leader = _led_by(access.case, access.use, access.finding)
-    if not leader:
+    found = _led_by(access.case, access.use, access.finding)
+    if not found:
         return None
+    leader, recorded = found
+    zeros = dict.fromkeys(indices_of(recorded.shape), 0)
     return ReplayCause(
         Cause.INDEX_RANGE,
         f"Keep what is worked out from {leader} inside {access.name}: it led to element "
         f"{access.number} of {access.extent}",
         (f"the address is worked out from what {leader} holds",),
-        (access.grown,),
+        ((f"all of {leader} = 0", elements_of(leader, zeros)), access.grown),
         **place_of(access.site),
         argument=leader,
     )
@@ -289,16 +291,16 @@ def _index_of(
     return None
 
 
-def _led_by(case: Case, use: LaunchMade, finding: Finding) -> str:
-    """A tensor of floats, recorded, from which the address of an access is worked out."""
+def _led_by(case: Case, use: LaunchMade, finding: Finding) -> tuple[str, Values] | None:
+    """A tensor of floats from which the address of an access is worked out, and what it held."""
     source = case.sources.get(use.launch.source)
     access = finding.sites[-1].expression if finding.sites else ""
     for parameter, tensor in case.tensors_of(use.launch).items():
-        is_known = case.index.values_of(tensor.id, use.seq) is not None
+        recorded = case.index.values_of(tensor.id, use.seq)
         is_float = not tensor.dtype.startswith(("I", "U"))
-        if source and is_known and is_float and is_index_in(source, access, parameter):
-            return parameter
-    return ""
+        if source and recorded and is_float and is_index_in(source, access, parameter):
+            return parameter, recorded
+    return None
 
 
 def elements_of(
