@@ -131,8 +131,9 @@ def experts_float_kernel(
     OUTPUTS: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
-    expert, first, size = _group(experts_ptr, firsts_ptr, sizes_ptr)
-    if size == 0:
+    expert, start, size = _group(experts_ptr, firsts_ptr, sizes_ptr)
+    first = start + tl.program_id(2) * ROWS
+    if first >= start + size:
         return
     float_outputs(
         x_ptr,
@@ -143,7 +144,7 @@ def experts_float_kernel(
         out_stride,
         tl.program_id(1),
         first,
-        first + size,
+        start + size,
         num_columns,
         num_chunks,
         x_stride,
@@ -237,19 +238,20 @@ def _floats(
     from_x: Tensor = facts["rounded"] if is_rounded else facts["x"]
     padded, num_columns = padded_rows(weight.shape[1]), weight.shape[2]
     form = float_form(weight.dtype, shape.group_rows, [padded], plan.device, accumulate=False)
+    # A group has no more, and the smallest tile of many has 16.
+    num_rows = min(form.rows, max(shape.group_rows, 16))
     plan.add_gpu(
         experts_float_kernel,
         *(from_x, facts["row_scales"] if is_rounded else from_x, *_groups(facts)),
         *(weight.data.parts[0], _bias(facts), out, out.strides[0], num_columns),
         triton.cdiv(num_columns, 64),
         *(from_x.strides[0], padded // LANES),
-        grid=(shape.num_groups, padded // form.outputs),
+        grid=(shape.num_groups, padded // form.outputs, triton.cdiv(shape.group_rows, num_rows)),
         num_warps=form.num_warps,
         IS_ROUNDED=is_rounded,
         IS_BF16=weight.dtype is DType.BF16,
         OUTPUTS=form.outputs,
-        # A group has no more, and the smallest tile of many has 16.
-        ROWS=min(form.rows, max(shape.group_rows, 16)),
+        ROWS=num_rows,
         CHUNKS=form.steps,
         STAGES=form.stages,
         **shared,

@@ -3,7 +3,10 @@
 A sum has one chain: the matrix unit adds 16 columns at a time to it, from the first to the last.
 It is the same in tiles of every shape, so a row's result does not depend on its company; that the
 unit itself adds alike in all of them is seen on hardware only (`benchmarks/gpu_ops.py` looks).
-F32 weights are multiplied by x itself, without such units.
+
+F32 weights are multiplied by x itself, without such units: each column of a chunk has a chain of
+its own, from the first chunk to the last, and neighbours are added in pairs until one is left. A
+router of experts is such a weight, with too few outputs for one chain each.
 """
 
 from __future__ import annotations
@@ -22,6 +25,17 @@ def _numbers(pointer, IS_BF16: tl.constexpr):
 
 
 @triton.jit
+def _in_pairs(chains, OUTPUTS: tl.constexpr, ROWS: tl.constexpr):
+    """[OUTPUTS, ROWS] of [OUTPUTS, ROWS, 64]: an order of its own, not that of threads."""
+    chains = tl.sum(tl.reshape(chains, (OUTPUTS, ROWS, 32, 2)), axis=3)
+    chains = tl.sum(tl.reshape(chains, (OUTPUTS, ROWS, 16, 2)), axis=3)
+    chains = tl.sum(tl.reshape(chains, (OUTPUTS, ROWS, 8, 2)), axis=3)
+    chains = tl.sum(tl.reshape(chains, (OUTPUTS, ROWS, 4, 2)), axis=3)
+    chains = tl.sum(tl.reshape(chains, (OUTPUTS, ROWS, 2, 2)), axis=3)
+    return tl.sum(chains, axis=2)
+
+
+@triton.jit
 def float_outputs(
     x_ptr, row_scales_ptr, weights_ptr, bias_ptr, out_ptr, out_stride, tile, first, num_live,
     num_columns, num_chunks, x_stride, IS_ROUNDED: tl.constexpr, IS_BF16: tl.constexpr,
@@ -33,32 +47,39 @@ def float_outputs(
     live = rows < num_live
     at_row = as_offset(tl.minimum(rows, num_live - 1), WIDE)
     outputs, column = tile * OUTPUTS + tl.arange(0, OUTPUTS), tl.arange(0, 64)
-    weights = (
-        _numbers(weights_ptr, IS_BF16)
-        + (as_offset(outputs // 16, WIDE) * num_chunks * 1024 + (outputs % 16) * 64)[:, None]
-        + column[None, :]
+    weights = _numbers(weights_ptr, IS_BF16) + (
+        as_offset(outputs // 16, WIDE) * num_chunks * 1024 + (outputs % 16) * 64
     )
-    x = _numbers(x_ptr, IS_BF16) + (at_row * x_stride)[None, :] + column[:, None]
-    total = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    x = _numbers(x_ptr, IS_BF16) + at_row * x_stride
+    if IS_ROUNDED:
+        weights = weights[:, None] + column[None, :]
+        x = x[None, :] + column[:, None]
+        total = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    else:
+        weights = weights[:, None, None] + column[None, None, :]
+        x = x[None, :, None] + column[None, None, :]
+        total = tl.zeros([OUTPUTS, ROWS, 64], tl.float32)
     for start in tl.range(0, num_chunks, CHUNKS, num_stages=STAGES):
         for index in tl.static_range(CHUNKS):
             chunk = start + index
-            if IS_ROUNDED:
-                if index == 0:
-                    w, values = tl.load(weights + chunk * 1024), tl.load(x + chunk * 64)
-                else:
-                    inside = chunk < num_chunks
-                    w = tl.load(weights + chunk * 1024, mask=inside, other=0.0)
-                    values = tl.load(x + chunk * 64, mask=inside, other=0.0)
+            inside = chunk < num_chunks
+            if not IS_ROUNDED:
+                # What lies behind the last column of x nobody made zero.
+                mask = (column < num_columns - chunk * 64)[None, None, :] & live[None, :, None]
+                values = tl.load(x + chunk * 64, mask=mask, other=0.0)
+                w = tl.load(weights + chunk * 1024, mask=inside, other=0.0)
+                total = tl.fma(w, values, total)
+            elif index == 0:
+                w, values = tl.load(weights + chunk * 1024), tl.load(x + chunk * 64)
                 total = tl.dot(w, values, total)
             else:
-                # What lies behind the last column of x nobody made zero.
-                mask = (column < num_columns - chunk * 64)[:, None] & live[None, :]
-                values = tl.load(x + chunk * 64, mask=mask, other=0.0)
-                w = tl.load(weights + chunk * 1024)
-                total = tl.dot(w, values, total, input_precision="ieee")
+                w = tl.load(weights + chunk * 1024, mask=inside, other=0.0)
+                values = tl.load(x + chunk * 64, mask=inside, other=0.0)
+                total = tl.dot(w, values, total)
     if IS_ROUNDED:
         total *= tl.load(row_scales_ptr + at_row)[None, :]
+    else:
+        total = _in_pairs(total, OUTPUTS, ROWS)
     store_outputs(
         out_ptr,
         rows[None, :],

@@ -44,6 +44,9 @@ _WIDEST_FLOATS = (
 #: Where what was there is added, the largest have no registers for it.
 _WIDEST_ADDED = (TileForm(256, 64, 8, 1, 4), TileForm(128, 64, 4, 1, 4))
 _SMALLEST_FLOATS = TileForm(64, 64, 4, 1, 5)
+#: F32: an output for each warp of a row alone, and eight chunks under way at once.
+_NO_UNITS = ((1, TileForm(8, 1, 8, 8, 1)), (16, TileForm(4, 16, 8, 4, 1)))
+_NO_UNITS_MANY = TileForm(16, 16, 8, 2, 1)
 #: The same for codes, of which a processor takes two programs at a time.
 _WIDE_CODES = (
     (16, TileForm(64, 16, 4, 1, 5)),
@@ -59,10 +62,10 @@ def float_form(
     dtype: DType, num_rows: int, num_outputs: Sequence[int], device: str, *, accumulate: bool
 ) -> TileForm:
     """The tile for weights of `num_outputs`, each a multiple of 64, that share a launch."""
+    if dtype is DType.F32:  # no matrix units
+        return next((form for most, form in _NO_UNITS if num_rows <= most), _NO_UNITS_MANY)
     is_cuda = device.startswith("cuda")
     few_rows = 1 if is_cuda and num_rows == 1 else 16
-    if dtype is DType.F32:  # no matrix units
-        return TileForm(16, few_rows, 4, 1, 2) if num_rows <= 16 else TileForm(64, 32, 8, 1, 2)
     if is_cuda and has_wide_tiles(device):
         for most, form in _WIDE_FLOATS:
             if num_rows <= most:
