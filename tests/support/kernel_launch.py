@@ -118,11 +118,15 @@ def counts(num_tokens: int, num_logit_rows: int = 0) -> Tensor:
     return tensor("counts", np.array([num_tokens, num_logit_rows], np.int32))
 
 
-def launch(op: Callable[[PlanBuilder], None], num_rows: int) -> None:
-    """Build a plan of what `op` asks for in a bucket of `num_rows` rows, and run it."""
+def launch(op: Callable[[PlanBuilder], None], num_rows: int) -> int:
+    """Build a plan of what `op` asks for in a bucket of `num_rows` rows, and run it.
+
+    Returns the number of launches.
+    """
     plan = PlanBuilder(num_rows, device)
     op(plan)
     run(plan.launches)
+    return len(plan.launches)
 
 
 def bits(values: Array) -> Array:

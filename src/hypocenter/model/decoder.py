@@ -304,7 +304,7 @@ class Decoder(LayerOps):
         facts, counts = self.facts, self.inputs.counts
         rms_norm(plan, b.x, norm, facts.norm_eps, b.hidden, counts, width=facts.width)
         mixture.choose(plan, b.hidden, w, counts, self._operands.next(b.x.shape[0]))
-        mixture.give(plan, b.hidden)
+        mixture.give(plan, b.hidden, w.experts)
         mixture.apply_experts(plan, w.experts)
         if w.shared is not None:
             assert facts.experts is not None
@@ -340,7 +340,7 @@ class Decoder(LayerOps):
         norm(b.x, norms.router, out=b.hidden)
         mixture.choose(plan, b.hidden, w.mixture, counts, self._operands.next(b.x.shape[0]))
         norm(b.x, norms.experts, out=b.hidden)
-        mixture.give(plan, b.hidden)
+        mixture.give(plan, b.hidden, w.mixture.experts)
         mixture.apply_experts(plan, w.mixture.experts)
         x, made = self._norm(plan, b.x, Norm(w.ffn_norm), b.hidden, *w.dense.read)
         codes = self._gate_up(plan, b, w.dense, x, made, width)

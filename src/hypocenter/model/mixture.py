@@ -17,9 +17,8 @@ from hypocenter.kernels.experts.mixing import mix
 from hypocenter.kernels.experts.routing import route
 from hypocenter.kernels.linear.linear import linear_several
 from hypocenter.kernels.linear.operands import Operands, Product, reads_made_alone
-from hypocenter.kernels.linear.quantise import prepare_operands
+from hypocenter.kernels.linear.quantise import gather_operands, prepare_operands
 from hypocenter.kernels.rowwise.activation import gate, gate_codes
-from hypocenter.kernels.rowwise.embedding import gather
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.experts import Experts
@@ -133,14 +132,17 @@ class MixtureBuffers:
         )
         group(plan, self.table, counts)
 
-    def give(self, plan: PlanBuilder, hidden: Tensor) -> None:
-        """Append the rows of `hidden` that experts read."""
-        gather(plan, hidden, self.table.sources, self.sorted_x, self.table.counts)
+    def give(self, plan: PlanBuilder, hidden: Tensor, weights: FeedForward) -> None:
+        """Append what experts read of the rows of `hidden`."""
+        table, into = self.table, self.operands
+        gather_operands(
+            plan, hidden, table.sources, weights.read, into, table.counts, self.sorted_x
+        )
 
     def apply_experts(self, plan: PlanBuilder, weights: FeedForward) -> None:
-        """Append the feed-forward of each sorted row, by its expert, in place."""
+        """Append the feed-forward of each sorted row, by its expert."""
         table, x = self.table, self.sorted_x
-        prepare_operands(plan, x, weights.read, self.operands, table.counts, count=1)
+        down = Product(weights.down, x, weights.down_bias)
         if weights.gate_up is not None:
             experts_gate_codes(
                 plan,
@@ -151,17 +153,17 @@ class MixtureBuffers:
                 table,
                 width=self.experts.width,
             )
-            experts_linear(plan, x, weights.down, x, table, self.gated, bias=weights.down_bias)
+            experts_linear(plan, x, [down], table, self.gated)
             return
         assert weights.gate is not None
         assert weights.up is not None
         assert self.gate is not None
         assert self.up is not None
-        for weight, out, bias in (
-            (weights.gate, self.gate, weights.gate_bias),
-            (weights.up, self.up, weights.up_bias),
-        ):
-            experts_linear(plan, x, weight, out, table, self.operands, bias=bias)
+        both = (
+            Product(weights.gate, self.gate, weights.gate_bias),
+            Product(weights.up, self.up, weights.up_bias),
+        )
+        experts_linear(plan, x, both, table, self.operands)
         if reads_made_alone([weights.down], plan.device):
             gate_codes(
                 plan,
@@ -175,8 +177,7 @@ class MixtureBuffers:
         else:
             gate(plan, self.gate, self.up, self.activation, table.counts)
             prepare_operands(plan, self.gate, [weights.down], self.gated, table.counts)
-        down, bias = weights.down, weights.down_bias
-        experts_linear(plan, self.gate, down, x, table, self.gated, bias=bias)
+        experts_linear(plan, self.gate, [down], table, self.gated)
 
     def mix_into(
         self, plan: PlanBuilder, x: Tensor, counts: Tensor, *, with_shared: bool, accumulate: bool

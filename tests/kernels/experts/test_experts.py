@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -35,8 +35,8 @@ from hypocenter.kernels.experts.grouping import group
 from hypocenter.kernels.experts.mixing import mix
 from hypocenter.kernels.experts.routing import route
 from hypocenter.kernels.linear import linear, quantise
-from hypocenter.kernels.linear.operands import Operands
-from hypocenter.kernels.linear.quantise import prepare_operands
+from hypocenter.kernels.linear.operands import Operands, Product
+from hypocenter.kernels.linear.quantise import gather_operands, prepare_operands
 from hypocenter.kernels.rowwise.activation import GATES, gate_codes
 from hypocenter.kernels.weights import block_types, packing
 from hypocenter.kernels.weights.row_groups import padded_rows
@@ -250,12 +250,15 @@ def stack_of(
 
 def operands_of(table: ExpertsTable, x: Tensor, weight: Tensor) -> Operands:
     """What products of the sorted rows x with a weight read."""
+    made, live = empty_operands(table, weight), table.counts
+    launch(lambda p: prepare_operands(p, x, [weight], made, live), table.shape.num_rows)
+    return made
+
+
+def empty_operands(table: ExpertsTable, weight: Tensor) -> Operands:
     shape, width = table.shape, weight.data.num_columns
     made = Operands.allocate([weight.dtype], shape.num_rows, width, device=shape.device)
-    made = made.first(shape.num_rows, tile=shape.tile)
-    live = table.counts
-    launch(lambda p: prepare_operands(p, x, [weight], made, live), shape.num_rows)
-    return made
+    return made.first(shape.num_rows, tile=shape.tile)
 
 
 def sorted_rows(table: ExpertsTable, num_columns: int) -> Array:
@@ -301,7 +304,10 @@ def test_experts_linear_gives_the_bits_of_each_expert_alone(
     biases = biases.astype(np.float32) if is_biased else 0 * biases
     padded = np.pad(biases, ((0, 0), (0, padded_rows(num_outputs) - num_outputs)))
     bias = tensor("bias", padded.ravel()) if is_biased else None
-    launch(lambda p: experts_linear(p, given, weight, out, table, operands, bias=bias), num_tokens)
+    launch(
+        lambda p: experts_linear(p, given, [Product(weight, out, bias)], table, operands),
+        num_tokens,
+    )
     found = to_host(out)[:, :num_outputs]
     seen = np.zeros(len(x), bool)
     weights = block_types.dequantise(raw.reshape(-1, raw.shape[2]), dtype, num_columns)
@@ -334,6 +340,66 @@ def is_of_few_gates(case: Any) -> bool:
     return case.dtype is DType.Q4_K and case.kind == "silu" and case.num_tokens in (1, 5, 70)
 
 
+@pytest.mark.parametrize("dtype", [DType.Q4_K, DType.Q8_0, DType.F16])
+@pytest.mark.parametrize("num_tokens", [1, 2, 70])
+@pytest.mark.tier("sim", fast=lambda case: case.dtype is DType.Q4_K and case.num_tokens == 1)
+def test_two_weights_of_the_same_rows_give_the_bits_of_each(
+    device: str, dtype: DType, num_tokens: int
+) -> None:
+    """In one launch where rows are few and both are codes."""
+    num_columns, widths = 512, (70, 150)
+    table = grouped(random_ids(num_tokens))
+    x = rows_tensor("x", np.nan_to_num(sorted_rows(table, num_columns)))
+    num_rows = table.shape.num_rows
+    products = []
+    for seed, width in enumerate(widths):
+        weight, _ = stack_of(dtype, width, num_columns, seed)
+        biases = np.arange(NUM_EXPERTS * padded_rows(width), dtype=np.float32)
+        out = rows_tensor("out", np.zeros((num_rows, width), np.float32))
+        products.append(Product(weight, out, tensor("bias", biases)))
+    operands = operands_of(table, x, products[0].weight)
+    num_launches = launch(lambda p: experts_linear(p, x, products, table, operands), num_tokens)
+    is_one = device != "cpu" and dtype.is_quantised and num_tokens <= 2
+    assert num_launches == (1 if is_one else 2)
+    for product in products:
+        alone = replace(product, out=rows_tensor("alone", 0 * to_host(product.out)))
+        launch(lambda p, one=alone: experts_linear(p, x, [one], table, operands), num_tokens)
+        for _, first, size in groups_of(table):
+            rows = slice(first, first + size)
+            assert (bits(to_host(product.out)[rows]) == bits(to_host(alone.out)[rows])).all()
+
+
+@pytest.mark.parametrize("dtype", [DType.Q4_K, DType.F16, DType.BF16, DType.F32])
+@pytest.mark.parametrize("num_tokens", [1, 5, 70])
+@pytest.mark.tier("sim", fast=lambda case: case.dtype in FEW_TYPES)
+def test_what_experts_read_is_made_of_rows_where_they_lie(
+    device: str, dtype: DType, num_tokens: int
+) -> None:
+    """With the bits that gathering them first gives."""
+    table, width = grouped(random_ids(num_tokens)), 512
+    weight, _ = stack_of(dtype, 70, width)
+    values = np.random.default_rng(9).standard_normal((num_tokens, width)).astype(np.float32)
+    hidden = rows_tensor("hidden", values)
+    room = rows_tensor("room", np.full((table.shape.num_rows, width), 5, np.float32))
+    made = empty_operands(table, weight)
+    launch(
+        lambda p: gather_operands(p, hidden, table.sources, [weight], made, table.counts, room),
+        table.shape.num_rows,
+    )
+    gathered = rows_tensor("gathered", values[to_host(table.sources)])
+    apart = operands_of(table, gathered, weight)
+    live = to_host(table.counts)[0]
+    if dtype is DType.F32:
+        assert (to_host(room)[:live] == to_host(gathered)[:live]).all()
+    for field in fields(Operands):
+        one, other = getattr(made, field.name), getattr(apart, field.name)
+        assert (one is None) == (other is None)
+        if one is not None and device != "cpu":
+            assert (bits(to_host(one)[:live]) == bits(to_host(other)[:live])).all(), field.name
+        elif one is not None:
+            assert (bits(to_host(one)) == bits(to_host(other))).all(), field.name
+
+
 @pytest.mark.parametrize("dtype", [DType.Q8_0, DType.Q4_0, DType.Q4_K, DType.Q6_K])
 @pytest.mark.parametrize("num_tokens", [1, 2, 5, 21, 70])
 @pytest.mark.parametrize("kind", GATES)
@@ -362,7 +428,7 @@ def test_experts_gate_codes_is_the_products_and_their_gate(
 
     def in_parts(p: Any) -> None:
         for (weight, _), out in zip(parts, outs, strict=True):
-            experts_linear(p, x, weight, out, table, operands)
+            experts_linear(p, x, [Product(weight, out)], table, operands)
         gate_codes(p, outs[0], outs[1], kind, apart, table.counts, width=width)
 
     launch(in_parts, num_tokens)
@@ -436,9 +502,13 @@ def test_a_token_of_a_mixture_does_not_depend_on_its_company() -> None:
         of_rows = rows_tensor("rows", own[to_host(table.sources)])
         middle = rows_tensor("middle", np.zeros((table.shape.num_rows, inner), np.float32))
         made = operands_of(table, of_rows, first)
-        launch(lambda p: experts_linear(p, of_rows, first, middle, table, made), len(own))
+        launch(
+            lambda p: experts_linear(p, of_rows, [Product(first, middle)], table, made), len(own)
+        )
         again = operands_of(table, middle, second)
-        launch(lambda p: experts_linear(p, middle, second, of_rows, table, again), len(own))
+        launch(
+            lambda p: experts_linear(p, middle, [Product(second, of_rows)], table, again), len(own)
+        )
         launch(lambda p: mix(p, out, of_rows, table, live, width=width), len(own))
         return to_host(out)
 
@@ -455,9 +525,10 @@ def test_what_does_not_fit_is_refused() -> None:
     made = operands_of(table, x, weight)
 
     def refused(match: str, **changes: Tensor) -> None:
-        given: dict[str, Any] = {"x": x, "weight": weight, "out": out, "table": table} | changes
+        given: dict[str, Any] = {"x": x, "out": out} | changes
+        products = [Product(weight, given["out"])]
         with pytest.raises(LaunchRejected, match=match):
-            launch(lambda p: experts_linear(p, operands=made, **given), 5)
+            launch(lambda p: experts_linear(p, given["x"], products, table, made), 5)
 
     refused("experts: out .* must be", out=x)
     refused("x .* num_columns", x=rows_tensor("x", np.zeros((x.shape[0], 0), np.float32)))

@@ -6,6 +6,7 @@ that is taken is read once for all its rows. Sums run as in `linear`, whatever t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from hypocenter.kernels.experts import experts_cpu
 from hypocenter.kernels.experts.experts_table import ExpertsTable
 from hypocenter.kernels.linear.linear import X_SCALED, X_TILES
 from hypocenter.kernels.linear.linear_gate import GATED
-from hypocenter.kernels.linear.operands import Operands
+from hypocenter.kernels.linear.operands import Operands, Product
 from hypocenter.kernels.rowwise.activation import GATES, require_kind
 from hypocenter.kernels.weights.row_groups import ROWS_PER_ITEM, padded_rows
 from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
@@ -44,14 +45,22 @@ def _rows_of_groups(values: Symbols) -> Array:
 
 
 _OF_GROUPS = Reach("the rows of groups", _rows_of_groups)
-# Whole vectors are stored: outputs take a multiple of 64 columns.
-_PRODUCT = (
-    Arg("weight", WEIGHT_TYPES, "num_experts, num_outputs, num_columns"),
-    Arg("out", (DType.F32,), "num_rows, >= -(-num_outputs // 64) * 64", "write", reach=_OF_GROUPS),
-    # Those of an expert lie behind those of the experts before, as its rows do.
-    Arg("bias", (DType.F32,), ">= num_experts * (-(-num_outputs // 64) * 64)", optional=True),
-    *_groups("num_rows"),
-)
+_MARKS = ("", "_2")
+
+
+def _weight(mark: str) -> tuple[Arg, ...]:
+    """A weight and what belongs to it; in a launch of two, names of the second end in `mark`."""
+    # Whole vectors are stored: outputs take a multiple of 64 columns.
+    outputs, padded = f"num_outputs{mark}", f"(-(-num_outputs{mark} // 64) * 64)"
+    return (
+        Arg(f"weight{mark}", WEIGHT_TYPES, f"num_experts, {outputs}, num_columns"),
+        Arg(f"out{mark}", (DType.F32,), f"num_rows, >= {padded}", "write", reach=_OF_GROUPS),
+        # Those of an expert lie behind those of the experts before, as its rows do.
+        Arg(f"bias{mark}", (DType.F32,), f">= num_experts * {padded}", optional=True),
+    )
+
+
+_PRODUCT = (*_weight(""), *_groups("num_rows"))
 FLOATS = Contract(
     "experts",
     *_PRODUCT,
@@ -64,7 +73,11 @@ TILES = Contract(
     *X_TILES,
     Rule("num_tiles * tile >= num_rows", "the tiles of x must hold its rows"),
 )
-SCALED = Contract("experts", *_PRODUCT, *X_SCALED)
+#: By how many weights share a launch.
+SCALED = (
+    Contract("experts", *_PRODUCT, *X_SCALED),
+    Contract("experts", *_PRODUCT, *_weight("_2"), Apart("out", "out_2"), *X_SCALED),
+)
 ROUNDED = Contract(
     "experts",
     *_PRODUCT,
@@ -110,53 +123,66 @@ def _facts_of(table: ExpertsTable) -> dict[str, Any]:
 def experts_linear(
     plan: PlanBuilder,
     x: Tensor,
-    weight: Tensor,
-    out: Tensor,
+    products: Sequence[Product],
     table: ExpertsTable,
     operands: Operands,
-    *,
-    bias: Tensor | None = None,
 ) -> None:
-    """Append out[row, :n] = x[row, :k] @ weight[expert].T (+ bias[expert]) for each row of a group
-    of `table`.
+    """Append out[row, :n] = x[row, :k] @ weight[expert].T (+ bias[expert]) of each product, for
+    each row of a group of `table`.
 
     x and out f32 [num_rows, >= k], [num_rows, >= n padded to 64]; weight packed [num_experts, n,
     k]; bias f32, n padded to 64 for each expert. `operands` holds what `prepare_operands` makes of
-    x for `weight`; weights that read codes or rounded numbers do not read x. Raises LaunchRejected
-    when the shapes disagree.
+    x for the weights; those that read codes or rounded numbers do not read x. Two weights share a
+    launch on a GPU where rows are few. Raises LaunchRejected when the shapes disagree.
     """
+    if plan.device == "cpu":
+        for product in products:
+            _add_on_cpu(plan, x, product, table, operands)
+        return
+    from hypocenter.kernels.experts import experts_gpu
+
+    several = len(products) == len(_MARKS) and experts_gpu.takes_both(products, operands, table)
+    for group in (products,) if several else ((product,) for product in products):
+        facts = _facts_of(table)
+        for mark, product in zip(_MARKS, group, strict=False):
+            facts |= {
+                f"weight{mark}": product.weight,
+                f"out{mark}": product.out,
+                f"bias{mark}": product.bias,
+            }
+        dtype = group[0].weight.dtype
+        contract = FLOATS
+        if (rounded := operands.rounded_for(dtype)) is None:
+            facts["x"] = x
+        else:
+            contract = SCALED[len(group) - 1]
+            facts |= {"rounded": rounded, "row_scales": operands.row_scales}
+            facts["fragments"] = operands.fragments if dtype.is_quantised else None
+        experts_gpu.add(plan, contract, facts, group, table.shape)
+
+
+def _add_on_cpu(
+    plan: PlanBuilder, x: Tensor, product: Product, table: ExpertsTable, operands: Operands
+) -> None:
+    weight, out, bias = product.weight, product.out, product.bias
     facts: dict[str, Any] = {"weight": weight, "out": out, "bias": bias} | _facts_of(table)
     dtype = weight.dtype
-    if dtype.is_quantised and plan.device == "cpu":
-        contract = TILES
-        made = dict(operands.made)
-        facts |= {"x_scales" if name == "scales" else name: one for name, one in made.items()}
-    elif (rounded := operands.rounded_for(dtype)) is not None:
-        contract = SCALED
-        facts |= {"rounded": rounded, "row_scales": operands.row_scales}
-        facts["fragments"] = operands.fragments if dtype.is_quantised else None
+    if dtype.is_quantised:
+        contract, kernel = TILES, experts_cpu.experts_codes
+        made = {
+            "x_scales" if name == "scales" else name: one for name, one in operands.made.items()
+        }
     elif operands.multiplied_as(dtype) is DType.BF16:
-        contract, facts["rounded"] = ROUNDED, operands.rounded
+        contract, kernel, made = ROUNDED, experts_cpu.experts_float, {"rounded": operands.rounded}
     else:
-        contract, facts["x"] = FLOATS, x
-    if plan.device != "cpu":
-        from hypocenter.kernels.experts import experts_gpu
-
-        experts_gpu.add(plan, contract, facts, table.shape)
-        return
+        contract, kernel, made = FLOATS, experts_cpu.experts_float, {"x": x}
     groups = (table.experts, table.firsts, table.sizes, table.num_groups)
     per_expert = padded_rows(weight.shape[1]) // ROWS_PER_ITEM
-    if dtype.is_quantised:
-        kernel: Any = experts_cpu.experts_codes
-        given = [facts[name] for name in ("codes", "x_scales", "sums", "weighted")]
-    else:
-        kernel = experts_cpu.experts_float
-        given = [facts["rounded" if "rounded" in facts else "x"]]
     plan.add_cpu(
         kernel,
-        *(*given, *groups, weight, per_expert, _NO_BIAS if bias is None else bias, out),
+        *(*made.values(), *groups, weight, per_expert, _NO_BIAS if bias is None else bias, out),
         contract=contract,
-        facts=facts,
+        facts=facts | made,
         work_per_row=_work_per_row(weight, table),
     )
 

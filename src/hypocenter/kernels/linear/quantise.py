@@ -9,16 +9,17 @@ of two first makes each row large, so that small numbers keep their bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
 
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import COUNT, Arg, Rule, Scalar, live_counts
+from hypocenter.kernels.demands import COUNT, Arg, Index, Rule, Scalar, live_counts, live_rows
 from hypocenter.kernels.linear import quantise_cpu
-from hypocenter.kernels.linear.operands import GROUP, Operands
+from hypocenter.kernels.linear.operands import GROUP, Operands, reads_made_alone
+from hypocenter.kernels.rowwise.embedding import gather
 from hypocenter.kernels.weights.packing import Packed
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.tensor import DType, Tensor
@@ -88,6 +89,21 @@ SCALED = Contract(
     *INTO_ROUNDED,
     live_counts("num_rows"),
     COUNT,
+    _WIDTH,
+)
+
+#: On a GPU, of rows that lie elsewhere.
+GATHERED = Contract(
+    "gather_round",
+    Arg("x", (DType.F32,), "num_tokens, >= width"),
+    *INTO_ROUNDED,
+    Arg(
+        "sources",
+        (DType.I32,),
+        ">= num_rows",
+        index=Index("num_tokens", "the activations", live=live_rows("sources", 0)),
+    ),
+    live_counts("num_rows", 0),
     _WIDTH,
 )
 
@@ -166,6 +182,32 @@ def prepare_operands(
         elif dtype is DType.BF16:
             facts |= {"rounded": into.bits, "row_scales": into.row_scales, "fragments": None}
             quantise_gpu.add_rounded(plan, SCALED, facts)
+
+
+def gather_operands(
+    plan: PlanBuilder,
+    x: Tensor,
+    sources: Tensor,
+    weights: Collection[Tensor],
+    into: Operands,
+    counts: Tensor,
+    out: Tensor,
+) -> None:
+    """Append what makes of x[sources] the operands that products with `weights` read.
+
+    x f32 [num_tokens, >= width], sources i32 [>= num_rows], live by counts[0], which counts[1]
+    equals. out f32 [num_rows, as wide as x] holds the rows themselves afterwards where these are
+    read as well, and else nothing. The result has the bits of `gather` and `prepare_operands`.
+    """
+    if plan.device == "cpu" or not reads_made_alone(weights, plan.device):
+        gather(plan, x, sources, out, counts)
+        prepare_operands(plan, out, weights, into, counts, count=1)
+        return
+    from hypocenter.kernels.linear import quantise_gpu
+
+    width = next(iter(weights)).data.num_columns
+    facts: dict[str, Any] = {"x": x, "sources": sources, "counts": counts, "width": width}
+    quantise_gpu.add_rounded(plan, GATHERED, facts | into.made)
 
 
 def reference(

@@ -59,15 +59,17 @@ def store_rounded(
 
 @triton.jit
 def round_kernel(
-    x_ptr, counts_ptr, rounded_ptr, row_scales_ptr, fragments_ptr, count, width, x_stride, pitch,
-    IS_BF16: tl.constexpr, IS_PLAIN: tl.constexpr, HAS_FRAGMENTS: tl.constexpr,
-    LEADS: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, sources_ptr, counts_ptr, rounded_ptr, row_scales_ptr, fragments_ptr, count, width,
+    x_stride, pitch, GATHERS: tl.constexpr, IS_BF16: tl.constexpr, IS_PLAIN: tl.constexpr,
+    HAS_FRAGMENTS: tl.constexpr, LEADS: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     lead(OVERLAPS and LEADS)
     follow(OVERLAPS)
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr + count):
         return
+    source = as_offset(tl.load(sources_ptr + row) if GATHERS else row, WIDE)
     row = as_offset(row, WIDE)
     step = tl.arange(0, BLOCK)
     up = 1.0
@@ -77,14 +79,14 @@ def round_kernel(
         largest = tl.zeros([BLOCK], tl.float32)
         for start in range(0, width, BLOCK):
             column = start + step
-            x = tl.load(x_ptr + row * x_stride + column, mask=column < width, other=0.0)
+            x = tl.load(x_ptr + source * x_stride + column, mask=column < width, other=0.0)
             largest = tl.maximum(largest, tl.abs(x))
         up, down = power_of(tl.max(largest, axis=0))
         tl.store(row_scales_ptr + row, down)
     stop = (width + 127) // 128 * 128
     for start in range(0, stop, BLOCK):
         column = start + step
-        x = tl.load(x_ptr + row * x_stride + column, mask=column < width, other=0.0)
+        x = tl.load(x_ptr + source * x_stride + column, mask=column < width, other=0.0)
         if IS_BF16:
             rounded = x.to(tl.bfloat16).to(tl.int16, bitcast=True)
             tl.store(rounded_ptr + row * pitch + column, rounded, mask=column < stop)
@@ -109,16 +111,22 @@ def leads(facts: Mapping[str, Any]) -> bool:
 def add_rounded(
     plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], *, is_plain: bool = False
 ) -> None:
-    """Append round: one program for each row of the bucket; `is_plain`: f16 have no factor."""
+    """Append round: one program for each row of the bucket; `is_plain`: f16 have no factor.
+
+    With `sources` among the facts they say which row of x each one is.
+    """
     x, rounded, fragments = facts["x"], facts["rounded"], facts["fragments"]
+    sources: Tensor | None = facts.get("sources")
     plan.add_gpu(
         round_kernel,
-        # Without fragments the pointer is never used.
-        *(x, facts["counts"], rounded, facts["row_scales"], fragments or rounded),
-        *(facts["count"], facts["width"], x.strides[0], rounded.shape[1]),
-        grid=(x.shape[0],),
+        # Without sources and fragments the pointers are never used.
+        *(x, sources or facts["counts"], facts["counts"], rounded, facts["row_scales"]),
+        *(fragments or rounded, facts.get("count", 0), facts["width"]),
+        *(x.strides[0], rounded.shape[1]),
+        grid=(rounded.shape[0],),
         contract=contract,
         facts=facts,
+        GATHERS=sources is not None,
         IS_BF16=rounded.dtype is not DType.F16,
         IS_PLAIN=is_plain,
         HAS_FRAGMENTS=fragments is not None,
