@@ -22,6 +22,8 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.engine.runner import load_runner
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.attention import kv_write, rope, rope_write
+from hypocenter.kernels.attention.rope_write import HeadNorms
+from hypocenter.kernels.rowwise.norm import rms_norm
 from hypocenter.model.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.step_buffers import KVPages
@@ -54,6 +56,7 @@ class Case:
     num_heads: int
     head_dim: int
     style: str
+    norms: HeadNorms | None = None
 
     @classmethod
     def right(
@@ -93,11 +96,17 @@ class Case:
         rope_write.rope_write(
             plan, self.q, self.k, self.v, self.positions, self.slots, self.table, self.k_cache,
             self.v_cache, self.counts, num_heads=self.num_heads, head_dim=self.head_dim,
-            style=self.style,
+            style=self.style, norms=self.norms,
         )  # fmt: skip
 
     def one_by_one(self, plan: PlanBuilder) -> None:
         for x, num_heads in ((self.q, self.num_heads), (self.k, self.k_cache.shape[1])):
+            norm = self.norms and (self.norms.q if x is self.q else self.norms.k)
+            if self.norms is not None and norm is not None:
+                rms_norm(
+                    plan, x, norm, self.norms.eps, x, self.counts,
+                    width=self.head_dim, num_heads=num_heads,
+                )  # fmt: skip
             rope.rotate(
                 plan, x, self.positions, self.table, self.counts,
                 num_heads=num_heads, head_dim=self.head_dim, style=self.style,
@@ -142,6 +151,35 @@ def test_it_comes_to_the_bits_of_its_parts(form: dict[str, Any], is_f16: bool, s
         assert changed.any() == (form.get("num_live") != 0)
     for name in ("k", "v"):
         np.testing.assert_array_equal(exactly(getattr(fused, name)), exactly(getattr(before, name)))
+
+
+@pytest.mark.parametrize("normed", ["q", "k", "qk"])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.tier("sim", fast=lambda case: case.normed == "qk")
+def test_heads_are_normed_in_it_as_before_it(form: dict[str, Any], normed: str) -> None:
+    """By one launch on a GPU; what does not turn is normed as well."""
+    cases = [Case.right(**form, style="neox") for _ in range(3)]
+    fused, parts, plain = cases
+    rng, head_dim = np.random.default_rng(4), fused.head_dim
+    weights = [tensor(name, rng.uniform(0.5, 2, head_dim).astype(np.float32)) for name in "qk"]
+    q, k = (w if name in normed else None for name, w in zip("qk", weights, strict=True))
+    fused.norms = parts.norms = HeadNorms(q, k, 1e-5)
+    num_launches = launch(fused.together, fused.q.shape[0])
+    assert num_launches == (1 + len(normed) if kernel_launch.device == "cpu" else 1)
+    for case in (parts, plain):
+        launch(case.one_by_one, case.q.shape[0])
+    for name, part in (("q", "q"), ("k_cache", "k"), ("v_cache", "")):
+        found, wanted, other = (exactly(getattr(case, name)) for case in cases)
+        np.testing.assert_array_equal(found, wanted)
+        is_normed = bool(part) and part in normed and form.get("num_live") != 0
+        assert (found != other).any() == is_normed
+
+
+def test_a_norm_that_is_too_short_is_refused() -> None:
+    case = Case.right()
+    case.norms = HeadNorms(None, tensor("k_norm", np.ones(19, np.float32)), 1e-5)
+    with pytest.raises(LaunchRejected, match="k_norm.* must be at least (width|head_dim) = 20"):
+        case.planned()
 
 
 @pytest.mark.parametrize("place", ["cpu"], indirect=True)

@@ -1,24 +1,40 @@
-"""rope_write: `rope` of queries and keys and `kv_write` in one launch.
+"""rope_write: `rope` of queries and keys and `kv_write` in one launch; on a GPU heads may be normed
+in it before.
 
-The result has the bits that rope of q, rope of k and kv_write give one after the other, but for
-k itself: its turned heads go to the cache alone, and its own buffer stays as it was.
+The result has the bits that rms_norm and rope of q and of k and kv_write give one after the other,
+but for k itself: what its heads have become goes to the cache alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import kv_write, rope, rope_write_cpu
 from hypocenter.kernels.attention.kv_write import FLOATS
 from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Apart
-from hypocenter.tensor import Tensor
+from hypocenter.kernels.demands import Apart, Arg, Scalar
+from hypocenter.kernels.rowwise.norm import rms_norm
+from hypocenter.tensor import DType, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Weights f32 [head_dim] by which each head of q and of k is normed; None: it is not."""
+
+    q: Tensor | None
+    k: Tensor | None
+    eps: float
+
 
 _ROPE = {arg.name: arg for arg in rope.CONTRACT.args}
+_NORMS = tuple(
+    Arg(name, (DType.F32,), ">= head_dim", optional=True) for name in ("q_norm", "k_norm")
+)
 
 
-def _contract(write: Contract) -> Contract:
+def _contract(write: Contract, *norms: Arg | Scalar) -> Contract:
     of_write = {arg.name: arg for arg in write.args}
     return Contract(
         "rope_write",
@@ -33,9 +49,11 @@ def _contract(write: Contract) -> Contract:
         *rope.CONTRACT.scalars,
         *rope.CONTRACT.rules,
         *write.rules,
+        *norms,
     )
 
 
+NORMED = _contract(kv_write.CONTRACT, *_NORMS, Scalar("eps", "eps > 0", "must be above 0"))
 #: On a GPU, and on the CPU.
 CONTRACT, PAGES = _contract(kv_write.CONTRACT), _contract(kv_write.PAGES)
 
@@ -55,13 +73,15 @@ def rope_write(
     num_heads: int,
     head_dim: int,
     style: str,
+    norms: HeadNorms | None = None,
 ) -> None:
     """Append the rotation of q f32 [num_tokens, >= num_heads * head_dim] by its positions, and
     the write of k, turned likewise, and v at `slots`; arguments as in `rotate` and `kv_write`.
+    With `norms` heads are normed before, on the CPU by launches of their own.
     """
     rope.require_style("rope_write", style)
     cos, sin = table
-    facts = {
+    facts: dict[str, Any] = {
         "q": q,
         "k": k,
         "v": v,
@@ -78,9 +98,16 @@ def rope_write(
     if plan.device != "cpu":
         from hypocenter.kernels.attention import rope_write_gpu
 
-        rope_write_gpu.add(plan, CONTRACT, facts, style == "normal")
+        if norms is not None:
+            facts |= {"q_norm": norms.q, "k_norm": norms.k, "eps": norms.eps}
+        contract = CONTRACT if norms is None else NORMED
+        rope_write_gpu.add(plan, contract, facts, style == "normal")
         return
     num_kv_heads = k_cache.shape[1]
+    if norms is not None:
+        for x, norm, num in ((q, norms.q, num_heads), (k, norms.k, num_kv_heads)):
+            if norm is not None:
+                rms_norm(plan, x, norm, norms.eps, x, counts, width=head_dim, num_heads=num)
     plan.add_cpu(
         rope_write_cpu.rope_write,
         *(q, k, v, counts, positions, slots, cos, sin, k_cache, v_cache, num_heads),

@@ -10,15 +10,40 @@ from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.attention.kv_write_gpu import key_at, value_at
 from hypocenter.kernels.attention.rope_gpu import angles, columns, rotate
 from hypocenter.kernels.contract import Contract
+from hypocenter.kernels.rowwise.norm_gpu import inverse_of
 from hypocenter.kernels.shared_gpu import as_offset, follow
+
+
+@triton.jit
+def _norm_columns(x, weight_ptr, column, live, inverse):
+    """Some columns of a head that is multiplied by `inverse`."""
+    return x * inverse * tl.load(weight_ptr + column, mask=live, other=0.0)
+
+
+@triton.jit
+def _load_head(start, first, second, live, d, unturned, head_dim, norm_ptr, eps,
+               NORMS: tl.constexpr):  # fmt: skip
+    """Both numbers of each pair, and the columns that do not turn, normed where that is wanted."""
+    a = tl.load(start + first, mask=live, other=0.0)
+    b = tl.load(start + second, mask=live, other=0.0)
+    if NORMS:
+        x = tl.load(start + d, mask=d < head_dim, other=0.0)
+        inverse = inverse_of(x, head_dim, eps)
+        a = _norm_columns(a, norm_ptr, first, live, inverse)
+        b = _norm_columns(b, norm_ptr, second, live, inverse)
+        x = _norm_columns(x, norm_ptr, d, unturned, inverse)
+    else:
+        x = tl.load(start + d, mask=unturned, other=0.0)
+    return a, b, x
 
 
 @triton.jit
 def rope_write_kernel(
     q_ptr, k_ptr, v_ptr, counts_ptr, positions_ptr, slots_ptr, cos_ptr, sin_ptr, k_cache_ptr,
-    v_cache_ptr, num_heads, num_kv_heads, head_dim, half, block_size, value_pitch, q_stride,
-    k_stride, v_stride, NEIGHBOURS: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
-    PAIRS: tl.constexpr, BLOCK: tl.constexpr,
+    v_cache_ptr, q_norm_ptr, k_norm_ptr, eps, num_heads, num_kv_heads, head_dim, half, block_size,
+    value_pitch, q_stride, k_stride, v_stride, NORMS_Q: tl.constexpr, NORMS_K: tl.constexpr,
+    NEIGHBOURS: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     follow(OVERLAPS)
     token, head = tl.program_id(0), tl.program_id(1)
@@ -28,10 +53,15 @@ def rope_write_kernel(
     live = pair < half
     cos, sin = angles(positions_ptr, cos_ptr, sin_ptr, token, pair, half, WIDE)
     first, second = columns(pair, half, NEIGHBOURS)
+    d = tl.arange(0, BLOCK)
+    unturned = (d >= 2 * half) & (d < head_dim)
     if head < num_heads:
         q_start = q_ptr + as_offset(token, WIDE) * q_stride + head * head_dim
-        a = tl.load(q_start + first, mask=live, other=0.0)
-        b = tl.load(q_start + second, mask=live, other=0.0)
+        a, b, q = _load_head(
+            q_start, first, second, live, d, unturned, head_dim, q_norm_ptr, eps, NORMS_Q
+        )
+        if NORMS_Q:
+            tl.store(q_start + d, q, mask=unturned)
         a, b = rotate(a, b, cos, sin)
         tl.store(q_start + first, a, mask=live)
         tl.store(q_start + second, b, mask=live)
@@ -39,16 +69,14 @@ def rope_write_kernel(
         head -= num_heads
         slot = as_offset(tl.load(slots_ptr + token), WIDE)
         k_start = k_ptr + as_offset(token, WIDE) * k_stride + head * head_dim
-        a = tl.load(k_start + first, mask=live, other=0.0)
-        b = tl.load(k_start + second, mask=live, other=0.0)
+        a, b, k = _load_head(
+            k_start, first, second, live, d, unturned, head_dim, k_norm_ptr, eps, NORMS_K
+        )
         a, b = rotate(a, b, cos, sin)
         first_at = key_at(slot, head, first, num_kv_heads, head_dim, block_size)
         second_at = key_at(slot, head, second, num_kv_heads, head_dim, block_size)
         tl.store(k_cache_ptr + first_at, a.to(k_cache_ptr.dtype.element_ty), mask=live)
         tl.store(k_cache_ptr + second_at, b.to(k_cache_ptr.dtype.element_ty), mask=live)
-        d = tl.arange(0, BLOCK)
-        unturned = (d >= 2 * half) & (d < head_dim)
-        k = tl.load(k_start + d, mask=unturned, other=0.0)
         k_at = key_at(slot, head, d, num_kv_heads, head_dim, block_size)
         tl.store(k_cache_ptr + k_at, k.to(k_cache_ptr.dtype.element_ty), mask=unturned)
         v_start = v_ptr + as_offset(token, WIDE) * v_stride + head * head_dim
@@ -62,17 +90,32 @@ def add(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], neighbo
     q, k, v, k_cache, v_cache = (facts[name] for name in ("q", "k", "v", "k_cache", "v_cache"))
     _, num_kv_heads, head_dim, block_size = k_cache.shape
     num_heads, half = facts["num_heads"], facts["cos"].shape[1]
+    q_norm, k_norm = facts.get("q_norm"), facts.get("k_norm")
     plan.add_gpu(
         rope_write_kernel,
         *(q, k, v, *(facts[name] for name in ("counts", "positions", "slots", "cos", "sin"))),
-        *(k_cache, v_cache, num_heads, num_kv_heads, head_dim, half, block_size),
+        # Without norms the pointers are never used; Triton wants some all the same.
+        *(
+            k_cache,
+            v_cache,
+            q_norm or q,
+            k_norm or q,
+            facts.get("eps", 1.0),
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            half,
+            block_size,
+        ),
         *(v_cache.shape[3], q.strides[0], k.strides[0], v.strides[0]),
         grid=(q.shape[0], num_heads + num_kv_heads),
         contract=contract,
         facts=facts,
+        NORMS_Q=q_norm is not None,
+        NORMS_K=k_norm is not None,
         NEIGHBOURS=neighbours,
         PAIRS=triton.next_power_of_2(half),
         BLOCK=triton.next_power_of_2(head_dim),
-        # As in rope, whose bits these are.
+        # As in rope and rms_norm, whose bits these are.
         enable_fp_fusion=False,
     )

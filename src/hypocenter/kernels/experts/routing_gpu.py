@@ -22,6 +22,8 @@ _LOWEST = tl.constexpr(-3.0e38)
 _NOBODY = tl.constexpr(1 << 30)
 #: Choices that one program sorts by itself, and those that one looks at in turn.
 _MOST_SORTED, _BLOCK = 64, 256
+#: Experts up to which a program has one warp, which finds the best without waiting for others.
+_MOST_OF_A_WARP = 128
 
 
 @triton.jit
@@ -217,6 +219,7 @@ def add_route(
         grid=(ids.shape[0],),
         contract=contract,
         facts=facts,
+        num_warps=1 if choice.num_experts <= _MOST_OF_A_WARP else 4,
         IS_SIGMOID=choice.scores == "sigmoid",
         NORMALISES=choice.normalises,
         HAS_GATE=choice.has_gate,
@@ -239,15 +242,17 @@ def add_group(
     table = ("experts", "firsts", "sizes", "sources", "places", "sorted_counts", "found")
     given = [facts[name] for name in ("ids", "counts", *table)]
     sizes = (shape.num_used, shape.num_groups, shape.num_rows)
-    if max(shape.num_choices, shape.num_groups) <= _MOST_SORTED:
+    num_sorted = max(shape.num_choices, shape.num_groups)
+    if num_sorted <= _MOST_SORTED:
         plan.add_gpu(
             group_few_kernel,
             *(*given, *sizes),
             grid=(1,),
             contract=contract,
             facts=facts,
+            num_warps=1 if num_sorted <= 16 else 4,
             GROUP_ROWS=shape.group_rows,
-            BLOCK=triton.next_power_of_2(max(shape.num_choices, shape.num_groups)),
+            BLOCK=triton.next_power_of_2(num_sorted),
         )
         return
     plan.add_gpu(

@@ -69,12 +69,12 @@ def float_outputs(
                 values = tl.load(x + chunk * 64, mask=mask, other=0.0)
                 w = tl.load(weights + chunk * 1024, mask=inside, other=0.0)
                 total = tl.fma(w, values, total)
-            elif index == 0:
-                w, values = tl.load(weights + chunk * 1024), tl.load(x + chunk * 64)
-                total = tl.dot(w, values, total)
             else:
-                w = tl.load(weights + chunk * 1024, mask=inside, other=0.0)
-                values = tl.load(x + chunk * 64, mask=inside, other=0.0)
+                if index == 0:
+                    w, values = tl.load(weights + chunk * 1024), tl.load(x + chunk * 64)
+                else:
+                    w = tl.load(weights + chunk * 1024, mask=inside, other=0.0)
+                    values = tl.load(x + chunk * 64, mask=inside, other=0.0)
                 total = tl.dot(w, values, total)
     if IS_ROUNDED:
         total *= tl.load(row_scales_ptr + at_row)[None, :]

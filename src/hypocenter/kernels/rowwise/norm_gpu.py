@@ -13,7 +13,7 @@ from hypocenter.kernels.shared_gpu import as_offset, follow, lead
 
 
 @triton.jit
-def _inverse(x, width, eps):
+def inverse_of(x, width, eps):
     """What a row is multiplied by, all of which x is."""
     mean_square = tl.sum(x * x, axis=0) / width
     return 1.0 / tl.sqrt(mean_square + eps)
@@ -33,7 +33,7 @@ def rms_norm_kernel(
     live = column < width
     at = head * width + column
     x = tl.load(x_ptr + row * x_stride + at, mask=live, other=0.0)
-    out = x * _inverse(x, width, eps)
+    out = x * inverse_of(x, width, eps)
     out = out * tl.load(weight_ptr + column, mask=live, other=0.0)
     out_at = out_ptr + row * out_stride + at
     if ACCUMULATE:
@@ -56,7 +56,7 @@ def rms_norm_round_kernel(
     column = tl.arange(0, BLOCK)
     live = column < width
     x = tl.load(x_ptr + row * x_stride + column, mask=live, other=0.0)
-    inverse = _inverse(x, width, eps)
+    inverse = inverse_of(x, width, eps)
     found = x * inverse * tl.load(weight_ptr + column, mask=live, other=0.0)
     # An undefined row is so up to its width.
     store_rounded(

@@ -6,7 +6,7 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 
-DOTS = ("total = tl.dot(w, values, total)\n", "total = tl.dot(w, values, total, input")
+STEPS = ("total = tl.dot(w, values, total)\n", "total = tl.fma(w, values, total)\n")
 OWN = "if chunk % tl.num_programs(2) == tl.program_id(2):\n                    "
 GRID = "grid=(sum(tiles), row_tiles)"
 ATOMIC = (
@@ -20,7 +20,7 @@ ATOMIC = (
 
 def halve(lab: Lab) -> None:
     """Where a product is added, every second stretch of columns is a second program's."""
-    lab.edit("linear_float_gpu", *((dot, OWN + dot) for dot in DOTS))
+    lab.edit("linear_float_gpu", *((step, OWN + step) for step in STEPS))
     both = GRID.replace("row_tiles)", 'row_tiles, 1 + shared["ACCUMULATE"])')
     lab.edit("linear_gpu", (GRID, both))
 

@@ -9,7 +9,7 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 
-OUT = "out = x * _inverse(x, width, eps)"
+OUT = "out = x * inverse_of(x, width, eps)"
 TILE = """far, near = tl.arange(0, 64), tl.arange(0, 512)
     rows = tl.load(weight_ptr + (far[:, None] + near[None, :]) % width).to(tl.float16)
     columns = tl.load(weight_ptr + (near[:, None] + far[None, :]) % width).to(tl.float16)

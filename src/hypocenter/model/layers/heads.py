@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention.kv_write import kv_write
 from hypocenter.kernels.attention.rope import rotate
-from hypocenter.kernels.attention.rope_write import rope_write
+from hypocenter.kernels.attention.rope_write import HeadNorms, rope_write
 from hypocenter.kernels.rowwise.norm import rms_norm
 from hypocenter.model.activations import Activations
 from hypocenter.model.architecture import Architecture
@@ -37,9 +37,53 @@ class Heads:
         if w.v_norm is not None:
             source = b.k if w.v is None else b.v
             self._norm(plan, source, w.v_norm, b.v, index, self._facts.layers[index].num_kv_heads)
-        if not self._facts.family.norms_turned:
+        facts, has_own = self._facts, self._facts.layers[index].kv_source is None
+        is_alike = self._ropes.query is None and not facts.family.norms_turned and has_own
+        # Blocks are made of heads that have been turned whole.
+        if facts.is_turned(index) and is_alike and self._is_fused and not keys.dtype.is_quantised:
+            self._write_at_once(plan, b, index, w, keys, values)
+            return
+        if not facts.family.norms_turned:
             self._norm_both(plan, b, index, w)
         self._turn_and_write(plan, b, index, w, keys, values)
+
+    def _table(self, index: int) -> tuple[Tensor, Tensor]:
+        is_local = self._facts.is_local(index)
+        return self._ropes.local if is_local else self._ropes.whole
+
+    def _write_at_once(
+        self,
+        plan: PlanBuilder,
+        b: Activations,
+        index: int,
+        w: LayerWeights,
+        keys: Tensor,
+        values: Tensor,
+    ) -> None:
+        """q normed and turned, and k, as well, and v in the cache, by one launch on a GPU."""
+        facts, inputs = self._facts, self._inputs
+        norms = None
+        if w.q_norm is not None or w.k_norm is not None:
+            if facts.family.wide_qk_norm:
+                self._norm_both(plan, b, index, w)
+            else:
+                norms = HeadNorms(w.q_norm, w.k_norm, facts.norm_eps)
+        rope_write(
+            plan,
+            b.q,
+            b.k,
+            b.v,
+            inputs.positions,
+            inputs.slots,
+            self._table(index),
+            keys,
+            values,
+            inputs.counts,
+            num_heads=facts.num_heads,
+            head_dim=facts.layers[index].head_dim,
+            style=facts.family.rope_style,
+            norms=norms,
+        )
 
     def _norm_both(self, plan: PlanBuilder, b: Activations, index: int, w: LayerWeights) -> None:
         """q and k normed, where they are."""
@@ -73,28 +117,8 @@ class Heads:
         """q turned by its positions; k, turned likewise, and v in their slots of the cache."""
         facts, ropes, inputs = self._facts, self._ropes, self._inputs
         positions, slots, counts = inputs.positions, inputs.slots, inputs.counts
-        shape, family = facts.layers[index], facts.family
-        table = ropes.local if facts.is_local(index) else ropes.whole
+        shape, family, table = facts.layers[index], facts.family, self._table(index)
         is_turned, has_own = facts.is_turned(index), shape.kv_source is None
-        is_alike = ropes.query is None and not family.norms_turned and has_own
-        # Blocks are made of heads that have been turned whole.
-        if is_turned and is_alike and self._is_fused and not keys.dtype.is_quantised:
-            rope_write(
-                plan,
-                b.q,
-                b.k,
-                b.v,
-                positions,
-                slots,
-                table,
-                keys,
-                values,
-                counts,
-                num_heads=facts.num_heads,
-                head_dim=shape.head_dim,
-                style=family.rope_style,
-            )
-            return
         of_q, of_k = (
             (b.q, facts.num_heads, ropes.query or table),
             (b.k, shape.num_kv_heads, table),

@@ -150,7 +150,7 @@ def _of_mixtures(vendor: str) -> Iterator[Specimen]:
 
     def of(family: str, dtype: DType, num_tokens: int, **changes: Any) -> list[Specimen]:
         plan = abstract_plan(vendor, family, dtype, DType.F16, changes, num_tokens=num_tokens)
-        of_mixtures = ("route", "group", "experts", "mix")
+        of_mixtures = ("route", "group", "round", "experts", "mix")
         launches = [launch for launch in plan.launches if launch.kernel.startswith(of_mixtures)]
         return specimens(launches, f"{dtype.name.lower()}, experts")
 
