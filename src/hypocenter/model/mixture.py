@@ -45,6 +45,7 @@ class MixtureBuffers:
     shared: Tensor | None
     operands: Operands
     gated: Operands
+    of_one_token: ExpertsTable | None
 
     @classmethod
     def allocate(
@@ -73,12 +74,13 @@ class MixtureBuffers:
 
         is_split = any(stack.gate_up is None for stack in stacks)
         downs = [stack.down for stack in stacks]
+        table = ExpertsTable.allocate(shape)
         has_shared = experts.shared_width > 0 or facts.is_dense(facts.num_layers - 1)
         return cls(
             experts=experts,
             width=facts.width,
             activation=facts.family.activation,
-            table=ExpertsTable.allocate(shape),
+            table=table,
             logits=floats("router_logits", max_tokens, choice.num_experts + choice.has_gate),
             sorted_x=floats("expert_rows", shape.num_rows, facts.width),
             gate=floats("expert_gate", shape.num_rows, experts.width) if is_split else None,
@@ -86,11 +88,13 @@ class MixtureBuffers:
             shared=floats("shared", max_tokens, facts.width) if has_shared else None,
             operands=operands((weight for stack in stacks for weight in stack.read), facts.width),
             gated=operands(downs, experts.width),
+            of_one_token=None if device == "cpu" else table.of_one_token(),
         )
 
     def first(self, num_tokens: int) -> MixtureBuffers:
         """The same buffers for a bucket of `num_tokens` tokens."""
-        table = self.table.first(num_tokens)
+        table = self.of_one_token if num_tokens == 1 else None
+        table = table or self.table.first(num_tokens)
         num_rows, tile = table.shape.num_rows, table.shape.tile
 
         def some(tensor: Tensor | None) -> Tensor | None:
@@ -108,6 +112,7 @@ class MixtureBuffers:
             shared=None if self.shared is None else rows(self.shared, 0, num_tokens),
             operands=self.operands.first(num_rows, tile=tile),
             gated=self.gated.first(num_rows, tile=tile),
+            of_one_token=self.of_one_token,
         )
 
     def choose(
@@ -130,7 +135,8 @@ class MixtureBuffers:
             bias=weights.bias,
             factors=weights.factors,
         )
-        group(plan, self.table, counts)
+        if not self.table.is_fixed:
+            group(plan, self.table, counts)
 
     def give(self, plan: PlanBuilder, hidden: Tensor, weights: FeedForward) -> None:
         """Append what experts read of the rows of `hidden`."""

@@ -369,6 +369,35 @@ def test_two_weights_of_the_same_rows_give_the_bits_of_each(
             assert (bits(to_host(product.out)[rows]) == bits(to_host(alone.out)[rows])).all()
 
 
+def test_one_token_needs_no_table_that_is_made_anew(device: str) -> None:
+    """With each choice a group of its own the results have the bits that sorted groups give."""
+    width, num_columns, ids = 70, 512, random_ids(1)[:, ::-1].copy()
+    weight, _ = stack_of(DType.Q4_K, width, num_columns)
+    hidden = np.random.default_rng(3).standard_normal((1, num_columns)).astype(np.float32)
+    found = []
+    for is_fixed in (False, True):
+        table = grouped(ids)
+        if is_fixed and device != "cpu":
+            table = table.of_one_token()
+            assert to_host(table.experts).tolist() == ids[0].tolist()
+        to_device(table.weights, np.arange(1, NUM_USED + 2, dtype=np.float32)[None])
+        x, made = rows_tensor("hidden", hidden), empty_operands(table, weight)
+        sorted_x = rows_tensor("sorted", np.zeros((table.shape.num_rows, num_columns), np.float32))
+        out = rows_tensor("out", np.zeros((table.shape.num_rows, width), np.float32))
+        total = rows_tensor("total", np.zeros((1, width), np.float32))
+
+        def of_token(p: Any, of: Any = (table, x, made, sorted_x, out, total)) -> None:
+            table, x, made, sorted_x, out, total = of
+            gather_operands(p, x, table.sources, [weight], made, table.counts, sorted_x)
+            experts_linear(p, sorted_x, [Product(weight, out)], table, made)
+            mix(p, total, out, table, counts(1), width=width)
+
+        launch(of_token, 1)
+        found.append(bits(to_host(total)[:, :width]))
+    assert (found[0] == found[1]).all()
+    assert found[0].any()
+
+
 @pytest.mark.parametrize("dtype", [DType.Q4_K, DType.F16, DType.BF16, DType.F32])
 @pytest.mark.parametrize("num_tokens", [1, 5, 70])
 @pytest.mark.tier("sim", fast=lambda case: case.dtype in FEW_TYPES)

@@ -7,8 +7,11 @@ rows of one expert, one behind the other; products go through groups.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
+
+from hypocenter.device.copies import to_device
 from hypocenter.device.memory import allocate, rows
 from hypocenter.kernels.linear.operands import FEW_ROWS, TILE_ROWS
 from hypocenter.tensor import DType, Tensor
@@ -100,7 +103,8 @@ class ExpertsTable:
     experts, firsts, sizes i32 [num_groups]: the expert of each group, its first sorted row and
     its rows (0: none is left); sources i32 [num_rows]; places i32 [num_tokens, num_used]; counts
     i32 [2]: the sorted rows, twice, for kernels that take either; num_groups i32 [1]; ends i32
-    [num_experts] is scratch.
+    [num_experts] is scratch. `is_fixed`: all but ids and weights is known before the step, so that
+    `group` has nothing to find.
     """
 
     shape: ExpertsShape
@@ -114,6 +118,7 @@ class ExpertsTable:
     counts: Tensor
     num_groups: Tensor
     ends: Tensor
+    is_fixed: bool = False
 
     @classmethod
     def allocate(cls, shape: ExpertsShape) -> ExpertsTable:
@@ -149,4 +154,33 @@ class ExpertsTable:
             counts=self.counts,
             num_groups=self.num_groups,
             ends=self.ends,
+        )
+
+    def of_one_token(self) -> ExpertsTable:
+        """The table of a bucket of one token on a GPU: each choice is a group, in its own order.
+
+        Its fixed parts are buffers of their own; experts are the ids themselves.
+        """
+        shape = self.shape.of(1)
+        num_used = shape.num_used
+
+        def fixed(name: str, values: list[int], *sizes: int) -> Tensor:
+            made = allocate(f"expert_{name}", "decoder", DType.I32, sizes, device=shape.device)
+            to_device(made, np.array(values, np.int32).reshape(sizes))
+            return made
+
+        ids, order = rows(self.ids, 0, 1), list(range(num_used))
+        return ExpertsTable(
+            shape=shape,
+            ids=ids,
+            weights=rows(self.weights, 0, 1),
+            experts=replace(ids, shape=(num_used,), strides=(1,)),
+            firsts=fixed("firsts", order, num_used),
+            sizes=fixed("sizes", [1] * num_used, num_used),
+            sources=fixed("sources", [0] * num_used, num_used),
+            places=fixed("places", order, 1, num_used),
+            counts=fixed("counts", [num_used] * 2, 2),
+            num_groups=fixed("num_groups", [num_used], 1),
+            ends=self.ends,
+            is_fixed=True,
         )
