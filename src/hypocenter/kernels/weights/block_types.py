@@ -254,10 +254,10 @@ def find_reserved(raw: Array, dtype: DType) -> tuple[int, int, int] | None:
         return None
     bits, num_scales = RESERVED[dtype]
     scales = raw.reshape(len(raw), -1, dtype.block_bytes)[..., :num_scales]
-    found = np.argwhere(scales & bits == bits)
-    if not len(found):
+    is_reserved = scales & bits == bits
+    if not is_reserved.any():  # where they stand takes three times as long
         return None
-    row, block, place = map(int, found[0])
+    row, block, place = map(int, np.argwhere(is_reserved)[0])
     return row, block, int(scales[row, block, place])
 
 
