@@ -265,6 +265,42 @@ def wide_kernel(x_ptr, y_ptr, count, BLOCK: tl.constexpr):
     tl.store(y_ptr + at, tl.load(x_ptr + at, mask=at < count), mask=at < count)
 
 
+@triton.jit
+def product_kernel(
+    a_ptr, b_ptr, c_ptr, count, width, inner,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, INNER: tl.constexpr,
+):  # fmt: skip
+    rows, columns, k = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, INNER)
+    a_ptrs = a_ptr + rows[:, None] * inner + k[None, :]
+    b_ptrs = b_ptr + k[:, None] * width + columns[None, :]
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, inner, INNER):
+        left = k < inner - start
+        a = tl.load(a_ptrs, mask=(rows[:, None] < count) & left[None, :], other=0.0)
+        b = tl.load(b_ptrs, mask=left[:, None] & (columns[None, :] < width), other=0.0)
+        total = tl.dot(a, b, total)
+        a_ptrs += INNER
+        b_ptrs += INNER * width
+    inside = (rows[:, None] < count) & (columns[None, :] < width)
+    tl.store(c_ptr + rows[:, None] * width + columns[None, :], total, mask=inside)
+
+
+@triton.jit
+def picked_kernel(at_ptr, x_ptr, y_ptr, masked_ptr, A: tl.constexpr, B: tl.constexpr):
+    """Each lane reads where it is told, and may be masked."""
+    lane = tl.arange(0, A)[:, None] * B + tl.arange(0, B)[None, :]
+    picked = x_ptr + tl.load(at_ptr + lane)
+    inside = tl.load(masked_ptr + lane) == 0
+    tl.store(y_ptr + lane, tl.load(picked, mask=inside, other=7))
+
+
+@triton.jit
+def picked_cube_kernel(at_ptr, x_ptr, y_ptr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr):
+    lane = tl.arange(0, A)[:, None, None] * B + tl.arange(0, B)[None, :, None]
+    lane = lane * C + tl.arange(0, C)[None, None, :]
+    tl.store(y_ptr + lane, tl.load(x_ptr + tl.load(at_ptr + lane)))
+
+
 # --- what must be refused: (kernel, pointers, words of the reason)
 
 

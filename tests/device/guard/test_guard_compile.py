@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # mypy: disable-error-code="no-untyped-call"
 import re
+from dataclasses import replace
 from typing import Any
 
 import guard_kernels as K
@@ -119,6 +120,29 @@ def test_wide_accesses_stay_wide(arch: str, types: str, block: int) -> None:
     assert after.spills == before.spills == 0
 
 
+def asm(plain_or_guarded: Specimen) -> str:
+    limits = named_gpu("sm_90")
+    source = triton_source(plain_or_guarded, limits)
+    return str(compile_source(source, limits, plain_or_guarded.options).asm["ptx"])
+
+
+def test_a_product_is_checked_once_and_by_the_threads_that_load_it() -> None:
+    """In a pipelined loop a check in another layout than the load's would be made twice."""
+    plain = specimen(
+        K.product_kernel,
+        "*fp16 *fp16 *fp32 i32 i32 i32",
+        {"ROWS": 128, "COLUMNS": 128, "INNER": 32},
+    )
+    plain = replace(plain, options={"num_warps": 8})
+    before, after = asm(plain), asm(replace(guarded_specimen(plain), options=plain.options))
+    for word in ("cp.async.cg", "wgmma.mma_async", "bar.sync", "st.shared", "ld.shared"):
+        assert after.count(word) == before.count(word), word
+    # Each thread owns 2 groups of either operand and 16 of the result, and the latter are as many
+    # stores of the kernel's own.
+    assert after.count("st.global.b64") == 2 + 2 + 16
+    assert after.count("\n\t") < 5 * before.count("\n\t")
+
+
 def test_without_groups_they_would_not() -> None:
     built = compile_specimen(form("wide_kernel", group_bytes=0), "sm_90")
     assert wide(built)[0] == 0
@@ -126,35 +150,40 @@ def test_without_groups_they_would_not() -> None:
 
 @pytest.mark.parametrize("name", ["wide_kernel", "cast_kernel", "calls_kernel"])
 def test_the_promise_of_equal_lanes_is_kept_by_the_values(name: str) -> None:
-    """Each hinted value must come from a reduction over its group, and from nothing else.
+    """Each hinted value must be one value of its group, spread over the lanes, and nothing else.
 
     Triton computes one lane of a hinted group and uses it for all: a hint on a predicate that may
     differ between them (the bounds of each lane, the caller's mask) lets a bad lane through.
     """
-    text = ttir(form(name))
     made_by = {}
-    for line in text.splitlines():
+    for line in ttir(form(name)).splitlines():
         if found := re.match(r"\s*(%[\w#]+)(?::\d+)? = \"?([\w.]+)\"?(.*)", line):
-            made_by[found[1]] = (found[2], found[3].split(" : ")[0].split(" loc(")[0])
+            made_by[found[1]] = (found[2], found[3].split(" loc(")[0])
     hinted = [name for name, (_, rest) in made_by.items() if "tt.constancy" in rest]
     hinted = [name for name in hinted if not made_by[name][0].startswith("tt.load")]
     assert hinted, "no hint is left: every load would be scalar"
-    passing = {"tt.reshape", "tt.broadcast", "tt.expand_dims", "arith.cmpi"}
     for value in hinted:
-        waiting = [value]
-        while waiting:
-            operation, rest = made_by[waiting.pop()]
-            assert operation in {*passing, "tt.reduce", "arith.constant"}, (value, operation)
-            if operation in passing:
-                waiting += [name for name in re.findall(r"%[\w#]+", rest) if name in made_by]
-        chain = _chain(made_by, value)
-        assert "tt.reduce" in chain, chain
+        lanes = int(re.findall(r"(\d+)\]?> : tensor<\d+xi32>}", made_by[value][1])[0])
+        assert _spread(made_by, value) == lanes, made_by[value]
 
 
-def _chain(made_by: dict[str, tuple[str, str]], value: str) -> list[str]:
+def _spread(made_by: dict[str, tuple[str, str]], value: str) -> int:
+    """How many neighbours on the last axis are one value, by how `value` was made of it."""
     operation, rest = made_by[value]
-    below = [] if operation == "tt.reduce" else re.findall(r"%[\w#]+", rest)
-    return [operation, *(o for name in below if name in made_by for o in _chain(made_by, name))]
+    operands = [name for name in re.findall(r"%[\w#]+", rest.split(" : ")[0]) if name in made_by]
+    if operation == "tt.join":
+        assert operands[0] == operands[1], rest
+        return 2 * _spread(made_by, operands[0])
+    if operation == "tt.broadcast":
+        shapes = re.findall(r"tensor<([\dx]+)xi32>", rest)
+        before, after = ([int(size) for size in shape.split("x")] for shape in shapes)
+        assert before[-1] == 1
+        assert before[:-1] == after[:-1]
+        return after[-1]
+    if operation in ("tt.reshape", "arith.cmpi"):
+        (source,) = [name for name in operands if made_by[name][0] != "arith.constant"]
+        return _spread(made_by, source)
+    return 1
 
 
 def test_each_call_of_an_inner_function_has_its_own_slot() -> None:

@@ -7,6 +7,8 @@ triton.language takes.
 
 # Not `from __future__ import annotations`: Triton reads the annotations of its functions.
 
+from typing import Any
+
 from hypocenter.device.triton_lang import tl, triton
 
 #: Triton 3.4 to 3.6 refuse a bare string as default of a constexpr parameter.
@@ -21,6 +23,19 @@ FARTHEST = tl.constexpr((1 << 35) - 1)
 PROGRAM_MASK = tl.constexpr((1 << 26) - 1)
 FAULT_BIT = tl.constexpr(1 << 27)
 NULL_BIT = tl.constexpr(1 << 26)
+
+
+def num_threads(_semantic: Any = None) -> Any:
+    """Threads of a program; 1 in an interpreter, which gives no compiler's hand."""
+    if _semantic is None:
+        return 1
+    options = _semantic.builder.options
+    # Triton 3.4 has a warp size for AMD only.
+    return tl.constexpr(options.num_warps * getattr(options, "warp_size", 32))
+
+
+# Not the decorator `tl.core.builtin`: it refuses calls out of an interpreter.
+setattr(num_threads, tl.core.TRITON_BUILTIN, True)
 
 
 @triton.jit
@@ -80,37 +95,110 @@ def _verdict(SLOT: tl.constexpr, slots, root, root_bytes, root2, root2_bytes, po
 
 
 @triton.jit
-def _all_of_group(good, LANES: tl.constexpr):
-    """AND over aligned groups of LANES lanes of the last axis, and the compiler is told so.
+def _hinted(good, LANES: tl.constexpr):
+    """`good` as booleans, which the compiler is told are equal in a group of LANES lanes.
 
-    Without the hint every load becomes scalar: the address went through an integer. The AND comes
-    first because the hint is a promise: Triton computes one lane of a group and uses it for all.
+    Without the hint every load becomes scalar: the address went through an integer. The hint is a
+    promise: Triton computes one lane of a group and uses it for all.
     """
     rank: tl.constexpr = len(good.shape)
-    last: tl.constexpr = good.shape[rank - 1]
-    lanes: tl.constexpr = LANES if last > LANES else last
-    if lanes > 1 and rank <= 3:
-        # No access of four axes is a vector here, and Triton 3.6 and 3.9 fail on some such ANDs.
-        # The outer axes stay as they are: a flat [-1, lanes] would move data between threads.
-        # Lists are written out where they are used: Triton 3.4 to 3.6 take no named ones.
-        n: tl.constexpr = last // lanes
-        is_good = good.to(tl.int32)
-        if rank == 1:
-            low = tl.min(tl.reshape(is_good, [n, lanes]), axis=1)
-            same = tl.broadcast_to(low[:, None], [n, lanes])
-            good = tl.max_constancy(tl.reshape(same, good.shape) != 0, [lanes])
-        elif rank == 2:
-            a: tl.constexpr = good.shape[0]
-            low = tl.min(tl.reshape(is_good, [a, n, lanes]), axis=2)
-            same = tl.broadcast_to(low[:, :, None], [a, n, lanes])
-            good = tl.max_constancy(tl.reshape(same, good.shape) != 0, [1, lanes])
-        else:
-            a: tl.constexpr = good.shape[0]
-            b: tl.constexpr = good.shape[1]
-            low = tl.min(tl.reshape(is_good, [a, b, n, lanes]), axis=3)
-            same = tl.broadcast_to(low[:, :, :, None], [a, b, n, lanes])
-            good = tl.max_constancy(tl.reshape(same, good.shape) != 0, [1, 1, lanes])
+    if rank == 1:
+        good = tl.max_constancy(good != 0, [LANES])
+    elif rank == 2:
+        good = tl.max_constancy(good != 0, [1, LANES])
+    else:
+        good = tl.max_constancy(good != 0, [1, 1, LANES])
     return good
+
+
+@triton.jit
+def _all_of_group(good, LANES: tl.constexpr):
+    """AND over aligned groups of LANES lanes of the last axis."""
+    rank: tl.constexpr = len(good.shape)
+    n: tl.constexpr = good.shape[rank - 1] // LANES
+    is_good = good.to(tl.int32)
+    # The outer axes stay as they are: a flat [-1, LANES] would move data between threads.
+    # Lists are written out where they are used: Triton 3.4 to 3.6 take no named ones.
+    if rank == 1:
+        low = tl.min(tl.reshape(is_good, [n, LANES]), axis=1)
+        same = tl.broadcast_to(low[:, None], [n, LANES])
+    elif rank == 2:
+        a: tl.constexpr = good.shape[0]
+        low = tl.min(tl.reshape(is_good, [a, n, LANES]), axis=2)
+        same = tl.broadcast_to(low[:, :, None], [a, n, LANES])
+    else:
+        a: tl.constexpr = good.shape[0]
+        b: tl.constexpr = good.shape[1]
+        low = tl.min(tl.reshape(is_good, [a, b, n, LANES]), axis=3)
+        same = tl.broadcast_to(low[:, :, :, None], [a, b, n, LANES])
+    return _hinted(tl.reshape(same, good.shape), LANES)
+
+
+@triton.jit
+def _pairs(values):
+    """The even lanes of the last axis, and the odd ones."""
+    rank: tl.constexpr = len(values.shape)
+    n: tl.constexpr = values.shape[rank - 1] // 2
+    if rank == 1:
+        even, odd = tl.split(tl.reshape(values, [n, 2]))
+    elif rank == 2:
+        even, odd = tl.split(tl.reshape(values, [values.shape[0], n, 2]))
+    else:
+        even, odd = tl.split(tl.reshape(values, [values.shape[0], values.shape[1], n, 2]))
+    return even, odd
+
+
+@triton.jit
+def _doubled(values):
+    """Each lane of the last axis twice."""
+    rank: tl.constexpr = len(values.shape)
+    n: tl.constexpr = values.shape[rank - 1] * 2
+    both = tl.join(values, values)
+    if rank == 1:
+        twice = tl.reshape(both, [n])
+    elif rank == 2:
+        twice = tl.reshape(both, [values.shape[0], n])
+    else:
+        twice = tl.reshape(both, [values.shape[0], values.shape[1], n])
+    return twice
+
+
+@triton.jit
+def _group_verdict(SLOT: tl.constexpr, LANES: tl.constexpr, slots, root, root_bytes, pointer, mask):
+    """True where no lane of the group is outside and not masked; any other group writes its word.
+
+    As unsigned numbers the offsets before the root are the largest. So a group is inside if its
+    largest offset is, and if it is not, that is the offset of a lane outside. A maximum costs less
+    than a verdict and a word for each lane.
+
+    The shape of this code is what the compiler makes of it. A split says that one thread owns both
+    halves, and a join undoes it: so the check has the load's own layout. With a reduction in place
+    of the splits, or a broadcast in place of the joins, Triton computes everything twice.
+    """
+    size: tl.constexpr = (pointer.dtype.element_ty.primitive_bitwidth + 7) // 8
+    room = tl.maximum(root_bytes - (size - 1), 0)  # as in `_distance`
+    largest = (pointer.to(tl.int64) - root.to(tl.int64)).to(tl.uint64)
+    counts = tl.full(pointer.shape, 1, tl.int1)
+    if mask is not None:
+        counts = counts & mask
+        largest = tl.where(counts, largest, 0).to(tl.uint64)  # the smallest offset of all
+    for level in tl.static_range(8):
+        if (LANES >> level) > 1:
+            even, odd = _pairs(largest)
+            largest = tl.maximum(even, odd)
+            even_counts, odd_counts = _pairs(counts)
+            counts = even_counts | odd_counts
+    # An empty tensor has not even room for the 0 of a masked lane: some lane has to count.
+    bad = counts & (largest >= room.to(tl.uint64))
+    # Flat: of words in rows and columns, Triton 3.6 gives a thread others than those it checked.
+    told = tl.reshape(bad, [bad.numel])
+    word = _head(root) | _tail(tl.reshape(largest, [bad.numel]).to(tl.int64))
+    tl.store(slots + (SLOT + told.to(tl.int32) * 0), word, mask=told)
+    good = (bad == 0).to(tl.int32)
+    for level in tl.static_range(8):
+        if (LANES >> level) > 1:
+            good = _doubled(good)
+    return _hinted(good, LANES)
 
 
 @triton.jit
@@ -131,11 +219,27 @@ def _allowed_lanes(
     of lanes that shares one verdict, so that loads stay wide; 0: each lane alone. `root`, `root2`:
     where the parameters begin that the pointer may come from, each with its extent in bytes.
     """
-    bad = _verdict(SLOT, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
-    good = bad == 0  # also true for lanes that the caller masks: in a right program true everywhere
-    if GROUP_BYTES > 0 and len(good.shape) > 0:
-        size: tl.constexpr = (pointer.dtype.element_ty.primitive_bitwidth + 7) // 8
-        good = _all_of_group(good, GROUP_BYTES // size)
+    size: tl.constexpr = (pointer.dtype.element_ty.primitive_bitwidth + 7) // 8
+    rank: tl.constexpr = len(pointer.shape)
+    last: tl.constexpr = pointer.shape[rank - 1] if rank > 0 else 1
+    group: tl.constexpr = GROUP_BYTES // size
+    lanes: tl.constexpr = last if group > last else group
+    # No access of four axes is a vector here, and Triton 3.6 and 3.9 fail on some such ANDs.
+    grouped: tl.constexpr = lanes > 1 and rank <= 3
+    # With less than a group, a thread would work for its neighbours. And lanes of two roots may
+    # alternate: an offset from the one says nothing about the other.
+    one_root: tl.constexpr = root is None or root2 is None
+    if grouped and one_root and pointer.numel // lanes >= num_threads():
+        if root2 is None:
+            good = _group_verdict(SLOT, lanes, slots, root, root_bytes, pointer, mask)
+        else:
+            good = _group_verdict(SLOT + 1, lanes, slots, root2, root2_bytes, pointer, mask)
+    else:
+        bad = _verdict(SLOT, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
+        # Also true for lanes that the caller masks: in a right program true everywhere.
+        good = bad == 0
+        if grouped:
+            good = _all_of_group(good, lanes)
     if mask is not None:
         good = mask & good
     return good
