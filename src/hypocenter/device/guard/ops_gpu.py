@@ -95,7 +95,7 @@ def _verdict(SLOT: tl.constexpr, slots, root, root_bytes, root2, root2_bytes, po
 
 
 @triton.jit
-def _hinted(good, LANES: tl.constexpr):
+def _hint(good, LANES: tl.constexpr):
     """`good` as booleans, which the compiler is told are equal in a group of LANES lanes.
 
     Without the hint every load becomes scalar: the address went through an integer. The hint is a
@@ -131,7 +131,7 @@ def _all_of_group(good, LANES: tl.constexpr):
         b: tl.constexpr = good.shape[1]
         low = tl.min(tl.reshape(is_good, [a, b, n, LANES]), axis=3)
         same = tl.broadcast_to(low[:, :, :, None], [a, b, n, LANES])
-    return _hinted(tl.reshape(same, good.shape), LANES)
+    return _hint(tl.reshape(same, good.shape), LANES)
 
 
 @triton.jit
@@ -149,7 +149,7 @@ def _pairs(values):
 
 
 @triton.jit
-def _doubled(values):
+def _double(values):
     """Each lane of the last axis twice."""
     rank: tl.constexpr = len(values.shape)
     n: tl.constexpr = values.shape[rank - 1] * 2
@@ -197,8 +197,8 @@ def _group_verdict(SLOT: tl.constexpr, LANES: tl.constexpr, slots, root, root_by
     good = (bad == 0).to(tl.int32)
     for level in tl.static_range(8):
         if (LANES >> level) > 1:
-            good = _doubled(good)
-    return _hinted(good, LANES)
+            good = _double(good)
+    return _hint(good, LANES)
 
 
 @triton.jit
