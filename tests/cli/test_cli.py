@@ -70,6 +70,19 @@ def endless(chat_model: Path) -> list[str]:
             ["run", "--kv-dtype", "Q8_0", "--device", "cuda", "--attention", "parts", "-p", "x"],
             ["--kv-dtype is 'q8_0', but parts of attention read no blocks"],
         ),
+        (
+            ["bench", "-ctk", "q8_0", "-ctv", "q4_0"],
+            ["-ctk/--cache-type-k q8_0 and -ctv/--cache-type-v q4_0 differ", "one type: give both"],
+        ),
+        (
+            ["run", "-ctk", "q8_0", "-p", "x"],
+            ["-ctk/--cache-type-k q8_0", "-ctv/--cache-type-v f16"],
+        ),
+        (
+            ["warm", "--kv-dtype", "f16", "-ctk", "q8_0", "-ctv", "q8_0"],
+            ["--kv-dtype f16, -ctk/--cache-type-k q8_0 and -ctv/--cache-type-v q8_0 differ"],
+        ),
+        (["run", "-ctk", "q5_1", "-ctv", "q5_1", "-p", "x"], ["is 'q5_1'", "f16, f32, q8_0, q4_0"]),
         (["run", "--device", "tpu", "-p", "x"], ["--device is 'tpu'"]),
         (["run", "--stop", "", "-p", "x"], ["--stop is '', but an empty text"]),
         (["run", "-p", "x", "--tokenizer-pre", "gpt2"], ["--tokenizer-pre is 'gpt2'", "'gpt-2'"]),
@@ -355,9 +368,32 @@ def test_options_have_every_field_and_default_of_the_configuration() -> None:
     engine = {field.name for field in fields(EngineOptions)}
     of_serve = {"max_batch_requests", "kv_tokens"}
     not_at_the_command_line = {"max_batch_tokens", "block_size", *of_serve}
-    file_of_a_field = {"chat_template_file"}
-    assert (engine - file_of_a_field) | not_at_the_command_line == defaults(EngineConfig).keys()
+    of_a_field = {"chat_template_file", "cache_type_k", "cache_type_v"}
+    assert (engine - of_a_field) | not_at_the_command_line == defaults(EngineConfig).keys()
     assert EngineOptions().config() == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("-ctk q8_0 -ctv Q8_0", "q8_0"),
+        ("--cache-type-k q4_0 --cache-type-v q4_0", "q4_0"),
+        ("-ctk f16", "f16"),
+        ("--cache-type-v f16", "f16"),
+        ("--kv-dtype f32 -ctk f32", "f32"),
+    ],
+)
+def test_the_cache_has_the_type_that_llama_cpp_spells_twice(
+    monkeypatch: pytest.MonkeyPatch, words: str, name: str
+) -> None:
+    asked: list[EngineConfig] = []
+    monkeypatch.setattr(
+        "hypocenter.cli.verbs.bench.bench",
+        lambda path, tests, config, *, as_json: asked.append(config),
+    )
+    done = hypo_in_process("bench", *words.split())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [config.kv_dtype for config in asked] == [name]
 
 
 def test_the_bundled_model_is_the_one_the_library_takes() -> None:

@@ -315,12 +315,21 @@ class EngineOptions:
         ),
     ] = _ENGINE["num_threads"]
     kv_dtype: Annotated[
-        str,
+        str | None,
         Parameter(
             name="--kv-dtype",
-            help="KV cache, keys and values alike: f16, f32, q8_0 or q4_0.",
+            help="KV cache, keys and values alike: f16, f32, q8_0 or q4_0. "
+            f"[default: {_ENGINE['kv_dtype']}]",
         ),
-    ] = _ENGINE["kv_dtype"]
+    ] = None
+    cache_type_k: Annotated[
+        str | None,
+        Parameter(name=("-ctk", "--cache-type-k"), help="The same, where -ctv agrees."),
+    ] = None
+    cache_type_v: Annotated[
+        str | None,
+        Parameter(name=("-ctv", "--cache-type-v"), help="The same, where -ctk agrees."),
+    ] = None
     prefix_cache: Annotated[
         bool,
         Parameter(
@@ -415,9 +424,24 @@ class EngineOptions:
             fields["chat_template"] = _template_of(file)
         if (written := self.chat_template_kwargs) is not None:
             fields["chat_template_kwargs"] = _variables_of(written)
+        del fields["cache_type_k"], fields["cache_type_v"]
+        fields["kv_dtype"] = self._cache_type()
         with naming_options(type(self)):
             fields["override_kv"] = parse_metadata("override_kv", self.override_kv) or None
             return EngineConfig(**fields)
+
+    def _cache_type(self) -> str:
+        """The one type of keys and values, which llama.cpp asks for by an option for each."""
+        both = self.kv_dtype or _ENGINE["kv_dtype"]
+        # Whoever gives one of them gets keys unlike values from llama.cpp, and is told.
+        keys, values = self.cache_type_k or both, self.cache_type_v or both
+        if len({name.lower() for name in (keys, values, self.kv_dtype or keys)}) == 1:
+            return keys
+        also = f"--kv-dtype {self.kv_dtype}, " if self.kv_dtype else ""
+        raise UsageError(
+            f"{also}-ctk/--cache-type-k {keys} and -ctv/--cache-type-v {values} differ, but keys "
+            "and values have one type: give both, and the same"
+        )
 
 
 def _variables_of(written: str) -> Any:

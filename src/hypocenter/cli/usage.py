@@ -147,8 +147,6 @@ _OF_LLAMA_CPP = {
     "--batch-size": "a step takes up to 512 tokens; leave it out",
     "-ub": "a step takes up to 512 tokens; leave it out",
     "--color": "the prompt is not coloured; leave it out",
-    "-ctk": "--kv-dtype f16 or f32 is for keys and values",
-    "-ctv": "--kv-dtype f16 or f32 is for keys and values",
 }
 
 
