@@ -9,10 +9,10 @@ import pytest
 from kernel_launch import counts, rows_tensor, tensor
 
 from hypocenter.device import copies, devices, memory
-from hypocenter.device.launch import Launch, run
+from hypocenter.device.launch import Launch, prepare, run
 from hypocenter.device.plan import MIN_PARALLEL_WORK, PlanBuilder
 from hypocenter.errors import LaunchRejected, UsageError
-from hypocenter.kernels.attention import rope
+from hypocenter.kernels.attention import rope, rope_cpu
 from hypocenter.kernels.rowwise import activation, activation_gpu, embedding, embedding_cpu
 from hypocenter.tensor import DType, Tensor
 
@@ -94,3 +94,15 @@ def test_a_gpu_launch_beyond_the_gpus_limits_is_refused_when_the_plan_is_made() 
                 num_warps=num_warps, contract=activation.SCALE, facts=facts, BLOCK=64,
             )  # fmt: skip
     assert not plan.launches
+
+
+def test_a_number_that_its_contract_was_not_checked_with_is_refused() -> None:
+    """A contract looks at facts alone: what is passed beside them must be the same."""
+    launch, _ = _rope([0, 1, 2])
+    args = tuple(32 if arg == 64 else arg for arg in launch.given)
+    assert args != launch.given
+    with pytest.raises(
+        LaunchRejected, match="head_dim is 32, but its contract was checked with 64"
+    ):
+        prepare(rope_cpu.rope, args, launch.contract, launch.facts, parallel=False)
+    prepare(rope_cpu.rope, launch.given, launch.contract, launch.facts, parallel=False)

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,7 +29,7 @@ from hypocenter.errors import LaunchRejected, UsageError
 from hypocenter.package import caller_outside
 from hypocenter.record.recorder import current
 from hypocenter.record.ring import CELL_PLACE
-from hypocenter.refusals import Refused
+from hypocenter.refusals import Refused, WrongScalar
 from hypocenter.tensor import Tensor
 
 log = logging.getLogger("hypocenter.launch")
@@ -163,6 +163,7 @@ def prepare(
     """
     _check(contract, facts, kernel.name, "cpu")
     bound = tuple(value for arg in args for value, _ in _bound(arg))
+    _require_facts(kernel.name, "cpu", zip(kernel.parameters, bound, strict=False), contract, facts)
     function = SharedKernel(kernel.shared, reads) if parallel else kernel.serial
     return Launch(kernel.name, function, bound, contract, facts, given=args)
 
@@ -192,6 +193,8 @@ def prepare_gpu(
         options["launch_pdl"] = True  # Triton's word for it, which AMD's part does not know
     pairs = [pair for arg in args for pair in _bound(arg)]
     names = [name for name in jit.arg_names if name not in options]
+    passed = [*zip(names, (value for value, _ in pairs), strict=False), *options.items()]
+    _require_facts(name, device, passed, contract, facts)
     extents = {
         name: extent for name, (_, extent) in zip(names, pairs, strict=True) if extent is not None
     }
@@ -244,6 +247,29 @@ def _check(contract: Demands, facts: Mapping[str, Any], kernel: str, device: str
     except LaunchRejected as error:
         current().record_refusal(error, kernel, device, facts, contract)
         raise
+
+
+def _require_facts(
+    kernel: str,
+    device: str,
+    passed: Iterable[tuple[str, Any]],
+    contract: Demands,
+    facts: Mapping[str, Any],
+) -> None:
+    """Raises LaunchRejected where a parameter is given another number than the contract was checked
+    with under its name: what is passed would be as unchecked as if there were no contract."""
+    for parameter, value in passed:
+        # A constant of a Triton kernel is written in capitals.
+        fact = facts.get(name := parameter.lower())
+        if isinstance(fact, int | float) and isinstance(value, int | float | np.number):
+            if value == fact:
+                continue
+            limit = f"its contract was checked with {fact}; pass what is among its facts"
+            shown = value.item() if isinstance(value, np.number) else value
+            wrong = WrongScalar(argument=name, value=shown, limit=limit)
+            error = LaunchRejected(kernel, wrong)
+            current().record_refusal(error, kernel, device, facts, contract)
+            raise error
 
 
 def compile_all(launches: Sequence[Launch], progress: OnProgress | None = None) -> None:

@@ -99,6 +99,12 @@ class CpuKernel:
         self.serial = _compile_on_demand(function, "serial", **options)
         self._function, self._options = function, options
 
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of what it takes, in order."""
+        code = self._function.__code__
+        return code.co_varnames[: code.co_argcount]
+
     @cached_property
     def shared(self) -> Any:
         """The same code, in which the name `prange` means something else."""

@@ -121,9 +121,21 @@ _RULES = (
 )
 
 CONTRACT = Contract("attention", *_CACHES, _OUT, SINKS, *_TOKENS, *_RULES)
+#: How the CPU lays out what a pair of a token and a KV head comes to: `attention_cpu.Layout`. Both
+#: of its kernels go through `parts` by these numbers, and only one of them sees the cache.
+_LAYOUT = (
+    Scalar("heads", "heads in (1, 4, 8)", "must be 1, 4 or 8"),
+    Scalar("pitch", "pitch >= value_dim", "a head's values must fit a row of them"),
+    Rule("pitch % 16 == 0", "rows are read as whole vectors of 16"),
+    Scalar("size", "size > 0", "must be above 0"),
+    Rule(
+        "size == -(-num_heads // num_kv_heads // heads) * heads * (pitch + 16)",
+        "a part is a row for each head of a group, in whole blocks",
+    ),
+)
 #: As CONTRACT, as the CPU does it: pairs of a token and a KV head that are few may leave tiles in
 #: `parts`; where it has no room for them they finish by themselves.
-PAIRS = Contract("attention", *_PAGES, _OUT, SINKS, _PARTS, *_TOKENS, *_RULES)
+PAIRS = Contract("attention", *_PAGES, _OUT, SINKS, _PARTS, *_TOKENS, *_RULES, *_LAYOUT)
 _FOLD_PARTS: tuple[Arg | Scalar | Rule, ...] = (
     _OUT,
     SINKS,
@@ -138,8 +150,7 @@ _FOLD_PARTS: tuple[Arg | Scalar | Rule, ...] = (
     *_HEADS,
     Scalar("num_kv_heads", "num_kv_heads > 0", "must be above 0"),
     _VALUES,
-    Scalar("pitch", "pitch >= value_dim", "a head's values must fit a row of them"),
-    Scalar("part_size", "part_size > 0", "must be above 0"),
+    *_LAYOUT,
     Scalar("max_context", "max_context > 0", "must be above 0"),
     _WINDOW,
 )
@@ -150,7 +161,10 @@ _WHOLE_GROUPS = (
     Rule("num_heads * value_dim % 64 == 0", "rows must be whole groups of codes, by two"),
 )
 #: As these, and the codes of out: of each pair by whichever of the two kernels finishes it.
-PAIRS_CODES = Contract("attention", *_PAGES, _OUT, SINKS, _PARTS, *_TOKENS, *_RULES, *_WHOLE_GROUPS)
+PAIRS_CODES = Contract(
+    "attention",
+    *(*_PAGES, _OUT, SINKS, _PARTS, *_TOKENS, *_RULES, *_LAYOUT, *_WHOLE_GROUPS),
+)
 FOLD_PARTS_CODES = Contract("attention_fold", *_FOLD_PARTS, *_WHOLE_GROUPS)
 SPLIT = Contract(
     "attention_split",
@@ -366,7 +380,7 @@ def _on_cpu(
         *(num_heads, value_dim, layout.heads_per_block, layout.pitch, layout.size),
         *(np.float32(facts["scale"]), window, np.float32(facts["softcap"])),
         contract=PAIRS if fused is None else PAIRS_CODES,
-        facts=facts | {"parts": parts} | made,
+        facts=facts | {"parts": parts} | layout.facts | made,
         # As if the context were full: a plan serves all lengths.
         work_per_row=num_heads * (head_dim + value_dim) * max_blocks * block_size,
     )
@@ -391,8 +405,7 @@ def _fold_on_cpu(
 ) -> None:
     num_heads, value_dim, window = facts["num_heads"], facts["value_dim"], facts["window"]
     _, num_kv_heads, _, block_size = facts["k_cache"].shape
-    found = {"parts": parts, "num_kv_heads": num_kv_heads, "value_dim": value_dim}
-    found |= {"pitch": layout.pitch, "part_size": layout.size}
+    found = {"parts": parts, "num_kv_heads": num_kv_heads, "value_dim": value_dim} | layout.facts
     names = ("positions", "counts", "out", "num_heads", "window", "sinks")
     reads = {name: facts[name] for name in names}
     plan.add_cpu(

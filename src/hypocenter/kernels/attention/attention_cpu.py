@@ -87,6 +87,11 @@ class Layout:
     def size(self) -> int:
         return self.num_padded * (self.pitch + LANES)
 
+    @property
+    def facts(self) -> dict[str, int]:
+        """As contracts name them."""
+        return {"heads": self.heads_per_block, "pitch": self.pitch, "size": self.size}
+
 
 def num_part_floats(
     max_tokens: int, num_heads: int, num_kv_heads: int, value_pitch: int, max_context: int
