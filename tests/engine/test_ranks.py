@@ -32,8 +32,10 @@ SIM = "sim:h200"
 #: As in `test_families.py`: sums in another order, no more.
 TOLERANCE = 3e-5
 #: Whole heads of their own, sinks and experts, fused matrices, a shared expert, both branches
-#: beside each other with biases, norms behind them, an untied table of another length.
+#: beside each other with biases, norms behind them, an untied table of another length, norms of
+#: heads that have a row each.
 NAMES = ["llama", "gpt-oss", "phi3", "qwen2moe", "phi2", "gemma2", "qwen2", "starcoder2", "glm4moe"]
+NAMES += ["command-r-plus", "stablelm-12b"]
 
 
 def small(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> FamilyModel:

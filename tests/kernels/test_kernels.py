@@ -293,6 +293,30 @@ def test_layer_norm(width: int) -> None:
     assert (to_host(out)[:, width:] == 0).all()
 
 
+@pytest.mark.parametrize(("num_heads", "width"), [(3, 20), (2, 64), (5, 1)])
+def test_layer_norm_of_each_head(num_heads: int, width: int) -> None:
+    """In place, as heads of queries are; each has weights of its own."""
+    rng, columns = np.random.default_rng(5), num_heads * width
+    x = rng.standard_normal((4, columns)).astype(np.float32)
+    weight, bias = (rng.standard_normal(columns).astype(np.float32) for _ in range(2))
+    normed = rows_tensor("x", x, fill=7.0)
+    launch(
+        lambda p: layer_norm.layer_norm(
+            p, normed, vector_tensor("weight", weight), vector_tensor("bias", bias), 1e-5, normed,
+            counts(3), width=width, num_heads=num_heads,
+        ),
+        4,
+    )  # fmt: skip
+    heads = (num_heads, width)
+    exact = layer_norm.reference(
+        x.reshape(4, *heads), weight.reshape(heads), bias.reshape(heads), 1e-5
+    ).reshape(x.shape)
+    got = to_host(normed)
+    assert np.max(np.abs(got[:3, :columns] - exact[:3])) <= 32 * EPS
+    np.testing.assert_array_equal(got[3, :columns], x[3])
+    assert (got[:, columns:] == 7).all()
+
+
 @pytest.mark.parametrize("style", ["normal", "neox"])
 @pytest.mark.parametrize(("head_dim", "rope_dim"), [(2, 2), (64, 64), (20, 12)])
 def test_rope(style: str, head_dim: int, rope_dim: int) -> None:

@@ -86,18 +86,23 @@ def test_token_by_token(model: FamilyModel) -> None:
         ("arcee", 6),
         ("starcoder2", 6),
         ("command-r", 6),
+        ("command-r-plus", 6),
+        ("stablelm-12b", 6),
         ("phi2", 6),
         ("gpt-oss", 30),
         ("gemma4-whole", 4),
         ("gemma4-e-whole", 3),
         ("deepseek2-lite", 4),
         ("deepseek2-v3", 4),
+        ("deepseek2-glm", 4),
+        ("deepseek2-kimi", 4),
     ],
 )
 @pytest.mark.tier(
     "sim",
     fast=lambda case: (
-        case.name in ("phi2", "gpt-oss", "gemma4-whole", "gemma4-e-whole", "deepseek2-v3")
+        case.name
+        in ("phi2", "stablelm-12b", "gpt-oss", "gemma4-whole", "gemma4-e-whole", "deepseek2-v3")
     ),
 )
 def test_a_gpu_gives_the_same_logits(
@@ -199,6 +204,8 @@ def test_quantised_weights_read_codes(
         ("mistral3-scaled", {"scales_queries": False}),
         ("arcee", {"activation": "gelu"}),
         ("command-r", {"multiplies_logits": False}),
+        ("command-r-plus", {"norms_turned": True}),
+        ("stablelm-12b", {"norms_turned": True}),
         ("gpt-oss", {"rounds_ramp": True}),
         ("gpt-oss", {"window_pattern": 3}),
         ("gpt-oss", {"activation": "silu"}),

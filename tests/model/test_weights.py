@@ -14,7 +14,7 @@ from demo_variants import demo_with
 from gguf import GGMLQuantizationType
 from repository import DEMO
 from resident import resident_bytes
-from tiny_gguf import HEAD_DIM, write_tiny
+from tiny_gguf import HEAD_DIM, NUM_HEADS, NUM_KV_HEADS, write_tiny
 
 from hypocenter.cli.verbs import bench
 from hypocenter.config import EngineConfig
@@ -66,7 +66,7 @@ def test_a_tensor_that_would_be_ignored_is_refused(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("family", "name"),
     [
-        ("command-r", "blk.0.attn_q_norm.weight"),  # Command R+
+        ("olmo2", "blk.0.attn_norm.weight"),
         ("arcee", "blk.0.ffn_gate.bias"),
         ("llama", "blk.0.attn_norm.bias"),
     ],
@@ -141,7 +141,7 @@ def test_loaded_weights_are_not_in_memory_a_second_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "gemma3", "phi3", "mistral3", "command-r", "phi2", "gemma4"]
+    "name", ["llama", "gemma3", "phi3", "mistral3", "command-r", "stablelm", "phi2", "gemma4"]
 )
 @pytest.mark.parametrize(("kv_dtype", "context_length"), [("f16", 40), ("f32", 40), ("f16", 1100)])
 def test_needed_bytes_are_those_that_are_allocated(
@@ -151,6 +151,12 @@ def test_needed_bytes_are_those_that_are_allocated(
     if name == "gemma3":
         norms = ("blk.0.attn_q_norm.weight", "blk.0.attn_k_norm.weight")
         extra = dict.fromkeys(norms, np.ones(HEAD_DIM))
+    if name == "stablelm":  # as the one of 12B
+        sizes = {"q": NUM_HEADS, "k": NUM_KV_HEADS}
+        extra = {
+            f"blk.0.attn_{part}_norm.weight": np.ones((count, HEAD_DIM))
+            for part, count in sizes.items()
+        }
     path = write_tiny(
         tmp_path / "tiny.gguf",
         name,

@@ -15,6 +15,7 @@ import gguf
 import numpy as np
 from delta_gguf import as_converted_delta, is_of_delta_net
 from family_table import VOCAB_SIZE, Family
+from head_norms_gguf import with_joined_norms
 from latent_gguf import as_converted_latent
 from space_gguf import as_converted_space, is_of_space, with_falcon_factors
 
@@ -49,7 +50,7 @@ def write_gguf(family: Family, hf_model: Any, path: Path, fault: Fault = SOUND) 
         writer.add_tensor(name, values)
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == family.arch)
     names = gguf.get_tensor_name_map(arch, hf_model.config.num_hidden_layers)
-    for name, tensor in hf_model.state_dict().items():
+    for name, tensor in with_joined_norms(hf_model.state_dict()).items():
         if name == "lm_head.weight" and hf_model.config.tie_word_embeddings:
             continue
         values = np.asarray(tensor.numpy(), dtype=np.float32)

@@ -609,6 +609,8 @@ def _deepseek2(
     dims: tuple[int, int, int, int] = (24, 8, 20, 12),
     query_rank: int | None = None,
     mscale: float = 0.0,
+    beta_fast: float = 32.0,
+    pre: str = "deepseek-llm",
     metadata: Mapping[str, Any] | None = None,
     **config: Any,
 ) -> Family:
@@ -617,7 +619,8 @@ def _deepseek2(
     Norms of latents have an epsilon of their own in transformers, which is that of the models.
     """
     rank, turned, plain, value = dims
-    rope = {**_STRETCHED, "mscale": mscale, "mscale_all_dim": mscale} if mscale else _ROPE_10K
+    own = {"mscale": mscale, "mscale_all_dim": mscale, "beta_fast": beta_fast}
+    rope = {**_STRETCHED, **own} if mscale else _ROPE_10K
     keys: dict[str, Any] = {
         **_EXPERT_KEYS,
         "expert_shared_count": 2,
@@ -630,8 +633,8 @@ def _deepseek2(
         **(metadata or {}),
     }
     if is_split:
-        own = {"key_length_mla": plain + turned, "value_length_mla": value, "head_count_kv": 1}
-        keys |= {f"attention.{key}": number for key, number in own.items()}
+        of_heads = {"key_length_mla": plain + turned, "value_length_mla": value, "head_count_kv": 1}
+        keys |= {f"attention.{key}": number for key, number in of_heads.items()}
     if query_rank:
         keys["attention.q_lora_rank"] = query_rank
     if mscale:
@@ -640,6 +643,7 @@ def _deepseek2(
             "rope.scaling.factor": 8.0,
             "rope.scaling.original_context_length": 64,
             "rope.scaling.yarn_log_multiplier": 0.1 * mscale,
+            "rope.scaling.yarn_beta_fast": beta_fast,
         }
     experts = {
         "n_routed_experts": 7,
@@ -666,11 +670,11 @@ def _deepseek2(
             "rope_parameters": rope,
             **config,
         },
-        pre="deepseek-llm",
+        pre=pre,
         metadata=keys,
         # llama.cpp takes two of each group for the choice of groups, whatever the scores are, and
         # knows those whose queries come of no latent by their number of layers.
-        llama_cpp_agrees=model_class == "DeepseekV3",
+        llama_cpp_agrees=model_class != "DeepseekV2",
     )
 
 
@@ -745,6 +749,48 @@ FAMILIES: dict[str, Family] = {
             "expert_group_used_count": 2,
             "expert_gating_func": 2,
             "expert_weights_norm": True,
+        },
+    ),
+    # GLM-4.7-Flash: values that are longer than what is not turned of keys, and one group.
+    "deepseek2-glm": _deepseek2(
+        "Glm4MoeLite",
+        is_split=True,
+        dims=(40, 8, 24, 32),
+        query_rank=28,
+        pre="glm4",
+        n_shared_experts=1,
+        norm_topk_prob=True,
+        metadata={
+            "expert_shared_count": 1,
+            "expert_group_count": 1,
+            "expert_group_used_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_norm": True,
+        },
+    ),
+    # Kimi K2: yarn that blends nothing, for one pair is both where it begins and where it ends.
+    "deepseek2-kimi": _deepseek2(
+        "DeepseekV3",
+        is_split=True,
+        dims=(32, 16, 32, 32),
+        query_rank=36,
+        mscale=1.0,
+        beta_fast=1.0,
+        pre="kimi-k2",
+        n_shared_experts=1,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.827,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        metadata={
+            "expert_shared_count": 1,
+            "expert_group_count": 1,
+            "expert_group_used_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.827,
         },
     ),
     "gpt-oss": _gpt_oss(is_stretched=True),
@@ -1084,6 +1130,36 @@ FAMILIES: dict[str, Family] = {
         pre="command-r",
         metadata={"logit_scale": 2.0},
         llama_cpp_agrees=False,
+    ),
+    # Command R+, which norms heads.
+    "command-r-plus": Family(
+        "command-r",
+        "Cohere",
+        {
+            **_LAYER_NORMS,
+            "layer_norm_eps": 1e-5,
+            "logit_scale": 0.83,
+            "use_qk_norm": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": _ROPE_10K,
+        },
+        pre="command-r",
+        metadata={"logit_scale": 0.83},
+        # It looks for norms of heads from 64 layers on.
+        llama_cpp_agrees=False,
+    ),
+    # StableLM 2 12B: it norms heads, and its feed-forward reads what attention does.
+    "stablelm-12b": Family(
+        "stablelm",
+        "StableLm",
+        {
+            **_LAYER_NORMS,
+            "layer_norm_eps": 1e-5,
+            "qk_layernorm": True,
+            "use_parallel_residual": True,
+            "rope_parameters": {**_ROPE_10K, "partial_rotary_factor": 0.25},
+        },
+        pre="stablelm2",
     ),
     "stablelm": Family(
         "stablelm",

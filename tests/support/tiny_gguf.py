@@ -88,7 +88,8 @@ def _tensors(name: str, num_layers: int) -> dict[str, np.ndarray]:
         del layer["ffn_norm"]
     if not family.pre_norms:
         del layer["attn_norm"], layer["ffn_norm"]
-    if family.qk_norm or family.wide_qk_norm:
+    # The smaller ones of those with a norm for each head have none.
+    if (family.qk_norm or family.wide_qk_norm) and not family.norms_by_head:
         is_wide = family.wide_qk_norm
         layer["attn_q_norm"] = (q_rows if is_wide else HEAD_DIM,)
         layer["attn_k_norm"] = (kv_rows if is_wide else HEAD_DIM,)

@@ -22,11 +22,15 @@ class Family:
     qk_norm: bool = False
     wide_qk_norm: bool = False
     optional_qk_norm: bool = False
+    #: Whether those that are layer norms have weights for each head, and no biases.
+    norms_by_head: bool = False
     #: Whether those see q and k as their positions have turned them.
     norms_turned: bool = False
     #: What files call the norm before the feed-forward; "": it reads what attention reads, and
     #: both add to the same.
     ffn_norm: str = "ffn_norm"
+    #: Whether files may lack that norm, which means the same.
+    optional_ffn_norm: bool = False
     #: Whether norms take a mean off and add a bias; files may lack biases.
     layer_norms: bool = False
     #: Whether attention and feed-forward read a norm of what they add to, or that itself.
@@ -177,8 +181,15 @@ FAMILIES: dict[str, Family] = {
     "hunyuan-dense": Family("neox", qk_norm=True, norms_turned=True),
     "arcee": Family("normal", activation="relu2", has_gate=False),
     "starcoder2": Family("neox", activation="gelu", layer_norms=True, has_gate=False),
-    "command-r": Family("normal", layer_norms=True, ffn_norm="", multiplies_logits=True),
-    "stablelm": Family("neox", layer_norms=True),
+    # Command R+ and StableLM 2 12B norm queries and keys; the smaller models of both do not.
+    "command-r": Family(
+        "normal", layer_norms=True, ffn_norm="", multiplies_logits=True, qk_norm=True,
+        optional_qk_norm=True, norms_by_head=True,
+    ),
+    "stablelm": Family(
+        "neox", layer_norms=True, optional_ffn_norm=True, qk_norm=True, optional_qk_norm=True,
+        norms_by_head=True,
+    ),
     "nemotron": Family("neox", activation="relu2", layer_norms=True, has_gate=False),
     "phi2": Family("neox", activation="gelu", layer_norms=True, ffn_norm="", has_gate=False),
     "gpt-oss": Family(

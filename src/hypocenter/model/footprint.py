@@ -21,13 +21,14 @@ from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.values import TensorInfo
 from hypocenter.model.latent.latent import Latent
 from hypocenter.model.recurrent.state_space import StateSpace
+from hypocenter.model.tensor_reader import norms_heads
 from hypocenter.tensor import DType
 
 _F32_BYTES = 4
 #: What a convolution multiplies with, which is no matrix.
 _TAPS = (".ssm_conv1d.weight", ".shortconv.conv.weight")
 #: Tensors that are vectors, whatever their shape.
-_FLAT = (".ssm_a", ".ssm_d", ".ssm_norm.weight")
+_FLAT = (".ssm_a", ".ssm_d", ".ssm_norm.weight", ".attn_q_norm.weight", ".attn_k_norm.weight")
 #: What is held by head, whatever type the file has.
 _BY_HEAD = (".attn_k_b.weight", ".attn_v_b.weight", ".attn_kv_b.weight")
 
@@ -140,7 +141,10 @@ def _is_folded(file: GGUFFile, name: str) -> bool:
 def _made_up_bytes(file: GGUFFile, facts: Architecture) -> int:
     """The zeros that layer norms add whose file has no biases; the ones that norm values."""
     is_missing = facts.family.layer_norms and "output_norm.bias" not in file.tensors
-    num_floats = padded_rows(facts.width) if is_missing else 0
+    lengths = {facts.width} if is_missing else set()
+    if norms_heads(file, facts):
+        lengths.add(facts.q_width(0))
+    num_floats = sum(map(padded_rows, lengths))
     if facts.family.norms_values:
         num_floats += sum(padded_rows(size) for size in {shape.head_dim for shape in facts.layers})
     return num_floats * _F32_BYTES
@@ -286,7 +290,7 @@ def held_dtypes(file: GGUFFile, facts: Architecture, *, in_bf16: bool) -> set[DT
         for info in file.tensors.values()
         if len(info.shape) > 1
         and info.name not in tables
-        and not info.name.endswith((".bias", *_TAPS, *_BY_HEAD))
+        and not info.name.endswith((".bias", *_TAPS, *_BY_HEAD, *_FLAT))
         and not facts.passes_over(info.name)
     )
     return {

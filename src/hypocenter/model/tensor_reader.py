@@ -156,3 +156,11 @@ def _beside(name: str, kind: str) -> str:
 def _lead(shape: tuple[int, ...]) -> tuple[int]:
     """One factor for each matrix of a stack."""
     return (shape[0] if len(shape) == 3 else 1,)
+
+
+def norms_heads(file: GGUFFile, facts: Architecture) -> bool:
+    """Whether layer norms, which add biases, are made of each head."""
+    is_there = (
+        f"blk.{layer}.attn_q_norm.weight" in file.tensors for layer in facts.attention_layers
+    )
+    return facts.family.norms_by_head and any(is_there)

@@ -208,6 +208,8 @@ class LayerWeights:
     #: Of layer norms, which these make of norms that are there.
     attn_norm_bias: Tensor | None = None
     ffn_norm_bias: Tensor | None = None
+    #: Zeros for all heads, where layer norms are made of each: these have no biases.
+    head_norm_bias: Tensor | None = None
     #: A score for each head.
     sinks: Tensor | None = None
     v_norm: Tensor | None = None

@@ -24,7 +24,7 @@ from hypocenter.model.latent.latent_weights import load_latent
 from hypocenter.model.packed_weights import PackedWeights
 from hypocenter.model.recurrent.mixer_weights import load_mixer
 from hypocenter.model.rope_tables import RopeTableReader
-from hypocenter.model.tensor_reader import TensorReader
+from hypocenter.model.tensor_reader import TensorReader, norms_heads
 from hypocenter.model.weight_tensors import (
     BesideDense,
     FeedForward,
@@ -101,8 +101,8 @@ class Loader(TensorReader):
         self.device, self.in_bf16, self.kept = device, in_bf16, kept
         self._shared: dict[str, SharedWeight] = {}
         self._borrower: Borrower | None = None
-        self._no_bias: Tensor | None = None
-        self._no_weights: dict[int, Tensor] = {}
+        #: What norms lack, by its value and length.
+        self._constants: dict[tuple[int, int], Tensor] = {}
         self._inputs: tuple[tuple[Tensor, Tensor, Tensor], ...] = ()
 
     def borrow(self, shared: KeptWeights) -> None:
@@ -146,6 +146,7 @@ class Loader(TensorReader):
         has_ffn_norm = pre_norms and facts.family.ffn_norm != ""
         # Converters of Falcon H1 leave the end of that name out.
         ffn_weight = ffn_norm if ffn_norm in self.file.tensors else f"{ffn_norm}.weight"
+        has_ffn_norm &= ffn_weight in self.file.tensors or not facts.family.optional_ffn_norm
         return LayerWeights(
             attn_norm=self._vector_if(pre_norms, f"{prefix}attn_norm.weight", width),
             q=q,
@@ -155,9 +156,7 @@ class Loader(TensorReader):
             k_bias=biases[1],
             v_bias=biases[2],
             q_norm=self._qk_norm(f"{prefix}attn_q_norm.weight", q_rows, index),
-            k_norm=self._qk_norm(f"{prefix}attn_k_norm.weight", kv_rows, index)
-            if has_own
-            else None,
+            k_norm=self._qk_norm(f"{prefix}attn_k_norm.weight", kv_rows if has_own else 0, index),
             attn_output=attn_output,
             attn_output_bias=self.optional(f"{prefix}attn_output.bias", width),
             post_attn_norm=self._vector_if(
@@ -171,10 +170,13 @@ class Loader(TensorReader):
             post_ffn_norm=self._vector_if(post_norms, f"{prefix}post_ffw_norm.weight", width),
             attn_norm_bias=self._norm_bias(f"{prefix}attn_norm", width),
             ffn_norm_bias=self._norm_bias(ffn_norm, width) if has_ffn_norm else None,
+            head_norm_bias=self._filled(0, q_rows) if norms_heads(self.file, facts) else None,
             sinks=self._vector_if(
                 facts.family.has_sinks, f"{prefix}attn_sinks.weight", facts.num_heads
             ),
-            v_norm=self._ones(shape.head_dim) if facts.family.norms_values and has_own else None,
+            v_norm=self._filled(1, shape.head_dim)
+            if facts.family.norms_values and has_own
+            else None,
             scale=self._layer_scale(f"{prefix}layer_output_scale.weight"),
             layer_input=self._layer_input(index) if facts.input_width else None,
             attn_gate=attn_gate,
@@ -224,9 +226,7 @@ class Loader(TensorReader):
             return None
         if f"{name}.bias" in self.file.tensors:
             return self.vector(f"{name}.bias", length)
-        if self._no_bias is None:
-            self._no_bias = self._pad("no bias", np.zeros(length, np.float32))
-        return self._no_bias
+        return self._filled(0, length)
 
     def matrix(
         self, name: str, num_rows: int, num_columns: int, *, is_factor: bool = True
@@ -248,11 +248,12 @@ class Loader(TensorReader):
         padded[:, :length] = self.values(name, (num_vectors, length))
         return self._pad(name, padded.reshape(-1))
 
-    def _ones(self, length: int) -> Tensor:
-        """What a norm that has no weight is multiplied by."""
-        if length not in self._no_weights:
-            self._no_weights[length] = self._pad("no weight", np.ones(length, np.float32))
-        return self._no_weights[length]
+    def _filled(self, value: int, length: int) -> Tensor:
+        """What a norm without a weight is multiplied by (1), or one without a bias adds (0)."""
+        if (found := self._constants.get((value, length))) is None:
+            found = self._pad(f"norm of {value}", np.full(length, value, np.float32))
+            self._constants[value, length] = found
+        return found
 
     def _layer_scale(self, name: str) -> float:
         is_there = self.facts.family.scales_layers and name in self.file.tensors
@@ -308,10 +309,12 @@ class Loader(TensorReader):
 
     def _qk_norm(self, name: str, num_rows: int, index: int) -> Tensor | None:
         family, head_dim = self.facts.family, self.facts.layers[index].head_dim
-        if index not in self.facts.attention_layers:
+        if index not in self.facts.attention_layers or not num_rows:
             return None
         if family.wide_qk_norm:
             return self.vector(name, num_rows)
+        if family.norms_by_head:
+            return self.optional(name, num_rows // head_dim, head_dim)
         is_there = not family.optional_qk_norm or name in self.file.tensors
         return self._vector_if(family.qk_norm and is_there, name, head_dim)
 

@@ -18,19 +18,21 @@ from hypocenter.kernels.linear.quantise import INTO_ROUNDED, INTO_TILES
 from hypocenter.kernels.rowwise import layer_norm_cpu
 from hypocenter.tensor import DType, Tensor
 
-_PARTS = (
-    Arg("weight", (DType.F32,), ">= width"),
-    Arg("bias", (DType.F32,), ">= width"),
+_SCALARS = (
     live_counts("num_rows"),
     COUNT,
     Scalar("width", "width > 0", "must be above 0"),
     Scalar("eps", "eps > 0", "must be above 0"),
 )
+_PARTS = (Arg("weight", (DType.F32,), ">= width"), Arg("bias", (DType.F32,), ">= width"), *_SCALARS)
 CONTRACT = Contract(
     "layer_norm",
-    Arg("x", (DType.F32,), "num_rows, >= width"),
-    Arg("out", (DType.F32,), "num_rows, >= width", "both"),
-    *_PARTS,
+    Arg("x", (DType.F32,), "num_rows, >= num_heads * width"),
+    Arg("out", (DType.F32,), "num_rows, >= num_heads * width", "both"),
+    Arg("weight", (DType.F32,), ">= num_heads * width"),
+    Arg("bias", (DType.F32,), ">= num_heads * width"),
+    *_SCALARS,
+    Scalar("num_heads", "num_heads > 0", "must be above 0"),
 )
 #: On a GPU, and on the CPU.
 ROUNDED, TILES = (
@@ -63,14 +65,16 @@ def layer_norm(
     counts: Tensor,
     *,
     width: int,
+    num_heads: int = 1,
     count: int = 0,
 ) -> None:
-    """Append out = layer_norm(x) over `width` columns of each row.
+    """Append out = layer_norm(x) over `width` columns of each head of each row.
 
-    x and out f32 [num_rows, >= width] (may be the same tensor), weight and bias f32 [>= width].
+    x and out f32 [num_rows, >= num_heads * width] (may be the same tensor), weight and bias f32
+    [>= num_heads * width]: each head has its own.
     """
     facts = {"x": x, "weight": weight, "bias": bias, "counts": counts, "count": count}
-    facts |= {"width": width, "eps": eps, "out": out}
+    facts |= {"width": width, "eps": eps, "out": out, "num_heads": num_heads}
     if plan.device != "cpu":
         from hypocenter.kernels.rowwise import layer_norm_gpu
 
@@ -78,10 +82,10 @@ def layer_norm(
         return
     plan.add_cpu(
         layer_norm_cpu.layer_norm,
-        *(x, counts, count, weight, bias, np.float32(eps), out, width),
+        *(x, counts, count, weight, bias, np.float32(eps), out, width, num_heads),
         contract=CONTRACT,
         facts=facts,
-        work_per_row=4 * width,
+        work_per_row=4 * num_heads * width,
     )
 
 

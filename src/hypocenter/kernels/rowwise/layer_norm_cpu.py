@@ -50,26 +50,31 @@ def _factor(x: Any, at: int, eps: float, width: int, mean: float) -> float:
 
 @inline
 def _normalise(
-    x: Any, at: int, weight: Any, bias: Any, column: int, width: int, mean: float, factor: float
-) -> Any:
-    """16 columns of a row that begins at `at`; 0 behind its width, even of an undefined row."""
+    x: Any, at: int, weight: Any, bias: Any, first: int, column: int, width: int, mean: float,
+    factor: float,
+) -> Any:  # fmt: skip
+    """16 columns of a row that begins at `at`, its weights and biases at `first`; 0 behind its
+    width, even of an undefined row."""
     left = width - column
     value = mul(_centre(x, at, column, width, mean), splat(factor))
-    value = add(mul(value, load_first(weight, column, left)), load_first(bias, column, left))
+    value = mul(value, load_first(weight, first + column, left))
+    value = add(value, load_first(bias, first + column, left))
     return keep(value, 0, left, np.float32(0))
 
 
 @cpu_kernel
 def layer_norm(
-    x: Any, counts: Any, count: int, weight: Any, bias: Any, eps: float, out: Any, width: int
-) -> None:
+    x: Any, counts: Any, count: int, weight: Any, bias: Any, eps: float, out: Any, width: int,
+    num_heads: int,
+) -> None:  # fmt: skip
     for row in prange(get(counts, count)):
-        at, out_at = row * x.shape[1], row * out.shape[1]
-        mean = _mean(x, at, width)
-        factor = _factor(x, at, eps, width, mean)
-        for column in range(0, width, 16):
-            value = _normalise(x, at, weight, bias, column, width, mean, factor)
-            store_first(out, out_at + column, value, width - column)
+        for first in range(0, num_heads * width, width):
+            at, out_at = row * x.shape[1] + first, row * out.shape[1] + first
+            mean = _mean(x, at, width)
+            factor = _factor(x, at, eps, width, mean)
+            for column in range(0, width, 16):
+                value = _normalise(x, at, weight, bias, first, column, width, mean, factor)
+                store_first(out, out_at + column, value, width - column)
 
 
 @cpu_kernel
@@ -86,8 +91,8 @@ def layer_norm_codes(
             factor = _factor(x, at, eps, width, mean)
             for group in range(num_groups):
                 put_codes(
-                    _normalise(x, at, weight, bias, 32 * group, width, mean, factor),
-                    _normalise(x, at, weight, bias, 32 * group + 16, width, mean, factor),
+                    _normalise(x, at, weight, bias, 0, 32 * group, width, mean, factor),
+                    _normalise(x, at, weight, bias, 0, 32 * group + 16, width, mean, factor),
                     codes,
                     scales,
                     sums,

@@ -1,4 +1,4 @@
-"""Triton kernels of `layer_norm`: one program is one row."""
+"""Triton kernels of `layer_norm`: one program is one row, or a head of one."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def layer_norm_kernel(
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr + count):
         return
-    row = as_offset(row, WIDE)
+    row, first = as_offset(row, WIDE), tl.program_id(1) * width
     column = tl.arange(0, BLOCK)
     live = column < width
-    x = tl.load(x_ptr + row * x_stride + column, mask=live, other=0.0)
-    out = _normalise(x, weight_ptr, bias_ptr, column, live, width, eps)
-    tl.store(out_ptr + row * out_stride + column, out, mask=live)
+    x = tl.load(x_ptr + row * x_stride + first + column, mask=live, other=0.0)
+    out = _normalise(x, weight_ptr + first, bias_ptr + first, column, live, width, eps)
+    tl.store(out_ptr + row * out_stride + first + column, out, mask=live)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -78,13 +78,13 @@ def layer_norm_round_kernel(
 
 
 def add(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
-    """Append layer_norm for every row of the bucket."""
+    """Append layer_norm for every head of every row of the bucket."""
     x, out, width = facts["x"], facts["out"], facts["width"]
     plan.add_gpu(
         layer_norm_kernel,
         *(x, facts["counts"], facts["weight"], facts["bias"], out, facts["count"], facts["eps"]),
         *(width, x.strides[0], out.strides[0]),
-        grid=(x.shape[0],),
+        grid=(x.shape[0], facts["num_heads"]),
         contract=contract,
         facts=facts,
         # As where it is rounded at once: the compiler might round otherwise.

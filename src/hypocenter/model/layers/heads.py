@@ -6,6 +6,7 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention.kv_write import kv_write
 from hypocenter.kernels.attention.rope import rotate
 from hypocenter.kernels.attention.rope_write import HeadNorms, rope_write
+from hypocenter.kernels.rowwise.layer_norm import layer_norm
 from hypocenter.kernels.rowwise.norm import rms_norm
 from hypocenter.model.activations import Activations
 from hypocenter.model.architecture import Architecture
@@ -64,7 +65,7 @@ class Heads:
         facts, inputs = self._facts, self._inputs
         norms = None
         if w.q_norm is not None or w.k_norm is not None:
-            if facts.family.wide_qk_norm:
+            if facts.family.wide_qk_norm or facts.family.norms_by_head:
                 self._norm_both(plan, b, index, w)
             else:
                 norms = HeadNorms(w.q_norm, w.k_norm, facts.norm_eps)
@@ -92,7 +93,20 @@ class Heads:
             (b.q, w.q_norm, facts.num_heads),
             (b.k, w.k_norm, facts.layers[index].num_kv_heads),
         ):
-            if norm is not None:
+            if norm is not None and facts.family.norms_by_head:
+                assert w.head_norm_bias is not None
+                layer_norm(
+                    plan,
+                    x,
+                    norm,
+                    w.head_norm_bias,
+                    facts.norm_eps,
+                    x,
+                    self._inputs.counts,
+                    width=facts.layers[index].head_dim,
+                    num_heads=num_heads,
+                )
+            elif norm is not None:
                 self._norm(plan, x, norm, x, index, num_heads)
 
     def _norm(

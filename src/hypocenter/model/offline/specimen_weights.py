@@ -106,7 +106,7 @@ class _Maker:
         shape, heads = facts.layers[-1], facts.q_width(0)
         has_ffn_norm = family.pre_norms and family.ffn_norm != ""
         has_biases = family is FAMILIES["llama"]  # some have, and most have not
-        matrix, vector_if = self._matrix, self._vector_if
+        matrix, vector_if, by_head = self._matrix, self._vector_if, family.norms_by_head
         return LayerWeights(
             attn_norm=vector_if(family.pre_norms, "attn_norm", width),
             q=matrix("q", heads, width),
@@ -115,8 +115,10 @@ class _Maker:
             q_bias=vector_if(has_biases, "q_bias", heads),
             k_bias=vector_if(has_biases, "k_bias", shape.kv_width),
             v_bias=vector_if(has_biases, "v_bias", shape.kv_width),
-            q_norm=vector_if(family.qk_norm, "q_norm", shape.head_dim),
-            k_norm=vector_if(family.qk_norm, "k_norm", shape.head_dim),
+            q_norm=vector_if(family.qk_norm, "q_norm", heads if by_head else shape.head_dim),
+            k_norm=vector_if(
+                family.qk_norm, "k_norm", shape.kv_width if by_head else shape.head_dim
+            ),
             attn_output=matrix("attn_output", width, heads),
             attn_output_bias=None,
             post_attn_norm=vector_if(family.post_norms, "post_attn_norm", width),
@@ -126,6 +128,7 @@ class _Maker:
             post_ffn_norm=vector_if(family.post_norms, "post_ffn_norm", width),
             attn_norm_bias=vector_if(family.layer_norms, "attn_norm_bias", width),
             ffn_norm_bias=vector_if(family.layer_norms and has_ffn_norm, "ffn_norm_bias", width),
+            head_norm_bias=vector_if(by_head, "head_norm_bias", heads),
             sinks=vector_if(family.has_sinks, "sinks", facts.num_heads),
             v_norm=vector_if(family.norms_values, "v_norm", shape.head_dim),
             scale=0.5 if family.scales_layers else 1.0,

@@ -22,6 +22,8 @@ _BY_ROWS = frozenset(
     {"attn_q", "attn_k", "attn_v", "attn_qkv", "attn_sinks", "ffn_gate", "ffn_up"}
     | {"ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_gate_shexp", "ffn_up_shexp"}
 )
+#: So are theirs, where each head has a row of its own.
+_BY_HEADS = frozenset({"attn_q_norm", "attn_k_norm"})
 #: Their columns are; a bias is added by the first part alone.
 _BY_COLUMNS = frozenset({"attn_output", "ffn_down", "ffn_down_exps", "ffn_down_shexp"})
 
@@ -80,7 +82,7 @@ class PartOfFile(GGUFFile):
         if found is None:
             return info
         layer, of, kind = int(found[1]), found[2], found[3]
-        if of in _BY_ROWS:
+        if of in _BY_ROWS or (of in _BY_HEADS and len(info.shape) == 2):
             axis = -2 if kind == "weight" and of != "attn_sinks" else -1
             return self._by_rows(info.name, info, self._segments(layer, of, info.shape[axis]))
         if of not in _BY_COLUMNS:
