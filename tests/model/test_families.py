@@ -23,6 +23,7 @@ from hypocenter.errors import UnsupportedModel
 from hypocenter.model import footprint, layer_shapes
 from hypocenter.model.architecture import read_architecture
 from hypocenter.model.families import FAMILIES as OUR_FAMILIES
+from hypocenter.model.families import FixedScales
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.recurrent.recurrence import RecurrenceOfFamily
 from hypocenter.model.tensor_check import check_tensors
@@ -96,6 +97,7 @@ def test_token_by_token(model: FamilyModel) -> None:
         ("deepseek2-v3", 4),
         ("deepseek2-glm", 4),
         ("deepseek2-kimi", 4),
+        ("minicpm3", 4),
     ],
 )
 @pytest.mark.tier(
@@ -215,6 +217,11 @@ def test_quantised_weights_read_codes(
         ("gemma4-e", {"activation": "silu"}),
         ("qwen35", {"recurrence": RecurrenceOfFamily(heads_by_turns=False)}),
         ("deepseek2-v3", {"rope_style": "neox"}),
+        ("minicpm3", {"rope_style": "normal"}),
+        *(
+            ("minicpm3", {"fixed_scales": FixedScales(*scales)})
+            for scales in ((6.0, 1.4, 256), (12.0, 1.0, 256), (12.0, 1.4, 128))
+        ),
     ],
 )
 @pytest.mark.tier("sim", fast=lambda case: case.name == "smollm3")

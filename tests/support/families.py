@@ -163,7 +163,8 @@ def _randomise(family: Family, hf_model: Any, generator: np.random.Generator) ->
             # Gemma multiplies the rows by sqrt(hidden size) when it reads them, Granite by a
             # number of its own.
             std = EMBEDDING_STD / (math.sqrt(shape[1]) if "Gemma" in family.model_class else 1.0)
-            std /= getattr(hf_model.config, "embedding_multiplier", 1.0)
+            for factor in ("embedding_multiplier", "scale_emb"):
+                std /= getattr(hf_model.config, factor, 1.0)
             values = std * noise * generator.uniform(0.4, 1.6, (shape[0], 1))
         elif name.endswith(("experts.down_proj", *(f"{part}.weight" for part in INTO_RESIDUAL))):
             values = 0.2 * noise / math.sqrt(shape[-1])

@@ -678,6 +678,44 @@ def _deepseek2(
     )
 
 
+_MINICPM3_FACTORS = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 2048,
+    "factor": 1.0,
+    "short_factor": [1.0, 1.3, 1.7, 2.2],
+    "long_factor": [1.0, 1.3, 1.7, 2.2],
+}
+
+
+def _minicpm3(rope: Mapping[str, Any]) -> Family:
+    """Files say nothing of the scales, of the base, or of how long values are."""
+    return Family(
+        "minicpm3",
+        "MiniCPM3",
+        {
+            **_BASE,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-6,
+            "kv_lora_rank": 24,
+            "q_lora_rank": 28,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 20,
+            "v_head_dim": 24,
+            "tie_word_embeddings": True,
+            "rope_parameters": rope,
+        },
+        vocabulary="llama",
+        metadata={
+            "rope.dimension_count": 8,
+            "attention.kv_lora_rank": 24,
+            "attention.q_lora_rank": 28,
+            "attention.key_length": 28,
+        },
+    )
+
+
 def _gpt_oss(*, is_stretched: bool, **config: Any) -> Family:
     """llama.cpp rounds the pairs between which yarn blends, which the model's own code does not."""
     stretched: dict[str, Any] = {
@@ -793,6 +831,9 @@ FAMILIES: dict[str, Family] = {
             "expert_weights_scale": 2.827,
         },
     ),
+    "minicpm3": _minicpm3(_ROPE_10K),
+    # The published one has factors for its pairs, though it stretches nothing.
+    "minicpm3-factors": _minicpm3(_MINICPM3_FACTORS),
     "gpt-oss": _gpt_oss(is_stretched=True),
     "gpt-oss-odd": _gpt_oss(
         is_stretched=False,

@@ -300,6 +300,9 @@ class _Reader:
 
     def _scale(self, key: str) -> float:
         """A scale of the families that have them; files say 0, or nothing, where it is 1."""
+        if (fixed := self.family.fixed_scales) is not None:
+            width = self._count("embedding_length", MAX_WIDTH)
+            return fixed.of(key, width, self._count("block_count", MAX_LAYERS))
         return (self._number(key, 1.0) or 1.0) if self.family.has_scales else 1.0
 
     def _norm_eps(self) -> float:

@@ -5,10 +5,30 @@ What is fixed per family follows llama.cpp's src/models.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hypocenter.model.experts import ExpertsOfFamily
 from hypocenter.model.recurrent.recurrence import RecurrenceOfFamily
+
+
+@dataclass(frozen=True, slots=True)
+class FixedScales:
+    """What every model of a family scales by, where files say nothing of it: the embedding, what
+    layers add (by `depth` over the root of their number), and logits, as if the model were
+    `logit_width` wide."""
+
+    embedding: float
+    depth: float
+    logit_width: int
+
+    def of(self, key: str, width: int, num_layers: int) -> float:
+        """The one that other families' files have under `key`; logits are divided by theirs."""
+        if key == "embedding_scale":
+            return self.embedding
+        if key == "residual_scale":
+            return self.depth / math.sqrt(num_layers)
+        return width / self.logit_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +94,8 @@ class Family:
     has_layer_inputs: bool = False
     #: Whether files scale the embedding, what layers add, scores and logits.
     has_scales: bool = False
+    #: The same where files do not say, for it is the same in all of them.
+    fixed_scales: FixedScales | None = None
     #: Whether files name a number to multiply logits by.
     multiplies_logits: bool = False
     #: Whether files may have q scaled by its position, the more the farther it is.
@@ -201,5 +223,6 @@ FAMILIES: dict[str, Family] = {
         "normal", has_latent=True,
         experts=ExpertsOfFamily(normalises=False, are_optional=True, has_bias=True),
     ),
+    "minicpm3": Family("neox", has_latent=True, fixed_scales=FixedScales(12.0, 1.4, 256)),
     "olmoe": Family("neox", wide_qk_norm=True, experts=ExpertsOfFamily(normalises=False)),
 }  # fmt: skip

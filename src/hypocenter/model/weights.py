@@ -170,11 +170,11 @@ class Loader(TensorReader):
             post_ffn_norm=self._vector_if(post_norms, f"{prefix}post_ffw_norm.weight", width),
             attn_norm_bias=self._norm_bias(f"{prefix}attn_norm", width),
             ffn_norm_bias=self._norm_bias(ffn_norm, width) if has_ffn_norm else None,
-            head_norm_bias=self._filled(0, q_rows) if norms_heads(self.file, facts) else None,
+            head_norm_bias=self._constant(0, q_rows) if norms_heads(self.file, facts) else None,
             sinks=self._vector_if(
                 facts.family.has_sinks, f"{prefix}attn_sinks.weight", facts.num_heads
             ),
-            v_norm=self._filled(1, shape.head_dim)
+            v_norm=self._constant(1, shape.head_dim)
             if facts.family.norms_values and has_own
             else None,
             scale=self._layer_scale(f"{prefix}layer_output_scale.weight"),
@@ -226,7 +226,7 @@ class Loader(TensorReader):
             return None
         if f"{name}.bias" in self.file.tensors:
             return self.vector(f"{name}.bias", length)
-        return self._filled(0, length)
+        return self._constant(0, length)
 
     def matrix(
         self, name: str, num_rows: int, num_columns: int, *, is_factor: bool = True
@@ -248,7 +248,7 @@ class Loader(TensorReader):
         padded[:, :length] = self.values(name, (num_vectors, length))
         return self._pad(name, padded.reshape(-1))
 
-    def _filled(self, value: int, length: int) -> Tensor:
+    def _constant(self, value: int, length: int) -> Tensor:
         """What a norm without a weight is multiplied by (1), or one without a bias adds (0)."""
         if (found := self._constants.get((value, length))) is None:
             found = self._pad(f"norm of {value}", np.full(length, value, np.float32))

@@ -71,7 +71,11 @@ def read_latent(file: GGUFFile, name: str, num_heads: int, max_width: int) -> La
     if key_dim <= turned_dim:
         limit = f"must be above {name}.rope.dimension_count, which is {turned_dim}"
         raise BadModelFile(file.path, full, key_dim, limit)
-    value_dim = file.integer(f"{name}.attention.value_length{suffix}", low=1, high=_MAX_COLUMNS)
+    full = f"{name}.attention.value_length{suffix}"
+    if full in file.metadata or is_split:
+        value_dim = file.integer(full, low=1, high=_MAX_COLUMNS)
+    else:  # converters of MiniCPM 3 write none
+        value_dim = max(file.integer(f"{name}.embedding_length", high=max_width) // num_heads, 1)
     if is_split:
         _expect(file, f"{name}.attention.key_length", rank + turned_dim)
         _expect(file, f"{name}.attention.value_length", rank)

@@ -115,4 +115,5 @@ class LatentAttention:
         return self.heads
 
     def _norm(self, plan: PlanBuilder, x: Tensor, weight: Tensor, width: int) -> None:
-        rms_norm(plan, x, weight, self.facts.norm_eps, x, self.inputs.counts, width=width)
+        # Latents are not what layers add to, which may be kept smaller than it is.
+        rms_norm(plan, x, weight, self.facts.mixer_eps, x, self.inputs.counts, width=width)

@@ -58,7 +58,10 @@ _MIXTURES: dict[str, Experts] = {
 # Softmax scores choose groups otherwise.
 _GROUPS = Experts(ExpertChoice(160, 6, normalises=False, num_groups=8, num_groups_used=3), 1536)
 # Heads that share a latent.
-_LATENTS = {"deepseek2": Latent(rank=512, turned_dim=64, plain_dim=128, value_dim=128)}
+_LATENTS = {
+    "deepseek2": Latent(rank=512, turned_dim=64, plain_dim=128, value_dim=128),
+    "minicpm3": Latent(rank=256, turned_dim=32, plain_dim=64, value_dim=64),
+}
 # A layer with a state, and behind it one with attention.
 _RECURRENCES: dict[str, AnyRecurrence] = {
     "qwen35": Recurrence((1,), 16, 32, key_dim=128, value_dim=128, num_taps=4),
