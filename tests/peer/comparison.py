@@ -167,7 +167,7 @@ def _applies(fault: Fault, model: FamilyModel) -> bool:
 
     Rows of latents are made for both engines in the same order.
     """
-    if fault.swapped_rows and model.family.arch == "deepseek2":
+    if fault.swapped_rows and OUR_FAMILIES[model.family.arch].has_latent:
         return False
     return not fault.metadata or any(model.family.metadata.get(key) for key in fault.metadata)
 

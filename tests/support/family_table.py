@@ -673,8 +673,9 @@ def _deepseek2(
         pre=pre,
         metadata=keys,
         # llama.cpp takes two of each group for the choice of groups, whatever the scores are, and
-        # knows those whose queries come of no latent by their number of layers.
-        llama_cpp_agrees=model_class != "DeepseekV2",
+        # knows those whose queries come of no latent by their number of layers. What files say of
+        # where yarn begins it does not read here: it takes 32.
+        llama_cpp_agrees=model_class != "DeepseekV2" and beta_fast == 32,
     )
 
 
