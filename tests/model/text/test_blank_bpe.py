@@ -1,4 +1,4 @@
-"""The form gemma4 against the rules of llama.cpp, written out here, and the `tokenizers` library.
+"""The form gemma4, and sarvam-moe, against llama.cpp's rules, written out here, and the library.
 
 llama.cpp itself compares in `tests/peer`, on the vocabulary of a family.
 """
@@ -76,11 +76,12 @@ RANKS = {
 }
 
 
-def _reference(text: str) -> list[int]:
+def _reference(text: str, *, keeps_breaks: bool = True) -> list[int]:
     """Lines and runs of line feeds; the pair of lowest rank first, the leftmost of equals."""
     ids: list[int] = []
     for line in re.findall(r"\n+|[^\n]+", text.replace(" ", "▁")):
-        word = [line] if line[0] == "\n" and line in IDS else list(line)
+        is_kept = keeps_breaks and line[0] == "\n" and line in IDS
+        word = [line] if is_kept else list(line)
         while True:
             ranked = [
                 (RANKS[pair], at)
@@ -97,10 +98,10 @@ def _reference(text: str) -> list[int]:
     return ids
 
 
-def _load(folder: Path, **changes: Any) -> Tokenizer:
+def _load(folder: Path, *, model: str = "gemma4", **changes: Any) -> Tokenizer:
     path = folder / "vocabulary.gguf"
     extra = changes.pop("extra", {})
-    _TOOL["write_vocabulary"](path, {**VOCABULARY, **changes}, "gemma4", extra)
+    _TOOL["write_vocabulary"](path, {**VOCABULARY, **changes}, model, extra)
     with open_gguf(path) as file:
         return load_tokenizer(file)
 
@@ -169,8 +170,9 @@ def test_bos_begins_every_text_whatever_the_file_says(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_spelled_is_refused(tmp_path: Path) -> None:
+    tokens = [text.replace("<0x", "<0y") for text in VOCABULARY["tokens"]]
     kinds = [1 if kind == 6 else kind for kind in VOCABULARY["kinds"]]
-    tokenizer = _load(tmp_path, kinds=kinds)
+    tokenizer = _load(tmp_path, tokens=tokens, kinds=kinds)
     assert tokenizer.encode("a", add_special=False) == [IDS["a"]]
     with pytest.raises(TokenizerError, match=r"U\+1F9FF\) has no token"):
         tokenizer.encode("\U0001f9ff")
@@ -180,3 +182,18 @@ def test_it_has_no_pre_tokenizer(tmp_path: Path) -> None:
     _load(tmp_path)
     with open_gguf(tmp_path / "vocabulary.gguf") as file, pytest.raises(BadSetting, match="leave"):
         load_tokenizer(file, "qwen2")
+
+
+@pytest.mark.parametrize("has_kinds", [True, False])
+def test_sarvam_merges_line_feeds_too_and_has_no_bos(tmp_path: Path, *, has_kinds: bool) -> None:
+    """Its files are gpt2 files, whose converters take byte tokens for words."""
+    kinds = [kind if has_kinds or kind != 6 else 1 for kind in VOCABULARY["kinds"]]
+    of_sarvam = {"tokenizer.ggml.pre": "sarvam-moe"}
+    tokenizer = _load(tmp_path, model="gpt2", kinds=kinds, extra=of_sarvam)
+    for text in _texts():
+        ids = _reference(text, keeps_breaks=False)
+        assert tokenizer.encode(text) == ids, text
+        assert tokenizer.decode(ids) == text
+    assert not tokenizer.add_bos
+    kept = [_reference(text) for text in _texts()]
+    assert kept != [_reference(text, keeps_breaks=False) for text in _texts()]

@@ -23,7 +23,7 @@ from tokenizers.pre_tokenizers import Split
 
 from hypocenter.errors import BadModelFile, TokenizerError, UnsupportedModel, UsageError
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.text.pretokenizers import PRE_TOKENIZERS, category
+from hypocenter.model.text.pretokenizers import OF_EMBEDDINGS, PRE_TOKENIZERS, category
 from hypocenter.model.text.tokenizer import MAX_TEXT_CHARS, Tokenizer, load_tokenizer
 
 FIXTURES = ROOT / "tests" / "fixtures" / "tokenizers"
@@ -431,3 +431,18 @@ def test_a_megabyte_of_prose(spm: Tokenizer, bpe: Tokenizer) -> None:
     # Cut where no merge can cross it takes a tenth of a second, as one word more than one.
     assert _cpu_seconds(lambda: spm.encode(text)) < 0.5
     assert _cpu_seconds(lambda: bpe.encode(text)) < 5
+
+
+@pytest.mark.parametrize("name", sorted(OF_EMBEDDINGS))
+def test_names_of_models_that_write_no_text_are_refused_by_what_they_are(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "embeddings.gguf"
+    model = "whitespace" if name == "whitespace" else "gpt2"
+    _TOOL["write_vocabulary"](path, BPE, model, {"tokenizer.ggml.pre": name})
+    what = f"'{name}', but models with it make embeddings or scores, and hypocenter runs those that"
+    with open_gguf(path) as file, pytest.raises(UnsupportedModel, match=f"{what} write text$"):
+        load_tokenizer(file)
+    _TOOL["write_vocabulary"](path, BPE, "gpt2", {"tokenizer.ggml.pre": "qwen2"})
+    with open_gguf(path) as file, pytest.raises(UsageError, match=f"{what} write text$"):
+        load_tokenizer(file, name)

@@ -1,9 +1,9 @@
 """Encodes text by ranked merges over its characters, blanks among them; reads no file.
 
-This is `tokenizer.ggml.model` = gemma4. As in SentencePiece a blank is U+2581 and a character
-without a token is spelled in byte tokens; merges have ranks, as those of byte BPE. Merges stay
-within lines, and a run of line feeds that is a token is never merged (llama.cpp,
-`llm_tokenizer_bpe_session`).
+This is `tokenizer.ggml.model` = gemma4, and gpt2 with `tokenizer.ggml.pre` = sarvam-moe. As in
+SentencePiece a blank is U+2581 and a character without a token is spelled in byte tokens; merges
+have ranks, as those of byte BPE. Merges stay within lines, and in gemma4 a run of line feeds that
+is a token is never merged (llama.cpp, `llm_tokenizer_bpe_session`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tokenizers.models import BPE
 
 from hypocenter.errors import TokenizerError
 from hypocenter.model.text.spm import BLANK
-from hypocenter.model.text.vocabulary import TokenKind, Vocabulary
+from hypocenter.model.text.vocabulary import BYTE_TOKEN, TokenKind, Vocabulary
 
 _LINES = re.compile(r"\n+|[^\n]+")
 
@@ -23,11 +23,17 @@ _LINES = re.compile(r"\n+|[^\n]+")
 class BlankPairEncoder:
     """Text to ids, through the `tokenizers` library."""
 
-    def __init__(self, words: Vocabulary, merges: list[tuple[str, str]]) -> None:
-        self._ids = words.mergeable()
+    def __init__(
+        self, words: Vocabulary, merges: list[tuple[str, str]], *, keeps_breaks: bool
+    ) -> None:
+        """`keeps_breaks`: a run of line feeds that is a token is taken as it stands."""
+        self._ids, self._keeps_breaks = words.mergeable(), keeps_breaks
         kinds = words.kinds.tolist()
+        # Converters of gpt2 files know no byte tokens: to them these are words.
         bytes_of_text = {
-            text: index for text, index in words.ids.items() if kinds[index] == TokenKind.BYTE
+            text: index
+            for text, index in words.ids.items()
+            if kinds[index] in (TokenKind.BYTE, TokenKind.NORMAL) and BYTE_TOKEN.fullmatch(text)
         }
         self._spelled = frozenset(int(text[3:5], 16) for text in bytes_of_text)
         self._library = LibraryTokenizer(
@@ -40,7 +46,8 @@ class BlankPairEncoder:
         self._check(text)
         found: list[int] = []
         for line in _LINES.findall(text):
-            whole = self._ids.get(line) if line[0] == "\n" else None
+            is_kept = self._keeps_breaks and line[0] == "\n"
+            whole = self._ids.get(line) if is_kept else None
             if whole is None:
                 found += self._library.encode(line, add_special_tokens=False).ids
             else:

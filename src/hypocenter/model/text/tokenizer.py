@@ -27,10 +27,16 @@ from hypocenter.errors import (
 )
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.text.blank_bpe import BlankPairEncoder
-from hypocenter.model.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer, known_names
+from hypocenter.model.text.pretokenizers import (
+    OF_EMBEDDINGS,
+    PRE_TOKENIZERS,
+    UNCUT,
+    PreTokenizer,
+    known_names,
+)
 from hypocenter.model.text.special_texts import SpecialTexts
 from hypocenter.model.text.spm import BLANK, ScoreEncoder
-from hypocenter.model.text.vocabulary import TokenKind, Vocabulary, read_vocabulary
+from hypocenter.model.text.vocabulary import BYTE_TOKEN, TokenKind, Vocabulary, read_vocabulary
 
 #: More text than any context holds, and less than makes the regex engine give up (10^7 retries).
 MAX_TEXT_CHARS = 1 << 22
@@ -60,8 +66,12 @@ def load_tokenizer(file: GGUFFile, pre: str | None = None) -> Tokenizer:
             raise BadSetting("tokenizer_pre", pre, limit)
         return _WITHOUT_PRE[model](file)
     if model == "gpt2":
+        if (pre or file.text("tokenizer.ggml.pre", None)) in UNCUT:
+            return _load_uncut(file)
         return _load_gpt2(file, _choose_pre(file, pre))
     limit = "hypocenter runs 'gpt2' (byte BPE), 'llama' (SentencePiece with scores) and 'gemma4'"
+    if model in OF_EMBEDDINGS:
+        limit = known_names(model)
     raise UnsupportedModel(file.path, "tokenizer.ggml.model", model, limit)
 
 
@@ -230,6 +240,8 @@ def _choose_pre(file: GGUFFile, override: str | None) -> PreTokenizer:
         return PRE_TOKENIZERS[name]
     value = MISSING if name is None else name
     way_out = "say by tokenizer_pre which one the model was trained with"
+    if name in OF_EMBEDDINGS:
+        raise UnsupportedModel(file.path, "tokenizer.ggml.pre", value, known_names(name))
     error = UnsupportedModel(
         file.path, "tokenizer.ggml.pre", value, known_names(name or ""), way_out
     )
@@ -271,9 +283,17 @@ def _load_gemma4(file: GGUFFile) -> Tokenizer:
         limit = "every text of this model has a BOS token added"
         raise BadModelFile(file.path, "tokenizer.ggml.bos_token_id", MISSING, limit)
     _, add_eos = _read_additions(file, words, True)
-    encoder = BlankPairEncoder(words, _read_merges(file, words))
+    encoder = BlankPairEncoder(words, _read_merges(file, words), keeps_breaks=True)
     pieces = _pieces(words, _bytes_of_text)
     return Tokenizer(words, encoder, pieces, add_bos=True, add_eos=add_eos)
+
+
+def _load_uncut(file: GGUFFile) -> Tokenizer:
+    words = read_vocabulary(file, "gpt2")
+    encoder = BlankPairEncoder(words, _read_merges(file, words), keeps_breaks=False)
+    add_bos, add_eos = _read_additions(file, words, False)
+    pieces = _pieces(words, _bytes_of_word)
+    return Tokenizer(words, encoder, pieces, add_bos=add_bos, add_eos=add_eos)
 
 
 _WITHOUT_PRE = {"llama": _load_llama, "gemma4": _load_gemma4}
@@ -338,6 +358,13 @@ def _pieces(words: Vocabulary, to_bytes: Callable[[str], bytes]) -> list[bytes]:
 
 def _bytes_of_text(text: str) -> bytes:
     return text.replace(BLANK, " ").encode("utf-8", "surrogateescape")
+
+
+def _bytes_of_word(text: str) -> bytes:
+    """The same where byte tokens are words."""
+    if BYTE_TOKEN.fullmatch(text):
+        return bytes([int(text[3:5], 16)])
+    return _bytes_of_text(text)
 
 
 def _bytes_of_chars(text: str) -> bytes:
