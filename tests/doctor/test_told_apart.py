@@ -148,7 +148,7 @@ CASES: dict[str, tuple[Launch, Cause, str, str]] = {
     "a bin before the first": (
         counts(-1), Cause.SENTINEL_CONSUMED, "experts_ptr", "experts_ptr[7] = 0",
     ),
-    "an index made of floats": (largest(61), Cause.INDEX_RANGE, "x", "room for"),
+    "an index made of floats": (largest(61), Cause.INDEX_RANGE, "x", "all of x = 0"),
 }  # fmt: skip
 
 

@@ -178,7 +178,7 @@ def test_heads_are_normed_in_it_as_before_it(form: dict[str, Any], normed: str) 
 def test_a_norm_that_is_too_short_is_refused() -> None:
     case = Case.right()
     case.norms = HeadNorms(None, tensor("k_norm", np.ones(19, np.float32)), 1e-5)
-    with pytest.raises(LaunchRejected, match="k_norm.* must be at least (width|head_dim) = 20"):
+    with pytest.raises(LaunchRejected, match=r"k_norm.* must be at least (width|head_dim) = 20"):
         case.planned()
 
 
