@@ -164,7 +164,7 @@ class ExpertsTable:
         shape = self.shape.of(1)
         num_used = shape.num_used
 
-        def fixed(name: str, values: list[int], *sizes: int) -> Tensor:
+        def fill(name: str, values: list[int], *sizes: int) -> Tensor:
             made = allocate(f"expert_{name}", "decoder", DType.I32, sizes, device=shape.device)
             to_device(made, np.array(values, np.int32).reshape(sizes))
             return made
@@ -175,12 +175,12 @@ class ExpertsTable:
             ids=ids,
             weights=rows(self.weights, 0, 1),
             experts=replace(ids, shape=(num_used,), strides=(1,)),
-            firsts=fixed("firsts", order, num_used),
-            sizes=fixed("sizes", [1] * num_used, num_used),
-            sources=fixed("sources", [0] * num_used, num_used),
-            places=fixed("places", order, 1, num_used),
-            counts=fixed("counts", [num_used] * 2, 2),
-            num_groups=fixed("num_groups", [num_used], 1),
+            firsts=fill("firsts", order, num_used),
+            sizes=fill("sizes", [1] * num_used, num_used),
+            sources=fill("sources", [0] * num_used, num_used),
+            places=fill("places", order, 1, num_used),
+            counts=fill("counts", [num_used] * 2, 2),
+            num_groups=fill("num_groups", [num_used], 1),
             ends=self.ends,
             is_fixed=True,
         )
