@@ -17,6 +17,7 @@ from hypocenter.foreign import hooks, repeats
 from hypocenter.foreign.closed_kernels import is_closed
 from hypocenter.foreign.recorder import ForeignRecorder
 from hypocenter.foreign.repeats import MAX_LAUNCH_BYTES, NUM_AGAIN, NUM_OF_FORM
+from hypocenter.foreign.seen_memory import SeenMemory
 from hypocenter.record.events import SourceRecord
 from hypocenter.record.held.contents import LaunchOutcome
 from hypocenter.record.held.trace_log import read_trace
@@ -310,3 +311,21 @@ def test_without_suspect_nothing_is_made_again(tmp_path: Path) -> None:
     run.recorder = ForeignRecorder(tmp_path / "other")
     run.launch(torch.zeros(4), torch.zeros(4), 4, BLOCK=16)
     assert run.outcomes == ()
+
+
+def test_a_launch_is_recorded_though_nothing_can_be_read_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a GPU that has failed, of which torch refuses every copy."""
+
+    def refuse(self: Any, *_: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(SeenMemory, "_look_into", refuse)
+    recorder = ForeignRecorder(tmp_path, looks_closely=True)
+    args = (torch.zeros(4), torch.zeros(4), 4)
+    made = recorder.record_launch(
+        SimpleNamespace(fn=add_one), args, {"BLOCK": 16}, (1,), "interpreter"
+    )
+    assert made is not None
+    assert [argument.name for argument in made.launch.arguments][:2] == ["x", "out"]

@@ -183,7 +183,6 @@ def _watch_launches(kind: Any, *, is_interpreted: bool) -> None:
                 _attempt(_make_again, original, launch, launch.repeat, result)
             return result
         finally:
-            launch.repeat = None
             _over()
 
     watched: Any = run
