@@ -350,11 +350,11 @@ def _floats(
     form = float_form(weight.dtype, shape.group_rows, [padded], plan.device, accumulate=False)
     # A group has no more, and the smallest tile of many has 16.
     num_rows = min(form.rows, max(shape.group_rows, 16))
+    num_chunks = triton.cdiv(num_columns, 64)
     plan.add_gpu(
         experts_float_kernel,
         *(from_x, facts["row_scales"] if is_rounded else from_x, *_groups(facts)),
-        *(weight.data.parts[0], _bias(only), out, out.strides[0], num_columns),
-        triton.cdiv(num_columns, 64),
+        *(weight.data.parts[0], _bias(only), out, out.strides[0], num_columns, num_chunks),
         *(from_x.strides[0], padded // LANES),
         grid=(shape.num_groups, padded // form.outputs, triton.cdiv(shape.group_rows, num_rows)),
         num_warps=form.num_warps,
@@ -362,7 +362,7 @@ def _floats(
         IS_BF16=weight.dtype is DType.BF16,
         OUTPUTS=form.outputs,
         ROWS=num_rows,
-        CHUNKS=form.steps,
+        CHUNKS=min(form.steps, triton.next_power_of_2(num_chunks)),
         STAGES=form.stages,
         **shared,
     )

@@ -44,14 +44,9 @@ _WIDEST_FLOATS = (
 #: Where what was there is added, the largest have no registers for it.
 _WIDEST_ADDED = (TileForm(256, 64, 8, 1, 4), TileForm(128, 64, 4, 1, 4))
 _SMALLEST_FLOATS = TileForm(64, 64, 4, 1, 5)
-#: F32, by rows, for few outputs, such as a router of experts has, and for more.
-_NO_UNITS = (
-    (1, TileForm(1, 1, 1, 16, 1), TileForm(8, 1, 8, 16, 1)),
-    (16, TileForm(2, 16, 8, 4, 1), TileForm(4, 16, 8, 8, 1)),
-)
+#: F32, which has no matrix units: up to so many rows, then more.
+_NO_UNITS = ((1, TileForm(8, 1, 8, 16, 1)), (16, TileForm(4, 16, 8, 8, 1)))
 _NO_UNITS_MANY = TileForm(16, 16, 4, 2, 1)
-#: Outputs up to which they are few: a program for each keeps an H100 less than full.
-_FEW_OUTPUTS = 1024
 #: The same for codes, of which a processor takes two programs at a time.
 _WIDE_CODES = (
     (16, TileForm(64, 16, 4, 1, 5)),
@@ -67,10 +62,8 @@ def float_form(
     dtype: DType, num_rows: int, num_outputs: Sequence[int], device: str, *, accumulate: bool
 ) -> TileForm:
     """The tile for weights of `num_outputs`, each a multiple of 64, that share a launch."""
-    if dtype is DType.F32:  # no matrix units
-        are_many = sum(num_outputs) > _FEW_OUTPUTS
-        forms = (pair[are_many] for most, *pair in _NO_UNITS if num_rows <= most)
-        return next(forms, _NO_UNITS_MANY)
+    if dtype is DType.F32:
+        return next((form for most, form in _NO_UNITS if num_rows <= most), _NO_UNITS_MANY)
     is_cuda = device.startswith("cuda")
     few_rows = 1 if is_cuda and num_rows == 1 else 16
     if is_cuda and has_wide_tiles(device):

@@ -166,10 +166,11 @@ def _floats(
         accumulate=shared["ACCUMULATE"],
     )
     tiles, row_tiles = _tiles(products, form.outputs), triton.cdiv(num_rows, form.rows)
+    num_chunks = triton.cdiv(num_columns, 64)
     plan.add_gpu(
         linear_float_kernel,
         *(from_x, row_scales, facts["counts"], *_several(products)),
-        *(*[*tiles, 0][:2], count, num_columns, triton.cdiv(num_columns, 64), from_x.strides[0]),
+        *(*[*tiles, 0][:2], count, num_columns, num_chunks, from_x.strides[0]),
         grid=(sum(tiles), row_tiles) if form.rows <= 16 else (row_tiles, sum(tiles)),
         num_warps=form.num_warps,
         NUM_WEIGHTS=len(products),
@@ -177,7 +178,7 @@ def _floats(
         IS_BF16=weight.dtype is DType.BF16,
         OUTPUTS=form.outputs,
         ROWS=form.rows,
-        CHUNKS=form.steps,
+        CHUNKS=min(form.steps, triton.next_power_of_2(num_chunks)),
         STAGES=form.stages,
         **shared,
     )
