@@ -101,10 +101,11 @@ class Case:
 
     def one_by_one(self, plan: PlanBuilder) -> None:
         for x, num_heads in ((self.q, self.num_heads), (self.k, self.k_cache.shape[1])):
-            norm = self.norms and (self.norms.q if x is self.q else self.norms.k)
-            if self.norms is not None and norm is not None:
+            norms = self.norms or HeadNorms(None, None, 1.0)
+            norm = norms.q if x is self.q else norms.k
+            if norm is not None:
                 rms_norm(
-                    plan, x, norm, self.norms.eps, x, self.counts,
+                    plan, x, norm, norms.eps, x, self.counts,
                     width=self.head_dim, num_heads=num_heads,
                 )  # fmt: skip
             rope.rotate(

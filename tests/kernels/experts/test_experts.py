@@ -363,7 +363,10 @@ def test_two_weights_of_the_same_rows_give_the_bits_of_each(
     assert num_launches == (1 if is_one else 2)
     for product in products:
         alone = replace(product, out=rows_tensor("alone", 0 * to_host(product.out)))
-        launch(lambda p, one=alone: experts_linear(p, x, [one], table, operands), num_tokens)
+        launch(
+            partial(experts_linear, x=x, products=[alone], table=table, operands=operands),
+            num_tokens,
+        )
         for _, first, size in groups_of(table):
             rows = slice(first, first + size)
             assert (bits(to_host(product.out)[rows]) == bits(to_host(alone.out)[rows])).all()
