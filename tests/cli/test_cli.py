@@ -83,6 +83,7 @@ def endless(chat_model: Path) -> list[str]:
             ["--kv-dtype f16, -ctk/--cache-type-k q8_0 and -ctv/--cache-type-v q8_0 differ"],
         ),
         (["run", "-ctk", "q5_1", "-ctv", "q5_1", "-p", "x"], ["is 'q5_1'", "f16, f32, q8_0, q4_0"]),
+        (["run", "--kv-dtype", "", "-p", "x"], ["is ''", "f16, f32, q8_0, q4_0"]),
         (["run", "--device", "tpu", "-p", "x"], ["--device is 'tpu'"]),
         (["run", "--stop", "", "-p", "x"], ["--stop is '', but an empty text"]),
         (["run", "-p", "x", "--tokenizer-pre", "gpt2"], ["--tokenizer-pre is 'gpt2'", "'gpt-2'"]),

@@ -87,6 +87,19 @@ def whole_kernel(x, out, B: tl.constexpr):
     tl.store(out + at, tl.load(x + at))
 """
 
+BY_POINTERS = """@triton.jit
+def copy_kernel(x, out, B: tl.constexpr):
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    pointers = x + at
+    tl.store(out + at, tl.load(pointers))
+"""
+COUNTED = """@triton.jit
+def count_kernel(x, bins, offset, B: tl.constexpr):
+    v = tl.load(x + tl.arange(0, B))
+    at = v.to(tl.int32) + offset
+    tl.atomic_add(bins + at, 1, mask=v > 0)
+"""
+
 
 def rows(row_stride: int, column_stride: int = 1) -> Launch:
     return Launch(
@@ -159,6 +172,20 @@ def test_what_leads_outside_is_named_and_put_right(name: str) -> None:
     assert (root.cause, root.argument) == (cause, argument)
     assert root.proof.corrected.startswith(change)
     assert "no such finding" in root.proof.green
+
+
+def test_floats_are_not_to_blame_for_a_pointer_that_is_made_of_theirs() -> None:
+    held = np.arange(100, dtype=np.float32)
+    tensors = {"x": (F32, (100,)), "out": (F32, (128,))}
+    [root] = Launch(BY_POINTERS, tensors, {}, (2,), {"B": 64}, {"x": held}).diagnosis().roots
+    assert root.cause is Cause.MISSING_MASK
+
+
+def test_floats_are_not_to_blame_where_zeros_turn_the_access_off() -> None:
+    held = np.arange(16, dtype=np.float32)
+    tensors = {"x": (F32, (16,)), "bins": (I32, (16,))}
+    launch = Launch(COUNTED, tensors, {"offset": 20}, (1,), {"B": 16}, {"x": held})
+    assert not [root for root in launch.diagnosis().roots if root.argument == "x"]
 
 
 def test_one_too_many_is_one_element_or_one_row_and_nothing_between() -> None:

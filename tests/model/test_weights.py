@@ -16,6 +16,7 @@ from repository import DEMO
 from resident import resident_bytes
 from tiny_gguf import HEAD_DIM, NUM_HEADS, NUM_KV_HEADS, write_tiny
 
+from hypocenter import LLM
 from hypocenter.cli.verbs import bench
 from hypocenter.config import EngineConfig
 from hypocenter.device import copies, devices
@@ -341,3 +342,15 @@ def test_this_machine_tells_its_memory() -> None:
     room = footprint.host_room()
     assert room is not None
     assert 0 < room.available_bytes <= room.limit_bytes
+
+
+@pytest.mark.parametrize("family", ["stablelm", "command-r"])
+@pytest.mark.parametrize(("part", "num_heads"), [("q", NUM_HEADS), ("k", NUM_KV_HEADS)])
+def test_layer_norms_of_heads_may_be_of_queries_or_of_keys_alone(
+    tmp_path: Path, family: str, part: str, num_heads: int
+) -> None:
+    norm = np.ones((num_heads, HEAD_DIM), np.float32)
+    tensors = {f"blk.0.attn_{part}_norm.weight": norm}
+    path = write_tiny(tmp_path / "tiny.gguf", family, tokens=list("abcdefg"), tensors=tensors)
+    answer = LLM(str(path)).generate([1, 2], max_tokens=2, ignore_eos=True)
+    assert len(answer.token_ids) == 2

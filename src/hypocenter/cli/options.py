@@ -432,12 +432,14 @@ class EngineOptions:
 
     def _cache_type(self) -> str:
         """The one type of keys and values, which llama.cpp asks for by an option for each."""
-        both = self.kv_dtype or _ENGINE["kv_dtype"]
+        both = _ENGINE["kv_dtype"] if self.kv_dtype is None else self.kv_dtype
         # Whoever gives one of them gets keys unlike values from llama.cpp, and is told.
-        keys, values = self.cache_type_k or both, self.cache_type_v or both
-        if len({name.lower() for name in (keys, values, self.kv_dtype or keys)}) == 1:
+        keys = both if self.cache_type_k is None else self.cache_type_k
+        values = both if self.cache_type_v is None else self.cache_type_v
+        is_asked = self.kv_dtype is not None
+        if len({name.lower() for name in (keys, values, both if is_asked else keys)}) == 1:
             return keys
-        also = f"--kv-dtype {self.kv_dtype}, " if self.kv_dtype else ""
+        also = f"--kv-dtype {self.kv_dtype}, " if is_asked else ""
         raise UsageError(
             f"{also}-ctk/--cache-type-k {keys} and -ctv/--cache-type-v {values} differ, but keys "
             "and values have one type: give both, and the same"

@@ -286,10 +286,38 @@ def is_index_in(source: SourceRecord, access: str, parameter: str) -> bool:
 
     `access` is its text. Masks do not count: what only decides which lanes run is no index.
     """
-    try:
-        tree, expression = ast.parse(textwrap.dedent(source.text)), ast.parse(access)
-    except SyntaxError:
+    expression = _parsed(access)
+    return expression is not None and bool(_names(expression) & _names_after(source, parameter))
+
+
+def is_mask_in(source: SourceRecord, access: str, parameter: str) -> bool:
+    """Whether the mask of an access of the kernel is worked out from what `parameter` holds."""
+    expression = _parsed(access)
+    if expression is None:
         return False
+    masks = [keyword.value for keyword in _keywords(expression) if keyword.arg == "mask"]
+    followed = _names_after(source, parameter)
+    return any(_names(mask) & followed for mask in masks)
+
+
+def _parsed(text: str) -> ast.AST | None:
+    try:
+        return ast.parse(textwrap.dedent(text))
+    except SyntaxError:
+        return None
+
+
+def _keywords(expression: ast.AST) -> Iterator[ast.keyword]:
+    for node in ast.walk(expression):
+        if isinstance(node, ast.Call):
+            yield from node.keywords
+
+
+def _names_after(source: SourceRecord, parameter: str) -> set[str]:
+    """Names of the kernel that are worked out from `parameter`, without itself."""
+    tree = _parsed(source.text)
+    if tree is None:
+        return set()
     found = {parameter}
     for _ in range(8):  # an assignment may use a name that a later line of a loop makes
         before = len(found)
@@ -299,7 +327,7 @@ def is_index_in(source: SourceRecord, access: str, parameter: str) -> bool:
                 found |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
         if len(found) == before:
             break
-    return bool(_names(expression) & (found - {parameter}))
+    return found - {parameter}
 
 
 def _names(node: ast.AST) -> set[str]:
@@ -341,7 +369,7 @@ def follows_what_it_loads(source: SourceRecord, parameter: str) -> bool:
             id(n) in loaded or (isinstance(n, ast.Name) and n.id in held) for n in ast.walk(node)
         )
 
-    for _ in range(8):  # as in is_index_in
+    for _ in range(8):  # as in _names_after
         before = len(held)
         for node in ast.walk(function):
             if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign) and node.value:

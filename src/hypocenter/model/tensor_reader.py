@@ -161,6 +161,8 @@ def _lead(shape: tuple[int, ...]) -> tuple[int]:
 def norms_heads(file: GGUFFile, facts: Architecture) -> bool:
     """Whether layer norms, which add biases, are made of each head."""
     is_there = (
-        f"blk.{layer}.attn_q_norm.weight" in file.tensors for layer in facts.attention_layers
+        f"blk.{layer}.attn_{part}_norm.weight" in file.tensors
+        for layer in facts.attention_layers
+        for part in "qk"
     )
     return facts.family.norms_by_head and any(is_there)

@@ -68,7 +68,8 @@ def float_outputs(
                 mask = (column < num_columns - chunk * 64)[None, None, :] & live[None, :, None]
                 values = tl.load(x + chunk * 64, mask=mask, other=0.0)
                 w = tl.load(weights + chunk * 1024, mask=inside, other=0.0)
-                total = tl.fma(w, values, total)
+                # A step too many would make +0 of a chain that is -0.
+                total = tl.where(inside, tl.fma(w, values, total), total)
             else:
                 if index == 0:
                     w, values = tl.load(weights + chunk * 1024), tl.load(x + chunk * 64)

@@ -6,7 +6,7 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 
-STEPS = ("total = tl.dot(w, values, total)\n", "total = tl.fma(w, values, total)\n")
+STEPS = ("total = tl.dot(w, values, total)\n", "total = tl.where(inside, tl.fma(")
 OWN = "if chunk % tl.num_programs(2) == tl.program_id(2):\n                    "
 GRID = "grid=(sum(tiles), row_tiles)"
 ATOMIC = (

@@ -29,11 +29,12 @@ class BlankPairEncoder:
         """`keeps_breaks`: a run of line feeds that is a token is taken as it stands."""
         self._ids, self._keeps_breaks = words.mergeable(), keeps_breaks
         kinds = words.kinds.tolist()
-        # Converters of gpt2 files know no byte tokens: to them these are words.
+        # Converters of gpt2 files know no byte tokens: to them these are words. Gemma's do.
+        of_bytes = (TokenKind.BYTE,) if keeps_breaks else (TokenKind.BYTE, TokenKind.NORMAL)
         bytes_of_text = {
             text: index
             for text, index in words.ids.items()
-            if kinds[index] in (TokenKind.BYTE, TokenKind.NORMAL) and BYTE_TOKEN.fullmatch(text)
+            if kinds[index] in of_bytes and BYTE_TOKEN.fullmatch(text)
         }
         self._spelled = frozenset(int(text[3:5], 16) for text in bytes_of_text)
         self._library = LibraryTokenizer(

@@ -14,6 +14,7 @@ from hypocenter.doctor.kernel_text import (
     follows_what_it_loads,
     guard_line,
     is_index_in,
+    is_mask_in,
     is_masked,
     line_text,
 )
@@ -51,7 +52,10 @@ def cause_outside(
     """What an access outside `tensor` is taken for; what may be to blame instead comes before."""
     access = _Access(case, use, finding, tensor, site)
     found = _of_cast(access) or _index_of(case, use, finding, tensor, access.number)
-    return found or _of_floats(access) or _of_mask(access)
+    if found:
+        return found
+    of_floats, cause = _of_floats(access), _of_mask(access)
+    return cause if of_floats is None else replace(cause, sooner=(of_floats, *cause.sooner))
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,7 @@ def _of_floats(access: _Access) -> ReplayCause | None:
         f"Keep what is worked out from {leader} inside {access.name}: it led to element "
         f"{access.number} of {access.extent}",
         (f"the address is worked out from what {leader} holds",),
-        ((f"all of {leader} = 0", elements_of(leader, zeros)), access.grown),
+        ((f"all of {leader} = 0", elements_of(leader, zeros)),),
         **place_of(access.site),
         argument=leader,
     )
@@ -298,7 +302,10 @@ def _led_by(case: Case, use: LaunchMade, finding: Finding) -> tuple[str, Values]
     for parameter, tensor in case.tensors_of(use.launch).items():
         recorded = case.index.values_of(tensor.id, use.seq)
         is_float = not tensor.dtype.startswith(("I", "U"))
-        if source and recorded and is_float and is_index_in(source, access, parameter):
+        if not source or not recorded or not is_float:
+            continue
+        # Zeros that turn lanes off would prove nothing.
+        if is_index_in(source, access, parameter) and not is_mask_in(source, access, parameter):
             return parameter, recorded
     return None
 
