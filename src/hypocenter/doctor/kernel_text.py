@@ -286,13 +286,13 @@ def is_index_in(source: SourceRecord, access: str, parameter: str) -> bool:
 
     `access` is its text. Masks do not count: what only decides which lanes run is no index.
     """
-    expression = _parsed(access)
+    expression = _parse(access)
     return expression is not None and bool(_names(expression) & _names_after(source, parameter))
 
 
 def is_mask_in(source: SourceRecord, access: str, parameter: str) -> bool:
     """Whether the mask of an access of the kernel is worked out from what `parameter` holds."""
-    expression = _parsed(access)
+    expression = _parse(access)
     if expression is None:
         return False
     masks = [keyword.value for keyword in _keywords(expression) if keyword.arg == "mask"]
@@ -300,7 +300,7 @@ def is_mask_in(source: SourceRecord, access: str, parameter: str) -> bool:
     return any(_names(mask) & followed for mask in masks)
 
 
-def _parsed(text: str) -> ast.AST | None:
+def _parse(text: str) -> ast.AST | None:
     try:
         return ast.parse(textwrap.dedent(text))
     except SyntaxError:
@@ -315,7 +315,7 @@ def _keywords(expression: ast.AST) -> Iterator[ast.keyword]:
 
 def _names_after(source: SourceRecord, parameter: str) -> set[str]:
     """Names of the kernel that are worked out from `parameter`, without itself."""
-    tree = _parsed(source.text)
+    tree = _parse(source.text)
     if tree is None:
         return set()
     found = {parameter}
