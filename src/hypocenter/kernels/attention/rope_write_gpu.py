@@ -21,20 +21,13 @@ def _norm_columns(x, weight_ptr, column, live, inverse):
 
 
 @triton.jit
-def _load_head(start, first, second, live, d, unturned, head_dim, norm_ptr, eps,
-               NORMS: tl.constexpr):  # fmt: skip
-    """Both numbers of each pair, and the columns that do not turn, normed where that is wanted."""
-    a = tl.load(start + first, mask=live, other=0.0)
-    b = tl.load(start + second, mask=live, other=0.0)
-    if NORMS:
-        x = tl.load(start + d, mask=d < head_dim, other=0.0)
-        inverse = inverse_of(x, head_dim, eps)
-        a = _norm_columns(a, norm_ptr, first, live, inverse)
-        b = _norm_columns(b, norm_ptr, second, live, inverse)
-        x = _norm_columns(x, norm_ptr, d, unturned, inverse)
-    else:
-        x = tl.load(start + d, mask=unturned, other=0.0)
-    return a, b, x
+def _norm_head(start, a, b, first, second, live, d, unturned, head_dim, norm_ptr, eps):
+    """Both numbers of each pair normed, and the columns that do not turn."""
+    x = tl.load(start + d, mask=d < head_dim, other=0.0)
+    inverse = inverse_of(x, head_dim, eps)
+    a = _norm_columns(a, norm_ptr, first, live, inverse)
+    b = _norm_columns(b, norm_ptr, second, live, inverse)
+    return a, b, _norm_columns(x, norm_ptr, d, unturned, inverse)
 
 
 @triton.jit
@@ -57,10 +50,12 @@ def rope_write_kernel(
     unturned = (d >= 2 * half) & (d < head_dim)
     if head < num_heads:
         q_start = q_ptr + as_offset(token, WIDE) * q_stride + head * head_dim
-        a, b, q = _load_head(
-            q_start, first, second, live, d, unturned, head_dim, q_norm_ptr, eps, NORMS_Q
-        )
+        a = tl.load(q_start + first, mask=live, other=0.0)
+        b = tl.load(q_start + second, mask=live, other=0.0)
         if NORMS_Q:
+            a, b, q = _norm_head(
+                q_start, a, b, first, second, live, d, unturned, head_dim, q_norm_ptr, eps
+            )
             tl.store(q_start + d, q, mask=unturned)
         a, b = rotate(a, b, cos, sin)
         tl.store(q_start + first, a, mask=live)
@@ -69,9 +64,14 @@ def rope_write_kernel(
         head -= num_heads
         slot = as_offset(tl.load(slots_ptr + token), WIDE)
         k_start = k_ptr + as_offset(token, WIDE) * k_stride + head * head_dim
-        a, b, k = _load_head(
-            k_start, first, second, live, d, unturned, head_dim, k_norm_ptr, eps, NORMS_K
-        )
+        a = tl.load(k_start + first, mask=live, other=0.0)
+        b = tl.load(k_start + second, mask=live, other=0.0)
+        if NORMS_K:
+            a, b, k = _norm_head(
+                k_start, a, b, first, second, live, d, unturned, head_dim, k_norm_ptr, eps
+            )
+        else:
+            k = tl.load(k_start + d, mask=unturned, other=0.0)
         a, b = rotate(a, b, cos, sin)
         first_at = key_at(slot, head, first, num_kv_heads, head_dim, block_size)
         second_at = key_at(slot, head, second, num_kv_heads, head_dim, block_size)
