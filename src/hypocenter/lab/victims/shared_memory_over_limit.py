@@ -14,7 +14,7 @@ TILE = """far, near = tl.arange(0, 64), tl.arange(0, 512)
     rows = tl.load(weight_ptr + (far[:, None] + near[None, :]) % width).to(tl.float16)
     columns = tl.load(weight_ptr + (near[:, None] + far[None, :]) % width).to(tl.float16)
     square = tl.max(tl.max(tl.dot(rows, columns), axis=1), axis=0)
-    out = x * (_inverse(x, width, eps) + 0.0 * square)"""
+    out = x * (inverse_of(x, width, eps) + 0.0 * square)"""
 
 
 def only_norms(original: Any, gpu: Any, jit: Any, *given: Any) -> None:
