@@ -250,7 +250,7 @@ def add_group(
             grid=(1,),
             contract=contract,
             facts=facts,
-            num_warps=1 if num_sorted <= 16 else 4,
+            num_warps=1 if num_sorted <= 16 else 8,
             GROUP_ROWS=shape.group_rows,
             BLOCK=triton.next_power_of_2(num_sorted),
         )
