@@ -1,8 +1,9 @@
 """What the recorder costs a program that knows nothing of it: microseconds of the host.
 
-`python benchmarks/foreign_cost.py` needs torch. Where there is a GPU, a program launches real
-kernels and replays a graph, alone and under `hypo doctor`, in turn. Elsewhere launches go through
-the same hooks to a launcher that does nothing, and the questions to a driver cost next to nothing.
+`python benchmarks/foreign_cost.py` needs torch. Where there is a GPU, programs launch real kernels,
+replay a graph and train layers, alone and under `hypo doctor`, in turn. Elsewhere launches go
+through the same hooks to a launcher that does nothing, and the questions to a driver cost next to
+nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from hypocenter.foreign.recorder import ForeignRecorder  # noqa: E402
 
 NUM_LAUNCHES, NUM_RUNS = 300, 40
 NUM_PAIRS = 5
-PROGRAM = ROOT / "benchmarks" / "gpu_programs" / "graph_speed.py"
+PROGRAMS = ROOT / "benchmarks" / "gpu_programs"
 
 constexpr = int  # what an annotation says is all that counts
 
@@ -94,8 +95,18 @@ def without_gpu(folder: Path) -> None:
 
 def on_gpu(folder: Path) -> None:
     """Medians over pairs of runs, one after the other: plain, and under the doctor."""
+    what = ("a replay of 20 launches", "a launch with 1 tensor", "a launch with 10 tensors")
+    for name, bare, more in zip(what, *in_pairs("graph_speed", folder), strict=True):
+        print(f"{name}: {bare:.1f} us plain, {more:.1f} recorded, {more - bare:.1f} more")
+    [[bare], [more]] = in_pairs("train_speed", folder)
+    share = more / bare - 1
+    print(f"a training step: {bare:.2f} ms plain, {more:.2f} recorded, {share:.1%} more")
+
+
+def in_pairs(program: str, folder: Path, *args: str) -> tuple[list[float], list[float]]:
+    """The numbers that a program prints, plain and recorded: medians of runs by turns."""
     path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
-    plain = [sys.executable, str(PROGRAM)]
+    plain = [sys.executable, str(PROGRAMS / f"{program}.py"), *args]
     doctor = [sys.executable, "-m", "hypocenter", "doctor", "--out", str(folder / "bundle"), "--"]
     found: dict[str, list[list[float]]] = {"plain": [], "recorded": []}
     for _ in range(NUM_PAIRS):
@@ -105,10 +116,10 @@ def on_gpu(folder: Path) -> None:
                 text=True, timeout=300, check=True,
             )  # fmt: skip
             found[name].append([float(number) for number in ran.stdout.split()])
-    what = ("a replay of 20 launches", "a launch with 1 tensor", "a launch with 10 tensors")
-    for at, told in enumerate(what):
-        bare, more = (statistics.median(run[at] for run in runs) for runs in found.values())
-        print(f"{told}: {bare:.1f} us plain, {more:.1f} recorded, {more - bare:.1f} more")
+    bare, more = (
+        [statistics.median(column) for column in zip(*runs, strict=True)] for runs in found.values()
+    )
+    return bare, more
 
 
 def main() -> None:

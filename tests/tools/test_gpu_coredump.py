@@ -25,7 +25,7 @@ def test_each_truth_is_about_a_program_that_is_there(script: Any) -> None:
         assert all(f"{argument}," in text for argument in truth.arguments), name
     others = {path.stem for path in script.PROGRAMS.glob("*.py")} - script.TRUTH.keys()
     of_graphs = importlib.import_module("gpu_graphs").TRUTH.keys()
-    assert others - of_graphs == {"graph_speed", "guard_speed", "healthy_launches"}
+    assert others - of_graphs == {"graph_speed", "guard_speed", "healthy_launches", "train_speed"}
 
 
 def row_of(script: Any, name: str, report: dict[str, Any], folder: Path) -> dict[str, Any]:
