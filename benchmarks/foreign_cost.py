@@ -29,6 +29,8 @@ from hypocenter.foreign.recorder import ForeignRecorder  # noqa: E402
 
 NUM_LAUNCHES, NUM_RUNS = 300, 40
 NUM_PAIRS = 5
+#: Width, rows and layers. An H100 waits for the host in the first one, and the host in the second.
+STEPS = (("2048", "8192", "12"), ("4096", "16384", "12"))
 PROGRAMS = ROOT / "benchmarks" / "gpu_programs"
 
 constexpr = int  # what an annotation says is all that counts
@@ -98,9 +100,13 @@ def on_gpu(folder: Path) -> None:
     what = ("a replay of 20 launches", "a launch with 1 tensor", "a launch with 10 tensors")
     for name, bare, more in zip(what, *in_pairs("graph_speed", folder), strict=True):
         print(f"{name}: {bare:.1f} us plain, {more:.1f} recorded, {more - bare:.1f} more")
-    [[bare], [more]] = in_pairs("train_speed", folder)
-    share = more / bare - 1
-    print(f"a training step: {bare:.2f} ms plain, {more:.2f} recorded, {share:.1%} more")
+    for size in STEPS:
+        [[bare], [more]] = in_pairs("train_speed", folder, *size)
+        width, num_rows, num_layers = size
+        print(
+            f"a training step of {num_layers} layers, {num_rows} rows of {width}: "
+            f"{bare:.2f} ms plain, {more:.2f} recorded, {more / bare - 1:.1%} more"
+        )
 
 
 def in_pairs(program: str, folder: Path, *args: str) -> tuple[list[float], list[float]]:

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
+from hypocenter.foreign import call_text, caller
 from hypocenter.foreign.caller import made_at
+from hypocenter.foreign.seen_memory import Given
 
 
 def lines_of(given: torch.Tensor) -> dict[str, str]:
@@ -56,3 +58,39 @@ def test_a_program_without_functions_has_lines_as_well(tmp_path: Path) -> None:
     scope: dict[str, Any] = {}
     exec(compile(program.read_text(), str(program), "exec"), scope)
     assert made_at(scope["frame"], "x") == f"{program}:3"
+
+
+class Spelling:
+    """Launched in place of a kernel with parameters `names`: how what it got for x is spelled."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def __getitem__(self, grid: int) -> Any:
+        return self._launch
+
+    def _launch(self, *_: Any) -> tuple[str, str]:
+        return Given(self.names, "cuda:0", sys._getframe(1), [], []).spelling_of("x")
+
+
+def test_what_one_line_gives_two_kernels_is_spelled_for_each() -> None:
+    one, two = torch.ones(1), torch.ones(2)
+    told = [kernel[1](one, two)[0] for kernel in (Spelling("x", "y"), Spelling("y", "x"))]
+    assert told == ["one", "two"]
+
+
+def test_functions_that_go_away_are_not_taken_for_each_other(tmp_path: Path) -> None:
+    """Their codes may lie at the same address, one after the other."""
+    told = []
+    for number in range(30):
+        program = tmp_path / f"program{number}.py"
+        text = f"def f(launch):\n    x{number} = torch.empty(1)\n    return launch[1](x{number})\n"
+        program.write_text(text)
+        scope: dict[str, Any] = {"torch": torch}
+        exec(compile(text, str(program), "exec"), scope)
+        told.append(scope["f"](Spelling("x")))
+        del scope
+        caller._maker_lines.cache_clear()
+        call_text._spell.cache_clear()
+    expected = [(f"x{number}", f"{tmp_path}/program{number}.py:2") for number in range(30)]
+    assert told == expected

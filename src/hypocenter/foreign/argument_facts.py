@@ -86,9 +86,10 @@ def undefined_in(tensor: Any, number: int, dtype: str) -> list[Values]:
     return [Values(number, dtype, tuple(tensor.shape), bytes(data))] if any(data) else []
 
 
-def device_of(tensor: Any, device: str) -> str:
-    """Where a tensor lies, in the words of `device`, that of the launch."""
-    kind, index = tensor.device.type, tensor.device.index
+@functools.lru_cache(maxsize=1024)
+def device_of(place: Any, device: str) -> str:
+    """Where a tensor lies whose `device` is `place`, in the words of `device`, the launch's."""
+    kind, index = place.type, place.index
     if kind == "cpu":
         return INTERPRETER if device == INTERPRETER else "cpu"
     return f"{device.split(':')[0]}:{index or 0}" if kind == "cuda" else f"{kind}:{index or 0}"
@@ -114,6 +115,7 @@ def _device_and_stream_text(hip: str | None, number: int, stream: int) -> tuple[
     return f"{'hip' if hip else 'cuda'}:{number}", f"{stream:#x}" if stream else ""
 
 
+@functools.lru_cache(maxsize=1024)
 def dtype_of(dtype: Any) -> str:
     name = str(dtype).removeprefix("torch.")
     return RECORD_NAMES.get(name, name.upper())

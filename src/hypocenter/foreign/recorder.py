@@ -72,10 +72,8 @@ class _Kernel:
     #: By its parameters whether they are constants.
     constants: Mapping[str, bool]
     sources: tuple[SourceRecord, ...]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.constants)
+    #: Of its parameters.
+    names: tuple[str, ...]
 
     @property
     def source(self) -> str:
@@ -269,8 +267,7 @@ class ForeignRecorder:
         stream: str,
     ) -> LaunchRecord:
         """All there is to tell of a launch; `kept` takes the memory behind its tensors."""
-        given = {**kernel.defaults, **dict(zip(kernel.names, args, strict=False))}
-        given |= {name: value for name, value in options.items() if name in kernel.names}
+        given = {**kernel.defaults, **dict(zip(kernel.names, args, strict=False)), **options}
         arguments, constants = [], {}
         for name, is_constant in kernel.constants.items():
             value = given.get(name)
@@ -289,7 +286,7 @@ class ForeignRecorder:
             options={
                 name: scalar_of(value)
                 for name, value in options.items()
-                if name not in kernel.names and name != "num_warps"
+                if name not in kernel.constants and name != "num_warps"
             },
             source=kernel.source,
             site=site,
@@ -485,6 +482,7 @@ class ForeignRecorder:
             {n: p.default for n, p in parameters.items() if p.default is not p.empty},
             {n: "constexpr" in str(p.annotation) for n, p in parameters.items()},
             records,
+            tuple(parameters),
         )
         if len(self._kernels) >= MAX_KERNELS:
             self._kernels.clear()

@@ -11,7 +11,7 @@ import itertools
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from hypocenter.foreign.argument_facts import (
@@ -40,11 +40,16 @@ from hypocenter.record.events import (
 from hypocenter.tensor import span_of
 
 MAX_BLOCKS = 4096
+#: How many arguments of launches are kept with how they are spelled.
+MAX_SPELLED = 4096
 #: The most that is kept of a tensor of integers of the host, where a run is not looked at closely.
 MAX_VALUE_BYTES = 4096
 
 INTEGERS = frozenset({"I8", "I16", "I32", "I64", "U8"})
 FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
+
+#: Names, lines that make them, and the codes, so that no other one gets their ids.
+_spelled: dict[tuple[int, int, str, tuple[str, ...]], tuple[str, str, CodeType]] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -88,10 +93,22 @@ class Given:
     #: By the ids of torch's objects the numbers of tensors that are passed as what they are.
     numbers: dict[int, int] = field(default_factory=dict)
 
-    def spelling_of(self, parameter: str) -> str:
-        """How the program spells what it passes; else whose parameter it is."""
-        text = launch_in(self.caller).of(parameter, self.names) if self.caller else None
-        return text or f"tensor of {parameter}"
+    def spelling_of(self, parameter: str) -> tuple[str, str]:
+        """How the program spells what it passes, else whose parameter it is; the line that made it.
+
+        Kept by code and instruction, as `caller.py` does: to ask for a code's hash takes longer.
+        """
+        frame = self.caller
+        if frame is None:
+            return f"tensor of {parameter}", ""
+        key = id(frame.f_code), frame.f_lasti, parameter, self.names
+        known = _spelled.get(key)
+        if known is None:
+            name = launch_in(frame).of(parameter, self.names) or f"tensor of {parameter}"
+            if len(_spelled) >= MAX_SPELLED:
+                _spelled.clear()
+            known = _spelled[key] = name, made_at(frame, name), frame.f_code
+        return known[:2]
 
 
 class SeenMemory:
@@ -155,15 +172,15 @@ class SeenMemory:
 
     def argument(self, parameter: str, value: Any, given: Given) -> ArgumentRecord:
         """What a launch is given for a parameter; `given` takes the memory behind it."""
-        tensor = value
-        cast = None
-        if hasattr(value, "base") and hasattr(value, "dtype") and hasattr(value, "data_ptr"):
-            tensor, cast = value.base, str(value.dtype)  # triton.reinterpret
-        if not hasattr(tensor, "untyped_storage") or not hasattr(tensor, "data_ptr"):
-            return ArgumentRecord(parameter, None, scalar_of(value))
+        tensor, cast = value, None
+        if type(value) not in self.tensor_types:
+            if hasattr(value, "base") and hasattr(value, "dtype") and hasattr(value, "data_ptr"):
+                tensor, cast = value.base, str(value.dtype)  # triton.reinterpret
+            if not hasattr(tensor, "untyped_storage") or not hasattr(tensor, "data_ptr"):
+                return ArgumentRecord(parameter, None, scalar_of(value))
         storage = tensor.untyped_storage()
-        where = device_of(tensor, given.device)
-        address = int(storage.data_ptr())
+        where = device_of(tensor.device, given.device)
+        address = storage.data_ptr()
         known = self._storages.get((where, address))
         if known is None or not self._is_same(known, storage):
             known = self._new_storage(where, address, storage, tensor, parameter, given)
@@ -171,14 +188,13 @@ class SeenMemory:
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         record = known.tensors.get(key)
         if record is None:
-            record = known.tensors[key] = self._new_tensor(
-                known, tensor, given.spelling_of(parameter)
-            )
+            name, _ = given.spelling_of(parameter)
+            record = known.tensors[key] = self._new_tensor(known, tensor, key, name)
         number = record.id
         if cast is None:
             given.numbers[id(value)] = number
-        if cast is None and known.reference is not None:
-            self.tensor_types.add(type(tensor))
+            if known.reference is not None:
+                self.tensor_types.add(type(tensor))
         if where == INTERPRETER or (given.may_look and where == given.device):
             with contextlib.suppress(RuntimeError):  # of a GPU that has failed nothing can be read
                 self._look_into(tensor, number, given)
@@ -223,7 +239,7 @@ class SeenMemory:
         kind = "device"
         if where == "cpu":
             kind = "pinned" if is_pinned(tensor) else "host"
-        name = given.spelling_of(parameter)
+        name, site = given.spelling_of(parameter)
         made = self._record_allocation(
             AllocationRecord(
                 id=number,
@@ -233,7 +249,7 @@ class SeenMemory:
                 num_bytes=int(storage.nbytes()),
                 name=name,
                 owner=FOREIGN,
-                site=made_at(given.caller, name),
+                site=site,
             )
         )
         reference: Any = None
@@ -249,20 +265,23 @@ class SeenMemory:
             return known.reference() is storage
         return known.made.allocation.num_bytes == int(storage.nbytes())
 
-    def _new_tensor(self, known: Storage, tensor: Any, name: str) -> TensorRecord:
-        shape, strides = tuple(tensor.shape), tuple(tensor.stride())
-        num_elements = span_of(shape, strides)
+    def _new_tensor(
+        self, known: Storage, tensor: Any, key: tuple[Any, ...], name: str
+    ) -> TensorRecord:
+        """`key` is its address, shape, strides and type."""
+        address, size, strides, dtype = key
+        shape = tuple(size)
         record = TensorRecord(
             id=next(self._ids),
             name=name,
             owner=FOREIGN,
-            dtype=dtype_of(tensor.dtype),
+            dtype=dtype_of(dtype),
             shape=shape,
             strides=strides,
-            offset=int(tensor.storage_offset()),
-            allocation=known.number,
-            address=tensor.data_ptr(),
-            extent_bytes=0 if 0 in shape else num_elements * int(tensor.element_size()),
+            offset=tensor.storage_offset(),
+            allocation=known.made.allocation.id,
+            address=address,
+            extent_bytes=span_of(shape, strides) * tensor.element_size(),
         )
         self._log.static(record)
         self.num_tensors += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import struct
 import zlib
@@ -113,6 +114,7 @@ def checksum(payload: bytes | memoryview, seed: int) -> int:
     return zlib.crc32(payload, checksum_before(len(payload), seed))
 
 
+@functools.lru_cache(maxsize=4096)
 def checksum_before(num_bytes: int, seed: int) -> int:
     """That of a frame's seed and length, with which the checksum begins."""
     return zlib.crc32(FRAME_HEAD.pack(seed & 0xFFFFFFFF, num_bytes))

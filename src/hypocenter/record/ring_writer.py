@@ -10,7 +10,6 @@ import shutil
 import threading
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import msgspec
 
@@ -33,11 +32,10 @@ from hypocenter.record.ring import (
     STATIC_BYTES,
     VERSION,
     checksum,
-    checksum_before,
 )
 
-_NUMBERS = {kind: number for number, kind in KINDS.items()}
-_EVENT = _NUMBERS[AnyEvent]
+_PREFIXES = {kind: bytes((number,)) for number, kind in KINDS.items()}
+_EVENT = _PREFIXES[AnyEvent]
 _NOTHING = bytes(8)
 
 
@@ -71,8 +69,6 @@ class RingWriter:
         self.header[CELL_SEGMENT_BYTES] = segment_bytes
         self.header[CELL_MAGIC] = MAGIC
         self._generation = 0
-        #: By length of an event what its checksum begins with.
-        self._seeds: dict[int, int] = {}
         self._at = self._end = 0
         self._turn()
 
@@ -93,14 +89,14 @@ class RingWriter:
 
     def static(self, record: Any) -> bool:
         """Append a record to the log; False when the log is full."""
-        number = _NUMBERS.get(type(record), _EVENT)
-        payload = bytes((number,)) + self._encoder.encode(record)
+        payload = _PREFIXES.get(type(record), _EVENT) + self._encoder.encode(record)
         frame = FRAME_HEAD.pack(len(payload), checksum(payload, 0)) + payload
-        if len(payload) > MAX_FRAME_BYTES or len(frame) > self._static_left:
+        left = num_bytes = len(frame)
+        if num_bytes > min(self._static_left, FRAME_HEAD.size + MAX_FRAME_BYTES):
             return False
-        self._static_left -= len(frame)
-        while frame:  # a frame that is cut off here is what a reader calls torn
-            frame = frame[os.write(self._static_file, frame) :]
+        self._static_left -= num_bytes
+        while left:  # a frame that is cut off here is what a reader calls torn
+            left -= os.write(self._static_file, frame[num_bytes - left :])
         return True
 
     def event(self, event: AnyEvent) -> bool:
@@ -116,10 +112,7 @@ class RingWriter:
             start = self._at
             stop = start + 8 + num_bytes
         # Checksum, payload, and that nothing comes next; the length last, which makes it count.
-        seed = self._seeds.get(num_bytes)
-        if seed is None:
-            seed = self._seeds[num_bytes] = checksum_before(num_bytes, self._generation)
-        check = crc32(payload, seed).to_bytes(4, "little")
+        check = checksum(payload, self._generation).to_bytes(4, "little")
         self._bytes[start + 4 : stop + 8] = check + payload + _NOTHING
         self._bytes[start : start + 4] = num_bytes.to_bytes(4, "little")
         self._at = stop
@@ -145,7 +138,6 @@ class RingWriter:
     def _turn(self) -> None:
         """Go on in the other segment, whose frames are forgotten."""
         self._generation += 1
-        self._seeds.clear()
         start = HEADER_BYTES + self._generation % 2 * self._segment_bytes
         self._bytes[start + 8 : start + 16] = _NOTHING
         self._bytes[start : start + 8] = self._generation.to_bytes(8, "little")
