@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from demo_variants import demo_with
@@ -22,13 +23,15 @@ from hypocenter.config import EngineConfig
 from hypocenter.device import copies, devices
 from hypocenter.engine.runner import load_runner
 from hypocenter.errors import BadModelFile, OutOfMemory, UnsupportedModel
+from hypocenter.kernels.weights import packing
 from hypocenter.model import footprint
 from hypocenter.model import weights as weights_module
 from hypocenter.model.architecture import read_architecture
 from hypocenter.model.footprint import Room
-from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.gguf.file import GGUFFile, open_gguf
 from hypocenter.model.weight_tensors import FeedForward, Weights
 from hypocenter.model.weights import load_weights
+from hypocenter.tensor import DType
 
 ONES = np.ones(4)
 SMAPS = Path("/proc/self/smaps")
@@ -139,6 +142,43 @@ def test_loaded_weights_are_not_in_memory_a_second_time(tmp_path: Path) -> None:
         for name in file.tensors:
             file.raw(name).sum()
         assert mapped_bytes(path) >= sum(info.num_bytes for info in file.tensors.values())
+
+
+@pytest.mark.skipif(not SMAPS.exists(), reason="reads Linux's account of this process's memory")
+def test_rows_leave_memory_while_a_matrix_is_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the largest one would be there twice before its tensor is let go."""
+    monkeypatch.setattr(GGUFFile, "let_go", lambda *_: None)
+    path = tmp_path / "demo.gguf"
+    shutil.copy(DEMO, path)
+    with open_gguf(path) as file:
+        for name in file.tensors:
+            file.raw(name).sum()
+        load_weights(file, read_architecture(file), 64)
+        assert mapped_bytes(path) < path.stat().st_size / 3
+
+
+@pytest.mark.skipif(not SMAPS.exists(), reason="reads Linux's account of this process's memory")
+@pytest.mark.parametrize(("kind", "width"), [("F32", 4), ("F16", 2), ("BF16", 2)])
+def test_rows_of_floats_leave_memory_while_they_are_packed(
+    kind: str, width: int, tmp_path: Path
+) -> None:
+    path, size = tmp_path / "floats.gguf", (1024, 1024)
+    writer = gguf.GGUFWriter(path, "llama")
+    data = np.zeros((size[0], size[1] * width), np.uint8)
+    writer.add_tensor("a", data, raw_dtype=GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with open_gguf(path) as file:
+        raw = file.raw("a").reshape(size[0], -1)
+        raw.sum()
+        assert mapped_bytes(path) >= raw.nbytes
+        packing.pack(raw, DType[kind], size[1], read=file.let_go_of)
+        assert mapped_bytes(path) < raw.nbytes / 4
+        file.let_go_of(np.zeros(1 << 20, np.uint8))  # no view of the file: left alone
 
 
 @pytest.mark.parametrize(

@@ -52,10 +52,8 @@ def load_weights(
     """Pack every tensor of `file`; `progress` hears a name and the share done.
 
     `shared`: packed matrices of this file that another process has in the device's memory; they
-    are mapped and not packed.
-
-    `in_bf16` (on the CPU): F16 and BF16 matrices are rounded for products in bf16; a token table
-    that is none of them is not.
+    are mapped and not packed. `in_bf16` (on the CPU): F16 and BF16 matrices are rounded for
+    products in bf16; a token table that is none of them is not.
 
     Raises BadModelFile for a missing tensor or a wrong shape, UnsupportedModel for a tensor that
     this architecture does not use: to ignore it would be to compute something else.
@@ -381,6 +379,7 @@ class Loader(TensorReader):
             dtype,
             width,
             kept=partial(self.kept.find, both),
+            read=self.file.let_go_of,
             factors=[self._factors(name) for name in names for _ in rows],
         )
         self.kept.keep(both, packed.parts)
@@ -480,6 +479,7 @@ class Loader(TensorReader):
             device=self.device,
             in_bf16=self.in_bf16 and is_factor,
             kept=partial(self.kept.find, f"{name} {index}"),
+            read=self.file.let_go_of,
             factors=self._factors(name),
         )
         self.kept.keep(f"{name} {index}", packed.parts)

@@ -50,6 +50,8 @@ from hypocenter.tensor import DType
 
 #: Gives the array of a shape and a type of numpy that was packed before, or None.
 Kept = Callable[[tuple[int, ...], Any], Array | None]
+#: What is told of rows that have been read.
+Read = Callable[[Array], None]
 #: Columns of a record.
 _WIDE, _NARROW = 256, 64
 #: Columns of float weights that are turned at a time.
@@ -209,13 +211,14 @@ def pack_records(
     *,
     in_bf16: bool = False,
     kept: Kept | None = None,
+    read: Read = lambda _: None,
     factors: Sequence[Array | None] = (),
 ) -> tuple[Any, ...]:
     """Rows of GGUF bytes as (weights,), or (records,) for block types; floats as `held_as` says.
 
     Of several matrices of one shape the items, 64 rows each, lie by turns. What `kept` gives is
-    taken as it is. `factors` (of NVFP4): of each matrix f32 [n], each for an equal part of its
-    items.
+    taken as it is. `read` is told of rows that are wanted no more, from several threads. `factors`
+    (of NVFP4): of each matrix f32 [n], each for an equal part of its items.
     """
     num_items = len(raws) * padded_rows(len(raws[0])) // ROWS_PER_ITEM
     if not dtype.is_quantised:
@@ -229,7 +232,8 @@ def pack_records(
         rounded = _round_to_bf16(dtype) if in_bf16 and held is DType.BF16 else None
 
         def turn(part: tuple[Array, Array]) -> None:
-            slab, place = part
+            raw, place = part
+            slab = raw
             if held is DType.F32:
                 slab = dequantise(slab, dtype, num_columns)
             rows = in_groups(slab.view(kind), num_steps, ROWS_PER_ITEM)
@@ -239,6 +243,7 @@ def pack_records(
                 if rounded is not None:
                     some = rounded[some.view(np.uint16)].view(kind)
                 place[:, step : step + _COLUMNS_AT_ONCE] = some.transpose(0, 2, 1)
+            read(raw)
 
         side_by_side(turn, _places(raws, items))
         return (items,)
@@ -252,6 +257,7 @@ def pack_records(
     def fill(part: tuple[Array, Array]) -> None:
         slab, place = part
         _fill(place, unpack(slab, dtype, num_columns), layout)
+        read(slab)
 
     side_by_side(fill, _places(raws, records))
     for index, own in enumerate(factors):

@@ -11,7 +11,7 @@ import numpy as np
 
 from hypocenter.device import devices, lending, memory
 from hypocenter.dtypes import Array
-from hypocenter.kernels.weights.cpu_layout import Kept, held_as, pack_records
+from hypocenter.kernels.weights.cpu_layout import Kept, Read, held_as, pack_records
 from hypocenter.kernels.weights.gpu_layout import pack_units
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.messages import SharedWeight
@@ -46,6 +46,7 @@ def pack(
     device: str = "cpu",
     in_bf16: bool = False,
     kept: Kept | None = None,
+    read: Read = lambda _: None,
     on_host: bool = False,
     factors: Array | None = None,
 ) -> Packed:
@@ -53,12 +54,13 @@ def pack(
 
     A GPU packs them itself, unless `on_host`: for a process that never launches anything there.
     `in_bf16` (on the CPU): F16 and BF16 become what products in bf16 take. `kept` (on the CPU):
-    gives what was packed of them before. `factors` (of NVFP4): f32 [num_matrices], each for an
-    equal part of the rows, by which they are multiplied.
+    gives what was packed of them before; `read` is told of rows that are wanted no more. `factors`
+    (of NVFP4): f32 [num_matrices], each for an equal part of the rows, by which they are
+    multiplied.
     """
     if device == "cpu":
         parts = pack_records(
-            [raw], dtype, num_columns, in_bf16=in_bf16, kept=kept, factors=[factors]
+            [raw], dtype, num_columns, in_bf16=in_bf16, kept=kept, read=read, factors=[factors]
         )
         dtype = held_as(dtype, num_columns, in_bf16=in_bf16)
     elif on_host:
@@ -76,12 +78,13 @@ def pack_by_turns(
     num_columns: int,
     *,
     kept: Kept | None = None,
+    read: Read = lambda _: None,
     factors: Sequence[Array | None] = (),
 ) -> Packed:
     """Several matrices of one shape, as rows of GGUF bytes, as one weight for the CPU: 64 rows of
-    each by turns, each padded to 64 rows. `factors`: of each, as of `pack`."""
+    each by turns, each padded to 64 rows. `read` and the `factors` of each: as of `pack`."""
     num_rows = len(raws) * padded_rows(len(raws[0]))
-    parts = pack_records(raws, dtype, num_columns, kept=kept, factors=factors)
+    parts = pack_records(raws, dtype, num_columns, kept=kept, read=read, factors=factors)
     return Packed(dtype, parts, num_rows, num_columns)
 
 

@@ -120,6 +120,18 @@ class GGUFFile:
             num_bytes = info.offset + info.num_bytes - first
             self._open()[info.shard].buffer.madvise(mmap.MADV_DONTNEED, first, num_bytes)
 
+    def let_go_of(self, view: np.ndarray) -> None:
+        """Take the whole pages of a contiguous view of the mapped file out as well; of an array
+        that is no such view nothing."""
+        start = view.__array_interface__["data"][0]
+        for shard in self._open():
+            base = np.frombuffer(shard.buffer, np.uint8, 1).__array_interface__["data"][0]
+            first = -(-(start - base) // mmap.PAGESIZE) * mmap.PAGESIZE
+            num_bytes = (start - base + view.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
+            is_in_it = base <= start and start + view.nbytes <= base + len(shard.buffer)
+            if is_in_it and num_bytes > 0 and hasattr(mmap, "MADV_DONTNEED"):
+                shard.buffer.madvise(mmap.MADV_DONTNEED, first, num_bytes)
+
     @property
     def stamps(self) -> tuple[tuple[int, ...], ...]:
         """Of each file: device, inode, size in bytes, and when content and inode last changed, in
