@@ -88,6 +88,9 @@ _KIMI_K2 = (
 # it with it; where one group ends, the rest are whole threes. The last choice keeps text without
 # digits from being searched from each of its characters.
 _THREES = rf"(?<={_N}){_N}{{3}}|[^{_N}]*+{_N}{{1,3}}?(?=(?:{_N}{{3}})*+(?!{_N}))|[^{_N}]++\z"
+# Words are not parted at all; digits go by threes, counted from the last one. Behind three of them
+# there are whole threes, so a long number is not read to its end for each.
+_ASCII_THREES = "(?<=[0-9]{3})[0-9]{3}|[0-9]{3}(?=(?:[0-9]{3})*+(?![0-9]))"
 
 # Words that begin with capitals. Only ASCII letters have a case here: every other letter is both.
 _UPPER = rf"[{_L}&&[^a-z]]"
@@ -184,8 +187,7 @@ _BY_FAMILY: dict[str, PreTokenizer] = {
     "granite-embed-multi-97m": PreTokenizer((_MARKED_GPT4O,), ignore_merges=True),
     "tiny_aya": PreTokenizer((_THREES, _TINY_AYA)),
     "afmoe": PreTokenizer((_THREES, _ASIAN_AFMOE, _DEEPSEEK_V3)),
-    # Words are not parted at all; digits go by threes, counted from the last one.
-    "superbpe": PreTokenizer((rf"{_N}+", "[0-9]{3}(?=(?:[0-9]{3})*(?![0-9]))")),
+    "superbpe": PreTokenizer((rf"{_N}+", _ASCII_THREES)),
     "bloom": PreTokenizer((_BLOOM,)),
     "viking": PreTokenizer((_BLOOM, _N)),
     "chameleon": PreTokenizer(
