@@ -12,12 +12,12 @@ from dataclasses import dataclass, fields
 from numbers import Number
 from typing import Any, TypedDict, TypeVar
 
+from hypocenter.conversation.thoughts import REASONING, require_variables
 from hypocenter.errors import BadSetting, UsageError
 from hypocenter.grammar_text import check_grammar, schema_text, with_text
 from hypocenter.metadata_text import require_metadata
 from hypocenter.synonyms import explain_unknown
 from hypocenter.tensor import DType
-from hypocenter.thoughts import REASONING, require_variables
 from hypocenter.token_settings import (
     MAX_ALLOWED_TOKENS,
     MAX_STOP_TOKENS,

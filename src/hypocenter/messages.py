@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from hypocenter.config import EngineConfig, SamplingParams
-from hypocenter.results import TokenLogprob
+from hypocenter.results import CallPiece, TokenLogprob
 
 #: Of one frame, in either direction: a batch of prompts of a whole context, or logprobs of one.
 MAX_FRAME_BYTES = 256 << 20
@@ -84,8 +84,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """A request: a text, token ids, or the `messages` of a conversation.
 
     `output_ids` have been sent to the client already, by a worker that is no more; that of a
-    conversation then has its prompt's ids, and `is_chat` says what it was. `template_variables` are
-    what its chat template is told beside the messages.
+    conversation then has its prompt's ids, and `is_chat` says what it was. `template_variables` and
+    `tools` are what its chat template is told beside the messages.
     """
 
     id: int
@@ -96,6 +96,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     cache_salt: str = ""
     is_chat: bool = False
     template_variables: dict[str, Any] | None = None
+    tools: tuple[dict[str, Any], ...] | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -112,6 +113,7 @@ class Ask(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     add_special: bool = True
     parse_special: bool = False
     template_variables: dict[str, Any] | None = None
+    tools: tuple[dict[str, Any], ...] | None = None
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
@@ -189,6 +191,7 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     ending: Ending | None = None
     reasoning: str = ""
+    calls: tuple[CallPiece, ...] = ()
 
 
 class EngineState(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterable
 
 import msgspec
 
@@ -63,11 +64,38 @@ class TokenLogprob(TopLogprob, frozen=True):
     top: tuple[TopLogprob, ...]
 
 
+class ToolCall(msgspec.Struct, frozen=True):
+    """A tool that a model calls, and its `arguments` as the model wrote them: JSON, as a rule."""
+
+    name: str
+    arguments: str
+
+
+class CallPiece(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a piece of an answer adds to its call number `index`; a call begins with its `name`."""
+
+    index: int
+    name: str = ""
+    arguments: str = ""
+
+
+def whole_calls(pieces: Iterable[CallPiece]) -> tuple[ToolCall, ...]:
+    """The calls that pieces make together, in their order."""
+    found: dict[int, list[CallPiece]] = {}
+    for piece in pieces:
+        found.setdefault(piece.index, []).append(piece)
+    return tuple(
+        ToolCall("".join(p.name for p in parts), "".join(p.arguments for p in parts))
+        for parts in found.values()
+    )
+
+
 class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
     """A finished request. `finish_reason`: stop (end token or stop string), length, cancelled.
 
     `reasoning` is what the model thought before its answer to a conversation, where it marks that;
-    `token_ids` has the tokens of both. With `seed` the same request has the same answer again.
+    `token_ids` has the tokens of both. `tool_calls` are of the tools that the conversation offered.
+    With `seed` the same request has the same answer again.
     `logprobs` has an entry for each of
     `token_ids`, `prompt_logprobs` one for each of `prompt_token_ids`, of which the first is None:
     nothing stands before it. Each is None where it was not asked for.
@@ -83,6 +111,7 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
     def __repr__(self) -> str:
         return (
@@ -94,7 +123,8 @@ class Completion(msgspec.Struct, frozen=True, omit_defaults=True):
 class Delta(msgspec.Struct, frozen=True):
     """One piece of a streamed answer; `finish_reason` is None until the last piece.
 
-    `reasoning` is what the piece adds to the thoughts before the answer, as in a Completion.
+    `reasoning` is what the piece adds to the thoughts before the answer, as in a Completion, and
+    `calls` what it adds to calls of tools.
     `logprobs` are those of `token_ids`, None where they were not asked for.
     """
 
@@ -103,3 +133,4 @@ class Delta(msgspec.Struct, frozen=True):
     finish_reason: str | None
     logprobs: tuple[TokenLogprob, ...] | None = None
     reasoning: str = ""
+    calls: tuple[CallPiece, ...] = ()

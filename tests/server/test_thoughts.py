@@ -15,12 +15,12 @@ from served import serving
 from terminal import hypo_in_process
 
 from hypocenter import LLM, SamplingParams
+from hypocenter.conversation.harmony import Channels, Spoken, is_spoken_by
+from hypocenter.conversation.thoughts import Thoughts, apart, names, split, variables
 from hypocenter.errors import BadSetting, UsageError
-from hypocenter.harmony import Channels, Spoken, is_spoken_by
 from hypocenter.messages import Accepted
 from hypocenter.model.text.chat import ChatTemplate
 from hypocenter.server.generation import Generation
-from hypocenter.thoughts import Thoughts, apart, names, split, variables
 
 ANSWER = (
     "<|channel|>analysis<|message|>They greet. 1 < 2 <| x<|end|>"
@@ -49,14 +49,6 @@ SPOKEN = Spoken("Hello <b>you</b>!", "They greet. 1 < 2 <| x")
         ("<|channel|>analysis<|message|>Hm <|en", "", "Hm <|en"),
         ("<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|chan", "", "Hm"),
         ("<|chan", "<|chan", ""),
-        # A call of a tool, and words before it, are not for the reader.
-        (
-            "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary"
-            ' to=functions.find <|constrain|>json<|message|>{"q": 1}',
-            "",
-            'I look.{"q": 1}',
-        ),
-        (" to=functions.find<|channel|>commentary<|message|>{}", "", "{}"),
         # Two thoughts; a channel without the end of the one before; several final messages.
         (
             "<|channel|>analysis<|message|>a<|channel|>analysis<|message|>b<|end|>"

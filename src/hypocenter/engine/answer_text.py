@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hypocenter.harmony import Spoken
+from hypocenter.conversation.harmony import Spoken
 
 if TYPE_CHECKING:
+    from hypocenter.conversation.thoughts import AnswerReader
     from hypocenter.model.text.tokenizer import Detokenizer
-    from hypocenter.thoughts import AnswerReader
 
 
 class AnswerText:
@@ -45,7 +45,7 @@ class AnswerText:
 
     def _up_to_stop(self, spoken: Spoken, may_end: bool) -> tuple[Spoken, bool]:
         content, stopped = self._stop_strings.push(spoken.content, may_end=may_end)
-        return Spoken(content, spoken.reasoning), stopped
+        return Spoken(content, spoken.reasoning, spoken.calls), stopped
 
 
 class StopStrings:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Self, Unpack, overload
 
 from hypocenter.config import EngineConfig, EngineFields, SamplingFields, SamplingParams
+from hypocenter.conversation.tools import Tools
 from hypocenter.engine.arguments import (
     Conversation,
     Prompt,
@@ -103,6 +104,7 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         chat_template_kwargs: Mapping[str, object] | None = None,
+        tools: Tools | None = None,
         **fields: Unpack[SamplingFields],
     ) -> Completion: ...
     @overload
@@ -112,6 +114,7 @@ class AsyncLLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         chat_template_kwargs: Mapping[str, object] | None = None,
+        tools: Tools | None = None,
         **fields: Unpack[SamplingFields],
     ) -> list[Completion]: ...
 
@@ -121,12 +124,13 @@ class AsyncLLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         chat_template_kwargs: Mapping[str, object] | None = None,
+        tools: Tools | None = None,
         **fields: Unpack[SamplingFields],
     ) -> Completion | list[Completion]:
         """As `LLM.chat`."""
         make = self._llm.chat_requests
         kwargs = chat_template_kwargs
-        requests = await asyncio.to_thread(make, messages, params, kwargs, **fields)
+        requests = await asyncio.to_thread(make, messages, params, kwargs, tools, **fields)
         completions = await complete(self._driver, requests)
         return completions[0] if is_one_conversation(messages) else completions
 
@@ -149,12 +153,13 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         chat_template_kwargs: Mapping[str, object] | None = None,
+        tools: Tools | None = None,
         **fields: Unpack[SamplingFields],
     ) -> AsyncStream:
         """Like `chat` for one conversation, piece by piece as in `stream`."""
 
         def make() -> Request:
-            return self._llm.chat_request(messages, params, chat_template_kwargs, **fields)
+            return self._llm.chat_request(messages, params, chat_template_kwargs, tools, **fields)
 
         return AsyncStream(self._driver, make)
 

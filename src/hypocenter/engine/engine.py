@@ -40,9 +40,9 @@ from hypocenter.record.recorder import current, recording_defects
 from hypocenter.results import Completion, Delta, Route
 
 if TYPE_CHECKING:
+    from hypocenter.conversation.thoughts import AnswerReader
     from hypocenter.engine.runner import Runner
     from hypocenter.model.text.tokenizer import Tokenizer
-    from hypocenter.thoughts import AnswerReader
 
 log = logging.getLogger("hypocenter.engine")
 

@@ -21,6 +21,15 @@ from hypocenter.config import (
     SamplingFields,
     SamplingParams,
 )
+from hypocenter.conversation.thoughts import (
+    PROMPT_END_CHARS,
+    AnswerReader,
+    apart,
+    reads_calls_of,
+    require_variables,
+    variables,
+)
+from hypocenter.conversation.tools import Tools
 from hypocenter.engine.arguments import (
     Conversation,
     Prompt,
@@ -46,7 +55,6 @@ from hypocenter.model.text.tokenizer import Tokenizer, load_tokenizer
 from hypocenter.record.recorder import recording_defects
 from hypocenter.results import Completion, Delta, Route
 from hypocenter.synonyms import explain_unknown
-from hypocenter.thoughts import PROMPT_END_CHARS, AnswerReader, apart, require_variables, variables
 
 log = logging.getLogger("hypocenter.engine")
 
@@ -216,6 +224,7 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         chat_template_kwargs: Mapping[str, object] | None = None,
+        tools: Tools | None = None,
         **fields: Unpack[SamplingFields],
     ) -> Completion: ...
     @overload
@@ -225,6 +234,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         chat_template_kwargs: Mapping[str, object] | None = None,
+        tools: Tools | None = None,
         **fields: Unpack[SamplingFields],
     ) -> list[Completion]: ...
 
@@ -234,6 +244,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         chat_template_kwargs: Mapping[str, object] | None = None,
+        tools: Tools | None = None,
         **fields: Unpack[SamplingFields],
     ) -> Completion | list[Completion]:
         """Answer a conversation: messages with "role" and "content"; or several, all together.
@@ -241,10 +252,12 @@ class LLM:
         A content is a text, or parts of text as in OpenAI's API. `params` are as in `generate`.
         What the model thinks is in the Completion's `reasoning`, and not in its `text`.
         `chat_template_kwargs` are variables of the template, over those of the configuration.
+        `tools` are offered to the model, as OpenAI's API describes them; those that it calls are in
+        the Completion's `tool_calls`, and calling them is up to you.
         Raises UsageError for a model without chat template, TemplateError when the template
         refuses the messages, and what `generate` raises.
         """
-        requests = self.chat_requests(messages, params, chat_template_kwargs, **fields)
+        requests = self.chat_requests(messages, params, chat_template_kwargs, tools, **fields)
         completions = self._engine.complete(requests)
         return completions[0] if is_one_conversation(messages) else completions
 
@@ -254,11 +267,12 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         chat_template_kwargs: Mapping[str, object] | None = None,
+        tools: Tools | None = None,
         **fields: Unpack[SamplingFields],
     ) -> Generator[Delta, None, Completion]:
         """Like `chat` for one conversation, piece by piece as in `stream`."""
         kwargs = chat_template_kwargs
-        return self._engine.follow(self.chat_request(messages, params, kwargs, **fields))
+        return self._engine.follow(self.chat_request(messages, params, kwargs, tools, **fields))
 
     def logits(self, prompt: Prompt) -> npt.NDArray[np.float32]:
         """The logits after each token of the prompt, f32 [num_tokens, vocab_size].
@@ -272,7 +286,10 @@ class LLM:
         return np.concatenate(request.logits)
 
     def encode_chat(
-        self, messages: Conversation, chat_template_kwargs: Mapping[str, object] | None = None
+        self,
+        messages: Conversation,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+        tools: Tools | None = None,
     ) -> list[int]:
         """The token ids of a conversation, up to where the answer begins.
 
@@ -289,7 +306,9 @@ class LLM:
         if chat_template_kwargs is not None:
             require_variables(chat_template_kwargs)
             variables = {**variables, **chat_template_kwargs}
-        parts = self._chat_template.render_parts(messages, variables=variables)
+        if tools and not reads_calls_of(self._chat_template.source):
+            raise BadSetting("tools", "given", "must be left out: calls of this model are not read")
+        parts = self._chat_template.render_parts(messages, variables=variables, tools=tools)
         for text, from_template in parts:
             ids += self._tokenizer.encode(text, add_special=False, parse_special=from_template)
         bos_id = self._tokenizer.bos_id
@@ -349,6 +368,7 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         chat_template_kwargs: Mapping[str, object] | None = None,
+        tools: Tools | None = None,
         **fields: Unpack[SamplingFields],
     ) -> list[Request]:
         """The checked requests of `chat`."""
@@ -359,7 +379,7 @@ class LLM:
         for place, (conversation, given) in enumerate(zip(conversations, each, strict=True)):
             with noting_place("conversation", place, len(conversations)):
                 kwargs = chat_template_kwargs
-                requests.append(self.chat_request(conversation, given, kwargs, **fields))
+                requests.append(self.chat_request(conversation, given, kwargs, tools, **fields))
         return requests
 
     def chat_request(
@@ -367,21 +387,27 @@ class LLM:
         messages: Conversation,
         params: SamplingParams | None = None,
         chat_template_kwargs: Mapping[str, object] | None = None,
+        tools: Tools | None = None,
         **fields: Unpack[SamplingFields],
     ) -> Request:
         """The checked request of `chat` for one conversation."""
         given = with_fields("params", params, SamplingParams, fields)
         with recording_defects():
-            ids = self.encode_chat(messages, chat_template_kwargs)
-            return self._engine.request(ids, given, apart=self.apart(ids, given))
+            ids = self.encode_chat(messages, chat_template_kwargs, tools)
+            reader = self.apart(ids, given, offers_tools=bool(tools))
+            return self._engine.request(ids, given, apart=reader)
 
-    def apart(self, prompt_ids: Sequence[int], params: SamplingParams) -> AnswerReader | None:
-        """What tells thoughts from the answer to these token ids of a conversation."""
+    def apart(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, offers_tools: bool = False
+    ) -> AnswerReader | None:
+        """What tells thoughts and calls from the answer to these token ids of a conversation."""
         if self._chat_template is None:
             return None
         end = self._tokenizer.decode(prompt_ids[-PROMPT_END_CHARS:], skip_special=False)
         has_form = any(getattr(params, name) for name in CONSTRAINTS)
-        return apart(self._chat_template.source, end, is_held_to_a_form=has_form)
+        return apart(
+            self._chat_template.source, end, is_held_to_a_form=has_form, offers_tools=offers_tools
+        )
 
     def _variables_of(self, config: EngineConfig) -> dict[str, object]:
         """What the template is told in each conversation; raises UsageError for what it knows not.

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from hypocenter.config import SamplingParams
+from hypocenter.conversation.harmony import NOTHING, Spoken
 from hypocenter.engine.kv_cache import BlockDigests
 from hypocenter.engine.token_rules import TokenRules, ending_ids
 from hypocenter.errors import as_exception
-from hypocenter.harmony import NOTHING, Spoken
 from hypocenter.kernels.sampling.draw import columns_of, has_penalties
 from hypocenter.record.engine.prefixes import BlockPrefixes
 from hypocenter.record.keyed_digest import KeyedDigest
 from hypocenter.record.recorder import current
-from hypocenter.results import Completion, Delta, Route, Timings, TokenLogprob
+from hypocenter.results import Completion, Delta, Route, Timings, TokenLogprob, whole_calls
 
 if TYPE_CHECKING:
     from hypocenter.engine.answer_text import AnswerText
@@ -324,6 +324,7 @@ class Request:
             logprobs=self._logprobs_from(0),
             prompt_logprobs=self.all_prompt_logprobs,
             reasoning="".join(spoken.reasoning for spoken in self._sent),
+            tool_calls=whole_calls(piece for spoken in self._sent for piece in spoken.calls),
         )
 
     def timings(self) -> Timings:
@@ -349,7 +350,9 @@ class Request:
         self._sent.append(spoken)
         self.finish_reason = finish_reason
         self.deltas.append(
-            Delta(spoken.content, token_ids, finish_reason, logprobs, spoken.reasoning)
+            Delta(
+                spoken.content, token_ids, finish_reason, logprobs, spoken.reasoning, spoken.calls
+            )
         )
         if finish_reason is not None:
             self._record_answer()

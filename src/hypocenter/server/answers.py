@@ -99,13 +99,30 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
+class CalledFunction(msgspec.Struct):
+    """`arguments` are a text, JSON as a rule, as the model wrote them."""
+
+    name: str
+    arguments: str
+
+
+class CallOfTool(msgspec.Struct):
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
 class ChatMessage(msgspec.Struct):
-    """`reasoning_content` is there where a model answers in channels, and thought."""
+    """`reasoning_content` is there where a model answers in channels, and thought.
+
+    `content` is null where the model called tools and said nothing.
+    """
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[CallOfTool] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -125,10 +142,25 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     timings: AnswerTimings | UnsetType = UNSET
 
 
+class FunctionDelta(msgspec.Struct):
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class CallDelta(msgspec.Struct):
+    """What is added to call number `index`; the first one of a call has its id and its name."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+
+
 class ChatDelta(msgspec.Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[CallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct):

@@ -16,10 +16,17 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from hypocenter.config import MAX_LOGPROBS, SamplingParams
+from hypocenter.conversation.thoughts import (
+    EFFORTS,
+    apart,
+    reads_calls_of,
+    require_variables,
+    variables,
+)
+from hypocenter.conversation.tools import check_tools
 from hypocenter.errors import BadSetting, ContextOverflow, UsageError
 from hypocenter.messages import NO_REQUEST, Failed, ServedModel
 from hypocenter.server.api_error import ApiError, error_of
-from hypocenter.thoughts import EFFORTS, apart, require_variables, variables
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 512
@@ -110,6 +117,10 @@ class ChatBody(_Body, kw_only=True):
     #: Variables of the template, as in vLLM and llama-server.
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    #: OpenAI's others, "required" and the name of a function, would need a form for calls.
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -245,6 +256,32 @@ def template_variables(body: ChatBody, chat_template: str) -> dict[str, Any] | N
                 400, f"reasoning_effort is {effort!r}, but {error.limit}", param="reasoning_effort"
             ) from error
     return told | checked_variables(body.chat_template_kwargs) or None
+
+
+def tools_of(body: ChatBody, chat_template: str) -> tuple[dict[str, Any], ...] | None:
+    """What the model may call; None where it is offered nothing. Raises ApiError."""
+    choice = body.tool_choice
+    if choice not in (None, "none", "auto"):
+        raise ApiError(
+            400,
+            f"tool_choice is {reprlib.repr(choice)}, but must be 'auto' or 'none'",
+            param="tool_choice",
+        )
+    checked = checked_tools(body.tools)
+    if checked is not None and not reads_calls_of(chat_template):
+        raise ApiError(
+            400, "tools must be left out: calls of this model are not read", param="tools"
+        )
+    return None if choice == "none" else checked
+
+
+def checked_tools(given: list[dict[str, Any]] | None) -> tuple[dict[str, Any], ...] | None:
+    """Tools as they can be told to a worker. Raises ApiError."""
+    try:
+        checked = check_tools(given)
+    except UsageError as error:
+        raise ApiError(400, str(error), param="tools") from error
+    return None if checked is None else tuple(checked)
 
 
 def checked_variables(given: dict[str, Any] | None) -> dict[str, Any]:

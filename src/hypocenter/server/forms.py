@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from msgspec import UNSET
 
 from hypocenter.messages import Piece
-from hypocenter.results import TokenLogprob, TopLogprob
+from hypocenter.results import CallPiece, TokenLogprob, TopLogprob, whole_calls
 from hypocenter.server.answers import (
     AnswerTimings,
+    CallDelta,
+    CalledFunction,
+    CallOfTool,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -22,6 +25,7 @@ from hypocenter.server.answers import (
     ChatMessage,
     CompletionChoice,
     CompletionLogprobs,
+    FunctionDelta,
     LogprobEntry,
     TextCompletion,
     TopLogprobEntry,
@@ -132,8 +136,13 @@ class ChatForm:
 
     def chunk(self, choice: Choice, news: Piece, *, is_first: bool) -> ChatChunk:
         delta = ChatDelta(content=news.text)
-        if news.reasoning:
-            delta = ChatDelta(content=news.text or UNSET, reasoning_content=news.reasoning)
+        if news.reasoning or news.calls:
+            calls = [_call_delta(choice, call) for call in news.calls]
+            delta = ChatDelta(
+                content=news.text or UNSET,
+                reasoning_content=news.reasoning or UNSET,
+                tool_calls=calls or UNSET,
+            )
         piece = self._choice(choice, delta)
         piece.logprobs = self._logprobs(choice, news.logprobs or ())
         return self._chunk([piece])
@@ -150,8 +159,17 @@ class ChatForm:
         return chunk
 
     def _message(self, choice: Choice) -> ChatMessage:
-        thought = "".join(choice.reasoning)
-        return ChatMessage("assistant", "".join(choice.text), reasoning_content=thought or UNSET)
+        thought, text = "".join(choice.reasoning), "".join(choice.text)
+        calls = [
+            CallOfTool(name, CalledFunction(call.name, call.arguments))
+            for name, call in zip(choice.call_ids, whole_calls(choice.calls), strict=True)
+        ]
+        return ChatMessage(
+            "assistant",
+            text or (None if calls else ""),
+            reasoning_content=thought or UNSET,
+            tool_calls=calls or UNSET,
+        )
 
     def _choice(self, choice: Choice, delta: ChatDelta) -> ChatChunkChoice:
         return ChatChunkChoice(choice.index, delta, None, None)
@@ -174,6 +192,13 @@ class ChatForm:
 
 
 AnswerForm = CompletionForm | ChatForm
+
+
+def _call_delta(choice: Choice, piece: CallPiece) -> CallDelta:
+    if not piece.name:
+        return CallDelta(piece.index, FunctionDelta(arguments=piece.arguments))
+    begun = FunctionDelta(piece.name, piece.arguments)
+    return CallDelta(piece.index, begun, choice.call_ids[piece.index], "function")
 
 
 def token_text(piece: bytes) -> str:

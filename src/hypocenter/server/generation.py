@@ -32,6 +32,7 @@ class Generation:
     messages: tuple[dict[str, Any], ...] | None = None
     cache_salt: str = ""
     template_variables: dict[str, Any] | None = None
+    tools: tuple[dict[str, Any], ...] | None = None
     #: Is handed everything that a worker says of it, in order.
     listener: Callable[[Generation, WorkerEvent], None] | None = None
     prompt_ids: tuple[int, ...] | None = None
@@ -58,6 +59,7 @@ class Generation:
             self.cache_salt,
             is_chat=self.messages is not None,
             template_variables=None if is_known else self.template_variables,
+            tools=self.tools,
         )
 
     def take(self, event: WorkerEvent) -> None:

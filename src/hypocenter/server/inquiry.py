@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from hypocenter.config import MAX_SEED, SamplingParams
 from hypocenter.messages import Accepted, Ending, Failed, Piece
-from hypocenter.results import TokenLogprob
+from hypocenter.results import CallPiece, TokenLogprob
 from hypocenter.server.answers import PromptTokensDetails, Usage
 from hypocenter.server.api_error import error_of
 from hypocenter.server.generation import Generation, WorkerEvent
@@ -34,6 +36,9 @@ class Choice:
     prompt_pieces: tuple[bytes, ...] = ()
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
+    calls: list[CallPiece] = field(default_factory=list)
+    #: The ids of its calls, in their order.
+    call_ids: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     ending: Ending | None = None
@@ -44,7 +49,9 @@ class Choice:
 
     @property
     def finish_reason(self) -> str | None:
-        return self.ending.reason if self.ending else None
+        if self.ending is None:
+            return None
+        return "tool_calls" if self.calls and self.ending.reason == "stop" else self.ending.reason
 
 
 @dataclass(eq=False, slots=True)
@@ -68,7 +75,10 @@ class Inquiry:
         num_choices: int,
         cache_salt: str,
         template_variables: dict[str, Any] | None = None,
+        tools: tuple[dict[str, Any], ...] | None = None,
+        max_calls: int | None = None,
     ) -> None:
+        """`tools` are those that may be called, at most `max_calls` in an answer; None: any."""
         self.name = name
         self.created = int(time.time())
         self.num_choices = num_choices
@@ -77,6 +87,7 @@ class Inquiry:
         self._events: deque[_News] = deque()
         self._changed = asyncio.Event()
         self._num_accepted = 0
+        self._max_calls = max_calls
         for prompt in prompts:
             for number in range(num_choices):
                 seed = ((params.seed or 0) + number) % (MAX_SEED + 1)
@@ -89,6 +100,7 @@ class Inquiry:
                     messages=prompt if is_chat else None,
                     cache_salt=cache_salt,
                     template_variables=template_variables,
+                    tools=tools,
                 )
                 choice = Choice(len(self.choices), generation)
                 generation.listener = self._listener(choice)
@@ -149,10 +161,15 @@ class Inquiry:
                 choice.prompt_pieces = event.pieces
             if not isinstance(event, Piece):
                 continue
+            if self._max_calls is not None and event.calls:
+                calls = tuple(piece for piece in event.calls if piece.index < self._max_calls)
+                event = msgspec.structs.replace(event, calls=calls)
             if not choice.text and choice.index % self.num_choices == 0:
                 self._submit_others(choice)
             choice.text.append(event.text)
             choice.reasoning.append(event.reasoning)
+            choice.calls += event.calls
+            choice.call_ids += [new_name("call") for piece in event.calls if piece.name]
             choice.logprobs += event.logprobs or ()
             choice.prompt_logprobs = choice.prompt_logprobs or event.prompt_logprobs
             choice.ending = event.ending
@@ -213,6 +230,7 @@ def _join(first: WorkerEvent, then: WorkerEvent) -> Piece | None:
         first.prompt_logprobs or then.prompt_logprobs,
         then.ending,
         first.reasoning + then.reasoning,
+        first.calls + then.calls,
     )
 
 

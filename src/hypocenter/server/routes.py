@@ -29,6 +29,7 @@ from hypocenter.server.fields import (
     prompts_of,
     read_body,
     template_variables,
+    tools_of,
 )
 from hypocenter.server.forms import AnswerForm, ChatForm, CompletionForm
 from hypocenter.server.inquiry import Inquiry, new_name
@@ -156,7 +157,9 @@ async def chat(request: Request) -> Response:
         raise ApiError(400, "messages is empty; give at least one", param="messages")
     params = chat_params(body)
     told = template_variables(body, service.facts.chat_template)
-    inquiry = _inquire(service, "chatcmpl", [messages_of(body.messages)], params, body, told)
+    tools = tools_of(body, service.facts.chat_template)
+    messages = [messages_of(body.messages)]
+    inquiry = _inquire(service, "chatcmpl", messages, params, body, told, tools)
     return await _respond(request, service, inquiry, ChatForm(inquiry, model), body, unknown)
 
 
@@ -167,6 +170,7 @@ def _inquire(
     params: Any,
     body: CompletionBody | ChatBody,
     variables: dict[str, Any] | None = None,
+    tools: tuple[dict[str, Any], ...] | None = None,
 ) -> Inquiry:
     salt = body.cache_salt or ""
     if len(salt) > _MAX_SALT_CHARS:
@@ -182,7 +186,10 @@ def _inquire(
             param="n",
         )
     service.require_room(len(prompts) * num)
-    return Inquiry(service.supervisor, new_name(prefix), prompts, params, num, salt, variables)
+    is_one_call = isinstance(body, ChatBody) and body.parallel_tool_calls is False
+    max_calls = 1 if is_one_call else None
+    name, supervisor = new_name(prefix), service.supervisor
+    return Inquiry(supervisor, name, prompts, params, num, salt, variables, tools, max_calls)
 
 
 async def _respond(
@@ -239,7 +246,7 @@ async def _stream(
             begun.add(choice.index)
             # A completion's last piece says itself how it ended.
             closing = form if piece.ending and isinstance(form, ChatForm) else None
-            says = piece.text or piece.reasoning or piece.logprobs
+            says = piece.text or piece.reasoning or piece.calls or piece.logprobs
             if says or is_first or closing is None:
                 yield _line(form.chunk(choice, piece, is_first=is_first))
             if closing is not None:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from hypocenter.package import version
 from hypocenter.server import answers
 from hypocenter.server.api_error import ApiError, json_response
-from hypocenter.server.fields import TokenId, checked_variables, decode, messages_of
+from hypocenter.server.fields import TokenId, checked_tools, checked_variables, decode, messages_of
 from hypocenter.server.routes import (
     STEP_SECONDS,
     Service,
@@ -47,6 +47,7 @@ class DetokenizeBody(msgspec.Struct):
 class TemplateBody(msgspec.Struct):
     messages: list[dict[str, Any]]
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
     model: str = ""
 
 
@@ -163,6 +164,7 @@ async def apply_template(request: Request) -> Response:
         service_of(request),
         messages=messages_of(body.messages),
         template_variables=checked_variables(body.chat_template_kwargs),
+        tools=checked_tools(body.tools),
     )
     return json_response(answers.FilledTemplate(told.text, told.token_ids))
 

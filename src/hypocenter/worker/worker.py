@@ -142,9 +142,13 @@ class ModelWorker:
             prompt_ids = (
                 self._llm.encode(message.prompt)
                 if message.messages is None
-                else self._llm.encode_chat(message.messages, message.template_variables)
+                else self._llm.encode_chat(
+                    message.messages, message.template_variables, message.tools
+                )
             )
-            apart = self._llm.apart(prompt_ids, message.params) if message.is_chat else None
+            has_tools, apart = bool(message.tools), None
+            if message.is_chat:
+                apart = self._llm.apart(prompt_ids, message.params, offers_tools=has_tools)
             request = self._llm.engine.request(
                 prompt_ids,
                 message.params,
@@ -175,7 +179,8 @@ class ModelWorker:
         tokenizer = self._llm.tokenizer
         try:
             if message.messages is not None:
-                ids = self._llm.encode_chat(message.messages, message.template_variables)
+                told = message.template_variables
+                ids = self._llm.encode_chat(message.messages, told, message.tools)
             elif message.text is not None:
                 ids = tokenizer.encode(
                     message.text,
@@ -224,6 +229,7 @@ class ModelWorker:
                     self._prompt_logprobs.pop(number, None),
                     ending_of(request) if delta.finish_reason is not None else None,
                     delta.reasoning,
+                    delta.calls,
                 )
             )
         if done:

@@ -153,4 +153,82 @@ JSON = Family(
     ("<s>", "</s>"),
 )
 
+#: Calls of functions as JSON between marks that are ordinary text. Not in FAMILIES: its own tests.
+HERMES = Family(
+    "hermes",
+    """{%- if tools %}
+    {{- '<|im_start|>system\\n# Tools\\n<tools>' }}
+    {%- for tool in tools %}
+        {{- '\\n' }}{{ tool | tojson }}
+    {%- endfor %}
+    {{- '\\n</tools><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\\n' + message.content }}
+        {%- for tool_call in message.tool_calls or [] %}
+            {%- if tool_call.function %}{%- set tool_call = tool_call.function %}{%- endif %}
+            {{- '\\n<tool_call>\\n{"name": "' + tool_call.name + '", "arguments": ' }}
+            {{- tool_call.arguments if tool_call.arguments is string
+                else tool_call.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|im_start|>user\\n<tool_response>\\n' + message.content }}
+        {{- '\\n</tool_response><|im_end|>\\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+""",
+    CHATML.control_texts,
+    eos_token="<|im_end|>",
+)
+
+#: Describes tools in words of its own, and takes the name of the last call for the one answered.
+HARMONY = Family(
+    "harmony",
+    """{%- macro render_type(spec) %}
+    {%- if spec.type == 'array' %}{{- render_type(spec['items']) + '[]' }}
+    {%- elif spec.type == 'integer' %}{{- 'number' }}
+    {%- else %}{{- spec.type }}{%- endif %}
+{%- endmacro %}
+{%- if tools %}
+    {{- '<|start|>developer<|message|># Tools\\n\\nnamespace functions {\\n' }}
+    {%- for tool in tools %}
+        {%- set tool = tool.function %}
+        {{- '// ' + tool.description + '\\ntype ' + tool.name + ' = (_: {\\n' }}
+        {%- for name, spec in tool.parameters.properties.items() %}
+            {{- name + ('' if name in tool.parameters.required else '?') + ': ' }}
+            {{- render_type(spec) + ',\\n' }}
+        {%- endfor %}
+        {{- '}) => any;\\n' }}
+    {%- endfor %}
+    {{- '}<|end|>' }}
+{%- endif %}
+{%- set last = namespace(name=none) %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' and 'tool_calls' in message %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '<|start|>assistant to=functions.' + call.name }}
+        {{- '<|channel|>commentary json<|message|>' + call.arguments | tojson + '<|call|>' }}
+        {%- set last.name = call.name %}
+    {%- elif message.role == 'tool' %}
+        {{- '<|start|>functions.' + (last.name or message.name) }}
+        {{- ' to=assistant<|channel|>commentary<|message|>' + message.content | tojson }}
+        {{- '<|end|>' }}
+    {%- else %}
+        {{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}
+""",
+    ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|return|>"),
+    eos_token="<|return|>",
+)
+
 FAMILIES = (CHATML, THINKING, LLAMA3, MISTRAL, GEMMA, PHI3, ZEPHYR, JSON)

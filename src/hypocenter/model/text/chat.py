@@ -5,26 +5,44 @@ Holds no jinja2 (that is in `chat_worker.py`) and no token ids: the tokenizer en
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
-import re
-import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hypocenter.conversation.thoughts import names, require_variables
+from hypocenter.conversation.tools import check_tools
 from hypocenter.errors import BadSetting, TemplateError, UsageError
+from hypocenter.model.text.chat_messages import (
+    MAX_MESSAGES,
+    MAX_TEXT_BYTES,
+    CheckedMessage,
+    Message,
+    check_messages,
+    require_depth,
+    texts_of,
+)
 from hypocenter.model.text.chat_process import RenderProcess, TemplateLimits
 from hypocenter.model.text.control_tokens import ControlTexts, put_back, split, stand_ins
-from hypocenter.thoughts import names, require_variables
 
 if TYPE_CHECKING:
     from hypocenter.model.gguf.file import GGUFFile
 
+__all__ = [
+    "CHATML",
+    "KEY",
+    "MAX_MESSAGES",
+    "MAX_TEMPLATE_BYTES",
+    "MAX_TEXT_BYTES",
+    "ChatTemplate",
+    "ChatVocabulary",
+    "Message",
+    "check_messages",
+    "load_chat_template",
+]
+
 MAX_TEMPLATE_BYTES = 1 << 20
-MAX_MESSAGES = 4096
-MAX_TEXT_BYTES = 16 << 20
 KEY = "tokenizer.chat_template"
 #: What CHATML asks for, which many models know that bring no template: https://github.com/openai/
 #: openai-python/blob/release-v0.28.0/chatml.md describes it.
@@ -32,14 +50,6 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-#: A "role" and a "content"; what may stand in them is checked, and not left to type checkers.
-Message = Mapping[str, object]
-#: Roles may end up inside a control token (`<|user|>`), so they cannot be any text.
-ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}", re.ASCII)
-
-#: Of an assistant's message: what it thought. Some templates show a model what it thought before.
-_THOUGHT = "reasoning_content"
-_FIELDS = frozenset({"role", "content", _THOUGHT})
 #: What templates of known models read: named where another one is asked for.
 _KNOWN_VARIABLES = {
     "clear_thinking",
@@ -52,8 +62,6 @@ _KNOWN_VARIABLES = {
     "thinking",
     "thinking_budget",
 }
-#: Roles that templates know; what is nearly one of them is a slip, others are a template's own.
-_ROLES = ("system", "developer", "user", "assistant", "model", "tool", "function", "ipython")
 
 
 class ChatVocabulary(Protocol):
@@ -112,20 +120,23 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The prompt text; each message has a `role` and a `content`, as `check_messages` says.
 
-        `variables` are others that the template reads, such as `enable_thinking`.
+        `variables` are others that the template reads, such as `enable_thinking`. `tools` are
+        definitions as in OpenAI's API, checked by the caller.
 
         Control tokens that a user typed look like the template's own in this text; encode
         `render_parts` instead where messages are not trusted.
-        Raises UsageError for messages that are none and variables that the template does not read,
-        TemplateError when the template fails.
+        Raises UsageError for messages that are none, for variables that the template does not read,
+        and for tools that it knows nothing of; TemplateError when the template fails.
         """
         return self._process.render(
-            check_messages(messages),
+            self._check_conversation(messages),
             add_generation_prompt=add_generation_prompt,
             variables=self.check_variables({} if variables is None else variables),
+            tools=self._check_tools(tools),
         )
 
     def render_parts(
@@ -134,6 +145,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[tuple[str, bool]]:
         """The text of `render` in parts (text, is_template).
 
@@ -141,30 +153,24 @@ class ChatTemplate:
         variable can write a control token. Unless the text of one is among what they make, there is
         a single part.
         User-defined tokens, such as `<think>`, are read in any text and not told apart.
+        Tools, keys of arguments, names and ids may not have such a text at all.
         How it is told apart is in `control_tokens.py`. Raises as `render` does, and TemplateError
         when the template rewrites messages so that it cannot be told apart.
         """
-        checked = check_messages(messages)
+        checked = self._check_conversation(messages)
         known = self.check_variables({} if variables is None else variables)
+        told_tools = self._check_tools(tools)
         render = functools.partial(
-            self._process.render, add_generation_prompt=add_generation_prompt
+            self._process.render, add_generation_prompt=add_generation_prompt, tools=told_tools
         )
         plain = render(checked, variables=known)
         occurrences = self._control.occurrences(plain)
         if not occurrences:
             return [(plain, True)]
+        given = json.dumps([checked, known, told_tools], ensure_ascii=False)
         for characters in self._control.choices:
-            texts = [text for message in checked for text in message.values()]
-            texts.append(json.dumps(known, ensure_ascii=False))
-            table = stand_ins(characters, [plain, self.source, *texts])
-            # A role is no text: templates tell messages apart by it.
-            changed = [
-                {
-                    name: text if name == "role" else text.translate(table)
-                    for name, text in message.items()
-                }
-                for message in checked
-            ]
+            table = stand_ins(characters, [plain, self.source, given])
+            changed = [_translate_message(message, table) for message in checked]
             told = {name: _translate(value, table) for name, value in known.items()}
             if (changed, told) == (checked, known):
                 return [(plain, True)]
@@ -191,6 +197,58 @@ class ChatTemplate:
                 f"not read it; it reads {known}"
             )
         return dict(json.loads(json.dumps(variables)))
+
+    def _check_conversation(self, messages: Sequence[Message]) -> list[CheckedMessage]:
+        checked = check_messages(messages)
+        for index, message in enumerate(checked):
+            where = f"messages[{index}]"
+            for name in ("tool_call_id", "name"):
+                self._refuse_control(message.get(name, ""), f"{where}.{name}")
+            for place, call in enumerate(message.get("tool_calls", ())):
+                at = f"{where}.tool_calls[{place}]"
+                function = call["function"]
+                self._refuse_control(call.get("id", ""), f"{at}.id")
+                self._refuse_control(function["name"], f"{at}.function.name")
+                keys = {text for text, is_key in texts_of(function["arguments"]) if is_key}
+                for key in sorted(keys):
+                    self._refuse_control(key, f"a key in {at}.function.arguments", is_key=True)
+        return checked
+
+    def _check_tools(
+        self, tools: Sequence[Mapping[str, Any]] | None
+    ) -> list[dict[str, Any]] | None:
+        """Plain copies, None where there are none.
+
+        Raises UsageError for any that the template does not read, for what `check_tools` refuses,
+        and for the text of a control token: it could not be told from the template's own.
+        """
+        if not tools:
+            return None
+        if "tools" not in self._names:
+            raise UsageError(
+                f"tools has {len(tools)} definitions, but the model's chat template knows no "
+                "tools; leave them out or take a model that knows some"
+            )
+        require_depth(tools, "tools")
+        copies = check_tools(tools) or []
+        self._refuse_control(json.dumps(copies, ensure_ascii=False), "tools")
+        # JSON escapes quotes and line breaks; a template may write a text without.
+        for item, is_key in texts_of(copies):
+            self._refuse_control(item, "tools", is_key=is_key)
+        return copies
+
+    def _refuse_control(self, text: str, where: str, *, is_key: bool = False) -> None:
+        """Raises UsageError for a text in which there is the text of a control token."""
+        shown = [text]
+        if is_key and not text.isidentifier():
+            # Templates put keys between brackets: `|end|` would become `<|end|>`.
+            shown += [f"<{text}>", f"</{text}>", f"[{text}]"]
+        for candidate in shown:
+            if found := self._control.occurrences(candidate):
+                raise UsageError(
+                    f"{where} has {candidate[slice(*found[0])]!r}, a control token of the model, "
+                    "which cannot be told from the template's own there; write it otherwise"
+                )
 
     def close(self) -> None:
         """End the helper process."""
@@ -254,91 +312,40 @@ def load_chat_template(
     return template(file.text(key, max_bytes=MAX_TEMPLATE_BYTES), name)
 
 
-def check_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Plain copies of the messages, each with a text for its content.
+def _translate_message(message: CheckedMessage, table: dict[int, int]) -> CheckedMessage:
+    """The message with other characters in what was said, by anyone.
 
-    A content is a text, or parts {"type": "text", "text": ...} as in OpenAI's API, which are joined
-    by line breaks. Raises UsageError that names the first wrong field.
+    Templates tell messages and calls apart by roles, names and ids; these stay.
     """
-    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
-        raise UsageError(
-            f"messages is {reprlib.repr(messages)}, but must be a list of messages, each with "
-            '"role" and "content"'
-        )
-    if not messages:
-        raise UsageError("messages is empty, but at least one message is needed")
-    if len(messages) > MAX_MESSAGES:
-        raise UsageError(f"{len(messages)} messages, but at most {MAX_MESSAGES} are allowed")
-    checked = []
-    num_bytes = 0
-    for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if not isinstance(message, Mapping):
-            raise UsageError(f"{where} is {type(message).__name__}, but must be a mapping")
-        # Clients send back what they were given, with fields that hold nothing.
-        fields = {name for name in message if message[name] is not None and message[name] != []}
-        if not {"role", "content"} <= set(message) or fields - _FIELDS:
-            found = ", ".join(sorted(map(str, message)))[:80]
-            raise UsageError(
-                f"{where} has fields {found!r}, but must have role and content, and may have "
-                f"{_THOUGHT}"
-            )
-        role, content = message["role"], _content_text(message["content"], where)
-        if not isinstance(role, str) or not ROLE.fullmatch(role):
-            raise UsageError(
-                f"{where}.role is {str(role)[:40]!r}, but must be up to 32 letters, digits, "
-                "'-' and '_', a letter first"
-            )
-        near = difflib.get_close_matches(role, _ROLES, n=1, cutoff=0.75)
-        if near and role not in _ROLES:
-            raise UsageError(f"{where}.role is {role!r}; did you mean {near[0]!r}?")
-        checked.append({"role": role, "content": content})
-        if message.get(_THOUGHT) is not None:
-            checked[-1][_THOUGHT] = _content_text(message[_THOUGHT], where, _THOUGHT)
-        for name in checked[-1].keys() - {"role"}:
-            num_bytes += _num_bytes(checked[-1][name], f"{where}.{name}")
-        if num_bytes > MAX_TEXT_BYTES:
-            raise UsageError(f"messages have more than {MAX_TEXT_BYTES} bytes of text, the limit")
-    return checked
+    changed = dict(message)
+    for name in ("content", "reasoning_content"):
+        if name in message:
+            changed[name] = message[name].translate(table)
+    if "tool_calls" in message:
+        changed["tool_calls"] = [
+            {
+                **call,
+                "function": {
+                    **call["function"],
+                    "arguments": _translate(
+                        call["function"]["arguments"], table, translates_keys=False
+                    ),
+                },
+            }
+            for call in message["tool_calls"]
+        ]
+    return changed
 
 
-def _num_bytes(text: str, where: str) -> int:
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError as error:
-        raise UsageError(
-            f"{where} has a lone surrogate at character {error.start}, but must be valid Unicode"
-        ) from error
-
-
-def _content_text(content: object, where: str, name: str = "content") -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, Sequence) or isinstance(content, bytes | bytearray):
-        found = type(content).__name__
-        raise UsageError(f"{where}.{name} is {found}, but must be a text or parts of text")
-    texts = []
-    for index, part in enumerate(content):
-        text = None
-        if isinstance(part, Mapping) and part.get("type") == "text":
-            text = part.get("text")
-        if not isinstance(text, str):
-            raise UsageError(
-                f"{where}.{name}[{index}] is {reprlib.repr(part)}, but must be "
-                '{"type": "text", "text": ...}, for models read text only'
-            )
-        texts.append(text)
-    return "\n".join(texts)
-
-
-def _translate(value: Any, table: dict[int, int]) -> Any:
+def _translate(value: Any, table: dict[int, int], *, translates_keys: bool = True) -> Any:
     """JSON with other characters in all of its texts."""
     if isinstance(value, str):
         return value.translate(table)
+    go = functools.partial(_translate, table=table, translates_keys=translates_keys)
     if isinstance(value, list):
-        return [_translate(item, table) for item in value]
+        return [go(item) for item in value]
     if isinstance(value, dict):
-        return {_translate(name, table): _translate(item, table) for name, item in value.items()}
+        return {go(key) if translates_keys else key: go(item) for key, item in value.items()}
     return value
 
 

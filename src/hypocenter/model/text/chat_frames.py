@@ -21,11 +21,13 @@ class Setup(msgspec.Struct):
 
 
 class Render(msgspec.Struct):
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     add_generation_prompt: bool
     max_output_bytes: int
     #: Beside those of the setup.
     variables: dict[str, Any] = {}
+    #: Definitions as in OpenAI's API.
+    tools: list[dict[str, Any]] | None = None
 
 
 class Reply(msgspec.Struct):

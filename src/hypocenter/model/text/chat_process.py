@@ -1,12 +1,13 @@
 """The parent's end of the helper process that renders chat templates: start, ask, time out, end.
 
-What runs in the helper is in `chat_worker.py`; what a message is, in `chat.py`.
+What runs in the helper is in `chat_worker.py`; what a message is, in `chat_messages.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -38,7 +39,7 @@ class TemplateLimits:
     """What one rendering may take.
 
     `seconds` of wall clock, measured from outside; `memory_bytes` on top of what the idle helper
-    has; `output_bytes` on top of the bytes of the messages themselves.
+    has; `output_bytes` on top of the bytes of the messages and tools.
     """
 
     seconds: float = 2.0
@@ -66,15 +67,17 @@ class RenderProcess:
 
     def render(
         self,
-        messages: list[dict[str, str]],
+        messages: list[dict[str, Any]],
         *,
         add_generation_prompt: bool,
         variables: dict[str, Any],
+        tools: list[dict[str, Any]] | None = None,
     ) -> str:
         """Raises TemplateError when the template fails or exceeds a limit."""
-        num_bytes = sum(len(text.encode()) for message in messages for text in message.values())
+        num_bytes = sum(_num_bytes(value) for message in messages for value in message.values())
+        num_bytes += _num_bytes(tools or "")
         max_output_bytes = num_bytes + self.limits.output_bytes
-        request = Render(messages, add_generation_prompt, max_output_bytes, variables)
+        request = Render(messages, add_generation_prompt, max_output_bytes, variables, tools)
         with self._lock:
             if self._process is None or self._process.poll() is not None:
                 self._stop()
@@ -165,6 +168,11 @@ class RenderProcess:
         if self._finalizer is not None:
             self._finalizer()
         self._process = self._finalizer = None
+
+
+def _num_bytes(value: str | list[dict[str, Any]]) -> int:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return len(text.encode())
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -95,7 +95,7 @@ def render(template: jinja2.Template, variables: dict[str, str], request: Render
     num_chars = 0
     for piece in template.generate(
         messages=request.messages,
-        tools=None,
+        tools=request.tools,
         documents=None,
         add_generation_prompt=request.add_generation_prompt,
         **variables,

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hypocenter.conversation.thoughts import marks_of_thoughts
 from hypocenter.errors import BadModelFile
 from hypocenter.model.gguf.file import GGUFFile
-from hypocenter.thoughts import marks_of_thoughts
 
 MAX_TOKENS = 1 << 21
 MAX_TOKEN_BYTES = 64 * 1024

@@ -2,8 +2,9 @@
 
 A message is `<|channel|>NAME ...<|message|>TEXT<|end|>`, and the next one begins with
 `<|start|>assistant`. The channel "final" holds what is for the reader, "analysis" what the model
-thinks, "commentary" what it says beside calls of tools. Format: OpenAI's harmony response format,
-https://github.com/openai/harmony. Calls of tools are not read.
+thinks, "commentary" what it says beside calls of tools. A call is a message whose head names a
+recipient, `to=functions.NAME`, and whose text are the arguments. Format: OpenAI's harmony response
+format, https://github.com/openai/harmony.
 """
 
 from __future__ import annotations
@@ -11,9 +12,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from hypocenter.results import CallPiece
+
 _START, _CHANNEL, _MESSAGE, _END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
-_MARKS = (_START, _CHANNEL, _MESSAGE, _END)
+#: Ends a call, and with it the answer, unless that was asked to go on.
+_CALL = "<|call|>"
+_MARKS = (_START, _CHANNEL, _MESSAGE, _END, _CALL)
 _NAME = re.compile(r"<\|channel\|>\s*(\w+)")
+#: Tools of the conversation are `functions.NAME`; those that a model brings along have no prefix.
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 #: What the first message may begin with, if not with its text: the prompt has begun it.
 _OPENINGS = (_CHANNEL, _START, " to=")
 _FINAL = "final"
@@ -21,13 +28,16 @@ _FINAL = "final"
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """Text for the reader, and what the model thought or said beside it."""
+    """Text for the reader, what the model thought or said beside it, and its calls of tools."""
 
     content: str
     reasoning: str
+    calls: tuple[CallPiece, ...] = ()
 
     def __add__(self, more: Spoken) -> Spoken:
-        return Spoken(self.content + more.content, self.reasoning + more.reasoning)
+        return Spoken(
+            self.content + more.content, self.reasoning + more.reasoning, self.calls + more.calls
+        )
 
 
 NOTHING = Spoken("", "")
@@ -48,6 +58,8 @@ class Channels:
         self._held = ""
         #: That of the text that comes; None: the head of a message comes, or nothing yet.
         self._channel: str | None = None
+        #: Whether that text are the arguments of a call, and how many calls have begun.
+        self._is_call, self._num_calls = False, 0
         self._has_begun = False
         #: It names no channel, so what looks like a mark is text.
         self._is_plain = False
@@ -55,18 +67,18 @@ class Channels:
     def push(self, text: str) -> Spoken:
         """What `text` adds to each; what may be a part of a mark is held back."""
         self._held += text
-        parts: list[tuple[str, str]] = []
+        parts: list[Spoken] = []
         while self._step(parts):
             pass
-        return self._spoken(parts)
+        return sum(parts, NOTHING)
 
     def flush(self) -> Spoken:
         """What is held back; no more text will follow. The head of a message is no text."""
         held, self._held = self._held, ""
         is_text = self._channel is not None or not self._has_begun
-        return self._spoken([(self._channel or _FINAL, held)] if is_text and held else [])
+        return self._spoken(held) if is_text else NOTHING
 
-    def _step(self, parts: list[tuple[str, str]]) -> bool:
+    def _step(self, parts: list[Spoken]) -> bool:
         """Take one head, or some text, off what is held; whether more may be taken."""
         if not self._has_begun:
             if any(opening.startswith(self._held) for opening in _OPENINGS):
@@ -75,32 +87,47 @@ class Channels:
             self._is_plain = not self._held.startswith(_OPENINGS)
             self._channel = _FINAL if self._is_plain else None
         if self._is_plain:
-            parts.append((_FINAL, self._held))
+            parts.append(self._spoken(self._held))
             self._held = ""
             return False
         if self._channel is None:
-            head, mark, rest = self._held.partition(_MESSAGE)
+            head, mark, self._held = self._held.partition(_MESSAGE)
             if not mark:
+                self._held = head
                 return False
-            named = _NAME.findall(head)
-            self._channel, self._held = (named[-1] if named else _FINAL), rest
+            parts.append(self._begin(head))
             return True
         places = [(at, mark) for mark in _MARKS if (at := self._held.find(mark)) >= 0]
         if not places:
             end = len(self._held) - _num_undecided(self._held)
-            parts.append((self._channel, self._held[:end]))
+            parts.append(self._spoken(self._held[:end]))
             self._held = self._held[end:]
             return False
         at, mark = min(places)
-        parts.append((self._channel, self._held[:at]))
+        parts.append(self._spoken(self._held[:at]))
         # The mark that names a channel belongs to the head that it begins.
         self._held = self._held[at if mark == _CHANNEL else at + len(mark) :]
         self._channel = self._channel if mark == _MESSAGE else None
         return True
 
-    def _spoken(self, parts: list[tuple[str, str]]) -> Spoken:
-        content = "".join(text for channel, text in parts if channel == _FINAL)
-        return Spoken(content, "".join(text for channel, text in parts if channel != _FINAL))
+    def _begin(self, head: str) -> Spoken:
+        """Note what a message is by its head; the name of a tool that it calls is told at once."""
+        named, called = _NAME.findall(head), _RECIPIENT.findall(head)
+        self._channel = named[-1] if named else _FINAL
+        self._is_call = bool(called)
+        if not called:
+            return NOTHING
+        self._num_calls += 1
+        return Spoken("", "", (CallPiece(self._num_calls - 1, name=called[-1]),))
+
+    def _spoken(self, text: str) -> Spoken:
+        """Text of the message that comes."""
+        if not text:
+            return NOTHING
+        if self._is_call:
+            return Spoken("", "", (CallPiece(self._num_calls - 1, arguments=text),))
+        is_final = self._channel in (_FINAL, None)
+        return Spoken(text, "") if is_final else Spoken("", text)
 
 
 def _num_undecided(text: str) -> int:

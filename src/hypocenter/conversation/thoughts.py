@@ -1,4 +1,4 @@
-"""What a model thinks, told apart from its answer: the marks of each kind of model.
+"""What a model thinks, and its calls of tools, told apart from its answer.
 
 Which marks a model writes is read from its chat template. gpt-oss has a format of its own
 (`harmony.py`); others put a thought between two marks before the answer. The prompt may end with
@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from hypocenter import harmony
+from hypocenter.conversation import calls_in_tags, harmony
+from hypocenter.conversation.calls_in_tags import CallsInTags, num_begun
+from hypocenter.conversation.harmony import Spoken
 from hypocenter.errors import BadSetting, UsageError
-from hypocenter.harmony import Spoken
 
 #: So much of a prompt's end tells whether it begins a thought.
 PROMPT_END_CHARS = 64
@@ -69,19 +70,53 @@ class AnswerReader(Protocol):
 
 
 def apart(
-    chat_template: str, prompt_end: str, *, is_held_to_a_form: bool = False
+    chat_template: str,
+    prompt_end: str,
+    *,
+    is_held_to_a_form: bool = False,
+    offers_tools: bool = False,
 ) -> AnswerReader | None:
-    """What tells the two apart in an answer to a prompt that ends so; None: the model has no marks.
+    """What tells them apart in an answer to a prompt that ends so; None: the model has no marks.
 
     An answer that is held to a form, as JSON is, begins with no thought though its prompt does.
+    Calls between tags are looked for where the conversation `offers_tools`.
     """
     if harmony.is_spoken_by(chat_template):
         return harmony.Channels()
+    found = None
     for marks in _MARKS:
-        if marks.end in chat_template:
+        if found is None and marks.end in chat_template:
             begins = prompt_end.rstrip().endswith(marks.begin) and not is_held_to_a_form
-            return Thoughts(*marks, begins_within=begins)
-    return None
+            found = Thoughts(*marks, begins_within=begins)
+    if offers_tools and calls_in_tags.BEGIN in chat_template:
+        return _CallsBehind(found)
+    return found
+
+
+def reads_calls_of(chat_template: str) -> bool:
+    """Whether calls of tools are found in answers of a model with this template."""
+    return harmony.is_spoken_by(chat_template) or calls_in_tags.BEGIN in chat_template
+
+
+class _CallsBehind:
+    """Calls in what `thoughts` leaves of an answer; None leaves all of it."""
+
+    def __init__(self, thoughts: Thoughts | None) -> None:
+        self._thoughts, self._calls = thoughts, CallsInTags()
+
+    def push(self, text: str) -> Spoken:
+        if self._thoughts is None:
+            return self._calls.push(text)
+        return self._of_answer(self._thoughts.push(text))
+
+    def flush(self) -> Spoken:
+        left = (
+            harmony.NOTHING if self._thoughts is None else self._of_answer(self._thoughts.flush())
+        )
+        return left + self._calls.flush()
+
+    def _of_answer(self, spoken: Spoken) -> Spoken:
+        return Spoken("", spoken.reasoning) + self._calls.push(spoken.content)
 
 
 def marks_of_thoughts() -> list[str]:
@@ -153,7 +188,7 @@ class Thoughts:
         if mark:
             self._held, self._is_within = rest, False
             return thought.rstrip(), True
-        num = len(self._held) - _num_begun(self._held, self._end)
+        num = len(self._held) - num_begun(self._held, self._end)
         num = len(self._held[:num].rstrip())
         taken, self._held = self._held[:num], self._held[num:]
         return taken, False
@@ -183,14 +218,6 @@ def names(chat_template: str) -> set[str]:
     """The names in the code of a template: its variables, and others that do no harm here."""
     code = " ".join(found[2] for found in _CODE.finditer(chat_template) if found[1])
     return set(_NAME.findall(_TEXT_IN_CODE.sub("''", code)))
-
-
-def _num_begun(text: str, mark: str) -> int:
-    """Length of the end of the text with which the mark may begin."""
-    for num in range(min(len(mark) - 1, len(text)), 0, -1):
-        if text.endswith(mark[:num]):
-            return num
-    return 0
 
 
 def require_variables(variables: object) -> None:

@@ -1,0 +1,304 @@
+"""Tools: offered to the template, called in the answer, and told as OpenAI's clients want them."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from repository import DEMO
+from served import Served, serving
+from terminal import hypo_in_process
+
+from hypocenter import LLM, SamplingParams
+from hypocenter.conversation.calls_in_tags import CallsInTags
+from hypocenter.conversation.harmony import NOTHING, Channels, Spoken
+from hypocenter.conversation.thoughts import AnswerReader, apart, split
+from hypocenter.conversation.tools import MAX_TOOLS, check_tools
+from hypocenter.errors import BadSetting, UsageError
+from hypocenter.results import CallPiece, ToolCall, whole_calls
+
+FIND = {
+    "type": "function",
+    "function": {
+        "name": "find",
+        "description": "Finds things",
+        "parameters": {"type": "object", "properties": {"q": {"type": "string"}}},
+    },
+}
+HELLO = [{"role": "user", "content": "hi"}]
+ARGUMENTS = '{"q": "a < b <|x"}'
+#: As gpt-oss calls.
+CALL = (
+    "<|channel|>analysis<|message|>Look.<|end|><|start|>assistant<|channel|>commentary"
+    f" to=functions.find <|constrain|>json<|message|>{ARGUMENTS}"
+)
+CHANNELS = (
+    "{% if tools %}<|start|>developer<|message|>{% for tool in tools %}{{ tool.function.name }}: "
+    "{{ tool.function.parameters | tojson }}{% endfor %}<|end|>{% endif %}"
+    "{% for m in messages %}{% if m.tool_calls %}{% set f = m.tool_calls[0].function %}"
+    "<|start|>assistant to=functions.{{ f.name }}<|message|>{{ f.arguments | tojson }}<|call|>"
+    "{% else %}<|start|>{{ m.role }}{{ m.tool_call_id }}<|message|>{{ m.content }}<|end|>"
+    "{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{# <|channel|> #}{% endif %}"
+)
+#: As Qwen calls: several at once, behind a thought and words.
+TAGGED = (
+    "<think>Look.</think>\n\nI look.\n"
+    '<tool_call>\n{"name": "find", "arguments": {"q": "a < b </tool"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "count", "arguments": {}}\n</tool_call>\n'
+)
+TAGS = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}{# <tool_call> </think> #}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls or [] %}"
+    '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+    "</tool_call>{% endfor %}\n{% endfor %}"
+)
+CALLED = Spoken("", "Look.", (CallPiece(0, "find"), CallPiece(0, arguments=ARGUMENTS)))
+
+
+def grammar(answer: str) -> str:
+    """One that makes any model say this."""
+    return f"root ::= {json.dumps(answer)}\n"
+
+
+def whole(spoken: Spoken) -> tuple[str, str, tuple[ToolCall, ...]]:
+    return spoken.content, spoken.reasoning, whole_calls(spoken.calls)
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "reasoning", "calls"),
+    [
+        (CALL, "", "Look.", [("find", ARGUMENTS)]),
+        (f"{CALL}<|call|>", "", "Look.", [("find", ARGUMENTS)]),
+        # The recipient before the channel; a tool of the model's own; words before the call.
+        (" to=functions.find<|channel|>commentary json<|message|>{}", "", "", [("find", "{}")]),
+        (
+            "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+            "<|channel|>analysis to=browser.open code<|message|>{}",
+            "", "I look.", [("browser.open", "{}")],
+        ),
+        # Two calls, and an answer behind them, of a model that was not stopped.
+        (
+            "<|channel|>commentary to=functions.a<|message|>1<|call|><|start|>assistant"
+            "<|channel|>commentary to=functions.b<|message|>2<|call|>"
+            "<|start|>assistant<|channel|>final<|message|>Done",
+            "Done", "", [("a", "1"), ("b", "2")],
+        ),
+        # Cut off in the head, and in the arguments.
+        ("<|channel|>commentary to=functions.find", "", "", []),
+        ('<|channel|>commentary to=functions.find<|message|>{"q', "", "", [("find", '{"q')]),
+        ("to=functions.find<|message|>x", "to=functions.find<|message|>x", "", []),
+    ],
+)  # fmt: skip
+def test_calls_in_channels(
+    text: str, content: str, reasoning: str, calls: list[tuple[str, str]]
+) -> None:
+    expected = tuple(ToolCall(*call) for call in calls)
+    assert whole(split(text, Channels())) == (content, reasoning, expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (TAGGED.partition("\n\n")[2], "I look.",
+         [("find", '{"q": "a < b </tool"}'), ("count", "{}")]),
+        ('<tool_call>{"name": "a"}</tool_call>', "", [("a", "{}")]),
+        ('<tool_call>{"name": "a", "arguments": "x"}</tool_call>', "", [("a", '"x"')]),
+        ("Hi <tool_calls> <tool", "Hi <tool_calls> <tool", []),
+        (" \n", " \n", []),
+        ("", "", []),
+        # No JSON, another JSON, cut off: text as it stands.
+        ("<tool_call>a</tool_call>b", "<tool_call>a</tool_call>b", []),
+        ('x <tool_call>["a"]</tool_call>', 'x<tool_call>["a"]</tool_call>', []),
+        ("<tool_call>" + "[" * 100_000 + "</tool_call>",
+         "<tool_call>" + "[" * 100_000 + "</tool_call>", []),
+        ('a\n<tool_call>\n{"name"', 'a<tool_call>\n{"name"', []),
+        ('<tool_call>{"name": "a"}</tool_call>\n\nb', "\n\nb", [("a", "{}")]),
+    ],
+)  # fmt: skip
+def test_calls_in_tags(text: str, content: str, calls: list[tuple[str, str]]) -> None:
+    expected = tuple(ToolCall(*call) for call in calls)
+    assert whole(split(text, CallsInTags())) == (content, "", expected)
+
+
+@pytest.mark.parametrize(("template", "answer"), [(CHANNELS, CALL), (TAGS, TAGGED)])
+@given(data=st.data())
+def test_where_pieces_break_changes_no_call(
+    template: str, answer: str, data: st.DataObject
+) -> None:
+    def reader() -> AnswerReader:
+        found = apart(template, "", offers_tools=True)
+        assert found is not None
+        return found
+
+    cuts = data.draw(st.lists(st.integers(0, len(answer)), max_size=8))
+    using, spoken = reader(), NOTHING
+    for start, stop in pairwise(sorted({0, len(answer), *cuts})):
+        spoken += using.push(answer[start:stop])
+    assert whole(spoken + using.flush()) == whole(split(answer, reader()))
+
+
+def test_tags_are_text_where_no_tools_are_offered() -> None:
+    assert apart("<tool_call>", "") is None
+    found = apart(TAGS, "")
+    assert found is not None
+    assert split(TAGGED, found).calls == ()
+
+
+@pytest.mark.parametrize(
+    ("tools", "said"),
+    [
+        ("find", "must be a list of functions"),
+        ([FIND, "x"], r"tools\[1\] is 'x', but must have the type"),
+        ([{"type": "web_search"}], "must have the type"),
+        ([{"type": "function"}], r"tools\[0\].function is None"),
+        ([{"function": {"name": "a b"}}], r"function.name is 'a b', but must be up to 64"),
+        ([{"function": {"name": "a" * 65}}], "must be up to 64"),
+        ([{"function": {"name": "a", "description": 1}}], "description is 1, but must be a text"),
+        ([{"function": {"name": "a", "parameters": []}}], "must be a JSON schema"),
+        ([FIND, FIND], "two functions 'find'"),
+        ([{"function": {"name": f"a{n}"}} for n in range(MAX_TOOLS + 1)], "may have 128"),
+        ([{"function": {"name": "a", "description": "x" * (1 << 20)}}], "bytes, but may have"),
+        ([{"function": {"name": "a", "parameters": {"x": {1}}}}], "cannot be told"),
+        ([{"function": {"name": "a", "parameters": {"x": 1 << 70}}}], "cannot be told"),
+    ],
+)
+def test_tools_that_are_none_are_named(tools: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_tools(tools)
+
+
+def test_tools_are_copied_and_none_are_none() -> None:
+    assert check_tools(None) is None
+    assert check_tools([]) is None
+    assert check_tools([FIND]) == [FIND]
+
+
+def test_a_chat_in_python_calls_tools() -> None:
+    with LLM(chat_template=CHANNELS, num_threads=1) as llm:
+        prompt = llm.tokenizer.decode(llm.encode_chat(HELLO, tools=[FIND]), skip_special=False)
+        assert 'developer<|message|>find: {"type": "object"' in prompt
+        done = llm.chat(HELLO, tools=[FIND], grammar=grammar(CALL), max_tokens=200)
+        assert (done.text, done.reasoning) == ("", "Look.")
+        assert done.tool_calls == (ToolCall("find", ARGUMENTS),)
+        pieces = list(llm.stream_chat(HELLO, tools=[FIND], grammar=grammar(CALL), max_tokens=200))
+        told = whole_calls(call for piece in pieces for call in piece.calls)
+        assert told == done.tool_calls
+        # Another worker that goes on within the call tells the same.
+        params = SamplingParams(grammar=grammar(CALL), max_tokens=200, seed=1)
+        ids = llm.encode_chat(HELLO, tools=[FIND])
+        for num in range(0, len(done.token_ids), 5):
+            sent, reader = done.token_ids[:num], llm.apart(ids, params, offers_tools=True)
+            request = llm.engine.request(ids, params, output_ids=sent, apart=reader)
+            assert llm.engine.complete([request])[0].tool_calls == done.tool_calls, num
+    with LLM(chat_template="chatml", num_threads=1) as llm, pytest.raises(BadSetting) as refused:
+        llm.chat(HELLO, tools=[FIND])
+    assert "tools" in str(refused.value)
+
+
+def test_hypo_run_shows_a_call_beside_the_answer(tmp_path: Path) -> None:
+    (tmp_path / "call.gbnf").write_text(grammar(CALL))
+    more = ("--chat-template", CHANNELS, "-t", "1", "--grammar", str(tmp_path / "call.gbnf"))
+    done = hypo_in_process("run", str(DEMO), "hi", *more)
+    assert f"find: {ARGUMENTS}" in done.stderr
+    assert "find" not in done.stdout
+
+
+def call_of(choice: dict[str, Any]) -> tuple[str, str]:
+    [call] = choice["message"]["tool_calls"]
+    assert call["type"] == "function"
+    assert call["id"].startswith("call-")
+    return call["function"]["name"], call["function"]["arguments"]
+
+
+def deltas_of(served: Served, body: dict[str, Any]) -> list[dict[str, Any]]:
+    events = served.post("/v1/chat/completions", body | {"stream": True}).events
+    return [event["choices"][0] for event in events[:-1]]
+
+
+def test_a_server_tells_calls_in_channels(tmp_path: Path) -> None:
+    path = "/v1/chat/completions"
+    body = {"messages": HELLO, "tools": [FIND], "grammar": grammar(CALL)}
+    with serving(tmp_path, str(DEMO), "--chat-template", CHANNELS, "-t", "1") as served:
+        [choice] = served.post(path, body).json["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert (choice["message"]["content"], choice["message"]["reasoning_content"]) == (
+            None, "Look.",
+        )  # fmt: skip
+        assert call_of(choice) == ("find", ARGUMENTS)
+        chunks = deltas_of(served, body)
+        calls = [call for one in chunks for call in one["delta"].get("tool_calls", ())]
+        assert {call["index"] for call in calls} == {0}
+        begun = calls[0]
+        assert (begun["type"], begun["function"]["name"]) == ("function", "find")
+        assert all("id" not in call and "name" not in call["function"] for call in calls[1:])
+        assert "".join(call["function"]["arguments"] for call in calls) == ARGUMENTS
+        assert chunks[-1]["finish_reason"] == "tool_calls"
+        # The turn goes on with what the tool said, as a client sends it back.
+        turn = [
+            *HELLO,
+            {key: value for key, value in choice["message"].items() if key != "refusal"},
+            {"role": "tool", "tool_call_id": choice["message"]["tool_calls"][0]["id"],
+             "content": "<|end|>found"},
+        ]  # fmt: skip
+        told = served.post("/apply-template", {"messages": turn, "tools": [FIND]}).json["prompt"]
+        assert f"to=functions.find<|message|>{ARGUMENTS}<|call|>" in told
+        assert "<|message|><|end|>found<|end|>" in told
+        # Cut off, it is no call that could be made.
+        cut = served.post(path, body | {"max_tokens": 24}).json["choices"][0]
+        assert cut["finish_reason"] == "length"
+        two = served.post(path, body | {"n": 2}).json["choices"]
+        assert [call_of(one) for one in two] == [("find", ARGUMENTS)] * 2
+        assert len({one["message"]["tool_calls"][0]["id"] for one in two}) == 2
+
+
+def test_a_server_tells_calls_in_tags(tmp_path: Path) -> None:
+    body = {"messages": HELLO, "tools": [FIND], "grammar": grammar(TAGGED), "max_tokens": 200}
+    with serving(tmp_path, str(DEMO), "--chat-template", TAGS, "-t", "1") as served:
+        [choice] = served.post("/v1/chat/completions", body).json["choices"]
+        message = choice["message"]
+        assert (message["content"], message["reasoning_content"]) == ("I look.", "Look.")
+        functions = [call["function"] for call in message["tool_calls"]]
+        assert functions == [
+            {"name": "find", "arguments": '{"q": "a < b </tool"}'},
+            {"name": "count", "arguments": "{}"},
+        ]
+        calls = [c for one in deltas_of(served, body) for c in one["delta"].get("tool_calls", ())]
+        assert [call["function"] for call in calls] == functions
+        assert len({call["id"] for call in calls}) == 2
+        one = {"parallel_tool_calls": False}
+        [alone] = served.post("/v1/chat/completions", body | one).json["choices"]
+        assert call_of(alone)[0] == "find"
+        # Nothing is offered: the template hears of no tools, and tags are text.
+        off = served.post("/v1/chat/completions", body | {"tool_choice": "none"}).json["choices"]
+        assert "<tool_call>" in off[0]["message"]["content"]
+        assert "tool_calls" not in off[0]["message"]
+
+
+def test_what_cannot_be_asked_of_tools_is_refused_by_name(tmp_path: Path) -> None:
+    path = "/v1/chat/completions"
+    body = {"messages": HELLO, "max_tokens": 4}
+    with serving(tmp_path, str(DEMO), "--chat-template", TAGS, "-t", "1") as served:
+        for more, param, said in [
+            ({"tools": [FIND], "tool_choice": "required"}, "tool_choice", "must be 'auto' or"),
+            ({"tools": [FIND], "tool_choice": {"type": "function"}}, "tool_choice", "'auto'"),
+            ({"tools": [{"function": {"name": "a b"}}]}, "tools", "tools[0].function.name"),
+            ({"tools": [FIND] * 2}, "tools", "two functions"),
+            ({"tools": "x"}, "tools", "Expected `array | null`"),
+        ]:
+            refused = served.post(path, body | more)  # type: ignore[operator]
+            assert (refused.status, refused.json["error"]["param"]) == (400, param), more
+            assert said in refused.json["error"]["message"]
+        plain = {"prompt": "hi", "tools": [FIND]}
+        assert served.post("/v1/completions", plain).json["error"]["param"] == "tools"
+        empty = served.post(path, body | {"tools": [], "tool_choice": "auto"})
+        assert empty.status == 200
+    with serving(tmp_path, str(DEMO), "--chat-template", "chatml", "-t", "1") as served:
+        refused = served.post(path, body | {"tools": [FIND]})
+        assert refused.json["error"]["param"] == "tools"
+        assert "calls of this model are not read" in refused.json["error"]["message"]
