@@ -81,13 +81,18 @@ class CallPiece(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def whole_calls(pieces: Iterable[CallPiece]) -> tuple[ToolCall, ...]:
     """The calls that pieces make together, in their order."""
+    return tuple(ToolCall(piece.name, piece.arguments) for piece in join_calls(pieces))
+
+
+def join_calls(pieces: Iterable[CallPiece]) -> list[CallPiece]:
+    """The same with one piece of each call."""
     found: dict[int, list[CallPiece]] = {}
     for piece in pieces:
         found.setdefault(piece.index, []).append(piece)
-    return tuple(
-        ToolCall("".join(p.name for p in parts), "".join(p.arguments for p in parts))
-        for parts in found.values()
-    )
+    return [
+        CallPiece(index, "".join(p.name for p in parts), "".join(p.arguments for p in parts))
+        for index, parts in found.items()
+    ]
 
 
 class Completion(msgspec.Struct, frozen=True, omit_defaults=True):

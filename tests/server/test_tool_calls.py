@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from repository import DEMO
 from served import Served, serving
-from terminal import hypo_in_process
 
 from hypocenter import LLM, SamplingParams
 from hypocenter.conversation.calls_in_tags import CallsInTags
 from hypocenter.conversation.harmony import NOTHING, Channels, Spoken
-from hypocenter.conversation.thoughts import AnswerReader, apart, split
-from hypocenter.conversation.tools import MAX_TOOLS, check_tools
-from hypocenter.errors import BadSetting, UsageError
-from hypocenter.results import CallPiece, ToolCall, whole_calls
+from hypocenter.conversation.thoughts import AnswerReader, apart, reads_calls_of, split
+from hypocenter.conversation.tools import MAX_CALLS, MAX_TOOLS, check_tools
+from hypocenter.errors import UsageError
+from hypocenter.results import ToolCall, whole_calls
 
 FIND = {
     "type": "function",
@@ -58,7 +58,7 @@ TAGS = (
     '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
     "</tool_call>{% endfor %}\n{% endfor %}"
 )
-CALLED = Spoken("", "Look.", (CallPiece(0, "find"), CallPiece(0, arguments=ARGUMENTS)))
+OTHER = '{"name": "a", "q": 1}'
 
 
 def grammar(answer: str) -> str:
@@ -93,6 +93,19 @@ def whole(spoken: Spoken) -> tuple[str, str, tuple[ToolCall, ...]]:
         ("<|channel|>commentary to=functions.find", "", "", []),
         ('<|channel|>commentary to=functions.find<|message|>{"q', "", "", [("find", '{"q')]),
         ("to=functions.find<|message|>x", "to=functions.find<|message|>x", "", []),
+        (" to=the point, then", " to=the point, then", "", []),
+        # No tools: the reader, whoever says so in the place of a tool, names that are none.
+        ("<|channel|>final to=user<|message|>hi", "hi", "", []),
+        ("<|channel|>commentary to=user<|message|>hi", "", "hi", []),
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>functions.find to=assistant"
+            "<|channel|>commentary<|message|>b<|end|><|start|>assistant<|channel|>final<|message|>c",
+            "c", "ab", [],
+        ),
+        ("<|channel|>commentary to=functions.<|message|>x", "", "x", []),
+        ("<|channel|>commentary to=a,b<|message|>x", "", "x", []),
+        # A head without an end.
+        (f"<|channel|>{'a' * 2000}", "", f"<|channel|>{'a' * 2000}", []),
     ],
 )  # fmt: skip
 def test_calls_in_channels(
@@ -114,10 +127,25 @@ def test_calls_in_channels(
         ("", "", []),
         # No JSON, another JSON, cut off: text as it stands.
         ("<tool_call>a</tool_call>b", "<tool_call>a</tool_call>b", []),
-        ('x <tool_call>["a"]</tool_call>', 'x<tool_call>["a"]</tool_call>', []),
+        ('x <tool_call>["a"]</tool_call>', 'x <tool_call>["a"]</tool_call>', []),
+        ("x\n\n <tool_call>\n y</tool_call>", "x\n\n <tool_call>\n y</tool_call>", []),
+        # A tag in words; the text of a tag in an argument; what models write for other words.
+        ('use <tool_call> so:\n<tool_call>{"name": "a"}</tool_call>', "use <tool_call> so:",
+         [("a", "{}")]),
+        ('<tool_call>{"name": "w", "arguments": {"t": "</tool_call>"}}</tool_call>', "",
+         [("w", '{"t": "</tool_call>"}')]),
+        ('<tool_call>{"name": "a", "parameters": {"q": 1}}</tool_call>', "", [("a", '{"q": 1}')]),
+        ('<tool_call>{"name": "a", "arguments": null}</tool_call>', "", [("a", "{}")]),
+        ('<tool_call>{"name": "a", "arguments": "{\\"q\\": 1}"}</tool_call>', "",
+         [("a", '{"q": 1}')]),
+        # Names that are none, and words that are not known.
+        ('<tool_call>{"name": ""}</tool_call>', '<tool_call>{"name": ""}</tool_call>', []),
+        ('<tool_call>{"name": "a b"}</tool_call>', '<tool_call>{"name": "a b"}</tool_call>', []),
+        (f"<tool_call>{OTHER}</tool_call>", f"<tool_call>{OTHER}</tool_call>", []),
+        ("<tool_call>{" + "</tool_call>" * 9, "<tool_call>{" + "</tool_call>" * 9, []),
         ("<tool_call>" + "[" * 100_000 + "</tool_call>",
          "<tool_call>" + "[" * 100_000 + "</tool_call>", []),
-        ('a\n<tool_call>\n{"name"', 'a<tool_call>\n{"name"', []),
+        ('a\n<tool_call>\n{"name"', 'a\n<tool_call>\n{"name"', []),
         ('<tool_call>{"name": "a"}</tool_call>\n\nb', "\n\nb", [("a", "{}")]),
     ],
 )  # fmt: skip
@@ -141,6 +169,39 @@ def test_where_pieces_break_changes_no_call(
     for start, stop in pairwise(sorted({0, len(answer), *cuts})):
         spoken += using.push(answer[start:stop])
     assert whole(spoken + using.flush()) == whole(split(answer, reader()))
+
+
+def test_an_answer_has_so_many_calls_as_may_be_sent_back() -> None:
+    tagged = split('<tool_call>{"name": "a"}</tool_call>' * (MAX_CALLS + 1), CallsInTags())
+    spoken = split("<|channel|>commentary to=a<|message|>{}<|call|>" * (MAX_CALLS + 1), Channels())
+    assert len(whole_calls(tagged.calls)) == len(whole_calls(spoken.calls)) == MAX_CALLS
+    assert (tagged.content, spoken.reasoning) == ('<tool_call>{"name": "a"}</tool_call>', "{}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [" " * 60_000, "<tool_call>{" + "a" * 60_000, "<|channel|>" + "a" * 60_000, "<" * 60_000],
+)
+def test_no_text_is_read_again_and_again(text: str) -> None:
+    for reader in (CallsInTags(), Channels()):
+        began = time.process_time()
+        told = sum(len(reader.push(character).content) for character in text)
+        assert told <= len(text)
+        assert time.process_time() - began < 3
+
+
+def test_channels_tell_no_calls_where_no_tools_are_offered() -> None:
+    using = apart(CHANNELS, "")
+    assert using is not None
+    assert whole(split(CALL, using)) == ("", f"Look.{ARGUMENTS}", ())
+
+
+def test_calls_that_are_no_json_are_not_read() -> None:
+    for template in ("<tool_call><function=a>{{ tools }}", "<tool_call><arg_key>{{ tools }}"):
+        assert not reads_calls_of(template)
+        assert apart(template, "", offers_tools=True) is None
+    assert reads_calls_of(TAGS)
+    assert reads_calls_of(CHANNELS)
 
 
 def test_tags_are_text_where_no_tools_are_offered() -> None:
@@ -196,17 +257,14 @@ def test_a_chat_in_python_calls_tools() -> None:
             sent, reader = done.token_ids[:num], llm.apart(ids, params, offers_tools=True)
             request = llm.engine.request(ids, params, output_ids=sent, apart=reader)
             assert llm.engine.complete([request])[0].tool_calls == done.tool_calls, num
-    with LLM(chat_template="chatml", num_threads=1) as llm, pytest.raises(BadSetting) as refused:
-        llm.chat(HELLO, tools=[FIND])
-    assert "tools" in str(refused.value)
-
-
-def test_hypo_run_shows_a_call_beside_the_answer(tmp_path: Path) -> None:
-    (tmp_path / "call.gbnf").write_text(grammar(CALL))
-    more = ("--chat-template", CHANNELS, "-t", "1", "--grammar", str(tmp_path / "call.gbnf"))
-    done = hypo_in_process("run", str(DEMO), "hi", *more)
-    assert f"find: {ARGUMENTS}" in done.stderr
-    assert "find" not in done.stdout
+    with LLM(chat_template=TAGS, num_threads=1) as llm:
+        done = llm.chat(HELLO, tools=[FIND], grammar=grammar(TAGGED), max_tokens=200)
+        assert [call.name for call in done.tool_calls] == ["find", "count"]
+        assert llm.chat(HELLO, grammar=grammar(TAGGED), max_tokens=200).tool_calls == ()
+    with LLM(chat_template="chatml", num_threads=1) as llm:
+        for tools, said in (([FIND], "tools must be left out"), (5, "tools")):
+            with pytest.raises(UsageError, match=said):
+                llm.chat(HELLO, tools=tools)  # type: ignore[arg-type]
 
 
 def call_of(choice: dict[str, Any]) -> tuple[str, str]:
@@ -225,7 +283,8 @@ def test_a_server_tells_calls_in_channels(tmp_path: Path) -> None:
     path = "/v1/chat/completions"
     body = {"messages": HELLO, "tools": [FIND], "grammar": grammar(CALL)}
     with serving(tmp_path, str(DEMO), "--chat-template", CHANNELS, "-t", "1") as served:
-        [choice] = served.post(path, body).json["choices"]
+        answer = served.post(path, body).json
+        [choice] = answer["choices"]
         assert choice["finish_reason"] == "tool_calls"
         assert (choice["message"]["content"], choice["message"]["reasoning_content"]) == (
             None, "Look.",
@@ -246,12 +305,21 @@ def test_a_server_tells_calls_in_channels(tmp_path: Path) -> None:
             {"role": "tool", "tool_call_id": choice["message"]["tool_calls"][0]["id"],
              "content": "<|end|>found"},
         ]  # fmt: skip
-        told = served.post("/apply-template", {"messages": turn, "tools": [FIND]}).json["prompt"]
+        asked = {"messages": turn, "tools": [FIND]}
+        told = served.post("/apply-template", asked).json["prompt"]
+        assert served.post("/tokenize", asked).json["count"] == len(
+            served.post("/apply-template", asked).json["tokens"]
+        )
         assert f"to=functions.find<|message|>{ARGUMENTS}<|call|>" in told
         assert "<|message|><|end|>found<|end|>" in told
         # Cut off, it is no call that could be made.
-        cut = served.post(path, body | {"max_tokens": 24}).json["choices"][0]
+        few = {"max_tokens": answer["usage"]["completion_tokens"] - 3}
+        cut = served.post(path, body | few).json["choices"][0]
         assert cut["finish_reason"] == "length"
+        name, arguments = call_of(cut)
+        assert (name, ARGUMENTS.startswith(arguments), arguments != ARGUMENTS) == (
+            "find", True, True,
+        )  # fmt: skip
         two = served.post(path, body | {"n": 2}).json["choices"]
         assert [call_of(one) for one in two] == [("find", ARGUMENTS)] * 2
         assert len({one["message"]["tool_calls"][0]["id"] for one in two}) == 2
@@ -302,3 +370,5 @@ def test_what_cannot_be_asked_of_tools_is_refused_by_name(tmp_path: Path) -> Non
         refused = served.post(path, body | {"tools": [FIND]})
         assert refused.json["error"]["param"] == "tools"
         assert "calls of this model are not read" in refused.json["error"]["message"]
+        off = served.post(path, body | {"tools": [FIND], "tool_choice": "none"})
+        assert off.status == 200

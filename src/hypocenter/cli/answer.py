@@ -83,20 +83,16 @@ def _speed(num_tokens: int, tokens_per_second: float) -> str:
 
 
 class Shown:
-    """Puts what is for the reader on stdout, and on stderr what the model thinks and calls, with a
-    line end between the two; the latter nowhere if `quiet`."""
+    """Puts what is for the reader on stdout, and what the model thinks on stderr, with a line end
+    between the two; the latter nowhere if `quiet`."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
         self._is_thinking = False
 
     def put(self, piece: Delta) -> None:
-        beside = piece.reasoning + "".join(
-            f"\n{call.name}: {call.arguments}" if call.name else call.arguments
-            for call in piece.calls
-        )
-        if beside and not self._quiet:
-            think(beside)
+        if piece.reasoning and not self._quiet:
+            think(piece.reasoning)
             self._is_thinking = True
         if piece.text:
             self.end_thought()
@@ -138,7 +134,7 @@ def answer(
     try:
         with contextlib.closing(engine.follow(request, look)) as pieces:
             for piece in pieces:
-                if shown is not None and (piece.text or piece.reasoning or piece.calls):
+                if shown is not None and (piece.text or piece.reasoning):
                     progress.clear()
                     shown.put(piece)
     except AccessRefused as error:

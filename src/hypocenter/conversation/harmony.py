@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from hypocenter.conversation.tools import CALLED_NAME, MAX_CALLS
 from hypocenter.results import CallPiece
 
 _START, _CHANNEL, _MESSAGE, _END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
@@ -19,11 +20,16 @@ _START, _CHANNEL, _MESSAGE, _END = "<|start|>", "<|channel|>", "<|message|>", "<
 _CALL = "<|call|>"
 _MARKS = (_START, _CHANNEL, _MESSAGE, _END, _CALL)
 _NAME = re.compile(r"<\|channel\|>\s*(\w+)")
-#: Tools of the conversation are `functions.NAME`; those that a model brings along have no prefix.
-_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+#: Of tools of the conversation; those that a model brings along have no prefix.
+_PREFIX = "functions."
+#: Recipients that are no tools.
+_SPEAKERS = frozenset({"user", "assistant", "system", "developer", "all"})
+#: A head that is longer is none, or it would be read anew with each piece.
+_MAX_HEAD_CHARS = 1024
 #: What the first message may begin with, if not with its text: the prompt has begun it.
 _OPENINGS = (_CHANNEL, _START, " to=")
-_FINAL = "final"
+_FINAL, _ANALYSIS = "final", "analysis"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +57,18 @@ def is_spoken_by(chat_template: str) -> bool:
 class Channels:
     """Tells the channels of one answer apart, wherever its pieces break.
 
-    An answer that names no channel, as one that is held to a form, is all for the reader.
+    An answer that names no channel, as one that is held to a form, is all for the reader. Where
+    no tools were offered, `tells_calls` is False, and what a call says is a thought.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, tells_calls: bool = True) -> None:
         self._held = ""
+        self._tells_calls = tells_calls
         #: That of the text that comes; None: the head of a message comes, or nothing yet.
         self._channel: str | None = None
         #: Whether that text are the arguments of a call, and how many calls have begun.
         self._is_call, self._num_calls = False, 0
-        self._has_begun = False
+        self._has_begun = self._has_message = False
         #: It names no channel, so what looks like a mark is text.
         self._is_plain = False
 
@@ -76,6 +84,8 @@ class Channels:
         """What is held back; no more text will follow. The head of a message is no text."""
         held, self._held = self._held, ""
         is_text = self._channel is not None or not self._has_begun
+        if not self._has_message and held.startswith(" to="):
+            is_text = True  # words that looked like the head of a call
         return self._spoken(held) if is_text else NOTHING
 
     def _step(self, parts: list[Spoken]) -> bool:
@@ -92,8 +102,12 @@ class Channels:
             return False
         if self._channel is None:
             head, mark, self._held = self._held.partition(_MESSAGE)
-            if not mark:
+            if not mark and len(head) <= _MAX_HEAD_CHARS:
                 self._held = head
+                return False
+            if not mark:
+                self._channel, self._is_call, self._has_message = _ANALYSIS, False, True
+                parts.append(self._spoken(head))
                 return False
             parts.append(self._begin(head))
             return True
@@ -113,12 +127,22 @@ class Channels:
     def _begin(self, head: str) -> Spoken:
         """Note what a message is by its head; the name of a tool that it calls is told at once."""
         named, called = _NAME.findall(head), _RECIPIENT.findall(head)
-        self._channel = named[-1] if named else _FINAL
-        self._is_call = bool(called)
-        if not called:
+        author = head.rpartition(_START)[2].partition(_CHANNEL)[0].split()[:1]
+        is_ours = author in ([], ["assistant"]) or author[0].startswith("to=")
+        name = called[-1].removeprefix(_PREFIX) if called and is_ours else ""
+        self._has_message = True
+        is_tool = bool(CALLED_NAME.fullmatch(name)) and name not in _SPEAKERS
+        self._channel = named[-1] if named else (_ANALYSIS if is_tool else _FINAL)
+        self._is_call = (
+            is_tool
+            and self._tells_calls
+            and self._channel != _FINAL
+            and self._num_calls < MAX_CALLS
+        )
+        if not self._is_call:
             return NOTHING
         self._num_calls += 1
-        return Spoken("", "", (CallPiece(self._num_calls - 1, name=called[-1]),))
+        return Spoken("", "", (CallPiece(self._num_calls - 1, name=name),))
 
     def _spoken(self, text: str) -> Spoken:
         """Text of the message that comes."""

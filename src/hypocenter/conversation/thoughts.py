@@ -45,6 +45,7 @@ _CODE = re.compile(r"\{#.*?#\}|\{([{%])((?:" + _TEXT + r"|.)*?)[%}]\}", re.DOTAL
 _TEXT_IN_CODE = re.compile(_TEXT, re.DOTALL)
 #: No attribute, and not the name of an argument.
 _NAME = re.compile(r"(?<![.\w])[A-Za-z_]\w*(?!\w|\s*=(?!=))", re.ASCII)
+_NO_JSON = re.compile("<function=|<arg_key>")
 MAX_VARIABLE_BYTES = 64 << 10
 _VARIABLE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
 #: Variables that are set here.
@@ -82,20 +83,23 @@ def apart(
     Calls between tags are looked for where the conversation `offers_tools`.
     """
     if harmony.is_spoken_by(chat_template):
-        return harmony.Channels()
+        return harmony.Channels(tells_calls=offers_tools)
     found = None
     for marks in _MARKS:
         if found is None and marks.end in chat_template:
             begins = prompt_end.rstrip().endswith(marks.begin) and not is_held_to_a_form
             found = Thoughts(*marks, begins_within=begins)
-    if offers_tools and calls_in_tags.BEGIN in chat_template:
-        return _CallsBehind(found)
-    return found
+    return _CallsBehind(found) if offers_tools and _has_tags(chat_template) else found
 
 
 def reads_calls_of(chat_template: str) -> bool:
     """Whether calls of tools are found in answers of a model with this template."""
-    return harmony.is_spoken_by(chat_template) or calls_in_tags.BEGIN in chat_template
+    return harmony.is_spoken_by(chat_template) or _has_tags(chat_template)
+
+
+def _has_tags(chat_template: str) -> bool:
+    """Not those of Qwen3-Coder and GLM, which have no JSON in them."""
+    return calls_in_tags.BEGIN in chat_template and not _NO_JSON.search(chat_template)
 
 
 class _CallsBehind:
@@ -120,8 +124,9 @@ class _CallsBehind:
 
 
 def marks_of_thoughts() -> list[str]:
-    """The texts that an answer must show for its thoughts to be found."""
-    return [mark for marks in _MARKS for mark in marks]
+    """The texts that an answer must show for its thoughts and calls to be found."""
+    tags = (calls_in_tags.BEGIN, calls_in_tags.END)
+    return [*tags, *(mark for marks in _MARKS for mark in marks)]
 
 
 def split(answer: str, using: AnswerReader) -> Spoken:

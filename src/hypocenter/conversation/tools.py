@@ -21,6 +21,10 @@ MAX_TOOLS_BYTES = 1 << 20
 #: Of a function, as OpenAI has it.
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
+#: Of what a model calls, which may be a tool of its own; and how many calls an answer may have.
+CALLED_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+MAX_CALLS = 128
+
 Tools = Sequence[Mapping[str, Any]]
 
 

@@ -307,7 +307,7 @@ class LLM:
             require_variables(chat_template_kwargs)
             variables = {**variables, **chat_template_kwargs}
         if tools and not reads_calls_of(self._chat_template.source):
-            raise BadSetting("tools", "given", "must be left out: calls of this model are not read")
+            raise UsageError("tools must be left out: calls of this model are not read")
         parts = self._chat_template.render_parts(messages, variables=variables, tools=tools)
         for text, from_template in parts:
             ids += self._tokenizer.encode(text, add_special=False, parse_special=from_template)

@@ -268,11 +268,13 @@ def tools_of(body: ChatBody, chat_template: str) -> tuple[dict[str, Any], ...] |
             param="tool_choice",
         )
     checked = checked_tools(body.tools)
-    if checked is not None and not reads_calls_of(chat_template):
+    if checked is None or choice == "none":
+        return None
+    if not reads_calls_of(chat_template):
         raise ApiError(
             400, "tools must be left out: calls of this model are not read", param="tools"
         )
-    return None if choice == "none" else checked
+    return checked
 
 
 def checked_tools(given: list[dict[str, Any]] | None) -> tuple[dict[str, Any], ...] | None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from msgspec import UNSET
 
 from hypocenter.messages import Piece
-from hypocenter.results import CallPiece, TokenLogprob, TopLogprob, whole_calls
+from hypocenter.results import CallPiece, TokenLogprob, TopLogprob, join_calls, whole_calls
 from hypocenter.server.answers import (
     AnswerTimings,
     CallDelta,
@@ -137,7 +137,7 @@ class ChatForm:
     def chunk(self, choice: Choice, news: Piece, *, is_first: bool) -> ChatChunk:
         delta = ChatDelta(content=news.text)
         if news.reasoning or news.calls:
-            calls = [_call_delta(choice, call) for call in news.calls]
+            calls = [_call_delta(choice, call) for call in join_calls(news.calls)]
             delta = ChatDelta(
                 content=news.text or UNSET,
                 reasoning_content=news.reasoning or UNSET,

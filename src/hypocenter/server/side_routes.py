@@ -32,6 +32,7 @@ class TokenizeBody(msgspec.Struct):
     content: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
     add_special: bool | None = None
     add_special_tokens: bool | None = None
     parse_special: bool | None = None
@@ -121,6 +122,7 @@ async def tokenize(request: Request) -> Response:
         service,
         text=body.content if body.prompt is None else body.prompt,
         messages=None if body.messages is None else messages_of(body.messages),
+        tools=checked_tools(body.tools),
         add_special=is_vllms if wanted is None else wanted,
         parse_special=is_vllms if body.parse_special is None else body.parse_special,
     )

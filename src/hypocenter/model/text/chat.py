@@ -226,8 +226,7 @@ class ChatTemplate:
             return None
         if "tools" not in self._names:
             raise UsageError(
-                f"tools has {len(tools)} definitions, but the model's chat template knows no "
-                "tools; leave them out or take a model that knows some"
+                "tools must be left out, or the model be another: its chat template knows no tools"
             )
         require_depth(tools, "tools")
         copies = check_tools(tools) or []

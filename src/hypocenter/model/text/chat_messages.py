@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
+from hypocenter.conversation.tools import CALLED_NAME, MAX_CALLS
 from hypocenter.errors import UsageError
 
 MAX_MESSAGES = 4096
 MAX_TEXT_BYTES = 16 << 20
-MAX_TOOL_CALLS = 128
 #: Of the arguments of all calls together: a short text may hold millions of empty lists.
 MAX_ARGUMENT_VALUES = 1 << 18
 MAX_DEPTH = 128
@@ -30,7 +30,6 @@ CheckedMessage = dict[str, Any]
 #: Roles may end up inside a control token (`<|user|>`), so they cannot be any text.
 ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}", re.ASCII)
 #: Of a function; harmony puts a dot between it and where it is from.
-FUNCTION_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 #: Printable ASCII but `<`, `>`, `|`, `[` and `]`, which control tokens begin and end with.
 CALL_ID = re.compile(r"[ -;=?-Z\\^-{}~]{1,128}", re.ASCII)
 
@@ -157,7 +156,7 @@ def _check_message(message: object, where: str, taken: _Taken) -> CheckedMessage
         given = message["tool_call_id"]
         checked["tool_call_id"] = _matching(given, f"{where}.tool_call_id", CALL_ID, _ID_SAYS)
     if role == "tool" and "name" in fields:
-        checked["name"] = _matching(message["name"], f"{where}.name", FUNCTION_NAME, _NAME_SAYS)
+        checked["name"] = _matching(message["name"], f"{where}.name", CALLED_NAME, _NAME_SAYS)
     return checked
 
 
@@ -167,8 +166,8 @@ def _check_calls(calls: object, where: str, taken: _Taken) -> list[dict[str, Any
             f"{where} is {reprlib.repr(calls)}, but must be a list of calls, each with id, type "
             "and function"
         )
-    if len(calls) > MAX_TOOL_CALLS:
-        raise UsageError(f"{where} has {len(calls)} calls, but may have {MAX_TOOL_CALLS}")
+    if len(calls) > MAX_CALLS:
+        raise UsageError(f"{where} has {len(calls)} calls, but may have {MAX_CALLS}")
     return [_check_call(call, f"{where}[{index}]", taken) for index, call in enumerate(calls)]
 
 
@@ -183,7 +182,7 @@ def _check_call(call: object, where: str, taken: _Taken) -> dict[str, Any]:
         )
     where = f"{where}.function"
     function = _known_fields(known.get("function"), where, ("name", "arguments"))
-    name = _matching(function.get("name"), f"{where}.name", FUNCTION_NAME, _NAME_SAYS)
+    name = _matching(function.get("name"), f"{where}.name", CALLED_NAME, _NAME_SAYS)
     arguments = _check_arguments(function.get("arguments"), f"{where}.arguments", taken)
     return {**checked, "type": "function", "function": {"name": name, "arguments": arguments}}
 
