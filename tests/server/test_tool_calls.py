@@ -96,7 +96,13 @@ def whole(spoken: Spoken) -> tuple[str, str, tuple[ToolCall, ...]]:
         (" to=the point, then", " to=the point, then", "", []),
         # No tools: the reader, whoever says so in the place of a tool, names that are none.
         ("<|channel|>final to=user<|message|>hi", "hi", "", []),
+        ("<|channel|>final to=functions.find<|message|>hi", "hi", "", []),
         ("<|channel|>commentary to=user<|message|>hi", "", "hi", []),
+        (
+            "<|channel|>analysis<|message|>a<|end|><|start|>functions.find to=functions.count"
+            "<|channel|>commentary<|message|>b",
+            "", "ab", [],
+        ),
         (
             "<|channel|>analysis<|message|>a<|end|><|start|>functions.find to=assistant"
             "<|channel|>commentary<|message|>b<|end|><|start|>assistant<|channel|>final<|message|>c",
@@ -180,7 +186,7 @@ def test_an_answer_has_so_many_calls_as_may_be_sent_back() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [" " * 60_000, "<tool_call>{" + "a" * 60_000, "<|channel|>" + "a" * 60_000, "<" * 60_000],
+    [" " * 150_000, "<tool_call>{" + "a" * 60_000, "<|channel|>" + "a" * 60_000, "<" * 60_000],
 )
 def test_no_text_is_read_again_and_again(text: str) -> None:
     for reader in (CallsInTags(), Channels()):
@@ -188,6 +194,11 @@ def test_no_text_is_read_again_and_again(text: str) -> None:
         told = sum(len(reader.push(character).content) for character in text)
         assert told <= len(text)
         assert time.process_time() - began < 3
+
+
+def test_text_that_is_no_call_is_told_before_the_answer_ends() -> None:
+    for text in ("<tool_call> [", "<tool_call>{" + "</tool_call>" * 8):
+        assert CallsInTags().push(text).content == text
 
 
 def test_channels_tell_no_calls_where_no_tools_are_offered() -> None:
