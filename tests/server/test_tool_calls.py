@@ -58,6 +58,11 @@ TAGS = (
     '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
     "</tool_call>{% endfor %}\n{% endfor %}"
 )
+#: Marks within the arguments, and an answer behind the call.
+MARKED = (
+    "<|channel|>commentary to=a<|message|>1<|end|>2<|call|> 3<|message|>4<|end|>"
+    "<|start|>assistant<|channel|>final<|message|>5"
+)
 OTHER = '{"name": "a", "q": 1}'
 
 
@@ -110,6 +115,15 @@ def whole(spoken: Spoken) -> tuple[str, str, tuple[ToolCall, ...]]:
         ),
         ("<|channel|>commentary to=functions.<|message|>x", "", "x", []),
         ("<|channel|>commentary to=a,b<|message|>x", "", "x", []),
+        # Marks that are words of the arguments, and one behind which the answer ends.
+        ("<|channel|>commentary to=a<|message|>1<|end|>2<|call|> 3<|message|>4<|end|><|call|>",
+         "", "", [("a", "1<|end|>2<|call|> 3<|message|>4<|end|>")]),
+        (
+            "<|channel|>commentary to=a<|message|>1<|end|>"
+            "<|start|>assistant<|channel|>final<|message|>2",
+            "2", "", [("a", "1")],
+        ),
+        ("<|channel|>commentary to=a<|message|>1<|end|><|sta", "", "", [("a", "1")]),
         # A head without an end.
         (f"<|channel|>{'a' * 2000}", "", f"<|channel|>{'a' * 2000}", []),
     ],
@@ -160,7 +174,9 @@ def test_calls_in_tags(text: str, content: str, calls: list[tuple[str, str]]) ->
     assert whole(split(text, CallsInTags())) == (content, "", expected)
 
 
-@pytest.mark.parametrize(("template", "answer"), [(CHANNELS, CALL), (TAGS, TAGGED)])
+@pytest.mark.parametrize(
+    ("template", "answer"), [(CHANNELS, CALL), (CHANNELS, MARKED), (TAGS, TAGGED)]
+)
 @given(data=st.data())
 def test_where_pieces_break_changes_no_call(
     template: str, answer: str, data: st.DataObject

@@ -19,6 +19,8 @@ _START, _CHANNEL, _MESSAGE, _END = "<|start|>", "<|channel|>", "<|message|>", "<
 #: Ends a call, and with it the answer, unless that was asked to go on.
 _CALL = "<|call|>"
 _MARKS = (_START, _CHANNEL, _MESSAGE, _END, _CALL)
+#: Of the head of a message.
+_BEGINNINGS = (_START, _CHANNEL)
 _NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 #: Of tools of the conversation; those that a model brings along have no prefix.
@@ -83,6 +85,8 @@ class Channels:
     def flush(self) -> Spoken:
         """What is held back; no more text will follow. The head of a message is no text."""
         held, self._held = self._held, ""
+        if self._is_call and held.startswith((_END, _CALL)):
+            held = ""
         is_text = self._channel is not None or not self._has_begun
         if not self._has_message and held.startswith(" to="):
             is_text = True  # words that looked like the head of a call
@@ -118,11 +122,29 @@ class Channels:
             self._held = self._held[end:]
             return False
         at, mark = min(places)
+        is_end = self._ends_message(mark, self._held[at + len(mark) :])
+        if is_end is False:
+            at += len(mark)
         parts.append(self._spoken(self._held[:at]))
+        if is_end is not True:
+            self._held = self._held[at:]
+            return is_end is False
         # The mark that names a channel belongs to the head that it begins.
         self._held = self._held[at if mark == _CHANNEL else at + len(mark) :]
         self._channel = self._channel if mark == _MESSAGE else None
         return True
+
+    def _ends_message(self, mark: str, behind: str) -> bool | None:
+        """Whether a mark is one; None: what comes behind it will tell.
+
+        Arguments may have the text of one in them: a call ends where the next message begins.
+        """
+        if not self._is_call or mark in _BEGINNINGS:
+            return True
+        if mark != _MESSAGE and behind.startswith(_BEGINNINGS):
+            return True
+        is_open = mark != _MESSAGE and any(begun.startswith(behind) for begun in _BEGINNINGS)
+        return None if is_open else False
 
     def _begin(self, head: str) -> Spoken:
         """Note what a message is by its head; the name of a tool that it calls is told at once."""
