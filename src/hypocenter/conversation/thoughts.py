@@ -89,7 +89,9 @@ def apart(
         if found is None and marks.end in chat_template:
             begins = prompt_end.rstrip().endswith(marks.begin) and not is_held_to_a_form
             found = Thoughts(*marks, begins_within=begins)
-    return _CallsBehind(found) if offers_tools and _has_tags(chat_template) else found
+    if not (offers_tools and _has_tags(chat_template)):
+        return found
+    return CallsInTags() if found is None else _CallsBehind(found)
 
 
 def reads_calls_of(chat_template: str) -> bool:
@@ -103,21 +105,16 @@ def _has_tags(chat_template: str) -> bool:
 
 
 class _CallsBehind:
-    """Calls in what `thoughts` leaves of an answer; None leaves all of it."""
+    """Calls in what `thoughts` leaves of an answer."""
 
-    def __init__(self, thoughts: Thoughts | None) -> None:
+    def __init__(self, thoughts: Thoughts) -> None:
         self._thoughts, self._calls = thoughts, CallsInTags()
 
     def push(self, text: str) -> Spoken:
-        if self._thoughts is None:
-            return self._calls.push(text)
         return self._of_answer(self._thoughts.push(text))
 
     def flush(self) -> Spoken:
-        left = (
-            harmony.NOTHING if self._thoughts is None else self._of_answer(self._thoughts.flush())
-        )
-        return left + self._calls.flush()
+        return self._of_answer(self._thoughts.flush()) + self._calls.flush()
 
     def _of_answer(self, spoken: Spoken) -> Spoken:
         return Spoken("", spoken.reasoning) + self._calls.push(spoken.content)

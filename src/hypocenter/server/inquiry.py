@@ -74,6 +74,7 @@ class Inquiry:
         params: SamplingParams,
         num_choices: int,
         cache_salt: str,
+        *,
         template_variables: dict[str, Any] | None = None,
         tools: tuple[dict[str, Any], ...] | None = None,
         max_calls: int | None = None,

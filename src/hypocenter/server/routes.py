@@ -189,7 +189,17 @@ def _inquire(
     is_one_call = isinstance(body, ChatBody) and body.parallel_tool_calls is False
     max_calls = 1 if is_one_call else None
     name, supervisor = new_name(prefix), service.supervisor
-    return Inquiry(supervisor, name, prompts, params, num, salt, variables, tools, max_calls)
+    return Inquiry(
+        supervisor,
+        name,
+        prompts,
+        params,
+        num,
+        salt,
+        template_variables=variables,
+        tools=tools,
+        max_calls=max_calls,
+    )
 
 
 async def _respond(

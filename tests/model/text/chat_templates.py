@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+from hypocenter.model.text.chat import ChatTemplate
 
 
 @dataclass(frozen=True)
@@ -14,6 +18,31 @@ class Family:
     control_texts: tuple[str, ...]
     bos_token: str = ""
     eos_token: str = ""
+
+
+Open = Callable[[Family], ChatTemplate]
+
+
+@contextmanager
+def opening() -> Iterator[Open]:
+    """What opens the template of a family, once."""
+    templates: dict[str, ChatTemplate] = {}
+
+    def open_family(family: Family) -> ChatTemplate:
+        if family.name not in templates:
+            templates[family.name] = ChatTemplate(
+                family.source,
+                bos_token=family.bos_token,
+                eos_token=family.eos_token,
+                control_texts=family.control_texts,
+            )
+        return templates[family.name]
+
+    try:
+        yield open_family
+    finally:
+        for template in templates.values():
+            template.close()
 
 
 CHATML = Family(

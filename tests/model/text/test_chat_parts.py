@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from chat_templates import (
@@ -18,6 +18,8 @@ from chat_templates import (
     THINKING,
     ZEPHYR,
     Family,
+    Open,
+    opening,
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -33,29 +35,14 @@ from hypocenter.model.text.control_tokens import (
 )
 
 Parts = list[tuple[str, bool]]
-Open = Callable[[Family], ChatTemplate]
-
 #: Families in which what the messages say does not decide which control tokens there are.
 STEADY = (CHATML, LLAMA3, MISTRAL, GEMMA, PHI3, ZEPHYR)
 
 
 @pytest.fixture(scope="module")
 def opened() -> Iterator[Open]:
-    templates: dict[str, ChatTemplate] = {}
-
-    def open_family(family: Family) -> ChatTemplate:
-        if family.name not in templates:
-            templates[family.name] = ChatTemplate(
-                family.source,
-                bos_token=family.bos_token,
-                eos_token=family.eos_token,
-                control_texts=family.control_texts,
-            )
-        return templates[family.name]
-
-    yield open_family
-    for template in templates.values():
-        template.close()
+    with opening() as one:
+        yield one
 
 
 def conversation(*contents: str) -> list[dict[str, str]]:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from chat_templates import CHATML, HARMONY, HERMES, Family
+from chat_templates import CHATML, HARMONY, HERMES, Family, Open, opening
 
 from hypocenter.conversation import tools
 from hypocenter.errors import UsageError
 from hypocenter.model.text import chat_messages
 from hypocenter.model.text.chat import ChatTemplate, check_messages
 from hypocenter.model.text.chat_process import TemplateLimits
-
-Open = Callable[[Family], ChatTemplate]
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -35,18 +33,8 @@ ASKED = {"role": "user", "content": "How is it?"}
 
 @pytest.fixture(scope="module")
 def opened() -> Iterator[Open]:
-    templates: dict[str, ChatTemplate] = {}
-
-    def open_family(family: Family) -> ChatTemplate:
-        if family.name not in templates:
-            templates[family.name] = ChatTemplate(
-                family.source, eos_token=family.eos_token, control_texts=family.control_texts
-            )
-        return templates[family.name]
-
-    yield open_family
-    for template in templates.values():
-        template.close()
+    with opening() as one:
+        yield one
 
 
 def called(arguments: object, **fields: object) -> dict[str, Any]:

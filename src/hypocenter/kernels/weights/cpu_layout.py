@@ -211,7 +211,7 @@ def pack_records(
     *,
     in_bf16: bool = False,
     kept: Kept | None = None,
-    read: Read = lambda _: None,
+    read: Read | None = None,
     factors: Sequence[Array | None] = (),
 ) -> tuple[Any, ...]:
     """Rows of GGUF bytes as (weights,), or (records,) for block types; floats as `held_as` says.
@@ -220,51 +220,74 @@ def pack_records(
     taken as it is. `read` is told of rows that are wanted no more, from several threads. `factors`
     (of NVFP4): of each matrix f32 [n], each for an equal part of its items.
     """
-    num_items = len(raws) * padded_rows(len(raws[0])) // ROWS_PER_ITEM
     if not dtype.is_quantised:
-        held = held_as(dtype, num_columns, in_bf16=in_bf16)
-        kind = {DType.F32: np.float32, DType.F16: np.uint16, DType.BF16: np.int32}[held]
-        num_steps = num_columns // (2 if held is DType.BF16 else 1)
-        shape = (num_items, num_steps, ROWS_PER_ITEM)
-        if kept and (found := kept(shape, kind)) is not None:
-            return (found,)
-        items = large_pages.zeros(shape, kind)
-        rounded = _round_to_bf16(dtype) if in_bf16 and held is DType.BF16 else None
-
-        def turn(part: tuple[Array, Array]) -> None:
-            raw, place = part
-            slab = raw
-            if held is DType.F32:
-                slab = dequantise(slab, dtype, num_columns)
-            rows = in_groups(slab.view(kind), num_steps, ROWS_PER_ITEM)
-            for step in range(0, num_steps, _COLUMNS_AT_ONCE):
-                # A copy first: rows apart by powers of two would take one another's cache lines.
-                some = np.ascontiguousarray(rows[..., step : step + _COLUMNS_AT_ONCE])
-                if rounded is not None:
-                    some = rounded[some.view(np.uint16)].view(kind)
-                place[:, step : step + _COLUMNS_AT_ONCE] = some.transpose(0, 2, 1)
-            read(raw)
-
-        side_by_side(turn, _places(raws, items))
-        return (items,)
-    layout = layout_of(dtype, num_columns)
+        return (_float_items(raws, dtype, num_columns, in_bf16=in_bf16, kept=kept, read=read),)
+    layout, num_items = layout_of(dtype, num_columns), _num_items(raws)
     width = -(-num_columns // layout.num_columns) * layout.num_columns
     shape = (num_items, width // layout.num_columns, GROUPS_PER_ITEM)
     if kept and (found := kept(shape, layout.record)) is not None:
         return (found,)
     records = large_pages.zeros(shape, layout.record)
 
-    def fill(part: tuple[Array, Array]) -> None:
-        slab, place = part
+    def fill(slab: Array, place: Array) -> None:
         _fill(place, unpack(slab, dtype, num_columns), layout)
-        read(slab)
 
-    side_by_side(fill, _places(raws, records))
+    _by_slabs(fill, raws, records, read)
     for index, own in enumerate(factors):
         if own is not None:
             of_items = np.repeat(own, num_items // len(raws) // len(own))
             records["scale"][index :: len(raws)] *= of_items[:, None, None, None, None]
     return (records,)
+
+
+def _float_items(
+    raws: Sequence[Array],
+    dtype: DType,
+    num_columns: int,
+    *,
+    in_bf16: bool,
+    kept: Kept | None,
+    read: Read | None,
+) -> Array:
+    held = held_as(dtype, num_columns, in_bf16=in_bf16)
+    kind = {DType.F32: np.float32, DType.F16: np.uint16, DType.BF16: np.int32}[held]
+    num_steps = num_columns // (2 if held is DType.BF16 else 1)
+    shape = (_num_items(raws), num_steps, ROWS_PER_ITEM)
+    if kept and (found := kept(shape, kind)) is not None:
+        return found
+    items: Array = large_pages.zeros(shape, kind)
+    rounded = _round_to_bf16(dtype) if in_bf16 and held is DType.BF16 else None
+
+    def turn(slab: Array, place: Array) -> None:
+        if held is DType.F32:
+            slab = dequantise(slab, dtype, num_columns)
+        rows = in_groups(slab.view(kind), num_steps, ROWS_PER_ITEM)
+        for step in range(0, num_steps, _COLUMNS_AT_ONCE):
+            # A copy first: rows apart by powers of two would take one another's cache lines.
+            some = np.ascontiguousarray(rows[..., step : step + _COLUMNS_AT_ONCE])
+            if rounded is not None:
+                some = rounded[some.view(np.uint16)].view(kind)
+            place[:, step : step + _COLUMNS_AT_ONCE] = some.transpose(0, 2, 1)
+
+    _by_slabs(turn, raws, items, read)
+    return items
+
+
+def _num_items(raws: Sequence[Array]) -> int:
+    return len(raws) * padded_rows(len(raws[0])) // ROWS_PER_ITEM
+
+
+def _by_slabs(
+    work: Callable[[Array, Array], None], raws: Sequence[Array], items: Array, read: Read | None
+) -> None:
+    """`work` on some rows and the items that they become, side by side; then they are `read`."""
+
+    def do(part: tuple[Array, Array]) -> None:
+        work(*part)
+        if read is not None:
+            read(part[0])
+
+    side_by_side(do, _places(raws, items))
 
 
 @functools.cache

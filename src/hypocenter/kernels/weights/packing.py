@@ -46,7 +46,7 @@ def pack(
     device: str = "cpu",
     in_bf16: bool = False,
     kept: Kept | None = None,
-    read: Read = lambda _: None,
+    read: Read | None = None,
     on_host: bool = False,
     factors: Array | None = None,
 ) -> Packed:
@@ -78,7 +78,7 @@ def pack_by_turns(
     num_columns: int,
     *,
     kept: Kept | None = None,
-    read: Read = lambda _: None,
+    read: Read | None = None,
     factors: Sequence[Array | None] = (),
 ) -> Packed:
     """Several matrices of one shape, as rows of GGUF bytes, as one weight for the CPU: 64 rows of
