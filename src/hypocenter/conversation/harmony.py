@@ -141,10 +141,9 @@ class Channels:
         """
         if not self._is_call or mark in _BEGINNINGS:
             return True
-        if mark != _MESSAGE and behind.startswith(_BEGINNINGS):
+        if behind.startswith(_BEGINNINGS):
             return True
-        is_open = mark != _MESSAGE and any(begun.startswith(behind) for begun in _BEGINNINGS)
-        return None if is_open else False
+        return None if any(begun.startswith(behind) for begun in _BEGINNINGS) else False
 
     def _begin(self, head: str) -> Spoken:
         """Note what a message is by its head; the name of a tool that it calls is told at once."""
