@@ -204,7 +204,8 @@ class EngineConfig:
     """What an engine is built with; constructed once, never written to.
 
     `context_length` None takes the trained length, bounded by `DEFAULT_CONTEXT`.
-    `num_threads` None takes every core this process may use. `launch_mode`: `off`; `checked`
+    `num_threads` None takes every core this process may use. `max_batch_tokens`, of a step, None:
+    2048 on a GPU, 512 elsewhere. `launch_mode`: `off`; `checked`
     rechecks every launch's arguments and index values; `guarded` (GPU) masks accesses off that
     leave their tensors, and names them; `traced` waits for every launch and writes down what it
     did, for `hypo doctor` and `hypo diff`. `prefix_cache`: a prompt that begins like one before is
@@ -224,7 +225,7 @@ class EngineConfig:
     device: str = "cpu"
     context_length: int | None = None
     num_threads: int | None = None
-    max_batch_tokens: int = 512
+    max_batch_tokens: int | None = None
     max_batch_requests: int = 32
     block_size: int = 16
     prefix_cache: bool = True
@@ -263,7 +264,10 @@ class EngineConfig:
         if self.num_threads is not None:
             also = ", or None: every core this process may use"
             _require_whole("num_threads", self.num_threads, 1, 1024, also)
-        _require_whole("max_batch_tokens", self.max_batch_tokens, 1, 65536)
+        if self.max_batch_tokens is not None:
+            _require_whole(
+                "max_batch_tokens", self.max_batch_tokens, 1, 65536, ", or None: by the device"
+            )
         _require_whole("max_batch_requests", self.max_batch_requests, 1, 4096)
         if type(self.block_size) is not int or self.block_size not in (16, 32, 64, 128):
             raise BadSetting("block_size", self.block_size, "must be 16, 32, 64 or 128")
@@ -282,6 +286,13 @@ class EngineConfig:
             if not isinstance(getattr(self, name), str | None):
                 raise BadSetting(name, getattr(self, name), "must be a text", ", or None")
 
+    @property
+    def step_tokens(self) -> int:
+        """The most tokens of a step: what `max_batch_tokens` says, or what suits the device."""
+        if self.max_batch_tokens is not None:
+            return self.max_batch_tokens
+        return _GPU_STEP if self.device.startswith(("cuda", "hip")) else _STEP
+
 
 class EngineFields(TypedDict, total=False):
     """The fields of EngineConfig as keywords."""
@@ -289,7 +300,7 @@ class EngineFields(TypedDict, total=False):
     device: str
     context_length: int | None
     num_threads: int | None
-    max_batch_tokens: int
+    max_batch_tokens: int | None
     max_batch_requests: int
     block_size: int
     prefix_cache: bool
@@ -308,6 +319,9 @@ class EngineFields(TypedDict, total=False):
 
 
 DEFAULT_CONTEXT = 4096
+#: Most tokens of a step where nobody says. On an H200 a prompt of 2,048 in one step takes 8 % less
+#: than in four; a token of another request waits for it as long.
+_STEP, _GPU_STEP = 512, 2048
 
 
 def defaults(cls: type[Any]) -> dict[str, Any]:

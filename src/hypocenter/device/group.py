@@ -10,14 +10,30 @@ import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from hypocenter.errors import DeviceFault, MissingPackage, UsageError
 
+if TYPE_CHECKING:
+    from hypocenter.device.launch import Launch
+    from hypocenter.tensor import Tensor
+
 #: Whoever waits longer for another rank reports it; loading and compiling are within it.
 _DEADLINE = timedelta(minutes=10)
+
+
+class SumByLaunches(Protocol):
+    """A sum over all ranks that is a launch of ours, and no call of the library."""
+
+    def launch(self, x: Tensor) -> Launch | None:
+        """The launch of x = the sum of x of all ranks; None: it has none for such an x."""
+        ...
+
+    def let_go(self) -> None:
+        """End the waits of its launches, which any thread may ask for."""
+        ...
 
 
 class Group:
@@ -42,6 +58,8 @@ class Group:
         """
         self.rank, self.num_ranks, self._device = rank, num_ranks, device
         self._explain = explain or self._fault
+        #: Where there is one, as between two GPUs that reach each other's memory.
+        self.peer_sum: SumByLaunches | None = None
         self._closing = threading.Lock()
         try:
             import torch
@@ -81,6 +99,19 @@ class Group:
         """values = those of the first rank."""
         self._do("broadcast", self._distributed.broadcast, self._tensor(values), 0)
 
+    def swap(self, data: bytes) -> tuple[bytes, ...]:
+        """What each rank gives here, by rank, as many bytes each; it waits for all of them."""
+        place = "cpu" if self._is_simulated else f"cuda:{self._device.partition(':')[2] or 0}"
+        own = self._torch.frombuffer(bytearray(data), dtype=self._torch.uint8).to(place)
+        gathered = own.new_empty(self.num_ranks * len(data))
+        self._do("all_gather", self._gather, gathered, own)
+        told = bytes(gathered.cpu().numpy())
+        return tuple(told[at : at + len(data)] for at in range(0, len(told), len(data)))
+
+    def agrees(self, is_so: bool) -> bool:
+        """Whether it is so for all ranks; each of them asks."""
+        return all(word[0] for word in self.swap(bytes([is_so])))
+
     def abort(self) -> None:
         """Have calls that wait for a rank end, as a rank that died never answers.
 
@@ -95,6 +126,8 @@ class Group:
         On a GPU it returns when no graph that has calls of the group is left.
         """
         with self._closing:
+            if self.peer_sum is not None:
+                self.peer_sum.let_go()
             if not self._distributed.is_initialized():
                 return
             if self._is_simulated:

@@ -36,6 +36,7 @@ from hypocenter.engine.sampler import launches_on_host
 from hypocenter.engine.states.ledger import StateLedger, sequence_starts, spans_of
 from hypocenter.errors import BadSetting, LaunchRejected
 from hypocenter.kernels.collective.collectives import broadcast
+from hypocenter.kernels.collective.peer_sum import open_peer_sum
 from hypocenter.messages import KeptWeights
 from hypocenter.model import decoder, footprint
 from hypocenter.model.architecture import Architecture, read_architecture
@@ -92,6 +93,8 @@ def load_runner(
     current().record_model(file.path.name, facts.name, quantisation_of(file))
     if device == "cpu":  # a GPU says itself when it is full
         footprint.require_room(file, facts, config, context_length)
+    if group is not None:
+        open_peer_sum(group, device)
     set_num_threads(_num_threads(config))  # they pack the weights, too
     weights = load_weights(
         file,
@@ -160,14 +163,14 @@ class Runner:
         self.context_length = context_length
         self.block_size = config.block_size
         self.num_blocks = footprint.num_kv_blocks(config, context_length)
-        self.max_batch_tokens = config.max_batch_tokens
+        self.max_batch_tokens = config.step_tokens
         self.max_batch_requests = config.max_batch_requests
         #: For requests and for checkpoints; 0 where no layer carries a state.
         self.num_state_slots, self.num_checkpoints = footprint.num_state_slots(config, facts)
         self._ledger = StateLedger(self.num_state_slots, self.num_checkpoints)
         num_slots = self.num_state_slots + self.num_checkpoints
         self._limits = BatchLimits(
-            max_batch_tokens=config.max_batch_tokens,
+            max_batch_tokens=config.step_tokens,
             vocab_size=facts.vocab_size,
             context_length=context_length,
             num_blocks=self.num_blocks,
@@ -176,7 +179,7 @@ class Runner:
         )
         self.num_threads = _num_threads(config)
         self._inputs = StepInputs.allocate(
-            config.max_batch_tokens,
+            config.step_tokens,
             config.max_batch_requests,
             min(self.num_blocks, -(-context_length // config.block_size)),
             device=config.device,
@@ -195,7 +198,7 @@ class Runner:
             weights,
             self._inputs,
             pages,
-            config.max_batch_tokens,
+            config.step_tokens,
             config.attention,
             StatePages.allocate(facts, num_slots, device=config.device),
             group,

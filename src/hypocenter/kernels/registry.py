@@ -29,6 +29,7 @@ _FILES = (
     "mark",
     "mixing",
     "norm",
+    "peer_sum",
     "quantise",
     "rope",
     "rope_write",

@@ -100,14 +100,14 @@ def needed_bytes(
         numbers_per_token += padded_rows(latent.query_rank)
     if (recurrence := facts.recurrence) is not None:
         numbers_per_token += sum(padded_rows(width) for width in recurrence.buffer_widths)
-    activations = config.max_batch_tokens * numbers_per_token
+    activations = config.step_tokens * numbers_per_token
     logits = config.max_batch_requests * per_logit_row
     max_context = min(num_blocks * config.block_size, context_length)
     parts = sum(
-        num_part_floats(config.max_batch_tokens, facts.num_heads, *of_pages, max_context)
+        num_part_floats(config.step_tokens, facts.num_heads, *of_pages, max_context)
         for of_pages in {(shape.num_kv_heads, shape.value_pitch) for shape in facts.layers}
     )
-    in_bf16, max_rows = config.float_products == "bf16", config.max_batch_tokens
+    in_bf16, max_rows = config.float_products == "bf16", config.step_tokens
     held = held_dtypes(file, facts, in_bf16=in_bf16)
     # What all products read, and codes of what gates let through.
     widest = max(facts.width, facts.mixer_width, facts.dense_width)

@@ -36,7 +36,10 @@ JOIN = Contract(
 
 def all_reduce(plan: PlanBuilder, group: Group, x: Tensor) -> None:
     """Append x = the sum of x of all ranks: f32 [num_tokens, width], the same bits on each."""
-    plan.add_call("all_reduce", group.all_reduce, x, contract=ALL_REDUCE, facts={"x": x})
+    launch = group.peer_sum.launch(x) if group.peer_sum is not None else None
+    # A launch that waits for another process is a call, too: by itself it would wait for ever.
+    function = group.all_reduce if launch is None else lambda _: launch.run()
+    plan.add_call("all_reduce", function, x, contract=ALL_REDUCE, facts={"x": x})
 
 
 def all_gather(plan: PlanBuilder, group: Group, part: Tensor, parts: Tensor) -> None:
