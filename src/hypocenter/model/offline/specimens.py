@@ -15,7 +15,9 @@ from hypocenter.device import devices
 from hypocenter.device.launch import Launch
 from hypocenter.device.offline.abstract import AbsentGroup, AbstractGpu, specimens
 from hypocenter.device.offline.specimen import Specimen
+from hypocenter.device.peers import Lane, LaneKind, StopWord
 from hypocenter.device.plan import Plan
+from hypocenter.kernels.collective.peer_sum import LANES, PeerSum
 from hypocenter.kernels.experts.choice import ExpertChoice
 from hypocenter.kernels.sampling.draw import TokenChoice, num_mask_words
 from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
@@ -32,7 +34,7 @@ from hypocenter.model.parts.split import part_of
 from hypocenter.model.recurrent.recurrence import AnyRecurrence, Convolution, Recurrence
 from hypocenter.model.recurrent.state_space import StateSpace
 from hypocenter.model.step_buffers import KVPages, StatePages, StepInputs
-from hypocenter.tensor import DType
+from hypocenter.tensor import DType, Tensor
 
 # One model for each kernel variant that a family's facts bring.
 _MODELS: tuple[tuple[str, str, dict[str, float]], ...] = (
@@ -258,6 +260,27 @@ def _of_parts(vendor: str) -> Iterator[Specimen]:
         )
         launches = [x for x in plan.launches if x.kernel.startswith(("linear", "join"))]
         yield from specimens(launches, f"{dtype.name.lower()}, a part of a model")
+    if vendor != "amd":
+        yield from specimens(_of_two_gpus(vendor), "two GPUs")
+
+
+def _of_two_gpus(vendor: str) -> Iterator[Launch]:
+    """The sums of few rows and of many where two GPUs write into each other's memory."""
+    gpu = AbstractGpu(vendor)
+    devices.use_backend(gpu)
+
+    def undefined(name: str, kind: LaneKind) -> Tensor:
+        return allocate_undefined(name, kind.dtype, kind.shape, gpu.name)
+
+    lanes = {
+        name: Lane(undefined(name, kind), undefined(name, kind)) for name, kind in LANES.items()
+    }
+    stop = StopWord(undefined("stop", LaneKind(DType.I32, (1,))), memoryview(bytearray(4)))
+    sums = PeerSum.on(gpu.name, lanes, stop)
+    for num_tokens in (1, 64):
+        x = undefined("x", LaneKind(DType.F32, (num_tokens, 4096)))
+        if (launch := sums.launch(x)) is not None:
+            yield launch
 
 
 def _of_attention(vendor: str) -> Iterator[Specimen]:
