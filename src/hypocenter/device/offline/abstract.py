@@ -120,7 +120,7 @@ class AbsentGroup(Group):
     """Says how many parts a model has; no process holds them, and no call of it is made."""
 
     def __init__(self, rank: int, num_ranks: int) -> None:
-        self.rank, self.num_ranks = rank, num_ranks
+        self.rank, self.num_ranks, self.peer_sum = rank, num_ranks, None
 
 
 def specimens(launches: Iterable[Launch], label: str) -> list[Specimen]:

@@ -260,8 +260,7 @@ def _of_parts(vendor: str) -> Iterator[Specimen]:
         )
         launches = [x for x in plan.launches if x.kernel.startswith(("linear", "join"))]
         yield from specimens(launches, f"{dtype.name.lower()}, a part of a model")
-    if vendor != "amd":
-        yield from specimens(_of_two_gpus(vendor), "two GPUs")
+    yield from specimens(_of_two_gpus(vendor), "two GPUs")
 
 
 def _of_two_gpus(vendor: str) -> Iterator[Launch]:
