@@ -33,19 +33,19 @@ _PROGRAMS = 1024
 
 @triton.jit
 def _store_heads(
-    out_ptr, sinks_ptr, top, norm, total, position, first_row, kv_head,
+    out_ptr, sinks_ptr, top, norm, total, start, end, first_row, kv_head,
     OUT_STRIDE: tl.constexpr, HAS_SINKS: tl.constexpr, HEADS_PER_KV: tl.constexpr,
     VALUE_DIM: tl.constexpr, WIDE: tl.constexpr, NUM_ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     # From a range of its own, or compilers keep what the first one gave over the whole loop over
-    # keys, which has no registers to spare.
+    # keys, which has no registers to spare. So it is with positions: bounds are one for all rows.
     row = first_row - NUM_ROWS + tl.arange(NUM_ROWS, 2 * NUM_ROWS)
     token, head = row // HEADS_PER_KV, kv_head * HEADS_PER_KV + row % HEADS_PER_KV
     if HAS_SINKS:
         norm = with_sink(norm, top, tl.load(sinks_ptr + head))
     d = tl.arange(0, BLOCK)
     at = (as_offset(token, WIDE) * OUT_STRIDE + head * VALUE_DIM)[:, None] + d[None, :]
-    written = (position >= 0)[:, None] & (d < VALUE_DIM)[None, :]
+    written = ((token >= start) & (token < end))[:, None] & (d < VALUE_DIM)[None, :]
     tl.store(out_ptr + at, total * (1.0 / norm)[:, None], mask=written)
 
 
@@ -147,7 +147,8 @@ def attention_kernel(
         top,
         norm,
         total,
-        position,
+        start,
+        end,
         first_row,
         kv_head,
         OUT_STRIDE,
