@@ -34,12 +34,6 @@ def _turns() -> list[tuple[int, int]]:
 
 
 TURNS = _turns()
-#: Registers that a kernel may keep in memory all the same. In two stages attention of prompts is
-#: faster by a tenth on an H100; its other targets have registers enough.
-SPILLS = {("attention_kernel", "sm_120"): 2}
-#: The same of attention over blocks of a cache, which is for memory, and was timed on no card. On
-#: AMD's GPUs more threads to share its registers spill more.
-SPILLS_OF_BLOCKS = {"gfx1100": 311, "gfx1201": 42, "sm_80": 10, "sm_120": 4}
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +61,4 @@ def test_a_kernel_would_launch_on_every_target(
     assert [record.arch for record in records] == archs
     if not guarded:
         # A guarded kernel may spill; nobody measures its speed.
-        specimen = SPECIMENS[index]
-        most = {arch: most for (name, arch), most in SPILLS.items() if name == specimen.name}
-        if specimen.name.startswith("attention") and specimen.label.startswith(
-            ("q8_0 c", "q4_0 c")
-        ):
-            most = SPILLS_OF_BLOCKS
-        assert {
-            record.arch: record.spills
-            for record in records
-            if (record.spills or 0) > most.get(record.arch, 0)
-        } == {}
+        assert {record.arch: record.spills for record in records if record.spills} == {}

@@ -89,9 +89,9 @@ class GpuLimits:
 
     @property
     def has_wide_tiles(self) -> bool:
-        """Whether products take the tiles that were measured on an H100, which need the shared
-        memory of compute capability 9.0 and its matrix units, which read operands there (PTX ISA,
-        "wgmma")."""
+        """Whether products and attention take the tiles that were measured on an H100, which need
+        the shared memory of compute capability 9.0 and its matrix units, which read operands there
+        (PTX ISA, "wgmma")."""
         return self.arch == "sm_90"
 
     @property

@@ -89,8 +89,8 @@ def write_blocks(
 @triton.jit
 def _scales(cache_ptr, begin, step, mask):
     """Of blocks whose bytes are at `begin` and on, `step` apart from each other."""
-    lower = tl.load(cache_ptr + begin, mask=mask, other=0).to(tl.int32)
-    upper = tl.load(cache_ptr + begin + step, mask=mask, other=0).to(tl.int32)
+    lower = tl.load(cache_ptr + begin, mask=mask).to(tl.int32)
+    upper = tl.load(cache_ptr + begin + step, mask=mask).to(tl.int32)
     return (lower | upper << 8).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
@@ -98,10 +98,10 @@ def _scales(cache_ptr, begin, step, mask):
 def _codes(cache_ptr, begin, step, column, mask, BLOCK_BYTES: tl.constexpr):
     """Codes of columns 0 to 31 of such blocks, in f32."""
     if BLOCK_BYTES == 34:
-        raw = tl.load(cache_ptr + begin + (column + 2) * step, mask=mask, other=0)
+        raw = tl.load(cache_ptr + begin + (column + 2) * step, mask=mask)
         return raw.to(tl.int8, bitcast=True).to(tl.float32)
     else:
-        raw = tl.load(cache_ptr + begin + (column % 16 + 2) * step, mask=mask, other=0)
+        raw = tl.load(cache_ptr + begin + (column % 16 + 2) * step, mask=mask)
         return ((raw.to(tl.int32) >> (column // 16 * 4) & 15) - 8).to(tl.float32)
 
 
@@ -119,6 +119,8 @@ def load_key_blocks(
     """COLUMNS columns of keys from block `first` on, [columns, keys] in f16; 0 behind `num_blocks`.
 
     The blocks of a key begin at `at` [keys]. A column is its code times its scale, rounded once.
+    What is masked is numbers, not codes: a compiler would move codes to where a product wants them,
+    where threads hold the same ones, and unpack them there, for which they have no registers.
     """
     block = first + tl.arange(0, COLUMNS // 32)
     begin = at[None, :] + block[:, None] * (BLOCK_BYTES * step)
@@ -126,7 +128,7 @@ def load_key_blocks(
     scale = _scales(cache_ptr, begin, step, live)
     column = tl.arange(0, 32)[None, :, None]
     code = _codes(cache_ptr, begin[:, None, :], step, column, live[:, None, :], BLOCK_BYTES)
-    found = (code * scale[:, None, :]).to(tl.float16)
+    found = tl.where(live[:, None, :], (code * scale[:, None, :]).to(tl.float16), 0.0)
     return tl.reshape(found, [COLUMNS, at.shape[0]])
 
 
@@ -141,5 +143,5 @@ def load_value_blocks(
     scale = _scales(cache_ptr, begin, 1, live)
     column = tl.arange(0, 32)[None, None, :]
     code = _codes(cache_ptr, begin[:, :, None], 1, column, live[:, :, None], BLOCK_BYTES)
-    found = (code * scale[:, :, None]).to(tl.float16)
+    found = tl.where(live[:, :, None], (code * scale[:, :, None]).to(tl.float16), 0.0)
     return tl.reshape(found, [at.shape[0], COLUMNS])

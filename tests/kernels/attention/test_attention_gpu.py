@@ -18,7 +18,7 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.attention import attention, attention_gpu
 from hypocenter.kernels.attention.attention import TileScratch
-from hypocenter.tensor import Tensor
+from hypocenter.tensor import DType, Tensor
 
 Array = np.ndarray[Any, Any]
 
@@ -234,6 +234,27 @@ def test_bits_do_not_depend_on_how_a_kernel_is_cut(
     monkeypatch.setattr(attention_gpu, "_PROGRAMS", 1)  # a program takes every tile
     for split in (False, True):
         assert (bits(attend(given, tokens, split=split)) == bits(want)).all()
+
+
+@pytest.mark.parametrize(
+    ("is_h100", "is_wide", "kv_dtype", "rows", "num_warps"),
+    [
+        (True, False, DType.F16, 64, 4),
+        (True, True, DType.F16, 64, 4),
+        (True, False, DType.Q8_0, 64, 8),
+        (False, False, DType.F16, 64, 4),
+        (False, True, DType.F16, 64, 8),
+        (False, True, DType.Q4_0, 32, 8),
+    ],
+)
+def test_an_h100_takes_the_forms_timed_there_and_others_those_that_have_registers(
+    is_h100: bool, is_wide: bool, kv_dtype: DType, rows: int, num_warps: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(attention_gpu, "has_wide_tiles", lambda _: is_h100)
+    usual = attention_gpu.whole_form(128, 1, "cuda:0")
+    found = attention_gpu.with_room(usual, 32, kv_dtype, "cuda:0", is_wide=is_wide)
+    assert (found.rows, found.num_warps) == (rows, num_warps)
 
 
 def test_large_and_small_queries_keep_their_accuracy() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hypocenter.device.devices import has_wide_tiles
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.attention.attention_fold_gpu import block_of, sinks_or
@@ -33,19 +34,19 @@ _PROGRAMS = 1024
 
 @triton.jit
 def _store_heads(
-    out_ptr, sinks_ptr, top, norm, total, position, first_row, kv_head,
+    out_ptr, sinks_ptr, top, norm, total, start, end, first_row, kv_head,
     OUT_STRIDE: tl.constexpr, HAS_SINKS: tl.constexpr, HEADS_PER_KV: tl.constexpr,
     VALUE_DIM: tl.constexpr, WIDE: tl.constexpr, NUM_ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     # From a range of its own, or compilers keep what the first one gave over the whole loop over
-    # keys, which has no registers to spare.
+    # keys, which has no registers to spare. So it is with positions: bounds are one for all rows.
     row = first_row - NUM_ROWS + tl.arange(NUM_ROWS, 2 * NUM_ROWS)
     token, head = row // HEADS_PER_KV, kv_head * HEADS_PER_KV + row % HEADS_PER_KV
     if HAS_SINKS:
         norm = with_sink(norm, top, tl.load(sinks_ptr + head))
     d = tl.arange(0, BLOCK)
     at = (as_offset(token, WIDE) * OUT_STRIDE + head * VALUE_DIM)[:, None] + d[None, :]
-    written = (position >= 0)[:, None] & (d < VALUE_DIM)[None, :]
+    written = ((token >= start) & (token < end))[:, None] & (d < VALUE_DIM)[None, :]
     tl.store(out_ptr + at, total * (1.0 / norm)[:, None], mask=written)
 
 
@@ -147,7 +148,8 @@ def attention_kernel(
         top,
         norm,
         total,
-        position,
+        start,
+        end,
         first_row,
         kv_head,
         OUT_STRIDE,
@@ -284,11 +286,18 @@ def _form_of_long_heads(num_parts: int, device: str) -> Form:
     return Form(rows=16, num_warps=16 if is_wide else 8, num_stages=1)
 
 
-def _for_cache(k_cache: Tensor, form: Form, plan: PlanBuilder) -> Form:
-    """Codes and scales of blocks take registers, which on NVIDIA's GPUs more threads share."""
-    if not k_cache.dtype.is_quantised or not plan.device.startswith("cuda"):
-        return form
-    return Form(form.rows, num_warps=min(2 * form.num_warps, 16), num_stages=1)
+def with_room(form: Form, rows: int, kv_dtype: DType, device: str, *, is_wide: bool) -> Form:
+    """`form`, or of more warps where each would lack registers: for codes and scales of blocks,
+    which NVIDIA's GPUs take in `rows`, or for 64-bit offsets. An H100 has room for those, and for
+    more rows over blocks."""
+    has_room, is_cuda = has_wide_tiles(device), device.startswith("cuda")
+    if kv_dtype.is_quantised:
+        if not is_cuda or (has_room and form.rows > rows):
+            rows = form.rows
+        return Form(rows, num_warps=8, num_stages=1)
+    if is_wide and is_cuda and not has_room and kv_dtype is DType.F16:
+        return Form(form.rows, num_warps=8, num_stages=form.num_stages)
+    return form
 
 
 def add_whole(
@@ -303,7 +312,10 @@ def add_whole(
     q, out, k_cache = facts["q"], facts["out"], facts["k_cache"]
     _, num_kv_heads, head_dim, _ = k_cache.shape
     per_kv, num_parts = facts["num_heads"] // num_kv_heads, _num_parts(k_cache)
-    form = form or _for_cache(k_cache, whole_form(head_dim, num_parts, plan.device), plan)
+    usual = whole_form(head_dim, num_parts, plan.device)
+    is_wide = contract.needs_int64(**facts)
+    # Of 16 rows or 64 over blocks, NVIDIA's compiler keeps some registers in memory.
+    form = form or with_room(usual, 32, k_cache.dtype, plan.device, is_wide=is_wide)
     num_rows = form.rows // num_parts
     num_blocks, most = -(-q.shape[0] * per_kv // num_rows), (num_rows - 1) // per_kv + 2
     plan.add_gpu(
@@ -329,7 +341,8 @@ def add_split(
     per_kv, max_tiles = facts["num_heads"] // num_kv_heads, values.shape[2]
     num_parts = _num_parts(k_cache)
     usual = split_form(head_dim, num_parts, per_kv, plan.device)
-    form = form or _for_cache(k_cache, usual, plan)
+    is_wide = contract.needs_int64(**facts)
+    form = form or with_room(usual, usual.rows, k_cache.dtype, plan.device, is_wide=is_wide)
     num_programs = num_kv_heads * -(-per_kv * num_parts // form.rows)
     shares = min(max_tiles, max(1, _PROGRAMS // (num_tokens * num_programs)))
     plan.add_gpu(
