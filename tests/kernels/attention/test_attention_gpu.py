@@ -253,7 +253,7 @@ def test_an_h100_takes_the_forms_timed_there_and_others_those_that_have_register
 ) -> None:  # fmt: skip
     monkeypatch.setattr(attention_gpu, "has_wide_tiles", lambda _: is_h100)
     usual = attention_gpu.whole_form(128, 1, "cuda:0")
-    found = attention_gpu.with_room(usual, 32, kv_dtype, "cuda:0", is_wide=is_wide)
+    found = attention_gpu.roomy_form(usual, 32, kv_dtype, "cuda:0", is_wide=is_wide)
     assert (found.rows, found.num_warps) == (rows, num_warps)
 
 

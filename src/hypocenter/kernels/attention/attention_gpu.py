@@ -286,7 +286,7 @@ def _form_of_long_heads(num_parts: int, device: str) -> Form:
     return Form(rows=16, num_warps=16 if is_wide else 8, num_stages=1)
 
 
-def with_room(form: Form, rows: int, kv_dtype: DType, device: str, *, is_wide: bool) -> Form:
+def roomy_form(form: Form, rows: int, kv_dtype: DType, device: str, *, is_wide: bool) -> Form:
     """`form`, or of more warps where each would lack registers: for codes and scales of blocks,
     which NVIDIA's GPUs take in `rows`, or for 64-bit offsets. An H100 has room for those, and for
     more rows over blocks."""
@@ -315,7 +315,7 @@ def add_whole(
     usual = whole_form(head_dim, num_parts, plan.device)
     is_wide = contract.needs_int64(**facts)
     # Of 16 rows or 64 over blocks, NVIDIA's compiler keeps some registers in memory.
-    form = form or with_room(usual, 32, k_cache.dtype, plan.device, is_wide=is_wide)
+    form = form or roomy_form(usual, 32, k_cache.dtype, plan.device, is_wide=is_wide)
     num_rows = form.rows // num_parts
     num_blocks, most = -(-q.shape[0] * per_kv // num_rows), (num_rows - 1) // per_kv + 2
     plan.add_gpu(
@@ -342,7 +342,7 @@ def add_split(
     num_parts = _num_parts(k_cache)
     usual = split_form(head_dim, num_parts, per_kv, plan.device)
     is_wide = contract.needs_int64(**facts)
-    form = form or with_room(usual, usual.rows, k_cache.dtype, plan.device, is_wide=is_wide)
+    form = form or roomy_form(usual, usual.rows, k_cache.dtype, plan.device, is_wide=is_wide)
     num_programs = num_kv_heads * -(-per_kv * num_parts // form.rows)
     shares = min(max_tiles, max(1, _PROGRAMS // (num_tokens * num_programs)))
     plan.add_gpu(
