@@ -268,16 +268,14 @@ def _of_two_gpus(vendor: str) -> Iterator[Launch]:
     gpu = AbstractGpu(vendor)
     devices.use_backend(gpu)
 
-    def undefined(name: str, kind: LaneKind) -> Tensor:
+    def place(name: str, kind: LaneKind) -> Tensor:
         return allocate_undefined(name, kind.dtype, kind.shape, gpu.name)
 
-    lanes = {
-        name: Lane(undefined(name, kind), undefined(name, kind)) for name, kind in LANES.items()
-    }
-    stop = StopWord(undefined("stop", LaneKind(DType.I32, (1,))), memoryview(bytearray(4)))
+    lanes = {name: Lane(place(name, kind), place(name, kind)) for name, kind in LANES.items()}
+    stop = StopWord(place("stop", LaneKind(DType.I32, (1,))), memoryview(bytearray(4)))
     sums = PeerSum.on(gpu.name, lanes, stop)
     for num_tokens in (1, 64):
-        x = undefined("x", LaneKind(DType.F32, (num_tokens, 4096)))
+        x = place("x", LaneKind(DType.F32, (num_tokens, 4096)))
         if (launch := sums.launch(x)) is not None:
             yield launch
 
