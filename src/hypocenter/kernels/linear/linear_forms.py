@@ -62,9 +62,11 @@ def float_form(
     dtype: DType, num_rows: int, num_outputs: Sequence[int], device: str, *, accumulate: bool
 ) -> TileForm:
     """The tile for weights of `num_outputs`, each a multiple of 64, that share a launch."""
-    if dtype is DType.F32:
-        return next((form for most, form in _NO_UNITS if num_rows <= most), _NO_UNITS_MANY)
     is_cuda = device.startswith("cuda")
+    if dtype is DType.F32:
+        # Four warps of RDNA have no registers for so many chains.
+        many = _NO_UNITS_MANY if is_cuda else _NO_UNITS_MANY._replace(num_warps=8)
+        return next((form for most, form in _NO_UNITS if num_rows <= most), many)
     few_rows = 1 if is_cuda and num_rows == 1 else 16
     if is_cuda and has_wide_tiles(device):
         for most, form in _WIDE_FLOATS:
