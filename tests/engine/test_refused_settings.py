@@ -152,3 +152,11 @@ def test_an_async_model_says_where_the_rest_is() -> None:
     ):
         with pytest.raises(AttributeError, match=re.escape(told)):
             getattr(object.__new__(AsyncLLM), name)
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "most"),
+    [("cpu", None, 512), ("sim:h200", None, 512), ("cuda:1", None, 2048), ("hip", 64, 64)],
+)
+def test_a_step_of_a_gpu_takes_more_tokens(device: str, given: int | None, most: int) -> None:
+    assert EngineConfig(device=device, max_batch_tokens=given).step_tokens == most

@@ -1,0 +1,120 @@
+"""Memory that two GPUs share, with GPUs that run nothing: what both ranks agree on."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hypocenter.device import devices
+from hypocenter.device.offline.abstract import AbsentGroup, AbstractGpu
+from hypocenter.device.peers import Lane, LaneKind, open_lanes, stop_word
+from hypocenter.errors import NotShareable
+from hypocenter.tensor import DType
+
+WANTED = {"values": LaneKind(DType.F32, (2, 64)), "flags": LaneKind(DType.I32, (2, 4))}
+
+
+class SharingGpu(AbstractGpu):
+    """Gives memory a handle that holds its address, and maps it there."""
+
+    def __init__(self, vendor: str, *, gives: int = 2, maps: int = 2) -> None:
+        super().__init__(vendor)
+        self._next += (vendor == "hopper") << 30  # no address of the other
+        self._gives, self._maps = gives, maps
+
+    def allocate_shared(self, num_bytes: int) -> tuple[int, bytes]:
+        self._gives -= 1
+        if self._gives < 0:
+            raise NotShareable(self.name, "no")
+        address = self.allocate(num_bytes)
+        return address, address.to_bytes(64, "little")
+
+    def map_shared(self, handle: bytes, num_bytes: int) -> int:
+        self._maps -= 1
+        if self._maps < 0:
+            raise NotShareable(self.name, "no")
+        return int.from_bytes(handle, "little")
+
+    def map_host(self, host: memoryview) -> int:
+        return ctypes.addressof(ctypes.c_char.from_buffer(host))
+
+
+class Pair(AbsentGroup):
+    """One of two ranks that are threads of this process."""
+
+    meeting = threading.Barrier(2)
+    words: dict[int, bytes]
+
+    def __init__(self, rank: int, words: dict[int, bytes]) -> None:
+        super().__init__(rank, 2)
+        self.words, self.num_swaps = words, 0
+
+    def swap(self, data: bytes) -> tuple[bytes, ...]:
+        self.num_swaps += 1
+        self.words[self.rank] = data
+        self.meeting.wait(10)
+        told = (self.words[0], self.words[1])
+        self.meeting.wait(10)
+        return told
+
+
+def opened(first: SharingGpu, second: SharingGpu) -> list[dict[str, Lane] | None]:
+    """What both ranks get, which have met as often as each other."""
+    words: dict[int, bytes] = {}
+    groups = [Pair(0, words), Pair(1, words)]
+    found: list[Any] = [None, None]
+
+    def run(rank: int, gpu: SharingGpu) -> None:
+        found[rank] = open_lanes(groups[rank], gpu.name, WANTED)
+
+    devices.use_backend(first)
+    devices.use_backend(second)
+    threads = [threading.Thread(target=run, args=pair) for pair in enumerate((first, second))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert groups[0].num_swaps == groups[1].num_swaps
+    return found
+
+
+def test_what_lies_there_is_what_the_other_has_here() -> None:
+    first, second = opened(SharingGpu("nvidia"), SharingGpu("hopper"))
+    assert first is not None
+    assert second is not None
+    for name, kind in WANTED.items():
+        for one, other in ((first, second), (second, first)):
+            assert one[name].there.address == other[name].here.address
+            assert (one[name].there.dtype, one[name].there.shape) == (kind.dtype, kind.shape)
+        assert first[name].here.address != second[name].here.address
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SharingGpu("hopper", gives=0),
+        lambda: SharingGpu("hopper", gives=1),
+        lambda: SharingGpu("hopper", maps=0),
+        lambda: SharingGpu("hopper", maps=1),
+    ],
+    ids=["gives none", "gives one", "maps none", "maps one"],
+)
+def test_where_one_cannot_share_neither_does(make: Callable[[], SharingGpu]) -> None:
+    assert opened(SharingGpu("nvidia"), make()) == [None, None]
+    other = make()
+    assert opened(other, SharingGpu("nvidia")) == [None, None]
+
+
+def test_the_word_of_the_host_is_nothing_until_it_is_set() -> None:
+    gpu = SharingGpu("nvidia")
+    devices.use_backend(gpu)
+    word = stop_word(gpu.name)
+    assert word is not None
+    seen = ctypes.c_int32.from_address(word.tensor.address)
+    assert seen.value == 0
+    word.set()
+    assert seen.value == 1
