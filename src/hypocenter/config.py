@@ -205,7 +205,7 @@ class EngineConfig:
 
     `context_length` None takes the trained length, bounded by `DEFAULT_CONTEXT`.
     `num_threads` None takes every core this process may use. `max_batch_tokens`, of a step, None:
-    2048 on a GPU, 512 elsewhere. `launch_mode`: `off`; `checked`
+    2048 on a GPU, 512 elsewhere, as on a simulated one. `launch_mode`: `off`; `checked`
     rechecks every launch's arguments and index values; `guarded` (GPU) masks accesses off that
     leave their tensors, and names them; `traced` waits for every launch and writes down what it
     did, for `hypo doctor` and `hypo diff`. `prefix_cache`: a prompt that begins like one before is
@@ -291,7 +291,9 @@ class EngineConfig:
         """The most tokens of a step: what `max_batch_tokens` says, or what suits the device."""
         if self.max_batch_tokens is not None:
             return self.max_batch_tokens
-        return _GPU_STEP if self.device.startswith(("cuda", "hip")) else _STEP
+        is_gpu = self.device.startswith(("cuda", "hip"))
+        # Parts of attention keep scores of all tokens and keys of a step.
+        return _GPU_STEP if is_gpu and self.attention == "fused" else _STEP
 
 
 class EngineFields(TypedDict, total=False):

@@ -368,7 +368,7 @@ def test_options_have_every_field_and_default_of_the_configuration() -> None:
     assert SamplingOptions(max_tokens=-1).params().max_tokens is None
     engine = {field.name for field in fields(EngineOptions)}
     of_serve = {"max_batch_requests", "kv_tokens"}
-    not_at_the_command_line = {"max_batch_tokens", "block_size", *of_serve}
+    not_at_the_command_line = {"block_size", *of_serve}
     of_a_field = {"chat_template_file", "cache_type_k", "cache_type_v"}
     assert (engine - of_a_field) | not_at_the_command_line == defaults(EngineConfig).keys()
     assert EngineOptions().config() == EngineConfig()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from hypocenter.device import devices
 from hypocenter.device.offline.abstract import AbsentGroup, AbstractGpu
 from hypocenter.device.peers import Lane, LaneKind, open_lanes, stop_word
 from hypocenter.errors import NotShareable
+from hypocenter.record import recorder
 from hypocenter.tensor import DType
 
 WANTED = {"values": LaneKind(DType.F32, (2, 64)), "flags": LaneKind(DType.I32, (2, 4))}
@@ -21,10 +23,18 @@ WANTED = {"values": LaneKind(DType.F32, (2, 64)), "flags": LaneKind(DType.I32, (
 class SharingGpu(AbstractGpu):
     """Gives memory a handle that holds its address, and maps it there."""
 
-    def __init__(self, vendor: str, *, gives: int = 2, maps: int = 2) -> None:
+    def __init__(
+        self, vendor: str, *, gives: int = 2, maps: int = 2, has_atomics: bool = True
+    ) -> None:
         super().__init__(vendor)
+        self.index, self._has_atomics = vendor == "hopper", has_atomics
         self._next += (vendor == "hopper") << 30  # no address of the other
         self._gives, self._maps = gives, maps
+
+    def require_atomics(self, other: int) -> None:
+        assert other == 1 - self.index
+        if not self._has_atomics:
+            raise NotShareable(self.name, "no")
 
     def allocate_shared(self, num_bytes: int) -> tuple[int, bytes]:
         self._gives -= 1
@@ -100,8 +110,9 @@ def test_what_lies_there_is_what_the_other_has_here() -> None:
         lambda: SharingGpu("hopper", gives=1),
         lambda: SharingGpu("hopper", maps=0),
         lambda: SharingGpu("hopper", maps=1),
+        lambda: SharingGpu("hopper", has_atomics=False),
     ],
-    ids=["gives none", "gives one", "maps none", "maps one"],
+    ids=["gives none", "gives one", "maps none", "maps one", "no atomics"],
 )
 def test_where_one_cannot_share_neither_does(make: Callable[[], SharingGpu]) -> None:
     assert opened(SharingGpu("nvidia"), make()) == [None, None]
@@ -116,5 +127,31 @@ def test_the_word_of_the_host_is_nothing_until_it_is_set() -> None:
     assert word is not None
     seen = ctypes.c_int32.from_address(word.tensor.address)
     assert seen.value == 0
+    assert not word.is_set
     word.set()
     assert seen.value == 1
+    assert word.is_set
+
+
+def test_the_page_of_a_word_stays_mapped_as_the_driver_knows_it() -> None:
+    gpu = SharingGpu("nvidia")
+    devices.use_backend(gpu)
+    places = set()
+    for _ in range(3):
+        word = stop_word(gpu.name)
+        assert word is not None
+        places.add(word.tensor.address)
+        del word
+        gc.collect()
+    assert len(places) == 3
+
+
+def test_a_gpu_that_shares_nothing_is_no_failure_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[Exception] = []
+    monkeypatch.setattr(
+        type(recorder.current()), "record_failure", lambda _, error: told.append(error)
+    )
+    assert opened(SharingGpu("nvidia", gives=1), SharingGpu("hopper", maps=1)) == [None, None]
+    assert told == []

@@ -314,6 +314,14 @@ class EngineOptions:
             name=("-t", "--threads"), converter=whole_number, help="CPU threads; by default all."
         ),
     ] = _ENGINE["num_threads"]
+    max_batch_tokens: Annotated[
+        int | None,
+        Parameter(
+            name=("-b", "--batch-size", "--max-num-batched-tokens"),
+            converter=whole_number,
+            help="Most tokens of a step; by default 2048 on a GPU, 512 elsewhere.",
+        ),
+    ] = _ENGINE["max_batch_tokens"]
     kv_dtype: Annotated[
         str | None,
         Parameter(

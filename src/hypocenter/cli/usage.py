@@ -143,9 +143,8 @@ _OF_LLAMA_CPP = {
     "--flash-attn": "attention is always fused; leave it out",
     "--no-mmap": "files are always mapped; leave it out",
     "--mlock": "files are always mapped; leave it out",
-    "-b": "a step takes up to 512 tokens; leave it out",
-    "--batch-size": "a step takes up to 512 tokens; leave it out",
-    "-ub": "a step takes up to 512 tokens; leave it out",
+    "-ub": "-b says how many tokens a step takes; leave it out",
+    "--ubatch-size": "-b says how many tokens a step takes; leave it out",
     "--color": "the prompt is not coloured; leave it out",
 }
 

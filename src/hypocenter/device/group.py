@@ -1,7 +1,8 @@
 """The processes that hold a model together, each with a GPU, as one of them sees the others.
 
-torch.distributed carries what they exchange: NCCL or RCCL on GPUs, gloo for simulated ones. They
-meet by a file and talk over the loopback interface, so they are of one machine.
+torch.distributed carries what they exchange: NCCL or RCCL on GPUs, gloo for simulated ones. Sums
+may be launches of ours (`SumByLaunches`). They meet by a file and talk over the loopback interface,
+so they are of one machine.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from hypocenter.device.launch import Launch
     from hypocenter.tensor import Tensor
 
-#: Whoever waits longer for another rank reports it; loading and compiling are within it.
+#: Whoever waits longer in the library for another rank reports it; loading and compiling are within
+#: it. A launch of ours waits until the other process has ended.
 _DEADLINE = timedelta(minutes=10)
 
 
@@ -60,7 +62,7 @@ class Group:
         self._explain = explain or self._fault
         #: Where there is one, as between two GPUs that reach each other's memory.
         self.peer_sum: SumByLaunches | None = None
-        self._closing = threading.Lock()
+        self._closing, self._is_closed = threading.Lock(), False
         try:
             import torch
             import torch.distributed as distributed
@@ -102,15 +104,29 @@ class Group:
     def swap(self, data: bytes) -> tuple[bytes, ...]:
         """What each rank gives here, by rank, as many bytes each; it waits for all of them."""
         place = "cpu" if self._is_simulated else f"cuda:{self._device.partition(':')[2] or 0}"
-        own = self._torch.frombuffer(bytearray(data), dtype=self._torch.uint8).to(place)
-        gathered = own.new_empty(self.num_ranks * len(data))
-        self._do("all_gather", self._gather, gathered, own)
-        told = bytes(gathered.cpu().numpy())
+
+        def gather() -> bytes:
+            own = self._torch.frombuffer(bytearray(data), dtype=self._torch.uint8).to(place)
+            gathered = own.new_empty(self.num_ranks * len(data))
+            self._gather(gathered, own)
+            told = bytes(gathered.cpu().numpy())
+            if self._is_closed:  # then it waited for nobody
+                raise RuntimeError("the group was left")
+            return told
+
+        told: bytes = self._do("all_gather", gather)
         return tuple(told[at : at + len(data)] for at in range(0, len(told), len(data)))
 
     def agrees(self, is_so: bool) -> bool:
         """Whether it is so for all ranks; each of them asks."""
         return all(word[0] for word in self.swap(bytes([is_so])))
+
+    def add_by(self, sums: SumByLaunches | None) -> None:
+        """Add by these launches from now on; None: by the library."""
+        with self._closing:
+            self.peer_sum = sums
+            if sums is not None and self._is_closed:
+                sums.let_go()
 
     def abort(self) -> None:
         """Have calls that wait for a rank end, as a rank that died never answers.
@@ -126,6 +142,7 @@ class Group:
         On a GPU it returns when no graph that has calls of the group is left.
         """
         with self._closing:
+            self._is_closed = True
             if self.peer_sum is not None:
                 self.peer_sum.let_go()
             if not self._distributed.is_initialized():
@@ -135,10 +152,10 @@ class Group:
             else:
                 self._distributed.distributed_c10d._abort_process_group()
 
-    def _do(self, name: str, call: Callable[..., Any], *args: Any) -> None:
+    def _do(self, name: str, call: Callable[..., Any], *args: Any) -> Any:
         try:
-            call(*args)
-        except RuntimeError as error:
+            return call(*args)
+        except (RuntimeError, ValueError) as error:  # the second of a group that was left
             raise self._explain(name, error) from error
 
     def _fault(self, call: str, error: Exception) -> Exception:

@@ -192,9 +192,11 @@ def packed_array(
     return PackedArray(argument, num_bytes, address, dtype.name, num_elements)
 
 
-def note_mapped(device: str, num_bytes: int, address: int, name: str, owner: str) -> Allocation:
-    """An allocation in memory that another process has."""
-    return _note_allocation(device, num_bytes, address, name, owner, "mapped")
+def note_mapped(
+    device: str, num_bytes: int, address: int, name: str, owner: str, kind: str = "mapped"
+) -> Allocation:
+    """An allocation in memory that another process has, or of another `kind`."""
+    return _note_allocation(device, num_bytes, address, name, owner, kind)
 
 
 def _starts(parts: tuple[Any, ...]) -> list[int]:

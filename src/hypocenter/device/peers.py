@@ -6,6 +6,7 @@ the other waits for. A word on the host lets kernels go that wait for a process 
 
 from __future__ import annotations
 
+import logging
 import math
 import mmap
 from collections.abc import Mapping
@@ -20,6 +21,10 @@ from hypocenter.tensor import DType, Tensor, contiguous_strides
 
 #: As long as both vendors' handles.
 _NO_HANDLE = bytes(64)
+#: What the driver knows of stays mapped: another page at its address would not be the one it knows.
+_pages: list[mmap.mmap] = []
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,10 @@ class StopWord:
     tensor: Tensor
     page: mmap.mmap | memoryview
 
+    @property
+    def is_set(self) -> bool:
+        return bool(self.page[0])
+
     def set(self) -> None:
         """Let all go that wait, now and later."""
         self.page[:4] = b"\1\0\0\0"
@@ -57,10 +66,12 @@ class StopWord:
 def open_lanes(group: Group, device: str, wanted: Mapping[str, LaneKind]) -> dict[str, Lane] | None:
     """Zeroed lanes of these kinds between the GPUs of both ranks of `group`, by name.
 
-    None for both ranks where one of them cannot give or map memory. What they take is given back
-    when the process ends, and not before. Both ranks make this call.
+    None for both ranks where one of them cannot give or map memory, or has no atomics there. What
+    they take is given back when the process ends, and not before. Both ranks make this call.
     """
-    given = _give(device, wanted)
+    backend: Any = backend_of(device)
+    numbers = group.swap(bytes([backend.index]))
+    given = _give(device, numbers[1 - group.rank][0], wanted)
     handles = b"".join(given[name][1] if name in given else _NO_HANDLE for name in wanted)
     told = group.swap(handles)
     if any(_NO_HANDLE in _pieces(word) for word in told):
@@ -68,25 +79,28 @@ def open_lanes(group: Group, device: str, wanted: Mapping[str, LaneKind]) -> dic
     lanes = {}
     for (name, kind), handle in zip(wanted.items(), _pieces(told[1 - group.rank]), strict=True):
         try:
-            there = call_device(device, "map_shared", handle, kind.num_bytes)
-        except NotShareable:
+            there = backend_of(device).map_shared(handle, kind.num_bytes)
+        except NotShareable as error:
+            log.info("%s", error)
             break
         lanes[name] = Lane(
-            _tensor(f"{name} here", device, given[name][0], kind),
-            _tensor(f"{name} there", device, there, kind),
+            _tensor(f"{name} here", device, given[name][0], kind, "shared"),
+            _tensor(f"{name} there", device, there, kind, "mapped"),
         )
     return lanes if group.agrees(len(lanes) == len(wanted)) else None
 
 
-def _give(device: str, wanted: Mapping[str, LaneKind]) -> dict[str, tuple[int, bytes]]:
-    """Address and handle of zeroed memory of each kind, as far as the GPU gives it."""
-    given = {}
-    for name, kind in wanted.items():
-        try:
-            given[name] = call_device(device, "allocate_shared", kind.num_bytes)
-        except NotShareable:
-            break
-        call_device(device, "clear", given[name][0], kind.num_bytes)
+def _give(device: str, other: int, wanted: Mapping[str, LaneKind]) -> dict[str, tuple[int, bytes]]:
+    """Address and handle of zeroed memory of each kind, as far as there is some to share."""
+    given: dict[str, tuple[int, bytes]] = {}
+    backend: Any = backend_of(device)  # not by `call_device`: a refusal is no failure of this run
+    try:
+        backend.require_atomics(other)
+        for name, kind in wanted.items():
+            given[name] = backend.allocate_shared(kind.num_bytes)
+            call_device(device, "clear", given[name][0], kind.num_bytes)
+    except NotShareable as error:
+        log.info("%s", error)
     synchronise(device)  # the other one writes there as soon as it has the handle
     return given
 
@@ -98,16 +112,17 @@ def _pieces(handles: bytes) -> list[bytes]:
 def stop_word(device: str) -> StopWord | None:
     """A word that is 0; None where `device` does not read memory of the host."""
     page = mmap.mmap(-1, mmap.PAGESIZE)
+    _pages.append(page)
     backend: Any = backend_of(device)
     address = backend.map_host(memoryview(page))
     if address is None:
         return None
-    return StopWord(_tensor("stop", device, address, LaneKind(DType.I32, (1,))), page)
+    return StopWord(_tensor("stop", device, address, LaneKind(DType.I32, (1,)), "pinned"), page)
 
 
-def _tensor(name: str, device: str, address: int, kind: LaneKind) -> Tensor:
+def _tensor(name: str, device: str, address: int, kind: LaneKind, memory_kind: str) -> Tensor:
     names_of(device)[address] = f"{name} (peers)"
-    allocation = memory.note_mapped(device, kind.num_bytes, address, name, "peers")
+    allocation = memory.note_mapped(device, kind.num_bytes, address, name, "peers", memory_kind)
     data = backend_of(device).argument(address, kind.dtype, math.prod(kind.shape))
     strides = contiguous_strides(kind.shape)
     return Tensor(name, "peers", kind.dtype, kind.shape, strides, 0, allocation, data)

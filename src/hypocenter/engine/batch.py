@@ -265,10 +265,15 @@ def _last_positions(rows: Int32s, positions: Int32s) -> dict[int, int]:
     """The last position of each row."""
     if len(rows) == 1:
         return {rows.item(): positions.item()}
+    if len(rows) <= _FEW_NUMBERS:
+        last: dict[int, int] = {}
+        for row, position in zip(rows.tolist(), positions.tolist(), strict=True):
+            last[row] = max(last.get(row, 0), position)
+        return last
     known, places = np.unique(rows, return_inverse=True)
-    last = np.zeros(len(known), np.int32)
-    np.maximum.at(last, places, positions)
-    return dict(zip(known.tolist(), last.tolist(), strict=True))
+    highest = np.zeros(len(known), positions.dtype)
+    np.maximum.at(highest, places, positions)
+    return dict(zip(known.tolist(), highest.tolist(), strict=True))
 
 
 def _first_repeated(name: str, values: Int32s) -> EntryRepeated:

@@ -13,7 +13,7 @@ from hypocenter.device import copies, devices, memory
 from hypocenter.device.launch import Launch, run
 from hypocenter.device.peers import Lane, StopWord
 from hypocenter.dtypes import Array
-from hypocenter.errors import LaunchRejected
+from hypocenter.errors import LaunchRejected, OutOfMemory
 from hypocenter.kernels.collective import peer_sum as module
 from hypocenter.kernels.collective.peer_sum import BY_PACKETS, LANES, PeerSum
 from hypocenter.tensor import DType, Tensor
@@ -139,3 +139,60 @@ def test_a_launch_is_refused_where_the_lane_is_shorter_than_its_rows(peer_sum: P
     facts = {**launch_of(peer_sum, drawn(FEW, 1))[1].facts, "here": short, "there": short}
     with pytest.raises(LaunchRejected):
         BY_PACKETS.check(**facts)
+
+
+class Echo(threading.Thread):
+    """The other rank of the first sums: it sends what is right, or not quite."""
+
+    def __init__(self, peer_sum: PeerSum, *, is_off_by: float = 0.0) -> None:
+        super().__init__(daemon=True)
+        self._sum, self._is_off_by = peer_sum, np.float32(is_off_by)
+
+    def run(self) -> None:
+        lanes = self._sum
+        few, many = 4096 + 256, module._MOST_PACKETS + 4096
+        given = np.arange(many, dtype=np.float32) + self._is_off_by
+        for turn in range(1, 5):
+            while not (here(lanes.packets.there)[turn % 2, :few] >> 32 == turn).any():
+                time.sleep(0.01)
+            bits = (given[:few] + np.float32(turn)).view(np.uint32).astype(np.int64)
+            here(lanes.packets.here)[turn % 2, :few] = np.int64(turn) << np.int64(32) | bits
+        num_chunks = -(-many // 4096)
+        for turn in range(1, 5):
+            while not (here(lanes.flags.there)[turn % 2, :num_chunks] == turn).any():
+                time.sleep(0.01)
+            here(lanes.values.here)[turn % 2, :many] = given + np.float32(turn)
+            here(lanes.flags.here)[turn % 2, :num_chunks] = turn
+
+
+def test_the_first_sums_tell_whether_the_two_reach_each_other(peer_sum: PeerSum) -> None:
+    Echo(peer_sum).start()
+    assert module._adds_up(peer_sum, 0)
+
+
+def test_wrong_first_sums_leave_all_to_the_library(peer_sum: PeerSum) -> None:
+    Echo(peer_sum, is_off_by=1.0).start()
+    assert not module._adds_up(peer_sum, 0)
+
+
+def test_first_sums_that_took_too_long_are_no_good_even_if_right(
+    peer_sum: PeerSum, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later ones would wait for nobody."""
+    monkeypatch.setattr(module, "_LOOKS", 1 << 16)
+    monkeypatch.setattr(module, "_DEADLINE_SECONDS", 0.01)
+    Echo(peer_sum).start()
+    assert not module._adds_up(peer_sum, 0)
+
+
+def test_no_thread_is_left_where_the_first_sums_fail(
+    peer_sum: PeerSum, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Tensor:
+        raise OutOfMemory(GPU, 1, 0, 0)
+
+    monkeypatch.setattr(memory, "allocate", refuse)
+    before = set(threading.enumerate())
+    with pytest.raises(OutOfMemory):
+        module._adds_up(peer_sum, 0)
+    assert set(threading.enumerate()) <= before

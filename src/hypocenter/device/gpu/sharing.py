@@ -17,6 +17,8 @@ from hypocenter.errors import NotShareable
 _HANDLE_BYTES = 64
 #: Peer access may be switched on when the memory lies on another GPU; both vendors' only flag.
 _LAZY_PEER_ACCESS = 1
+#: CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED.
+_HAS_ATOMICS = 3
 
 
 class _Handle(ctypes.Structure):
@@ -29,9 +31,17 @@ class _Names:
     allocate: str
     export: str
     open: str
+    #: Of two GPUs; empty where nobody asks.
+    attribute: str = ""
 
 
-_CUDA = _Names("libcuda.so.1", "cuMemAlloc_v2", "cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2")
+_CUDA = _Names(
+    "libcuda.so.1",
+    "cuMemAlloc_v2",
+    "cuIpcGetMemHandle",
+    "cuIpcOpenMemHandle_v2",
+    "cuDeviceGetP2PAttribute",
+)
 _HIP = _Names("libamdhip64.so", "hipMalloc", "hipIpcGetMemHandle", "hipIpcOpenMemHandle")
 _DRIVERS = {"cuda": _CUDA, "hip": _HIP}
 
@@ -74,6 +84,15 @@ class SharingDriver:
         status = call(ctypes.byref(address), given, ctypes.c_uint(_LAZY_PEER_ACCESS))
         self._require(self._names.open, status)
         return int(address.value)
+
+    def has_atomics(self, own: int, other: int) -> bool:
+        """Whether kernels of GPU `own` take atomic steps in memory of GPU `other`."""
+        value = ctypes.c_int()
+        call = self._function(self._names.attribute)
+        pair = (ctypes.c_int(own), ctypes.c_int(other))  # a CUdevice is the number of the device
+        status = call(ctypes.byref(value), ctypes.c_int(_HAS_ATOMICS), *pair)
+        self._require(self._names.attribute, status)
+        return bool(value.value)
 
     def _function(self, name: str) -> Callable[..., int]:
         found: Any = getattr(self._library, name, None)

@@ -30,6 +30,7 @@ from hypocenter.environment import launch_blocking
 from hypocenter.errors import (
     DeviceFault,
     HypoError,
+    NotShareable,
     OutOfMemory,
     UsageError,
 )
@@ -102,6 +103,11 @@ class TorchGpu:
     def name(self) -> str:
         return self._name
 
+    @property
+    def index(self) -> int:
+        """Which of the machine's GPUs it is, as torch counts them."""
+        return self._index
+
     # Memory.
 
     @property
@@ -128,6 +134,11 @@ class TorchGpu:
 
     def map_shared(self, handle: bytes, num_bytes: int) -> int:
         return self._know(self._foreign(self._shared_memory().open(handle), num_bytes))
+
+    def require_atomics(self, other: int) -> None:
+        """Raises NotShareable where kernels take no atomic steps in memory of GPU `other`."""
+        if not self._shared_memory().has_atomics(self._index, other):
+            raise NotShareable(self._name, f"GPU {other} is reached without atomics")
 
     def _shared_memory(self) -> SharingDriver:
         self._torch.cuda.synchronize(self._device)  # which makes its context this thread's own

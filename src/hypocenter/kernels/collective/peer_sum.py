@@ -26,9 +26,13 @@ _X = Arg("x", (DType.F32,), "num_tokens, width", "both")
 _TURNS = Arg("turns", (DType.I32,), "num_programs", "both")
 _STOP = Arg("stop", (DType.I32,), "1")
 _FITS = Rule("num_tokens * width <= side_size", "must fit into a side of the lane")
+_HAVE_TURNS = "all programs must have a turn"
+#: Values of a program. A program's part of a lane is the same in all launches, so these are, too.
+_PACKETS_OF_PROGRAM, _CHUNK = 512, 4096
 BY_PACKETS = Contract(
     "sum_by_packets",
     *(_X, _TURNS, _STOP, _FITS),
+    Rule(f"num_tokens * width <= num_programs * {_PACKETS_OF_PROGRAM}", _HAVE_TURNS),
     Arg("here", (DType.I64,), "2, side_size", alignment_bytes=8),
     Arg("there", (DType.I64,), "2, side_size", "write", alignment_bytes=8),
     Apart("there", "here"),
@@ -36,14 +40,13 @@ BY_PACKETS = Contract(
 BY_CHUNKS = Contract(
     "sum_by_chunks",
     *(_X, _TURNS, _STOP, _FITS),
+    Rule(f"num_tokens * width <= num_programs * {_CHUNK}", _HAVE_TURNS),
     Arg("here", (DType.F32,), "2, side_size"),
     Arg("there", (DType.F32,), "2, side_size", "write"),
     Arg("flags_here", (DType.I32,), "2, num_programs"),
     Arg("flags_there", (DType.I32,), "2, num_programs", "write"),
     Apart("there", "here"),
 )
-#: Values of a program. A program's part of a lane is the same in all launches, so these are, too.
-_PACKETS_OF_PROGRAM, _CHUNK = 512, 4096
 #: Values that a side of a lane holds; above the first, half as many bytes take less time.
 _MOST_PACKETS, _MOST_VALUES = 1 << 17, 1 << 23
 _NUM_CHUNKS = _MOST_VALUES // _CHUNK
@@ -56,7 +59,8 @@ LANES = {
 #: Looks at memory between those at the host's word, some 40 ms. After 256 the GPUs held each other
 #: up by turns: all programs read that word one after the other, while the other GPU waited.
 _LOOKS = 1 << 16
-#: How long the first sum, with which both make sure that they reach each other, may take.
+#: How long the first sums, with which both make sure that they reach each other, may take with all
+#: that is compiled for them.
 _DEADLINE_SECONDS = 30.0
 
 log = logging.getLogger(__name__)
@@ -125,10 +129,10 @@ def open_peer_sum(group: Group, device: str) -> None:
     if not group.agrees(stop is not None) or lanes is None or stop is None:
         return
     found = PeerSum.on(device, lanes, stop)
-    group.peer_sum = found  # which ends its waits where a rank is lost
+    group.add_by(found)  # so a rank that is lost ends its waits
     if group.agrees(_adds_up(found, group.rank)):
         return
-    group.peer_sum = None
+    group.add_by(None)
     log.warning("%s: what GPUs write to each other does not arrive; NCCL carries all", device)
 
 
@@ -136,20 +140,24 @@ def _adds_up(found: PeerSum, rank: int) -> bool:
     """Whether sums of a few rows and of many are right, twice on each side."""
     given = np.arange(_MOST_PACKETS + 4096, dtype=np.float32)
     waited = threading.Timer(_DEADLINE_SECONDS, found.let_go)
+    waited.daemon = True
     waited.start()
     is_right = True
-    for num_values in (4096 + 256, len(given)):
-        x = memory.allocate("x", "peers", DType.F32, (1, num_values), device=found.device)
-        for turn in range(4):
-            copies.to_device(x, given[None, :num_values] + np.float32(turn + rank))
-            launch = found.launch(x)
-            assert launch is not None
-            run([launch])
-            expected = 2 * given[None, :num_values] + np.float32(2 * turn + 1)
-            is_right &= bool(np.array_equal(copies.to_host(x), expected))
-        memory.free(x)
-    waited.cancel()
-    return is_right
+    try:
+        for num_values in (4096 + 256, len(given)):
+            x = memory.allocate("x", "peers", DType.F32, (1, num_values), device=found.device)
+            for turn in range(4):
+                copies.to_device(x, given[None, :num_values] + np.float32(turn + rank))
+                launch = found.launch(x)
+                assert launch is not None, "both sizes are below the most"
+                run([launch])
+                expected = 2 * given[None, :num_values] + np.float32(2 * turn + 1)
+                is_right &= bool(np.array_equal(copies.to_host(x), expected))
+            memory.free(x)
+    finally:
+        waited.cancel()
+        waited.join()
+    return is_right and not found.stop.is_set
 
 
 def _turns(device: str, num_programs: int = _NUM_CHUNKS) -> Tensor:
