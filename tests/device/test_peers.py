@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from hypocenter.device import devices
+from hypocenter.device.group import SumByLaunches
 from hypocenter.device.offline.abstract import AbsentGroup, AbstractGpu
-from hypocenter.device.peers import Lane, LaneKind, open_lanes, stop_word
+from hypocenter.device.peers import LaneKind, open_lanes, stop_word
 from hypocenter.errors import NotShareable
+from hypocenter.kernels.collective.peer_sum import open_peer_sum
 from hypocenter.record import recorder
 from hypocenter.tensor import DType
 
@@ -24,7 +26,7 @@ class SharingGpu(AbstractGpu):
     """Gives memory a handle that holds its address, and maps it there."""
 
     def __init__(
-        self, vendor: str, *, gives: int = 2, maps: int = 2, has_atomics: bool = True
+        self, vendor: str, *, gives: int = 9, maps: int = 9, has_atomics: bool = True
     ) -> None:
         super().__init__(vendor)
         self.index, self._has_atomics = vendor == "hopper", has_atomics
@@ -61,7 +63,11 @@ class Pair(AbsentGroup):
 
     def __init__(self, rank: int, words: dict[int, bytes]) -> None:
         super().__init__(rank, 2)
-        self.words, self.num_swaps = words, 0
+        self.words, self.num_swaps, self.tried = words, 0, list[bool]()
+
+    def add_by(self, sums: SumByLaunches | None) -> None:
+        self.tried.append(sums is not None)
+        self.peer_sum = sums
 
     def swap(self, data: bytes) -> tuple[bytes, ...]:
         self.num_swaps += 1
@@ -72,14 +78,19 @@ class Pair(AbsentGroup):
         return told
 
 
-def opened(first: SharingGpu, second: SharingGpu) -> list[dict[str, Lane] | None]:
+def opened(first: SharingGpu, second: SharingGpu) -> list[Any]:
+    """The lanes that both ranks get."""
+    return both(first, second, lambda group, device: open_lanes(group, device, WANTED))
+
+
+def both(first: SharingGpu, second: SharingGpu, call: Callable[[Pair, str], Any]) -> list[Any]:
     """What both ranks get, which have met as often as each other."""
     words: dict[int, bytes] = {}
     groups = [Pair(0, words), Pair(1, words)]
-    found: list[Any] = [None, None]
+    found: list[Any] = ["nothing", "nothing"]
 
     def run(rank: int, gpu: SharingGpu) -> None:
-        found[rank] = open_lanes(groups[rank], gpu.name, WANTED)
+        found[rank] = call(groups[rank], gpu.name)
 
     devices.use_backend(first)
     devices.use_backend(second)
@@ -118,6 +129,22 @@ def test_where_one_cannot_share_neither_does(make: Callable[[], SharingGpu]) -> 
     assert opened(SharingGpu("nvidia"), make()) == [None, None]
     other = make()
     assert opened(other, SharingGpu("nvidia")) == [None, None]
+
+
+def sums_of(group: Pair, device: str) -> tuple[list[bool], bool]:
+    """What was tried, and whether it stays."""
+    open_peer_sum(group, device)
+    return group.tried, group.peer_sum is not None
+
+
+def test_sums_that_do_not_arrive_are_left_to_the_library() -> None:
+    """As on GPUs that launch nothing."""
+    assert both(SharingGpu("nvidia"), SharingGpu("hopper"), sums_of) == [([True, False], False)] * 2
+
+
+def test_nothing_is_tried_where_one_has_no_lanes() -> None:
+    found = both(SharingGpu("nvidia"), SharingGpu("hopper", maps=1), sums_of)
+    assert found == [([], False)] * 2
 
 
 def test_the_word_of_the_host_is_nothing_until_it_is_set() -> None:
