@@ -397,6 +397,20 @@ def test_the_cache_has_the_type_that_llama_cpp_spells_twice(
     assert [config.kv_dtype for config in asked] == [name]
 
 
+@pytest.mark.parametrize("word", ["-b", "--batch-size", "--max-num-batched-tokens"])
+def test_a_step_takes_as_many_tokens_as_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    asked: list[EngineConfig] = []
+    monkeypatch.setattr(
+        "hypocenter.cli.verbs.bench.bench",
+        lambda path, tests, config, *, as_json: asked.append(config),
+    )
+    done = hypo_in_process("bench", word, "64")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [config.step_tokens for config in asked] == [64]
+
+
 def test_the_bundled_model_is_the_one_the_library_takes() -> None:
     assert ModelOptions().path(None) == str(DEMO)
     assert DEMO.is_file()

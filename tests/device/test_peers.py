@@ -131,6 +131,22 @@ def test_where_one_cannot_share_neither_does(make: Callable[[], SharingGpu]) -> 
     assert opened(other, SharingGpu("nvidia")) == [None, None]
 
 
+def test_a_record_says_whose_memory_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: dict[str, str] = {}
+
+    def note(_: Any, allocation: Any, name: str, owner: str, kind: str = "") -> None:
+        kinds[name] = kind
+
+    monkeypatch.setattr(type(recorder.current()), "record_allocation", note)
+    opened(SharingGpu("nvidia"), SharingGpu("hopper"))
+    stop_word("cuda:hopper")
+    assert kinds == {
+        **{f"{name} here": "device" for name in WANTED},
+        **{f"{name} there": "mapped" for name in WANTED},
+        "stop": "pinned",
+    }
+
+
 def sums_of(group: Pair, device: str) -> tuple[list[bool], bool]:
     """What was tried, and whether it stays."""
     open_peer_sum(group, device)

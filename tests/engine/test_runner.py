@@ -11,7 +11,7 @@ from repository import DEMO
 
 from hypocenter.config import EngineConfig
 from hypocenter.device import copies
-from hypocenter.engine.batch import Batch
+from hypocenter.engine.batch import Batch, BatchLimits, check_batch
 from hypocenter.engine.runner import Runner, load_runner
 from hypocenter.errors import LaunchRejected
 from hypocenter.model.gguf.file import open_gguf
@@ -86,3 +86,30 @@ def test_all_plans_share_their_logits(runner: Runner) -> None:
     runner.run(_batch(token_ids=[5], positions=[16], slots=[16], sequence_rows=[0], logit_rows=[0]))
     after = {id(plan.result.allocation) for plan in runner._plans.values()}
     assert len(before) == len(after) == 1
+
+
+@pytest.mark.parametrize("num_tokens", [40, 400])
+def test_the_last_block_of_each_sequence_is_found_among_few_tokens_and_many(
+    num_tokens: int,
+) -> None:
+    """Two sequences whose tokens take turns, the second one from its end on."""
+    rows = np.arange(num_tokens, dtype=np.int32) % 2
+    positions = np.where(rows == 0, np.arange(num_tokens), num_tokens - np.arange(num_tokens))
+    limits = BatchLimits(512, 100, 1024, 1024, 16)
+
+    def check(num_blocks: int) -> None:
+        tables = np.zeros((2, num_blocks), np.int32)
+        batch = _batch(
+            token_ids=rows,
+            positions=positions,
+            slots=np.arange(num_tokens),
+            sequence_rows=rows,
+            block_tables=tables,
+        )
+        check_batch(batch, limits)
+
+    last = num_tokens - 1
+    check(last // 16 + 1)
+    assert positions.max() == last
+    with pytest.raises(LaunchRejected, match=rf"reaches into block {last // 16 + 1}"):
+        check(last // 16)

@@ -69,7 +69,9 @@ class Borrower:
         arrays = [part for part in parts if isinstance(part, SharedPart)]
         begin = min(self._address(part) for part in arrays)
         end = max(self._address(part) + part.num_bytes for part in arrays)
-        allocation = memory.note_mapped(self._device, end - begin, begin, name, "model")
+        allocation = memory.note_allocation(
+            self._device, end - begin, begin, name, "model", "mapped"
+        )
         return allocation, tuple(self._part(part) for part in parts)
 
     def _address(self, part: SharedPart) -> int:

@@ -163,7 +163,7 @@ def upload(
     num_bytes = packed_bytes(parts)
     address = call_device(device, "allocate", num_bytes)
     names_of(device)[address] = f"{name} ({owner})"
-    allocation = _note_allocation(device, num_bytes, address, name, owner)
+    allocation = note_allocation(device, num_bytes, address, name, owner)
     return allocation, copy_parts(parts, device, f"{name} ({owner})", address)
 
 
@@ -192,13 +192,6 @@ def packed_array(
     return PackedArray(argument, num_bytes, address, dtype.name, num_elements)
 
 
-def note_mapped(
-    device: str, num_bytes: int, address: int, name: str, owner: str, kind: str = "mapped"
-) -> Allocation:
-    """An allocation in memory that another process has, or of another `kind`."""
-    return _note_allocation(device, num_bytes, address, name, owner, kind)
-
-
 def _starts(parts: tuple[Any, ...]) -> list[int]:
     """Where each part begins behind the ones before it, and where the last one ends."""
     sizes = (part.nbytes if arrays.is_array(part) else 0 for part in parts)
@@ -206,9 +199,10 @@ def _starts(parts: tuple[Any, ...]) -> list[int]:
     return [0, *itertools.accumulate(rounded)]
 
 
-def _note_allocation(
+def note_allocation(
     device: str, num_bytes: int, address: int, name: str, owner: str, kind: str = ""
 ) -> Allocation:
+    """An allocation of memory that is there already, of a `kind` as in AllocationRecord."""
     allocation = Allocation(next(_allocation_ids), device, num_bytes, call_site(), address)
     _record_allocation(allocation, name, owner, kind)
     return allocation

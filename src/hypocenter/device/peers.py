@@ -84,7 +84,7 @@ def open_lanes(group: Group, device: str, wanted: Mapping[str, LaneKind]) -> dic
             log.info("%s", error)
             break
         lanes[name] = Lane(
-            _tensor(f"{name} here", device, given[name][0], kind, "shared"),
+            _tensor(f"{name} here", device, given[name][0], kind, "device"),
             _tensor(f"{name} there", device, there, kind, "mapped"),
         )
     return lanes if group.agrees(len(lanes) == len(wanted)) else None
@@ -122,7 +122,7 @@ def stop_word(device: str) -> StopWord | None:
 
 def _tensor(name: str, device: str, address: int, kind: LaneKind, memory_kind: str) -> Tensor:
     names_of(device)[address] = f"{name} (peers)"
-    allocation = memory.note_mapped(device, kind.num_bytes, address, name, "peers", memory_kind)
+    allocation = memory.note_allocation(device, kind.num_bytes, address, name, "peers", memory_kind)
     data = backend_of(device).argument(address, kind.dtype, math.prod(kind.shape))
     strides = contiguous_strides(kind.shape)
     return Tensor(name, "peers", kind.dtype, kind.shape, strides, 0, allocation, data)

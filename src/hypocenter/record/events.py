@@ -30,7 +30,8 @@ FOREIGN = "the program"
 
 
 class AllocationRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory that was asked for. `kind`: device, host (pageable) or pinned; `site` is file:line."""
+    """Memory that was asked for. `kind`: device, mapped (another process's), host
+    (pageable) or pinned; `site` is file:line."""
 
     id: int
     kind: str

@@ -134,11 +134,20 @@ def test_what_no_lane_holds_is_left_to_the_library(peer_sum: PeerSum) -> None:
     assert peer_sum.launch(x) is None
 
 
-def test_a_launch_is_refused_where_the_lane_is_shorter_than_its_rows(peer_sum: PeerSum) -> None:
-    short = memory.allocate("short", "test", DType.I64, (2, 64), device=GPU)
-    facts = {**launch_of(peer_sum, drawn(FEW, 1))[1].facts, "here": short, "there": short}
-    with pytest.raises(LaunchRejected):
-        BY_PACKETS.check(**facts)
+def test_a_launch_is_refused_where_lane_or_turns_are_shorter_than_its_rows(
+    peer_sum: PeerSum,
+) -> None:
+    facts = launch_of(peer_sum, drawn(FEW, 1))[1].facts
+    short = {
+        name: memory.allocate(name, "test", DType.I64, (2, 64), device=GPU)
+        for name in ("here", "there")
+    }
+    BY_PACKETS.check(**facts)
+    with pytest.raises(LaunchRejected, match="must fit into a side of the lane"):
+        BY_PACKETS.check(**{**facts, **short})
+    one = memory.allocate("turns", "test", DType.I32, (1,), device=GPU)
+    with pytest.raises(LaunchRejected, match="all programs must have a turn"):
+        BY_PACKETS.check(**{**facts, "turns": one})
 
 
 class Echo(threading.Thread):
