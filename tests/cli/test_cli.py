@@ -783,21 +783,6 @@ def test_commands_of_a_chat_are_not_asked(chat_model: Path) -> None:
     assert terminal.seen.count("generation") == 1
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["-ngl", "99"], "-ngl is an option of llama.cpp; all layers are on one device"),
-        (["-hff", "x.gguf"], "-hff is an option of llama.cpp; write the file behind the name"),
-        (["-fa", "on"], "attention is always fused"),
-        (["--no-mmap"], "files are always mapped"),
-    ],
-)
-def test_options_of_llama_cpp_are_answered_by_name(args: list[str], words: str) -> None:
-    done = hypo_in_process("run", "-p", "x", *args)
-    assert done.returncode == 2
-    assert_one_line(done.stderr, words)
-
-
 def test_a_prompt_may_look_like_an_option() -> None:
     done = hypo_in_process("run", "-p", "-ngl", "--n-predict", "1", "-t", "1")
     assert done.returncode == 0, done.stderr

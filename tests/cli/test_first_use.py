@@ -17,7 +17,7 @@ from tiny_gguf import write_tiny
 from hypocenter import LLM
 from hypocenter.cli.answer import _speed
 from hypocenter.cli.app import app, own_verbs
-from hypocenter.cli.usage import _MAX_OPTIONS, VERBS
+from hypocenter.cli.usage import VERBS
 from hypocenter.errors import UsageError
 
 #: Hides packages from a command, as an installation without them would.
@@ -89,12 +89,6 @@ def test_a_command_of_other_programs_is_answered_by_name(word: str, hint: str) -
 
 def test_the_commands_that_are_named_are_those_there_are() -> None:
     assert set(VERBS) == own_verbs()
-
-
-def test_thousands_of_options_are_refused_at_once() -> None:
-    done = hypo_in_process("run", "-p", "x", *["--stop", "a"] * 4000)
-    assert done.returncode == 2
-    assert f"at most {_MAX_OPTIONS}" in done.stderr
 
 
 @pytest.mark.parametrize(

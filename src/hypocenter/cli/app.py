@@ -35,9 +35,9 @@ from hypocenter.cli.usage import (
     EPILOGUE,
     finish_help,
     forgotten_dashes,
-    option_of_llama_cpp,
     usage_message,
 )
+from hypocenter.cli.words.reading import in_our_words
 from hypocenter.errors import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
@@ -104,8 +104,9 @@ def run(
 
     prompt, sampling = prompt or PromptOptions(), sampling or SamplingOptions()
     engine = engine or EngineOptions()
+    config = engine.config()  # refused before a model is fetched
     path = (models or ModelOptions()).path(model, device=engine.device, quiet=quiet)
-    cli_run.run(path, question, prompt, sampling, engine.config(), as_json=json, quiet=quiet)
+    cli_run.run(path, question, prompt, sampling, config, as_json=json, quiet=quiet)
 
 
 @app.command
@@ -153,8 +154,9 @@ def bench(
     from hypocenter.cli.verbs import bench as cli_bench
 
     engine, tests = engine or EngineOptions(), tests or BenchOptions()
+    config = engine.config()
     path = (models or ModelOptions()).path(model, device=engine.device)
-    cli_bench.bench(path, tests, engine.config(), as_json=json)
+    cli_bench.bench(path, tests, config, as_json=json)
 
 
 @app.command
@@ -175,8 +177,9 @@ def warm(
     from hypocenter.cli.verbs import warm as cli_warm
 
     engine = engine or EngineOptions()
+    config = engine.config()
     path = (models or ModelOptions()).path(model, device=engine.device, quiet=quiet)
-    cli_warm.warm(path, engine.config(), as_json=json, quiet=quiet)
+    cli_warm.warm(path, config, as_json=json, quiet=quiet)
 
 
 @app.command
@@ -341,8 +344,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         with interrupt.handle_interrupts():
             debug = _prepare(debug)
             _tell_of_the_dead(tokens)
-            if said := forgotten_dashes(tokens, list(app)) or option_of_llama_cpp(tokens):
+            if said := forgotten_dashes(tokens, list(app)):
                 raise UsageError(said)
+            tokens, remark = in_our_words(tokens, app)
+            if remark is not None:
+                _report(remark, debug=False)
             app(tokens, console=_help_console(tokens), exit_on_error=False, print_error=False)
             sys.stdout.flush()
         sys.exit(EXIT_OK)

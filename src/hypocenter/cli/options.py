@@ -430,6 +430,10 @@ class EngineOptions:
             if self.chat_template is not None:
                 raise UsageError("both --chat-template and --chat-template-file; give one")
             fields["chat_template"] = _template_of(file)
+        elif (named := self.chat_template or "").endswith(".jinja") and "{" not in named:
+            raise UsageError(
+                f"--chat-template takes a name or a text; --chat-template-file {named} reads a file"
+            )
         if (written := self.chat_template_kwargs) is not None:
             fields["chat_template_kwargs"] = _variables_of(written)
         del fields["cache_type_k"], fields["cache_type_v"]

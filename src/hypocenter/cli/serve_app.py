@@ -30,8 +30,9 @@ def serve(
     from hypocenter.cli.verbs import serve as cli_serve
 
     engine, server = engine or EngineOptions(), server or ServeOptions()
+    config = engine.config()  # refused before a model is fetched
     path = (models or ModelOptions()).path(model, device=engine.device, quiet=quiet)
-    cli_serve.serve(path, server, engine.config(), quiet=quiet)
+    cli_serve.serve(path, server, config, quiet=quiet)
 
 
 def bench_serve(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 import shlex
@@ -10,8 +9,9 @@ import shutil
 from collections.abc import Callable, Sequence
 
 from cyclopts import App, CycloptsError
-from cyclopts.exceptions import UnknownCommandError, UnusedCliTokensError
+from cyclopts.exceptions import UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
+from hypocenter.cli.words.reading import nearest
 from hypocenter.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_PIPE, EXIT_USAGE
 
 EPILOGUE = f"""\
@@ -35,8 +35,10 @@ def usage_message(error: CycloptsError) -> str:
         return _unexpected_argument(" ".join(error.unused_tokens or ()), error.command_chain or ())
     if isinstance(error, UnknownCommandError) and error.unused_tokens:
         return _unknown_command(error.unused_tokens[0])
-    text = " ".join(str(error).split())
     verb = " ".join(["hypo", *(error.command_chain or ())])
+    if isinstance(error, UnknownOptionError):
+        return _unknown_option(error, verb)
+    text = " ".join(str(error).split())
     return f"{text[:1].lower()}{text[1:]} See {verb} --help"
 
 
@@ -65,6 +67,9 @@ VERBS = (
 _OF_OTHERS = {
     "chat": "`hypo run MODEL` is a chat",
     "server": "it is `hypo serve`",
+    "show": "it is `hypo inspect`",
+    "stop": "Ctrl-C or SIGTERM ends a server",
+    "create": "`hypo run FILE.gguf` takes a file as it is",
     "list": "it is `hypo models`",
     "rm": "it is `hypo models remove`",
     "ps": "nothing runs in the background",
@@ -74,9 +79,18 @@ _OF_OTHERS = {
 def _unknown_command(word: str) -> str:
     if word in _OF_OTHERS:
         return f"unknown command {word!r}; {_OF_OTHERS[word]} (hypo --help)"
-    near = difflib.get_close_matches(word, VERBS, n=1)
-    hint = f"did you mean {near[0]}; " if near else ""
+    near = nearest(word, VERBS)
+    hint = f"did you mean {near}; " if near else ""
     return f"unknown command {word!r}; {hint}commands are {', '.join(VERBS)} (hypo --help)"
+
+
+def _unknown_option(error: UnknownOptionError, verb: str) -> str:
+    """cyclopts by itself would name any option, however unlike."""
+    word = (error.token.keyword or error.token.value).partition("=")[0]
+    names = [name for argument in error.argument_collection for name in argument.names]
+    near = nearest(word, [name for name in names if name.startswith("-")])
+    hint = f" (did you mean {near}?)" if near else ""
+    return f"{verb} has no {word}{hint}; see {verb} --help"
 
 
 def _usage_line(name: str, function: Callable[..., None]) -> str:
@@ -124,49 +138,6 @@ def forgotten_dashes(tokens: Sequence[str], verbs: Sequence[str]) -> str | None:
         return None
     options = shlex.join(["hypo", *tokens[:at]])
     return f"put the command behind --: {options} -- {shlex.join(tokens[at:])}"
-
-
-#: Options that are typed for llama.cpp most, and what does here what they do there.
-_OF_LLAMA_CPP = {
-    "-ngl": "all layers are on one device; --device cuda takes the GPU",
-    "--n-gpu-layers": "all layers are on one device; --device cuda takes the GPU",
-    "--gpu-layers": "all layers are on one device; --device cuda takes the GPU",
-    "-cnv": "`hypo run MODEL` is a chat where neither -p nor -f is given",
-    "--conversation": "`hypo run MODEL` is a chat where neither -p nor -f is given",
-    "-hff": "write the file behind the name: -hf OWNER/NAME/FILE.gguf",
-    "--hf-file": "write the file behind the name: -hf OWNER/NAME/FILE.gguf",
-    "-hft": "HF_TOKEN has the token",
-    "--hf-token": "HF_TOKEN has the token",
-    "-mu": "give the address as MODEL",
-    "--model-url": "give the address as MODEL",
-    "-fa": "attention is always fused; leave it out",
-    "--flash-attn": "attention is always fused; leave it out",
-    "--no-mmap": "files are always mapped; leave it out",
-    "--mlock": "files are always mapped; leave it out",
-    "-ub": "-b says how many tokens a step takes; leave it out",
-    "--ubatch-size": "-b says how many tokens a step takes; leave it out",
-    "--color": "the prompt is not coloured; leave it out",
-}
-
-
-_MAX_OPTIONS = 200
-
-
-def option_of_llama_cpp(tokens: Sequence[str]) -> str | None:
-    """What to say of an option that llama.cpp has and we have not."""
-    if tokens[:1] not in (["run"], ["bench"]):
-        return None
-    # What follows takes the square of their number.
-    if (num_options := sum(token.startswith("-") for token in tokens)) > _MAX_OPTIONS:
-        return f"{num_options} options, but hypo {tokens[0]} takes at most {_MAX_OPTIONS}"
-    before = None
-    for token in tokens[1:]:
-        name = token.partition("=")[0]
-        # What stands behind -p is a prompt, whatever it looks like.
-        if name in _OF_LLAMA_CPP and before not in ("-p", "--prompt", "--stop"):
-            return f"{name} is an option of llama.cpp; {_OF_LLAMA_CPP[name]}"
-        before = token
-    return None
 
 
 def _unexpected_argument(extra: str, verbs: Sequence[str]) -> str:
