@@ -26,11 +26,19 @@ class Environment:
     instructions: str
     packed_bytes: int
     api_key: str
+    admin_key: str
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Environment:
-        """Read every `HYPO_*` variable; raises UsageError for an unknown one or a bad value."""
-        unknown = sorted(name for name in environ if name.startswith("HYPO_") and name not in KNOWN)
+        """Read every `HYPO_*` variable; raises UsageError for an unknown one or a bad value.
+
+        Those of `hypo serve`'s options are its own to judge.
+        """
+        unknown = sorted(
+            name
+            for name in environ
+            if name.startswith("HYPO_") and name not in KNOWN and not name.startswith(OF_SERVE)
+        )
         if unknown:
             raise UsageError(f"{unknown[0]} is set, but known variables are {', '.join(KNOWN)}")
         log = environ.get("HYPO_LOG", "warning").lower()
@@ -47,6 +55,7 @@ class Environment:
             _instructions(environ),
             _gib("HYPO_PACKED_GIB", environ, "32"),
             environ.get("HYPO_API_KEY", ""),
+            environ.get("HYPO_ADMIN_KEY", ""),
         )
 
 
@@ -75,12 +84,15 @@ KNOWN: dict[str, str] = {
     "HYPO_TRACE_BYTES": "bytes of arguments that a traced run keeps (default: 67108864)",
     "HYPO_GUARD": "1 guards the Triton launches of a program that is recorded, as hypo guard does",
     "HYPO_INSTRUCTIONS": "path that CPU kernels take: " + ", ".join(INSTRUCTIONS),
-    "HYPO_API_KEY": "key that clients of hypo serve must have",
+    "HYPO_API_KEY": "key that clients of hypo serve must have, and that bench-serve sends",
+    "HYPO_ADMIN_KEY": "key of the routes of hypo serve below /debug/",
     "HYPO_RUN_DIR": "folder for what runs record (default: /dev/shm/hypo-UID)",
 }
 
-#: The variable that nothing shows or records.
-SECRET = "HYPO_API_KEY"
+#: The variables that nothing shows or records, and no worker gets.
+SECRETS = ("HYPO_API_KEY", "HYPO_ADMIN_KEY")
+#: What the variables of `hypo serve`'s options begin with: HYPO_SERVE_PORT is its --port.
+OF_SERVE = "HYPO_SERVE_"
 
 #: Variables of others that change what a kernel does; shown, recorded, and honoured where they
 #: say so.
@@ -98,7 +110,7 @@ def relevant_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str
         name: environ[name]
         for name in sorted(environ)
         if (name in KNOWN or name in FOREIGN_VARIABLES or name.startswith(FOREIGN_PREFIXES))
-        and name != SECRET
+        and name not in SECRETS
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from terminal import hypo_in_process
 
 from hypocenter.cli.verbs import replay
 from hypocenter.doctor.causes import Cause
@@ -17,6 +18,7 @@ from hypocenter.doctor.diagnosis import Verdict
 from hypocenter.doctor.diff import differing_pairs, rundiff
 from hypocenter.doctor.difference import Answers, Difference
 from hypocenter.doctor.doctor import diagnose
+from hypocenter.doctor.report_parts import headline
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.engine.engine_events import Answered
@@ -200,7 +202,7 @@ def test_a_request_differs_by_its_digest_and_its_blocks() -> None:
 
 
 def test_runs_of_different_prompts_are_called_so_and_nothing_else_is_told() -> None:
-    request = RequestRecord(id=7, row=0, first_position=1, num_tokens=2, blocks=(5,), digest="e")
+    request = RequestRecord(id=7, row=0, first_position=1, num_tokens=1, blocks=(5,), digest="e")
     held = Values(2, "I32", (3,), np.zeros(3, np.int32).tobytes())
     bad = _with_step(_run(), 1, requests=(request,), inputs=(held,))
     [found] = rundiff(_run(), bad).differences
@@ -212,12 +214,38 @@ def test_runs_of_different_prompts_are_called_so_and_nothing_else_is_told() -> N
     [told] = [row for row in diagnosis.hypotheses if row.cause is Cause.WRONG_ANSWER]
     assert (told.verdict, told.evidence) == (Verdict.INCONCLUSIVE, (found.text,))
     assert any("run the same command for both" in gap.reason for gap in diagnosis.unseen)
+    assert diagnosis.not_compared == "the two runs were asked for different things"
     # Of a run whose first steps are not there nobody knows whether this was the prompt.
     late = [
         replace(run, events=tuple(event for event in run.events if event.step != 1))
         for run in (_run(), _with_step(_run(), 2, requests=(request,)))
     ]
     assert rundiff(*late).differences[0].what == "tokens"
+
+
+def test_a_prompt_of_another_length_is_no_other_plan(tmp_path: Path) -> None:
+    longer = RequestRecord(id=7, row=0, first_position=1, num_tokens=2, blocks=(5,), digest="e")
+    run = _run()
+    other = replace(run.plans[0], id=9, name="step of 2 tokens")
+    bad = _with_step(replace(run, plans=(*run.plans, other)), 1, requests=(longer,), plan=9)
+    [found] = rundiff(run, bad).differences
+    assert found.is_of_prompts
+    assert "2 in BAD, by another prompt or another -b; compare runs of the same" in found.text
+    diagnosis = diagnose(bad, run, without=("replay",))
+    assert headline(diagnosis).startswith("the runs cannot be compared: ")
+    for name, bundle in (("good", run), ("bad", bad)):
+        bundles.save(bundle, tmp_path / name)
+    done = hypo_in_process("doctor", str(tmp_path / "bad"), "--good", str(tmp_path / "good"))
+    assert done.returncode == 2
+    assert "CAUSE      the runs cannot be compared: " in done.stdout
+    assert "nothing found" not in done.stdout
+
+
+def test_runs_of_which_nothing_is_recorded_are_not_compared() -> None:
+    empty = replace(_run(), events=())
+    assert "neither run recorded a step" in headline(diagnose(empty, empty, without=("replay",)))
+    same = diagnose(_run(), _run(), without=("replay",))
+    assert (same.not_compared, headline(same)) == ("", "nothing found")
 
 
 def test_no_name_of_a_bundle_makes_a_line_of_its_own() -> None:

@@ -38,6 +38,7 @@ from hypocenter.cli.usage import (
     usage_message,
 )
 from hypocenter.cli.words.reading import in_our_words
+from hypocenter.cli.words.settings import fill
 from hypocenter.errors import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
@@ -71,6 +72,7 @@ app = App(
 
 app.command(lab)
 app.command(serve)
+app["serve"].config = fill
 app.command(doctor, usage="Usage: hypo doctor [OPTIONS] [BUNDLE] [-- COMMAND...]")
 app.command(guard, usage="Usage: hypo guard [OPTIONS] -- COMMAND...")
 app.command(bench_serve)

@@ -26,6 +26,10 @@ def serve(
     every open request: clients see a pause. SIGTERM or Ctrl-C lets open answers
     end; a second one does not. It needs the extra: pip install
     'hypocenter[server]'.
+
+    Each option may also come from the environment (HYPO_SERVE_PORT=8000) or
+    from a TOML file (--config). The command line comes first, then the
+    environment, then the file.
     """
     from hypocenter.cli.verbs import serve as cli_serve
 

@@ -19,6 +19,14 @@ _SERVER_GROUP = Group("Server", sort_key=1)
 class ServeOptions:
     """Where the server listens, whom it answers, and how much it takes on."""
 
+    config: Annotated[
+        str | None,
+        Parameter(
+            name="--config",
+            help="TOML file with options by name: port = 8000. The command line and HYPO_SERVE_PORT "
+            "come before it.",
+        ),
+    ] = None
     host: Annotated[
         str, Parameter(name="--host", help="Address to listen at; 0.0.0.0 is every one.")
     ] = "127.0.0.1"
@@ -37,7 +45,10 @@ class ServeOptions:
         str | None, Parameter(name="--api-key-file", help="File with a key on each line.")
     ] = None
     admin_key: Annotated[
-        str | None, Parameter(name="--admin-key", help="Key of the routes below /debug/.")
+        str | None,
+        Parameter(
+            name="--admin-key", help="Key of the routes below /debug/; HYPO_ADMIN_KEY hides it."
+        ),
     ] = None
     parallel: Annotated[
         int,
@@ -109,6 +120,10 @@ class ServeOptions:
             "An empty text keeps none.",
         ),
     ] = "hypo-faults"
+
+    def admin(self) -> str | None:
+        """The key of the routes below /debug/, or None: they are closed."""
+        return self.admin_key or Environment.read().admin_key or None
 
     def keys(self) -> tuple[str, ...]:
         """All keys of clients. Raises UsageError for a file without any."""

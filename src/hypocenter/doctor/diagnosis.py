@@ -174,7 +174,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     at, and what would make it possible; `consequences` what follows from the roots and is no cause
     of its own. `sights` is where GPUs stood that left a dump. `answers` is None without a good run.
     `is_unexplained`: what is proven is a defect, and not one that the run can have ended by as it
-    did. `runs` are those that the command took, where it was run again.
+    did. `runs` are those that the command took, where it was run again. `not_compared` says why
+    nothing follows from the good run, where nothing does.
     """
 
     kind: str
@@ -192,6 +193,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     answers: Answers | None = None
     is_unexplained: bool = False
     runs: tuple[RunMade, ...] = ()
+    not_compared: str = ""
 
     @property
     def is_proven(self) -> bool:

@@ -151,7 +151,7 @@ class _Runs:
         for step in sorted(step for step in good.keys() | bad.keys() if step >= start):
             for pair in self._step(step, good.get(step, []), bad.get(step, [])):
                 yield pair
-                if any(_parts(fact) for fact in pair.facts):
+                if any(fact.parts_the_runs for fact in pair.facts):
                     return
             self.counts["steps"] += 1
 
@@ -165,12 +165,20 @@ class _Runs:
         yield from draw_pairs(step, self._draws, good, bad)
         for one, other in zip(good, bad, strict=False):
             names = (self._name(self.good, one), self._name(self.bad, other))
-            if names[0] != names[1]:
+            if names[0] != names[1] and not self._begin_otherwise(one, other):
                 yield of_step("launch", "plan", *names)
             yield from self._event(step, names[1], one, other)
         if len(good) != len(bad):
             sizes = [f"{len(side)} plans or launches" for side in (good, bad)]
             yield of_step("end", "of the step", *sizes)
+
+    def _begin_otherwise(self, good: Stepped | Launched, bad: Stepped | Launched) -> bool:
+        """Whether a request begins here, and with other tokens."""
+        if isinstance(good, Launched) or isinstance(bad, Launched):
+            return False
+        rows = zip(good.requests, bad.requests, strict=False)
+        new = [(one.digest, other.digest) for one, other in rows if one.id not in self._met]
+        return self._is_whole and any(are_comparable(*pair) and pair[0] != pair[1] for pair in new)
 
     def _name(self, index: BundleIndex, event: Stepped | Launched) -> str:
         if isinstance(event, Launched):
@@ -186,7 +194,7 @@ class _Runs:
         if isinstance(good, Launched) or isinstance(bad, Launched):
             return
         found = list(self._requests(step, good.requests, bad.requests))
-        if not any(difference.what == "prompt" for difference in found):
+        if not any(difference.is_of_prompts for difference in found):
             found += self._inputs(good, bad)
         if found:
             self._is_moved |= any(fact.what in ("input", "request") for fact in found)
@@ -265,9 +273,10 @@ class _Runs:
                 self._tell_of_keys(*digests)
             elif digests[0] != digests[1]:
                 what = "prompt" if is_first else "tokens"
-                yield Difference(
-                    step=step, what=what, subject=f"{row}", good=digests[0], bad=digests[1]
-                )
+                if is_first and one.num_tokens != other.num_tokens:
+                    what, digests = "prompt size", (f"{one.num_tokens}", f"{other.num_tokens}")
+                sides = {"good": digests[0], "bad": digests[1]}
+                yield Difference(step=step, what=what, subject=f"{row}", **sides)
                 if is_first:  # all else that differs follows from it
                     continue
             for name in ("row", "first_position", "num_tokens", "blocks"):
@@ -488,13 +497,3 @@ class _Runs:
                     name = names.get(figures.tensor, self._name_of(index, figures.tensor))
                     found[-1][name] = figures
         return found
-
-
-# -- the runs ------------------------------------------------------------------------------------
-
-
-def _parts(fact: Difference) -> bool:
-    """Whether the runs compute another text from there on, or one of them nothing more."""
-    if fact.what == "request":
-        return fact.subject == "count" or fact.subject.endswith(("first_position", "num_tokens"))
-    return fact.what in ("prompt", "tokens", "end")

@@ -48,6 +48,20 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         return self.kernel, self.what, self.subject, self.good, self.bad
 
     @property
+    def is_of_prompts(self) -> bool:
+        """Whether the runs were asked for other things, so that nothing else tells anything."""
+        return self.what in ("prompt", "prompt size")
+
+    @property
+    def parts_the_runs(self) -> bool:
+        """Whether the runs compute another text from there on, or one of them nothing more."""
+        if self.what == "request":
+            return self.subject == "count" or self.subject.endswith(
+                ("first_position", "num_tokens")
+            )
+        return self.is_of_prompts or self.what in ("tokens", "end")
+
+    @property
     def text(self) -> str:
         where = f"step {self.step}"
         if self.launch is not None:
@@ -56,6 +70,11 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
             return (
                 f"{where}: the two runs were given different prompts (request {self.subject}); "
                 "compare runs of the same command"
+            )
+        if self.what == "prompt size":
+            return (
+                f"{where}: request {self.subject} begins with {self.good} tokens in GOOD and "
+                f"{self.bad} in BAD, by another prompt or another -b; compare runs of the same command"
             )
         if self.what == "tokens":
             return f"{where}: request {self.subject} has got other tokens in BAD than in GOOD"

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+import msgspec
+
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import CAUSES, Cause, TestedBy, explains, plausible
 from hypocenter.doctor.culprit import with_culprit
@@ -21,6 +23,7 @@ from hypocenter.doctor.diagnosis import (
     Verdict,
     row,
 )
+from hypocenter.doctor.difference import RunDiff
 from hypocenter.doctor.run_environment import run_environment_of
 from hypocenter.doctor.rungs.address import addresses
 from hypocenter.doctor.rungs.captured import captured_pointers
@@ -136,7 +139,17 @@ def diagnose(
         seconds=time.perf_counter() - started,
         answers=case.good_diff.answers if case.good_diff else None,
         is_unexplained=bool(ordered.roots) and not _explain(case, ordered.roots[0]),
+        not_compared=_why_not_compared(case.good_diff),
     )
+
+
+def _why_not_compared(found: RunDiff | None) -> str:
+    """Why a good run tells nothing of the other; empty where it does, or where there is none."""
+    if found is None:
+        return ""
+    if found.first is not None:
+        return "the two runs were asked for different things" * found.first.is_of_prompts
+    return "" if any(msgspec.structs.astuple(found.compared)) else "neither run recorded a step"
 
 
 def _explain(case: Case, root: RootCause) -> bool:

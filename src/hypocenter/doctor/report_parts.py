@@ -84,6 +84,8 @@ def _bare_found_text(diagnosis: Diagnosis) -> str:
         return f"no root cause is proven; confirmed: {causes}"
     if diagnosis.sights:
         return f"no root cause is proven; {sight_text(diagnosis.sights[0])}"
+    if diagnosis.not_compared:
+        return f"the runs cannot be compared: {diagnosis.not_compared}"
     if not diagnosis.has_symptom:
         if diagnosis.has_source_not_run:
             return "none found, but the kernels were not replayed"

@@ -21,7 +21,7 @@ import msgspec
 
 from hypocenter import package
 from hypocenter.config import EngineConfig
-from hypocenter.environment import SECRET, Environment
+from hypocenter.environment import SECRETS, Environment
 from hypocenter.frames import LENGTH_BYTES, as_frame, body_bytes
 from hypocenter.messages import MAX_FRAME_BYTES, KeptWeights, Prepare, Start, ToServer
 from hypocenter.record import ring
@@ -190,7 +190,8 @@ class WorkerLife:
             with watched_runs(environment.run_dir) as runs:
                 self._runs = runs
                 variables = environment_for(runs)
-                variables.pop(SECRET, None)
+                for secret in SECRETS:
+                    variables.pop(secret, None)
                 if not environment.record:
                     variables["HYPO_RECORD"] = "0"
                 ended = watch(

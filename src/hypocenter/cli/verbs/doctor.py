@@ -36,6 +36,7 @@ from hypocenter.errors import (
     EXIT_ERROR,
     EXIT_FAULT,
     EXIT_OK,
+    EXIT_USAGE,
     BadBundle,
     HypoError,
     UsageError,
@@ -156,7 +157,8 @@ def split_words(words: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
 
 
 def doctor(request: DoctorRequest) -> None:
-    """Examine and report; leaves with EXIT_FAULT when a fault was found.
+    """Examine and report; leaves with EXIT_FAULT when a fault was found, and with
+    EXIT_USAGE when the good run is none to compare with.
 
     Raises UsageError for what cannot be asked, BadBundle for a folder that is no bundle.
     """
@@ -209,6 +211,8 @@ def _show_and_leave(
         say(f"the timeline is in {asked.perfetto}; ui.perfetto.dev opens it")
     if examined.fault.kind != "none" or not diagnosis.is_clean:
         sys.exit(EXIT_FAULT)
+    if diagnosis.not_compared:
+        sys.exit(EXIT_USAGE)  # nothing was found out
     if request.command and examined.fault.exit_code:
         sys.exit(examined.fault.exit_code)  # it failed for a reason of its own
     if seen := foreign_runs.summary(examined.events, examined.sources):

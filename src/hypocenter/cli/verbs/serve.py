@@ -48,7 +48,7 @@ def serve(path: str, options: ServeOptions, engine: EngineConfig, *, quiet: bool
         port=options.port,
         names=options.served_model_name,
         api_keys=keys,
-        admin_key=options.admin_key,
+        admin_key=options.admin(),
         cors_origins=options.cors_origin,
         max_queued=options.max_queued,
         grace_seconds=options.grace,
@@ -58,7 +58,9 @@ def serve(path: str, options: ServeOptions, engine: EngineConfig, *, quiet: bool
         bundles=Path(options.bundles).resolve() if options.bundles else None,
     )
     if options.host not in _LOOPBACK and not keys:
-        say(f"--host {options.host} lets others in, and there is no --api-key")
+        say(
+            f"--host {options.host} without an --api-key: anyone on the network may use this server"
+        )
     with ProgressDisplay(quiet=quiet) as progress:
 
         def announce(url: str, facts: ServedModel) -> None:

@@ -104,8 +104,8 @@ def _judge(case: Case, good: Bundle, found: RunDiff) -> Claim:
             f"{found.compared.num_statistics} results are those of the good run"
         )
         return _refute(text)
-    if first.what == "prompt":
-        why = "the two runs were given different prompts; run the same command for both"
+    if first.is_of_prompts:
+        why = "the two runs were asked for different things; run the same command for both"
         case.leave_unseen(Gap.not_examined("what the runs computed", why))
         return _open(ARGUMENTS, first.text)
     pairs, compared = differing_pairs(good, case.bundle)
