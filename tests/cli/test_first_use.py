@@ -52,10 +52,14 @@ def test_a_name_of_a_hub_is_told_from_a_path(name: str) -> None:
     assert_one_line(done.stderr, "is not here, and HF_HUB_OFFLINE forbids to ask for it")
 
 
-def test_a_name_of_another_hub_is_answered_with_the_form_of_ours() -> None:
-    done = hypo_in_process("run", "llama3:8b", "-p", "x")
+@pytest.mark.parametrize(
+    "words", [("run", "llama3:8b", "-p", "x"), ("run", "llama3.2", "-p", "x"), ("pull", "llama3")]
+)
+def test_a_name_of_another_hub_is_answered_with_the_form_of_ours(words: tuple[str, ...]) -> None:
+    done = hypo_in_process(*words)
     assert done.returncode == 2
-    assert_one_line(done.stderr, "'llama3:8b' names no model of a hub; write OWNER/NAME")
+    said = f"{words[1]!r} names no model of a hub, and no file; write OWNER/NAME or OWNER/NAME:TAG"
+    assert_one_line(done.stderr, said, "such as unsloth/Llama-3.2-3B-Instruct-GGUF")
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "models/x.gguf", "./a/b", "../a:b/c.gguf"])
@@ -79,7 +83,11 @@ def test_an_unknown_command_is_answered_with_all_there_are(word: str, hint: str)
 
 @pytest.mark.parametrize(
     ("word", "hint"),
-    [("server", "it is `hypo serve`"), ("chat", "`hypo run MODEL` is a chat")],
+    [
+        ("server", "it is `hypo serve`"),
+        ("chat", "`hypo run MODEL` is a chat"),
+        ("show", "it is `hypo inspect`"),
+    ],
 )
 def test_a_command_of_other_programs_is_answered_by_name(word: str, hint: str) -> None:
     done = hypo_in_process(word)
@@ -274,3 +282,24 @@ def test_exit_codes_are_a_table_that_fits() -> None:
     assert [line.split()[0] for line in table] == ["0", "1", "2", "3", "4", "130", "141"]
     verbs = [line.split()[1] for line in lines if line.startswith("│ ") and line[2] not in " -"]
     assert verbs == list(VERBS)
+
+
+def test_a_model_that_cannot_chat_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    """A tokenizer that nobody knows would be told of once it is read."""
+    path = write_tiny(tmp_path / "m.gguf", tokens=["a", "b"])
+    for words in ([], ["--tokenizer-pre", "none-of-them"]):
+        done = hypo_in_process("run", str(path), "a question", *words)
+        assert done.returncode == 2
+        assert_one_line(
+            done.stderr, "m.gguf has no chat template, so it cannot chat: -p TEXT continues a text",
+            "--chat-template chatml",
+        )  # fmt: skip
+
+
+def test_the_environment_shows_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HYPO_API_KEY", "HYPO_ADMIN_KEY"):
+        monkeypatch.setenv(name, "sesame")
+    for words in (["env"], ["env", "--json"]):
+        said = hypo_in_process(*words).stdout
+        assert "sesame" not in said
+        assert said.count("set, not shown") == 2

@@ -95,6 +95,11 @@ def test_the_next_tokens_have_falling_probabilities(run_example: RunExample) -> 
     assert 0 < sum(shares) <= 1.01
 
 
+@pytest.mark.parametrize("example", ["next_tokens.py", "chat.py"])
+def test_an_example_runs_without_a_word(example: str, run_example: RunExample) -> None:
+    assert len(run_example(example).splitlines()) >= 4
+
+
 def test_a_chat_goes_on_where_it_was(tmp_path: Path, run_example: RunExample) -> None:
     model = demo_that_chats(tmp_path / "chat.gguf")
     said = run_example("chat.py", str(model))

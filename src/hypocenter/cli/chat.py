@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 from bisect import bisect_left
@@ -20,7 +21,7 @@ from hypocenter.cli.options import message_of
 from hypocenter.cli.output import emit, say
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import SamplingParams
-from hypocenter.errors import HypoError, UsageError
+from hypocenter.errors import HypoError
 
 if TYPE_CHECKING:
     from hypocenter.engine.llm import LLM
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 PROMPT = "> "
 #: Of a full context a quarter is kept free for the answer, but no more than this.
 MAX_ROOM_TOKENS = 1024
+#: A path or a comment may begin a message: /etc/hosts, // and /* are no commands.
+_COMMAND = re.compile("/[A-Za-z?][A-Za-z_-]*")
 WELCOME = "Ctrl-C stops an answer, Ctrl-D leaves, /help tells more"
 HELP = (
     "/clear forgets the conversation; /system TEXT begins anew with a system message, "
@@ -38,16 +41,13 @@ HELP = (
 
 def chat(
     llm: LLM,
-    path: str,
     params: SamplingParams,
     progress: ProgressDisplay,
     *,
     system: str | None = None,
     quiet: bool = False,
 ) -> None:
-    """Talk until Ctrl-D or /bye. Raises UsageError when the model has no chat template."""
-    if llm.chat_template is None:
-        raise UsageError(f"{path} has no chat template; continue a text with -p TEXT instead")
+    """Talk until Ctrl-D or /bye, with a model that has a chat template."""
     messages = system_message(system)
     llm.encode_chat([*messages, as_user("hello")])  # a template that is broken is refused at once
     progress.clear()
@@ -67,8 +67,12 @@ def chat(
             say(HELP)
         elif command == "/clear":
             messages = [message for message in messages if message["role"] == "system"]
+            say("the conversation is forgotten" + ", but for the system message" * bool(messages))
         elif command == "/system":
             messages = system_message(rest.strip() or None)
+            say(f"a new conversation, with {'the' if messages else 'no'} system message")
+        elif _COMMAND.fullmatch(command):
+            say(f"there is no {command}; /help tells what there is")
         elif command:
             asked = [*messages, as_user(line)]
             messages = _answer(llm, asked, params, progress, quiet=quiet) or messages

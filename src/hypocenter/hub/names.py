@@ -20,7 +20,8 @@ from hypocenter.errors import UsageError
 MAX_NAME_CHARS = 2048
 _WORD = r"[A-Za-z0-9][\w.-]*"
 _HUB_NAME = re.compile(rf"({_WORD}/{_WORD})(?::([\w.-]+)|/(.+\.gguf))?", re.ASCII)
-_TAG_ALONE = re.compile(rf"{_WORD}:[\w.-]+", re.ASCII)
+#: As other programs name models: llama3.2, llama3:8b.
+_SHORT_NAME = re.compile(rf"{_WORD}(:[\w.-]+)?", re.ASCII)
 _HUB_HOSTS = ("huggingface.co", "hf.co", "www.huggingface.co")
 MAIN = "main"
 
@@ -55,13 +56,16 @@ class FileAddress:
 
 
 RemoteName = HubName | FileAddress
+#: What a name of a hub looks like, for those who know other programs' names.
+AN_EXAMPLE = "unsloth/Llama-3.2-3B-Instruct-GGUF"
 
 
 def remote_name(text: str, *, is_hub: bool = False) -> RemoteName | None:
     """What `text` names elsewhere; None for what can only be a path.
 
-    OWNER/NAME/FILE.gguf and NAME.gguf are paths unless it `is_hub` that is meant. Raises UsageError
-    for an address or, of a hub, a name that cannot be.
+    Whoever calls has looked for a file of that name. OWNER/NAME/FILE.gguf and NAME.gguf are paths
+    unless it `is_hub` that is meant. Raises UsageError for an address or, of a hub, a name that
+    cannot be, and for a name such as llama3.2.
     """
     if len(text) > MAX_NAME_CHARS:
         raise UsageError(f"a model's name of {len(text)} characters; at most {MAX_NAME_CHARS}")
@@ -73,8 +77,11 @@ def remote_name(text: str, *, is_hub: bool = False) -> RemoteName | None:
     found = _HUB_NAME.fullmatch(text)
     if found is not None and (is_hub or not text.endswith(".gguf")):
         return HubName(found[1], found[2] or "", _checked_file(found[3] or "", text))
-    if is_hub or _TAG_ALONE.fullmatch(text):
-        raise UsageError(f"{text!r} names no model of a hub; write OWNER/NAME or OWNER/NAME:TAG")
+    if is_hub or (_SHORT_NAME.fullmatch(text) and not text.endswith(".gguf")):
+        raise UsageError(
+            f"{text!r} names no model of a hub, and no file; write OWNER/NAME or OWNER/NAME:TAG, "
+            f"such as {AN_EXAMPLE}"
+        )
     return None
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from hypocenter import package
 from hypocenter.cli.machine import cpu, gpu_vendors, memory
 from hypocenter.cli.output import show, show_json
-from hypocenter.environment import FOREIGN_PREFIXES, FOREIGN_VARIABLES, KNOWN, Environment
+from hypocenter.environment import FOREIGN_PREFIXES, FOREIGN_VARIABLES, KNOWN, SECRETS, Environment
 
 DEPENDENCIES = (
     "numpy", "numba", "llvmlite", "tbb", "tokenizers", "llguidance", "jinja2", "msgspec",
@@ -120,6 +120,7 @@ def _records(environ: Mapping[str, str]) -> str | None:
 def _variables(environ: Mapping[str, str]) -> dict[str, str | None]:
     """Ours with their value or None; of the others those that are set."""
     shown: dict[str, str | None] = {name: environ.get(name) for name in KNOWN}
+    shown |= {name: "set, not shown" for name in SECRETS if name in environ}
     for name in sorted(environ):
         if name in FOREIGN_VARIABLES or name.startswith(FOREIGN_PREFIXES):
             shown[name] = environ[name]

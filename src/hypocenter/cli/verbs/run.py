@@ -24,7 +24,8 @@ from hypocenter.cli.output import emit, say, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import EngineConfig, SamplingParams
 from hypocenter.errors import UsageError
-from hypocenter.model.gguf.file import require_file
+from hypocenter.model.gguf.file import open_gguf, require_file
+from hypocenter.model.text.chat import template_names
 from hypocenter.results import Completion
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ def run(
     if text is None and question is None and as_json:
         raise UsageError(f"--json needs a prompt: {HOW_TO_ASK}")
     params = sampling.params(in_chat=text is None)
+    if text is None:
+        _require_chat_template(path, config)
     with ProgressDisplay(quiet=quiet) as progress, open_llm(path, config, progress) as llm:
         if text is not None:
             token_ids = llm.tokenizer.encode(text)
@@ -69,7 +72,7 @@ def run(
         else:
             from hypocenter.cli.chat import chat
 
-            chat(llm, path, params, progress, system=prompt.system, quiet=quiet)
+            chat(llm, params, progress, system=prompt.system, quiet=quiet)
             return
         if as_json:
             _print_object(llm, path, token_ids, params, progress, is_chat=text is None)
@@ -79,6 +82,16 @@ def run(
             _print_end(completion, quiet=quiet)
         else:
             _print_answer(llm, text, token_ids, params, progress, quiet=quiet)
+
+
+def _require_chat_template(path: str, config: EngineConfig) -> None:
+    """Raises UsageError for a model that cannot chat, before anything of it is loaded."""
+    with open_gguf(Path(path), config.override_kv) as file:
+        if config.chat_template is None and not template_names(file):
+            raise UsageError(
+                f"{path} has no chat template, so it cannot chat: -p TEXT continues a text, and "
+                "--chat-template chatml chats all the same"
+            )
 
 
 def _question_from_stdin() -> str:

@@ -40,6 +40,7 @@ __all__ = [
     "Message",
     "check_messages",
     "load_chat_template",
+    "template_names",
 ]
 
 MAX_TEMPLATE_BYTES = 1 << 20
@@ -265,6 +266,13 @@ class ChatTemplate:
         self.close()
 
 
+def template_names(file: GGUFFile) -> list[str]:
+    """What the file's chat templates are called, the default first; none where it has none."""
+    names = ["default"] if KEY in file.metadata else []
+    named = [key.removeprefix(f"{KEY}.") for key in file.metadata if key.startswith(f"{KEY}.")]
+    return names + sorted(set(named) - set(names))
+
+
 def load_chat_template(
     file: GGUFFile,
     tokenizer: ChatVocabulary,
@@ -294,9 +302,7 @@ def load_chat_template(
         if len(name.encode("utf-8", "replace")) > MAX_TEMPLATE_BYTES:
             raise UsageError(f"chat_template is longer than {MAX_TEMPLATE_BYTES} bytes")
         return template(name, "given")
-    names = ["default"] if KEY in file.metadata else []
-    named = [key.removeprefix(f"{KEY}.") for key in file.metadata if key.startswith(f"{KEY}.")]
-    names += sorted(set(named) - set(names))
+    names = template_names(file)
     if name == "chatml" and name not in names:
         return template(CHATML, name)
     if not names:
