@@ -14,10 +14,10 @@ from terminal import hypo_in_process
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from hypocenter.check.report import CheckReport, report_text
+from hypocenter.check.report import FAR, CheckReport, report_text
 from hypocenter.cli.verbs.check import split_target
 from hypocenter.errors import UsageError
-from hypocenter.replay.findings import Finding
+from hypocenter.replay.findings import Finding, FindingKind, Headroom, Site
 from hypocenter.replay.text import finding_text
 
 VICTIMS = Path(__file__).parent / "check_victims"
@@ -288,3 +288,30 @@ def test_a_target_is_a_file_and_perhaps_a_kernel(tmp_path: Path) -> None:
     assert split_target(str(odd)) == (odd, None)
     with pytest.raises(UsageError):
         split_target("b.py:two words")
+
+
+def _spare(threshold: int | None) -> Headroom:
+    site = Site(file="a.py", line=3, function="k", expression="row * stride")
+    gave_up = None if threshold else "a loop waits"
+    return Headroom("k", 0, threshold, 10, site if threshold else None, gave_up=gave_up)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "is_told"), [(11, True), (FAR * 10 - 1, True), (FAR * 10, False), (None, False)]
+)
+def test_headroom_is_told_where_it_is_small(threshold: int | None, is_told: bool) -> None:
+    report = CheckReport("a.py", ("sm_90",), (), (_spare(threshold),), (), None)
+    assert ("int32 headroom" in report_text(report)) is is_told
+    assert "int32 headroom" in report_text(report, show_all=True)
+
+
+def test_what_was_not_written_is_told_with_the_launch() -> None:
+    finding = Finding(
+        kind=FindingKind.NEVER_WRITTEN, kernel="k", operation="launch", argument="y",
+        detail="2 of 4 elements of shape (4,), from [2] to [3]", element=(2,), num_lanes=2,
+        launched_at=Site(file="a.py", line=9, function="f", expression="k[(1,)](y)"),
+    )  # fmt: skip
+    assert finding_text(finding) == (
+        "a.py:9: never written: y, by this launch of k\n"
+        "    2 of 4 elements of shape (4,), from [2] to [3]"
+    )

@@ -40,8 +40,13 @@ class CheckReport(msgspec.Struct, frozen=True):
     error: str | None
 
 
-def report_text(report: CheckReport) -> str:
-    """The whole report: findings, then coverage, then the int32 headroom."""
+#: A grid that many times as large overflows int32: far enough not to be told of.
+FAR = 100
+
+
+def report_text(report: CheckReport, *, show_all: bool = False) -> str:
+    """The report: findings, coverage, and the int32 headroom; the latter whole with `show_all`,
+    otherwise where a grid less than `FAR` times as large would overflow."""
     parts = [
         "\n".join([finding_text(first, names), *_shown_on(report.archs, archs)])
         for first, names, archs in _group_by_place(report.findings)
@@ -51,9 +56,9 @@ def report_text(report: CheckReport) -> str:
     problems = {launch.kernel: launch.problem for launch in report.launches if launch.problem}
     lines += ["does not compile here (no finding)"] if problems else []
     lines += [f"    {kernel}: {problem}" for kernel, problem in problems.items()]
-    if report.headroom:
-        lines += ["int32 headroom (no finding)"]
-        lines += [f"    {headroom_text(spare)}" for spare in report.headroom]
+    spares = [spare for spare in report.headroom if show_all or _is_near(spare)]
+    lines += ["int32 headroom (no finding)"] if spares else []
+    lines += [f"    {headroom_text(spare)}" for spare in spares]
     num = len(parts)
     launches = [launch for launch in report.launches if launch.skipped is None]
     kernels = len({launch.kernel for launch in launches})
@@ -67,6 +72,10 @@ def report_text(report: CheckReport) -> str:
             f"{count_text(kernels, 'kernel')}, as on {archs}{cut if report.error else ''}"
         )
     return "\n".join(lines)
+
+
+def _is_near(spare: Headroom) -> bool:
+    return spare.threshold is not None and spare.threshold < FAR * spare.num_programs
 
 
 def merge_findings(found: Mapping[str, Sequence[Finding]]) -> tuple[Finding, ...]:

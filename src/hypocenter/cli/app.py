@@ -247,6 +247,14 @@ def check(
         float,
         Parameter(name="--budget", help="Processor seconds for running programs; then a sample."),
     ] = 60.0,
+    verbose: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Tell all int32 headroom, not only where a grid 100 times as large overflows.",
+        ),
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Run a file's Triton launches on the CPU and report every access that is wrong.
@@ -259,7 +267,7 @@ def check(
     """
     from hypocenter.cli.verbs import check as cli_check
 
-    cli_check.check(file, arguments, arch, budget, as_json=json)
+    cli_check.check(file, arguments, arch, budget, as_json=json, show_all=verbose)
 
 
 @app.command

@@ -465,6 +465,8 @@ class CheckedMemory:
                 place = f"{before} {name} {after}: {place}"
             elif kind is FindingKind.RACE:
                 place = f"two lanes of one store write different values: {place}"
+            elif kind is FindingKind.UNINITIALISED_READ:
+                place = f"nobody has written {place}"
             return place, argument.element(offset), offset // argument.item_bytes
 
         lanes = numbers if hit.lanes is None else hit.lanes[numbers]

@@ -11,8 +11,7 @@ from hypocenter.wording import count_text
 
 def finding_text(finding: Finding, configurations: Sequence[str] = ()) -> str:
     """Several lines: what and where, then the example lane, its values, and who launched it."""
-    of = f" of {finding.argument}" if finding.argument else ""
-    what = f"{finding.kind}: {finding.operation}{of} in {finding.kernel}"
+    what = f"{finding.kind}: {_of_what(finding)}"
     if not finding.sites:
         place = finding.launched_at
         lines = [f"{place.file}:{place.line}: {what}" if place else what]
@@ -44,6 +43,15 @@ def finding_text(finding: Finding, configurations: Sequence[str] = ()) -> str:
         lines.append(f"    launched at {finding.launched_at.file}:{finding.launched_at.line}")
     # A name of a bundle's may hold a line end, and no line of it may pass for one of ours.
     return "\n".join(line.replace("\n", "\\n") for line in lines)
+
+
+def _of_what(finding: Finding) -> str:
+    """`load of x_ptr in add`; of a whole launch what that did, or left undone."""
+    if finding.operation == "launch":
+        whose = f"{finding.argument}, by " if finding.argument else ""
+        return f"{whose}this launch of {finding.kernel}"
+    of = f" of {finding.argument}" if finding.argument else ""
+    return f"{finding.operation}{of} in {finding.kernel}"
 
 
 def values_text(values: dict[str, Any]) -> str:

@@ -20,7 +20,13 @@ PATIENCE_SECONDS = 2.0
 
 
 def check(
-    target: str, arguments: Sequence[str], archs: str, budget_seconds: float, *, as_json: bool
+    target: str,
+    arguments: Sequence[str],
+    archs: str,
+    budget_seconds: float,
+    *,
+    as_json: bool,
+    show_all: bool = False,
 ) -> None:
     """Print the report; leaves with EXIT_GATE when there are findings.
 
@@ -39,7 +45,7 @@ def check(
     if as_json:
         show_json(report)
     else:
-        show(report_text(report))
+        show(report_text(report, show_all=show_all))
     if report.findings:
         if report.error:
             say(f"{path} did not run to its end: {report.error}")

@@ -313,9 +313,8 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, report: ReplayReport)
     where = f" in program {finding.program}" if finding.program else ""
     red = f"the replay of {use.where}{where}: {finding.kind}: {_what(finding)}"
     evidence = (
-        f"{count_text(finding.num_lanes, 'access', 'accesses')} in "
-        f"{count_text(finding.num_programs, 'program')}; "
-        f"{report.coverage.num_run} of {report.coverage.num_launched} programs replayed",
+        f"{_extent_text(finding)}{report.coverage.num_run} of {report.coverage.num_launched} "
+        "programs replayed",
         *(
             [f"at that lane {', '.join(f'{k} = {v}' for k, v in finding.values.items())}"]
             if finding.values
@@ -340,7 +339,7 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, report: ReplayReport)
     root = RootCause(
         cause=judged.cause,
         sentence=f"{launch.kernel}: {finding.kind} at {argument or finding.operation}: "
-        f"{_what(finding)}",
+        f"{_what(finding, is_named=True)}",
         fix=judged.fix,
         proof=Proof(red, corrected, text),
         kernel=launch.kernel,
@@ -357,10 +356,21 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, report: ReplayReport)
     return proven(root, NAME, evidence, "a clean replay of the same launch", at, ids)
 
 
-def _what(finding: Finding) -> str:
+def _what(finding: Finding, *, is_named: bool = False) -> str:
+    """What the replay says of the place, and whose it is where that was not said (`is_named`)."""
     name = finding.argument or ""
-    place = ", ".join(map(str, finding.element or ()))
-    return f"{name}[{place}] {finding.detail}" if place else f"{name} {finding.detail}".strip()
+    place = f"[{', '.join(map(str, finding.element))}]" if finding.element else ""
+    if place and place in finding.detail:
+        return finding.detail if is_named else f"{name}: {finding.detail}"
+    return f"{name}{place} {finding.detail}".strip()
+
+
+def _extent_text(finding: Finding) -> str:
+    """How many accesses of how many programs; of what was never written there is none."""
+    if not finding.num_programs:
+        return ""
+    accesses = count_text(finding.num_lanes, "access", "accesses")
+    return f"{accesses} in {count_text(finding.num_programs, 'program')}; "
 
 
 def _green(
