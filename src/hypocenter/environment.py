@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from hypocenter.config import EngineConfig
 from hypocenter.errors import UsageError
@@ -129,6 +130,20 @@ def launch_blocking(environ: Mapping[str, str] = os.environ) -> str | None:
         if environ.get(name, "").strip().lower() in values:
             return f"{name}={environ[name]}"
     return None
+
+
+def key_of_clients(url: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """The key with which a server is asked: HYPO_API_KEY, or else OPENAI_API_KEY.
+
+    None where neither is set, and for another machine without TLS, where others could read it.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # no address at all, of which others tell
+        return None
+    if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
+        return None
+    return environ.get("HYPO_API_KEY") or environ.get("OPENAI_API_KEY") or None
 
 
 def as_environment_asks(config: EngineConfig) -> EngineConfig:

@@ -18,7 +18,7 @@ from hypocenter.check.report import FAR, CheckReport, report_text
 from hypocenter.cli.verbs.check import split_target
 from hypocenter.errors import UsageError
 from hypocenter.replay.findings import Finding, FindingKind, Headroom, Site
-from hypocenter.replay.text import finding_text
+from hypocenter.replay.text import extent_text, finding_text, place_text
 
 VICTIMS = Path(__file__).parent / "check_victims"
 ALL = VICTIMS / "every_victim.py"
@@ -315,3 +315,11 @@ def test_what_was_not_written_is_told_with_the_launch() -> None:
         "a.py:9: never written: y, by this launch of k\n"
         "    2 of 4 elements of shape (4,), from [2] to [3]"
     )
+    assert place_text(finding) == f"y: {finding.detail}"
+    assert place_text(finding, is_named=True) == finding.detail
+    assert extent_text(finding) == ""
+    read = msgspec.structs.replace(
+        finding, kind=FindingKind.OUT_OF_BOUNDS, element=(2,), detail="is wrong", num_programs=1
+    )
+    assert place_text(read, is_named=True) == "y[2] is wrong"
+    assert extent_text(read) == "2 accesses in 1 program; "

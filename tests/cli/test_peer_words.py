@@ -22,7 +22,7 @@ from hypocenter.cli.words.reading import (
     read,
     refusal,
 )
-from hypocenter.cli.words.table import VERBS, Word, names_and_operand, words_of
+from hypocenter.cli.words.table import VERBS, PeerOption, names_and_operand, words_of
 from hypocenter.config import EngineConfig, defaults
 
 LINES = tomllib.loads((Path(__file__).parent / "peer_lines.toml").read_text())
@@ -48,7 +48,7 @@ VALUES = (
 class Case:
     verb: str
     name: str
-    word: Word
+    word: PeerOption
     value: str
 
 

@@ -218,3 +218,42 @@ def test_the_base_install_needs_no_torch() -> None:
                 r.name for r in needed if r.marker is None or r.marker.evaluate({"extra": ""})
             ]
     assert not seen & {"torch", "triton", "transformers", "starlette"}
+
+
+def _commands_of_contributing() -> list[str]:
+    """What stands there between backquotes and begins as a command does."""
+    text = (ROOT / "CONTRIBUTING.md").read_text() + "`" + (ROOT / "scripts" / "test").read_text()
+    spans = re.findall(r"`([^`]+)`|^# .*: (scripts/test .*)$", text, re.M)
+    commands = [one or other for one, other in spans]
+    starts = ("scripts/", ".venv/bin/", "python ", "pip ")
+    return sorted({line for line in commands if line.startswith(starts)})
+
+
+def test_the_commands_of_contributing_are_all_here() -> None:
+    commands = _commands_of_contributing()
+    assert len(commands) > 15
+    assert [line.split()[1] for line in commands if line.startswith("scripts/test ")]
+
+
+@pytest.mark.parametrize("line", _commands_of_contributing())
+def test_a_command_of_contributing_can_be_run(line: str) -> None:
+    """Tests that it names are collected; nothing else is run, as each may take minutes."""
+    words = shlex.split(line)
+    if words[0].startswith("scripts/"):
+        script = ROOT / words[0]
+        assert os.access(script, os.X_OK), line
+        assert subprocess.run(["sh", "-n", script], check=False).returncode == 0
+        if words[0] == "scripts/test" and words[1:]:
+            collect = [sys.executable, "-m", "pytest", "-q", "--collect-only", *words[1:]]
+            done = subprocess.run(collect, cwd=ROOT, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stdout
+            assert "::test_" in done.stdout
+    elif words[0].startswith(".venv/"):
+        assert (Path(sys.executable).parent / Path(words[0]).name).exists()
+    elif words[0] == "pip":
+        assert words[1] == "install"
+        assert all(PINS[word.split("==")[0]] == word.split("==")[1] for word in words[2:])
+    elif words[1] == "-m":
+        assert (ROOT / (words[2].replace(".", "/") + ".py")).is_file()
+    else:
+        assert (ROOT / words[1]).is_file()

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from served import Served, free_port, serving
 
+from hypocenter.cli.verbs.bench_serve import bench_serve
+from hypocenter.environment import key_of_clients
 from hypocenter.errors import HypoError, UsageError
 from hypocenter.server.load import Asked, Load, figures_of, make_requests, run_load
 
@@ -67,8 +69,11 @@ def test_a_server_is_measured(served: Served) -> None:
 
 
 def test_a_server_that_refuses_or_is_not_there(served: Served) -> None:
-    with pytest.raises(HypoError, match="status 401"):
+    with pytest.raises(HypoError, match=r"status 401; it wants a key .*: --api-key, HYPO_API_KEY"):
         run_load(Load(url=f"http://127.0.0.1:{served.port}"))
+    load = Load(url=f"http://127.0.0.1:{served.port}", model="m", num_requests=1)
+    with pytest.raises(HypoError, match=r"status 401: .*--api-key, HYPO_API_KEY"):
+        bench_serve(load, as_json=True, quiet=True)
     with pytest.raises(HypoError, match="does not answer"):
         run_load(Load(url=f"http://127.0.0.1:{free_port()}"))
     with pytest.raises(UsageError, match="like http://"):
@@ -89,3 +94,22 @@ def test_workers_are_killed_and_no_answer_changes(
     assert figures["num_answers"] >= 3
     assert figures["num_pauses"] >= 3
     assert figures["cause"] == cause
+
+
+@pytest.mark.parametrize(
+    ("url", "key"),
+    [
+        ("http://127.0.0.1:8080", "ours"),
+        ("http://localhost:8080/v1", "ours"),
+        ("https://a.example", "ours"),
+        ("http://a.example", None),
+        ("http://[", None),
+    ],
+)
+def test_a_key_of_the_environment_goes_where_nobody_else_reads_it(
+    url: str, key: str | None
+) -> None:
+    theirs = {"OPENAI_API_KEY": "theirs"}
+    assert key_of_clients(url, {"HYPO_API_KEY": "ours"} | theirs) == key
+    assert key_of_clients(url, theirs) == (key and "theirs")
+    assert key_of_clients(url, {}) is None

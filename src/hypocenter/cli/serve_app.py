@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from hypocenter.cli.model_app import Model, ModelOptions
 from hypocenter.cli.options import AsJson, EngineOptions, Quiet
 from hypocenter.cli.serve_options import ServeOptions
+from hypocenter.environment import key_of_clients
 
 
 def serve(
@@ -73,7 +74,14 @@ def bench_serve(
     model: Annotated[
         str | None, Parameter(name=("-m", "--model"), help="[default: the server's first one]")
     ] = None,
-    api_key: Annotated[str | None, Parameter(name="--api-key", help="Key to send.")] = None,
+    api_key: Annotated[
+        str | None,
+        Parameter(
+            name="--api-key",
+            help="Key to send. Without it HYPO_API_KEY or OPENAI_API_KEY has it, for this machine "
+            "and for https.",
+        ),
+    ] = None,
     json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -88,7 +96,7 @@ def bench_serve(
     load = Load(
         url=url,
         model=model,
-        api_key=api_key,
+        api_key=key_of_clients(url) if api_key is None else api_key,
         num_requests=num_requests,
         concurrency=16 if concurrency is None and rate is None else concurrency,
         rate=rate,

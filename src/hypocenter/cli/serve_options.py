@@ -23,8 +23,8 @@ class ServeOptions:
         str | None,
         Parameter(
             name="--config",
-            help="TOML file with options by name: port = 8000. The command line and HYPO_SERVE_PORT "
-            "come before it.",
+            help="TOML file with options by name, such as port = 8000. What the command line and "
+            "the environment (HYPO_SERVE_PORT) say comes before it.",
         ),
     ] = None
     host: Annotated[

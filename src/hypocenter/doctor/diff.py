@@ -275,8 +275,8 @@ class _Runs:
                 what = "prompt" if is_first else "tokens"
                 if is_first and one.num_tokens != other.num_tokens:
                     what, digests = "prompt size", (f"{one.num_tokens}", f"{other.num_tokens}")
-                sides = {"good": digests[0], "bad": digests[1]}
-                yield Difference(step=step, what=what, subject=f"{row}", **sides)
+                first, second = digests
+                yield Difference(step=step, what=what, subject=f"{row}", good=first, bad=second)
                 if is_first:  # all else that differs follows from it
                     continue
             for name in ("row", "first_position", "num_tokens", "blocks"):

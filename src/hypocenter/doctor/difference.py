@@ -74,7 +74,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         if self.what == "prompt size":
             return (
                 f"{where}: request {self.subject} begins with {self.good} tokens in GOOD and "
-                f"{self.bad} in BAD, by another prompt or another -b; compare runs of the same command"
+                f"{self.bad} in BAD, by another prompt or another -b; compare runs of the same "
+                "command"
             )
         if self.what == "tokens":
             return f"{where}: request {self.subject} has got other tokens in BAD than in GOOD"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hypocenter.replay.findings import AXES, Finding, Headroom
+from hypocenter.replay.findings import AXES, Finding, FindingKind, Headroom
 from hypocenter.wording import count_text
 
 
@@ -52,6 +52,27 @@ def _of_what(finding: Finding) -> str:
         return f"{whose}this launch of {finding.kernel}"
     of = f" of {finding.argument}" if finding.argument else ""
     return f"{finding.operation}{of} in {finding.kernel}"
+
+
+#: What is told of these names the element itself.
+_WITH_PLACE = (FindingKind.NEVER_WRITTEN, FindingKind.UNINITIALISED_READ)
+
+
+def place_text(finding: Finding, *, is_named: bool = False) -> str:
+    """What is told of the place; without the argument's name where that was said (`is_named`)."""
+    name = finding.argument or ""
+    if finding.kind in _WITH_PLACE:
+        return finding.detail if is_named else f"{name}: {finding.detail}"
+    place = f"[{', '.join(map(str, finding.element))}]" if finding.element else ""
+    return f"{name}{place} {finding.detail}".strip()
+
+
+def extent_text(finding: Finding) -> str:
+    """`24 accesses in 1 program; `, or nothing: of what was never written there is no access."""
+    if not finding.num_programs:
+        return ""
+    accesses = count_text(finding.num_lanes, "access", "accesses")
+    return f"{accesses} in {count_text(finding.num_programs, 'program')}; "
 
 
 def values_text(values: dict[str, Any]) -> str:

@@ -278,6 +278,10 @@ def _connection(load: Load) -> http.client.HTTPConnection:
     return kind(parts.hostname, parts.port, timeout=load.timeout)
 
 
+#: What is said of a server that lets nobody in who has no key.
+NEEDS_KEY = "; it wants a key that it knows: --api-key, HYPO_API_KEY or OPENAI_API_KEY"
+
+
 def _headers(load: Load) -> dict[str, str]:
     headers = {"Content-Type": "application/json"}
     if load.api_key:
@@ -293,7 +297,8 @@ def _first_model(load: Load) -> str:
         answer = connection.getresponse()
         data = answer.read(1 << 20)
         if answer.status != 200:
-            raise HypoError(f"{load.url}: /v1/models answers with status {answer.status}")
+            hint = NEEDS_KEY if answer.status == 401 else ""
+            raise HypoError(f"{load.url}: /v1/models answers with status {answer.status}{hint}")
         return str(msgspec.json.decode(data)["data"][0]["id"])
     except (OSError, http.client.HTTPException) as error:
         raise HypoError(f"{load.url} does not answer: {error}") from error

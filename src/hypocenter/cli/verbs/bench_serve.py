@@ -7,7 +7,7 @@ import msgspec
 from hypocenter.cli.output import show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.errors import HypoError
-from hypocenter.server.load import PERCENTILES, Figures, Load, run_load
+from hypocenter.server.load import NEEDS_KEY, PERCENTILES, Figures, Load, run_load
 
 _TIMES = (
     ("time to first token (TTFT)", "ttft_ms"),
@@ -22,7 +22,8 @@ def bench_serve(load: Load, *, as_json: bool, quiet: bool) -> None:
     with ProgressDisplay(quiet=quiet) as progress:
         figures, _ = run_load(load, progress)
     if figures.num_errors == figures.num_requests:
-        raise HypoError(f"no request was answered: {figures.first_error}")
+        hint = NEEDS_KEY if figures.first_error.startswith("status 401") else ""
+        raise HypoError(f"no request was answered: {figures.first_error}{hint}")
     if as_json:
         asked = {name: getattr(load, name) for name in load.__dataclass_fields__}
         del asked["api_key"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from cyclopts import App
 from cyclopts.argument import ArgumentCollection
 
-from hypocenter.cli.words.table import VERBS, Word, words_of
+from hypocenter.cli.words.table import VERBS, PeerOption, words_of
 from hypocenter.errors import UsageError
 
 MAX_OPTIONS = 200
@@ -53,7 +53,7 @@ def _num_slips(left: str, right: str) -> int:
 
 
 @dataclass(slots=True)
-class Reading:
+class LineRead:
     """What a command line says: our words, and what is to be told of the others."""
 
     tokens: list[str] = field(default_factory=list)
@@ -131,9 +131,9 @@ def is_option(word: str) -> bool:
     return word.startswith("-") and word != "-" and not _NUMBER.fullmatch(word)
 
 
-def read(verb: str, tokens: Sequence[str], options: Options) -> Reading:
+def read(verb: str, tokens: Sequence[str], options: Options) -> LineRead:
     """Go through the words behind the verb, one after the other."""
-    reading, at = Reading(), 0
+    reading, at = LineRead(), 0
     while at < len(tokens):
         token, following = tokens[at], tokens[at + 1 :]
         if token == "--":
@@ -156,7 +156,7 @@ def read(verb: str, tokens: Sequence[str], options: Options) -> Reading:
     return reading
 
 
-def _words_for(verb: str, name: str) -> list[Word]:
+def _words_for(verb: str, name: str) -> list[PeerOption]:
     """The entries of an option, however its program lets one spell it."""
     known = words_of(verb)
     plain = name.replace("_", "-") if name.startswith("--") else name
@@ -166,7 +166,9 @@ def _words_for(verb: str, name: str) -> list[Word]:
             return known[spelled]
     # A switch of vLLM's that is turned off asks for what is so, wherever no entry says otherwise.
     positive = known.get("--" + plain.removeprefix("--no-"), ())
-    return [Word("taken", word.operand, None, (), "") for word in positive if not word.operand]
+    return [
+        PeerOption("taken", word.operand, None, (), "") for word in positive if not word.operand
+    ]
 
 
 def _operands(operand: str, following: Sequence[str]) -> list[str]:
@@ -182,7 +184,7 @@ def _operands(operand: str, following: Sequence[str]) -> list[str]:
     return values[: next((at for at, word in enumerate(values) if is_option(word)), count)]
 
 
-def _settle(reading: Reading, name: str, values: list[str], words: list[Word]) -> None:
+def _settle(reading: LineRead, name: str, values: list[str], words: list[PeerOption]) -> None:
     """Do what the first entry says that fits the value."""
     value = " ".join(values)
     word = next((word for word in words if word.fits(value)), words[-1])
@@ -194,7 +196,7 @@ def _settle(reading: Reading, name: str, values: list[str], words: list[Word]) -
         reading.renamed.append([value if part == "{}" else part for part in word.to])
 
 
-def refusal(verb: str, reading: Reading, options: Options) -> str:
+def refusal(verb: str, reading: LineRead, options: Options) -> str:
     """One line on every option that is not here."""
     parts = [
         f"{name} (did you mean {near}?)" if (near := nearest(name, options.names)) else name

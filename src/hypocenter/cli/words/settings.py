@@ -36,7 +36,7 @@ def fill(_app: App, _commands: tuple[str, ...], arguments: ArgumentCollection) -
     Cyclopts calls it between the command line and the conversion of values. Raises UsageError.
     """
     _fill(arguments, list(_of_environment(os.environ, arguments)))
-    files = [token.value for token in _named(arguments)["--config"].tokens]
+    files = [token.value for token in _options_by_name(arguments)["--config"].tokens]
     if files:
         _fill(arguments, list(_of_file(files[-1], arguments)))
 
@@ -51,7 +51,7 @@ def _fill(arguments: ArgumentCollection, found: list[tuple[Argument, list[Token]
                 argument.append(token)
 
 
-def _named(arguments: ArgumentCollection) -> dict[str, Argument]:
+def _options_by_name(arguments: ArgumentCollection) -> dict[str, Argument]:
     """Each option by each of its long names."""
     return {name: found for found in arguments for name in found.names if name.startswith("--")}
 
@@ -77,7 +77,7 @@ def _as_written(option: str, where: str) -> str:
 def _of_environment(
     environ: Mapping[str, str], arguments: ArgumentCollection
 ) -> Iterator[tuple[Argument, list[Token]]]:
-    named = _named(arguments)
+    named = _options_by_name(arguments)
     for variable in sorted(name for name in environ if name.startswith(OF_SERVE)):
         name = variable.removeprefix(OF_SERVE)
         if f"HYPO_{name}" in SECRETS:
@@ -89,7 +89,7 @@ def _of_environment(
 
 
 def _of_file(path: str, arguments: ArgumentCollection) -> Iterator[tuple[Argument, list[Token]]]:
-    named = _named(arguments)
+    named = _options_by_name(arguments)
     for name, value in _read(path).items():
         where = f"{name} in {path}"
         argument = _option(name, where, named)
@@ -126,19 +126,19 @@ def _texts(argument: Argument, value: object, where: str) -> list[str]:
         return [json.dumps(value)]
     values = value if isinstance(value, list) and _is_list(argument) else [value]
     allowed: Callable[[object], bool] = (
-        (lambda one: isinstance(one, str | int | float) and not isinstance(one, bool))
+        (lambda item: isinstance(item, str | int | float) and not isinstance(item, bool))
         if takes_value
-        else (lambda one: isinstance(one, bool))
+        else (lambda item: isinstance(item, bool))
     )
-    if not all(allowed(one) for one in values):
+    if not all(allowed(item) for item in values):
         kind = "a list of texts" if _is_list(argument) else "a number or a text"
         raise UsageError(f"{where} must be {kind if takes_value else 'true or false'}")
-    return [str(one) for one in values]
+    return [str(item) for item in values]
 
 
 def _is_list(argument: Argument) -> bool:
     """Whether an option may be given again."""
-    return argument.token_count()[1]
+    return bool(argument.token_count()[1])
 
 
 def _tokens(argument: Argument, name: str, values: list[str], source: str) -> list[Token]:

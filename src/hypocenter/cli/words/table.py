@@ -17,7 +17,7 @@ Fate = Literal["renamed", "taken", "refused"]
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class PeerOption:
     """What becomes of one option of another program.
 
     `operand` is what follows it there: nothing, `N`, `[a|b]`, `N...` or `START END`. `values` are
@@ -36,9 +36,9 @@ class Word:
 
 
 @functools.cache
-def words_of(verb: str) -> dict[str, list[Word]]:
+def words_of(verb: str) -> dict[str, list[PeerOption]]:
     """Each name to its entries, the first that fits first."""
-    found: dict[str, list[Word]] = {}
+    found: dict[str, list[PeerOption]] = {}
     for peer in PEERS:
         text = files(__package__).joinpath(f"{peer}.toml").read_text(encoding="utf-8")
         for name, verbs, word in _entries(tomllib.loads(text)):
@@ -47,7 +47,7 @@ def words_of(verb: str) -> dict[str, list[Word]]:
     return found
 
 
-def _entries(table: dict[str, Any]) -> Iterator[tuple[str, tuple[str, ...], Word]]:
+def _entries(table: dict[str, Any]) -> Iterator[tuple[str, tuple[str, ...], PeerOption]]:
     """Name, verbs and entry of each option of a table, as it stands there."""
     fates: tuple[Fate, ...] = ("renamed", "taken", "refused")
     for fate in fates:
@@ -55,7 +55,7 @@ def _entries(table: dict[str, Any]) -> Iterator[tuple[str, tuple[str, ...], Word
             values = re.compile(group["values"]) if "values" in group else None
             for option in group["options"]:
                 names, operand = names_and_operand(option)
-                word = Word(
+                word = PeerOption(
                     fate,
                     operand,
                     values,

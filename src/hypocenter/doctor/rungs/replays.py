@@ -37,6 +37,7 @@ from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import Place, SourceRecord
 from hypocenter.record.gap import Gap, GapKind
 from hypocenter.replay.findings import Finding, FindingKind, ReplayReport
+from hypocenter.replay.text import extent_text, place_text
 from hypocenter.wording import count_text
 
 NAME = "replay"
@@ -311,9 +312,9 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, report: ReplayReport)
     tensor = case.tensor_of(launch, finding.argument or "")
     blamed = case.tensor_of(launch, judged.argument) if judged.argument else tensor
     where = f" in program {finding.program}" if finding.program else ""
-    red = f"the replay of {use.where}{where}: {finding.kind}: {_what(finding)}"
+    red = f"the replay of {use.where}{where}: {finding.kind}: {place_text(finding)}"
     evidence = (
-        f"{_extent_text(finding)}{report.coverage.num_run} of {report.coverage.num_launched} "
+        f"{extent_text(finding)}{report.coverage.num_run} of {report.coverage.num_launched} "
         "programs replayed",
         *(
             [f"at that lane {', '.join(f'{k} = {v}' for k, v in finding.values.items())}"]
@@ -339,7 +340,7 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, report: ReplayReport)
     root = RootCause(
         cause=judged.cause,
         sentence=f"{launch.kernel}: {finding.kind} at {argument or finding.operation}: "
-        f"{_what(finding, is_named=True)}",
+        f"{place_text(finding, is_named=True)}",
         fix=judged.fix,
         proof=Proof(red, corrected, text),
         kernel=launch.kernel,
@@ -354,23 +355,6 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, report: ReplayReport)
     )
     at, ids = use.seq * 1000 + _number(use.place), (tensor.id,) if tensor else ()
     return proven(root, NAME, evidence, "a clean replay of the same launch", at, ids)
-
-
-def _what(finding: Finding, *, is_named: bool = False) -> str:
-    """What the replay says of the place, and whose it is where that was not said (`is_named`)."""
-    name = finding.argument or ""
-    place = f"[{', '.join(map(str, finding.element))}]" if finding.element else ""
-    if place and place in finding.detail:
-        return finding.detail if is_named else f"{name}: {finding.detail}"
-    return f"{name}{place} {finding.detail}".strip()
-
-
-def _extent_text(finding: Finding) -> str:
-    """How many accesses of how many programs; of what was never written there is none."""
-    if not finding.num_programs:
-        return ""
-    accesses = count_text(finding.num_lanes, "access", "accesses")
-    return f"{accesses} in {count_text(finding.num_programs, 'program')}; "
 
 
 def _green(
