@@ -235,7 +235,7 @@ def test_a_prompt_may_be_the_name_of_an_option() -> None:
     ("line", "words"),
     [
         ("run -st", "-st (hypo run MODEL 'a question' asks a chat once)"),
-        ("run -ctq q8_0", "hypo run has no -ctq; see hypo run --help"),
+        ("run -ctq q8_0", "-ctq (did you mean -ctk?)"),
         ("run --context 5", "hypo run has no --context; see"),
         ("serve --dtype bfloat16", "--dtype (weights keep the type that they have in the file"),
         ("serve --speculative-config.method x", "--speculative-config.method (there is no"),
@@ -270,6 +270,7 @@ def test_bench_takes_the_switches_of_llama_bench() -> None:
         ("--no-webui", None),
         ("--main-gpu", None),
         ("-ng", None),
+        ("--" + "port" * 50_000, None),
     ],
 )
 def test_a_guess_is_near_or_not_made(word: str, meant: str | None) -> None:
@@ -287,7 +288,7 @@ def test_no_option_of_a_peer_is_guessed_to_be_ours_without_being_alike() -> None
                 assert alike or begins or abs(len(name) - len(meant)) <= 2, (name, meant)
 
 
-@pytest.mark.parametrize(("word", "meant"), [("sevre", "serve"), ("rnu", None), ("tset", None)])
+@pytest.mark.parametrize(("word", "meant"), [("sevre", "serve"), ("rnu", "run"), ("tset", None)])
 def test_a_verb_is_guessed_where_it_is_near(word: str, meant: str | None) -> None:
     assert nearest(word, ALL_VERBS) == meant
 

@@ -1,5 +1,5 @@
 """The words of a command line: ours, those of llama.cpp and vLLM, and those of a settings file.
 
-Enter by `reading.in_our_words` and `settings.fill`. They never run a verb. The tables beside it
-say what each option of the other programs does here.
+Door: `reading.in_our_words`, and `settings.fill`, which cyclopts calls. Never runs a verb. The
+tables beside it say what each option of the other programs does here.
 """

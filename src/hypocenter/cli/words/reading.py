@@ -17,6 +17,8 @@ from hypocenter.cli.words.table import VERBS, PeerOption, words_of
 from hypocenter.errors import UsageError
 
 MAX_OPTIONS = 200
+#: Characters of a word that is worth a guess; comparing takes the square of them.
+_MAX_GUESSED = 60
 #: What cyclopts itself answers.
 _OF_ALL = ("--help", "-h", "--version", "-V")
 _NUMBER = re.compile(r"-[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?|-\.[0-9]+|-inf")
@@ -25,29 +27,31 @@ _NUMBER = re.compile(r"-[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?|-\.[0-9]+|-inf")
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The name among `known` that was probably meant, or None where none is near.
 
-    Near is a slip in four letters or so: `prot` and `port` are, `uds` and `bundles` are not. A
+    Near is one slip, or one in four letters: `prot` and `port` are, `uds` and `bundles` are not. A
     beginning of three letters will do.
     """
     bare = word.lstrip("-").replace("_", "-").lower()
-    if len(bare) < 3:
+    if not 3 <= len(bare) <= _MAX_GUESSED:
         return None
     found = {name: name.lstrip("-").replace("_", "-") for name in known}
-    distances = {name: _num_slips(bare, plain) for name, plain in found.items()}
-    near = min(distances, key=distances.__getitem__, default="")
-    if near and distances[near] <= len(bare) // 4:
-        return near
-    return min((name for name in found if found[name].startswith(bare)), key=len, default=None)
+    begun = sorted((name for name in found if found[name].startswith(bare)), key=len)
+    slips = {name: _num_slips(bare, plain) for name, plain in found.items()}
+    near = sorted(
+        (name for name in slips if slips[name] <= max(1, len(bare) // 4)), key=slips.__getitem__
+    )
+    first_words = [name for name in begun if found[name].startswith(f"{bare}-")]
+    return next(iter([*first_words, *near, *begun]), None)
 
 
 def _num_slips(left: str, right: str) -> int:
     """Letters left out, added, changed or swapped with the next (optimal string alignment)."""
     before: list[int] = []
     row = list(range(len(right) + 1))
-    for i, a in enumerate(left, 1):
+    for i, ours in enumerate(left, 1):
         earlier, before, row = before, row, [i]
-        for j, b in enumerate(right, 1):
-            row.append(min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b)))
-            if i > 1 and j > 1 and a == right[j - 2] and b == left[i - 2]:
+        for j, theirs in enumerate(right, 1):
+            row.append(min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (ours != theirs)))
+            if i > 1 and j > 1 and (ours, theirs) == (right[j - 2], left[i - 2]):
                 row[j] = min(row[j], earlier[j - 2] + 1)
     return row[-1]
 
