@@ -58,7 +58,7 @@ def endless(chat_model: Path) -> list[str]:
     ("args", "parts"),
     [
         (["rnu"], ["unknown command 'rnu'; did you mean run; commands are run, inspect"]),
-        (["run", "--tmp", "1"], ["unknown option: --tmp", "Did you mean --temp?"]),
+        (["run", "--tmp", "1"], ["hypo run has no --tmp (did you mean --temp?)"]),
         (["run", "--top-k", "1.5"], ["--top-k", "whole number"]),
         (["run", "--temp", "warm"], ["--temp", '"warm"']),
         (["run", "--temp", "-1", "-p", "x"], ["--temp/--temperature is -1.0", "from 0.0 to 100.0"]),

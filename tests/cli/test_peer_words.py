@@ -22,7 +22,14 @@ from hypocenter.cli.words.reading import (
     read,
     refusal,
 )
-from hypocenter.cli.words.table import VERBS, PeerOption, names_and_operand, words_of
+from hypocenter.cli.words.table import (
+    PEERS,
+    VERBS,
+    PeerOption,
+    entries_of,
+    names_and_operand,
+    words_of,
+)
 from hypocenter.config import EngineConfig, defaults
 
 LINES = tomllib.loads((Path(__file__).parent / "peer_lines.toml").read_text())
@@ -101,6 +108,12 @@ def test_each_option_of_the_peers_is_renamed_taken_or_refused(verb: str) -> None
             value = line[-1] if "{}" in case.word.to else None
             assert reading.words() == [value if part == "{}" else part for part in case.word.to]
             assert reading.remark is None
+
+
+def test_no_option_of_a_peer_was_lost() -> None:
+    """The numbers change with the releases that the tables are taken from."""
+    names = {peer: {name for name, _, _ in entries_of(peer)} for peer in PEERS}
+    assert {peer: len(found) for peer, found in names.items()} == {"llama_cpp": 454, "vllm": 367}
 
 
 def test_each_word_stands_for_an_option_that_there_is() -> None:

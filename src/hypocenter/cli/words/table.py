@@ -40,15 +40,16 @@ def words_of(verb: str) -> dict[str, list[PeerOption]]:
     """Each name to its entries, the first that fits first."""
     found: dict[str, list[PeerOption]] = {}
     for peer in PEERS:
-        text = files(__package__).joinpath(f"{peer}.toml").read_text(encoding="utf-8")
-        for name, verbs, word in _entries(tomllib.loads(text)):
+        for name, verbs, word in entries_of(peer):
             if verb in verbs:
                 found.setdefault(name, []).append(word)
     return found
 
 
-def _entries(table: dict[str, Any]) -> Iterator[tuple[str, tuple[str, ...], PeerOption]]:
-    """Name, verbs and entry of each option of a table, as it stands there."""
+def entries_of(peer: str) -> Iterator[tuple[str, tuple[str, ...], PeerOption]]:
+    """Name, verbs and entry of each option of a peer's table, as it stands there."""
+    text = files(__package__).joinpath(f"{peer}.toml").read_text(encoding="utf-8")
+    table: dict[str, Any] = tomllib.loads(text)
     fates: tuple[Fate, ...] = ("renamed", "taken", "refused")
     for fate in fates:
         for group in table[fate]:
