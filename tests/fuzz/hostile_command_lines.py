@@ -45,6 +45,7 @@ DOORS = (
 )
 #: Not those that name folders, which a command may fill, nor the one that asks for tracebacks.
 VARIABLES = sorted({*KNOWN, "HYPO_NONSENSE"} - {"HYPO_RUN_DIR", "HYPO_CACHE_DIR", "HYPO_DEBUG"})
+OF_SERVE = ("HYPO_SERVE_PORT", "HYPO_SERVE_CONFIG", "HYPO_SERVE_SPARE", "HYPO_SERVE_NONSENSE")
 NUMBERS = (
     "0", "-0", "1", "-1", "2", "1.5", "1e3", "1e400", "-1e400", "nan", "inf", "-inf", "0x10",
     "1_000", "٣", "９", str(2**31), str(2**63), str(2**64), "9" * 400, "9" * 5000,
@@ -56,7 +57,7 @@ TEXTS = (
     "--json=maybe", "--no-json", "-abc", "*", "$(x)", "`x`", ";", "&&", "\\", "'", '"', "[",
     "@file", "cpu", "cuda", "hip", "sim:mi300x", "sim:", "sim:x", "f16", "f32", "off", "traced",
     "guarded", "checked", "fused", "bf16", "exact", "all", "gfx942", "sm_90", "gfx942,,x",
-    "mean_over_bytes", "llama-bpe",
+    "mean_over_bytes", "llama-bpe", "-ngl", "-fa", "--mlock=on", "--lora", "--dtype", "--api-keys",
 )  # fmt: skip
 PATHS = (
     "good.gguf", "odd.gguf", "bundle", "empty", "folder", "folder/", "./good.gguf", "good.gguf/x",
@@ -139,7 +140,7 @@ def prepare(seeds_folder: Path) -> Callable[[random.Random, Path], str]:
         environ = {}
         if source.random() < 0.1:
             word = any_word(source, options).replace("\x00", "")
-            environ[source.choice(VARIABLES)] = word
+            environ[source.choice((*VARIABLES, *OF_SERVE))] = word
         before = os.getcwd()
         os.chdir(current)
         try:
