@@ -8,13 +8,6 @@ from pathlib import Path
 from typing import Any
 
 
-def gpu_vendors(root: Path) -> list[str]:
-    """Vendors whose driver is loaded, by the device nodes that it makes."""
-    dev = root / "dev"
-    nodes = {"amd": dev / "kfd", "nvidia": dev / "nvidiactl"}
-    return [vendor for vendor, node in nodes.items() if node.exists()]
-
-
 def cpu(root: Path) -> dict[str, Any]:
     from hypocenter.device.cpu import lang
 

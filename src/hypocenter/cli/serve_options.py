@@ -50,7 +50,8 @@ class ServeOptions:
         int | None,
         Parameter(
             name="--kv-tokens",
-            help="Tokens that the KV cache holds, of all requests together. [default: 4 contexts]",
+            help="Tokens that the KV cache holds, of all requests together. [default: 4 contexts; "
+            "on a GPU what --gpu-memory-fraction leaves room for]",
         ),
     ] = None
     max_queued: Annotated[

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from hypocenter.config import KV_DTYPES, EngineConfig
+from hypocenter.device.backend import Room
 from hypocenter.errors import BadSetting, OutOfMemory
 from hypocenter.kernels.attention.attention_cpu import num_part_floats
 from hypocenter.kernels.experts.experts_table import ExpertsShape
@@ -65,14 +65,6 @@ def require_kv_dtype(facts: Architecture, name: str) -> None:
     odd = min(size for size in sizes if size % num_columns)
     limit = f"heads of {odd} columns are no whole blocks of {num_columns}; use {' or '.join(known)}"
     raise BadSetting("kv_dtype", name, limit)
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Bytes that may still be taken, of how many in all."""
-
-    available_bytes: int
-    limit_bytes: int
 
 
 def needed_bytes(

@@ -86,6 +86,8 @@ def bench(path: str, options: BenchOptions, config: EngineConfig, *, as_json: bo
         )
     if config.context_length is None:
         config = replace(config, context_length=needed)
+    if config.kv_tokens is None:
+        config = replace(config, kv_tokens=max(needed, config.context_length or 0))
     config = replace(config, max_batch_requests=max(num_sequences, config.max_batch_requests))
     began = time.perf_counter()
     with ProgressDisplay() as progress, open_llm(path, config, progress) as llm:
