@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -57,6 +58,7 @@ def main() -> int:
         "model": f"{options.shape} {options.type}",
         "choices": _choices(path),
         "caches": [_cache(path, fraction) for fraction in FRACTIONS],
+        "death": _death(path),
         "batches": [_batch(path, kv_tokens) for kv_tokens in (0, 4096)],
     }
     out = options.out or ROOT / f"benchmarks/results/defaults-{report['date']}.json"
@@ -68,8 +70,8 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", default="8b")
-    parser.add_argument("--type", default="q4_0")
+    parser.add_argument("--shape", default="llama-3.1-8b")
+    parser.add_argument("--type", default="Q4_0")
     parser.add_argument("--models", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
@@ -113,13 +115,33 @@ def _cache(path: Path, fraction: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _death(path: Path) -> dict[str, Any]:
+    """The same answer before and after the worker is killed, whose memory the next one takes."""
+    from serve_process import child_pids, free_port
+
+    port = free_port()
+    with _server(["serve", str(path), "--port", str(port), "--bundles", ""]) as lines:
+        server = int(lines[0])
+        before = _text(port)
+        workers = [pid for pid in child_pids(server) if b"worker.worker" in _command(pid)]
+        os.kill(min(workers), signal.SIGKILL)  # the others started later
+        began = time.perf_counter()
+        after = _text(port)
+        seconds = time.perf_counter() - began
+        return {"is_equal": before == after, "seconds": seconds, "used_mib": _used_mib()}
+
+
+def _command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 @contextlib.contextmanager
 def _server(words: list[str]) -> Any:
-    """The lines that a server has said once it serves; ended behind."""
+    """Its pid and the lines that a server has said once it serves; ended behind."""
     command = [sys.executable, "-P", "-m", "hypocenter", *words]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    lines: list[str] = []
+    lines = [str(process.pid)]
     try:
         stop = time.monotonic() + COMMAND_SECONDS
         for line in process.stderr:
@@ -136,16 +158,32 @@ def _server(words: list[str]) -> Any:
 
 
 def _answer(port: int) -> int:
+    return int(_asked(port)["usage"]["completion_tokens"])
+
+
+def _text(port: int) -> str:
+    """An answer; what a server that is between two workers refuses is asked for again."""
+    stop = time.monotonic() + COMMAND_SECONDS
+    while True:
+        try:
+            return str(_asked(port)["choices"][0]["text"])
+        except OSError:
+            if time.monotonic() > stop:
+                raise
+            time.sleep(0.05)
+
+
+def _asked(port: int) -> Any:
     import urllib.request
 
-    body = {"prompt": [300] * 64, "max_tokens": 32, "ignore_eos": True}
+    body = {"prompt": [300] * 64, "max_tokens": 32, "ignore_eos": True, "temperature": 0}
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/completions",
         json.dumps(body).encode(),
         {"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=COMMAND_SECONDS) as answer:
-        return int(json.load(answer)["usage"]["completion_tokens"])
+        return json.load(answer)
 
 
 def _batch(path: Path, kv_tokens: int) -> dict[str, Any]:
@@ -188,7 +226,7 @@ def _table(report: dict[str, Any]) -> str:
             f"  fraction {row['fraction']}: {row['used_mib']} of {row['total_mib']} MiB used, "
             f"{share:.3f}; {row['said']}; answered {row['answered_tokens']}"
         )
-    lines += [f"  {row}" for row in report["batches"]]
+    lines += [f"  {row}" for row in (report["death"], *report["batches"])]
     return "\n".join(lines)
 
 
