@@ -255,9 +255,7 @@ class EngineConfig:
             object.__setattr__(self, "kv_dtype", self.kv_dtype.lower())
         for name, known in _CHOICES.items():
             _one_of(name, getattr(self, name), known)
-        is_text = isinstance(self.device, str)
-        if not is_text or not (self.device == AUTO or DEVICE.fullmatch(self.device)):
-            raise BadSetting("device", self.device, DEVICE_LIMIT)
+        _require_device(self.device)
         if self.attention == "parts" and self.device == "cpu":
             raise BadSetting("attention", self.attention, PARTS_NEED_A_GPU)
         if self.float_products == "bf16" and self.device not in ("cpu", AUTO):
@@ -345,6 +343,11 @@ def _within(name: str, value: float, low: float, high: float) -> None:
         raise BadSetting(name, value, "must be a number")
     if not low <= value <= high:  # NaN is in no range
         raise BadSetting(name, value, f"must be from {low} to {high}")
+
+
+def _require_device(name: object) -> None:
+    if not isinstance(name, str) or not (name == AUTO or DEVICE.fullmatch(name)):
+        raise BadSetting("device", name, DEVICE_LIMIT)
 
 
 def _require_whole(name: str, value: object, low: int, high: int, also: str = "") -> None:
