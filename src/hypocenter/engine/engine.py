@@ -242,10 +242,14 @@ class Engine:
         cache_salt: str = "",
         output_ids: Sequence[int] = (),
         apart: AnswerReader | None = None,
+        form: str = "",
+        bad_word_ids: Sequence[Sequence[int]] | None = None,
     ) -> Request:
         """A request for `submit`, checked. Only those of one `cache_salt` read each other's blocks.
 
-        With `output_ids` it goes on behind an answer that was begun elsewhere. Raises
+        With `output_ids` it goes on behind an answer that was begun elsewhere. `form` is what
+        `Grammars.read` made of the request's form, and `bad_word_ids` what `spellings` did of its
+        words, where another process has read them. Raises
         ContextOverflow and OutOfBlocks for a prompt longer than the context or the whole cache,
         UsageError for an empty one, an unknown id, no token left, or a form that is none.
         """
@@ -271,8 +275,8 @@ class Engine:
             context_length=context_length,
             keeps_logits=keeps_logits,
             block_digests=digests if self._has_prefix_cache else None,
-            matcher=self._grammars.matcher(params, output_ids),
-            rules=token_rules(params, self.tokenizer, vocab_size),
+            matcher=self._grammars.matcher(params, output_ids, form),
+            rules=token_rules(params, self.tokenizer, vocab_size, bad_word_ids),
             output_ids=output_ids,
             long_from=self.runner.long_from,
         )

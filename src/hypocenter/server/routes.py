@@ -32,6 +32,7 @@ from hypocenter.server.fields import (
     tools_of,
 )
 from hypocenter.server.forms import AnswerForm, ChatForm, CompletionForm
+from hypocenter.server.generation import NOBODY
 from hypocenter.server.inquiry import Inquiry, new_name
 from hypocenter.server.metrics import Metrics
 from hypocenter.server.supervisor import Supervisor
@@ -59,6 +60,8 @@ class Service:
     bundles: Path | None
     started: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
+    #: Whether clients are told apart by their keys.
+    has_keys: bool = False
     open: dict[str, Inquiry] = field(default_factory=dict)
     #: As JSON, which takes half the memory, and that in one piece.
     ended: OrderedDict[str, msgspec.Raw] = field(default_factory=OrderedDict)
@@ -82,8 +85,12 @@ class Service:
 
     @property
     def num_open(self) -> int:
-        """Answers that are being made, or that their clients have not taken yet."""
-        return sum(len(inquiry.choices) for inquiry in self.open.values())
+        """Answers that are being made, or that their clients have not taken yet; questions, too.
+
+        What nobody waits for any more counts until readers and worker are through with it.
+        """
+        asked = sum(len(inquiry.choices) for inquiry in self.open.values())
+        return asked + self.supervisor.num_left + self.supervisor.num_questions
 
     def require_room(self, num_more: int) -> None:
         """Raises ApiError when so many more generations are too many, or nobody could run them."""
@@ -132,6 +139,11 @@ def service_of(request: Request) -> Service:
     return service
 
 
+def client_of(request: Request) -> str:
+    """Who asks: the digest of a key, or an address where there are no keys."""
+    return str(request.scope.get("state", {}).get("client", NOBODY))
+
+
 # -- answers --------------------------------------------------------------------------------------
 
 
@@ -142,8 +154,8 @@ async def complete(request: Request) -> Response:
     model = service.require_model(body.model)
     prompts = prompts_of(body, service.facts)
     params = completion_params(body)
-    inquiry = _inquire(service, "cmpl", list(prompts), params, body)
-    echoed = await _texts(service, prompts) if body.echo else None
+    inquiry = _inquire(request, "cmpl", list(prompts), params, body)
+    echoed = await _texts(request, prompts) if body.echo else None
     form = CompletionForm(inquiry, model, echoed)
     return await _respond(request, service, inquiry, form, body, unknown)
 
@@ -159,12 +171,12 @@ async def chat(request: Request) -> Response:
     told = template_variables(body, service.facts.chat_template)
     tools = tools_of(body, service.facts.chat_template)
     messages = [messages_of(body.messages)]
-    inquiry = _inquire(service, "chatcmpl", messages, params, body, told, tools)
+    inquiry = _inquire(request, "chatcmpl", messages, params, body, told, tools)
     return await _respond(request, service, inquiry, ChatForm(inquiry, model), body, unknown)
 
 
 def _inquire(
-    service: Service,
+    request: Request,
     prefix: str,
     prompts: list[Any],
     params: Any,
@@ -172,7 +184,7 @@ def _inquire(
     variables: dict[str, Any] | None = None,
     tools: tuple[dict[str, Any], ...] | None = None,
 ) -> Inquiry:
-    salt = body.cache_salt or ""
+    service, salt = service_of(request), body.cache_salt or ""
     if len(salt) > _MAX_SALT_CHARS:
         raise ApiError(
             400, f"cache_salt has more than {_MAX_SALT_CHARS} characters", param="cache_salt"
@@ -195,11 +207,17 @@ def _inquire(
         prompts,
         params,
         num,
-        salt,
+        _salt_of(request, salt),
         template_variables=variables,
         tools=tools,
         max_calls=max_calls,
+        client=client_of(request),
     )
+
+
+def _salt_of(request: Request, given: str) -> str:
+    """What parts the prefix cache: where there are keys, nobody learns what others have there."""
+    return f"{client_of(request)}:{given}" if service_of(request).has_keys else given
 
 
 async def _respond(
@@ -360,22 +378,25 @@ async def until_left(request: Request, work: Awaitable[_Result]) -> _Result:
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def ask_worker(service: Service, **question: Any) -> Told:
-    """The worker's answer. Raises ApiError."""
-    answer = await service.supervisor.ask(Ask(service.supervisor.next_id(), **question))
+async def ask_reader(request: Request, **question: Any) -> Told:
+    """A reader's answer; it counts as an open request. Raises ApiError, and ClientLeft."""
+    service = service_of(request)
+    service.require_room(1)
+    asked = Ask(service.supervisor.next_id(), **question)
+    answer = await until_left(request, service.supervisor.ask(asked, client_of(request)))
     if isinstance(answer, Failed):
         raise error_of(answer)
     return answer
 
 
-async def _texts(service: Service, prompts: list[str | tuple[int, ...]]) -> list[str]:
+async def _texts(request: Request, prompts: list[str | tuple[int, ...]]) -> list[str]:
     """What each prompt says, for who wants it repeated."""
     texts = []
     for prompt in prompts:
         if isinstance(prompt, str):
             texts.append(prompt)
         else:
-            told = await ask_worker(service, token_ids=prompt)
+            told = await ask_reader(request, token_ids=prompt)
             texts.append(told.text)
     return texts
 
