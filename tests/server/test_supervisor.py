@@ -18,6 +18,7 @@ from hypocenter.messages import (
     Accepted,
     Ask,
     Cancel,
+    Dropped,
     Ending,
     EngineState,
     Failed,
@@ -37,6 +38,7 @@ from hypocenter.server import supervisor as supervisors
 from hypocenter.server import worker_line as worker_lines
 from hypocenter.server.generation import Generation, WorkerEvent
 from hypocenter.server.inquiry import JOINED_TOKENS, Inquiry
+from hypocenter.server.places import LOOK_AHEAD, MAX_UNTAKEN
 from hypocenter.server.supervisor import (
     MAX_BLAMED,
     MAX_FAILED_STARTS,
@@ -214,6 +216,76 @@ def test_a_request_that_comes_while_no_worker_is_there_waits(life: type[Pretende
         supervisor.submit(one)
         await settle()
         assert [message.id for message in life.starts[1].sent] == [one.id]
+
+    run(work())
+
+
+def test_who_left_counts_until_the_worker_is_through_with_him(life: type[PretendedLife]) -> None:
+    """Or as many as like to could be left with it, and nobody would count them."""
+
+    async def work() -> None:
+        supervisor = make()
+        await supervisor.start()
+        ones = [generation(supervisor, []) for _ in range(4)]
+        for one in ones:
+            supervisor.submit(one)
+        [worker] = life.starts
+        for one in ones:
+            supervisor.cancel(one)
+        assert (supervisor.generations, supervisor.num_left) == ([], 4)
+        worker.say(Dropped(ones[0].id))
+        assert supervisor.num_left == 3
+        worker.say(Accepted(ones[1].id, (5, 6)))
+        worker.piece(ones[1].id, 7)
+        assert supervisor.num_left == 3
+        worker.piece(ones[1].id, 8, "cancelled")
+        worker.say(Failed(ones[2].id, "UsageError", "no"))
+        assert supervisor.num_left == 1
+        worker.die()
+        assert supervisor.num_left == 0
+        assert supervisor.num_questions == 0
+
+    run(work())
+
+
+def test_who_leaves_before_he_was_sent_is_never_sent(life: type[PretendedLife]) -> None:
+    async def work() -> None:
+        supervisor = make()
+        await supervisor.start()
+        [worker] = life.starts
+        ones = [generation(supervisor, []) for _ in range(FACTS.max_requests + LOOK_AHEAD + 2)]
+        for one in ones:
+            supervisor.submit(one)
+        sent = [message.id for message in worker.sent]
+        assert sent == [one.id for one in ones[:MAX_UNTAKEN]], "no more than it may have untaken"
+        for number in sent:
+            worker.say(Accepted(number, (5, 6)))
+        assert len(worker.sent) == FACTS.max_requests + LOOK_AHEAD
+        supervisor.cancel(ones[-2])
+        assert supervisor.num_left == 0
+        worker.piece(ones[0].id, 7, "stop")
+        worker.piece(ones[1].id, 7, "stop")
+        assert [message.id for message in worker.sent][-1] == ones[-1].id
+        assert ones[-2].id not in [message.id for message in worker.sent]
+
+    run(work())
+
+
+def test_what_is_read_counts_and_is_sent_once_it_was_read(life: type[PretendedLife]) -> None:
+    async def work() -> None:
+        supervisor = make()
+        await supervisor.start()
+        [worker] = life.starts
+        held = SamplingParams(grammar="start: /a/", seed=1)
+        one = Generation(supervisor.next_id(), "r", held, prompt="ab", cache_salt="s")
+        gone = Generation(supervisor.next_id(), "r", held, prompt="ab")
+        supervisor.submit(one)
+        supervisor.submit(gone)
+        supervisor.cancel(gone)
+        assert worker.sent == []
+        await settle()
+        assert worker.sent == [Submit(one.id, held, (97, 98), cache_salt="s", form="start: /a/")]
+        assert one.prompt == "", "its text is forgotten"
 
     run(work())
 

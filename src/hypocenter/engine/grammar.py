@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Forms that are kept, each ready to be copied for the next request that has it.
 _NUM_KEPT = 16
+#: Tokens that are tried before a form is taken.
+_NUM_TRIED = 4
 #: What reading a form may take. The slowest that users write take a quarter of a second.
 _MAX_SECONDS = 5.0
 _MAX_BYTES = 512 << 20
@@ -115,10 +117,25 @@ class Grammars:
         matcher = llguidance.LLMatcher(
             self._tokens(), compiled or _read(field, text), log_level=0, limits=limits()
         )
-        matcher.compute_bitmask()  # may find what reading did not
-        if matcher.is_error():
-            raise _bad_form(field, text, matcher.get_error())
+        if reason := self._failure_of_first_tokens(matcher.deep_copy()):
+            raise _bad_form(field, text, reason)
         return matcher
+
+    def _failure_of_first_tokens(self, matcher: LLMatcher) -> str:
+        """What goes wrong within the first tokens of some answer, which reading does not find.
+
+        A form with too many choices fails where an answer comes to them: most often at once.
+        """
+        for _ in range(_NUM_TRIED):
+            words = np.frombuffer(matcher.compute_bitmask(), np.uint32)
+            if matcher.is_error():
+                break
+            bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+            spelled = (i for i in bits.nonzero()[0].tolist() if i not in self._tokenizer.end_ids)
+            token_id = next(spelled, None)
+            if token_id is None or not matcher.consume_token(token_id) or matcher.is_stopped():
+                break
+        return str(matcher.get_error()) if matcher.is_error() else ""
 
     def _tokens(self) -> LLTokenizer:
         with self._lock:

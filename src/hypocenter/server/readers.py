@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hypocenter.messages import Ask, Failed, ReadForm, StartReader
+from hypocenter.messages import Ask, Failed, FormRead, ReadForm, StartReader
 from hypocenter.server.fair_order import FairOrder
+from hypocenter.server.form_memory import FormMemory
 from hypocenter.server.reader_process import Answer, CannotRead, ReaderEnded, ReaderProcess
 
 log = logging.getLogger("hypocenter.server")
@@ -26,7 +27,7 @@ NUM_READERS = 2
 #: Up to so many characters and entries a text is short: a tokenizer takes some milliseconds.
 SMALL = 1 << 15
 #: Readers that may end with one question, while nothing says that it was why.
-_MAX_TRIES = 2
+_MAX_TRIES = 4
 _PAUSE_SECONDS = 5.0
 #: How the server calls the errors of what cannot be read, and of readers that cannot be started.
 UNREADABLE, NO_READER = "Unreadable", "NoReader"
@@ -47,7 +48,6 @@ class _Job:
     question: Ask | ReadForm
     client: str
     is_small: bool
-    known: Callable[[], Answer | None]
     answer: asyncio.Future[Answer]
     num_tries: int = 0
 
@@ -69,6 +69,7 @@ class Readers:
         self._waiting: list[_Job] = []
         self._changed = asyncio.Event()
         self._order = FairOrder()
+        self._forms = FormMemory()
         self._seats = [_Seat(takes_only_small=n == 0 < num_readers - 1) for n in range(num_readers)]
         self._refusal = ""
 
@@ -86,14 +87,12 @@ class Readers:
         self,
         question: Ask | ReadForm,
         client: str,
-        known: Callable[[], Answer | None] = lambda: None,
     ) -> Answer:
-        """What a reader says of it; `known` is asked once more when its turn has come.
-
-        Who stops waiting is not read, if that has not begun.
-        """
+        """What a reader says of it. Who stops waiting is not read, if that has not begun."""
+        if (known := self._known(question)) is not None:
+            return known
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        job = _Job(question, client, is_small(question), known, answer)
+        job = _Job(question, client, is_small(question), answer)
         self._waiting.append(job)
         self._changed.set()
         try:
@@ -120,7 +119,8 @@ class Readers:
                 job = await self._next(seat)
                 began = time.monotonic()
                 try:
-                    told: Answer | None = job.known() or await reader.answer(job.question)
+                    told: Answer | None = self._known(job.question)
+                    told = told or await reader.answer(job.question)
                 except ReaderEnded as ended:
                     reader = None
                     log.warning("a reader ended: %s", ended)
@@ -131,7 +131,9 @@ class Readers:
                 if told is None:
                     self._waiting.insert(0, job)
                     self._changed.set()
-                elif not job.answer.done():
+                    continue
+                self._remember(job.question, told)
+                if not job.answer.done():
                     job.answer.set_result(told)
         finally:
             if reader is not None:
@@ -167,6 +169,13 @@ class Readers:
             self._changed.clear()
             await self._changed.wait()
 
+    def _known(self, question: Ask | ReadForm) -> Answer | None:
+        return self._forms.get(question) if isinstance(question, ReadForm) else None
+
+    def _remember(self, question: Ask | ReadForm, told: Answer) -> None:
+        if isinstance(question, ReadForm) and isinstance(told, FormRead | Failed):
+            self._forms.put(question, told)
+
     def _told_of_end(self, job: _Job, ended: ReaderEnded) -> Answer | None:
         """What becomes of a question whose reader ended; None: another one tries."""
         job.num_tries += 1
@@ -198,7 +207,7 @@ def is_small(question: Ask | ReadForm) -> bool:
 
 def _size(value: Any, most: int) -> int:
     """Characters of all texts in a JSON value, and its entries; looks no further than `most`."""
-    size, left = 0, [value]
+    size, left = 0, [] if value is None else [value]
     while left and size <= most:
         one = left.pop()
         size += 16
