@@ -12,7 +12,7 @@ from hypocenter import SamplingParams
 from hypocenter.messages import Accepted, Ending, Piece, ServedModel
 from hypocenter.server.fair_order import HALF_LIFE_SECONDS, FairOrder
 from hypocenter.server.generation import Generation
-from hypocenter.server.places import LOOK_AHEAD, MAX_UNTAKEN, Places
+from hypocenter.server.places import MAX_UNBEGUN, MAX_UNTAKEN, Places
 
 
 @dataclasses.dataclass
@@ -98,10 +98,10 @@ class Worker:
         del self.open[one.id]
 
 
-def test_a_worker_has_what_it_can_run_and_a_few_more() -> None:
+def test_a_worker_has_what_it_can_run_and_no_more() -> None:
     worker = Worker(max_requests=8)
     worker.come("ann", 30)
-    assert worker.fill() == ["ann"] * (8 + LOOK_AHEAD)
+    assert worker.fill() == ["ann"] * 8
     worker.end("ann")
     assert worker.fill() == ["ann"]
 
@@ -122,7 +122,7 @@ def test_places_that_come_at_once_are_shared() -> None:
     worker = Worker(max_requests=8)
     worker.come("ann", 50)
     worker.come("bob", 50)
-    assert sorted(worker.fill()) == ["ann"] * 5 + ["bob"] * 5
+    assert sorted(worker.fill()) == ["ann"] * 4 + ["bob"] * 4
 
 
 def test_who_was_served_less_is_first_where_both_have_as_many() -> None:
@@ -147,7 +147,7 @@ def test_what_was_sent_and_not_taken_is_bounded() -> None:
 
 def test_who_left_has_his_place_until_the_worker_is_through_with_him() -> None:
     worker = Worker(max_requests=1)
-    worker.come("ann", 3)
+    worker.come("ann", 1)
     worker.fill()
     worker.leaving, worker.open = worker.open, {}
     worker.come("bob", 1)
@@ -164,4 +164,40 @@ def test_long_prompts_do_not_wait_within_the_worker_for_room() -> None:
     for one in worker.open.values():
         if one.is_with_worker:
             one.take(Piece(one.id, "x", (5,)))
-    assert len(worker.fill()) == LOOK_AHEAD, "they may share what is there"
+    assert len(worker.fill()) == MAX_UNBEGUN, "they may share what is there"
+
+
+def test_a_request_gives_way_to_a_client_that_has_none_there() -> None:
+    worker = Worker(max_requests=3)
+    worker.come("ann", 5)
+    worker.fill()
+
+    def to_pause() -> Generation | None:
+        return worker.places.to_pause(worker.open, worker.leaving, worker.facts)
+
+    assert to_pause() is None, "nobody else waits"
+    worker.come("bob", 1)
+    worker.come("eve", 1)
+    newest = to_pause()
+    assert newest is worker.open[3]
+    newest.is_pausing = True
+    assert to_pause() is None, "one is on its way"
+    newest.take_back()
+    assert worker.fill() == ["bob"]
+    again = to_pause()
+    assert again is worker.open[2]
+    again.take_back()
+    assert worker.fill() == ["eve"]
+    worker.come("dan", 1)
+    assert to_pause() is None, "each has one"
+    worker.end("eve")
+    assert worker.fill() == ["dan"]
+
+
+def test_who_waits_for_room_in_the_cache_gets_it_as_well() -> None:
+    worker = Worker(max_requests=32, block_size=16, num_blocks=100)
+    worker.come("ann", 4, num_tokens=400)
+    worker.fill()
+    worker.come("bob", 1, num_tokens=400)
+    assert worker.fill() == []
+    assert worker.places.to_pause(worker.open, worker.leaving, worker.facts) is worker.open[3]

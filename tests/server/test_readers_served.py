@@ -29,7 +29,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def slow(number: int) -> dict[str, Any]:
     """A schema that takes longer to read than is allowed, another one for each number."""
-    names = {f"a{index}": {} for index in range(5500)}
+    names = {f"a{index}": {} for index in range(4900)}
     more = {"additionalProperties": {"type": "integer"}, "title": str(number)}
     return {"type": "object", "properties": names, **more}
 

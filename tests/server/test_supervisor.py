@@ -38,7 +38,7 @@ from hypocenter.server import supervisor as supervisors
 from hypocenter.server import worker_line as worker_lines
 from hypocenter.server.generation import Generation, WorkerEvent
 from hypocenter.server.inquiry import JOINED_TOKENS, Inquiry
-from hypocenter.server.places import LOOK_AHEAD, MAX_UNTAKEN
+from hypocenter.server.places import MAX_UNTAKEN
 from hypocenter.server.supervisor import (
     MAX_BLAMED,
     MAX_FAILED_STARTS,
@@ -57,7 +57,7 @@ FACTS = msgspec.structs.replace(
         ServedModel,
     ),
     context_length=1000,
-    max_requests=8,
+    max_requests=10,
     block_size=16,
     num_blocks=1000,
 )
@@ -253,20 +253,57 @@ def test_who_leaves_before_he_was_sent_is_never_sent(life: type[PretendedLife]) 
         supervisor = make()
         await supervisor.start()
         [worker] = life.starts
-        ones = [generation(supervisor, []) for _ in range(FACTS.max_requests + LOOK_AHEAD + 2)]
+        ones = [generation(supervisor, []) for _ in range(FACTS.max_requests + 2)]
         for one in ones:
             supervisor.submit(one)
         sent = [message.id for message in worker.sent]
         assert sent == [one.id for one in ones[:MAX_UNTAKEN]], "no more than it may have untaken"
         for number in sent:
             worker.say(Accepted(number, (5, 6)))
-        assert len(worker.sent) == FACTS.max_requests + LOOK_AHEAD
+        assert len(worker.sent) == FACTS.max_requests
         supervisor.cancel(ones[-2])
         assert supervisor.num_left == 0
         worker.piece(ones[0].id, 7, "stop")
         worker.piece(ones[1].id, 7, "stop")
         assert [message.id for message in worker.sent][-1] == ones[-1].id
         assert ones[-2].id not in [message.id for message in worker.sent]
+
+    run(work())
+
+
+def test_a_request_that_gives_way_goes_on_later_with_what_it_had(
+    life: type[PretendedLife], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        monkeypatch.setitem(globals(), "FACTS", msgspec.structs.replace(FACTS, max_requests=2))
+        supervisor = make(counted := list[str]())
+        await supervisor.start()
+        [worker] = life.starts
+        events: dict[int, list[WorkerEvent]] = {}
+        ones = []
+        for client in ("ann", "ann", "bob"):
+            one = generation(supervisor, got := list[WorkerEvent]())
+            one.client = client
+            events[one.id] = got
+            ones.append(one)
+            supervisor.submit(one)
+        first, second, other = ones
+        for number in (first.id, second.id):
+            worker.say(Accepted(number, (5, 6)))
+            worker.piece(number, 7)
+        assert [type(message) for message in worker.sent] == [Submit, Submit, Cancel]
+        assert worker.sent[-1] == Cancel(second.id)
+        worker.piece(second.id, 8)
+        worker.piece(second.id, 9, "cancelled")
+        assert [m.id for m in worker.sent if isinstance(m, Submit)][-1] == other.id
+        assert not second.is_done
+        worker.piece(other.id, 3, "stop")
+        assert worker.sent[-1] == Submit(second.id, second.params, (5, 6), output_ids=(7, 8))
+        worker.say(Accepted(second.id, (5, 6)))
+        worker.piece(second.id, 9, "stop")
+        assert [type(event) for event in events[second.id]] == [Accepted, Piece, Piece, Piece]
+        assert second.output_ids == [7, 8, 9]
+        assert (second.num_resumed, counted) == (0, [])
 
     run(work())
 

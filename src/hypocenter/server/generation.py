@@ -60,6 +60,8 @@ class Generation:
     is_accepted: bool = False
     has_begun: bool = False
     was_accepted: bool = False
+    #: Whether the worker was told to end it, so that another client gets its place for now.
+    is_pausing: bool = False
     num_blamed: int = 0
     num_resumed: int = 0
     #: Whether a worker found logits of it that are no numbers.
@@ -104,6 +106,10 @@ class Generation:
         """The message to the worker that has it from now on."""
         self.is_with_worker, self.is_accepted, self.has_begun = True, False, False
         return self.message()
+
+    def take_back(self) -> None:
+        """No worker has it any more; it waits for its turn."""
+        self.is_with_worker = self.is_pausing = False
 
     def take(self, event: WorkerEvent) -> None:
         """Note what a worker says of it, and hand it to whoever waits."""

@@ -197,6 +197,13 @@ class Inquiry:
             if not choice.generation.is_done:
                 self._supervisor.end_early(choice.generation)
 
+    @property
+    def num_entries(self) -> int:
+        """Tokens of the answers, and logprobs of these and of their prompts."""
+        lists = [each for one in self.choices for each in (one.logprobs, one.prompt_logprobs or ())]
+        tops = sum(len(token.top) for each in lists for token in each if token is not None)
+        return tops + sum(len(choice.generation.output_ids) for choice in self.choices)
+
     def usage(self) -> Usage:
         """OpenAI's count of tokens: each prompt counts once, whatever the number of choices."""
         prompts = self.choices[:: self.num_choices]

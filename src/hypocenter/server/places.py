@@ -1,6 +1,6 @@
 """Which request the worker is handed next.
 
-It is handed what it can run and a few more, so that the order among clients is decided here, where
+It is handed what it can run and no more, so that the order among clients is decided here, where
 they are known. What was sent and not taken yet is bounded, too: nobody fills the worker's socket.
 """
 
@@ -13,16 +13,21 @@ from hypocenter.messages import ServedModel
 from hypocenter.server.fair_order import FairOrder
 from hypocenter.server.generation import Generation
 
-#: Beyond those that it can run, so that it need not wait for the next one.
-LOOK_AHEAD = 2
+#: That may wait for room in the KV cache: how much of it they share is not known here.
+MAX_UNBEGUN = 2
 #: That were sent, and that the worker has not taken yet: without a form, and with one.
 MAX_UNTAKEN, MAX_UNTAKEN_FORMS = 8, 1
 #: A token of an answer takes a step, one of a prompt a part of one.
 _PROMPT_TOKEN = 1 / 16
 
+Generations = Mapping[int, Generation]
+
 
 class Places:
-    """Gives the worker's places to requests, in a fair order by client."""
+    """Gives the worker's places to requests, in a fair order by client.
+
+    Those that are `leaving` have their places until the worker is through with them.
+    """
 
     def __init__(self) -> None:
         self._order = FairOrder()
@@ -33,19 +38,10 @@ class Places:
             self._order.charge(client, num_prompt_tokens * _PROMPT_TOKEN + num_tokens)
 
     def next(
-        self,
-        open_ones: Mapping[int, Generation],
-        leaving: Mapping[int, Generation],
-        facts: ServedModel,
+        self, open_ones: Generations, leaving: Generations, facts: ServedModel
     ) -> Generation | None:
-        """The one that gets a place now; None where none is free, or nobody waits.
-
-        Those that are `leaving` have their places until the worker is through with them.
-        """
-        there = [one for one in open_ones.values() if one.is_with_worker] + [*leaving.values()]
-        waiting = [one for one in open_ones.values() if one.is_read and not one.is_with_worker]
-        if not waiting or len(there) >= facts.max_requests + LOOK_AHEAD:
-            return None
+        """The one that gets a place now; None where none is free, or nobody waits."""
+        there, waiting = _parted(open_ones, leaving)
         untaken = [bool(one.form) for one in there if not one.is_accepted]
         if untaken.count(True) >= MAX_UNTAKEN_FORMS:
             waiting = [one for one in waiting if not one.form]
@@ -53,14 +49,44 @@ class Places:
             waiting = [one for one in waiting if one.form]
         at_work = collections.Counter(one.client for one in there)
         chosen = self._order.first(waiting, lambda one: one.client, at_work)
-        if chosen is None:
+        return None if chosen is None or not _has_room(there, chosen, facts) else chosen
+
+    def to_pause(
+        self, open_ones: Generations, leaving: Generations, facts: ServedModel
+    ) -> Generation | None:
+        """The one that gives way to a client that has none there; None where none is to.
+
+        It is the newest of the client that has the most there, which has others still.
+        """
+        there, waiting = _parted(open_ones, leaving)
+        at_work = collections.Counter(one.client for one in there)
+        first = next((one for one in waiting if not at_work[one.client]), None)
+        is_one_going = bool(leaving) or any(one.is_pausing for one in there)
+        if first is None or is_one_going or _has_room(there, first, facts):
             return None
-        num_unbegun = sum(not one.has_begun for one in there)
-        if num_unbegun >= LOOK_AHEAD:  # what they share is not known here, so some may always try
-            num_needed = sum(num_blocks_of(one, facts) for one in [*there, chosen])
-            if num_needed > facts.num_blocks:
-                return None
-        return chosen
+        [(client, num)] = at_work.most_common(1)
+        return max((one for one in there if one.client == client), key=_id) if num > 1 else None
+
+
+def _parted(
+    open_ones: Generations, leaving: Generations
+) -> tuple[list[Generation], list[Generation]]:
+    """Those that the worker has, and those that wait for a place."""
+    there = [one for one in open_ones.values() if one.is_with_worker]
+    waiting = [one for one in open_ones.values() if one.is_read and not one.is_with_worker]
+    return [*there, *leaving.values()], waiting
+
+
+def _has_room(there: list[Generation], one: Generation, facts: ServedModel) -> bool:
+    if len(there) >= facts.max_requests:
+        return False
+    num_needed = sum(num_blocks_of(other, facts) for other in [*there, one])
+    num_unbegun = sum(not other.has_begun for other in there)
+    return num_unbegun < MAX_UNBEGUN or num_needed <= facts.num_blocks
+
+
+def _id(generation: Generation) -> int:
+    return generation.id
 
 
 def num_blocks_of(generation: Generation, facts: ServedModel) -> int:

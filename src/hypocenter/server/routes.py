@@ -15,10 +15,11 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from hypocenter.messages import Ask, Failed, ServedModel, Told
+from hypocenter.config import MAX_LOGPROBS
+from hypocenter.messages import Ask, Failed, Piece, ServedModel, Told
 from hypocenter.package import version
 from hypocenter.server.answers import AnswerTimings, ChoiceState, RequestState
-from hypocenter.server.api_error import ApiError, error_of, json_response
+from hypocenter.server.api_error import ApiError, error_of
 from hypocenter.server.fields import (
     ChatBody,
     CompletionBody,
@@ -33,7 +34,7 @@ from hypocenter.server.fields import (
 )
 from hypocenter.server.forms import AnswerForm, ChatForm, CompletionForm
 from hypocenter.server.generation import NOBODY
-from hypocenter.server.inquiry import Inquiry, new_name
+from hypocenter.server.inquiry import Choice, Inquiry, new_name
 from hypocenter.server.metrics import Metrics
 from hypocenter.server.supervisor import Supervisor
 
@@ -45,6 +46,8 @@ STEP_SECONDS = 30.0
 _MAX_REMEMBERED = 1000
 _SSE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _MAX_SALT_CHARS = 256
+#: Tokens and logprobs of an answer that are encoded between two others' turns: some milliseconds.
+_FEW_ENTRIES = 4096
 
 
 @dataclass
@@ -252,8 +255,19 @@ async def _answer_whole(
     async for news in inquiry.pieces():
         if news is not None and news[1].ending:
             _count(service, inquiry, news[0].index)
+    if inquiry.num_entries <= _FEW_ENTRIES:
+        body = _encoded(form, inquiry)
+    else:
+        body = await asyncio.to_thread(_encoded, form, inquiry)
     service.remember(inquiry, "completed")
-    return json_response(form.answer(_timings(inquiry)), headers=headers)
+    return Response(body, headers=headers, media_type="application/json")
+
+
+def _encoded(form: AnswerForm, inquiry: Inquiry) -> bytes:
+    """A whole answer as JSON: choice by choice, since each holds Python's lock."""
+    answer = form.answer(_timings(inquiry))
+    answer.choices = [msgspec.Raw(msgspec.json.encode(choice)) for choice in answer.choices]  # type: ignore[misc]
+    return msgspec.json.encode(answer)
 
 
 async def _stream(
@@ -276,7 +290,13 @@ async def _stream(
             closing = form if piece.ending and isinstance(form, ChatForm) else None
             says = piece.text or piece.reasoning or piece.calls or piece.logprobs
             if says or is_first or closing is None:
-                yield _line(form.chunk(choice, piece, is_first=is_first))
+                told = choice.prompt_logprobs or () if is_first else ()
+                if len(told) * (1 + MAX_LOGPROBS) <= _FEW_ENTRIES:
+                    yield _chunk_line(form, choice, piece, is_first=is_first)
+                else:
+                    yield await asyncio.to_thread(
+                        _chunk_line, form, choice, piece, is_first=is_first
+                    )
             if closing is not None:
                 yield _line(closing.closing(choice))
             if piece.ending:
@@ -327,6 +347,10 @@ def _timings(inquiry: Inquiry) -> AnswerTimings:
 
 def _rate(num: int, seconds: float) -> float:
     return num / seconds if seconds > 0 and num > 0 else 0.0
+
+
+def _chunk_line(form: AnswerForm, choice: Choice, piece: Piece, *, is_first: bool) -> bytes:
+    return _line(form.chunk(choice, piece, is_first=is_first))
 
 
 def _line(value: dict[str, Any] | msgspec.Struct) -> bytes:

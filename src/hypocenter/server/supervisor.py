@@ -4,6 +4,9 @@ A request is resumed from its prompt and the tokens that were sent, so its clien
 then what would have come anyway. One that several workers die with while they get nowhere is tried
 alone, and then ended with an error of its own: the others are not to suffer for it.
 
+A request gives way to a client that has none with the worker, if its own has several there. It is
+ended there, and goes on later just as one whose worker died.
+
 Everything here runs in the server's event loop.
 """
 
@@ -238,6 +241,8 @@ class Supervisor:
                 self._send_waiting()
             case Dropped(number):
                 self._leaving.pop(number, None)
+                if (paused := self._open.get(number)) is not None:
+                    paused.take_back()
                 self._send_waiting()
             case Failed():
                 self._hear_of_failure(message)
@@ -247,6 +252,9 @@ class Supervisor:
         generation = self._open.get(piece.id) or self._leaving.get(piece.id)
         if generation is None:
             return False
+        if self._is_pause(generation, piece):
+            generation.take_back()  # what was held back of its text comes again, with its tokens
+            return True
         frees = not generation.has_begun or piece.ending is not None or generation.num_blamed > 0
         num_prompt = 0 if generation.has_begun else len(generation.prompt_ids or ())
         self._places.charge(generation.client, num_prompt, len(piece.token_ids))
@@ -258,6 +266,11 @@ class Supervisor:
             if piece.ending is not None:
                 del self._leaving[piece.id]
         return frees
+
+    def _is_pause(self, generation: Generation, piece: Piece) -> bool:
+        """Whether it ends only because another client was to have its place."""
+        is_cancelled = piece.ending is not None and piece.ending.reason == "cancelled"
+        return is_cancelled and generation.is_pausing and generation.id in self._open
 
     def _hear_of_failure(self, message: Failed) -> None:
         if message.id == NO_REQUEST:
@@ -324,6 +337,9 @@ class Supervisor:
             return
         while (generation := self._places.next(self._open, self._leaving, facts)) is not None:
             life.send(generation.hand_over())
+        if (generation := self._places.to_pause(self._open, self._leaving, facts)) is not None:
+            generation.is_pausing = True
+            life.send(Cancel(generation.id))
 
     # -- how workers end ---------------------------------------------------------------------------
 
@@ -365,7 +381,7 @@ class Supervisor:
         for generation in self.generations:
             if not generation.is_with_worker:
                 continue
-            generation.is_with_worker = False
+            generation.take_back()
             generation.num_resumed += 1
             generation.num_blamed += was_fault
             if generation.num_blamed >= MAX_BLAMED:
