@@ -43,7 +43,7 @@ def test_who_was_given_less_lately_is_first() -> None:
     assert turn(order, ["ann1", "bob1"]) == "ann1"
     assert turn(order, ["bob1", "eve1", "ann1"]) == "eve1"
     clock.now += 2 * HALF_LIFE_SECONDS
-    assert order.given("bob") == pytest.approx(1.0)
+    assert order.amount_of("bob") == pytest.approx(1.0)
     order.charge("ann", 0.5)
     assert turn(order, ["ann1", "bob1"]) == "bob1", "what was long ago counts for less"
 
@@ -59,8 +59,8 @@ def test_only_so_many_clients_are_remembered() -> None:
     order = FairOrder(Clock())
     for number in range(5000):
         order.charge(f"c{number}", float(1 + number))
-    assert order.given("c0") == 0.0
-    assert order.given("c4999") == 5000.0
+    assert order.amount_of("c0") == 0.0
+    assert order.amount_of("c4999") == 5000.0
     assert len(order._given) == 4096
 
 

@@ -28,8 +28,8 @@ SLOW = json.dumps(
 CHATTY = EngineConfig(chat_template="chatml")
 
 
-def reader(model: Path | None = None, **limits: float) -> ReaderProcess:
-    bounds = ReadingLimits(**limits)  # type: ignore[arg-type]
+def reader(model: Path | None = None, **limits: Any) -> ReaderProcess:
+    bounds = ReadingLimits(**limits)
     return ReaderProcess(StartReader(str(model or bundled_model()), CHATTY, True, bounds))
 
 
@@ -85,7 +85,7 @@ def test_a_reader_says_what_texts_and_forms_are() -> None:
     ],
 )
 def test_what_takes_too_much_ends_its_reader_alone(
-    limits: dict[str, float], question: Ask | ReadForm, how: str
+    limits: dict[str, Any], question: Ask | ReadForm, how: str
 ) -> None:
     async def work() -> None:
         one = reader(**limits)

@@ -29,7 +29,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def slow(number: int) -> dict[str, Any]:
     """A schema that takes longer to read than is allowed, another one for each number."""
-    names = {f"a{index}": {} for index in range(4900)}
+    names: dict[str, Any] = {f"a{index}": {} for index in range(4900)}
     more = {"additionalProperties": {"type": "integer"}, "title": str(number)}
     return {"type": "object", "properties": names, **more}
 
@@ -61,7 +61,7 @@ def test_a_slow_form_is_refused_by_name_once_and_holds_up_nobody(served: Served)
         assert reply.json["error"]["param"] == "json_schema"
         assert "2 s of processor time" in reply.json["error"]["message"]
 
-    threads = [threading.Thread(target=ask, args=[number]) for number in range(3)]
+    threads = [threading.Thread(target=ask, args=[number]) for number in range(2)]
     for thread in threads:
         thread.start()
     time.sleep(0.3)
@@ -71,7 +71,7 @@ def test_a_slow_form_is_refused_by_name_once_and_holds_up_nobody(served: Served)
     ended.append("bob")
     for thread in threads:
         thread.join()
-    assert sorted(ended) == ["ann 400", "ann 400", "ann 400", "bob"]
+    assert sorted(ended) == ["ann 400", "ann 400", "bob"]
     assert ended[-1] != "bob", "all of the slow ones were read before"
     pids = served.reader_pids
     ask(0)

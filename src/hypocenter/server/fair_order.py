@@ -25,16 +25,16 @@ class FairOrder:
         self._clock = clock
         self._given: dict[str, tuple[float, float]] = {}  # amount, and when it was that much
 
-    def given(self, client: str) -> float:
+    def amount_of(self, client: str) -> float:
         """What a client was given lately."""
         amount, then = self._given.get(client, (0.0, 0.0))
         return float(amount * 0.5 ** ((self._clock() - then) / HALF_LIFE_SECONDS))
 
     def charge(self, client: str, amount: float) -> None:
         """A client was given something."""
-        self._given[client] = (self.given(client) + amount, self._clock())
+        self._given[client] = (self.amount_of(client) + amount, self._clock())
         if len(self._given) > _MAX_CLIENTS:
-            del self._given[min(self._given, key=self.given)]
+            del self._given[min(self._given, key=self.amount_of)]
 
     def first(
         self,
@@ -48,4 +48,6 @@ class FairOrder:
             oldest.setdefault(client_of(item), item)
         if not oldest:
             return None
-        return oldest[min(oldest, key=lambda name: (num_at_work.get(name, 0), self.given(name)))]
+        return oldest[
+            min(oldest, key=lambda name: (num_at_work.get(name, 0), self.amount_of(name)))
+        ]

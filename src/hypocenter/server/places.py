@@ -41,7 +41,7 @@ class Places:
         self, open_ones: Generations, leaving: Generations, facts: ServedModel
     ) -> Generation | None:
         """The one that gets a place now; None where none is free, or nobody waits."""
-        there, waiting = _parted(open_ones, leaving)
+        there, waiting = _divide(open_ones, leaving)
         untaken = [bool(one.form) for one in there if not one.is_accepted]
         if untaken.count(True) >= MAX_UNTAKEN_FORMS:
             waiting = [one for one in waiting if not one.form]
@@ -58,7 +58,7 @@ class Places:
 
         It is the newest of the client that has the most there, which has others still.
         """
-        there, waiting = _parted(open_ones, leaving)
+        there, waiting = _divide(open_ones, leaving)
         at_work = collections.Counter(one.client for one in there)
         first = next((one for one in waiting if not at_work[one.client]), None)
         is_one_going = bool(leaving) or any(one.is_pausing for one in there)
@@ -68,7 +68,7 @@ class Places:
         return max((one for one in there if one.client == client), key=_id) if num > 1 else None
 
 
-def _parted(
+def _divide(
     open_ones: Generations, leaving: Generations
 ) -> tuple[list[Generation], list[Generation]]:
     """Those that the worker has, and those that wait for a place."""

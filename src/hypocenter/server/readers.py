@@ -27,7 +27,7 @@ NUM_READERS = 2
 #: Up to so many characters and entries a text is short: a tokenizer takes some milliseconds.
 SMALL = 1 << 15
 #: Readers that may end with one question, while nothing says that it was why.
-_MAX_TRIES = 4
+MAX_TRIES = 4
 _PAUSE_SECONDS = 5.0
 #: How the server calls the errors of what cannot be read, and of readers that cannot be started.
 UNREADABLE, NO_READER = "Unreadable", "NoReader"
@@ -89,7 +89,7 @@ class Readers:
         client: str,
     ) -> Answer:
         """What a reader says of it. Who stops waiting is not read, if that has not begun."""
-        if (known := self._known(question)) is not None:
+        if (known := self._find_known(question)) is not None:
             return known
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         job = _Job(question, client, is_small(question), answer)
@@ -115,11 +115,11 @@ class Readers:
         try:
             while True:
                 if reader is None:
-                    reader = await self._started(seat)
+                    reader = await self._start_one(seat)
                 job = await self._next(seat)
                 began = time.monotonic()
                 try:
-                    told: Answer | None = self._known(job.question)
+                    told: Answer | None = self._find_known(job.question)
                     told = told or await reader.answer(job.question)
                 except ReaderEnded as ended:
                     reader = None
@@ -139,7 +139,7 @@ class Readers:
             if reader is not None:
                 await reader.close()
 
-    async def _started(self, seat: _Seat) -> Reader:
+    async def _start_one(self, seat: _Seat) -> Reader:
         """A reader that is ready; none comes before one can be started."""
         while True:
             reader = self._make(not seat.takes_only_small)
@@ -169,7 +169,7 @@ class Readers:
             self._changed.clear()
             await self._changed.wait()
 
-    def _known(self, question: Ask | ReadForm) -> Answer | None:
+    def _find_known(self, question: Ask | ReadForm) -> Answer | None:
         return self._forms.get(question) if isinstance(question, ReadForm) else None
 
     def _remember(self, question: Ask | ReadForm, told: Answer) -> None:
@@ -179,7 +179,7 @@ class Readers:
     def _told_of_end(self, job: _Job, ended: ReaderEnded) -> Answer | None:
         """What becomes of a question whose reader ended; None: another one tries."""
         job.num_tries += 1
-        if ended.is_innocent and job.num_tries < _MAX_TRIES and not job.answer.done():
+        if ended.is_innocent and job.num_tries < MAX_TRIES and not job.answer.done():
             return None
         name = field_of(job.question)
         reason = f"{name} cannot be read: {ended}; make it smaller"

@@ -256,17 +256,18 @@ async def _answer_whole(
         if news is not None and news[1].ending:
             _count(service, inquiry, news[0].index)
     if inquiry.num_entries <= _FEW_ENTRIES:
-        body = _encoded(form, inquiry)
+        body = _encode_whole(form, inquiry)
     else:
-        body = await asyncio.to_thread(_encoded, form, inquiry)
+        body = await asyncio.to_thread(_encode_whole, form, inquiry)
     service.remember(inquiry, "completed")
     return Response(body, headers=headers, media_type="application/json")
 
 
-def _encoded(form: AnswerForm, inquiry: Inquiry) -> bytes:
+def _encode_whole(form: AnswerForm, inquiry: Inquiry) -> bytes:
     """A whole answer as JSON: choice by choice, since each holds Python's lock."""
     answer = form.answer(_timings(inquiry))
-    answer.choices = [msgspec.Raw(msgspec.json.encode(choice)) for choice in answer.choices]  # type: ignore[misc]
+    encoded: Any = [msgspec.Raw(msgspec.json.encode(choice)) for choice in answer.choices]
+    answer.choices = encoded
     return msgspec.json.encode(answer)
 
 
