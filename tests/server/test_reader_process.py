@@ -15,7 +15,7 @@ import pytest
 from hypocenter import EngineConfig
 from hypocenter.messages import Ask, Failed, FormRead, ReadForm, ReadingLimits, StartReader, Told
 from hypocenter.package import bundled_model
-from hypocenter.server.reader_process import CannotRead, ReaderEnded, ReaderProcess
+from hypocenter.server.reading.reader_process import CannotRead, ReaderEnded, ReaderProcess
 
 #: Takes seconds and much memory to read, but has few bytes.
 SLOW = json.dumps(

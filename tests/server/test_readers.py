@@ -11,12 +11,19 @@ from test_supervisor import FACTS, PretendedReader
 
 from hypocenter import SamplingParams
 from hypocenter.messages import Ask, Failed, FormRead, ReadForm, Told
-from hypocenter.server import readers as module
-from hypocenter.server.form_memory import FormMemory
 from hypocenter.server.generation import Generation
-from hypocenter.server.reader_process import Answer, CannotRead, ReaderEnded
-from hypocenter.server.readers import MAX_TRIES, NO_READER, SMALL, UNREADABLE, Readers, is_small
-from hypocenter.server.reading import Reading
+from hypocenter.server.reading import readers as module
+from hypocenter.server.reading.form_memory import FormMemory
+from hypocenter.server.reading.reader_process import Answer, CannotRead, ReaderEnded
+from hypocenter.server.reading.readers import (
+    MAX_TRIES,
+    NO_READER,
+    SMALL,
+    UNREADABLE,
+    Readers,
+    is_small,
+)
+from hypocenter.server.reading.request_reading import RequestReading
 
 
 class Reader(PretendedReader):
@@ -258,7 +265,7 @@ def test_a_form_is_read_once_and_so_is_a_refusal() -> None:
         Counting.num_asked = 0
         pool = Readers(lambda reads_forms: Counting())
         pool.start()
-        reading = Reading(pool, lambda: 7)
+        reading = RequestReading(pool, lambda: 7)
         ones = [
             Generation(number, "x", SamplingParams(grammar=form), prompt=(1,))
             for number, form in enumerate(["good", "bad"] * 4)
@@ -282,13 +289,13 @@ def test_a_text_that_cannot_fit_is_refused_unread(num_over: int) -> None:
         pool.start()
         most = FACTS.context_length * FACTS.longest_token_bytes
         one = Generation(5, "x", SamplingParams(), prompt="x" * (most + num_over))
-        failed = await Reading(pool, lambda: 7).read(one, FACTS)
+        failed = await RequestReading(pool, lambda: 7).read(one, FACTS)
         assert (failed is not None) == bool(num_over)
         if failed is not None:
             assert (failed.id, failed.kind, failed.field) == (5, "TooMuchText", "prompt")
         assert Counting.num_asked == 1 - num_over
         long = Generation(6, "x", SamplingParams(), prompt=(1,) * (FACTS.context_length + num_over))
-        failed = await Reading(pool, lambda: 7).read(long, FACTS)
+        failed = await RequestReading(pool, lambda: 7).read(long, FACTS)
         assert (failed is not None and failed.kind) == (bool(num_over) and "ContextOverflow")
         await pool.stop()
 

@@ -38,7 +38,6 @@ from hypocenter.server import supervisor as supervisors
 from hypocenter.server import worker_line as worker_lines
 from hypocenter.server.generation import Generation, WorkerEvent
 from hypocenter.server.inquiry import JOINED_TOKENS, Inquiry
-from hypocenter.server.places import MAX_UNTAKEN
 from hypocenter.server.supervisor import (
     MAX_BLAMED,
     MAX_FAILED_STARTS,
@@ -47,6 +46,7 @@ from hypocenter.server.supervisor import (
     CannotStart,
     Supervisor,
 )
+from hypocenter.server.turns.places import MAX_UNTAKEN
 from hypocenter.server.worker_life import WORKER, Orders, is_fault
 from hypocenter.server.worker_line import KEEPER
 from hypocenter.watch.child import Deadlines, Ended

@@ -12,7 +12,7 @@ import msgspec
 from starlette.responses import Response
 
 from hypocenter.messages import Failed
-from hypocenter.server.readers import NO_READER, UNREADABLE
+from hypocenter.server.reading.readers import NO_READER, UNREADABLE
 from hypocenter.server.supervisor import QUARANTINED, WORKER_GONE
 
 RETRY_SECONDS = 2

@@ -79,7 +79,15 @@ class Generation:
     ) -> None:
         """Its text was read, and is forgotten."""
         self.prompt_ids, self.bad_word_ids, self.is_text_read = prompt_ids, bad_word_ids, True
+        self._forget_text()
+
+    def _forget_text(self) -> None:
         self.prompt, self.messages, self.tools, self.template_variables = "", None, None, None
+
+    def leave(self) -> None:
+        """Nobody waits for it any more; what may be large is not kept for that."""
+        self.is_done = True
+        self._forget_text()
 
     def share_reading(self, other: Generation) -> None:
         """Take what was read of another one to the same prompt with the same settings."""
@@ -129,5 +137,7 @@ class Generation:
                 self.is_done = event.ending is not None
             case Failed():
                 self.is_done = True
+        if self.is_done:
+            self._forget_text()
         if self.listener is not None:
             self.listener(self, event)

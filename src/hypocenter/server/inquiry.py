@@ -200,8 +200,12 @@ class Inquiry:
     @property
     def num_entries(self) -> int:
         """Tokens of the answers, and logprobs of these and of their prompts."""
-        lists = [each for one in self.choices for each in (one.logprobs, one.prompt_logprobs or ())]
-        tops = sum(len(token.top) for each in lists for token in each if token is not None)
+        lists = [
+            logprobs
+            for choice in self.choices
+            for logprobs in (choice.logprobs, choice.prompt_logprobs or ())
+        ]
+        tops = sum(len(token.top) for logprobs in lists for token in logprobs if token is not None)
         return tops + sum(len(choice.generation.output_ids) for choice in self.choices)
 
     def usage(self) -> Usage:

@@ -39,9 +39,9 @@ from hypocenter.messages import (
     ToServer,
 )
 from hypocenter.server.generation import NOBODY, Generation
-from hypocenter.server.places import Places
-from hypocenter.server.readers import Reader, Readers, process_maker
-from hypocenter.server.reading import Reading
+from hypocenter.server.reading.readers import Readers, ReadingProcess, process_maker
+from hypocenter.server.reading.request_reading import RequestReading
+from hypocenter.server.turns.places import Places
 from hypocenter.server.worker_life import Orders, WorkerLife, is_fault
 from hypocenter.server.worker_line import WorkerLine
 from hypocenter.watch.child import Ended
@@ -79,7 +79,7 @@ class Supervisor:
         *,
         on_left: Callable[[Path, Ended], None],
         on_event: Callable[[str], None] = lambda what: None,
-        make_reader: Callable[[bool], Reader] | None = None,
+        make_reader: Callable[[bool], ReadingProcess] | None = None,
     ) -> None:
         self._on_event = on_event
         self._ids = itertools.count(1)
@@ -91,7 +91,7 @@ class Supervisor:
             {"model": orders.model, "config": orders.config, "limits": ReadingLimits()}
         )
         self._readers = Readers(make_reader)
-        self._reading = Reading(self._readers, self.next_id)
+        self._reading = RequestReading(self._readers, self.next_id)
         self._places = Places()
         self.line = WorkerLine(orders, self._hear, self._note_end, on_left)
         self._facts: ServedModel | None = None
@@ -176,7 +176,7 @@ class Supervisor:
     def cancel(self, generation: Generation) -> None:
         """Whatever becomes of it, nobody waits for that any more."""
         if self._open.pop(generation.id, None) is not None:
-            generation.is_done = True
+            generation.leave()
             if (task := self._reading_tasks.get(generation.id)) is not None:
                 task.cancel()
             if generation.is_with_worker and self._life is not None:

@@ -32,8 +32,8 @@ class Arrivals:
         self._plain: queue.SimpleQueue[Submit | None] = queue.SimpleQueue()
         self._with_form: queue.SimpleQueue[Submit | None] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._run, args=[one], name="arrivals", daemon=True)
-            for one in (self._plain, self._with_form)
+            threading.Thread(target=self._run, args=[messages], name="arrivals", daemon=True)
+            for messages in (self._plain, self._with_form)
         ]
         for thread in self._threads:
             thread.start()
@@ -54,8 +54,8 @@ class Arrivals:
         """Admit nothing more; waits for what is being made ready."""
         with self._lock:
             self._wanted = dict.fromkeys(self._wanted, False)
-        for one, thread in zip((self._plain, self._with_form), self._threads, strict=True):
-            one.put(None)
+        for messages, thread in zip((self._plain, self._with_form), self._threads, strict=True):
+            messages.put(None)
             thread.join()
 
     def _run(self, messages: queue.SimpleQueue[Submit | None]) -> None:

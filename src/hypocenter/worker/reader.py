@@ -35,7 +35,7 @@ from hypocenter.messages import (
     ToReader,
 )
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.worker.failures import failure_of
+from hypocenter.worker.outbox import failure_of
 
 
 def main(words: Sequence[str]) -> int:

@@ -57,8 +57,7 @@ from hypocenter.messages import (
 from hypocenter.results import TokenLogprob
 from hypocenter.worker.arrivals import Arrivals
 from hypocenter.worker.description import ending_of, facts_of
-from hypocenter.worker.failures import failure_of
-from hypocenter.worker.outbox import Outbox
+from hypocenter.worker.outbox import Outbox, failure_of
 
 PromptLogprobs = tuple[TokenLogprob | None, ...] | None
 #: Errors that concern one request alone; the worker goes on.

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from hypocenter import package
+from hypocenter.errors import TokenizerError
 from hypocenter.frames import LENGTH_BYTES, as_frame, body_bytes
 from hypocenter.messages import (
     MAX_FRAME_BYTES,
@@ -80,7 +81,7 @@ class ReaderProcess:
             )
         except OSError as error:
             raise CannotRead(f"{sys.executable}: {error.strerror}") from error
-        told = await self._exchange(self._start, _START_SECONDS)
+        told = await self._exchange(self._start, as_frame(self._start), _START_SECONDS)
         if isinstance(told, Failed):
             await self.close()
             raise CannotRead(told.message)
@@ -90,7 +91,12 @@ class ReaderProcess:
         """What it says. Raises ReaderEnded, also where it takes longer than it may."""
         if self._process is None or self._process.returncode is not None:
             raise ReaderEnded("it was gone", is_innocent=True)
-        told = await self._exchange(question, self._start.limits.wall_seconds)
+        try:
+            frame = as_frame(question)
+        except UnicodeEncodeError as error:
+            reason = f"a text has U+{ord(error.object[error.start]):04X}, which is no character"
+            return Failed(question.id, TokenizerError.__name__, f"{reason}; decode it anew")
+        told = await self._exchange(question, frame, self._start.limits.wall_seconds)
         assert not isinstance(told, ReaderReady), "a reader is ready once"
         return told
 
@@ -101,7 +107,7 @@ class ReaderProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
 
-    async def _exchange(self, message: Any, seconds: float) -> FromReader:
+    async def _exchange(self, message: Any, frame: bytes, seconds: float) -> FromReader:
         """Send a message and wait for its answer; only one of them is under way at a time."""
         process = self._process
         assert process is not None, "it was started"
@@ -109,7 +115,7 @@ class ReaderProcess:
         assert process.stdout is not None, "it has another pipe"
         try:
             async with asyncio.timeout(seconds):
-                process.stdin.write(as_frame(message))
+                process.stdin.write(frame)
                 await process.stdin.drain()
                 header = await process.stdout.readexactly(LENGTH_BYTES)
                 body = await process.stdout.readexactly(body_bytes(header, MAX_FRAME_BYTES))

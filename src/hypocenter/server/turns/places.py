@@ -10,14 +10,14 @@ import collections
 from collections.abc import Mapping
 
 from hypocenter.messages import ServedModel
-from hypocenter.server.fair_order import FairOrder
 from hypocenter.server.generation import Generation
+from hypocenter.server.turns.fair_order import FairOrder
 
 #: That may wait for room in the KV cache: how much of it they share is not known here.
 MAX_UNBEGUN = 2
-#: That were sent, and that the worker has not taken yet: without a form, and with one.
+#: That were sent, and that the worker has not taken yet: without a form, and with generation.
 MAX_UNTAKEN, MAX_UNTAKEN_FORMS = 8, 1
-#: A token of an answer takes a step, one of a prompt a part of one.
+#: A token of an answer takes a step, one of a prompt a part of generation.
 _PROMPT_TOKEN = 1 / 16
 
 Generations = Mapping[int, Generation]
@@ -42,13 +42,13 @@ class Places:
     ) -> Generation | None:
         """The one that gets a place now; None where none is free, or nobody waits."""
         there, waiting = _divide(open_ones, leaving)
-        untaken = [bool(one.form) for one in there if not one.is_accepted]
+        untaken = [bool(g.form) for g in there if not g.is_accepted]
         if untaken.count(True) >= MAX_UNTAKEN_FORMS:
-            waiting = [one for one in waiting if not one.form]
+            waiting = [g for g in waiting if not g.form]
         if untaken.count(False) >= MAX_UNTAKEN:
-            waiting = [one for one in waiting if one.form]
-        at_work = collections.Counter(one.client for one in there)
-        chosen = self._order.first(waiting, lambda one: one.client, at_work)
+            waiting = [g for g in waiting if g.form]
+        at_work = collections.Counter(g.client for g in there)
+        chosen = self._order.first(waiting, lambda g: g.client, at_work)
         return None if chosen is None or not _has_room(there, chosen, facts) else chosen
 
     def to_pause(
@@ -59,21 +59,21 @@ class Places:
         It is the newest of the client that has the most there, which has others still.
         """
         there, waiting = _divide(open_ones, leaving)
-        at_work = collections.Counter(one.client for one in there)
-        first = next((one for one in waiting if not at_work[one.client]), None)
-        is_one_going = bool(leaving) or any(one.is_pausing for one in there)
+        at_work = collections.Counter(g.client for g in there)
+        first = next((g for g in waiting if not at_work[g.client]), None)
+        is_one_going = bool(leaving) or any(g.is_pausing for g in there)
         if first is None or is_one_going or _has_room(there, first, facts):
             return None
         [(client, num)] = at_work.most_common(1)
-        return max((one for one in there if one.client == client), key=_id) if num > 1 else None
+        return max((g for g in there if g.client == client), key=_id) if num > 1 else None
 
 
 def _divide(
     open_ones: Generations, leaving: Generations
 ) -> tuple[list[Generation], list[Generation]]:
     """Those that the worker has, and those that wait for a place."""
-    there = [one for one in open_ones.values() if one.is_with_worker]
-    waiting = [one for one in open_ones.values() if one.is_read and not one.is_with_worker]
+    there = [g for g in open_ones.values() if g.is_with_worker]
+    waiting = [g for g in open_ones.values() if g.is_read and not g.is_with_worker]
     return [*there, *leaving.values()], waiting
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from hypocenter.errors import ContextOverflow, TooMuchText
 from hypocenter.messages import Ask, Failed, FormRead, ReadForm, ServedModel, Told
 from hypocenter.server.generation import Generation
-from hypocenter.server.readers import Readers
+from hypocenter.server.reading.readers import Readers
 
 
-class Reading:
+class RequestReading:
     """Reads generations by `readers`; `next_id` gives a question its id."""
 
     def __init__(self, readers: Readers, next_id: Callable[[], int]) -> None:

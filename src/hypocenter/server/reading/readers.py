@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hypocenter.messages import Ask, Failed, FormRead, ReadForm, StartReader
-from hypocenter.server.fair_order import FairOrder
-from hypocenter.server.form_memory import FormMemory
-from hypocenter.server.reader_process import Answer, CannotRead, ReaderEnded, ReaderProcess
+from hypocenter.server.reading.form_memory import FormMemory
+from hypocenter.server.reading.reader_process import Answer, CannotRead, ReaderEnded, ReaderProcess
+from hypocenter.server.turns.fair_order import FairOrder
 
 log = logging.getLogger("hypocenter.server")
 
@@ -33,7 +33,7 @@ _PAUSE_SECONDS = 5.0
 UNREADABLE, NO_READER = "Unreadable", "NoReader"
 
 
-class Reader(Protocol):
+class ReadingProcess(Protocol):
     """One process that reads, as `ReaderProcess` is one."""
 
     async def start(self) -> None: ...
@@ -64,7 +64,9 @@ class _Seat:
 class Readers:
     """`make` gives a reader that takes forms or does not, not started yet."""
 
-    def __init__(self, make: Callable[[bool], Reader], num_readers: int = NUM_READERS) -> None:
+    def __init__(
+        self, make: Callable[[bool], ReadingProcess], num_readers: int = NUM_READERS
+    ) -> None:
         self._make = make
         self._waiting: list[_Job] = []
         self._changed = asyncio.Event()
@@ -111,7 +113,7 @@ class Readers:
 
     async def _work(self, seat: _Seat) -> None:
         """The life of one seat: a process, and questions to it one after the other."""
-        reader: Reader | None = None
+        reader: ReadingProcess | None = None
         try:
             while True:
                 if reader is None:
@@ -139,7 +141,7 @@ class Readers:
             if reader is not None:
                 await reader.close()
 
-    async def _start_one(self, seat: _Seat) -> Reader:
+    async def _start_one(self, seat: _Seat) -> ReadingProcess:
         """A reader that is ready; none comes before one can be started."""
         while True:
             reader = self._make(not seat.takes_only_small)
@@ -160,7 +162,7 @@ class Readers:
             waiting = [job for job in self._waiting if not job.is_small]
             if seat.takes_only_small or not waiting:
                 waiting = [job for job in self._waiting if job.is_small]
-            at_work = collections.Counter(one.job.client for one in self._seats if one.job)
+            at_work = collections.Counter(other.job.client for other in self._seats if other.job)
             job = self._order.first(waiting, lambda job: job.client, at_work)
             if job is not None:
                 self._waiting.remove(job)
@@ -191,7 +193,7 @@ class Readers:
                 job.answer.set_result(Failed(job.question.id, NO_READER, reason))
 
 
-def process_maker(start: Mapping[str, Any]) -> Callable[[bool], Reader]:
+def process_maker(start: Mapping[str, Any]) -> Callable[[bool], ReadingProcess]:
     """Makes processes by the fields of a `StartReader`, without `reads_forms`."""
     return lambda reads_forms: ReaderProcess(StartReader(reads_forms=reads_forms, **start))
 
