@@ -124,6 +124,20 @@ def test_a_text_that_is_too_long_is_refused_unread(served: Served, path: str) ->
         assert reply.json["error"]["code"] == "context_length_exceeded"
 
 
+def test_nobody_fills_the_queue_for_all(served: Served) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 480, "temperature": 0, "ignore_eos": True, "n": 9}
+    with served.stream("/v1/completions", body, headers=ANN) as events:
+        next(events)
+        refused = complete(served, ANN)
+        assert refused.status == 429
+        assert "at most 9 may be open" in refused.json["error"]["message"]
+        began = time.monotonic()
+        assert complete(served, BOB, max_tokens=2).status == 200
+        told = served.get("/debug/requests", headers={"Authorization": "Bearer boss"}).json
+        assert len(told["open"]) == 1, "it came before them, though all places were taken"
+        assert time.monotonic() - began < 60
+
+
 def test_who_leaves_while_he_is_read_counts_and_is_dropped(served: Served) -> None:
     """Many slow forms whose clients leave at once: one is read still, and all others are not."""
     for number in range(3 * MAX_OPEN):

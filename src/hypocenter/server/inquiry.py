@@ -81,7 +81,7 @@ class Inquiry:
         client: str = NOBODY,
     ) -> None:
         """`tools` are those that may be called, at most `max_calls` in an answer; None: any."""
-        self.name = name
+        self.name, self.client = name, client
         self.created = int(time.time())
         self.num_choices = num_choices
         self.choices: list[Choice] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 import time
 from collections import OrderedDict
@@ -95,20 +96,33 @@ class Service:
         asked = sum(len(inquiry.choices) for inquiry in self.open.values())
         return asked + self.supervisor.num_left + self.supervisor.num_questions
 
-    def require_room(self, num_more: int) -> None:
+    def room_for(self, client: str, num_more: int) -> int:
+        """How many answers may be open in all, with so many more of this client's.
+
+        Where there are keys a quarter is kept for those who have less than their share of it.
+        """
+        if not self.has_keys:
+            return self.max_open
+        held = collections.Counter({client: num_more})
+        for inquiry in self.open.values():
+            held[inquiry.client] += len(inquiry.choices)
+        kept = self.max_open // 4
+        return self.max_open - (kept if held[client] > max(kept // len(held), 1) else 0)
+
+    def require_room(self, num_more: int, client: str) -> None:
         """Raises ApiError when so many more generations are too many, or nobody could run them."""
         if self.is_draining:
             raise ApiError(503, "the server is shutting down", kind="unavailable_error")
         if self.supervisor.has_given_up:
             raise ApiError(503, "no worker can be started", kind="unavailable_error")
-        num_open = self.num_open
-        if num_open + num_more > self.max_open:
+        num_open, most = self.num_open, self.room_for(client, num_more)
+        if num_open + num_more > most:
             self.metrics.count("refused")
             down = not self.supervisor.is_ready
             raise ApiError(
                 503 if down else 429,
                 f"{num_open} answers are being made or were not taken yet; {num_more} more were "
-                f"asked for, but at most {self.max_open} may be open; try again in a moment",
+                f"asked for, but at most {most} may be open; try again in a moment",
                 kind="unavailable_error" if down else "rate_limit_error",
                 code="queue_full",
                 retry=True,
@@ -200,7 +214,7 @@ def _inquire(
             f"most {service.max_open} may be open; ask for fewer at once",
             param="n",
         )
-    service.require_room(len(prompts) * num)
+    service.require_room(len(prompts) * num, client_of(request))
     is_one_call = isinstance(body, ChatBody) and body.parallel_tool_calls is False
     max_calls = 1 if is_one_call else None
     name, supervisor = new_name(prefix), service.supervisor
@@ -406,7 +420,7 @@ async def until_left(request: Request, work: Awaitable[_Result]) -> _Result:
 async def ask_reader(request: Request, **question: Any) -> Told:
     """A reader's answer; it counts as an open request. Raises ApiError, and ClientLeft."""
     service = service_of(request)
-    service.require_room(1)
+    service.require_room(1, client_of(request))
     asked = Ask(service.supervisor.next_id(), **question)
     answer = await until_left(request, service.supervisor.ask(asked, client_of(request)))
     if isinstance(answer, Failed):
