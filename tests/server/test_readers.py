@@ -71,6 +71,19 @@ class Pool:
         return asyncio.ensure_future(self.readers.ask(form, client))
 
 
+def test_the_end_of_the_server_leaves_nobody_waiting() -> None:
+    async def work() -> None:
+        pool, *_ = await started()
+        tasks = [pool.ask_form(1), pool.ask_form(2)]
+        await settle()
+        await pool.readers.stop()
+        for told in await asyncio.gather(*tasks):
+            assert isinstance(told, Failed)
+            assert (told.kind, told.message) == (NO_READER, "the server is shutting down")
+
+    run(work())
+
+
 async def settle() -> None:
     for _ in range(20):
         await asyncio.sleep(0)

@@ -73,7 +73,7 @@ class Readers:
         self._order = FairOrder()
         self._forms = FormMemory()
         self._seats = [_Seat(takes_only_small=n == 0 < num_readers - 1) for n in range(num_readers)]
-        self._refusal = ""
+        self._has_started = False
 
     def start(self) -> None:
         """Start the processes; returns at once."""
@@ -105,6 +105,7 @@ class Readers:
 
     async def stop(self) -> None:
         """End the processes; who waits still is told so."""
+        self._waiting += [seat.job for seat in self._seats if seat.job is not None]
         tasks = [seat.task for seat in self._seats if seat.task is not None]
         for task in tasks:
             task.cancel()
@@ -148,13 +149,15 @@ class Readers:
             try:
                 await reader.start()
             except (CannotRead, ReaderEnded) as error:
-                log.error("no reader can be started: %s", error)
+                if self._waiting or self._has_started:  # or the worker says the same of the file
+                    log.error("no reader can be started: %s", error)
                 self._refuse_all(f"no reader can be started: {error}")
                 await asyncio.sleep(_PAUSE_SECONDS)
             except BaseException:
                 await reader.close()
                 raise
             else:
+                self._has_started = True
                 return reader
 
     async def _next(self, seat: _Seat) -> _Job:
