@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
 import secrets
@@ -151,6 +152,7 @@ def make_app(
     )
     app.router.redirect_slashes = False
     app.state.service = service
+    service.has_keys = bool(api_keys)
     return app
 
 
@@ -190,16 +192,22 @@ class _Guard:
             return
         error = self._refusal(scope)
         if error is None:
+            scope.setdefault("state", {})["client"] = self._client(scope)
             await self._app(scope, receive, send)
         else:
             await error.response()(scope, receive, send)
+
+    def _client(self, scope: Scope) -> str:
+        """Who asks: the digest of a key, or an address where there are no keys."""
+        if self._api_keys:
+            return hashlib.sha256(_key_of(scope).encode()).hexdigest()
+        return str((scope.get("client") or ("",))[0])
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         path = scope["path"]
         if path in OPEN_PATHS:
             return None
-        key = _header(scope, b"authorization").removeprefix("Bearer ")
-        key = key or _header(scope, b"x-api-key")
+        key = _key_of(scope)
         if path.startswith(ADMIN_PATHS):
             if self._admin_key is None:
                 return ApiError(403, "there is no admin key; start the server with --admin-key")
@@ -210,6 +218,11 @@ class _Guard:
         if self._service.supervisor.facts is None and path not in EARLY_PATHS:
             return ApiError(503, "Loading model", kind="unavailable_error", retry=True)
         return None
+
+
+def _key_of(scope: Scope) -> str:
+    key = _header(scope, b"authorization").removeprefix("Bearer ")
+    return key or _header(scope, b"x-api-key")
 
 
 def _no_key(what: str) -> ApiError:

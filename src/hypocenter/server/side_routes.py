@@ -15,15 +15,16 @@ from hypocenter.server.fields import TokenId, checked_tools, checked_variables, 
 from hypocenter.server.routes import (
     STEP_SECONDS,
     Service,
-    ask_worker,
+    ask_reader,
     body_of,
     build_info,
     describe,
     service_of,
 )
 
-#: That are turned into a text at once.
-MAX_TOKENS = 1 << 20
+#: That are turned into a text at once, and the other way round.
+MAX_TOKENS = 1 << 18
+MAX_CHARS = 1 << 20
 
 
 class TokenizeBody(msgspec.Struct):
@@ -118,13 +119,23 @@ async def tokenize(request: Request) -> Response:
         raise ApiError(400, "give one of content, prompt and messages", param="content")
     is_vllms = body.prompt is not None
     wanted = body.add_special if body.add_special_tokens is None else body.add_special_tokens
-    told = await ask_worker(
-        service,
-        text=body.content if body.prompt is None else body.prompt,
+    text = body.content if body.prompt is None else body.prompt
+    if text is not None and len(text) > MAX_CHARS:
+        raise ApiError(
+            400,
+            f"{given[0]} has {len(text)} characters, but at most {MAX_CHARS} are read at once; "
+            "split it",
+            param=given[0],
+        )
+    told = await ask_reader(
+        request,
+        text=text,
         messages=None if body.messages is None else messages_of(body.messages),
         tools=checked_tools(body.tools),
         add_special=is_vllms if wanted is None else wanted,
         parse_special=is_vllms if body.parse_special is None else body.parse_special,
+        max_chars=MAX_CHARS,
+        needs_pieces=body.with_pieces,
     )
     tokens: list[int | answers.TokenPiece] = list(told.token_ids)
     if body.with_pieces:
@@ -144,7 +155,7 @@ def _piece(piece: bytes) -> str | list[int]:
 
 async def detokenize(request: Request) -> Response:
     body = await _read(request, DetokenizeBody)
-    told = await ask_worker(service_of(request), token_ids=tuple(body.tokens))
+    told = await ask_reader(request, token_ids=tuple(body.tokens))
     return json_response(answers.Text(told.text, told.text))
 
 
@@ -162,11 +173,12 @@ async def tokenizer_info(request: Request) -> Response:
 
 async def apply_template(request: Request) -> Response:
     body = await _read(request, TemplateBody)
-    told = await ask_worker(
-        service_of(request),
+    told = await ask_reader(
+        request,
         messages=messages_of(body.messages),
         template_variables=checked_variables(body.chat_template_kwargs),
         tools=checked_tools(body.tools),
+        max_chars=MAX_CHARS,
     )
     return json_response(answers.FilledTemplate(told.text, told.token_ids))
 
