@@ -1,8 +1,8 @@
 """JSON from strangers, read so that no body keeps others waiting: bounds first, then in slices.
 
 While a body is decoded nothing else runs, in a thread neither, for msgspec holds the interpreter.
-So what a body will become is counted while it comes (`BodyShape`), and long fields are decoded an item
-after another.
+So what a body will become is counted while it comes (`BodyShape`), and long fields are decoded an
+item after another.
 """
 
 from __future__ import annotations
