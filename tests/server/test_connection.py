@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import logging
 import resource
 from collections.abc import Awaitable, Callable
@@ -150,6 +151,26 @@ def test_nothing_is_read_of_who_is_refused_within_a_body() -> None:
     assert not wire.is_paused  # what it still sends is taken, and dropped
 
 
+def test_nothing_is_read_while_a_refusal_is_sent() -> None:
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 413, "headers": []})
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    async def work(made: Connection, wire: Wire) -> None:
+        made.app = slow
+        made.data_received(post("/", "Transfer-Encoding: chunked"))
+        await asyncio.sleep(0)
+        made.data_received(b"nothing that is a chunk\r\n")
+        assert not made._inbox
+        await settle()
+
+    _, wire = talk(work)
+    assert wire.statuses == [413]
+    assert wire.has_eof
+
+
 def test_who_was_refused_is_left_after_a_while() -> None:
     _, wire = say(post("/refused", "Content-Length: 100"), kind=Impatient, seconds=0.3)
     assert wire.is_aborted
@@ -236,6 +257,11 @@ def test_what_may_be_read_in_two_ways_is_refused(case: str) -> None:
     assert b"connection: close" in wire.sent.lower()
 
 
+def test_what_begins_as_no_request_is_not_waited_for() -> None:
+    assert say(b"\x16\x03\x01")[1].statuses == [400]
+    assert say(b"\r")[1].statuses == [400]
+
+
 def test_heads_have_a_bound() -> None:
     many = [f"a{number}: b" for number in range(connection.MAX_HEADERS)]
     assert say(post("/", *many))[1].statuses == [431]
@@ -270,6 +296,22 @@ def test_tiny_chunks_are_refused_and_larger_ones_are_not() -> None:
     assert len(app.seen[0][1]) == 5000 * 512
 
 
+def test_a_body_is_read_in_slices() -> None:
+    async def work(made: Connection, wire: Wire) -> None:
+        made.data_received(post("/", "Content-Length: 250000", body=b"a" * 250_000))
+        num_left = [len(made._inbox)]
+        while made._inbox:
+            await asyncio.sleep(0)
+            num_left.append(len(made._inbox))
+        steps = [now - later for now, later in itertools.pairwise(num_left)]
+        assert max(steps) == connection._BYTES_A_TURN
+        await settle()
+
+    app, wire = talk(work)
+    assert app.seen == [("/", b"a" * 250_000)]
+    assert wire.statuses == [200]
+
+
 def test_one_connection_gets_its_share_of_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "NUM_FREE_CHUNKS", 1 << 20)
 
@@ -299,8 +341,9 @@ def test_a_body_that_nobody_takes_is_not_read_on() -> None:
             made.data_received(b"a" * 100_000)
         await settle()
         assert wire.is_paused
-        assert len(made.cycle.body) == 100_000  # uvicorn's mark is 64 KiB
-        assert len(made._inbox) == 200_000
+        taken = 3 * connection._BYTES_A_TURN  # uvicorn's mark is 64 KiB
+        assert len(made.cycle.body) == taken
+        assert len(made._inbox) == 300_000 - taken
 
     talk(work)
 
@@ -333,8 +376,8 @@ def test_who_is_fast_enough_may_take_its_time() -> None:
 
 
 def test_a_beginning_that_was_fast_does_not_buy_time() -> None:
-    _, wire = say(post("/", "Content-Length: 100000", body=b"a" * 50_000), kind=Impatient,
-                  seconds=0.35)  # fmt: skip
+    head = post("/", "Content-Length: 100000")
+    _, wire = say(head, b"a" * 50_000, kind=Impatient, seconds=0.35)
     assert wire.statuses == [408]
 
 

@@ -38,8 +38,9 @@ _OTHER_FILES = 44
 _MIN_CONNECTIONS = 4
 #: Between two requests a connection may rest this long.
 KEEP_ALIVE_SECONDS = 75
-#: Chunks of one connection that are read in a turn of the event loop: a millisecond or so.
-_CHUNKS_A_TURN = 512
+#: What is read of one connection in a turn of the event loop: less than a millisecond's work.
+_BYTES_A_TURN = 32 << 10
+_CHUNKS_A_TURN = 256
 #: Of what is said of a request that cannot be read; h11 repeats the whole line.
 _MAX_REASON_CHARS = 200
 #: The end of a head, a line that ends with LF alone, or a beginning that no request has.
@@ -309,7 +310,7 @@ class Connection(H11Protocol):
             self._inbox.clear()  # it is answered already, and closed then
             return
         if self._chunks is None:
-            data = bytes(self._inbox[: self._num_left])
+            data = bytes(self._inbox[: min(self._num_left, _BYTES_A_TURN)])
             del self._inbox[: len(data)]
             self._num_left -= len(data)
             framed = data
