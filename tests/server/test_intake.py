@@ -303,7 +303,8 @@ def test_others_run_between_slices() -> None:
         ({"prompt": {"a": "b" * LONG}}, "prompt", "Expected `str | array`"),
         ({"content": ["a" * LONG]}, "content", "content: Expected"),
         ({"prompt": "a" * LONG, "n": "x"}, "n", "Expected `int`"),
-        ({"n": ["a" * (2 << 20)]}, "n", "n has 2097156 bytes, but at most 1048576 are allowed"),
+        ({"n": ["a" * (2 << 20)]}, "n", "n has 2097156 bytes, but at most 393216 are allowed"),
+        ({"tools": "a" * (1 << 20)}, "tools", "but at most 1048576 are allowed"),
         ({str(number): 1 for number in range(1001)}, None, "the body has 1001 fields"),
     ],
 )

@@ -173,14 +173,15 @@ async def _serve(
     supervisor = Supervisor(orders, on_left=keeper.keep, on_event=count)
     names = config.names or (Path(config.model).stem,)
     metrics = Metrics(supervisor, names[0])
+    bodies = Bodies(config.max_bodies_bytes)
     service = Service(
         supervisor,
         metrics,
         names,
         config.model,
-        config.max_body_bytes,
+        min(config.max_body_bytes, bodies.most_of_client),
         config.engine.max_batch_requests + config.max_queued,
-        Bodies(config.max_bodies_bytes),
+        bodies,
         config.bundles,
     )
     loop.set_exception_handler(tell_of_loop)

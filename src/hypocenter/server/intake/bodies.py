@@ -22,13 +22,18 @@ class Bodies:
         self.num_bytes = 0
         self._by_client: Counter[str] = Counter()
 
+    @property
+    def most_of_client(self) -> int:
+        """What the bodies of one client may take."""
+        return self.max_bytes // _SHARE
+
     def of(self, client: str) -> HeldBody:
         """What a request of that client will hold; nothing yet."""
         return HeldBody(self, client)
 
     def take(self, client: str, num_bytes: int) -> None:
         """Count so many bytes more. Raises ApiError, status 429, when that is too much."""
-        held, most = self._by_client[client] + num_bytes, self.max_bytes // _SHARE
+        held, most = self._by_client[client] + num_bytes, self.most_of_client
         if held > most:
             raise _full(f"your requests that are being read hold {held} bytes, but at most {most}")
         held = self.num_bytes + num_bytes
@@ -61,8 +66,8 @@ class HeldBody:
 
         Raises ApiError, status 429, when that is too much.
         """
-        most = self._bodies.max_bytes // _SHARE
-        self.take(max(min(num_bytes, most) - self._num_bytes, 0))
+        wanted = min(num_bytes, self._bodies.most_of_client)
+        self.take(max(wanted - self._num_bytes, 0))
 
     def release(self) -> None:
         """It is in no memory of ours any more."""

@@ -17,8 +17,9 @@ import msgspec
 from hypocenter.server.api_error import ApiError
 
 MAX_FIELDS = 1000
-#: Of a field as it is written; what a model reads may be as long as the body.
-MAX_FIELD_BYTES = 1 << 20
+#: Of a field as it is written, and of tools; what a model reads may be as long as the body.
+MAX_FIELD_BYTES = 384 << 10
+MAX_TOOLS_FIELD_BYTES = 1 << 20
 LONG_FIELDS = frozenset({"prompt", "messages", "content", "tokens"})
 #: Of a body: lists and objects; names in objects; numbers, texts and all other values.
 MAX_CONTAINERS = 1 << 16
@@ -109,10 +110,11 @@ def fields_of(data: bytes | bytearray, kind: type[msgspec.Struct]) -> dict[str, 
     may_be_long = LONG_FIELDS & set(kind.__struct_fields__)
     for name, value in raw.items():
         num_bytes = memoryview(value).nbytes
-        if name not in may_be_long and num_bytes > MAX_FIELD_BYTES:
+        most = MAX_TOOLS_FIELD_BYTES if name == "tools" else MAX_FIELD_BYTES
+        if name not in may_be_long and num_bytes > most:
             raise ApiError(
                 400,
-                f"{name[:100]} has {num_bytes} bytes, but at most {MAX_FIELD_BYTES} are allowed",
+                f"{name[:100]} has {num_bytes} bytes, but at most {most} are allowed",
                 param=name[:100],
             )
     return raw
