@@ -7,18 +7,22 @@ import errno
 import itertools
 import logging
 import resource
+import socket
 from collections.abc import Awaitable, Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from hypocenter.config import EngineConfig
 from hypocenter.errors import UsageError
-from hypocenter.server import connection
+from hypocenter.server import connection, serve
 from hypocenter.server.connection import Connection
 from hypocenter.server.intake import chunks
 from hypocenter.server.intake.sparse_log import SparseLog
+from hypocenter.server.serve import ServerConfig
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 ONE_BYTE = b"1\r\n \r\n"
@@ -419,6 +423,44 @@ def test_the_number_of_clients_leaves_files_for_a_worker(monkeypatch: pytest.Mon
     monkeypatch.setattr(resource, "getrlimit", lambda _: (47, 47))
     with pytest.raises(UsageError, match="limit of open files is 47 "):
         connection.max_connections()
+
+
+def test_too_few_addresses_are_a_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (292 << 20, 292 << 20))
+    with pytest.raises(UsageError, match="limit of memory is 292 MiB") as info:
+        serve._require_addresses()
+    assert "\n" not in str(info.value)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
+    serve._require_addresses()
+
+
+@pytest.mark.parametrize(
+    ("family", "address", "is_local"),
+    [
+        (socket.AF_INET, ("127.0.0.1", 0), True),
+        (socket.AF_INET, ("0.0.0.0", 0), False),
+        (socket.AF_UNIX, "hypo.sock", True),
+    ],
+)
+def test_only_this_machine_reaches_loopback(
+    family: int, address: Any, is_local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(family) as one:
+        one.bind(address)
+        assert serve._is_local(one) is is_local
+
+
+def test_settings_that_make_no_sense_are_named() -> None:
+    for more, message in (
+        (
+            {"allowed_hosts": ("https://a.example",)},
+            "--allowed-host 'https://a.example' is no name",
+        ),
+        ({"max_bodies_bytes": 0}, "--body-memory is 0, but must be from 1 to 1048576"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            ServerConfig(model="m", engine=EngineConfig(), **cast(Any, more))
 
 
 def test_too_few_files_are_a_line_and_other_errors_are_not(

@@ -11,8 +11,9 @@ from typing import Any, cast
 import pytest
 
 from hypocenter.config import SamplingParams
-from hypocenter.messages import ServedModel
+from hypocenter.messages import Accepted, Ending, Piece, ServedModel
 from hypocenter.server.app import make_app
+from hypocenter.server.generation import Generation
 from hypocenter.server.inquiry import Inquiry
 from hypocenter.server.intake.bodies import Bodies
 from hypocenter.server.routes import Service
@@ -33,8 +34,8 @@ class Fake:
         self.facts, self.has_given_up, self.is_ready = FACTS, False, True
         self.ended_early: list[str] = []
         self.generations = [self._generation(1, "cmpl-one"), self._generation(2, "cmpl-two")]
-        self.told: list[str] = []
-        metrics = SimpleNamespace(count=self.told.append)
+        self.held: list[int] = []
+        metrics = SimpleNamespace(count=lambda what: None, count_end=lambda *_, **__: None)
         self.service = Service(
             cast(Any, self), cast(Any, metrics), ("m",), PATH, 1000, 4, Bodies(10_000), None
         )
@@ -51,6 +52,17 @@ class Fake:
     def end_early(self, generation: Any) -> None:
         self.ended_early.append(generation.name)
 
+    def submit(self, generation: Generation) -> None:
+        """Take a request, note what bodies hold from then on, and answer."""
+
+        def answer() -> None:
+            self.held.append(self.service.bodies.num_bytes)
+            generation.take(Piece(1, "b", (7,), ending=Ending("stop")))
+
+        self.held.append(self.service.bodies.num_bytes)
+        generation.take(Accepted(1, (5,)))
+        asyncio.get_running_loop().call_later(0.05, answer)
+
     def open(self, name: str, client: str) -> None:
         """A request of that client, which runs."""
         params = SamplingParams(seed=1)
@@ -64,6 +76,8 @@ class Fake:
         parts = body if body is not None else [b""]
 
         async def receive() -> Any:
+            if not parts:
+                await asyncio.sleep(60)  # the client stays connected
             return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
 
         async def send(message: Any) -> None:
@@ -197,6 +211,18 @@ def test_no_body_is_read_when_there_is_no_room() -> None:
         status, answer = fake.ask("POST", path, body=body)
         assert (status, answer["error"]["code"]) == (429, "queue_full")
         assert body == [b"{}"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_body_counts_until_the_worker_has_taken_it(*, stream: bool) -> None:
+    fake = Fake()
+    body = [json.dumps({"prompt": "a", "stream": stream}).encode()]
+    num_bytes = len(body[0])
+    assert fake.ask("POST", "/v1/completions", body=body)[0] == 200
+    before, after = fake.held
+    assert before > num_bytes
+    assert after == 0
+    assert fake.service.bodies.num_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ BODY = b'{"prompt": "import os", "max_tokens": 2, "temperature": 0}'
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("raw")
-    with serving(folder, "-np", "4", "--api-key", "sesame", "--admin-key", "boss") as one:
+    words = ("-np", "4", "--api-key", "sesame", "--admin-key", "boss", "--body-memory", "64")
+    with serving(folder, *words, "--allowed-host", "llm.example.com") as one:
         yield one
 
 
@@ -213,6 +214,18 @@ def test_a_neighbour_is_undisturbed(served: Served) -> None:
         served.get("/debug/requests", headers={"Authorization": "Bearer boss"}).json["restarts"]
         == 0
     )
+
+
+def test_other_names_and_pages_of_others_are_refused(served: Served) -> None:
+    keys = {"Authorization": "Bearer sesame"}
+    for headers, status in (
+        ({"Host": "llm.example.com"}, 200),
+        ({"Host": "evil.example"}, 403),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": f"http://127.0.0.1:{served.port}"}, 200),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+    ):
+        assert served.get("/version", headers={**keys, **headers}).status == status, headers
 
 
 def test_a_405_says_what_is_allowed(served: Served) -> None:
