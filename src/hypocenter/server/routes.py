@@ -36,6 +36,8 @@ from hypocenter.server.fields import (
 from hypocenter.server.forms import AnswerForm, ChatForm, CompletionForm
 from hypocenter.server.generation import NOBODY
 from hypocenter.server.inquiry import Choice, Inquiry, new_name
+from hypocenter.server.intake.bodies import Bodies, HeldBody
+from hypocenter.server.intake.json_bounds import BodyShape
 from hypocenter.server.metrics import Metrics
 from hypocenter.server.supervisor import Supervisor
 
@@ -61,6 +63,7 @@ class Service:
     model_path: str
     max_body_bytes: int
     max_open: int
+    bodies: Bodies
     bundles: Path | None
     started: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
@@ -69,6 +72,8 @@ class Service:
     open: dict[str, Inquiry] = field(default_factory=dict)
     #: As JSON, which takes half the memory, and that in one piece.
     ended: OrderedDict[str, msgspec.Raw] = field(default_factory=OrderedDict)
+    #: Of requests that are open or remembered: which client asked.
+    clients: dict[str, str] = field(default_factory=dict)
 
     @property
     def facts(self) -> ServedModel:
@@ -133,7 +138,12 @@ class Service:
         self.open.pop(inquiry.name, None)
         self.ended[inquiry.name] = msgspec.Raw(msgspec.json.encode(describe(inquiry, status)))
         while len(self.ended) > _MAX_REMEMBERED:
-            self.ended.popitem(last=False)
+            name, _ = self.ended.popitem(last=False)
+            self.clients.pop(name, None)
+
+    def is_own(self, request: Request, name: str) -> bool:
+        """Whether who asks may see that request: its own, or any with the admin key."""
+        return request.state.may_see_all or self.clients.get(name) == client_of(request)
 
 
 def describe(inquiry: Inquiry, status: str) -> RequestState:
@@ -167,7 +177,8 @@ def client_of(request: Request) -> str:
 async def complete(request: Request) -> Response:
     """POST /v1/completions"""
     service = service_of(request)
-    body, unknown = read_body(await body_of(request), CompletionBody)
+    service.require_room(1, client_of(request))
+    body, unknown = await read_body(await body_of(request), CompletionBody)
     model = service.require_model(body.model)
     prompts = prompts_of(body, service.facts)
     params = completion_params(body)
@@ -180,7 +191,8 @@ async def complete(request: Request) -> Response:
 async def chat(request: Request) -> Response:
     """POST /v1/chat/completions"""
     service = service_of(request)
-    body, unknown = read_body(await body_of(request), ChatBody)
+    service.require_room(1, client_of(request))
+    body, unknown = await read_body(await body_of(request), ChatBody)
     model = service.require_model(body.model)
     if not body.messages:
         raise ApiError(400, "messages is empty; give at least one", param="messages")
@@ -250,11 +262,14 @@ async def _respond(
     named = ", ".join(unknown).encode("unicode_escape")[:500].decode().strip()
     headers = {"x-ignored-fields": named} if unknown else {}
     service.open[inquiry.name] = inquiry
+    service.clients[inquiry.name] = client_of(request)
     wants_usage = bool(body.stream_options and body.stream_options.include_usage)
     try:
         if not body.stream:
-            return await until_left(request, _answer_whole(service, inquiry, form, headers))
+            answering = _answer_whole(service, inquiry, form, headers, request.state.body)
+            return await until_left(request, answering)
         await until_left(request, inquiry.accept())
+        request.state.body.release()
     except BaseException as error:
         _abandon(service, inquiry, error)
         raise
@@ -263,18 +278,23 @@ async def _respond(
 
 
 async def _answer_whole(
-    service: Service, inquiry: Inquiry, form: AnswerForm, headers: dict[str, str]
+    service: Service,
+    inquiry: Inquiry,
+    form: AnswerForm,
+    headers: dict[str, str],
+    body: HeldBody,
 ) -> Response:
     await inquiry.accept()
+    body.release()
     async for news in inquiry.pieces():
         if news is not None and news[1].ending:
             _count(service, inquiry, news[0].index)
     if inquiry.num_entries <= _FEW_ENTRIES:
-        body = _encode_whole(form, inquiry)
+        encoded = _encode_whole(form, inquiry)
     else:
-        body = await asyncio.to_thread(_encode_whole, form, inquiry)
+        encoded = await asyncio.to_thread(_encode_whole, form, inquiry)
     service.remember(inquiry, "completed")
-    return Response(body, headers=headers, media_type="application/json")
+    return Response(encoded, headers=headers, media_type="application/json")
 
 
 def _encode_whole(form: AnswerForm, inquiry: Inquiry) -> bytes:
@@ -379,22 +399,25 @@ class ClientLeft(Exception):
     """The connection is closed; there is nobody to answer."""
 
 
-async def body_of(request: Request) -> bytes:
-    """The body, within its limit. Raises ApiError, status 413, and ClientLeft."""
+async def body_of(request: Request) -> bytearray:
+    """The body, within its limits. Raises ApiError, status 413, 429 or 400, and ClientLeft."""
     limit = service_of(request).max_body_bytes
     told = request.headers.get("content-length", "0")
     too_long = ApiError(413, f"the body is longer than {limit} bytes", code="body_too_large")
     if int(told) > limit:  # h11 has seen to it that it is a number
         raise too_long
-    data = bytearray()
+    data, shape = bytearray(), BodyShape()
     try:
         async for part in request.stream():
-            data += part
-            if len(data) > limit:
+            if len(data) + len(part) > limit:
                 raise too_long
+            request.state.body.take(len(part))
+            shape.add(part)
+            data += part
     except ClientDisconnect as error:
         raise ClientLeft from error
-    return bytes(data)
+    request.state.body.settle(shape.memory_bytes(len(data)))
+    return data
 
 
 async def until_left(request: Request, work: Awaitable[_Result]) -> _Result:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -11,7 +12,8 @@ from starlette.responses import Response
 from hypocenter.package import version
 from hypocenter.server import answers
 from hypocenter.server.api_error import ApiError, json_response
-from hypocenter.server.fields import TokenId, checked_tools, checked_variables, decode, messages_of
+from hypocenter.server.fields import TokenId, checked_tools, checked_variables, messages_of
+from hypocenter.server.intake.json_bounds import decode_body, fields_of
 from hypocenter.server.routes import (
     STEP_SECONDS,
     Service,
@@ -42,7 +44,7 @@ class TokenizeBody(msgspec.Struct):
 
 
 class DetokenizeBody(msgspec.Struct):
-    tokens: Annotated[list[TokenId], msgspec.Meta(max_length=MAX_TOKENS)]
+    tokens: list[TokenId]
     model: str = ""
 
 
@@ -184,15 +186,15 @@ async def apply_template(request: Request) -> Response:
 
 
 async def props(request: Request) -> Response:
-    """llama-server's description of itself."""
+    """llama-server's description of itself; where keys are set, only the admin's sees folders."""
     service = service_of(request)
-    facts = service.facts
+    facts, path = service.facts, service.model_path
     return json_response(
         answers.Props(
             default_generation_settings=answers.Defaults(facts.context_length),
             total_slots=facts.max_requests,
             model_alias=service.names[0],
-            model_path=service.model_path,
+            model_path=path if request.state.may_see_all else Path(path).name,
             chat_template=facts.chat_template,
             bos_token=facts.bos_text,
             eos_token=facts.eos_text,
@@ -209,18 +211,21 @@ async def version_of(request: Request) -> Response:
 
 
 async def slots(request: Request) -> Response:
-    """A slot for each request that may run at once, with what runs in it."""
+    """A slot for each request that may run at once; of others' requests only that they run."""
     service = service_of(request)
     facts, open_ones = service.facts, service.supervisor.generations
     slots_now = []
     for number in range(facts.max_requests):
         one = open_ones[number] if number < len(open_ones) else None
+        is_processing = one is not None
+        if one is not None and not service.is_own(request, one.name):
+            one = None
         slots_now.append(
             answers.Slot(
                 id=number,
                 id_task=one.id if one else -1,
                 n_ctx=facts.context_length,
-                is_processing=one is not None,
+                is_processing=is_processing,
                 n_prompt_tokens=len(one.prompt_ids or ()) if one else 0,
                 n_decoded=len(one.output_ids) if one else 0,
             )
@@ -237,27 +242,28 @@ async def metrics(request: Request) -> Response:
 
 async def one_request(request: Request) -> Response:
     service, name = service_of(request), request.path_params["name"]
+    _require_own(service, request, name)
     if (inquiry := service.open.get(name)) is not None:
         return json_response(describe(inquiry, "in_progress"))
-    if name in service.ended:
-        return json_response(service.ended[name])
-    raise _unknown(name)
+    return json_response(service.ended[name])
 
 
 async def cancel_request(request: Request) -> Response:
     """End a request with what it has so far: its client gets the end of it."""
     service, name = service_of(request), request.path_params["name"]
+    _require_own(service, request, name)
     inquiry = service.open.get(name)
     if inquiry is None:
-        if name in service.ended:
-            return json_response(service.ended[name])
-        raise _unknown(name)
+        return json_response(service.ended[name])
     inquiry.end_early()
     return json_response(describe(inquiry, "cancelling"))
 
 
-def _unknown(name: str) -> ApiError:
-    return ApiError(404, f"there is no request {name!r}", code="request_not_found")
+def _require_own(service: Service, request: Request, name: str) -> None:
+    """Raises ApiError for a request that is unknown, or another client's; it says the same."""
+    is_there = name in service.open or name in service.ended
+    if not (is_there and service.is_own(request, name)):
+        raise ApiError(404, f"there is no request {name!r}", code="request_not_found")
 
 
 async def debug_requests(request: Request) -> Response:
@@ -292,6 +298,7 @@ _Body = TypeVar("_Body", TokenizeBody, DetokenizeBody, TemplateBody)
 
 
 async def _read(request: Request, kind: type[_Body]) -> _Body:
-    body: _Body = decode(await body_of(request), kind)
+    data = await body_of(request)
+    body = await decode_body(data, fields_of(data, kind), kind)
     service_of(request).require_model(body.model)
     return body
