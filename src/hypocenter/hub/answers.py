@@ -68,16 +68,16 @@ class Answer:
         """The bytes as they come. Raises LineBroken, and HubError for a server that is too slow."""
         parts = self._response.iter_raw()
         while True:
-            with _told(self.question, self._cutter):
+            with _line_errors(self.question, self._cutter):
                 data = next(parts, None)
             if self._cutter.is_cut:  # a body without a length ends like this as well
-                raise _too_slow(self.question, self._cutter)
+                raise _slow_error(self.question, self._cutter)
             if data is None:
                 return
             self._cutter.came(len(data))
             yield data
 
-    def whole(self, max_bytes: int) -> bytes:
+    def read_all(self, max_bytes: int) -> bytes:
         """All bytes. Raises HubError for more than `max_bytes`, and what `parts` raises."""
         data = bytearray()
         for part in self.parts():
@@ -91,7 +91,7 @@ class Answer:
 
 
 @contextlib.contextmanager
-def answered(question: Question, pace: Pace, *, verb: str = "GET") -> Iterator[Answer]:
+def ask(question: Question, pace: Pace, *, verb: str = "GET") -> Iterator[Answer]:
     """The answer to `question`, whatever its status.
 
     A token that is among the headers goes to no other host. Raises HubError: LineBroken, or for an
@@ -105,8 +105,9 @@ def answered(question: Question, pace: Pace, *, verb: str = "GET") -> Iterator[A
             "`hypo models` shows what is here",
         )
     with _Cutter(pace) as cutter, contextlib.ExitStack() as stack:
-        with _told(question, cutter):
+        with _line_errors(question, cutter):
             client = get_session()
+            stack.callback(_restore_cookies, client, list(client.cookies.jar))
             request = client.build_request(
                 verb,
                 question.url,
@@ -116,7 +117,7 @@ def answered(question: Question, pace: Pace, *, verb: str = "GET") -> Iterator[A
             )
             request.extensions["trace"] = cutter.saw
         for _ in range(_MAX_REDIRECTS):
-            with _told(question, cutter):
+            with _line_errors(question, cutter):
                 response = client.send(request, stream=True, follow_redirects=False)
                 stack.callback(response.close)
                 following = response.next_request
@@ -136,14 +137,21 @@ def answered(question: Question, pace: Pace, *, verb: str = "GET") -> Iterator[A
         yield Answer(question, response, cutter)
 
 
+def _restore_cookies(client: Any, before: list[Any]) -> None:
+    """Take out what an answer has put there: the client is not ours alone, and lives on."""
+    client.cookies.jar.clear()
+    for cookie in before:
+        client.cookies.jar.set_cookie(cookie)
+
+
 @contextlib.contextmanager
-def _told(question: Question, cutter: _Cutter) -> Iterator[None]:
+def _line_errors(question: Question, cutter: _Cutter) -> Iterator[None]:
     """Within, whatever the client raises is told in our own words."""
     try:
         yield
     except Exception as error:  # Addresses that a server leads to raise what they like.
         if cutter.is_cut:
-            raise _too_slow(question, cutter) from error
+            raise _slow_error(question, cutter) from error
         reason = (str(error) or type(error).__name__)[:_MAX_REASON_CHARS]
         shown = "".join(char if char.isprintable() else " " for char in reason)
         raise LineBroken(
@@ -152,7 +160,7 @@ def _told(question: Question, cutter: _Cutter) -> Iterator[None]:
         ) from error
 
 
-def _too_slow(question: Question, cutter: _Cutter) -> HubError:
+def _slow_error(question: Question, cutter: _Cutter) -> HubError:
     return HubError(
         f"{question.what}: {question.host} is too slow: {cutter.demand}",
         "try again, what came so far is kept",

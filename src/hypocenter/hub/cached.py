@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hypocenter.errors import HubError, ModelNotFound
-from hypocenter.hub.folders import ThroughLink, opened, put_text
+from hypocenter.hub.folders import ThroughLink, open_folder, put_text
 from hypocenter.hub.names import COMMIT, FileAddress, HubName, RemoteName
 from hypocenter.hub.variants import RemoteFile, Variant, choose, variants_of
 
@@ -137,7 +137,7 @@ def _take(cache: Path, path: Path, removed: Removed) -> bool:
     """Remove a file, and of a link also the blob that it alone leads to; whether it is gone."""
     *parts, name = path.relative_to(cache).parts
     try:
-        with opened(cache, parts) as folder:
+        with open_folder(cache, parts) as folder:
             blob = None
             with contextlib.suppress(OSError):  # it is no link
                 blob = path.parent / os.readlink(name, dir_fd=folder)
@@ -147,10 +147,13 @@ def _take(cache: Path, path: Path, removed: Removed) -> bool:
             removed.num_bytes += num_bytes
         else:
             _take_blob(cache, parts[0], blob, removed)
-        with opened(cache, parts[:-1]) as above, contextlib.suppress(OSError):
+        with open_folder(cache, parts[:-1]) as above, contextlib.suppress(OSError):
             os.rmdir(parts[-1], dir_fd=above)  # only when it is empty
     except ThroughLink as found:
         removed.left.append(f"{path} stays: {found.path} is a link or no folder")
+        return False
+    except OSError as error:
+        removed.left.append(f"{path} stays: {error.strerror}")
         return False
     return True
 
@@ -167,7 +170,7 @@ def _take_blob(cache: Path, repository: str, blob: Path, removed: Removed) -> No
     links = (link for link in (blobs.parent / "snapshots").rglob("*") if link.is_symlink())
     if any(_real_place(link.parent / link.readlink()) == _real_place(blob) for link in links):
         return
-    with opened(cache, (repository, "blobs")) as folder:
+    with open_folder(cache, (repository, "blobs")) as folder:
         try:
             found = os.stat(blob.name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
@@ -186,7 +189,11 @@ def _take_folder(folder: Path, removed: Removed) -> bool:
     if folder.is_symlink():
         removed.left.append(f"{folder} stays: it is a link")
         return False
-    shutil.rmtree(folder)
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        removed.left.append(f"{folder} stays: {error.strerror}")
+        return False
     return True
 
 

@@ -24,8 +24,8 @@ from hypocenter.cache_folder import private_folder
 from hypocenter.config import OnProgress
 from hypocenter.errors import HubError, ModelNotFound
 from hypocenter.hub import cached
-from hypocenter.hub.answers import Answer, LineBroken, Pace, Question, answered
-from hypocenter.hub.folders import open_file, opened, put_link, put_text, size_of
+from hypocenter.hub.answers import Answer, LineBroken, Pace, Question, ask
+from hypocenter.hub.folders import open_file, open_folder, put_link, put_text, size_of
 from hypocenter.hub.listing import LIST_SECONDS, hub_question, list_files, require_success
 from hypocenter.hub.names import FileAddress, HubName
 from hypocenter.hub.variants import RemoteFile, choose, variants_of
@@ -113,7 +113,7 @@ def pull_file(address: FileAddress, progress: OnProgress, say: Callable[[str], N
     with _disk_errors(address.url):
         question = Question(address.url, "its server", address.url, {})
         num_bytes, version = _size_and_version(question)
-        with opened(place.cache, place.parts, makes=True, mode=_MODE_PRIVATE) as folder:
+        with open_folder(place.cache, place.parts, makes=True, mode=_MODE_PRIVATE) as folder:
             cached.note_address(folder, address)
             _drop_other_version(folder, place, version)
         file = RemoteFile(address.file, num_bytes)
@@ -165,10 +165,13 @@ def _snapshot(name: HubName, commit: str, file: RemoteFile) -> _Place:
 def _is_here(name: HubName, commit: str, file: RemoteFile) -> bool:
     """Whether the blob is, or, in a cache that cannot have links, the file in its place."""
     blob, snapshot = _blob(name, file), _snapshot(name, commit, file)
-    with contextlib.suppress(FileNotFoundError), opened(blob.cache, blob.parts) as folder:
+    with contextlib.suppress(FileNotFoundError), open_folder(blob.cache, blob.parts) as folder:
         if size_of(folder, blob.name) == file.num_bytes:
             return True
-    with contextlib.suppress(FileNotFoundError), opened(snapshot.cache, snapshot.parts) as folder:
+    with (
+        contextlib.suppress(FileNotFoundError),
+        open_folder(snapshot.cache, snapshot.parts) as folder,
+    ):
         is_link = snapshot.path.is_symlink()
         return not is_link and size_of(folder, snapshot.name) == file.num_bytes
     return False
@@ -181,8 +184,8 @@ def _link(name: HubName, commit: str, file: RemoteFile) -> None:
     blob, snapshot = _blob(name, file), _snapshot(name, commit, file)
     upwards = "../" * (len(snapshot.parts) - 1)
     with (
-        opened(blob.cache, blob.parts, makes=True) as blobs,
-        opened(snapshot.cache, snapshot.parts, makes=True) as folder,
+        open_folder(blob.cache, blob.parts, makes=True) as blobs,
+        open_folder(snapshot.cache, snapshot.parts, makes=True) as folder,
     ):
         if size_of(blobs, blob.name) is None:
             return  # the file itself is in its place
@@ -202,7 +205,7 @@ def _note_commit(name: HubName, commit: str) -> None:
         return
     folder = cached.repository_folder(name.repository)
     *parts, last = name.revision.split("/")
-    with opened(folder.parent, (folder.name, "refs", *parts), makes=True) as refs:
+    with open_folder(folder.parent, (folder.name, "refs", *parts), makes=True) as refs:
         put_text(refs, last, commit)
 
 
@@ -246,7 +249,7 @@ def _fetch(
 ) -> None:
     """Have the bytes of `file` at `place`: those that a try before left, and the rest."""
     with (
-        opened(place.cache, place.parts, makes=True) as folder,
+        open_folder(place.cache, place.parts, makes=True) as folder,
         _alone_with(folder, place, file, meter) as stream,
     ):
         if stream is None:
@@ -288,7 +291,7 @@ def _try(
     num_there = stream.tell()
     wanted = {"Range": f"bytes={num_there}-"} if num_there else {}
     question = replace(question, headers={**question.headers, **wanted})
-    with answered(question, _PACE) as answer:
+    with ask(question, _PACE) as answer:
         _require_file(answer, name)
         if answer.status == 200:  # it begins anew, whatever was asked for
             stream.truncate(0)
@@ -408,7 +411,7 @@ def _size_and_version(question: Question) -> tuple[int, str]:
 
     The version is a digest of whatever changes with the file; empty where the server says nothing.
     """
-    with answered(question, Pace(LIST_SECONDS), verb="HEAD") as answer:
+    with ask(question, Pace(LIST_SECONDS), verb="HEAD") as answer:
         _require_file(answer, None)
         num_bytes = answer.length()
         if num_bytes is None:

@@ -34,7 +34,7 @@ class ThroughLink(HubError):
 
 
 @contextlib.contextmanager
-def opened(
+def open_folder(
     cache: Path, parts: Sequence[str], *, makes: bool = False, mode: int = 0o777
 ) -> Iterator[int]:
     """A descriptor of the folder `parts` below `cache`; with `makes` those that lack are made.

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from hypocenter.errors import HubError
-from hypocenter.hub.answers import Answer, Pace, Question, answered
+from hypocenter.hub.answers import Answer, Pace, Question, ask
 from hypocenter.hub.names import COMMIT, MAIN, MAX_NAME_CHARS, REPOSITORY, HubName
 from hypocenter.hub.variants import RemoteFile
 from hypocenter.package import NAME
@@ -66,9 +66,9 @@ def list_files(name: HubName) -> tuple[str, list[RemoteFile], str]:
     """
     revision = "" if name.revision == MAIN else f"/revision/{quote(name.revision, safe='')}"
     question = _question(name, f"/api/models/{name.repository}{revision}", {"blobs": "true"})
-    with answered(question, Pace(LIST_SECONDS)) as answer:
+    with ask(question, Pace(LIST_SECONDS)) as answer:
         require_success(answer, name)
-        listed = _decoded(answer.whole(_MAX_LIST_BYTES), question, _Repository)
+        listed = _decode(answer.read_all(_MAX_LIST_BYTES), question, _Repository)
     if COMMIT.fullmatch(name.revision) and listed.sha != name.revision:
         raise HubError(f"{name}: {question.host} answers for another commit, {listed.sha}")
     files = [
@@ -119,15 +119,14 @@ def require_success(answer: Answer, name: HubName) -> None:
 def _suggestions(name: HubName) -> str:
     """Repositories that are called like `name`, if the hub says."""
     words = name.repository.partition("/")[2].removesuffix("-GGUF")
-    parameters = {
-        "search": words, "filter": "gguf", "sort": "downloads", "limit": str(_MAX_SUGGESTED)
-    }  # fmt: skip
+    parameters = {"search": words, "filter": "gguf", "sort": "downloads"}
+    parameters["limit"] = str(_MAX_SUGGESTED)
     question = _question(name, "/api/models", parameters)
     try:
-        with answered(question, Pace(LIST_SECONDS)) as answer:
+        with ask(question, Pace(LIST_SECONDS)) as answer:
             if answer.status != 200:
                 return ""
-            found = _decoded(answer.whole(_MAX_SUGGESTED_BYTES), question, list[_Like])
+            found = _decode(answer.read_all(_MAX_SUGGESTED_BYTES), question, list[_Like])
     except HubError:
         return ""  # there is an error to tell of already
     near = [model.id for model in found if REPOSITORY.fullmatch(model.id)]
@@ -140,7 +139,7 @@ def _question(name: HubName, path: str, parameters: dict[str, str]) -> Question:
     return hub_question(str(name), f"{constants.ENDPOINT}{path}?{urlencode(parameters)}")
 
 
-def _decoded(data: bytes, question: Question, type_: type[_T]) -> _T:
+def _decode(data: bytes, question: Question, type_: type[_T]) -> _T:
     try:
         return msgspec.json.decode(data, type=type_)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
