@@ -114,6 +114,7 @@ def test_tries_have_an_end(hub: LyingHub) -> None:
     hub.lie.file.shape = "early"
     with pytest.raises(HubError, match=r"ends after 2560 of 5120 bytes; try again, what came"):
         find()
+    assert len(hub.lie.starts) == 2
 
 
 @pytest.mark.parametrize("span", ["bytes 5-5119/5120", "bytes 0-5119/9999", "x", None])
@@ -186,9 +187,7 @@ def test_each_field_of_a_list_is_told_by_name(hub: LyingHub, body: bytes, said: 
     assert len(str(raised.value)) < 400
 
 
-@pytest.mark.parametrize(
-    "name", ["a\\\\b", "../b", "a//b", "/b", "\\ud800", "b\\n", "b\\0", "..\\\\b"]
-)
+@pytest.mark.parametrize("name", ["a\\b", "../b", "a//b", "/b", "b\n", "b\0", "..\\b"])
 def test_names_that_lead_elsewhere_are_passed_over(hub: LyingHub, name: str) -> None:
     listed = {"rfilename": f"{name}-Q4_0.gguf", "size": 1, "blobId": "b" * 40}
     hub.lie.listing.body = json.dumps({"sha": COMMIT, "siblings": [listed]}).encode()
