@@ -743,6 +743,16 @@ def test_a_talkative_child_is_kept_in_part(tmp_path: Path) -> None:
     assert len(end.stderr) < 1_200_000
 
 
+def test_of_a_talkative_child_whole_lines_are_kept(tmp_path: Path) -> None:
+    """A secret that is cut in two would be taken out nowhere."""
+    program = "import sys\nfor n in range(40000): sys.stderr.write('key-%060d\\n' % n)"
+    end, seen = run(program, tmp_path)
+    before, after = end.stderr.split("\n[... ")
+    num_lost, after = after.split(" bytes left out ...]\n")
+    assert {len(line) for line in (before + "\n" + after).splitlines() if line} == {64}
+    assert int(num_lost) == len(seen) - len(before) - len(after)
+
+
 def test_a_child_that_closes_stderr_is_waited_for(tmp_path: Path) -> None:
     end, _ = run("import os, time; os.close(2); time.sleep(0.5); os._exit(5)", tmp_path)
     assert end.exit_code == 5

@@ -77,7 +77,10 @@ def remote_name(text: str, *, is_hub: bool = False) -> RemoteName | None:
     if found is not None and (is_hub or not text.endswith(".gguf")):
         return HubName(found[1], found[2] or "", _checked_file(found[3] or "", text))
     if is_hub or _TAG_ALONE.fullmatch(text):
-        raise UsageError(f"{text!r} names no model of a hub; write OWNER/NAME or OWNER/NAME:TAG")
+        raise UsageError(
+            f"{text!r} names no model of a hub; write OWNER/NAME or OWNER/NAME:TAG, such as "
+            "unsloth/Qwen3-8B-GGUF:Q4_K_M"
+        )
     return None
 
 
