@@ -131,9 +131,10 @@ def started(
     *words: str,
     environ: dict[str, str] | None = None,
     python: str = sys.executable,
+    program: Sequence[str] = ("hypocenter", "serve"),
 ) -> Iterator[Served]:
-    """`hypo serve WORDS` as soon as it listens at a port."""
-    command = [python, "-P", "-m", "hypocenter", "serve", *words]
+    """`hypo serve WORDS` as soon as it listens at a port; or another module and its words."""
+    command = [python, "-P", "-m", *program, *words]
     if "--port" not in words:
         command += ["--port", str(free_port())]
     process = subprocess.Popen(
