@@ -31,8 +31,8 @@ from attack.limits import (
     TTFT_FLOOR_SECONDS,
     TTFT_TIMES,
 )
-from attack.process import TreeMemory, forget_peak, num_files, status
 from attack.prober import Seen
+from attack.process import TreeMemory, forget_peak, num_files, status
 
 TESTS = Path(__file__).parents[1]
 VICTIM, MALLORY, BOSS = "victim-key", "mallory-key", "boss-key"

@@ -75,7 +75,9 @@ def table(rows: list[Row]) -> Iterator[str]:
     for row in rows:
         health = _pair(row.health_alone, row.health_beside, 2)
         ttft = _pair(row.ttft_alone, row.ttft_beside, 2)
-        sizes = [None if size is None else size / 2**20 for size in (row.server_bytes, row.tree_bytes)]
+        sizes = [
+            None if size is None else size / 2**20 for size in (row.server_bytes, row.tree_bytes)
+        ]
         memory = _pair(sizes[0], sizes[1], 0)
         yield f"{row.attack:{width}}  {health:>13}  {ttft:>13}  {memory:>11}  {row.verdict[:90]}"
 

@@ -25,8 +25,8 @@ NASTY: tuple[Any, ...] = (
     (1 << 64) - 1, 1 << 64, 10**40, 0.0, -0.0, 0.1, 1.0, 1.5, -1.5, 1e-45, 5e-324, 1e308, -1e308,
     "", " ", "a", "0", "-1", "1.5", "null", "true", "NaN", "Infinity", "auto", "none", "required",
     "text", "json_object", "json_schema", "system", "user", "assistant", "tool", "developer",
-    "\0", "\n", "\r\n", "\x1b[2J", "\x7f", "\x85", "\u2028", "\u202e", "\ufeff", "\ufffd", "\uffff",
-    "\ud800", "\udfff", "é", "e\u0301", "𝔘", "👩‍👩‍👧", "ß", "İ", "ﷺ", "../../etc/passwd", "/etc/passwd",
+    "\0", "\n", "\r\n", "\x1b[2J", "\x7f", "\x85", "\u2028", "\u202e", "\ufeff", "\uffff",
+    "\ud800", "\udfff", "é", "e\u0301", "𝔘", "👩‍👩‍👧", "ß", "İ", "ﷺ", "../../etc/passwd",
     "%s%n", "{{7*7}}", "{% raw %}", "${x}", "<|end_of_text|>", "<|im_end|>", "<think>",
     "<tool_call>", "<script>", "' or 1=1", "a" * 257, "a" * 5000, "\\", '"', "root ::= ", "[a-z",
     "(a*)*", 'root ::= "a" | root', "root ::= x", "^$", "(?<=a)b", "\\p{L}", "a{1000000}",
@@ -53,11 +53,11 @@ FIELDS = (
 )  # fmt: skip
 #: Whole bodies that are no JSON, or none that is asked for.
 TEXTS = (
-    b"", b" ", b"{", b"}", b"[]", b"null", b"0", b'"a"', b"{'a': 1}", b'{"prompt": NaN}', b"\xff\xfe{",
-    b'\xef\xbb\xbf{"prompt": "x"}', b'{"prompt": "\xff"}', b'{"prompt": "\\ud800"}', b'{"prompt": "x",}',
+    b"", b" ", b"{", b"}", b"[]", b"null", b"0", b'"a"', b"{'a': 1}", b'{"prompt": NaN}', b"\xff\xfe",
+    b'\xef\xbb\xbf{"prompt": "x"}', b'{"prompt": "\xff"}', b'{"prompt": "\\ud800"}', b'{"a": 1,}',
     b'{"prompt": "x"} x', b'{"prompt": "x", "prompt": "y"}', b'{"prompt": 1e999}', b"[" * 2000,
     b'{"a":' * 2000, b'{"prompt": "x", "max_tokens": 1' + b"0" * 400 + b"}", b"\0" * 100,
-    b'{"prompt": "\\u0000", "max_tokens": 2}', b"--x\r\nContent-Disposition: form-data\r\n\r\n1\r\n--x--",
+    b'{"prompt": "\\u0000", "max_tokens": 2}', b"--x\r\nContent-Disposition: x\r\n\r\n1\r\n--x--",
 )  # fmt: skip
 HEADERS = (
     ("Content-Type", "text/plain"), ("Content-Type", "multipart/form-data; boundary=x"),
@@ -78,7 +78,7 @@ NAMES = (
 METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "QUERY", "get")
 PATHS = (
     "/", "//", "/v1", "/v1/", "/v1/completions/", "//v1/completions", "/V1/COMPLETIONS", "/v1//x",
-    "/debug", "/debug/", "/debug/x", "/%64ebug/requests", "/../debug/requests", "*", "/v1/embeddings",
+    "/debug", "/debug/", "/debug/x", "/%64ebug/requests", "/../debug/requests", "*", "/v1/x",
     "/health?x=%ff", "/slots?fail_on_no_slot=1", "/metrics?" + "a=b&" * 500, "/openapi.json#x",
 )  # fmt: skip
 #: Larger values are let through now and then; with every one of them a run would take a day.
@@ -238,7 +238,9 @@ def problem(status: int, headers: dict[str, str], body: bytes, seconds: float) -
     kind = headers.get("content-type", "")
     if status >= 400 and kind.startswith("application/json"):
         told = json.loads(body).get("error", {}) if body else {"message": "HEAD"}
-        return "" if isinstance(told.get("message"), str) else f"no error of the form: {body[:300]!r}"
+        return (
+            "" if isinstance(told.get("message"), str) else f"no error of the form: {body[:300]!r}"
+        )
     if kind.startswith("text/event-stream"):
         is_whole = body.endswith(b"data: [DONE]\n\n") or b'"error"' in body[-2000:]
         return "" if is_whole else f"a stream without an end: {body[-300:]!r}"

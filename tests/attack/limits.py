@@ -22,7 +22,7 @@ PROBE_SECONDS = 10.0
 #: Of the server's process beyond the budget of bodies: 60 MiB are there before anybody asks.
 MEMORY_BYTES = 128 << 20
 #: Of all bodies that are being read, together, as docs/serving.md states it.
-BODY_BUDGET_BYTES = 128 << 20
+BODY_BUDGET_BYTES = 256 << 20
 #: Of the server and all its processes. A worker has 320 MiB; the rest is what this machine lends
 #: the tests. An attack that gets there is ended.
 TREE_BYTES = 4 << 30

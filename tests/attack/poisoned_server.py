@@ -1,9 +1,8 @@
-"""The program of a server whose workers die of one request: `… KEY BUNDLES --port PORT`."""
+"""The program of a server whose workers die of one request: `… PORT KEY`."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from hypocenter.config import EngineConfig
 from hypocenter.lab.model import model_path
@@ -12,14 +11,13 @@ from hypocenter.server.serve import Listener, ServerConfig, serve
 
 def main(words: list[str]) -> int:
     """Serve until a signal comes; returns the server's exit code."""
-    key, bundles, _, port = words
+    port, key = words
     config = ServerConfig(
         model=str(model_path()),
         engine=EngineConfig(max_batch_requests=16, kv_tokens=1 << 13),
         port=int(port),
         admin_key=key,
         worker=("attack.poisoned_worker",),
-        bundles=Path(bundles),
     )
 
     def say(line: str) -> None:

@@ -54,7 +54,9 @@ def _let_a_worker_fault(served: Served) -> None:
     time.sleep(5.0)  # the report is made behind it
 
 
-@pytest.mark.parametrize("plant", ["a link", "a folder of another", "a folder that is open", "none"])
+@pytest.mark.parametrize(
+    "plant", ["a link", "a folder of another", "a folder that is open", "none"]
+)
 def test_a_folder_that_others_may_write_to_gets_no_bundle(
     tmp_path: Path, note: Note, plant: str
 ) -> None:
@@ -231,5 +233,7 @@ def test_a_server_that_was_killed_leaves_nothing_behind_the_next_start(
     }  # fmt: skip
     with serving(tmp_path, environ=environ):
         pass
-    row.problems += [f"{path} stays" for path in (*after_kill, *temporary.iterdir()) if path.exists()]
+    row.problems += [
+        f"{path} stays" for path in (*after_kill, *temporary.iterdir()) if path.exists()
+    ]
     note(row)

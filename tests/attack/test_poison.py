@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Reply, Served, started
+from served import Reply, Served, free_port, launched
 
 from attack.arena import BOSS, TESTS, Row
 from attack.poisoned_worker import POISON
@@ -25,10 +26,11 @@ _NUM_DEATHS = 3
 
 @contextlib.contextmanager
 def _poisoned(folder: Path) -> Iterator[Served]:
-    """A server whose workers die of the poison; its bundles lie in `folder`/bundles."""
-    words = (BOSS, str(folder / "bundles"))
-    environ = {"PYTHONPATH": _PATH}
-    with started(folder, *words, environ=environ, program=["attack.poisoned_server"]) as served:
+    """A server whose workers die of the poison."""
+    port = free_port()
+    program = [sys.executable, "-P", "-m", "attack.poisoned_server"]
+    command = [*program, str(port), BOSS]
+    with launched(folder, command, port, {"PYTHONPATH": _PATH}) as served:
         served.wait_ready()
         yield served
 
@@ -39,8 +41,8 @@ def _bodies() -> list[dict[str, Any]]:
     return [
         {
             "prompt": f"# {number}\nimport os\ndef f{number}(x):\n", "max_tokens": _NUM_TOKENS,
-            "temperature": 0.9 * (number % 2), "seed": number, "ignore_eos": number % 3 != 0,
-            **(form if number % 4 == 3 else {}),
+            "temperature": 0.9 * (number % 2), "seed": number,
+            **(form if number % 4 == 3 else {"ignore_eos": number % 3 != 0}),
         }
         for number in range(_NUM_OTHERS)
     ]  # fmt: skip

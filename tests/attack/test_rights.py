@@ -1,4 +1,4 @@
-"""What pages of others, holders of other keys and unclear framing get: nothing that is not theirs."""
+"""What other pages, other keys and unclear framings get: nothing that is not theirs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,12 @@ def test_a_page_of_another_site_starts_nothing(arenas: Arenas, note: Note) -> No
     steps = arena.state()["engine"]["num_steps"]
     for origin in _FOREIGN_ORIGINS:
         for kind in ("text/plain", "application/json", "application/x-www-form-urlencoded"):
-            lines = (own, f"Origin: {origin}", f"Content-Type: {kind}", "Sec-Fetch-Site: cross-site")
+            lines = (
+                own,
+                f"Origin: {origin}",
+                f"Content-Type: {kind}",
+                "Sec-Fetch-Site: cross-site",
+            )
             answer = _exchange(port, _request("POST", "/v1/completions", *lines, body=_BODY))
             if _statuses(answer) != [403]:
                 row.problems.append(f"{origin} as {kind}: {answer[:80]!r}")
@@ -231,7 +236,9 @@ def test_no_name_of_a_request_forges_a_line_of_the_log(arenas: Arenas, note: Not
         raw = f"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Request-Id: {text}\r\n\r\n"
         _exchange(served.port, raw.encode(), 0.5)
         _exchange(served.port, f"{text} / HTTP/1.1\r\n\r\n".encode(), 0.5)
-        served.get("/health", headers={"User-Agent": text.strip().encode("ascii", "ignore").decode()})
+        served.get(
+            "/health", headers={"User-Agent": text.strip().encode("ascii", "ignore").decode()}
+        )
     for line in served.stderr[num_lines:]:
         if line.startswith(_MARK) or not line.replace("\t", " ").isprintable():
             row.problems.append(f"the log has {line!r}")

@@ -15,7 +15,16 @@ from attack.aim import Aim
 
 _Client = Callable[[Aim, int], None]
 _MIB = 1 << 20
-_WORDS = ("import os\n", "def read(path):\n", "    return ", "x = 1\n", "\t\t", "é", "𝔘", "0123456789")
+_WORDS = (
+    "import os\n",
+    "def read(path):\n",
+    "    return ",
+    "x = 1\n",
+    "\t\t",
+    "é",
+    "𝔘",
+    "0123456789",
+)
 
 
 @functools.cache
@@ -138,7 +147,7 @@ def ambiguous_answers(aim: Aim, index: int) -> None:
     a = aim.name()[0]
     grammar = (
         f'root ::= s\ns ::= s s | "{a}" | "{a}{a}" | [ -~]',
-        'root ::= (x | y)*\nx ::= [a-z ]+ | x x\ny ::= [ -~]+ | y x',
+        "root ::= (x | y)*\nx ::= [a-z ]+ | x x\ny ::= [ -~]+ | y x",
         "root ::= " + " ".join(["[ -~]?"] * 900) + ' "\\n"',
     )[index % 3]
     body = {**_formed({"grammar": grammar}), "max_tokens": 400, "n": 8, "seed": index}
@@ -211,6 +220,24 @@ def prompts_just_too_long(aim: Aim, index: int) -> None:
     """Prompts that are refused, but not by their characters alone."""
     body = {"prompt": [aim.name() + _text(1)[:6000]] * 100, "max_tokens": 1}
     _ask(aim, "/v1/completions", body, index)
+
+
+def short_words(aim: Aim, index: int) -> None:
+    """Words of 32,000 letters: short for a text, long for what merges pairs of letters."""
+    word = (aim.name() + "ab" * 16_000)[:32_000]
+    _ask(aim, "/tokenize", {"content": word, "with_pieces": True}, index)
+
+
+def short_turns(aim: Aim, index: int) -> None:
+    """Conversations of 400 short turns: few letters, and much for a template."""
+    turns = [{"role": ("user", "assistant")[n % 2], "content": aim.name()} for n in range(400)]
+    _ask(aim, "/apply-template", {"messages": turns}, index)
+
+
+def short_bad_words(aim: Aim, index: int) -> None:
+    """As many words to avoid as are taken."""
+    words = [aim.name()[:4] + chr(97 + n % 26) for n in range(1000)]
+    _ask(aim, "/v1/completions", {"prompt": "x", "max_tokens": 1, "bad_words": words}, index)
 
 
 # -- answers --------------------------------------------------------------------------------------
@@ -310,5 +337,3 @@ def template_variables(aim: Aim, index: int) -> None:
     names = {f"v{number}": [inner] for number in range(500)}
     body = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": names}
     _ask(aim, "/v1/chat/completions", body, index)
-
-
