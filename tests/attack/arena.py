@@ -35,6 +35,10 @@ from attack.prober import Seen
 from attack.process import TreeMemory, forget_peak, num_files, status
 
 TESTS = Path(__file__).parents[1]
+#: Where programs of this folder find each other.
+PATH = os.pathsep.join(
+    [str(TESTS), str(TESTS / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 VICTIM, MALLORY, BOSS = "victim-key", "mallory-key", "boss-key"
 MANY_KEYS = tuple(f"key-{number}-of-many" for number in range(16))
 #: Where no key says who asks, the address does.
@@ -70,10 +74,9 @@ class Row:
 
 def run_program(*words: str) -> subprocess.Popen[str]:
     """A module of this folder in a process of its own, whose stdout is read at its end."""
-    path = os.pathsep.join([str(TESTS), str(TESTS / "support")])
     return subprocess.Popen(
         [sys.executable, "-P", "-m", *words],
-        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": PATH},
     )  # fmt: skip
 
 

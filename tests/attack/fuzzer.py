@@ -53,7 +53,7 @@ FIELDS = (
 )  # fmt: skip
 #: Whole bodies that are no JSON, or none that is asked for.
 TEXTS = (
-    b"", b" ", b"{", b"}", b"[]", b"null", b"0", b'"a"', b"{'a': 1}", b'{"prompt": NaN}', b"\xff\xfe",
+    b"", b" ", b"{", b"}", b"[]", b"null", b"0", b'"a"', b"{'a': 1}", b'{"prompt": NaN}', b"\xff",
     b'\xef\xbb\xbf{"prompt": "x"}', b'{"prompt": "\xff"}', b'{"prompt": "\\ud800"}', b'{"a": 1,}',
     b'{"prompt": "x"} x', b'{"prompt": "x", "prompt": "y"}', b'{"prompt": 1e999}', b"[" * 2000,
     b'{"a":' * 2000, b'{"prompt": "x", "max_tokens": 1' + b"0" * 400 + b"}", b"\0" * 100,

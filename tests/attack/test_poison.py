@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,13 +12,12 @@ from typing import Any
 import pytest
 from served import Reply, Served, free_port, launched
 
-from attack.arena import BOSS, TESTS, Row
+from attack.arena import BOSS, PATH, Row
 from attack.poisoned_worker import POISON
 
 _NUM_OTHERS = 12
 _NUM_TOKENS = 150
 _HEADERS = {"Authorization": f"Bearer {BOSS}"}
-_PATH = os.pathsep.join([str(TESTS), str(TESTS / "support")])
 #: `MAX_BLAMED` of the server: so many workers a request may cost, and no more.
 _NUM_DEATHS = 3
 
@@ -30,7 +28,7 @@ def _poisoned(folder: Path) -> Iterator[Served]:
     port = free_port()
     program = [sys.executable, "-P", "-m", "attack.poisoned_server"]
     command = [*program, str(port), BOSS]
-    with launched(folder, command, port, {"PYTHONPATH": _PATH}) as served:
+    with launched(folder, command, port, {"PYTHONPATH": PATH}) as served:
         served.wait_ready()
         yield served
 
