@@ -124,6 +124,7 @@ def _table() -> tuple[Attack, ...]:
     ]
     return (
         *(Attack(*one) for one in with_key),
+        Attack("slow bodies of 31 MiB", "connections.slow_bodies", 24, many_keys=True),
         Attack("long answers", "work.long_answers", 16, many_keys=True),
         *(Attack(*one, has_key=False) for one in without_key),
         *(Attack(*one, server=OPEN) for one in on_open),
