@@ -233,7 +233,8 @@ def test_no_name_of_a_request_forges_a_line_of_the_log(arenas: Arenas, note: Not
             {"prompt": "x", "max_tokens": 1, "grammar": text}, {"prompt": text, "max_tokens": 1},
         ):  # fmt: skip
             served.post("/v1/completions", body, headers=key)
-        raw = f"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Request-Id: {text}\r\nUser-Agent: {text}\r\n\r\n"
+        lines = f"Host: 127.0.0.1\r\nX-Request-Id: {text}\r\nUser-Agent: {text}"
+        raw = f"GET /health HTTP/1.1\r\n{lines}\r\n\r\n"
         _exchange(served.port, raw.encode(), 0.5)
         _exchange(served.port, f"{text} / HTTP/1.1\r\n\r\n".encode(), 0.5)
     for line in served.stderr[num_lines:]:
