@@ -74,8 +74,9 @@ def _ask_and_leave(aim: Aim, data: bytes, seconds: float) -> None:
 
 
 def _names_schema(aim: Aim) -> dict[str, Any]:
-    tail = aim.name()
-    names = {f"k{number}{tail[:4]}": {} for number in range(4200)}
+    """As large as a schema may be."""
+    tail = aim.name()[:2]
+    names = {f"{number:x}{tail}": {} for number in range(4200)}
     return {"type": "object", "properties": names, "additionalProperties": {"type": "integer"}}
 
 
@@ -125,7 +126,7 @@ def _forms(tail: str) -> list[dict[str, Any]]:
         {"json_schema": {"type": "object", "properties": optional}},
         {"json_schema": {"type": "object", "anyOf": every}},
         {"json_schema": {"allOf": every}},
-        {"json_schema": {"enum": [f"{tail}{n}" for n in range(40_000)]}},
+        {"json_schema": {"enum": [f"{tail}{n}" for n in range(5000)]}},
         {"json_schema": {"type": "string", "minLength": 1, "maxLength": 1_000_000_000}},
         {"json_schema": {"type": "integer", "multipleOf": 99_999_999_977}},
         {"json_schema": {"type": "array", "uniqueItems": True, "items": {"enum": [*range(300)]}}},
