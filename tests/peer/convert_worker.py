@@ -17,7 +17,12 @@ from pathlib import Path
 def convert(job: dict[str, str]) -> None:
     """Write the F16 file of one model; raises what the converter raises."""
     import torch
-    from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
+    from conversion import (  # type: ignore[import-not-found] # of the sources given
+        ModelBase,
+        ModelType,
+        get_model_architecture,
+        get_model_class,
+    )
     from family_gguf import add_vocabulary
     from gguf import LlamaFileType
 

@@ -31,7 +31,12 @@ _WIDE = {
 }
 _WIDE_STATE = {
     "Mamba2": {"num_heads": 8, "head_dim": 64},
-    "GraniteMoeHybrid": {"mamba_n_heads": 8, "mamba_d_head": 64},
+    # Of a dense one, converters take the shared expert to be as wide as the feed-forward.
+    "GraniteMoeHybrid": {
+        "mamba_n_heads": 8,
+        "mamba_d_head": 64,
+        "shared_intermediate_size": 512,
+    },
     "GptOss": {"intermediate_size": 256},
     # Converters take it for granted, as the published one has it: values so wide, and four times.
     "MiniCPM3": {"v_head_dim": 64},
@@ -107,6 +112,7 @@ class Converter:
 
     def __getitem__(self, name: str) -> Converted:
         if name not in self.made:
+            self.made.clear()
             start = NAMES.index(name) // _BATCH * _BATCH
             self.made = make_converted(NAMES[start : start + _BATCH], self.folder)
         return self.made[name]
