@@ -41,6 +41,7 @@ from hypocenter.errors import BadSetting, UsageError
 from hypocenter.messages import KeptWeights
 from hypocenter.model.from_name import file_of
 from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.gguf.identity import require_model
 from hypocenter.model.layer_shapes import lost_window
 from hypocenter.model.text.chat import ChatTemplate
 from hypocenter.model.text.tokenizer import Tokenizer
@@ -91,6 +92,7 @@ class LLM:
                 else file_of(path, device=config.device, progress=progress)
             )
             file = stack.enter_context(open_gguf(Path(found), config.override_kv))
+            require_model(file)
             self._path = file.path
             self._prompts = stack.enter_context(PromptReader(file, config))
             runner = stack.enter_context(

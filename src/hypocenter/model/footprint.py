@@ -216,7 +216,7 @@ def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
     """
     if not info.shape:
         return padded_rows(1) * _F32_BYTES
-    num_rows = info.shape[0]
+    num_rows = info.in_axes(2)[0]
     if info.name.endswith(".ffn_gate_inp_shexp.weight"):
         return 0  # a row of the router
     if info.name.endswith(".layer_output_scale.weight"):
@@ -228,8 +228,8 @@ def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
         return packed_bytes(DType.F32, num_rows + num_gates, info.shape[-1])
     if facts.latent is not None and (num_bytes := _latent_bytes(info, facts, facts.latent)):
         return num_bytes
-    if info.name.endswith(".ffn_gate_up_exps.weight") and len(info.shape) == 3:
-        num_experts, both, num_columns = info.shape
+    if info.name.endswith(".ffn_gate_up_exps.weight") and len(info.shape) <= 3:
+        num_experts, both, num_columns = info.in_axes(3)
         return 2 * packed_bytes(info.dtype, num_experts, both // 2, num_columns)
     if len(info.shape) == 3:
         return packed_bytes(info.dtype, *info.shape)
