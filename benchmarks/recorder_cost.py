@@ -81,7 +81,7 @@ def main() -> int:
 
 def _engines(num_layers: int) -> Iterator[tuple[str, Engine]]:
     facts = _tiny_llama(num_layers)
-    config = EngineConfig(context_length=CONTEXT, max_batch_tokens=64)
+    config = EngineConfig(device="cpu", context_length=CONTEXT, max_batch_tokens=64)
     runner = Runner(facts, _weights(facts), config, CONTEXT)
     yield f"1.1B Q4_0, {num_layers} layers", Engine(runner, cast(Any, FakeTokenizer()))
     with LLM(config=replace(config, context_length=256)) as llm:

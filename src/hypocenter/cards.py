@@ -28,7 +28,7 @@ _EVENT_XID = 8
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU; "" and None where its driver does not say.
+    """A GPU of `vendor` nvidia or amd; "" and None where its driver does not say.
 
     `ecc_errors` counts errors of memory that could not be corrected since the driver was loaded,
     `new_ecc_errors` those while it was watched. `remapped_rows` were taken out of use for good.
@@ -36,7 +36,10 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     index: int
+    vendor: str = ""
     name: str = ""
+    #: As compilers call it, sm_90; "" of AMD's, whose files do not say.
+    arch: str = ""
     uuid: str = ""
     serial: str = ""
     bus: str = ""
@@ -94,6 +97,13 @@ class CardWatch:
 def cards_now(root: Path = Path("/")) -> tuple[Card, ...]:
     """Each GPU of the machine as it is now; empty where there is none, or no driver that tells."""
     return CardWatch(root).end()
+
+
+def gpu_vendors(root: Path = Path("/")) -> list[str]:
+    """Vendors whose driver is loaded, by the device nodes that it makes."""
+    dev = root / "dev"
+    nodes = {"amd": dev / "kfd", "nvidia": dev / "nvidiactl"}
+    return [vendor for vendor, node in nodes.items() if node.exists()]
 
 
 def free_bytes_of(device: str, environ: Mapping[str, str], root: Path = Path("/")) -> int | None:
@@ -181,6 +191,8 @@ class _Nvml:
             self._ask("nvmlDeviceGetPciInfo_v3", device, ctypes.byref(info))
             yield Card(
                 index=number,
+                vendor="nvidia",
+                arch=self._arch(device),
                 name=self._text("nvmlDeviceGetName", device),
                 uuid=self._text("nvmlDeviceGetUUID", device),
                 serial=self._text("nvmlDeviceGetSerial", device),
@@ -214,6 +226,12 @@ class _Nvml:
         except AttributeError:
             return -1
 
+    def _arch(self, device: Any) -> str:
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        numbers = ctypes.byref(major), ctypes.byref(minor)
+        failed = self._ask("nvmlDeviceGetCudaComputeCapability", device, *numbers)
+        return "" if failed else f"sm_{major.value}{minor.value}"
+
     def _text(self, function: str, device: Any) -> str:
         buffer = ctypes.create_string_buffer(_MAX_CHARS)
         failed = self._ask(function, device, buffer, _MAX_CHARS)
@@ -238,6 +256,7 @@ def _amd_cards(root: Path, first: int) -> list[Card]:
         cards.append(
             Card(
                 index=number,
+                vendor="amd",
                 name=_line(folder / "product_name"),
                 uuid=_line(folder / "unique_id"),
                 serial=_line(folder / "serial_number"),

@@ -34,7 +34,10 @@ MAX_SEED = (1 << 64) - 1
 CONSTRAINTS = ("json_schema", "json_object", "grammar")
 #: Of a file of keys.
 MAX_KEY_BYTES = 1 << 16
-_DEVICE = re.compile(r"cpu|(cuda|hip)(:[0-9]{1,3})?|sim:[a-z0-9]{1,20}")
+#: The device that suits the machine and the model (`device/choice.py`).
+AUTO = "auto"
+DEVICE = re.compile(r"cpu|(cuda|hip)(:[0-9]{1,3})?|sim:[a-z0-9]{1,20}")
+DEVICE_LIMIT = "must be auto, cpu, cuda, hip, cuda:N, hip:N or sim:NAME"
 #: Is told what is being done, and how much of it is, from 0 to 1.
 OnProgress = Callable[[str, float], None]
 
@@ -203,6 +206,8 @@ class SamplingFields(TypedDict, total=False):
 class EngineConfig:
     """What an engine is built with; constructed once, never written to.
 
+    `device` auto is the first GPU that torch can drive and that has room for the model, else the
+    CPU; HYPO_DEVICE overrules that.
     `context_length` None takes the trained length, bounded by `DEFAULT_CONTEXT`.
     `num_threads` None takes every core this process may use. `max_batch_tokens`, of a step, None:
     2048 on a GPU, 512 elsewhere, as on a simulated one. `launch_mode`: `off`; `checked`
@@ -211,7 +216,8 @@ class EngineConfig:
     did, for `hypo doctor` and `hypo diff`. `prefix_cache`: a prompt that begins like one before is
     not computed anew up to where they part. `state_checkpoints`: of models that carry a state, how
     many states are kept for that. `kv_tokens` is how many tokens the KV cache holds of all requests
-    together; None: as many as one context. `kv_dtype`: as what it holds both keys and values: f16,
+    together; None: as many as one context, and on a GPU what its memory has room for, so that
+    `gpu_memory_fraction` of it is in use. `kv_dtype`: as what it holds both keys and values: f16,
     f32, or q8_0 or q4_0, which are GGUF's blocks. `attention`: `fused`, or its `parts`
     one by one (GPU).
     `override_kv` are metadata in place of what the model's file says, by key, or beside it.
@@ -222,7 +228,7 @@ class EngineConfig:
     `tensor_parallel`: how many GPUs of this machine hold the model together, from `device` on.
     """
 
-    device: str = "cpu"
+    device: str = AUTO
     context_length: int | None = None
     num_threads: int | None = None
     max_batch_tokens: int | None = None
@@ -231,6 +237,7 @@ class EngineConfig:
     prefix_cache: bool = True
     state_checkpoints: int = 8
     kv_tokens: int | None = None
+    gpu_memory_fraction: float = 0.9
     kv_dtype: str = "f16"
     tokenizer_pre: str | None = None
     chat_template: str | None = None
@@ -248,12 +255,10 @@ class EngineConfig:
             object.__setattr__(self, "kv_dtype", self.kv_dtype.lower())
         for name, known in _CHOICES.items():
             _one_of(name, getattr(self, name), known)
-        if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
-            limit = "must be cpu, cuda, hip, cuda:N, hip:N or sim:NAME"
-            raise BadSetting("device", self.device, limit)
+        _require_device(self.device)
         if self.attention == "parts" and self.device == "cpu":
             raise BadSetting("attention", self.attention, PARTS_NEED_A_GPU)
-        if self.float_products == "bf16" and self.device != "cpu":
+        if self.float_products == "bf16" and self.device not in ("cpu", AUTO):
             raise BadSetting("float_products", self.float_products, _BF16_NEEDS_THE_CPU)
         _require_whole("tensor_parallel", self.tensor_parallel, 1, MAX_RANKS)
         if self.tensor_parallel > 1 and self.device == "cpu":
@@ -274,8 +279,9 @@ class EngineConfig:
         _require_bool("prefix_cache", self.prefix_cache)
         _require_whole("state_checkpoints", self.state_checkpoints, 0, 4096)
         if self.kv_tokens is not None:
-            also = ", or None: as many as the context has positions"
+            also = ", or None: one context, and on a GPU what it has room for"
             _require_whole("kv_tokens", self.kv_tokens, 1, 1 << 28, also)
+        _within("gpu_memory_fraction", self.gpu_memory_fraction, 0.05, 1.0)
         if KV_DTYPES[self.kv_dtype].is_quantised and self.attention == "parts":
             raise BadSetting("kv_dtype", self.kv_dtype, _BLOCKS_ARE_FUSED)
         if self.chat_template_kwargs is not None:
@@ -308,6 +314,7 @@ class EngineFields(TypedDict, total=False):
     prefix_cache: bool
     state_checkpoints: int
     kv_tokens: int | None
+    gpu_memory_fraction: float
     kv_dtype: str
     tokenizer_pre: str | None
     chat_template: str | None
@@ -336,6 +343,11 @@ def _within(name: str, value: float, low: float, high: float) -> None:
         raise BadSetting(name, value, "must be a number")
     if not low <= value <= high:  # NaN is in no range
         raise BadSetting(name, value, f"must be from {low} to {high}")
+
+
+def _require_device(name: object) -> None:
+    if not isinstance(name, str) or not (name == AUTO or DEVICE.fullmatch(name)):
+        raise BadSetting("device", name, DEVICE_LIMIT)
 
 
 def _require_whole(name: str, value: object, low: int, high: int, also: str = "") -> None:

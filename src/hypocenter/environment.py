@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from hypocenter.config import EngineConfig
+from hypocenter.config import AUTO, DEVICE, DEVICE_LIMIT, EngineConfig
 from hypocenter.errors import UsageError
 
 
@@ -28,6 +28,8 @@ class Environment:
     packed_bytes: int
     api_key: str
     admin_key: str
+    #: What `auto` stands for; "": what suits the machine.
+    device: str
 
     @classmethod
     def read(cls, environ: Mapping[str, str] = os.environ) -> Environment:
@@ -57,6 +59,7 @@ class Environment:
             _gib("HYPO_PACKED_GIB", environ, "32"),
             environ.get("HYPO_API_KEY", ""),
             environ.get("HYPO_ADMIN_KEY", ""),
+            _device(environ),
         )
 
 
@@ -74,8 +77,19 @@ def _instructions(environ: Mapping[str, str]) -> str:
     return name
 
 
+def _device(environ: Mapping[str, str]) -> str:
+    """The device that HYPO_DEVICE names; empty: the one that suits the machine."""
+    name = environ.get("HYPO_DEVICE", "")
+    if name in ("", AUTO):
+        return ""
+    if not DEVICE.fullmatch(name):
+        raise UsageError(f"HYPO_DEVICE is {name!r}, but {DEVICE_LIMIT}")
+    return name
+
+
 #: Every environment variable that hypocenter reads, with what it does.
 KNOWN: dict[str, str] = {
+    "HYPO_DEVICE": "device where none is named: auto, cpu, cuda, hip or one of these by number",
     "HYPO_CACHE_DIR": "folder for compiled kernels and packed weights (default: ~/.cache)",
     "HYPO_PACKED_GIB": "GiB of packed weights that the cache may hold, 0 for none (default: 32)",
     "HYPO_LOG": "debug, info, warning or error (default: warning)",

@@ -200,6 +200,16 @@ class ContextOverflow(UsageError):
         )
 
 
+class TooMuchText(UsageError):
+    """`field` has more characters than are read; of a prompt, than fit into the context."""
+
+    def __init__(self, field: str, num_chars: int, max_chars: int) -> None:
+        self.field = field
+        super().__init__(
+            f"{field} has {num_chars} characters, but no more than {max_chars} can fit; shorten it"
+        )
+
+
 class OutOfBlocks(HypoError):
     """The KV cache has no free block left for a request."""
 

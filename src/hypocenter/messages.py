@@ -1,12 +1,19 @@
-"""What a server and its workers say to each other; `frames.py` has how it travels.
+"""What a server, its workers and its readers say to each other; `frames.py` has how it travels.
 
 A worker connects to its server's Unix socket, and is told by `Prepare` which device it will have.
 It may then wait for long, until `Start` says what to load. Then it says `Loading` any number of
 times and `Ready` once. A keeper of weights is told the same, and ends with `KeptWeights`.
 
-From then on each `Submit` is answered by `Accepted` and `News` up to a piece with an `ending`, or
-by `Failed`; each `Ask` by `Told` or `Failed`. Ids are the server's, and one of a kind for as long
-as it lives.
+From then on each `Submit` is answered by `Accepted` and `News` up to a piece with an `ending`, by
+`Failed`, or by `Dropped` where it was cancelled before it began. So a request that is cancelled has
+an end, too: until the server hears of that, it counts as open. A worker is told token ids and
+forms that were read already, and never a text of a client's.
+
+A reader is told `StartReader` by its standard input, and says `ReaderReady` or `Failed`. From then
+on it has one question at a time, `Ask` or `ReadForm`, and answers it by `Told`, `FormRead` or
+`Failed` before it has the next one.
+
+Ids are the server's, and one of a kind for as long as it lives.
 """
 
 from __future__ import annotations
@@ -81,30 +88,57 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """A request: a text, token ids, or the `messages` of a conversation.
+    """A request, as readers have read it: the ids of its prompt, of its words to avoid, its form.
 
-    `output_ids` have been sent to the client already, by a worker that is no more; that of a
-    conversation then has its prompt's ids, and `is_chat` says what it was. `template_variables` and
-    `tools` are what its chat template is told beside the messages.
+    `output_ids` have been sent to the client already, by a worker that is no more. `is_chat`: the
+    prompt is a conversation, which may offer tools.
     """
 
     id: int
     params: SamplingParams
-    prompt: str | tuple[int, ...] = ""
-    messages: tuple[dict[str, Any], ...] | None = None
+    prompt_ids: tuple[int, ...] = ()
     output_ids: tuple[int, ...] = ()
     cache_salt: str = ""
     is_chat: bool = False
-    template_variables: dict[str, Any] | None = None
-    tools: tuple[dict[str, Any], ...] | None = None
+    offers_tools: bool = False
+    form: str = ""
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
     id: int
 
 
+class ReadingLimits(msgspec.Struct, frozen=True):
+    """What one question to a reader may take: processor time, time, and memory on top of what a
+    reader has that was asked nothing yet.
+
+    The slowest forms that users write take a quarter of a second; a text of as many characters as
+    are read at once takes three.
+    """
+
+    form_cpu_seconds: float = 2.0
+    text_cpu_seconds: float = 10.0
+    wall_seconds: float = 30.0
+    memory_bytes: int = 512 << 20
+
+
+class StartReader(msgspec.Struct, frozen=True, tag=True):
+    """The model's file, and how to read it; whether forms are asked for, too."""
+
+    model: str
+    config: EngineConfig
+    reads_forms: bool
+    limits: ReadingLimits
+
+
 class Ask(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """For the tokens of `text`, the prompt of `messages`, or else the text of `token_ids`."""
+    """For the tokens of `text`, the prompt of `messages`, or else the text of `token_ids`.
+
+    `is_prompt`: of a request, so that only ids are told, also those of `bad_words`. A prompt of
+    `messages` may have `max_chars`; 0: any number. The bytes of each token are told where they are
+    asked for.
+    """
 
     id: int
     text: str | None = None
@@ -114,6 +148,18 @@ class Ask(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     parse_special: bool = False
     template_variables: dict[str, Any] | None = None
     tools: tuple[dict[str, Any], ...] | None = None
+    is_prompt: bool = False
+    bad_words: tuple[str, ...] = ()
+    max_chars: int = 0
+    needs_pieces: bool = False
+
+
+class ReadForm(msgspec.Struct, frozen=True, tag=True):
+    """For the form that `text` describes; `field` is what the client asked by."""
+
+    id: int
+    field: str
+    text: str
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
@@ -144,6 +190,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     max_requests: int
     block_size: int
     num_blocks: int
+    longest_token_bytes: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -212,6 +259,16 @@ class News(msgspec.Struct, frozen=True, tag=True):
     state: EngineState
 
 
+class Dropped(msgspec.Struct, frozen=True, tag=True):
+    """A request that was cancelled before it began."""
+
+    id: int
+
+
+class ReaderReady(msgspec.Struct, frozen=True, tag=True):
+    """The model's tokenizer and chat template are there."""
+
+
 class Told(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """The answer to an `Ask`; `pieces` are the bytes of each token."""
 
@@ -219,7 +276,17 @@ class Told(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     text: str = ""
     token_ids: tuple[int, ...] = ()
     pieces: tuple[bytes, ...] = ()
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
 
 
-ToWorker = Prepare | Start | Submit | Cancel | Ask
-ToServer = Loading | KeptWeights | Ready | Accepted | Failed | News | Told
+class FormRead(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a `ReadForm`: the form as the engine takes it."""
+
+    id: int
+    compiled: str
+
+
+ToWorker = Prepare | Start | Submit | Cancel
+ToServer = Loading | KeptWeights | Ready | Accepted | Failed | News | Dropped
+ToReader = StartReader | Ask | ReadForm
+FromReader = ReaderReady | Told | FormRead | Failed

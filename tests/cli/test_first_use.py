@@ -59,7 +59,7 @@ def test_a_name_of_another_hub_is_answered_with_the_form_of_ours(words: tuple[st
     done = hypo_in_process(*words)
     assert done.returncode == 2
     said = f"{words[1]!r} names no model of a hub, and no file; write OWNER/NAME or OWNER/NAME:TAG"
-    assert_one_line(done.stderr, said, "such as unsloth/Llama-3.2-3B-Instruct-GGUF")
+    assert_one_line(done.stderr, said, "such as unsloth/Qwen3-8B-GGUF:Q4_K_M")
 
 
 @pytest.mark.parametrize("name", ["model.gguf", "models/x.gguf", "./a/b", "../a:b/c.gguf"])

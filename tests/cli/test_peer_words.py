@@ -30,7 +30,7 @@ from hypocenter.cli.words.table import (
     names_and_operand,
     words_of,
 )
-from hypocenter.config import EngineConfig, defaults
+from hypocenter.config import EngineConfig
 
 LINES = tomllib.loads((Path(__file__).parent / "peer_lines.toml").read_text())
 OPTIONS = {verb: Options(app[verb].assemble_argument_collection()) for verb in VERBS}
@@ -40,7 +40,7 @@ TO_COME = {
     name
     for name in (
         "--ssl-certfile", "--ssl-keyfile", "--uds", "--root-path", "--log-level", "--log-format",
-        "--log-file", "--gpu-memory-fraction",
+        "--log-file",
     )
     if OPTIONS["serve"].find(name) is None
 }  # fmt: skip
@@ -113,7 +113,7 @@ def test_each_option_of_the_peers_is_renamed_taken_or_refused(verb: str) -> None
 def test_no_option_of_a_peer_was_lost() -> None:
     """The numbers change with the releases that the tables are taken from."""
     names = {peer: {name for name, _, _ in entries_of(peer)} for peer in PEERS}
-    assert {peer: len(found) for peer, found in names.items()} == {"llama_cpp": 454, "vllm": 367}
+    assert {peer: len(found) for peer, found in names.items()} == {"llama_cpp": 454, "vllm": 366}
 
 
 def test_each_word_stands_for_an_option_that_there_is() -> None:
@@ -164,10 +164,6 @@ def test_a_line_of_a_peer_starts_or_is_refused_by_name(
             (tmp_path / word).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / word).write_text("{{ messages }}")
     refused = list(entry.get("refused", ())) + [name for name in line if name in TO_COME]
-    if defaults(EngineConfig)["device"] == "cpu" and not refused:
-        refused += ["--tensor-parallel"] if "--tensor-parallel-size" in line else []
-    if "--gpu-memory-utilization" in line and "--gpu-memory-fraction" in TO_COME and not refused:
-        pytest.skip("--gpu-memory-fraction is no option yet")
     if not refused:
         tokens, remark = in_our_words(line, app)
         _start(tokens)

@@ -11,6 +11,7 @@ import pytest
 from kernel_launch import bits
 
 from hypocenter import LLM, SamplingParams
+from hypocenter.device.backend import Room
 from hypocenter.engine.block_archive import NUM_DOUBTED_STEPS, BlockArchive
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.model import footprint
@@ -241,7 +242,7 @@ def test_the_copies_leave_room_for_the_cache_itself(
         runner = llm.engine.runner
         pages = [*runner._pages.keys, *runner._pages.values]
         num_bytes = sum(page.data.nbytes for page in pages)
-        room = footprint.Room(int(num_caches * num_bytes), 99 * num_bytes)
+        room = Room(int(num_caches * num_bytes), 99 * num_bytes)
         monkeypatch.setattr(footprint, "host_room", lambda: room)
         runner.open_archive(path, "model")
         if share is None:

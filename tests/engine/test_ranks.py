@@ -169,7 +169,7 @@ def test_what_cannot_be_split_is_refused_before_any_process_starts(
 
 def test_a_cpu_is_refused() -> None:
     with pytest.raises(BadSetting, match="tensor_parallel"):
-        EngineConfig(tensor_parallel=2)
+        EngineConfig(device="cpu", tensor_parallel=2)
 
 
 def test_a_rank_that_cannot_begin_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

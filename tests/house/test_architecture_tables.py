@@ -1,4 +1,4 @@
-"""The tables of docs/architecture.md are true: rooms, and the files and functions of both paths."""
+"""The tables of docs/architecture.md are true: rooms, and the files and functions of all paths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from repository import ROOT
 
 PACKAGE_DIR = ROOT / "src" / "hypocenter"
 DOCUMENT = (ROOT / "docs" / "architecture.md").read_text()
-PATHS = ("The path of a token", "The path of a fault")
+PATHS = ("The path of a token", "The path of a fault", "The path of a served request")
 
 
 def rows(text: str, heading: str) -> list[list[str]]:
@@ -32,10 +32,11 @@ def definitions(tree: ast.Module) -> Iterator[str]:
     for node in tree.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             yield node.target.id
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         if isinstance(node, ast.ClassDef):
-            inner = (one.name for one in node.body if isinstance(one, ast.FunctionDef))
+            functions = ast.FunctionDef | ast.AsyncFunctionDef
+            inner = (one.name for one in node.body if isinstance(one, functions))
             yield from (f"{node.name}.{name}" for name in inner)
 
 

@@ -17,7 +17,8 @@ from loopback_hub import COMMIT, Hub, Repository, go_offline, running_hub, use
 
 from hypocenter.cache_folder import private_folder
 from hypocenter.errors import HubError, ModelNotFound
-from hypocenter.hub import cached, download
+from hypocenter.hub import cached, listing
+from hypocenter.hub.cached import Removed
 from hypocenter.hub.find import find_model
 from hypocenter.hub.names import FileAddress, HubName
 
@@ -174,7 +175,8 @@ def test_bytes_that_are_not_those_promised_are_removed(hub: Hub) -> None:
 @pytest.mark.parametrize("num_said", [100, 900_000])
 def test_a_hub_that_lies_about_sizes_is_told_of(hub: Hub, num_said: int) -> None:
     hub.size_said = num_said
-    with pytest.raises(HubError, match=f"{NAME}/tiny-Q4_K_M.gguf: Consistency check failed"):
+    said = f"{NAME}/tiny-Q4_K_M.gguf: {hub.url} said {num_said} bytes, but sends 300000; try again"
+    with pytest.raises(HubError, match=said):
         find(f"{NAME}:Q4_K_M")
     hub.size_said = None
     assert find(f"{NAME}:Q4_K_M").read_bytes() == Q4
@@ -187,9 +189,10 @@ def test_a_hub_that_gives_no_digest_of_use_is_told_of(hub: Hub) -> None:
 
 
 def test_a_hub_that_hangs_is_left(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "_LIST_SECONDS", 0.2)
+    monkeypatch.setattr(listing, "LIST_SECONDS", 0.2)
     hub.hang_seconds = 1.0
-    with pytest.raises(HubError, match=f"{NAME}:Q4_K_M: {hub.url} does not answer: "):
+    said = f"{NAME}:Q4_K_M: {hub.url} is too slow: no whole answer in 0.2 s"
+    with pytest.raises(HubError, match=said):
         find(f"{NAME}:Q4_K_M")
 
 
@@ -246,7 +249,7 @@ def test_offline_what_is_here_is_found_and_nothing_else(
 
 def test_an_architecture_that_is_not_run_costs_no_download(hub: Hub) -> None:
     hub.repositories[NAME].architecture = "mamba3"
-    with pytest.raises(ModelNotFound, match="is of architecture mamba3, which is not run here yet"):
+    with pytest.raises(ModelNotFound, match="'mamba3', which is not run here yet"):
         find(NAME)
     assert hub.files_asked() == []
 
@@ -334,6 +337,22 @@ def test_names_of_a_hub_lead_nowhere_else(hub: Hub) -> None:
         find(NAME)
 
 
+@pytest.mark.parametrize("name", ["ETag", "X-Linked-Etag", "X-Repo-Commit"])
+@pytest.mark.parametrize("is_absolute", [False, True])
+def test_no_header_of_an_answer_names_a_path(
+    hub: Hub, tmp_path: Path, name: str, is_absolute: bool
+) -> None:
+    victim = tmp_path / "victim" / "planted"
+    said = str(victim) if is_absolute else "../../../../victim/planted"
+    hub.headers_said = {name: f'"{said}"' if name != "X-Repo-Commit" else said}
+    path = find(f"{NAME}:Q4_K_M")
+    assert not victim.parent.exists()
+    assert path.read_bytes() == Q4
+    assert path.parent.name == COMMIT
+    assert path.resolve().name == hashlib.sha256(Q4).hexdigest()
+    assert (tmp_path / "hub/models--acme--tiny-GGUF/refs/main").read_text() == COMMIT
+
+
 # -- what is here ---------------------------------------------------------------------------------
 
 
@@ -345,25 +364,33 @@ def test_models_are_listed_and_removed_one_by_one(hub: Hub, tmp_path: Path) -> N
     assert listed == {
         f"{NAME}:Q4_K_M": len(Q4), f"{NAME}:BF16": 300_000, f"{hub.url}/a%20b.gguf": len(Q4)
     }  # fmt: skip
-    assert cached.remove(HubName(NAME, "bf16"), others) == ([f"{NAME}:BF16"], 300_000)
+    assert cached.remove(HubName(NAME, "bf16"), others) == Removed([f"{NAME}:BF16"], 300_000, [])
     assert find(NAME).read_bytes() == Q4
     blobs = list((cached.repository_folder(NAME) / "blobs").iterdir())
     assert [blob.name for blob in blobs] == [hashlib.sha256(Q4).hexdigest()]
-    assert cached.remove(HubName(NAME), others) == ([f"{NAME}:Q4_K_M"], len(Q4))
+    assert cached.remove(HubName(NAME), others) == Removed([f"{NAME}:Q4_K_M"], len(Q4), [])
     assert not cached.repository_folder(NAME).exists()
-    assert cached.remove(FileAddress(f"{hub.url}/a%20b.gguf"), others)[1] == len(Q4)
+    assert cached.remove(FileAddress(f"{hub.url}/a%20b.gguf"), others).num_bytes == len(Q4)
     assert cached.cached_models(others) == []
     with pytest.raises(ModelNotFound, match=f"{NAME} is not here"):
         cached.remove(HubName(NAME), others)
 
 
-def test_bytes_that_another_revision_has_too_stay(hub: Hub, tmp_path: Path) -> None:
+def test_what_several_revisions_have_is_here_once_and_goes_once(hub: Hub) -> None:
     old = find(f"{NAME}:Q4_K_M")
     hub.repositories[NAME].commit = "d" * 40
     new = find(f"{NAME}:Q4_K_M", is_newest=True)
     assert new.resolve() == old.resolve()
     assert len(cached.cached_models(None)) == 1
-    cached._remove_link(old)
+    assert cached.remove(HubName(NAME, "Q4_K_M"), None) == Removed([f"{NAME}:Q4_K_M"], len(Q4), [])
+    assert not cached.repository_folder(NAME).exists()
+
+
+def test_bytes_that_another_name_has_too_stay(hub: Hub) -> None:
+    hub.repositories[NAME].files = {"a-Q4_0.gguf": Q4, "b-Q8_0.gguf": Q4}
+    old, new = find(f"{NAME}:Q4_0"), find(f"{NAME}:Q8_0", is_newest=True)
+    assert old.resolve() == new.resolve()
+    assert cached.remove(HubName(NAME, "Q4_0"), None) == Removed([f"{NAME}:Q4_0"], 0, [])
     assert new.read_bytes() == Q4
 
 
@@ -372,4 +399,4 @@ def test_what_broke_off_goes_with_its_repository(hub: Hub) -> None:
     blob.parent.mkdir(parents=True)
     blob.write_bytes(b"12345")
     assert cached.cached_models(None) == []
-    assert cached.remove(HubName(NAME), None) == ([], 5)
+    assert cached.remove(HubName(NAME), None) == Removed([], 5, [])

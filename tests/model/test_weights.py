@@ -21,13 +21,13 @@ from hypocenter import LLM
 from hypocenter.cli.verbs import bench
 from hypocenter.config import EngineConfig
 from hypocenter.device import copies, devices
+from hypocenter.device.backend import Room
 from hypocenter.engine.runner import load_runner
 from hypocenter.errors import BadModelFile, OutOfMemory, UnsupportedModel
 from hypocenter.kernels.weights import packing
 from hypocenter.model import footprint
 from hypocenter.model import weights as weights_module
 from hypocenter.model.architecture import read_architecture
-from hypocenter.model.footprint import Room
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
 from hypocenter.model.weight_tensors import FeedForward, Weights
 from hypocenter.model.weights import load_weights

@@ -136,7 +136,9 @@ MUCH = {
 def ask_and_take_nothing(served: Served) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", served.port))
     body = json.dumps(MUCH).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     connection.sendall(head.encode() + body)
     return connection
 

@@ -7,16 +7,16 @@ from test_supervisor import FACTS
 from hypocenter import SamplingParams
 from hypocenter.messages import (
     Accepted,
-    Ask,
     Cancel,
+    Dropped,
     Ending,
     EngineState,
+    Failed,
     Loading,
     News,
     Piece,
     Ready,
     Submit,
-    Told,
 )
 from hypocenter.server.patience import GRACE_SECONDS, Patience
 from hypocenter.watch.child import Deadlines
@@ -67,9 +67,11 @@ def test_who_has_nothing_to_do_may_be_silent() -> None:
     patience.hear(news(9, Piece(1, "x", (7,), ending=Ending("stop"))), 201.0)
     assert patience.seconds_late(1e6) is not None
     patience.say(Cancel(2), 202.0)
+    assert patience.seconds_late(1e6) is not None, "it owes an end"
+    patience.hear(Dropped(2), 203.0)
     assert patience.seconds_late(1e6) is None
-    patience.say(Ask(3, text="x"), 1e6)
+    patience.say(Submit(3, SamplingParams()), 1e6)
     assert patience.seconds_late(1e6 + 1) is None, "its silence was none of waiting"
     assert patience.seconds_late(1e6 + STEP + GRACE_SECONDS + 1) is not None
-    patience.hear(Told(3), 1e6 + 2)
+    patience.hear(Failed(3, "X", "no"), 1e6 + 2)
     assert patience.seconds_late(2e6) is None

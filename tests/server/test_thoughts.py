@@ -275,10 +275,11 @@ def test_another_worker_goes_on_within_a_thought() -> None:
                 whole, timings=request.timings(), route=llm.route()
             ), num
     generation = Generation(1, "x", params, messages=tuple(hello), template_variables={"a": 1})
-    assert generation.message().messages is not None
-    generation.take(Accepted(1, (5, 6)))
-    again = generation.message()
-    assert (again.is_chat, again.messages, again.prompt) == (True, None, (5, 6))
+    generation.note_read((5, 6), ())
+    for _ in range(2):
+        generation.take(Accepted(1, (5, 6)))
+        told = generation.message()
+        assert (told.is_chat, told.prompt_ids) == (True, (5, 6))
 
 
 def test_a_server_tells_templates_what_clients_ask_for(tmp_path: Path) -> None:

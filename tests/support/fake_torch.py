@@ -80,6 +80,12 @@ class FakeCuda:
     def current_stream(self, device: Any) -> None:
         """There is but one."""
 
+    def memory_reserved(self, device: Any) -> int:
+        return 0
+
+    def memory_allocated(self, device: Any) -> int:
+        return 0
+
     def mem_get_info(self, device: Any) -> tuple[int, int]:
         return self.room, 1 << 30
 

@@ -52,6 +52,8 @@ class Hub:
     #: Files come from another host, which must not see the token: its address, once that runs.
     store: str = ""
     headers_seen: list[set[str]] = field(default_factory=list)
+    #: What stands in the heads of answers about files, in the place of what is true.
+    headers_said: dict[str, str] = field(default_factory=dict)
     #: What a plain server says of a file's version.
     version: str = ""
     url: str = ""
@@ -196,6 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         digest = hashlib.sha256(data).hexdigest()
         headers = {"ETag": f'"{digest}"', "X-Repo-Commit": repository.commit}
+        headers.update(self.hub.headers_said)
         if self.hub.store:
             linked = {"X-Linked-ETag": f'"{digest}"', "X-Linked-Size": str(len(data))}
             where = {"Location": f"{self.hub.store}/{digest}.gguf", **linked}

@@ -93,6 +93,15 @@ class Served:
         assert found, self.stderr
         return int(found[0])
 
+    @property
+    def reader_pids(self) -> list[int]:
+        """The processes that read what clients send."""
+        found = subprocess.run(
+            ["pgrep", "-f", "hypocenter.worker.reader", "-P", str(self.process.pid)],
+            capture_output=True, text=True, check=False,
+        ).stdout.split()  # fmt: skip
+        return [int(pid) for pid in found]
+
     def kill_worker(self, number: int = signal.SIGKILL) -> int:
         pid = self.worker_pid
         os.kill(pid, number)
@@ -136,6 +145,16 @@ def started(
     command = [python, "-P", "-m", "hypocenter", "serve", *words]
     if "--port" not in words:
         command += ["--port", str(free_port())]
+    port = int(command[command.index("--port") + 1])
+    with launched(folder, command, port, environ) as served:
+        yield served
+
+
+@contextlib.contextmanager
+def launched(
+    folder: Path, command: Sequence[str], port: int, environ: dict[str, str] | None = None
+) -> Iterator[Served]:
+    """The server that a command starts, as soon as it listens at its port."""
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -144,7 +163,7 @@ def started(
         env={**os.environ, **(environ or {})},
     )
     assert process.stderr is not None
-    served = Served(process, int(command[command.index("--port") + 1]))
+    served = Served(process, port)
     reader = threading.Thread(target=_read_into, args=[process.stderr, served.stderr])
     reader.start()
     try:

@@ -37,6 +37,7 @@ TIERS = {
     "peers": Tier("test-peers", ("peer",), "comparison with llama.cpp"),
     "clients": Tier("test-clients", ("clients",), "hypo serve under clients that people use"),
     "recorder": Tier("test-recorder", (), "processes killed at random moments"),
+    "attack": Tier("test-attack", ("attack",), "attacks on hypo serve and what stands around it"),
     "fuzz": Tier("test-fuzz", (), "hostile input for what reads foreign data"),
 }  # fmt: skip
 

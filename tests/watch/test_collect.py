@@ -35,6 +35,7 @@ from hypocenter.record.events import (
     Values,
 )
 from hypocenter.record.fault_record import FaultRecord, MemoryKill
+from hypocenter.record.gap import Gap
 from hypocenter.record.held.contents import LaunchOutcome, Snapshot
 from hypocenter.record.ring_writer import RingWriter
 from hypocenter.record.run_records import DeviceRecord, ModelRecord, ProcessRecord
@@ -385,6 +386,48 @@ def test_a_bundle_holds_neither() -> None:
     assert found.environment["TRITON_CACHE_DIR"] == "/x"
 
 
+SECRETS = {
+    "HF_TOKEN": "hf1-very-secret",
+    "MY_PASSWORD": "line one\nline two",
+    "DB_KEY": "hf1-very-secret-and-longer",
+    "API_SECRET": "short",
+    "KEY_FILE": "/dev/null",
+    "PLAIN": "stays here as it is",
+}
+
+
+@pytest.mark.parametrize("with_prompts", [False, True])
+def test_no_text_of_a_bundle_holds_a_secret_of_the_environment(with_prompts: bool) -> None:
+    said = "\n".join(("it is", *SECRETS.values(), repr(SECRETS["MY_PASSWORD"])))
+    kept = msgspec.structs.replace(
+        with_tokens(3),
+        command=("hypo", "serve", "m.gguf", "--alias", SECRETS["HF_TOKEN"]),
+        stderr=said,
+        fault=FaultRecord(kind="crash", message=said, stack=said),
+        fault_before=FaultRecord(kind="crash", message=said),
+        kernel_log=(said,),
+        missing=(Gap.not_recorded("x", said),),
+        environment={"HYPO_X": said},
+        events=(Freed(seq=1, step=1, allocation=1, site=said),),
+    )
+    found = redact(kept, with_prompts=with_prompts, environ=SECRETS)
+    for name in ("HF_TOKEN", "MY_PASSWORD", "DB_KEY"):
+        assert SECRETS[name] not in str(found)
+        assert repr(SECRETS[name])[1:-1] not in str(found)
+    assert "-and-longer" not in str(found)
+    assert found.redacted is not with_prompts
+    for plain in ("API_SECRET", "KEY_FILE", "PLAIN"):
+        assert SECRETS[plain] in found.stderr
+
+
+def test_a_key_is_no_part_of_a_command() -> None:
+    command = ["hypo", "serve", "m.gguf", "--api-key", "abcd", "--api-key=efghi"]
+    assert redacted_command(command)[3:] == (
+        "--api-key", "<4 characters>", "--api-key=<5 characters>"
+    )  # fmt: skip
+    assert redacted_text("abcd, efghi", command) == "<4 characters>, <5 characters>"
+
+
 def test_the_users_folder_is_told_by_a_sign_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ann")
     source = SourceRecord(
@@ -701,6 +744,16 @@ def test_a_talkative_child_is_kept_in_part(tmp_path: Path) -> None:
     assert end.stderr.endswith("last")
     assert "bytes left out" in end.stderr
     assert len(end.stderr) < 1_200_000
+
+
+def test_of_a_talkative_child_whole_lines_are_kept(tmp_path: Path) -> None:
+    """A secret that is cut in two would be taken out nowhere."""
+    program = "import sys\nfor n in range(40000): sys.stderr.write('key-%060d\\n' % n)"
+    end, seen = run(program, tmp_path)
+    before, after = end.stderr.split("\n[... ")
+    num_lost, after = after.split(" bytes left out ...]\n")
+    assert {len(line) for line in (before + "\n" + after).splitlines() if line} == {64}
+    assert int(num_lost) == len(seen) - len(before) - len(after)
 
 
 def test_a_child_that_closes_stderr_is_waited_for(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hypocenter.cli import interrupt
@@ -16,6 +17,7 @@ from hypocenter.cli.output import emit, say, think
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import EngineConfig, SamplingParams
 from hypocenter.errors import AccessRefused
+from hypocenter.model.placement import with_device
 from hypocenter.results import Completion, Delta
 from hypocenter.wording import count_text
 
@@ -42,6 +44,10 @@ def open_llm(path: str, config: EngineConfig, progress: ProgressDisplay) -> LLM:
         say(f"-t/--threads is {config.num_threads}, but there are {most} to be had: taking {most}")
         config = replace(config, num_threads=most)
     with naming_options(EngineOptions):
+        config, choice = with_device(Path(path), config)
+        if choice is not None and choice.has_gpu and not progress.is_quiet:
+            progress.clear()
+            say(str(choice))
         return LLM(path, config, progress=progress)
 
 

@@ -8,13 +8,6 @@ from pathlib import Path
 from typing import Any
 
 
-def gpu_vendors(root: Path) -> list[str]:
-    """Vendors whose driver is loaded, by the device nodes that it makes."""
-    dev = root / "dev"
-    nodes = {"amd": dev / "kfd", "nvidia": dev / "nvidiactl"}
-    return [vendor for vendor, node in nodes.items() if node.exists()]
-
-
 def cpu(root: Path) -> dict[str, Any]:
     from hypocenter.device.cpu import lang
 
@@ -38,6 +31,22 @@ def memory(root: Path = Path("/")) -> dict[str, int | None]:
         for key, label in (("total", "MemTotal"), ("available", "MemAvailable"))
         for found in [_proc_value(root / "proc/meminfo", label)]
     }
+
+
+def cache_bytes(root: Path = Path("/")) -> int | None:
+    """The last caches of all cores together; None where the system does not say."""
+    last: dict[str, tuple[int, int]] = {}
+    for cache in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
+        try:
+            level, size, cores = (
+                (cache / name).read_text().strip() for name in ("level", "size", "shared_cpu_list")
+            )
+            num_bytes = int(size.removesuffix("K")) << 10
+            last[f"{level} of {cores}"] = int(level), num_bytes
+        except (OSError, ValueError):
+            return None
+    highest = max((level for level, _ in last.values()), default=0)
+    return sum(num_bytes for level, num_bytes in last.values() if level == highest) or None
 
 
 def _proc_value(path: Path, label: str) -> str:

@@ -322,6 +322,13 @@ class EngineOptions:
             help="Most tokens of a step; by default 2048 on a GPU, 512 elsewhere.",
         ),
     ] = _ENGINE["max_batch_tokens"]
+    gpu_memory_fraction: Annotated[
+        float,
+        Parameter(
+            name=("--gpu-memory-fraction", "--gpu-memory-utilization"),
+            help="Share of a GPU's memory that may be in use once the KV cache has its part.",
+        ),
+    ] = _ENGINE["gpu_memory_fraction"]
     kv_dtype: Annotated[
         str | None,
         Parameter(
@@ -394,7 +401,11 @@ class EngineOptions:
     ] = _ENGINE["reasoning"]
     device: Annotated[
         str,
-        Parameter(name="--device", help="cpu, cuda, hip, or a simulated GPU such as sim:mi300x."),
+        Parameter(
+            name="--device",
+            help="auto, the GPU that has room, else the CPU; cpu, cuda, hip, or a simulated GPU "
+            "such as sim:mi300x.",
+        ),
     ] = _ENGINE["device"]
     launch_mode: Annotated[
         str,

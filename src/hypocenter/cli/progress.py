@@ -25,7 +25,7 @@ class ProgressDisplay:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.remarks: dict[str, str] = {}
-        self._quiet = quiet
+        self.is_quiet = quiet
         self._lock = threading.RLock()
         self._started = 0.0  # when the stage began
         self._last_line: float | None = None  # when a line of the stage was last shown
@@ -36,7 +36,7 @@ class ProgressDisplay:
 
     def __call__(self, what: str, fraction: float) -> None:
         interrupt.raise_held()
-        if self._quiet:
+        if self.is_quiet:
             return
         with self._lock:
             is_new_stage = what.split()[:1] != self._what.split()[:1]

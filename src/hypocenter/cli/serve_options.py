@@ -61,7 +61,8 @@ class ServeOptions:
         int | None,
         Parameter(
             name="--kv-tokens",
-            help="Tokens that the KV cache holds, of all requests together. [default: 4 contexts]",
+            help="Tokens that the KV cache holds, of all requests together. [default: 4 contexts; "
+            "on a GPU what --gpu-memory-fraction leaves room for]",
         ),
     ] = None
     max_queued: Annotated[
@@ -86,6 +87,23 @@ class ServeOptions:
             help="Site whose pages may ask, such as https://example.com; may be given again.",
         ),
     ] = ()
+    allowed_host: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--allowed-host",
+            negative="",
+            show_default=False,
+            help="Name by which clients may call the server, such as llm.example.com, beside "
+            "localhost; may be given again. Needed behind a proxy that passes its own name on.",
+        ),
+    ] = ()
+    body_memory: Annotated[
+        int,
+        Parameter(
+            name="--body-memory",
+            help="MiB that requests may take together while they are read; then come 429s.",
+        ),
+    ] = 256
     grace: Annotated[
         float,
         Parameter(name="--grace", help="Seconds that open answers get after SIGTERM or Ctrl-C."),

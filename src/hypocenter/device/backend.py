@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,14 @@ from hypocenter.device.limits import GpuLimits
 from hypocenter.tensor import DType
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes that may still be taken, of how many in all."""
+
+    available_bytes: int
+    limit_bytes: int
 
 
 class Backend(Protocol):
@@ -164,6 +173,10 @@ class Backend(Protocol):
 
     def synchronise(self) -> None:
         """Wait for everything launched; raises DeviceFault when something has faulted."""
+        ...
+
+    def room(self) -> Room | None:
+        """What allocations may still take; None where that is the host's memory."""
         ...
 
     def copy_bandwidth(self) -> float | None:

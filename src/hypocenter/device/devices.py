@@ -20,7 +20,7 @@ from hypocenter.package import caller_outside
 from hypocenter.record.recorder import current, open_recorder
 
 if TYPE_CHECKING:
-    from hypocenter.device.backend import Backend
+    from hypocenter.device.backend import Backend, Room
 
 _event_ids = itertools.count(1)
 _backends: dict[str, Backend] = {}
@@ -77,6 +77,11 @@ def _register(name: str, backend: Backend) -> None:
 def backend_of(device: str) -> Backend:
     """The opened device of that name; the CPU has none."""
     return _backends[device]
+
+
+def room_of(device: str) -> Room | None:
+    """What a GPU may still be asked for; None of the CPU and where the host stands for a GPU."""
+    return None if device == "cpu" else _backends[device].room()
 
 
 def name_at(device: str, address: int) -> str:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from hypocenter.model.text.tokenizer import Tokenizer
 
 log = logging.getLogger("hypocenter.engine")
+_CLOSED = "the model is closed; open it anew"
 
 WaitForLogits = Callable[[], Array]  # f32 [num_rows, vocab_size]
 
@@ -109,7 +110,7 @@ class Engine:
         """Raises UsageError when the engine is closed, or was built by another process."""
         self.require_own_process()
         if self._closed:
-            raise _closed_error()
+            raise UsageError(_CLOSED)
 
     def require_own_process(self) -> None:
         """Raises UsageError in the child of a fork."""
@@ -242,10 +243,13 @@ class Engine:
         cache_salt: str = "",
         output_ids: Sequence[int] = (),
         apart: AnswerReader | None = None,
+        form: str = "",
+        bad_word_ids: Sequence[Sequence[int]] | None = None,
     ) -> Request:
         """A request for `submit`, checked. Only those of one `cache_salt` read each other's blocks.
 
-        With `output_ids` it goes on behind an answer that was begun elsewhere. Raises
+        With `output_ids` it goes on behind an answer that was begun elsewhere. `form` and
+        `bad_word_ids` are what `Grammars.read` and `spellings` said elsewhere. Raises
         ContextOverflow and OutOfBlocks for a prompt longer than the context or the whole cache,
         UsageError for an empty one, an unknown id, no token left, or a form that is none.
         """
@@ -271,8 +275,8 @@ class Engine:
             context_length=context_length,
             keeps_logits=keeps_logits,
             block_digests=digests if self._has_prefix_cache else None,
-            matcher=self._grammars.matcher(params, output_ids),
-            rules=token_rules(params, self.tokenizer, vocab_size),
+            matcher=self._grammars.matcher(params, output_ids, form),
+            rules=token_rules(params, self.tokenizer, vocab_size, bad_word_ids),
             output_ids=output_ids,
             long_from=self.runner.long_from,
         )
@@ -374,7 +378,7 @@ class Engine:
                 self.scheduler.add(request)
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             if self._closed:
-                self._fail(request, _closed_error())
+                self._fail(request, UsageError(_CLOSED))
             elif request.cancel_requested:
                 self._finish(request, "cancelled")
             elif request.has_read_all:
@@ -493,7 +497,3 @@ class Engine:
         with self._turn_ended:
             self._num_turns += 1
             self._turn_ended.notify_all()
-
-
-def _closed_error() -> UsageError:
-    return UsageError("the model is closed; open it anew")

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Forms that are kept, each ready to be copied for the next request that has it.
 _NUM_KEPT = 16
+#: Tokens that are tried before a form is taken.
+_NUM_TRIED = 4
 #: What reading a form may take. The slowest that users write take a quarter of a second.
 _MAX_SECONDS = 5.0
 _MAX_BYTES = 512 << 20
@@ -58,12 +60,15 @@ class Grammars:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._lock = threading.Lock()
         self._library_tokenizer: LLTokenizer | None = None
-        self._kept = functools.lru_cache(maxsize=_NUM_KEPT)(self._compile)
+        self._kept = functools.lru_cache(maxsize=_NUM_KEPT)(self._begin)
 
-    def matcher(self, params: SamplingParams, emitted: Sequence[int] = ()) -> Matcher | None:
+    def matcher(
+        self, params: SamplingParams, emitted: Sequence[int] = (), compiled: str = ""
+    ) -> Matcher | None:
         """A matcher for a request with these parameters; None where its answer is free.
 
         It stands where it stood after the tokens `emitted`, so that a request can be resumed.
+        `compiled` is what `read` made of the form elsewhere; without it the form is read here.
         Raises UsageError for a form that cannot be read, and for one that no text has.
         """
         if params.constraint is None:
@@ -71,13 +76,34 @@ class Grammars:
         field, text = params.constraint
         num_known = min(self._tokenizer.vocab_size, self._vocab_size)
         matcher = Matcher(
-            field, self._kept(field, text).deep_copy(), _first_bits(num_known, self._vocab_size)
+            field,
+            self._kept(field, text, compiled).deep_copy(),
+            _first_bits(num_known, self._vocab_size),
         )
         for token_id in emitted:
             matcher.accept(token_id)
         return matcher
 
-    def _compile(self, field: str, text: str) -> LLMatcher:
+    def read(self, field: str, text: str) -> str:
+        """The form as the library has it, tried with the vocabulary.
+
+        For a process that has limits of its own, since nothing here has any. Raises as `matcher`.
+        """
+        from hypocenter.engine.grammar_worker import Unreadable, read_form
+
+        try:
+            compiled = read_form(field, text)
+        except Unreadable as error:
+            raise _bad_form(field, text, str(error)) from None
+        self._begin(field, text, compiled)
+        return compiled
+
+    def learn_vocabulary(self) -> None:
+        """Have the library know the tokens, which takes a second where there are many."""
+        if self._tokenizer.end_ids:
+            self._tokens()
+
+    def _begin(self, field: str, text: str, compiled: str) -> LLMatcher:
         """A matcher at the beginning of an answer, never to be moved."""
         import llguidance
 
@@ -89,12 +115,27 @@ class Grammars:
                 "could not end where its form does; leave it out"
             )
         matcher = llguidance.LLMatcher(
-            self._tokens(), _read(field, text), log_level=0, limits=limits()
+            self._tokens(), compiled or _read(field, text), log_level=0, limits=limits()
         )
-        matcher.compute_bitmask()  # may find what reading did not
-        if matcher.is_error():
-            raise _bad_form(field, text, matcher.get_error())
+        if reason := self._failure_of_first_tokens(matcher.deep_copy()):
+            raise _bad_form(field, text, reason)
         return matcher
+
+    def _failure_of_first_tokens(self, matcher: LLMatcher) -> str:
+        """What goes wrong within the first tokens of some answer, which reading does not find.
+
+        A form with too many choices fails where an answer comes to them: most often at once.
+        """
+        for _ in range(_NUM_TRIED):
+            words = np.frombuffer(matcher.compute_bitmask(), np.uint32)
+            if matcher.is_error():
+                break
+            bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+            spelled = (i for i in bits.nonzero()[0].tolist() if i not in self._tokenizer.end_ids)
+            token_id = next(spelled, None)
+            if token_id is None or not matcher.consume_token(token_id) or matcher.is_stopped():
+                break
+        return str(matcher.get_error()) if matcher.is_error() else ""
 
     def _tokens(self) -> LLTokenizer:
         with self._lock:

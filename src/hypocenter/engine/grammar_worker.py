@@ -31,7 +31,8 @@ def limits() -> llguidance.LLParserLimits:
 def main(memory_bytes: int, cpu_seconds: int) -> None:
     """Read {"field", "text"}, and write {"compiled"} or {"reason"}."""
     asked = json.load(sys.stdin)
-    _lock_down(memory_bytes, cpu_seconds)
+    bound_memory(memory_bytes)
+    _bound_time(cpu_seconds)
     try:
         told = {"compiled": read_form(asked["field"], asked["text"])}
     except Unreadable as error:
@@ -81,11 +82,8 @@ def _refusal_of(compiled: str) -> str:
     return messages[0] if is_error else ""
 
 
-def _lock_down(memory_bytes: int, cpu_seconds: int) -> None:
-    """Bound the memory on top of today's, and the processor time for the case that nobody waits.
-
-    macOS and Windows have no such limit on memory; the time that is waited holds everywhere.
-    """
+def bound_memory(memory_bytes: int) -> None:
+    """Bound what this process may take on top of today's. Only Linux has such a limit."""
     if sys.platform != "linux":
         return
     import resource
@@ -96,5 +94,13 @@ def _lock_down(memory_bytes: int, cpu_seconds: int) -> None:
     limit = used_bytes + memory_bytes
     lowest = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(resource.RLIMIT_AS, (lowest, lowest))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _bound_time(cpu_seconds: int) -> None:
+    """For the case that nobody waits for it, and ends it."""
+    if sys.platform != "linux":
+        return
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))

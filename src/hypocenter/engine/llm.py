@@ -14,21 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from hypocenter.config import (
-    CONSTRAINTS,
     MAX_SEED,
     EngineConfig,
     EngineFields,
     SamplingFields,
     SamplingParams,
 )
-from hypocenter.conversation.thoughts import (
-    PROMPT_END_CHARS,
-    AnswerReader,
-    apart,
-    reads_calls_of,
-    require_variables,
-    variables,
-)
+from hypocenter.conversation.thoughts import AnswerReader
 from hypocenter.conversation.tools import Tools
 from hypocenter.engine.arguments import (
     Conversation,
@@ -38,10 +30,10 @@ from hypocenter.engine.arguments import (
     noting_place,
     params_of_each,
     require,
-    token_ids_of,
     with_fields,
 )
 from hypocenter.engine.engine import Engine
+from hypocenter.engine.prompt_reader import PromptReader
 from hypocenter.engine.request import Request
 from hypocenter.engine.runner import loaded_runner
 from hypocenter.environment import as_environment_asks
@@ -49,9 +41,10 @@ from hypocenter.errors import BadSetting, UsageError
 from hypocenter.messages import KeptWeights
 from hypocenter.model.from_name import file_of
 from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.gguf.identity import require_model
 from hypocenter.model.layer_shapes import lost_window
-from hypocenter.model.text.chat import ChatTemplate, load_chat_template
-from hypocenter.model.text.tokenizer import Tokenizer, load_tokenizer
+from hypocenter.model.text.chat import ChatTemplate
+from hypocenter.model.text.tokenizer import Tokenizer
 from hypocenter.record.recorder import recording_defects
 from hypocenter.results import Completion, Delta, Route
 from hypocenter.synonyms import explain_unknown
@@ -99,12 +92,9 @@ class LLM:
                 else file_of(path, device=config.device, progress=progress)
             )
             file = stack.enter_context(open_gguf(Path(found), config.override_kv))
+            require_model(file)
             self._path = file.path
-            self._tokenizer = load_tokenizer(file, config.tokenizer_pre)
-            self._chat_template = load_chat_template(file, self._tokenizer, config.chat_template)
-            if self._chat_template is not None:
-                stack.enter_context(self._chat_template)
-            self._template_variables = self._variables_of(config)
+            self._prompts = stack.enter_context(PromptReader(file, config))
             runner = stack.enter_context(
                 loaded_runner(file, config, progress, shared, block_memory)
             )
@@ -113,7 +103,7 @@ class LLM:
             file.require_overrides_read()
             self._engine = Engine(
                 runner,
-                self._tokenizer,
+                self.tokenizer,
                 file.path,
                 launch_mode=config.launch_mode,
                 prefix_cache=config.prefix_cache,
@@ -123,12 +113,12 @@ class LLM:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self._tokenizer
+        return self._prompts.tokenizer
 
     @property
     def chat_template(self) -> ChatTemplate | None:
         """The template that came with the model, or None."""
-        return self._chat_template
+        return self._prompts.chat_template
 
     @property
     def context_length(self) -> int:
@@ -297,25 +287,7 @@ class LLM:
         say; so nobody can end his turn by writing the token that ends it.
         """
         self._engine.require_usable()  # or a template's own process would be asked, or begun
-        if self._chat_template is None:
-            raise UsageError(
-                f"{self._path} has no chat template, so it cannot chat; continue a text instead"
-            )
-        ids: list[int] = []
-        variables = self._template_variables
-        if chat_template_kwargs is not None:
-            require_variables(chat_template_kwargs)
-            variables = {**variables, **chat_template_kwargs}
-        if tools and not reads_calls_of(self._chat_template.source):
-            raise UsageError("tools must be left out: calls of this model are not read")
-        parts = self._chat_template.render_parts(messages, variables=variables, tools=tools)
-        for text, from_template in parts:
-            ids += self._tokenizer.encode(text, add_special=False, parse_special=from_template)
-        bos_id = self._tokenizer.bos_id
-        # Most templates write the BOS themselves; it must stand there once.
-        if self._tokenizer.add_bos and bos_id is not None and ids[:1] != [bos_id]:
-            ids.insert(0, bos_id)
-        return ids
+        return self._prompts.encode_chat(messages, chat_template_kwargs, tools)
 
     def request(
         self,
@@ -401,25 +373,7 @@ class LLM:
         self, prompt_ids: Sequence[int], params: SamplingParams, *, offers_tools: bool = False
     ) -> AnswerReader | None:
         """What tells thoughts and calls from the answer to these token ids of a conversation."""
-        if self._chat_template is None:
-            return None
-        end = self._tokenizer.decode(prompt_ids[-PROMPT_END_CHARS:], skip_special=False)
-        has_form = any(getattr(params, name) for name in CONSTRAINTS)
-        return apart(
-            self._chat_template.source, end, is_held_to_a_form=has_form, offers_tools=offers_tools
-        )
-
-    def _variables_of(self, config: EngineConfig) -> dict[str, object]:
-        """What the template is told in each conversation; raises UsageError for what it knows not.
-
-        A model without a template has no use for them.
-        """
-        given = dict(config.chat_template_kwargs or {})
-        if self._chat_template is None:
-            return {}
-        told = variables(self._chat_template.source, config.reasoning) | given
-        self._chat_template.check_variables(told)
-        return told
+        return self._prompts.apart(prompt_ids, params, offers_tools=offers_tools)
 
     def close(self) -> None:
         """Give everything back; requests that still run end with an error. May be called twice.
@@ -460,11 +414,4 @@ class LLM:
 
         Raises UsageError for a text that has no tokens.
         """
-        if not isinstance(prompt, str):
-            return token_ids_of(prompt)
-        ids = self._tokenizer.encode(prompt)
-        if not ids:
-            raise UsageError(
-                "the prompt is empty, and this model begins without a BOS token; give it some text"
-            )
-        return ids
+        return self._prompts.encode(prompt)

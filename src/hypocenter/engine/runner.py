@@ -12,16 +12,12 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from hypocenter.config import (
-    DEFAULT_CONTEXT,
-    KV_DTYPES,
-    EngineConfig,
-    OnProgress,
-)
+from hypocenter.config import KV_DTYPES, EngineConfig, OnProgress
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.cpu.code_cache import source_hash
 from hypocenter.device.cpu.lang import instruction_set, max_num_threads, set_num_threads
@@ -46,6 +42,7 @@ from hypocenter.model.gguf.file_types import quantisation_of
 from hypocenter.model.parts.part import WHOLE, Part
 from hypocenter.model.parts.part_of_file import PartOfFile
 from hypocenter.model.parts.split import part_of
+from hypocenter.model.placement import context_length_of, kv_room, kv_tokens_in, with_device
 from hypocenter.model.step_buffers import KVPages, StatePages, StepInputs
 from hypocenter.model.weight_tensors import Weights
 from hypocenter.model.weights import load_weights
@@ -79,11 +76,12 @@ def load_runner(
     heads are no whole ones, BadModelFile or UnsupportedModel for a file that cannot be run,
     OutOfMemory for one that does not fit.
     """
+    config = _on_a_device(file, config)
     facts = read_architecture(file)
     if part.num_parts > 1:
         whole, facts, shared = facts, part_of(facts, part), None
         file = PartOfFile(file, whole, part)
-    context_length = _context_length(facts, config)
+    context_length = context_length_of(facts, config)
     in_bf16 = config.float_products == "bf16"
     if in_bf16 and DType.BF16 not in footprint.held_dtypes(file, facts, in_bf16=True):
         limit = f"{file.path} has no matrix of F16 or BF16 of an even number of columns; use exact"
@@ -105,6 +103,8 @@ def load_runner(
         in_bf16=in_bf16,
         shared=shared,
     )
+    if config.kv_tokens is None and (room := devices.room_of(device)) is not None:
+        config = _with_cache(config, facts, kv_room(file, facts, config, room), group)
     runner = Runner(facts, weights, config, context_length, group, ranks)
     if block_memory and not runner.num_state_slots:  # blocks are of no use without states
         runner.open_archive(block_memory, repr(file.stamps))
@@ -124,6 +124,7 @@ def loaded_runner(
 
     Raises as `load_runner`, UsageError where such a process cannot load its part, and RankLost.
     """
+    config = _on_a_device(file, config)
     if config.tensor_parallel == 1:
         yield load_runner(file, config, progress, shared, block_memory)
         return
@@ -408,11 +409,20 @@ def _num_threads(config: EngineConfig) -> int:
     return min(config.num_threads or len(os.sched_getaffinity(0)), max_num_threads())
 
 
-def _context_length(facts: Architecture, config: EngineConfig) -> int:
-    wanted = config.context_length
-    if wanted is None:
-        return min(facts.context_length, DEFAULT_CONTEXT)
-    if wanted > facts.context_length:
-        limit = f"the model was trained for {facts.context_length}; take at most that"
-        raise BadSetting("context_length", wanted, limit)
-    return wanted
+def _on_a_device(file: GGUFFile, config: EngineConfig) -> EngineConfig:
+    """The configuration with the device that `auto` is."""
+    config, choice = with_device(file.path, config)
+    if choice is not None:
+        is_unused = choice.has_gpu and config.device == "cpu"
+        _log.log(logging.WARNING if is_unused else logging.INFO, "%s", choice)
+    return config
+
+
+def _with_cache(
+    config: EngineConfig, facts: Architecture, num_bytes: int, group: Group | None
+) -> EngineConfig:
+    """The configuration with as large a KV cache as there is room for, on every rank."""
+    if group is not None:
+        told = group.swap(num_bytes.to_bytes(8, "little"))
+        num_bytes = min(int.from_bytes(word, "little") for word in told)
+    return replace(config, kv_tokens=kv_tokens_in(num_bytes, facts, config))

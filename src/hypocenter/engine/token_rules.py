@@ -20,10 +20,16 @@ if TYPE_CHECKING:
     from hypocenter.model.text.tokenizer import Tokenizer
 
 
-def token_rules(params: SamplingParams, tokenizer: Tokenizer, vocab_size: int) -> TokenRules | None:
+def token_rules(
+    params: SamplingParams,
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    bad_word_ids: Iterable[Sequence[int]] | None = None,
+) -> TokenRules | None:
     """The rules of a request with these parameters; None where every token is as the logits say.
 
-    `vocab_size` is the number of logits. Raises BadSetting for a token that there is not,
+    `vocab_size` is the number of logits. `bad_word_ids` are the `spellings` of the words to avoid,
+    where another process has found them. Raises BadSetting for a token that there is not,
     NoTokenLeft where all are left out, TokenizerError for a word that has no tokens.
     """
     named: dict[str, Iterable[int]] = {
@@ -38,8 +44,17 @@ def token_rules(params: SamplingParams, tokenizer: Tokenizer, vocab_size: int) -
                 raise BadSetting(field, token_id, limit)
     if not any((params.logit_bias, params.allowed_token_ids, params.min_tokens, params.bad_words)):
         return None
-    words = [ids for word in params.bad_words for ids in _spellings(word, tokenizer)]
-    return TokenRules(params, ending_ids(params, tokenizer.end_ids), words, vocab_size)
+    if bad_word_ids is None:
+        bad_word_ids = spellings(params.bad_words, tokenizer)
+    return TokenRules(params, ending_ids(params, tokenizer.end_ids), bad_word_ids, vocab_size)
+
+
+def spellings(words: Iterable[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each word, as they are where a text begins with it, and behind a blank.
+
+    Raises TokenizerError for a word that has no tokens.
+    """
+    return tuple(ids for word in words for ids in sorted(_spellings(word, tokenizer)))
 
 
 def ending_ids(params: SamplingParams, end_ids: frozenset[int]) -> frozenset[int]:

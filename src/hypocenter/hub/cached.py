@@ -17,14 +17,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hypocenter.errors import ModelNotFound
-from hypocenter.hub.names import FileAddress, HubName, RemoteName
+from hypocenter.errors import HubError, ModelNotFound
+from hypocenter.hub.folders import ThroughLink, open_folder, put_text
+from hypocenter.hub.names import COMMIT, FileAddress, HubName, RemoteName
 from hypocenter.hub.variants import RemoteFile, Variant, choose, variants_of
 
 _PREFIX, _SEPARATOR = "models--", "--"
 #: A download that goes on where it stopped.
 INCOMPLETE = ".incomplete"
-_ADDRESS = "address"
+_ADDRESS, _VERSION = "address", "version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,15 @@ class CachedModel:
     num_bytes: int
     last_used: float
     files: tuple[Path, ...]
+
+
+@dataclass(slots=True)
+class Removed:
+    """Names of models, the bytes that are free now, and what was left, with the reason."""
+
+    names: list[str]
+    num_bytes: int
+    left: list[str]
 
 
 def hub_folder() -> Path:
@@ -56,7 +66,7 @@ def snapshot_of(name: HubName) -> Path | None:
     with contextlib.suppress(OSError, UnicodeDecodeError):
         commit = (folder / "refs" / name.revision).read_text("ascii").strip()
     snapshot = folder / "snapshots" / commit
-    return snapshot if snapshot.is_dir() else None
+    return snapshot if COMMIT.fullmatch(commit) and snapshot.is_dir() else None
 
 
 def find_cached(name: HubName) -> tuple[Variant, Path] | None:
@@ -76,7 +86,13 @@ def find_cached(name: HubName) -> tuple[Variant, Path] | None:
 
 def cached_models(other_folder: Path | None) -> list[CachedModel]:
     """All models that are here, by name; `other_folder` has those of other servers."""
-    found: dict[tuple[str, Path], CachedModel] = {}
+    # A file that did not change is in several snapshots, and here once.
+    found = {(model.name, model.path.resolve()): model for model in _in_snapshots(other_folder)}
+    return sorted(found.values(), key=lambda model: model.name)
+
+
+def _in_snapshots(other_folder: Path | None) -> Iterator[CachedModel]:
+    """The same, with what several snapshots have once for each of them."""
     for folder in sorted(hub_folder().glob(f"{_PREFIX}*{_SEPARATOR}*")):
         repository = folder.name.removeprefix(_PREFIX).replace(_SEPARATOR, "/", 1)
         for snapshot in sorted((folder / "snapshots").glob("*")):
@@ -87,32 +103,98 @@ def cached_models(other_folder: Path | None) -> list[CachedModel]:
                     if variant.label
                     else HubName(repository, file=variant.path)
                 )
-                # A file that did not change is in several snapshots, and here once.
-                found[str(name), paths[0].resolve()] = _model(str(name), paths)
+                yield _model(str(name), paths)
     if other_folder is not None:
         for path in sorted(other_folder.glob("*/*.gguf")):
-            found[path.name, path] = _model(_address_of(path), (path,))
-    return sorted(found.values(), key=lambda model: model.name)
+            yield _model(_address_of(path), (path,))
 
 
-def remove(wanted: RemoteName, other_folder: Path | None) -> tuple[list[str], int]:
-    """Remove what is here of a model, or of a whole repository; names, and the bytes that are free.
+def remove(wanted: RemoteName, other_folder: Path | None) -> Removed:
+    """Remove what is here of a model, or of a whole repository.
 
-    Raises ModelNotFound when there is nothing.
+    What links of the cache lead to elsewhere stays, and no folder that is a link is entered. Raises
+    ModelNotFound when there is nothing, and HubError when all of it is left.
     """
-    models = [model for model in cached_models(other_folder) if _is_meant(model.name, wanted)]
+    models = [model for model in _in_snapshots(other_folder) if _is_meant(model.name, wanted)]
     partial = _partial_files(wanted)
     if not models and not partial:
         raise ModelNotFound(f"{wanted} is not here", "`hypo models` shows what is")
-    num_bytes = sum(_remove_link(path) for model in models for path in model.files)
-    num_bytes += sum(_remove_link(path) for path in partial)
+    cache = hub_folder() if isinstance(wanted, HubName) or other_folder is None else other_folder
+    removed = Removed([], 0, [])
+    for model in models:
+        taken = [_take(cache, path, removed) for path in model.files]
+        if any(taken) and model.name not in removed.names:
+            removed.names.append(model.name)
+    taken = [_take(cache, path, removed) for path in partial]
     if isinstance(wanted, HubName):
-        folder = repository_folder(wanted.repository)
-        if folder.is_dir() and not any(
-            _variants_in(snapshot) for snapshot in (folder / "snapshots").glob("*")
-        ):
-            shutil.rmtree(folder)
-    return sorted({model.name for model in models}), num_bytes
+        taken.append(_take_folder(repository_folder(wanted.repository), removed))
+    if removed.left and not removed.names and not any(taken):
+        raise HubError(f"nothing of {wanted} was removed: {removed.left[0]}")
+    return removed
+
+
+def _take(cache: Path, path: Path, removed: Removed) -> bool:
+    """Remove a file, and of a link also the blob that it alone leads to; whether it is gone."""
+    *parts, name = path.relative_to(cache).parts
+    try:
+        with open_folder(cache, parts) as folder:
+            blob = None
+            with contextlib.suppress(OSError):  # it is no link
+                blob = path.parent / os.readlink(name, dir_fd=folder)
+            num_bytes = os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
+            os.unlink(name, dir_fd=folder)
+        if blob is None:
+            removed.num_bytes += num_bytes
+        else:
+            _take_blob(cache, parts[0], blob, removed)
+        with open_folder(cache, parts[:-1]) as above, contextlib.suppress(OSError):
+            os.rmdir(parts[-1], dir_fd=above)  # only when it is empty
+    except ThroughLink as found:
+        removed.left.append(f"{path} stays: {found.path} is a link or no folder")
+        return False
+    except OSError as error:
+        removed.left.append(f"{path} stays: {error.strerror}")
+        return False
+    return True
+
+
+def _take_blob(cache: Path, repository: str, blob: Path, removed: Removed) -> None:
+    """Remove a blob of `repository`, unless another link leads to it; nothing that lies elsewhere.
+
+    The blob may be a link itself, to a store that several repositories share: the link goes.
+    """
+    blobs = cache / repository / "blobs"
+    if _real_place(blob) != (os.path.realpath(blobs), blob.name):
+        removed.left.append(f"{blob} stays: it is not in {blobs}, and a link led to it")
+        return
+    links = (link for link in (blobs.parent / "snapshots").rglob("*") if link.is_symlink())
+    if any(_real_place(link.parent / link.readlink()) == _real_place(blob) for link in links):
+        return
+    with open_folder(cache, (repository, "blobs")) as folder:
+        try:
+            found = os.stat(blob.name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        os.unlink(blob.name, dir_fd=folder)
+    if stat.S_ISLNK(found.st_mode):
+        removed.left.append(f"the bytes of {blob.name} stay: the blob was a link to a shared store")
+    else:
+        removed.num_bytes += found.st_size
+
+
+def _take_folder(folder: Path, removed: Removed) -> bool:
+    """Remove a repository's folder once it has no model; whether it is gone."""
+    if not folder.is_dir() or any(map(_variants_in, (folder / "snapshots").glob("*"))):
+        return False
+    if folder.is_symlink():
+        removed.left.append(f"{folder} stays: it is a link")
+        return False
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        removed.left.append(f"{folder} stays: {error.strerror}")
+        return False
+    return True
 
 
 def _is_meant(name: str, wanted: RemoteName) -> bool:
@@ -128,25 +210,9 @@ def _partial_files(wanted: RemoteName) -> list[Path]:
     return sorted((repository_folder(wanted.repository) / "blobs").glob(f"*{INCOMPLETE}"))
 
 
-def _remove_link(path: Path) -> int:
-    """Remove a file and, of a link, what it leads to, unless another one does; the bytes of it."""
-    blob = _blob_of(path) if path.is_symlink() else None
-    num_bytes = path.stat().st_size if path.exists() else 0
-    path.unlink()
-    with contextlib.suppress(OSError):  # only when it is empty
-        path.parent.rmdir()
-    if blob is None:
-        return num_bytes
-    links = (other for other in (blob.parent.parent / "snapshots").rglob("*") if other.is_symlink())
-    if any(_blob_of(other) == blob for other in links):
-        return 0
-    blob.unlink(missing_ok=True)
-    return num_bytes
-
-
-def _blob_of(link: Path) -> Path:
-    """One step only: a blob may be a link itself, to a store that several caches share."""
-    return Path(os.path.normpath(link.parent / link.readlink()))
+def _real_place(path: Path) -> tuple[str, str]:
+    """The folder where a file lies in truth, and its name there; it may be a link itself."""
+    return os.path.realpath(path.parent), path.name
 
 
 def _variants_in(snapshot: Path) -> list[Variant]:
@@ -167,13 +233,26 @@ def _model(name: str, files: tuple[Path, ...]) -> CachedModel:
     return CachedModel(name, files[0], sum(status.st_size for status in found), used, files)
 
 
-def note_address(path: Path, address: FileAddress) -> None:
-    """Write beside a file of another server where it is from."""
-    (path.parent / _ADDRESS).write_text(address.url + "\n", "utf-8")
+def note_address(folder: int, address: FileAddress) -> None:
+    """Write beside a file of another server, into the same folder, where it is from."""
+    put_text(folder, _ADDRESS, address.url + "\n")
+
+
+def note_version(folder: int, version: str) -> None:
+    """Write there as well which of the server's files it is."""
+    put_text(folder, _VERSION, version)
+
+
+def version_of(path: Path) -> str:
+    """What was written; empty where nothing was."""
+    return _read(path.with_name(_VERSION))
 
 
 def _address_of(path: Path) -> str:
-    """Of a file of another server, which is written beside it."""
-    with contextlib.suppress(OSError):
-        return (path.parent / _ADDRESS).read_text("utf-8").strip()
-    return path.name
+    return _read(path.with_name(_ADDRESS)).strip() or path.name
+
+
+def _read(path: Path) -> str:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return path.read_text("utf-8")
+    return ""

@@ -1,8 +1,8 @@
 """Fetches a model from its hub, or from any server: listed, chosen, resumed, checked.
 
-`huggingface_hub` asks the hub, reads the stream and tries again. It does not go on with a download
-that a process before began, and of what it wrote it compares the size alone. So files are written
-here, under the names that it gives them: what breaks off stays, and the digest is compared.
+Files are written here, and not by `huggingface_hub`, which names them by the heads of answers. The
+names and places are those that it has, so that other tools share them: a blob by the digest that
+the hub listed, and that its bytes have; a snapshot by the listed commit and the listed name.
 """
 
 from __future__ import annotations
@@ -11,36 +11,62 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import json
-import logging
 import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO
 
-from hypocenter.cache_folder import make_private, private_folder
+from hypocenter.cache_folder import private_folder
 from hypocenter.config import OnProgress
 from hypocenter.errors import HubError, ModelNotFound
 from hypocenter.hub import cached
-from hypocenter.hub.names import MAIN, FileAddress, HubName
+from hypocenter.hub.answers import Answer, LineBroken, Pace, Question, ask
+from hypocenter.hub.folders import open_file, open_folder, put_link, put_text, size_of
+from hypocenter.hub.listing import LIST_SECONDS, hub_question, list_files, require_success
+from hypocenter.hub.names import FileAddress, HubName
 from hypocenter.hub.variants import RemoteFile, choose, variants_of
-from hypocenter.package import NAME
 from hypocenter.wording import bytes_text
 
 #: Folder of the cache for files of servers that are no hub.
 FOLDER = "models"
-MAX_FILES = 20_000
-_MAX_SUGGESTED = 5
-_SHA256_CHARS = 64
+_SHA1_CHARS = 40
 #: SHA-256, or that of git for what is small.
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+#: First byte and size of what comes, as `Content-Range` has them.
+_SPAN = re.compile(r"bytes ([0-9]{1,18})-[0-9]{1,18}/([0-9]{1,18}|\*)")
 _CHUNK_BYTES = 4 << 20
 _LOOK_SECONDS = 0.5
-#: How long a list may take. A file's own times out by the second without a byte.
-_LIST_SECONDS = 20.0
+#: A file comes at this pace or is left, to be gone on with later: 4 KiB a second.
+_PACE = Pace(seconds=60.0, num_bytes=60 * 4096)
+#: Tries in a row that bring less than so many bytes more.
+_MAX_VAIN_TRIES, _WORTH_BYTES = 5, 1 << 20
+_MAX_WAIT_SECONDS = 30.0
+#: The server asks to come back later.
+_BUSY = (408, 429)
+#: The disk's room is looked at again after so many bytes.
+_ROOM_BYTES = 64 << 20
+_MODE_PRIVATE = 0o700
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A file of a cache: `parts` are the folders below `cache` that it lies in."""
+
+    cache: Path
+    parts: tuple[str, ...]
+    name: str
+
+    @property
+    def path(self) -> Path:
+        return self.cache.joinpath(*self.parts, self.name)
+
+    @property
+    def partial(self) -> Path:
+        return self.path.with_name(self.name + cached.INCOMPLETE)
 
 
 def pull(
@@ -53,31 +79,29 @@ def pull(
 ) -> Path:
     """Have the model of `name` here, as its hub has it now; the file to open.
 
-    `say` is told what was chosen. Raises HubError, ModelNotFound, and OSError for what the disk
-    says.
+    `say` is told what was chosen. Raises HubError and ModelNotFound.
     """
-    with _hub_errors(str(name), name):
-        commit, files, architecture = _list_files(name)
-    if architecture and architecture not in architectures:
-        raise ModelNotFound(
-            f"{name.repository} is of architecture {architecture}, which is not run here yet",
-            "the README has a table of those that it runs",
-        )
-    chosen = choose(name, variants_of(files), room_bytes=room_bytes)
-    folder = cached.repository_folder(name.repository)
-    missing = [file for file in chosen.files if not _blob(folder, file).exists()]
-    if missing:
-        say(f"{name.repository}: {chosen}, one of {len(files)} files")
-    _require_space(folder, missing)
-    done, whole = chosen.num_bytes - sum(file.num_bytes for file in missing), chosen.num_bytes
-    for file in missing:
-        with _hub_errors(f"{name.repository}/{file.path}", name):
+    with _disk_errors(str(name)):
+        commit, files, architecture = list_files(name)
+        if architecture and architecture not in architectures:
+            raise ModelNotFound(
+                f"{name.repository} is of architecture {architecture!r}, which is not run here yet",
+                "the README has a table of those that it runs",
+            )
+        chosen = choose(name, variants_of(files), room_bytes=room_bytes)
+        missing = [file for file in chosen.files if not _is_here(name, commit, file)]
+        if missing:
+            say(f"{name.repository}: {chosen}, one of {len(files)} files")
+        _require_space([(_blob(name, file), file.num_bytes) for file in missing])
+        done, whole = chosen.num_bytes - sum(file.num_bytes for file in missing), chosen.num_bytes
+        for file in missing:
             meter = _Meter(f"downloading {file.path}", done, whole, progress)
-            _fetch(_address(name, file, commit), _blob(folder, file), file, meter, _headers())
-        done += file.num_bytes
-    with _hub_errors(str(name), name):
-        paths = [_link(name, file) for file in chosen.files]
-    return paths[0]
+            _fetch(_question(name, file, commit), _blob(name, file), file, meter, name)
+            done += file.num_bytes
+        for file in chosen.files:
+            _link(name, commit, file)
+        _note_commit(name, commit)
+    return cached.repository_folder(name.repository) / "snapshots" / commit / chosen.path
 
 
 def pull_file(address: FileAddress, progress: OnProgress, say: Callable[[str], None]) -> Path:
@@ -85,16 +109,17 @@ def pull_file(address: FileAddress, progress: OnProgress, say: Callable[[str], N
     path = file_path(address)
     if path.exists():
         return path
-    make_private(path.parent)
-    cached.note_address(path, address)
-    with _hub_errors(address.url):
-        num_bytes, version = _size_and_version(address.url)
+    place = _Place(path.parent.parent, (path.parent.name,), path.name)
+    with _disk_errors(address.url):
+        question = Question(address.url, "its server", address.url, {})
+        num_bytes, version = _size_and_version(question)
+        with open_folder(place.cache, place.parts, makes=True, mode=_MODE_PRIVATE) as folder:
+            cached.note_address(folder, address)
+            _drop_other_version(folder, place, version)
         file = RemoteFile(address.file, num_bytes)
-        _drop_other_version(path, version)
         say(f"{address.file}: {bytes_text(num_bytes)}")
-        _require_space(path.parent, [file])
-        meter = _Meter(f"downloading {address.file}", 0, num_bytes, progress)
-        _fetch(address.url, path, file, meter, {})
+        _require_space([(place, num_bytes)])
+        _fetch(question, place, file, _Meter(f"downloading {file.path}", 0, num_bytes, progress))
     return path
 
 
@@ -107,148 +132,110 @@ def file_path(address: FileAddress) -> Path:
     return folder / digest / address.file
 
 
-# -- the hub --------------------------------------------------------------------------------------
+# -- where a hub's files lie ----------------------------------------------------------------------
 
 
-def _list_files(name: HubName) -> tuple[str, list[RemoteFile], str]:
-    """The commit of a repository, its files, and the architecture that the hub has read there."""
-    from huggingface_hub import HfApi
+def _question(name: HubName, file: RemoteFile, commit: str) -> Question:
+    from huggingface_hub import constants, hf_hub_url
 
-    try:
-        info = HfApi(library_name=NAME).model_info(
-            name.repository,
-            revision=None if name.revision == MAIN else name.revision,
-            files_metadata=True,
-            timeout=_LIST_SECONDS,
+    if file.num_bytes > constants.MAX_HTTP_DOWNLOAD_SIZE:
+        raise HubError(
+            f"{name.repository}/{file.path} has {bytes_text(file.num_bytes)}, and the hub gives at "
+            f"most {bytes_text(constants.MAX_HTTP_DOWNLOAD_SIZE)} in one file",
+            "take one that is split",
         )
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise HubError(f"{name.repository}: what its hub says is no list of files") from error
-    siblings = info.siblings or []
-    if len(siblings) > MAX_FILES:
-        raise HubError(f"{name.repository} lists {len(siblings)} files; at most {MAX_FILES}")
-    files = []
-    for sibling in siblings:
-        digest = sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id
-        files.append(RemoteFile(sibling.rfilename, max(int(sibling.size or 0), 0), digest or ""))
-    found = (info.gguf or {}).get("architecture")
-    return info.sha or MAIN, files, found if isinstance(found, str) else ""
+    url = hf_hub_url(name.repository, file.path, revision=commit)
+    return hub_question(f"{name.repository}/{file.path}", url)
 
 
-def _address(name: HubName, file: RemoteFile, commit: str) -> str:
-    from huggingface_hub import hf_hub_url
-
-    return hf_hub_url(name.repository, file.path, revision=commit)
-
-
-def _headers() -> dict[str, str]:
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
-
-    return dict(build_hf_headers(library_name=NAME))
-
-
-def _blob(folder: Path, file: RemoteFile) -> Path:
-    """Where the bytes of a file lie: under the digest that the hub names it by."""
+def _blob(name: HubName, file: RemoteFile) -> _Place:
+    """Where the bytes of a file lie: under the digest that the hub listed, and that is compared."""
     if not _DIGEST.fullmatch(file.sha256):
         raise HubError(f"{file.path}: its hub gives no digest of it, but {file.sha256!r}")
-    return folder / "blobs" / file.sha256
+    folder = cached.repository_folder(name.repository)
+    return _Place(folder.parent, (folder.name, "blobs"), file.sha256)
 
 
-def _link(name: HubName, file: RemoteFile) -> Path:
-    """The file by its name; `huggingface_hub` finds its bytes there and makes the link."""
-    from huggingface_hub import hf_hub_download
+def _snapshot(name: HubName, commit: str, file: RemoteFile) -> _Place:
+    folder = cached.repository_folder(name.repository)
+    *parts, last = file.path.split("/")
+    return _Place(folder.parent, (folder.name, "snapshots", commit, *parts), last)
 
-    return Path(hf_hub_download(name.repository, file.path, revision=name.revision))
+
+def _is_here(name: HubName, commit: str, file: RemoteFile) -> bool:
+    """Whether the blob is, or, in a cache that cannot have links, the file in its place."""
+    blob, snapshot = _blob(name, file), _snapshot(name, commit, file)
+    with contextlib.suppress(FileNotFoundError), open_folder(blob.cache, blob.parts) as folder:
+        if size_of(folder, blob.name) == file.num_bytes:
+            return True
+    with (
+        contextlib.suppress(FileNotFoundError),
+        open_folder(snapshot.cache, snapshot.parts) as folder,
+    ):
+        is_link = snapshot.path.is_symlink()
+        return not is_link and size_of(folder, snapshot.name) == file.num_bytes
+    return False
 
 
-def _suggestions(name: HubName) -> str:
-    """Repositories that are called like `name`, if the hub says."""
-    from huggingface_hub import HfApi
+def _link(name: HubName, commit: str, file: RemoteFile) -> None:
+    """Make the file of a snapshot: a link to the blob, or the blob itself where none can be."""
+    from huggingface_hub import constants
 
-    words = name.repository.partition("/")[2].removesuffix("-GGUF")
-    with contextlib.suppress(Exception):  # there is an error to tell of already
-        found = HfApi(library_name=NAME).list_models(
-            search=words, filter="gguf", sort="downloads", limit=_MAX_SUGGESTED
-        )
-        return ", ".join(model.id for model in found)
-    return ""
+    blob, snapshot = _blob(name, file), _snapshot(name, commit, file)
+    upwards = "../" * (len(snapshot.parts) - 1)
+    with (
+        open_folder(blob.cache, blob.parts, makes=True) as blobs,
+        open_folder(snapshot.cache, snapshot.parts, makes=True) as folder,
+    ):
+        if size_of(blobs, blob.name) is None:
+            return  # the file itself is in its place
+        try:
+            if constants.HF_HUB_DISABLE_SYMLINKS:
+                raise PermissionError(errno.EPERM, "links are not wanted")
+            put_link(folder, snapshot.name, f"{upwards}blobs/{blob.name}")
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            os.rename(blob.name, snapshot.name, src_dir_fd=blobs, dst_dir_fd=folder)
+
+
+def _note_commit(name: HubName, commit: str) -> None:
+    """Write down which commit a branch is now, as the hub's tools do."""
+    if name.revision == commit:
+        return
+    folder = cached.repository_folder(name.repository)
+    *parts, last = name.revision.split("/")
+    with open_folder(folder.parent, (folder.name, "refs", *parts), makes=True) as refs:
+        put_text(refs, last, commit)
 
 
 @contextlib.contextmanager
-def _hub_errors(what: str, name: HubName | None = None) -> Iterator[None]:
-    """Within, whatever goes wrong with a hub or on the way to it is told in our own words."""
-    from huggingface_hub import constants, errors
-
-    #: Of whatever HTTP client `huggingface_hub` uses.
-    http_error = cast(type[Exception], errors.HfHubHTTPError.__bases__[0])
-    host = constants.ENDPOINT if name is not None else "its server"
+def _disk_errors(what: str) -> Iterator[None]:
+    """Within, whatever the disk says is told in our own words."""
     try:
         yield
-    except errors.GatedRepoError as error:
-        where = f"{constants.ENDPOINT}/{name.repository}" if name is not None else what
-        raise HubError(
-            f"{what} is open to those only who accepted its terms",
-            f"accept them at {where}, and give your token by HF_TOKEN or `hf auth login`",
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        near = _suggestions(name) if name is not None else ""
-        raise HubError(
-            f"{host} has no model {name.repository if name else what}, or it is private, and no "
-            "file here is called that",
-            (f"like it are {near}; " if near else "") + "for a private one give HF_TOKEN",
-        ) from error
-    except (errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
-        raise HubError(f"{host} has no {what} at that revision") from error
-    except errors.OfflineModeIsEnabled as error:
-        raise HubError(
-            f"{what} is not here, and HF_HUB_OFFLINE forbids to ask for it",
-            "`hypo models` shows what is here",
-        ) from error
-    except errors.HfHubHTTPError as error:
-        status = error.response.status_code
-        raise HubError(
-            f"{what}: {host} answered with status {status}", "try again later"
-        ) from error
-    except http_error as error:
-        reason = str(error) or type(error).__name__
-        raise HubError(
-            f"{what}: {host} does not answer: {reason}",
-            "try again, what came so far is kept; `hypo models` shows what is here",
-        ) from error
     except OSError as error:
-        if error.errno is None:  # not of the disk: sizes that contradict each other, say
-            raise HubError(f"{what}: {str(error).splitlines()[0]}", "try again") from error
-        if error.errno == errno.ENOSPC:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise HubError(
                 f"{what}: the disk is full",
                 "`hypo models remove` makes room; what came so far is kept",
             ) from error
-        raise
+        where = f"{error.filename}: " if error.filename else ""
+        raise HubError(f"{what}: {where}{error.strerror or error}") from error
 
 
 # -- bytes ----------------------------------------------------------------------------------------
 
 
 class _Meter:
-    """How far a download is, in the form in which `http_get` tells it."""
+    """How far a download is: `done` bytes of `whole` came before it."""
 
     def __init__(self, what: str, done: int, whole: int, progress: OnProgress) -> None:
         self._what, self._progress = what, progress
         self._done, self._whole = done, max(whole, 1)
 
-    def __call__(self, *_: Any, initial: int = 0, **__: Any) -> _Meter:
-        """It is asked for as if it were a class, once for each try; `initial` bytes are there."""
-        self.update(initial)
-        return self
-
-    def __enter__(self) -> _Meter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, num_bytes: float | None = 1) -> None:
-        self._done += int(num_bytes or 0)
-        self._progress(self._what, min(self._done / self._whole, 1.0))
+    def is_at(self, num_bytes: int) -> None:
+        self._progress(self._what, min((self._done + num_bytes) / self._whole, 1.0))
 
     def waits(self) -> None:
         self._progress(f"waiting for another process that is {self._what}", 0.0)
@@ -257,118 +244,206 @@ class _Meter:
         self._progress(f"checking what came of {self._what.partition(' ')[2]}", share)
 
 
-def _fetch(url: str, path: Path, file: RemoteFile, meter: _Meter, headers: dict[str, str]) -> None:
-    """Have the bytes of `file` at `path`: those that a try before left, and the rest."""
-    from huggingface_hub.file_download import http_get
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + cached.INCOMPLETE)
-    with _alone_with(partial, path, meter) as stream:
+def _fetch(
+    question: Question, place: _Place, file: RemoteFile, meter: _Meter, name: HubName | None = None
+) -> None:
+    """Have the bytes of `file` at `place`: those that a try before left, and the rest."""
+    with (
+        open_folder(place.cache, place.parts, makes=True) as folder,
+        _alone_with(folder, place, file, meter) as stream,
+    ):
         if stream is None:
             return
-        num_there = stream.seek(0, os.SEEK_END)
-        if num_there > file.num_bytes:
+        if stream.seek(0, os.SEEK_END) > file.num_bytes:
             stream.truncate(0)
-            num_there = stream.seek(0)
-        if num_there < file.num_bytes:
-            with _no_warnings():
-                http_get(
-                    url,
-                    stream,
-                    resume_size=num_there,
-                    headers=headers,
-                    expected_size=file.num_bytes,
-                    tqdm_class=meter,  # type: ignore[arg-type]  # it is called, and what it gives is used
-                )
+        _fill(question, stream, file, meter, name)
         stream.flush()
-        if len(file.sha256) == _SHA256_CHARS and (found := _sha256(stream, meter)) != file.sha256:
-            partial.unlink()
+        if file.sha256 and (found := _digest(stream, file, meter)) != file.sha256:
+            os.unlink(place.partial.name, dir_fd=folder)
             raise HubError(
                 f"{file.path} came with the digest {found}, but its hub says {file.sha256}",
                 "what came was removed; try again",
             )
         os.fsync(stream.fileno())
-        partial.rename(path)
+        os.rename(place.partial.name, place.name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def _fill(
+    question: Question, stream: BinaryIO, file: RemoteFile, meter: _Meter, name: HubName | None
+) -> None:
+    """Try until all bytes are there, as long as tries are of use."""
+    num_vain = 0
+    while (num_there := stream.seek(0, os.SEEK_END)) < file.num_bytes:
+        meter.is_at(num_there)
+        try:
+            _try(question, stream, file, meter, name)
+        except LineBroken as error:
+            num_vain = 0 if stream.tell() >= num_there + _WORTH_BYTES else num_vain + 1
+            if num_vain > _MAX_VAIN_TRIES:
+                raise
+            time.sleep(min(max(error.wait_seconds, 1.0), _MAX_WAIT_SECONDS))
+
+
+def _try(
+    question: Question, stream: BinaryIO, file: RemoteFile, meter: _Meter, name: HubName | None
+) -> None:
+    """Write what is missing behind what is there. Raises LineBroken where another try may help."""
+    num_there = stream.tell()
+    wanted = {"Range": f"bytes={num_there}-"} if num_there else {}
+    question = replace(question, headers={**question.headers, **wanted})
+    with ask(question, _PACE) as answer:
+        _require_file(answer, name)
+        if answer.status == 200:  # it begins anew, whatever was asked for
+            stream.truncate(0)
+            num_there = stream.seek(0)
+        _require_rest(answer, num_there, file)
+        num_looked = num_there
+        for data in answer.parts():
+            if num_there + len(data) > file.num_bytes:
+                stream.truncate(0)
+                raise HubError(
+                    f"{question.what}: {question.host} said {file.num_bytes} bytes, and sends more",
+                    "what came was removed; try again",
+                )
+            stream.write(data)
+            num_there += len(data)
+            meter.is_at(num_there)
+            if num_there - num_looked >= _ROOM_BYTES:
+                num_looked = num_there
+                _require_room(stream, question.what, file.num_bytes - num_there)
+    if num_there < file.num_bytes:
+        raise LineBroken(
+            f"{question.what}: {question.host} ends after {num_there} of {file.num_bytes} bytes",
+            "try again, what came so far is kept",
+        )
+
+
+def _require_file(answer: Answer, name: HubName | None) -> None:
+    """Raises HubError for an answer that is no file; LineBroken for one that asks to come later."""
+    what, host = answer.question.what, answer.question.host
+    if answer.status in _BUSY:
+        error = LineBroken(
+            f"{what}: {host} answered with status {answer.status}", "try again later"
+        )
+        seconds = answer.header("retry-after")
+        error.wait_seconds = float(seconds) if re.fullmatch("[0-9]{1,6}", seconds) else 0.0
+        raise error
+    if name is not None:
+        require_success(answer, name)
+    elif answer.status not in (200, 206):
+        raise HubError(
+            f"{what}: {host} answered with status {answer.status}", "look at the address"
+        )
+
+
+def _require_rest(answer: Answer, num_there: int, file: RemoteFile) -> None:
+    """Raises HubError where the head of an answer contradicts what was asked for, and listed."""
+    what, host = answer.question.what, answer.question.host
+    if answer.status == 206:
+        span = answer.header("content-range")
+        found = _SPAN.fullmatch(span)
+        if not found or int(found[1]) != num_there or found[2] not in ("*", str(file.num_bytes)):
+            raise HubError(
+                f"{what}: {host} sends the bytes {span[:60]!r}; {num_there}-/{file.num_bytes} were "
+                "asked for",
+                "try again",
+            )
+    num_bytes, rest = answer.length(), file.num_bytes - num_there
+    if num_bytes is not None and (num_bytes > rest or (num_bytes < rest and answer.status == 200)):
+        raise HubError(f"{what}: {host} said {rest} bytes, but sends {num_bytes}", "try again")
 
 
 @contextlib.contextmanager
-def _no_warnings() -> Iterator[None]:
-    """Within, the package does not tell of each try: an error tells of the last."""
-    log = logging.getLogger("huggingface_hub")
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(before)
-
-
-@contextlib.contextmanager
-def _alone_with(partial: Path, path: Path, meter: _Meter) -> Iterator[BinaryIO | None]:
+def _alone_with(
+    folder: int, place: _Place, file: RemoteFile, meter: _Meter
+) -> Iterator[BinaryIO | None]:
     """The file of an unfinished download, for us alone; None when another process finished it."""
     while True:
-        with open(partial, "a+b") as made:
+        with open(open_file(folder, place.partial), "r+b") as stream:
             try:
-                fcntl.flock(made, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 meter.waits()
                 time.sleep(_LOOK_SECONDS)
                 continue
-            if path.exists():
-                partial.unlink(missing_ok=True)
+            if size_of(folder, place.name) == file.num_bytes:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(place.partial.name, dir_fd=folder)
                 yield None
                 return
-            if not partial.exists() or not os.path.samestat(
-                partial.stat(), os.fstat(made.fileno())
-            ):
+            if not _is_still_there(folder, place, stream):
                 continue  # it was renamed or removed between opening and locking
-            with open(partial, "r+b") as stream:
-                yield stream
+            yield stream
             return
 
 
-def _sha256(stream: BinaryIO, meter: _Meter) -> str:
-    digest, whole = hashlib.sha256(), max(stream.seek(0, os.SEEK_END), 1)
+def _is_still_there(folder: int, place: _Place, stream: BinaryIO) -> bool:
+    try:
+        found = os.stat(place.partial.name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(found, os.fstat(stream.fileno()))
+
+
+def _digest(stream: BinaryIO, file: RemoteFile, meter: _Meter) -> str:
+    """Of the kind that the hub gave; git puts the size before what it hashes."""
+    num_bytes = stream.seek(0, os.SEEK_END)
+    digest = hashlib.sha256()
+    if len(file.sha256) == _SHA1_CHARS:
+        digest = hashlib.sha1(b"blob %d\0" % num_bytes, usedforsecurity=False)
     stream.seek(0)
     while data := stream.read(_CHUNK_BYTES):
         digest.update(data)
-        meter.checks(stream.tell() / whole)
+        meter.checks(stream.tell() / num_bytes)
     return digest.hexdigest()
 
 
-def _drop_other_version(path: Path, version: str) -> None:
+def _drop_other_version(folder: int, place: _Place, version: str) -> None:
     """Remove what came of another file under the same address: no digest would tell."""
-    note = path.parent / "version"
-    if not version or not note.exists() or note.read_text("utf-8") != version:
-        path.with_name(path.name + cached.INCOMPLETE).unlink(missing_ok=True)
-    note.write_text(version, "utf-8")
+    if not version or cached.version_of(place.path) != version:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(place.partial.name, dir_fd=folder)
+    cached.note_version(folder, version)
 
 
-def _size_and_version(url: str) -> tuple[int, str]:
+def _size_and_version(question: Question) -> tuple[int, str]:
     """Of a file of any server, which must tell the size: what breaks off is known by that.
 
-    The version is whatever changes with the file; empty where the server says nothing of it.
+    The version is a digest of whatever changes with the file; empty where the server says nothing.
     """
-    from huggingface_hub import get_session
-
-    answer = get_session().head(url, follow_redirects=True, timeout=_LIST_SECONDS)
-    answer.raise_for_status()
-    length = answer.headers.get("content-length", "")
-    if not length.isascii() or not length.isdigit():
-        raise HubError(f"{url}: its server does not say how large the file is")
-    changes = (answer.headers.get(name, "") for name in ("etag", "last-modified"))
-    return int(length), next(filter(None, changes), "")
+    with ask(question, Pace(LIST_SECONDS), verb="HEAD") as answer:
+        _require_file(answer, None)
+        num_bytes = answer.length()
+        if num_bytes is None:
+            raise HubError(f"{question.what}: its server does not say how large the file is")
+        said = answer.header("etag") or answer.header("last-modified")
+    return num_bytes, hashlib.blake2b(said.encode(), digest_size=16).hexdigest() if said else ""
 
 
-def _require_space(folder: Path, files: Sequence[RemoteFile]) -> None:
+def _require_space(places: Sequence[tuple[_Place, int]]) -> None:
     num_bytes = 0
-    for file in files:
-        partial = folder / "blobs" / f"{file.sha256}{cached.INCOMPLETE}"
-        num_bytes += file.num_bytes - (partial.stat().st_size if partial.exists() else 0)
-    there = next(place for place in (folder, *folder.parents) if place.is_dir())
+    for place, size in places:
+        num_bytes += size
+        with contextlib.suppress(OSError):
+            num_bytes -= min(place.partial.lstat().st_size, size)
+    if not places:
+        return
+    folder = places[0][0].path.parent
+    there = next(above for above in (folder, *folder.parents) if above.is_dir())
     free = shutil.disk_usage(there).free
     if num_bytes > free:
         raise HubError(
             f"{bytes_text(num_bytes)} are to come, but {there} has {bytes_text(free)} free",
             "`hypo models remove` makes room; HF_HOME names another disk",
+        )
+
+
+def _require_room(stream: BinaryIO, what: str, num_bytes: int) -> None:
+    """Raises HubError when others have filled the disk meanwhile, before it is full."""
+    free = shutil.disk_usage(stream.fileno()).free
+    if num_bytes > free:
+        raise HubError(
+            f"{what}: {bytes_text(num_bytes)} are still to come, and the disk has "
+            f"{bytes_text(free)} free",
+            "`hypo models remove` makes room; what came so far is kept",
         )

@@ -19,7 +19,10 @@ from hypocenter.errors import UsageError
 
 MAX_NAME_CHARS = 2048
 _WORD = r"[A-Za-z0-9][\w.-]*"
-_HUB_NAME = re.compile(rf"({_WORD}/{_WORD})(?::([\w.-]+)|/(.+\.gguf))?", re.ASCII)
+REPOSITORY = re.compile(rf"{_WORD}/{_WORD}", re.ASCII)
+_HUB_NAME = re.compile(rf"({REPOSITORY.pattern})(?::([\w.-]+)|/(.+\.gguf))?", re.ASCII)
+#: What git names a state of a repository by.
+COMMIT = re.compile(r"[0-9a-f]{40}")
 #: As other programs name models: llama3.2, llama3:8b.
 _SHORT_NAME = re.compile(rf"{_WORD}(:[\w.-]+)?", re.ASCII)
 _HUB_HOSTS = ("huggingface.co", "hf.co", "www.huggingface.co")
@@ -56,8 +59,6 @@ class FileAddress:
 
 
 RemoteName = HubName | FileAddress
-#: What a name of a hub looks like, for those who know other programs' names.
-AN_EXAMPLE = "unsloth/Llama-3.2-3B-Instruct-GGUF"
 
 
 def remote_name(text: str, *, is_hub: bool = False) -> RemoteName | None:
@@ -80,7 +81,7 @@ def remote_name(text: str, *, is_hub: bool = False) -> RemoteName | None:
     if is_hub or (_SHORT_NAME.fullmatch(text) and not text.endswith(".gguf")):
         raise UsageError(
             f"{text!r} names no model of a hub, and no file; write OWNER/NAME or OWNER/NAME:TAG, "
-            f"such as {AN_EXAMPLE}"
+            "such as unsloth/Qwen3-8B-GGUF:Q4_K_M"
         )
     return None
 
@@ -100,6 +101,8 @@ def _of_page(path: str, text: str) -> HubName:
     repository, word, rest = _split_page(path)
     if word in ("blob", "resolve") and "/" in rest:
         revision, _, file = rest.partition("/")
+        if not _leads_nowhere_else(revision):
+            raise UsageError(f"{text} names no revision of a repository")
         return HubName(repository, "", _checked_file(file, text), revision)
     named = _HUB_NAME.fullmatch(repository if word in ("tree", "") else path)
     if named is None:
@@ -121,5 +124,9 @@ def _checked_file(file: str, text: str) -> str:
 
 def is_file_within(path: str) -> bool:
     """Whether `path` is that of a GGUF file in a repository, and leads nowhere else."""
-    is_clean = path.isprintable() and not {"", ".", ".."} & set(path.split("/"))
-    return is_clean and path.endswith(".gguf")
+    return path.endswith(".gguf") and _leads_nowhere_else(path)
+
+
+def _leads_nowhere_else(path: str) -> bool:
+    """Whether `path` stays below where it begins; `\\` separates folders for some who read it."""
+    return path.isprintable() and "\\" not in path and not {"", ".", ".."} & set(path.split("/"))

@@ -30,6 +30,8 @@ _MIXES = {"IQ3_M", "IQ3_XS", "IQ2_M"}
 #: How many times the bytes of a file its weights take in memory, where that is far from one.
 _WIDENED = {"IQ4": 2.0, "IQ3": 1.4, "IQ2": 1.6, "IQ1": 2.1}
 _MAX_NAMED = 12
+#: Of the end of a name, where its label is looked for.
+_MAX_LABEL_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Variant:
         return not self.label or bool(type_names & types)
 
     def __str__(self) -> str:
-        return f"{self.label or self.path} ({bytes_text(self.num_bytes)})"
+        return f"{self.label or self.path[:200]} ({bytes_text(self.num_bytes)})"
 
 
 def variants_of(files: Iterable[RemoteFile]) -> list[Variant]:
@@ -85,7 +87,7 @@ def variants_of(files: Iterable[RemoteFile]) -> list[Variant]:
     whole = [
         Variant(_label(stem), tuple(found[number] for number in sorted(found)))
         for stem, found in parts.items()
-        if sorted(found) == list(range(1, num_parts[stem] + 1))
+        if len(found) == num_parts[stem] and (min(found), max(found)) == (1, len(found))
     ]
     return sorted(whole, key=lambda variant: (variant.num_bytes, variant.path))
 
@@ -161,7 +163,7 @@ def _list_text(variants: Collection[Variant]) -> str:
 def _label(stem: str) -> str:
     """The quantisation at the end of a file's name, or of its folder's."""
     for text in (stem, stem.rpartition("/")[0]):
-        if found := _LABEL.search(text):
+        if found := _LABEL.search(text[-_MAX_LABEL_CHARS:]):
             return found[1].upper()
     return ""
 

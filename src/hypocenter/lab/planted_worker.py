@@ -10,6 +10,7 @@ import functools
 import itertools
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -40,7 +41,8 @@ class Plant(msgspec.Struct, frozen=True, kw_only=True):
     `folder` is where they count themselves: `num_healthy` load a model first, then `num_planted`
     get the defect. `victim` names it. Without a name a step writes the cache of a slot that is far
     away, at a random moment within `max_seconds`; that begins when `folder` holds `armed`, and
-    some steps have run: no request is to be blamed for what the worker does.
+    some steps have run: no request is to be blamed for what the worker does. With a `poison_id`
+    it is: a step of a prompt in which that token stands ends the process.
     """
 
     folder: str
@@ -48,6 +50,7 @@ class Plant(msgspec.Struct, frozen=True, kw_only=True):
     num_planted: int = 1
     victim: str = ""
     max_seconds: float = 0.0
+    poison_id: int | None = None
 
 
 def main(words: Sequence[str]) -> int:
@@ -64,7 +67,7 @@ def _load(plant: Plant, path: str, config: EngineConfig, **named: Any) -> LLM:
     lab = Lab(config.device)  # never closed: the defect stays as long as the process
     if not plant.victim:
         lab.disarm()
-        lab.before_step(_write_far(plant))
+        lab.before_step(_write_far(plant) if plant.poison_id is None else _die_of(plant.poison_id))
         return LLM(path, config, **named)
     healthy = dict(lab.config)
     victims([plant.victim])[0].plant(lab)
@@ -100,6 +103,17 @@ def _write_far(plant: Plant) -> Callable[[Runner, Batch], Batch]:
         slot_elements = runner.facts.layers[0].kv_width
         far = _FAR_ELEMENTS if runner.config.device == "cpu" else _FAR_ELEMENTS // slot_elements
         return replace(batch, slots=alter(batch.slots, len(batch.slots) - 1, int(np.int32(far))))
+
+    return change
+
+
+def _die_of(token_id: int) -> Callable[[Runner, Batch], Batch]:
+    """Has a step with that token end the process as a wild access does."""
+
+    def change(runner: Runner, batch: Batch) -> Batch:
+        if token_id in batch.token_ids:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return batch
 
     return change
 

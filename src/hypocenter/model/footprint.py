@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from hypocenter.config import KV_DTYPES, EngineConfig
+from hypocenter.device.backend import Room
 from hypocenter.errors import BadSetting, OutOfMemory
 from hypocenter.kernels.attention.attention_cpu import num_part_floats
 from hypocenter.kernels.experts.experts_table import ExpertsShape
@@ -27,6 +28,9 @@ from hypocenter.tensor import DType
 _F32_BYTES = 4
 #: What a convolution multiplies with, which is no matrix.
 _TAPS = (".ssm_conv1d.weight", ".shortconv.conv.weight")
+#: What begins the name of a layer's tensor. Names are the file's word: it may have more layers than
+#: its metadata say, or none that is a number.
+_OF_LAYER = re.compile(r"blk\.([0-9]{1,6})\.")
 #: Tensors that are vectors, whatever their shape.
 _FLAT = (".ssm_a", ".ssm_d", ".ssm_norm.weight", ".attn_q_norm.weight", ".attn_k_norm.weight")
 #: What is held by head, whatever type the file has.
@@ -65,14 +69,6 @@ def require_kv_dtype(facts: Architecture, name: str) -> None:
     odd = min(size for size in sizes if size % num_columns)
     limit = f"heads of {odd} columns are no whole blocks of {num_columns}; use {' or '.join(known)}"
     raise BadSetting("kv_dtype", name, limit)
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Bytes that may still be taken, of how many in all."""
-
-    available_bytes: int
-    limit_bytes: int
 
 
 def needed_bytes(
@@ -214,8 +210,13 @@ def host_room(root: Path = Path("/")) -> Room | None:
 
 
 def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
-    """A matrix as packed; one that is split first has each part's rows padded."""
-    num_rows = info.shape[0] if info.shape else 1
+    """A matrix as packed; one that is split first has each part's rows padded.
+
+    One of a layer that the model has not, or with other axes, is refused when it is loaded.
+    """
+    if not info.shape:
+        return padded_rows(1) * _F32_BYTES
+    num_rows = info.in_axes(2)[0]
     if info.name.endswith(".ffn_gate_inp_shexp.weight"):
         return 0  # a row of the router
     if info.name.endswith(".layer_output_scale.weight"):
@@ -227,8 +228,8 @@ def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
         return packed_bytes(DType.F32, num_rows + num_gates, info.shape[-1])
     if facts.latent is not None and (num_bytes := _latent_bytes(info, facts, facts.latent)):
         return num_bytes
-    if info.name.endswith(".ffn_gate_up_exps.weight"):
-        num_experts, both, num_columns = info.shape
+    if info.name.endswith(".ffn_gate_up_exps.weight") and len(info.shape) <= 3:
+        num_experts, both, num_columns = info.in_axes(3)
         return 2 * packed_bytes(info.dtype, num_experts, both // 2, num_columns)
     if len(info.shape) == 3:
         return packed_bytes(info.dtype, *info.shape)
@@ -256,8 +257,10 @@ def _parts(info: TensorInfo, facts: Architecture, num_rows: int) -> tuple[int, .
         return (num_rows // 3,) * 3
     if info.name.endswith(".ssm_in.weight") and isinstance(facts.recurrence, StateSpace):
         return facts.recurrence.part_rows
-    if info.name.endswith((".attn_qkv.weight", ".ffn_up.weight")):
-        shape = facts.layers[int(info.name.split(".")[1])]
+    found = _OF_LAYER.match(info.name)
+    layer = int(found[1]) if found else facts.num_layers
+    if layer < facts.num_layers and info.name.endswith((".attn_qkv.weight", ".ffn_up.weight")):
+        shape = facts.layers[layer]
         if info.name.endswith(".attn_qkv.weight"):
             if facts.recurrence is None:
                 return facts.num_heads * shape.head_dim, shape.kv_width, shape.kv_width
@@ -269,7 +272,7 @@ def _parts(info: TensorInfo, facts: Architecture, num_rows: int) -> tuple[int, .
 def _latent_bytes(info: TensorInfo, facts: Architecture, latent: Latent) -> int:
     """What makes latents, as packed; what makes keys or values of them, or both, as numbers of f16
     or f32; 0: any other tensor."""
-    if info.name.endswith(".attn_kv_a_mqa.weight"):
+    if info.name.endswith(".attn_kv_a_mqa.weight") and len(info.shape) == 2:
         parts = latent.rank, latent.turned_dim
         return sum(packed_bytes(info.dtype, count, info.shape[1]) for count in parts)
     if not info.name.endswith(_BY_HEAD):

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hypocenter.cards import free_bytes_of
-from hypocenter.config import OnProgress
+from hypocenter.config import AUTO, OnProgress
+from hypocenter.device.choice import choose_device
 from hypocenter.hub.find import find_model
 from hypocenter.model.families import FAMILIES
 from hypocenter.model.footprint import host_room
@@ -42,6 +43,8 @@ def file_of(
 
 def _room_bytes(device: str) -> int | None:
     """Memory that is left where a model is to run; None where nobody says, as of simulated GPUs."""
+    if device == AUTO:
+        device = choose_device().device
     if device.startswith("sim:"):
         return None
     if device != "cpu":

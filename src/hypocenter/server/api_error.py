@@ -12,6 +12,7 @@ import msgspec
 from starlette.responses import Response
 
 from hypocenter.messages import Failed
+from hypocenter.server.reading.readers import NO_READER, UNREADABLE
 from hypocenter.server.supervisor import QUARANTINED, WORKER_GONE
 
 RETRY_SECONDS = 2
@@ -63,10 +64,13 @@ _FAILURES: dict[str, tuple[int, str | None]] = {
     "NoTokenLeft": (400, "no_token_left"),
     "TemplateError": (400, "bad_messages"),
     "TokenizerError": (400, "bad_text"),
-    "GrammarError": (500, "grammar_failed"),
+    "TooMuchText": (400, "context_length_exceeded"),
+    UNREADABLE: (400, "unreadable"),
+    "GrammarError": (400, "grammar_failed"),
     "BadLogits": (500, "bad_logits"),
     QUARANTINED: (500, "quarantined"),
     WORKER_GONE: (503, "worker_gone"),
+    NO_READER: (503, "no_reader"),
 }
 
 

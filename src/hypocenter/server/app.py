@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
 import secrets
@@ -21,6 +22,7 @@ from hypocenter.package import version
 from hypocenter.server import answers, routes, side_routes
 from hypocenter.server.api_error import ApiError, json_response
 from hypocenter.server.fields import ChatBody, CompletionBody
+from hypocenter.server.intake.strangers import Strangers
 from hypocenter.server.openapi import Endpoint, document
 from hypocenter.server.routes import ClientLeft, Service
 
@@ -126,9 +128,15 @@ def make_app(
     api_keys: Sequence[str] = (),
     admin_key: str | None = None,
     cors_origins: Sequence[str] = (),
+    allowed_hosts: Sequence[str] = (),
+    is_local: bool = False,
 ) -> Starlette:
-    """The routes of `service`, behind these keys; without `api_keys` everybody may ask."""
-    middleware = [Middleware(_Outer)]
+    """The routes of `service`, behind these keys; without `api_keys` everybody may ask.
+
+    `is_local`: only this machine can reach it; `allowed_hosts` are names that it has besides.
+    """
+    strangers = Strangers(is_local=is_local, hosts=allowed_hosts, origins=cors_origins)
+    middleware = [Middleware(_Outer, strangers)]
     if cors_origins:
         middleware.append(
             Middleware(
@@ -151,14 +159,15 @@ def make_app(
     )
     app.router.redirect_slashes = False
     app.state.service = service
+    service.has_keys = bool(api_keys)
     return app
 
 
 class _Outer:
-    """Gives each answer the id of its request."""
+    """Gives each answer the id of its request, and refuses pages of other sites."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, strangers: Strangers) -> None:
+        self._app, self._strangers = app, strangers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -172,11 +181,23 @@ class _Outer:
                 message["headers"] = [*message["headers"], (b"x-request-id", name.encode())]
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        error = self._strangers.refusal(
+            _header(scope, b"host"),
+            _header(scope, b"origin"),
+            _header(scope, b"sec-fetch-site"),
+            is_open=scope["path"] in OPEN_PATHS,
+        )
+        app = self._app if error is None else error.response()
+        await app(scope, receive, send_with_id)
 
 
 class _Guard:
-    """Lets in who has a key, and nobody while there is no model to ask."""
+    """Lets in who has a key, and nobody while there is no model to ask.
+
+    What a route is told of who asks is in the request's `state`: `client`, by which requests of one
+    are told from those of another; `may_see_all`, whether it may see what others ask; `body`, what
+    its body holds of the memory for bodies.
+    """
 
     def __init__(
         self, app: ASGIApp, service: Service, api_keys: tuple[str, ...], admin_key: str | None
@@ -188,18 +209,25 @@ class _Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        error = self._refusal(scope)
-        if error is None:
-            await self._app(scope, receive, send)
-        else:
+        key = _key_of(scope)
+        error = self._refusal(scope, key)
+        if error is not None:
             await error.response()(scope, receive, send)
+            return
+        is_admin = self._admin_key is not None and _is_one_of(key, (self._admin_key,))
+        client = _client_of(scope, key if self._api_keys else "")
+        body = self._service.bodies.of(client)
+        state = {"client": client, "may_see_all": is_admin or not self._api_keys, "body": body}
+        scope.setdefault("state", {}).update(state)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            body.release()
 
-    def _refusal(self, scope: Scope) -> ApiError | None:
+    def _refusal(self, scope: Scope, key: str) -> ApiError | None:
         path = scope["path"]
         if path in OPEN_PATHS:
             return None
-        key = _header(scope, b"authorization").removeprefix("Bearer ")
-        key = key or _header(scope, b"x-api-key")
         if path.startswith(ADMIN_PATHS):
             if self._admin_key is None:
                 return ApiError(403, "there is no admin key; start the server with --admin-key")
@@ -214,6 +242,21 @@ class _Guard:
 
 def _no_key(what: str) -> ApiError:
     return ApiError(401, f"{what} is needed: Authorization: Bearer KEY", code="invalid_api_key")
+
+
+def _key_of(scope: Scope) -> str:
+    """The key that a request brings, "" for none."""
+    scheme, _, key = _header(scope, b"authorization").partition(" ")
+    given = key.strip() if scheme.lower() == "bearer" else ""
+    return given or _header(scope, b"x-api-key")
+
+
+def _client_of(scope: Scope, key: str) -> str:
+    """Who asks: a digest of its key; where there are no keys, the address that it has."""
+    if key:
+        return hashlib.sha256(key.encode()).hexdigest()
+    peer = scope.get("client")
+    return str(peer[0]) if peer else "local"
 
 
 def _is_one_of(key: str, known: Sequence[str]) -> bool:

@@ -1,15 +1,20 @@
 """A client's connection where no application hears of it: what is no HTTP, or does not go on.
 
 The protocol is uvicorn's own for h11, whichever others are installed, so that limits and errors are
-the same everywhere. Ours are the form of its errors, and that nobody holds a connection by saying
-nothing or by taking nothing. Reads no body and knows no route.
+the same everywhere. What comes is cut here into a head and the data of its body, and h11 is given
+no more than that. So nobody holds a connection by saying nothing or by taking nothing, who is
+refused is read no further, and one connection gets its share of each turn of the event loop. Knows
+no route.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
+import re
 import resource
-import sys
+from collections.abc import Callable
 from typing import Any
 
 import h11
@@ -18,36 +23,146 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from hypocenter.errors import UsageError
 from hypocenter.server.api_error import ApiError
 from hypocenter.server.inquiry import new_name
+from hypocenter.server.intake.chunks import BadChunks, Chunks
+from hypocenter.server.intake.sparse_log import SparseLog
 
 #: Of the line and the headers of a request together.
 MAX_HEADER_BYTES = 64 << 10
+MAX_HEADERS = 256
 MAX_CONNECTIONS = 4096
 #: Of the process's files, those that are no connections: workers, libraries, the log.
-_OTHER_FILES = 64
+_OTHER_FILES = 44
+_MIN_CONNECTIONS = 4
 #: Between two requests a connection may rest this long.
 KEEP_ALIVE_SECONDS = 75
+#: What is read of one connection in a turn of the event loop: less than a millisecond's work.
+_BYTES_A_TURN = 32 << 10
+_CHUNKS_A_TURN = 256
+#: Of what is said of a request that cannot be read; h11 repeats the whole line.
+_MAX_REASON_CHARS = 200
+#: The end of a head, a line that ends with LF alone, or a beginning that no request has.
+_HEAD = re.compile(rb"\r\n\r\n|(?<!\r)\n|\A[\x00-\x20]")
+
+#: Why the system lets nobody in.
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_log = SparseLog(logging.getLogger("hypocenter.server"))
 
 
 def max_connections() -> int:
-    """How many clients may be connected, so that files are left for a new worker."""
+    """How many clients may be connected, so that files are left for a new worker.
+
+    Raises UsageError where the limit of open files leaves next to none.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, min(MAX_CONNECTIONS, soft - _OTHER_FILES))
+    if soft < _OTHER_FILES + _MIN_CONNECTIONS:
+        raise UsageError(
+            f"the limit of open files is {soft} (ulimit -n), but must be at least "
+            f"{_OTHER_FILES + _MIN_CONNECTIONS}"
+        )
+    return min(MAX_CONNECTIONS, soft - _OTHER_FILES)
+
+
+def tell_of_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """An event loop's handler of errors: without files it lets nobody in for a second."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in _NO_ROOM and "socket" in context:
+        _log.warn(f"no client was let in for a second: {error}; see ulimit -n")
+    else:
+        loop.default_exception_handler(context)
+
+
+class _Parser(h11.Connection):
+    """h11, which is handed a head or data of a body, and nothing beyond them.
+
+    `refuse` is told of what is no HTTP, and of what two readers would take for different requests.
+    """
+
+    def __init__(self, refuse: Callable[[int, str], None]) -> None:
+        super().__init__(h11.SERVER, MAX_HEADER_BYTES)
+        self._refuse = refuse
+
+    def next_event(self) -> Any:
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            self._refuse(error.error_status_hint, str(error))
+            return h11.NEED_DATA
+        if isinstance(event, h11.Request) and (reason := _ambiguity(event)):
+            self._refuse(400, reason)
+            return h11.NEED_DATA
+        return event
+
+    def send(self, event: Any) -> Any:
+        """As h11 does, but an answer that begins before its body has come closes the connection."""
+        if isinstance(event, h11.Response) and self.their_state is h11.SEND_BODY:
+            headers = [pair for pair in event.headers if pair[0] != b"connection"]
+            event = h11.Response(
+                status_code=event.status_code,
+                headers=[*headers, (b"connection", b"close")],
+                reason=event.reason,
+            )
+        return super().send(event)
+
+
+def _ambiguity(request: h11.Request) -> str:
+    """Why it cannot be told where a request's body ends; "" when it can (RFC 9112, 6.1 and 6.3)."""
+    names = {name for name, _ in request.headers}
+    if b"transfer-encoding" not in names:
+        return ""
+    if b"content-length" in names:
+        return "it has both Content-Length and Transfer-Encoding"
+    if request.http_version < b"1.1":
+        return "it is HTTP/1.0 and has Transfer-Encoding"
+    return ""
+
+
+class _Gate(asyncio.Transport):
+    """The transport as uvicorn is shown it: when to read and how to close is the connection's."""
+
+    def __init__(self, wire: asyncio.Transport, connection: Connection) -> None:
+        super().__init__()
+        self._wire, self._connection = wire, connection
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._wire.get_extra_info(name, default)
+
+    def write(self, data: Any) -> None:
+        self._wire.write(data)
+
+    def is_closing(self) -> bool:
+        return self._connection.is_leaving or self._wire.is_closing()
+
+    def close(self) -> None:
+        self._connection.leave()
+
+    def abort(self) -> None:
+        self._wire.abort()
+
+    def pause_reading(self) -> None:
+        self._connection.hold(is_full=True)
+
+    def resume_reading(self) -> None:
+        self._connection.hold(is_full=False)
 
 
 class Connection(H11Protocol):
     """`limit_concurrency` of uvicorn's configuration bounds the connections.
 
     The headers of a request must be there `header_seconds` after the connection or the request
-    began. Within a body no more than `body_seconds` pass without a byte. Who leaves its buffer
-    (64 KiB) full for `unread_seconds` is cut off; it counts as full until three quarters of it are
-    taken.
+    began. In each `body_seconds` of a body come `body_rate` bytes of data a second, or its end. Who
+    leaves its buffer (64 KiB) full for `unread_seconds` is cut off; it counts as full until three
+    quarters of it are taken. Who is refused within a body gets `linger_seconds` to take the answer;
+    what it goes on to send is dropped unread.
     """
 
     header_seconds = 30.0
     body_seconds = 30.0
+    body_rate = 1024
     unread_seconds = 600.0
+    linger_seconds = 5.0
 
     def __init__(
         self,
@@ -57,14 +172,27 @@ class Connection(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.conn = _Parser(self._refuse_request)
         # Uvicorn would refuse in its own words, and keep the connection.
         self._max_connections, self.limit_concurrency = self.limit_concurrency, None
+        self.is_leaving = False
         self._deadline: asyncio.TimerHandle | None = None
         self._awaited: object = None
         self._cutting: asyncio.TimerHandle | None = None
+        self._lingering: asyncio.TimerHandle | None = None
+        #: What came and was not read yet.
+        self._inbox = bytearray()
+        self._num_searched = 0
+        self._is_full = False
+        self._is_due = False
+        # Of the body that is being read:
+        self._chunks: Chunks | None = None
+        self._num_left = 0
+        self._num_data_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._wire = transport
+        super().connection_made(_Gate(transport, self))
         limit = self._max_connections
         if limit is not None and len(self.connections) > limit:
             message = f"{limit} clients are connected, and no more may be; try again in a moment"
@@ -75,7 +203,19 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watching()
         self._note_taken()
+        if self._lingering is not None:
+            self._lingering.cancel()
+        self.is_leaving = True
+        self._inbox.clear()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """The server ends: nobody is waited for who was refused."""
+        self.linger_seconds = 0.0
+        if self.is_leaving:
+            self._wire.abort()
+        else:
+            super().shutdown()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -86,25 +226,108 @@ class Connection(H11Protocol):
         super().resume_writing()
         self._note_taken()
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._watch()
-
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._watch()
-
-    def send_400_response(self, msg: str) -> None:
-        """Uvicorn calls this while it handles h11's error, which says more."""
-        error = sys.exc_info()[1]
-        status = getattr(error, "error_status_hint", 400)
-        reason = str(error or msg)
-        if status == 431:
-            reason = f"its line and headers have more than {MAX_HEADER_BYTES} bytes"
-        self._refuse(ApiError(status, f"this is no HTTP request that can be read: {reason}"))
+        if not self.transport.is_closing():
+            self._read_soon()
+            self._watch()
 
     def _unsupported_upgrade_warning(self) -> None:
         """A request to upgrade is answered as if it were none, and that is nobody's concern."""
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_leaving:
+            return
+        self._unset_keepalive_if_required()
+        self._inbox += data
+        if not self._is_due:
+            self._read()
+
+    def hold(self, *, is_full: bool) -> None:
+        """Whether the application has enough of a body for now."""
+        self._is_full = is_full
+        if not is_full and not self.is_leaving:
+            self._read_soon()
+
+    def _read_soon(self) -> None:
+        """Read on in the next turn of the event loop, when others had theirs."""
+        if not self._is_due:
+            self._is_due = True
+            self.loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        """Read of what came as much as one turn allows: a head, or a part of a body."""
+        self._is_due = False
+        if self.is_leaving:
+            return
+        num_before = len(self._inbox)
+        if self.conn.their_state is h11.IDLE and self._inbox:
+            self._read_head()
+        if self.conn.their_state is h11.SEND_BODY and not (self._is_full or self.is_leaving):
+            self._read_body()
+        if self.is_leaving:
+            return
+        self._watch()
+        # Whose body is whole gets its answer before anything else is read.
+        may_go_on = self.conn.their_state in (h11.IDLE, h11.SEND_BODY) and not self._is_full
+        if may_go_on and 0 < len(self._inbox) < num_before:
+            self._read_soon()
+        if self._is_full or self._is_due or (self._inbox and not may_go_on):
+            self._wire.pause_reading()
+        else:
+            self._wire.resume_reading()
+
+    def _read_head(self) -> None:
+        """Hand h11 the head of a request, once it is whole."""
+        found = _HEAD.search(self._inbox, self._num_searched)
+        self._num_searched = max(0, len(self._inbox) - 3)
+        end = len(self._inbox) if found is None else found.end()
+        if end > MAX_HEADER_BYTES:
+            reason = f"its line and headers have more than {MAX_HEADER_BYTES} bytes"
+            self._refuse_request(431, reason)
+        elif found is not None and len(found[0]) == 1:
+            self._refuse_request(400, "it begins with no method, or a line ends with LF alone")
+        elif found is not None:
+            head = bytes(self._inbox[:end])
+            del self._inbox[:end]
+            self._num_searched = 0
+            if head.count(b"\n") - 2 > MAX_HEADERS:
+                self._refuse_request(431, f"it has more than {MAX_HEADERS} headers")
+                return
+            self.conn.receive_data(head)
+            self._num_data_bytes = 0
+            self.handle_events()
+            if self.conn.their_state is h11.SEND_BODY and not self.is_leaving:
+                told = dict(self.headers)
+                self._chunks = Chunks() if b"transfer-encoding" in told else None
+                self._num_left = int(told.get(b"content-length", b"0"))
+
+    def _read_body(self) -> None:
+        """Hand h11 what came of a body, the data of all chunks as one."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self._inbox.clear()  # it is answered already, and closed then
+            return
+        if self._chunks is None:
+            data = bytes(self._inbox[: min(self._num_left, _BYTES_A_TURN)])
+            del self._inbox[: len(data)]
+            self._num_left -= len(data)
+            framed = data
+        else:
+            try:
+                data = self._chunks.take(self._inbox, _CHUNKS_A_TURN)
+            except BadChunks as error:
+                self._refuse_request(400, str(error))
+                return
+            framed = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+            framed += b"0\r\n\r\n" if self._chunks.is_over else b""
+        if framed:  # to h11 nothing is the end of the connection
+            self._num_data_bytes += len(data)
+            self.conn.receive_data(framed)
+            self.handle_events()
+
+    # -- waiting -----------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         """See to it that what the client owes us comes; nothing, while we owe it an answer."""
@@ -112,15 +335,37 @@ class Connection(H11Protocol):
         is_resting = self.timeout_keep_alive_task is not None
         if self.transport.is_closing() or state not in (h11.IDLE, h11.SEND_BODY) or is_resting:
             self._stop_watching()
-            return
-        has_answer = self.conn.our_state is h11.DONE
-        if state is h11.SEND_BODY and not has_answer:
-            self._stop_watching()  # each byte counts anew
-        if self._deadline is None or self._awaited is not state:
+        elif self._deadline is None or self._awaited is not state:
             self._stop_watching()
             self._awaited = state
-            seconds = self.header_seconds if state is h11.IDLE else self.body_seconds
-            self._deadline = self.loop.call_later(seconds, self._give_up, seconds)
+            if state is h11.IDLE:
+                self._deadline = self.loop.call_later(self.header_seconds, self._give_up_head)
+            else:
+                self._await_data()
+
+    def _await_data(self) -> None:
+        self._deadline = self.loop.call_later(
+            self.body_seconds, self._judge_body, self._num_data_bytes
+        )
+
+    def _judge_body(self, num_before: int) -> None:
+        """Whether enough of a body came since there were `num_before` bytes of it."""
+        is_enough = self._num_data_bytes - num_before >= self.body_rate * self.body_seconds
+        if is_enough or self._is_full:
+            self._await_data()
+            return
+        self._refuse(
+            ApiError(
+                408,
+                f"the body came slower than {self.body_rate} bytes a second for "
+                f"{self.body_seconds:g} seconds",
+                retry=True,
+            )
+        )
+
+    def _give_up_head(self) -> None:
+        what = f"the headers did not come within {self.header_seconds:g} seconds"
+        self._refuse(ApiError(408, what, retry=True))
 
     def _note_taken(self) -> None:
         if self._cutting is not None:
@@ -132,13 +377,18 @@ class Connection(H11Protocol):
             self._deadline.cancel()
             self._deadline = None
 
-    def _give_up(self, seconds: float) -> None:
-        what = "the headers" if self.conn.their_state is h11.IDLE else "more of the body"
-        self._refuse(ApiError(408, f"{what} did not come within {seconds:g} seconds", retry=True))
+    # -- leaving -----------------------------------------------------------------------------------
+
+    def _refuse_request(self, status: int, reason: str) -> None:
+        reason = reason[:_MAX_REASON_CHARS]
+        self._refuse(ApiError(status, f"this is no HTTP request that can be read: {reason}"))
 
     def _refuse(self, error: ApiError) -> None:
         """Say why, if nothing has been said yet, and close."""
-        self._stop_watching()
+        if self.is_leaving:
+            return
+        peer = f"{self.client[0]}:{self.client[1]}" if self.client else "a client"
+        _log.warn(f"{peer} was refused ({error.status}): {error.message}")
         is_head = self.cycle is not None and self.scope["method"] == "HEAD"
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not is_head:
             answer = error.response()
@@ -149,8 +399,35 @@ class Connection(H11Protocol):
             ]
             head = h11.Response(status_code=error.status, headers=headers)
             for event in (head, h11.Data(data=msgspec.json.encode(error.body)), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+                self._wire.write(self.conn.send(event) or b"")
+        self.leave()
+
+    def leave(self) -> None:
+        """Close, and read nothing more.
+
+        With bytes unread the system would tell the client so at once, and that may cost it the
+        answer. So these are taken for a while, and dropped.
+        """
+        if self.is_leaving:
+            return
+        has_read_all = self.conn.their_state not in (h11.SEND_BODY, h11.ERROR)
+        self.is_leaving = True
+        self._inbox.clear()
+        self._stop_watching()
+        self._unset_keepalive_if_required()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # the application need not wait for the connection's end
+            self.cycle.message_event.set()
+        if has_read_all or not self.linger_seconds or not self._wire.can_write_eof():
+            self._wire.close()
+            return
+        try:
+            self._wire.write_eof()
+        except OSError:  # the client has gone
+            self._wire.abort()
+            return
+        self._wire.resume_reading()
+        self._lingering = self.loop.call_later(self.linger_seconds, self._wire.abort)
 
 
 def connection_class(unread_seconds: float) -> type[Connection]:

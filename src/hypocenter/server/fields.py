@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import reprlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -27,13 +27,10 @@ from hypocenter.conversation.tools import check_tools
 from hypocenter.errors import BadSetting, ContextOverflow, UsageError
 from hypocenter.messages import NO_REQUEST, Failed, ServedModel
 from hypocenter.server.api_error import ApiError, error_of
+from hypocenter.server.intake.json_bounds import decode, decode_body, fields_of
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 512
-MAX_FIELDS = 1000
-#: Of a field as it is written; what a model reads may be as long as the body.
-MAX_FIELD_BYTES = 1 << 20
-_LONG = frozenset({"prompt", "messages"})
 _SEED_BITS = 32
 #: What completions generate when nobody says how much, as OpenAI and vLLM have it.
 _COMPLETION_TOKENS = 16
@@ -158,42 +155,16 @@ _HARMLESS = (
 _BodyType = TypeVar("_BodyType", CompletionBody, ChatBody)
 
 
-def read_body(data: bytes, kind: type[_BodyType]) -> tuple[_BodyType, list[str]]:
+async def read_body(data: bytes | bytearray, kind: type[_BodyType]) -> tuple[_BodyType, list[str]]:
     """The body, and the names of fields that nobody knows. Raises ApiError, status 400."""
-    raw = decode(data, dict[str, msgspec.Raw])
-    _require_small(raw)
+    raw = fields_of(data, kind)
     unknown = []
     for name in raw.keys() - set(kind.__struct_fields__):
         if name in _FIXED:
             _require_fixed(name, decode(raw[name], Any))
         elif name not in _HARMLESS:
             unknown.append(name)
-    return decode(data, kind), sorted(unknown)
-
-
-def _require_small(raw: Mapping[str, msgspec.Raw]) -> None:
-    """Raises ApiError for what would take seconds to read, in which nobody else is answered."""
-    if len(raw) > MAX_FIELDS:
-        raise ApiError(400, f"the body has {len(raw)} fields, but at most {MAX_FIELDS} are allowed")
-    for name, value in raw.items():
-        num_bytes = memoryview(value).nbytes
-        if name not in _LONG and num_bytes > MAX_FIELD_BYTES:
-            raise ApiError(
-                400,
-                f"{name[:100]} has {num_bytes} bytes, but at most {MAX_FIELD_BYTES} are allowed",
-                param=name[:100],
-            )
-
-
-def decode(data: bytes | msgspec.Raw, kind: Any) -> Any:
-    """What JSON says, as `kind`. Raises ApiError, status 400, that names the field."""
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
-        raise _as_api_error(error) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
-        raise ApiError(400, f"the body is no JSON that can be read: {why}") from error
+    return await decode_body(data, raw, kind), sorted(unknown)
 
 
 def completion_params(body: CompletionBody) -> SamplingParams:
@@ -456,13 +427,3 @@ def _require_fixed(name: str, value: Any) -> None:
         return
     only = f"; it may be {' or '.join(repr(value) for value in allowed)}" if allowed else ""
     raise ApiError(400, f"{name} is not supported by this server{only}", param=name)
-
-
-def _as_api_error(error: msgspec.ValidationError) -> ApiError:
-    # The sentence is msgspec's: "Expected `int`, got `str` - at `$.n`".
-    text = str(error)
-    found = re.search(r" - at `\$\.?([A-Za-z_]\w*)?", text)
-    param = found[1] if found else None
-    if missing := re.search(r"missing required field `(\w+)`", text):
-        param = missing[1]
-    return ApiError(400, text.replace("`$.", "`").replace("`$", "`the body"), param=param)

@@ -15,11 +15,16 @@ from hypocenter.config import SamplingParams
 from hypocenter.messages import Accepted, Failed, Piece, Submit
 
 WorkerEvent = Accepted | Piece | Failed
+#: Whoever is known by nothing: a server's own questions.
+NOBODY = ""
 
 
 @dataclass(eq=False, slots=True)
 class Generation:
     """`name` is the client's word for the whole request, of which this may be one of several.
+
+    `prompt`, `messages`, `tools` and the variables of the template are what is still to be read; no
+    longer than that they are kept. `client` is who asks, by key or address, for a fair order.
 
     Times are of the monotonic clock. `num_blamed` counts the workers that died of a fault while
     this was open and got nowhere; `num_resumed` all that it outlived.
@@ -33,43 +38,97 @@ class Generation:
     cache_salt: str = ""
     template_variables: dict[str, Any] | None = None
     tools: tuple[dict[str, Any], ...] | None = None
+    client: str = NOBODY
     #: Is handed everything that a worker says of it, in order.
     listener: Callable[[Generation, WorkerEvent], None] | None = None
+    #: What readers made of it: the prompt's tokens, those of words to avoid, and its form.
     prompt_ids: tuple[int, ...] | None = None
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    form: str = ""
+    is_text_read: bool = False
+    #: Whether all is read that the worker is told of.
+    is_read: bool = False
+    is_chat: bool = False
+    offers_tools: bool = False
     output_ids: list[int] = field(default_factory=list)
     submitted: float = field(default_factory=time.monotonic)
     first_token: float | None = None
     last_token: float | None = None
     is_done: bool = False
     is_with_worker: bool = False
+    #: Whether the worker that has it has said so, and whether it has brought a piece of it.
+    is_accepted: bool = False
+    has_begun: bool = False
+    was_accepted: bool = False
+    #: Whether the worker was told to end it, so that another client gets its place for now.
+    is_pausing: bool = False
     num_blamed: int = 0
     num_resumed: int = 0
     #: Whether a worker found logits of it that are no numbers.
     had_bad_logits: bool = False
 
+    def __post_init__(self) -> None:
+        self.is_chat, self.offers_tools = self.messages is not None, bool(self.tools)
+        if isinstance(self.prompt, tuple):
+            self.prompt_ids = self.prompt
+            self.is_text_read = not self.params.bad_words
+        self.is_read = self.is_text_read and self.params.constraint is None
+
+    def note_read(
+        self, prompt_ids: tuple[int, ...], bad_word_ids: tuple[tuple[int, ...], ...]
+    ) -> None:
+        """Its text was read, and is forgotten."""
+        self.prompt_ids, self.bad_word_ids, self.is_text_read = prompt_ids, bad_word_ids, True
+        self._forget_text()
+
+    def _forget_text(self) -> None:
+        self.prompt, self.messages, self.tools, self.template_variables = "", None, None, None
+
+    def leave(self) -> None:
+        """Nobody waits for it any more; what may be large is not kept for that."""
+        self.is_done = True
+        self._forget_text()
+
+    def share_reading(self, other: Generation) -> None:
+        """Take what was read of another one to the same prompt with the same settings."""
+        if other.is_read and other.prompt_ids is not None:
+            self.note_read(other.prompt_ids, other.bad_word_ids)
+            self.form, self.is_read = other.form, True
+
     def message(self) -> Submit:
         """What a worker is told, be it the first or one that goes on."""
-        is_known = self.prompt_ids is not None
+        assert self.prompt_ids is not None, "it was read"
         return Submit(
             self.id,
             self.params,
-            self.prompt if self.prompt_ids is None else self.prompt_ids,
-            None if is_known else self.messages,
+            self.prompt_ids,
             tuple(self.output_ids),
             self.cache_salt,
-            is_chat=self.messages is not None,
-            template_variables=None if is_known else self.template_variables,
-            tools=self.tools,
+            is_chat=self.is_chat,
+            offers_tools=self.offers_tools,
+            form=self.form,
+            bad_word_ids=self.bad_word_ids,
         )
+
+    def hand_over(self) -> Submit:
+        """The message to the worker that has it from now on."""
+        self.is_with_worker, self.is_accepted, self.has_begun = True, False, False
+        return self.message()
+
+    def take_back(self) -> None:
+        """No worker has it any more; it waits for its turn."""
+        self.is_with_worker = self.is_pausing = False
 
     def take(self, event: WorkerEvent) -> None:
         """Note what a worker says of it, and hand it to whoever waits."""
         match event:
             case Accepted():
-                if self.prompt_ids is not None:
+                self.is_accepted = True
+                if self.was_accepted:
                     return  # said again by a worker that goes on
-                self.prompt_ids = event.prompt_ids
+                self.was_accepted = True
             case Piece():
+                self.has_begun = True
                 if event.token_ids:
                     self.last_token = time.monotonic()
                     self.first_token = self.first_token or self.last_token
@@ -78,5 +137,7 @@ class Generation:
                 self.is_done = event.ending is not None
             case Failed():
                 self.is_done = True
+        if self.is_done:
+            self._forget_text()
         if self.listener is not None:
             self.listener(self, event)

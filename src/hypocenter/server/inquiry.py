@@ -17,7 +17,7 @@ from hypocenter.messages import Accepted, Ending, Failed, Piece
 from hypocenter.results import CallPiece, TokenLogprob
 from hypocenter.server.answers import PromptTokensDetails, Usage
 from hypocenter.server.api_error import error_of
-from hypocenter.server.generation import Generation, WorkerEvent
+from hypocenter.server.generation import NOBODY, Generation, WorkerEvent
 from hypocenter.server.supervisor import Supervisor
 
 #: After so long without a piece a stream says that it is alive, or proxies would end it.
@@ -78,9 +78,10 @@ class Inquiry:
         template_variables: dict[str, Any] | None = None,
         tools: tuple[dict[str, Any], ...] | None = None,
         max_calls: int | None = None,
+        client: str = NOBODY,
     ) -> None:
         """`tools` are those that may be called, at most `max_calls` in an answer; None: any."""
-        self.name = name
+        self.name, self.client = name, client
         self.created = int(time.time())
         self.num_choices = num_choices
         self.choices: list[Choice] = []
@@ -102,6 +103,7 @@ class Inquiry:
                     cache_salt=cache_salt,
                     template_variables=template_variables,
                     tools=tools,
+                    client=client,
                 )
                 choice = Choice(len(self.choices), generation)
                 generation.listener = self._listener(choice)
@@ -180,6 +182,7 @@ class Inquiry:
     def _submit_others(self, first: Choice) -> None:
         for choice in self.choices[first.index + 1 : first.index + self.num_choices]:
             if not choice.generation.is_done:  # it may have been cancelled meanwhile
+                choice.generation.share_reading(first.generation)
                 self._supervisor.submit(choice.generation)
 
     def cancel(self) -> None:
@@ -193,6 +196,17 @@ class Inquiry:
         for choice in self.choices:
             if not choice.generation.is_done:
                 self._supervisor.end_early(choice.generation)
+
+    @property
+    def num_entries(self) -> int:
+        """Tokens of the answers, and logprobs of these and of their prompts."""
+        lists = [
+            logprobs
+            for choice in self.choices
+            for logprobs in (choice.logprobs, choice.prompt_logprobs or ())
+        ]
+        tops = sum(len(token.top) for logprobs in lists for token in logprobs if token is not None)
+        return tops + sum(len(choice.generation.output_ids) for choice in self.choices)
 
     def usage(self) -> Usage:
         """OpenAI's count of tokens: each prompt counts once, whatever the number of choices."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from hypocenter.messages import (
-    Ask,
-    Cancel,
+    Dropped,
     Failed,
     KeptWeights,
     News,
     Ready,
     Submit,
-    Told,
     ToServer,
 )
 from hypocenter.watch.child import Deadlines
@@ -23,6 +21,8 @@ GRACE_SECONDS = 5.0
 
 class Patience:
     """How long a worker may say nothing: while it loads, and while it has requests.
+
+    One that is cancelled is owed an end as well.
 
     A step has a deadline of its own (`watch/child.py`), which comes first. This one also sees who
     is stuck between two steps. Times are the event loop's.
@@ -44,10 +44,8 @@ class Patience:
         if not self._owed and not self._is_loading:
             self._heard = now  # until then it had nothing to say
         match message:
-            case Submit() | Ask():
+            case Submit():
                 self._owed.add(message.id)
-            case Cancel():
-                self._owed.discard(message.id)
 
     def hear(self, message: ToServer, now: float) -> None:
         """It has said something."""
@@ -58,7 +56,7 @@ class Patience:
             case News():
                 self._num_steps = message.state.num_steps
                 self._owed -= {piece.id for piece in message.pieces if piece.ending is not None}
-            case Failed() | Told():
+            case Failed() | Dropped():
                 self._owed.discard(message.id)
 
     def seconds_late(self, now: float) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 import time
 from collections import OrderedDict
@@ -15,10 +16,11 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from hypocenter.messages import Ask, Failed, ServedModel, Told
+from hypocenter.config import MAX_LOGPROBS
+from hypocenter.messages import Ask, Failed, Piece, ServedModel, Told
 from hypocenter.package import version
 from hypocenter.server.answers import AnswerTimings, ChoiceState, RequestState
-from hypocenter.server.api_error import ApiError, error_of, json_response
+from hypocenter.server.api_error import ApiError, error_of
 from hypocenter.server.fields import (
     ChatBody,
     CompletionBody,
@@ -32,7 +34,10 @@ from hypocenter.server.fields import (
     tools_of,
 )
 from hypocenter.server.forms import AnswerForm, ChatForm, CompletionForm
-from hypocenter.server.inquiry import Inquiry, new_name
+from hypocenter.server.generation import NOBODY
+from hypocenter.server.inquiry import Choice, Inquiry, new_name
+from hypocenter.server.intake.bodies import Bodies, HeldBody
+from hypocenter.server.intake.json_bounds import BodyShape
 from hypocenter.server.metrics import Metrics
 from hypocenter.server.supervisor import Supervisor
 
@@ -44,6 +49,8 @@ STEP_SECONDS = 30.0
 _MAX_REMEMBERED = 1000
 _SSE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _MAX_SALT_CHARS = 256
+#: Tokens and logprobs of an answer that are encoded between two others' turns: some milliseconds.
+_FEW_ENTRIES = 4096
 
 
 @dataclass
@@ -56,12 +63,17 @@ class Service:
     model_path: str
     max_body_bytes: int
     max_open: int
+    bodies: Bodies
     bundles: Path | None
     started: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
+    #: Whether clients are told apart by their keys.
+    has_keys: bool = False
     open: dict[str, Inquiry] = field(default_factory=dict)
     #: As JSON, which takes half the memory, and that in one piece.
     ended: OrderedDict[str, msgspec.Raw] = field(default_factory=OrderedDict)
+    #: Of requests that are open or remembered: which client asked.
+    clients: dict[str, str] = field(default_factory=dict)
 
     @property
     def facts(self) -> ServedModel:
@@ -82,23 +94,40 @@ class Service:
 
     @property
     def num_open(self) -> int:
-        """Answers that are being made, or that their clients have not taken yet."""
-        return sum(len(inquiry.choices) for inquiry in self.open.values())
+        """Answers that are being made, or that their clients have not taken yet; questions, too.
 
-    def require_room(self, num_more: int) -> None:
+        What nobody waits for any more counts until readers and worker are through with it.
+        """
+        asked = sum(len(inquiry.choices) for inquiry in self.open.values())
+        return asked + self.supervisor.num_left + self.supervisor.num_questions
+
+    def room_for(self, client: str, num_more: int) -> int:
+        """How many answers may be open in all, with so many more of this client's.
+
+        Where there are keys a quarter is kept for those who have less than their share of it.
+        """
+        if not self.has_keys:
+            return self.max_open
+        held = collections.Counter({client: num_more})
+        for inquiry in self.open.values():
+            held[inquiry.client] += len(inquiry.choices)
+        kept = self.max_open // 4
+        return self.max_open - (kept if held[client] > max(kept // len(held), 1) else 0)
+
+    def require_room(self, num_more: int, client: str) -> None:
         """Raises ApiError when so many more generations are too many, or nobody could run them."""
         if self.is_draining:
             raise ApiError(503, "the server is shutting down", kind="unavailable_error")
         if self.supervisor.has_given_up:
             raise ApiError(503, "no worker can be started", kind="unavailable_error")
-        num_open = self.num_open
-        if num_open + num_more > self.max_open:
+        num_open, most = self.num_open, self.room_for(client, num_more)
+        if num_open + num_more > most:
             self.metrics.count("refused")
             down = not self.supervisor.is_ready
             raise ApiError(
                 503 if down else 429,
                 f"{num_open} answers are being made or were not taken yet; {num_more} more were "
-                f"asked for, but at most {self.max_open} may be open; try again in a moment",
+                f"asked for, but at most {most} may be open; try again in a moment",
                 kind="unavailable_error" if down else "rate_limit_error",
                 code="queue_full",
                 retry=True,
@@ -109,7 +138,12 @@ class Service:
         self.open.pop(inquiry.name, None)
         self.ended[inquiry.name] = msgspec.Raw(msgspec.json.encode(describe(inquiry, status)))
         while len(self.ended) > _MAX_REMEMBERED:
-            self.ended.popitem(last=False)
+            name, _ = self.ended.popitem(last=False)
+            self.clients.pop(name, None)
+
+    def is_own(self, request: Request, name: str) -> bool:
+        """Whether who asks may see that request: its own, or any with the admin key."""
+        return request.state.may_see_all or self.clients.get(name) == client_of(request)
 
 
 def describe(inquiry: Inquiry, status: str) -> RequestState:
@@ -132,18 +166,24 @@ def service_of(request: Request) -> Service:
     return service
 
 
+def client_of(request: Request) -> str:
+    """Who asks: the digest of a key, or an address where there are no keys."""
+    return str(request.scope.get("state", {}).get("client", NOBODY))
+
+
 # -- answers --------------------------------------------------------------------------------------
 
 
 async def complete(request: Request) -> Response:
     """POST /v1/completions"""
     service = service_of(request)
-    body, unknown = read_body(await body_of(request), CompletionBody)
+    service.require_room(1, client_of(request))
+    body, unknown = await read_body(await body_of(request), CompletionBody)
     model = service.require_model(body.model)
     prompts = prompts_of(body, service.facts)
     params = completion_params(body)
-    inquiry = _inquire(service, "cmpl", list(prompts), params, body)
-    echoed = await _texts(service, prompts) if body.echo else None
+    inquiry = _inquire(request, "cmpl", list(prompts), params, body)
+    echoed = await _texts(request, prompts) if body.echo else None
     form = CompletionForm(inquiry, model, echoed)
     return await _respond(request, service, inquiry, form, body, unknown)
 
@@ -151,7 +191,8 @@ async def complete(request: Request) -> Response:
 async def chat(request: Request) -> Response:
     """POST /v1/chat/completions"""
     service = service_of(request)
-    body, unknown = read_body(await body_of(request), ChatBody)
+    service.require_room(1, client_of(request))
+    body, unknown = await read_body(await body_of(request), ChatBody)
     model = service.require_model(body.model)
     if not body.messages:
         raise ApiError(400, "messages is empty; give at least one", param="messages")
@@ -159,12 +200,12 @@ async def chat(request: Request) -> Response:
     told = template_variables(body, service.facts.chat_template)
     tools = tools_of(body, service.facts.chat_template)
     messages = [messages_of(body.messages)]
-    inquiry = _inquire(service, "chatcmpl", messages, params, body, told, tools)
+    inquiry = _inquire(request, "chatcmpl", messages, params, body, told, tools)
     return await _respond(request, service, inquiry, ChatForm(inquiry, model), body, unknown)
 
 
 def _inquire(
-    service: Service,
+    request: Request,
     prefix: str,
     prompts: list[Any],
     params: Any,
@@ -172,7 +213,7 @@ def _inquire(
     variables: dict[str, Any] | None = None,
     tools: tuple[dict[str, Any], ...] | None = None,
 ) -> Inquiry:
-    salt = body.cache_salt or ""
+    service, salt = service_of(request), body.cache_salt or ""
     if len(salt) > _MAX_SALT_CHARS:
         raise ApiError(
             400, f"cache_salt has more than {_MAX_SALT_CHARS} characters", param="cache_salt"
@@ -185,7 +226,7 @@ def _inquire(
             f"most {service.max_open} may be open; ask for fewer at once",
             param="n",
         )
-    service.require_room(len(prompts) * num)
+    service.require_room(len(prompts) * num, client_of(request))
     is_one_call = isinstance(body, ChatBody) and body.parallel_tool_calls is False
     max_calls = 1 if is_one_call else None
     name, supervisor = new_name(prefix), service.supervisor
@@ -195,11 +236,17 @@ def _inquire(
         prompts,
         params,
         num,
-        salt,
+        _salt_of(request, salt),
         template_variables=variables,
         tools=tools,
         max_calls=max_calls,
+        client=client_of(request),
     )
+
+
+def _salt_of(request: Request, given: str) -> str:
+    """What parts the prefix cache: where there are keys, nobody learns what others have there."""
+    return f"{client_of(request)}:{given}" if service_of(request).has_keys else given
 
 
 async def _respond(
@@ -215,11 +262,14 @@ async def _respond(
     named = ", ".join(unknown).encode("unicode_escape")[:500].decode().strip()
     headers = {"x-ignored-fields": named} if unknown else {}
     service.open[inquiry.name] = inquiry
+    service.clients[inquiry.name] = client_of(request)
     wants_usage = bool(body.stream_options and body.stream_options.include_usage)
     try:
         if not body.stream:
-            return await until_left(request, _answer_whole(service, inquiry, form, headers))
+            answering = _answer_whole(service, inquiry, form, headers, request.state.body)
+            return await until_left(request, answering)
         await until_left(request, inquiry.accept())
+        request.state.body.release()
     except BaseException as error:
         _abandon(service, inquiry, error)
         raise
@@ -228,14 +278,31 @@ async def _respond(
 
 
 async def _answer_whole(
-    service: Service, inquiry: Inquiry, form: AnswerForm, headers: dict[str, str]
+    service: Service,
+    inquiry: Inquiry,
+    form: AnswerForm,
+    headers: dict[str, str],
+    body: HeldBody,
 ) -> Response:
     await inquiry.accept()
+    body.release()
     async for news in inquiry.pieces():
         if news is not None and news[1].ending:
             _count(service, inquiry, news[0].index)
+    if inquiry.num_entries <= _FEW_ENTRIES:
+        encoded = _encode_whole(form, inquiry)
+    else:
+        encoded = await asyncio.to_thread(_encode_whole, form, inquiry)
     service.remember(inquiry, "completed")
-    return json_response(form.answer(_timings(inquiry)), headers=headers)
+    return Response(encoded, headers=headers, media_type="application/json")
+
+
+def _encode_whole(form: AnswerForm, inquiry: Inquiry) -> bytes:
+    """A whole answer as JSON: choice by choice, since each holds Python's lock."""
+    answer = form.answer(_timings(inquiry))
+    encoded: Any = [msgspec.Raw(msgspec.json.encode(choice)) for choice in answer.choices]
+    answer.choices = encoded
+    return msgspec.json.encode(answer)
 
 
 async def _stream(
@@ -258,7 +325,13 @@ async def _stream(
             closing = form if piece.ending and isinstance(form, ChatForm) else None
             says = piece.text or piece.reasoning or piece.calls or piece.logprobs
             if says or is_first or closing is None:
-                yield _line(form.chunk(choice, piece, is_first=is_first))
+                told = choice.prompt_logprobs or () if is_first else ()
+                if len(told) * (1 + MAX_LOGPROBS) <= _FEW_ENTRIES:
+                    yield _chunk_line(form, choice, piece, is_first=is_first)
+                else:
+                    yield await asyncio.to_thread(
+                        _chunk_line, form, choice, piece, is_first=is_first
+                    )
             if closing is not None:
                 yield _line(closing.closing(choice))
             if piece.ending:
@@ -311,6 +384,10 @@ def _rate(num: int, seconds: float) -> float:
     return num / seconds if seconds > 0 and num > 0 else 0.0
 
 
+def _chunk_line(form: AnswerForm, choice: Choice, piece: Piece, *, is_first: bool) -> bytes:
+    return _line(form.chunk(choice, piece, is_first=is_first))
+
+
 def _line(value: dict[str, Any] | msgspec.Struct) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
@@ -322,22 +399,25 @@ class ClientLeft(Exception):
     """The connection is closed; there is nobody to answer."""
 
 
-async def body_of(request: Request) -> bytes:
-    """The body, within its limit. Raises ApiError, status 413, and ClientLeft."""
+async def body_of(request: Request) -> bytearray:
+    """The body, within its limits. Raises ApiError, status 413, 429 or 400, and ClientLeft."""
     limit = service_of(request).max_body_bytes
     told = request.headers.get("content-length", "0")
     too_long = ApiError(413, f"the body is longer than {limit} bytes", code="body_too_large")
     if int(told) > limit:  # h11 has seen to it that it is a number
         raise too_long
-    data = bytearray()
+    data, shape = bytearray(), BodyShape()
     try:
         async for part in request.stream():
-            data += part
-            if len(data) > limit:
+            if len(data) + len(part) > limit:
                 raise too_long
+            request.state.body.take(len(part))
+            shape.add(part)
+            data += part
     except ClientDisconnect as error:
         raise ClientLeft from error
-    return bytes(data)
+    request.state.body.settle(shape.memory_bytes(len(data)))
+    return data
 
 
 async def until_left(request: Request, work: Awaitable[_Result]) -> _Result:
@@ -360,22 +440,25 @@ async def until_left(request: Request, work: Awaitable[_Result]) -> _Result:
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def ask_worker(service: Service, **question: Any) -> Told:
-    """The worker's answer. Raises ApiError."""
-    answer = await service.supervisor.ask(Ask(service.supervisor.next_id(), **question))
+async def ask_reader(request: Request, **question: Any) -> Told:
+    """A reader's answer; it counts as an open request. Raises ApiError, and ClientLeft."""
+    service = service_of(request)
+    service.require_room(1, client_of(request))
+    asked = Ask(service.supervisor.next_id(), **question)
+    answer = await until_left(request, service.supervisor.ask(asked, client_of(request)))
     if isinstance(answer, Failed):
         raise error_of(answer)
     return answer
 
 
-async def _texts(service: Service, prompts: list[str | tuple[int, ...]]) -> list[str]:
+async def _texts(request: Request, prompts: list[str | tuple[int, ...]]) -> list[str]:
     """What each prompt says, for who wants it repeated."""
     texts = []
     for prompt in prompts:
         if isinstance(prompt, str):
             texts.append(prompt)
         else:
-            told = await ask_worker(service, token_ids=prompt)
+            told = await ask_reader(request, token_ids=prompt)
             texts.append(told.text)
     return texts
 

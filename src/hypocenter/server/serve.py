@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import math
+import resource
 import signal
 import socket
 import tempfile
@@ -24,8 +25,11 @@ from hypocenter.server.connection import (
     MAX_HEADER_BYTES,
     connection_class,
     max_connections,
+    tell_of_loop,
 )
 from hypocenter.server.faults import FaultKeeper
+from hypocenter.server.intake.bodies import Bodies
+from hypocenter.server.intake.strangers import is_host, is_loopback
 from hypocenter.server.metrics import Metrics
 from hypocenter.server.routes import Service
 from hypocenter.server.supervisor import Supervisor
@@ -35,6 +39,10 @@ from hypocenter.watch.child import Deadlines
 #: Between two looks at how far a worker's loading is, and at whether there will be any more.
 _LOOK_SECONDS = 0.2
 _STOP_SECONDS = 10.0
+#: Addresses that a worker takes for its libraries, whether it has memory there or not.
+_WORKER_BYTES = 512 << 20
+#: Clients that the system keeps until they are let in.
+_BACKLOG = 2048
 #: What the system holds of an answer that its client does not take. By itself it goes to 4 MB.
 _SEND_BYTES = 256 << 10
 
@@ -51,8 +59,12 @@ class ServerConfig:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     admin_key: str | None = field(default=None, repr=False)
     cors_origins: tuple[str, ...] = ()
+    #: Names of the server besides those of this machine, as they stand in a Host.
+    allowed_hosts: tuple[str, ...] = ()
     max_queued: int = 512
     max_body_bytes: int = 32 << 20
+    #: Of all bodies together that no worker has taken yet.
+    max_bodies_bytes: int = 256 << 20
     grace_seconds: float = 30.0
     step_seconds: float = 120.0
     #: The first step of a worker, which compiles.
@@ -67,6 +79,13 @@ class ServerConfig:
             raise UsageError(f"--port is {self.port}, but must be from 0 to 65535")
         if not 0 <= self.max_queued <= 1 << 20:
             raise UsageError(f"--max-queued is {self.max_queued}, but must be from 0 to {1 << 20}")
+        if not 1 << 20 <= self.max_bodies_bytes <= 1 << 40:
+            raise UsageError(
+                f"--body-memory is {self.max_bodies_bytes >> 20}, but must be from 1 to {1 << 20}"
+            )
+        for host in self.allowed_hosts:
+            if not is_host(host):
+                raise UsageError(f"--allowed-host {host!r} is no name or address")
         for name, value in (
             ("--grace", self.grace_seconds),
             ("--deadline", self.step_seconds),
@@ -88,10 +107,23 @@ class Listener:
 def serve(config: ServerConfig, listener: Listener) -> int:
     """Serve until a signal ends it; returns the exit code.
 
-    Raises UsageError when the port cannot be had, HypoError when no worker can be started.
+    Raises UsageError when the port cannot be had or too few files may be open, HypoError when no
+    worker can be started.
     """
+    max_connections()
+    _require_addresses()
     with bind(config.host, config.port) as port, tempfile.TemporaryDirectory() as folder:
         return asyncio.run(_serve(config, listener, port, Path(folder)))
+
+
+def _require_addresses() -> None:
+    """Raises UsageError where no worker could load its libraries, which say so in pages of text."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY and soft < _WORKER_BYTES:
+        raise UsageError(
+            f"the limit of memory is {soft >> 20} MiB (ulimit -v), but a worker needs "
+            f"{_WORKER_BYTES >> 20} MiB and the model"
+        )
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -106,7 +138,7 @@ def bind(host: str, port: int) -> socket.socket:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)  # its connections too
         made.bind(address)
-        made.listen(2048)
+        made.listen(_BACKLOG)
     except OSError as error:
         made.close()
         taken = error.errno == errno.EADDRINUSE
@@ -141,16 +173,19 @@ async def _serve(
     supervisor = Supervisor(orders, on_left=keeper.keep, on_event=count)
     names = config.names or (Path(config.model).stem,)
     metrics = Metrics(supervisor, names[0])
+    bodies = Bodies(config.max_bodies_bytes)
     service = Service(
         supervisor,
         metrics,
         names,
         config.model,
-        config.max_body_bytes,
+        min(config.max_body_bytes, bodies.most_of_client),
         config.engine.max_batch_requests + config.max_queued,
+        bodies,
         config.bundles,
     )
-    server = _make_server(config, service)
+    loop.set_exception_handler(tell_of_loop)
+    server = _make_server(config, service, is_local=_is_local(port))
     answering = asyncio.create_task(server.serve([port]))
     try:
         await _start(supervisor, listener, answering)
@@ -167,13 +202,21 @@ async def _serve(
     return EXIT_ERROR if supervisor.has_given_up else EXIT_OK
 
 
-def _make_server(config: ServerConfig, service: Service) -> _Server:
+def _is_local(port: socket.socket) -> bool:
+    """Whether only this machine can connect to it."""
+    return port.family == socket.AF_UNIX or is_loopback(str(port.getsockname()[0]))
+
+
+def _make_server(config: ServerConfig, service: Service, *, is_local: bool) -> _Server:
     """The HTTP server of a service, with its limits."""
+    most = max_connections()
     app = make_app(
         service,
         api_keys=config.api_keys,
         admin_key=config.admin_key,
         cors_origins=config.cors_origins,
+        allowed_hosts=config.allowed_hosts,
+        is_local=is_local,
     )
     return _Server(
         uvicorn.Config(
@@ -185,7 +228,8 @@ def _make_server(config: ServerConfig, service: Service) -> _Server:
             lifespan="off",
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=max_connections(),
+            limit_concurrency=most,
+            backlog=min(_BACKLOG, most),  # asyncio lets so many in at once
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=math.ceil(config.grace_seconds + _STOP_SECONDS),

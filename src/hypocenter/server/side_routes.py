@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -11,19 +12,21 @@ from starlette.responses import Response
 from hypocenter.package import version
 from hypocenter.server import answers
 from hypocenter.server.api_error import ApiError, json_response
-from hypocenter.server.fields import TokenId, checked_tools, checked_variables, decode, messages_of
+from hypocenter.server.fields import TokenId, checked_tools, checked_variables, messages_of
+from hypocenter.server.intake.json_bounds import decode_body, fields_of
 from hypocenter.server.routes import (
     STEP_SECONDS,
     Service,
-    ask_worker,
+    ask_reader,
     body_of,
     build_info,
     describe,
     service_of,
 )
 
-#: That are turned into a text at once.
-MAX_TOKENS = 1 << 20
+#: That are turned into a text at once, and the other way round.
+MAX_TOKENS = 1 << 18
+MAX_CHARS = 1 << 20
 
 
 class TokenizeBody(msgspec.Struct):
@@ -41,7 +44,7 @@ class TokenizeBody(msgspec.Struct):
 
 
 class DetokenizeBody(msgspec.Struct):
-    tokens: Annotated[list[TokenId], msgspec.Meta(max_length=MAX_TOKENS)]
+    tokens: list[TokenId]
     model: str = ""
 
 
@@ -118,13 +121,23 @@ async def tokenize(request: Request) -> Response:
         raise ApiError(400, "give one of content, prompt and messages", param="content")
     is_vllms = body.prompt is not None
     wanted = body.add_special if body.add_special_tokens is None else body.add_special_tokens
-    told = await ask_worker(
-        service,
-        text=body.content if body.prompt is None else body.prompt,
+    text = body.content if body.prompt is None else body.prompt
+    if text is not None and len(text) > MAX_CHARS:
+        raise ApiError(
+            400,
+            f"{given[0]} has {len(text)} characters, but at most {MAX_CHARS} are read at once; "
+            "split it",
+            param=given[0],
+        )
+    told = await ask_reader(
+        request,
+        text=text,
         messages=None if body.messages is None else messages_of(body.messages),
         tools=checked_tools(body.tools),
         add_special=is_vllms if wanted is None else wanted,
         parse_special=is_vllms if body.parse_special is None else body.parse_special,
+        max_chars=MAX_CHARS,
+        needs_pieces=body.with_pieces,
     )
     tokens: list[int | answers.TokenPiece] = list(told.token_ids)
     if body.with_pieces:
@@ -144,7 +157,7 @@ def _piece(piece: bytes) -> str | list[int]:
 
 async def detokenize(request: Request) -> Response:
     body = await _read(request, DetokenizeBody)
-    told = await ask_worker(service_of(request), token_ids=tuple(body.tokens))
+    told = await ask_reader(request, token_ids=tuple(body.tokens))
     return json_response(answers.Text(told.text, told.text))
 
 
@@ -162,25 +175,26 @@ async def tokenizer_info(request: Request) -> Response:
 
 async def apply_template(request: Request) -> Response:
     body = await _read(request, TemplateBody)
-    told = await ask_worker(
-        service_of(request),
+    told = await ask_reader(
+        request,
         messages=messages_of(body.messages),
         template_variables=checked_variables(body.chat_template_kwargs),
         tools=checked_tools(body.tools),
+        max_chars=MAX_CHARS,
     )
     return json_response(answers.FilledTemplate(told.text, told.token_ids))
 
 
 async def props(request: Request) -> Response:
-    """llama-server's description of itself."""
+    """llama-server's description of itself; where keys are set, only the admin's sees folders."""
     service = service_of(request)
-    facts = service.facts
+    facts, path = service.facts, service.model_path
     return json_response(
         answers.Props(
             default_generation_settings=answers.Defaults(facts.context_length),
             total_slots=facts.max_requests,
             model_alias=service.names[0],
-            model_path=service.model_path,
+            model_path=path if request.state.may_see_all else Path(path).name,
             chat_template=facts.chat_template,
             bos_token=facts.bos_text,
             eos_token=facts.eos_text,
@@ -197,18 +211,21 @@ async def version_of(request: Request) -> Response:
 
 
 async def slots(request: Request) -> Response:
-    """A slot for each request that may run at once, with what runs in it."""
+    """A slot for each request that may run at once; of others' requests only that they run."""
     service = service_of(request)
     facts, open_ones = service.facts, service.supervisor.generations
     slots_now = []
     for number in range(facts.max_requests):
         one = open_ones[number] if number < len(open_ones) else None
+        is_processing = one is not None
+        if one is not None and not service.is_own(request, one.name):
+            one = None
         slots_now.append(
             answers.Slot(
                 id=number,
                 id_task=one.id if one else -1,
                 n_ctx=facts.context_length,
-                is_processing=one is not None,
+                is_processing=is_processing,
                 n_prompt_tokens=len(one.prompt_ids or ()) if one else 0,
                 n_decoded=len(one.output_ids) if one else 0,
             )
@@ -225,27 +242,28 @@ async def metrics(request: Request) -> Response:
 
 async def one_request(request: Request) -> Response:
     service, name = service_of(request), request.path_params["name"]
+    _require_own(service, request, name)
     if (inquiry := service.open.get(name)) is not None:
         return json_response(describe(inquiry, "in_progress"))
-    if name in service.ended:
-        return json_response(service.ended[name])
-    raise _unknown(name)
+    return json_response(service.ended[name])
 
 
 async def cancel_request(request: Request) -> Response:
     """End a request with what it has so far: its client gets the end of it."""
     service, name = service_of(request), request.path_params["name"]
+    _require_own(service, request, name)
     inquiry = service.open.get(name)
     if inquiry is None:
-        if name in service.ended:
-            return json_response(service.ended[name])
-        raise _unknown(name)
+        return json_response(service.ended[name])
     inquiry.end_early()
     return json_response(describe(inquiry, "cancelling"))
 
 
-def _unknown(name: str) -> ApiError:
-    return ApiError(404, f"there is no request {name!r}", code="request_not_found")
+def _require_own(service: Service, request: Request, name: str) -> None:
+    """Raises ApiError for a request that is unknown, or another client's; it says the same."""
+    is_there = name in service.open or name in service.ended
+    if not (is_there and service.is_own(request, name)):
+        raise ApiError(404, f"there is no request {name!r}", code="request_not_found")
 
 
 async def debug_requests(request: Request) -> Response:
@@ -280,6 +298,7 @@ _Body = TypeVar("_Body", TokenizeBody, DetokenizeBody, TemplateBody)
 
 
 async def _read(request: Request, kind: type[_Body]) -> _Body:
-    body: _Body = decode(await body_of(request), kind)
+    data = await body_of(request)
+    body = await decode_body(data, fields_of(data, kind), kind)
     service_of(request).require_model(body.model)
     return body

@@ -4,6 +4,9 @@ A request is resumed from its prompt and the tokens that were sent, so its clien
 then what would have come anyway. One that several workers die with while they get nowhere is tried
 alone, and then ended with an error of its own: the others are not to suffer for it.
 
+A request gives way to a client that has none with the worker, if its own has several there. It is
+ended there, and goes on later just as one whose worker died.
+
 Everything here runs in the server's event loop.
 """
 
@@ -22,18 +25,23 @@ from hypocenter.messages import (
     Accepted,
     Ask,
     Cancel,
+    Dropped,
     Ending,
     EngineState,
     Failed,
     Loading,
     News,
     Piece,
+    ReadingLimits,
     Ready,
     ServedModel,
     Told,
     ToServer,
 )
-from hypocenter.server.generation import Generation
+from hypocenter.server.generation import NOBODY, Generation
+from hypocenter.server.reading.readers import Readers, ReadingProcess, process_maker
+from hypocenter.server.reading.request_reading import RequestReading
+from hypocenter.server.turns.places import Places
 from hypocenter.server.worker_life import Orders, WorkerLife, is_fault
 from hypocenter.server.worker_line import WorkerLine
 from hypocenter.watch.child import Ended
@@ -60,7 +68,10 @@ class CannotStart(HypoError):
 
 
 class Supervisor:
-    """`on_event` hears of what is counted: started, restarted, resumed, quarantined, fault."""
+    """`on_event` hears of what is counted: started, restarted, resumed, quarantined, fault.
+
+    `make_reader` gives a process that reads forms or does not (`readers.py`).
+    """
 
     def __init__(
         self,
@@ -68,11 +79,20 @@ class Supervisor:
         *,
         on_left: Callable[[Path, Ended], None],
         on_event: Callable[[str], None] = lambda what: None,
+        make_reader: Callable[[bool], ReadingProcess] | None = None,
     ) -> None:
         self._on_event = on_event
         self._ids = itertools.count(1)
         self._open: dict[int, Generation] = {}
-        self._questions: dict[int, asyncio.Future[Told | Failed]] = {}
+        #: Cancelled ones that the worker has not said to be through with.
+        self._leaving: dict[int, Generation] = {}
+        self._num_questions = 0
+        make_reader = make_reader or process_maker(
+            {"model": orders.model, "config": orders.config, "limits": ReadingLimits()}
+        )
+        self._readers = Readers(make_reader)
+        self._reading = RequestReading(self._readers, self.next_id)
+        self._places = Places()
         self.line = WorkerLine(orders, self._hear, self._note_end, on_left)
         self._facts: ServedModel | None = None
         self._is_ready = False
@@ -81,6 +101,7 @@ class Supervisor:
         self._last_ended: Ended | Exception | None = None
         self._first_ready: asyncio.Future[ServedModel] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._reading_tasks: dict[int, asyncio.Task[None]] = {}
         self._load_error = ""
         self._are_bad_logits_the_models = False
         self.num_restarts = 0
@@ -92,6 +113,7 @@ class Supervisor:
     async def start(self) -> ServedModel:
         """Start the first worker and wait until it is ready. Raises CannotStart."""
         self._first_ready = asyncio.get_running_loop().create_future()
+        self._readers.start()
         await self._start_next()
         return await self._first_ready
 
@@ -112,8 +134,18 @@ class Supervisor:
 
     @property
     def generations(self) -> list[Generation]:
-        """All that are open, the oldest first."""
+        """All that somebody waits for, the oldest first."""
         return list(self._open.values())
+
+    @property
+    def num_left(self) -> int:
+        """Requests and questions that are worked on though nobody waits for them any more."""
+        return len(self._leaving) + self._readers.num_left
+
+    @property
+    def num_questions(self) -> int:
+        """Questions beside requests, such as for the tokens of a text, that somebody waits for."""
+        return self._num_questions
 
     @property
     def worker_pid(self) -> int | None:
@@ -132,15 +164,23 @@ class Supervisor:
         return next(self._ids)
 
     def submit(self, generation: Generation) -> None:
-        """Have it run; what comes of it, it is told. While no worker is ready it waits."""
+        """Have it read and run; what comes of it, it is told. While no worker is ready it waits."""
         self._open[generation.id] = generation
-        self._send_waiting()
+        if generation.is_read:
+            self._send_waiting()
+            return
+        task = asyncio.get_running_loop().create_task(self._read(generation))
+        self._reading_tasks[generation.id] = task
+        task.add_done_callback(lambda task: self._note_read(generation, task))
 
     def cancel(self, generation: Generation) -> None:
         """Whatever becomes of it, nobody waits for that any more."""
         if self._open.pop(generation.id, None) is not None:
-            generation.is_done = True
+            generation.leave()
+            if (task := self._reading_tasks.get(generation.id)) is not None:
+                task.cancel()
             if generation.is_with_worker and self._life is not None:
+                self._leaving[generation.id] = generation
                 self._life.send(Cancel(generation.id))
             self._send_waiting()  # it may have been tried alone
 
@@ -150,17 +190,15 @@ class Supervisor:
         generation.is_done = False
         generation.take(Piece(generation.id, "", (), ending=Ending("cancelled")))
 
-    async def ask(self, question: Ask) -> Told | Failed:
-        """What the worker says; WorkerGone when none is there."""
-        if not self.is_ready or self._life is None:
-            return Failed(question.id, WORKER_GONE, "no worker is ready; try again in a moment")
-        answer: asyncio.Future[Told | Failed] = asyncio.get_running_loop().create_future()
-        self._questions[question.id] = answer
-        self._life.send(question)
+    async def ask(self, question: Ask, client: str = NOBODY) -> Told | Failed:
+        """What a reader says of a text, a conversation or tokens."""
+        self._num_questions += 1
         try:
-            return await answer
+            told = await self._readers.ask(question, client)
         finally:
-            self._questions.pop(question.id, None)
+            self._num_questions -= 1
+        assert isinstance(told, Told | Failed), "no form was asked for"
+        return told
 
     def fail_all(self, reason: str) -> None:
         """End all that is open with an error."""
@@ -173,7 +211,7 @@ class Supervisor:
         self.fail_all("the server is shutting down")
         for task in self._tasks:
             task.cancel()
-        await self.line.stop(seconds)
+        await asyncio.gather(self.line.stop(seconds), self._readers.stop())
 
     # -- what the worker says ----------------------------------------------------------------------
 
@@ -192,32 +230,58 @@ class Supervisor:
                 self.line.start_spare()
             case News():
                 self.state = message.state
-                for piece in message.pieces:
-                    if (generation := self._open.get(piece.id)) is not None:
-                        was_suspect = generation.num_blamed >= _SUSPECT
-                        generation.take(piece)
-                        self._drop_if_done(generation)
-                        if was_suspect:
-                            self._send_waiting()
-            case Accepted():
-                if (generation := self._open.get(message.id)) is not None:
+                frees = [self._hear_piece(piece) for piece in message.pieces]
+                if any(frees):
+                    self._send_waiting()
+            case Accepted(number):
+                if (leaving := self._leaving.get(number)) is not None:
+                    leaving.is_accepted = True
+                if (generation := self._open.get(number)) is not None:
                     generation.take(message)
-            case Failed() | Told():
-                self._hear_of_end(message)
+                self._send_waiting()
+            case Dropped(number):
+                self._leaving.pop(number, None)
+                if (paused := self._open.get(number)) is not None:
+                    paused.take_back()
+                self._send_waiting()
+            case Failed():
+                self._hear_of_failure(message)
 
-    def _hear_of_end(self, message: Failed | Told) -> None:
-        if isinstance(message, Failed) and message.id == NO_REQUEST:
+    def _hear_piece(self, piece: Piece) -> bool:
+        """Whether another request may get a place now, or may be tried beside this one."""
+        generation = self._open.get(piece.id) or self._leaving.get(piece.id)
+        if generation is None:
+            return False
+        if self._is_pause(generation, piece):
+            generation.take_back()  # what was held back of its text comes again, with its tokens
+            return True
+        frees = not generation.has_begun or piece.ending is not None or generation.num_blamed > 0
+        num_prompt = 0 if generation.has_begun else len(generation.prompt_ids or ())
+        self._places.charge(generation.client, num_prompt, len(piece.token_ids))
+        if piece.id in self._open:
+            generation.take(piece)
+            self._drop_if_done(generation)
+        else:
+            generation.has_begun = True
+            if piece.ending is not None:
+                del self._leaving[piece.id]
+        return frees
+
+    def _is_pause(self, generation: Generation, piece: Piece) -> bool:
+        """Whether it ends only because another client was to have its place."""
+        is_cancelled = piece.ending is not None and piece.ending.reason == "cancelled"
+        return is_cancelled and generation.is_pausing and generation.id in self._open
+
+    def _hear_of_failure(self, message: Failed) -> None:
+        if message.id == NO_REQUEST:
             self._load_error = message.message
-        question = self._questions.get(message.id)
-        if question is not None and not question.done():
-            question.set_result(message)
-        elif isinstance(message, Failed) and message.id in self._open:
-            generation = self._open[message.id]
+        self._leaving.pop(message.id, None)
+        if (generation := self._open.get(message.id)) is not None:
             if self._is_workers_fault(generation, message):
                 return
             generation.take(message)
             self._drop_if_done(generation)
-            self._send_waiting()
+        self._send_waiting()
 
     def _is_workers_fault(self, generation: Generation, failed: Failed) -> bool:
         """Whether logits that are no numbers may be the worker's, which then ends.
@@ -244,18 +308,38 @@ class Supervisor:
 
     # -- who runs ----------------------------------------------------------------------------------
 
+    async def _read(self, generation: Generation) -> None:
+        """Have it read; then it waits for its place, or is refused."""
+        assert self._facts is not None, "a model was loaded before requests came"
+        failed = await self._reading.read(generation, self._facts)
+        if failed is not None:
+            self._open.pop(generation.id, None)
+            generation.take(failed)
+            return
+        generation.is_read = True
+        self._send_waiting()
+
+    def _note_read(self, generation: Generation, task: asyncio.Task[None]) -> None:
+        """Nothing is left of its reading; a defect in that is told like any other error."""
+        self._reading_tasks.pop(generation.id, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a request was not read, by a defect", exc_info=error)
+            self._give_up(generation, type(error).__name__, "the server has a defect; see its log")
+
     def _send_waiting(self) -> None:
         """Hand the worker all that it may have now; while a suspect is tried, no other one."""
-        life = self._life
-        if not self._is_ready or life is None or self._last_ended is not None:
+        life, facts = self._life, self._facts
+        if not self._is_ready or life is None or facts is None or self._last_ended is not None:
             return
-        chosen = self.generations
-        if suspects := [g for g in chosen if g.num_blamed >= _SUSPECT]:
-            chosen = [] if any(g.is_with_worker for g in suspects) else suspects[:1]
-        for generation in chosen:
-            if not generation.is_with_worker:
-                generation.is_with_worker = True
-                life.send(generation.message())
+        if suspects := [g for g in self._open.values() if g.num_blamed >= _SUSPECT]:
+            if not any(g.is_with_worker for g in suspects):
+                life.send(suspects[0].hand_over())
+            return
+        while (generation := self._places.next(self._open, self._leaving, facts)) is not None:
+            life.send(generation.hand_over())
+        if (generation := self._places.to_pause(self._open, self._leaving, facts)) is not None:
+            generation.is_pausing = True
+            life.send(Cancel(generation.id))
 
     # -- how workers end ---------------------------------------------------------------------------
 
@@ -267,9 +351,7 @@ class Supervisor:
         """The worker's process is gone."""
         was_ready, self._is_ready = self._is_ready, False
         self.state = EngineState()
-        for answer in self._questions.values():
-            if not answer.done():
-                answer.set_result(Failed(0, WORKER_GONE, "the worker died; try again in a moment"))
+        self._leaving.clear()
         if self._is_stopping:
             return
         self._last_ended = ended
@@ -299,7 +381,7 @@ class Supervisor:
         for generation in self.generations:
             if not generation.is_with_worker:
                 continue
-            generation.is_with_worker = False
+            generation.take_back()
             generation.num_resumed += 1
             generation.num_blamed += was_fault
             if generation.num_blamed >= MAX_BLAMED:
@@ -320,6 +402,8 @@ class Supervisor:
 
     def _give_up(self, generation: Generation, kind: str, reason: str) -> None:
         self._open.pop(generation.id, None)
+        if (task := self._reading_tasks.get(generation.id)) is not None:
+            task.cancel()
         if not generation.is_done:
             generation.take(Failed(generation.id, kind, reason))
 

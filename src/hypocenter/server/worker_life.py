@@ -95,9 +95,18 @@ class WorkerLife:
         self._thread = threading.Thread(target=self._watch, args=[str(self._path)], name=name)
         self._thread.start()
 
-    def begin(self, kept: KeptWeights | None, block_memory: str = "") -> None:
-        """Have it load the model, by the weights that a keeper has, if one does."""
-        self._begun = Start(self._orders.model, self._orders.config, kept, block_memory)
+    def begin(
+        self,
+        kept: KeptWeights | None,
+        block_memory: str = "",
+        config: EngineConfig | None = None,
+    ) -> None:
+        """Have it load the model, by the weights that a keeper has, if one does.
+
+        `config`: what has become of the one in its orders.
+        """
+        config = config or self._orders.config
+        self._begun = Start(self._orders.model, config, kept, block_memory)
         self.send(self._begun)
         self._patience.begin(self._loop.time())
         self._look()

@@ -15,10 +15,19 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 
 from hypocenter.errors import NotShareable
-from hypocenter.messages import NO_REQUEST, Failed, KeptWeights, Loading, ToServer
+from hypocenter.messages import (
+    NO_REQUEST,
+    Failed,
+    KeptWeights,
+    Loading,
+    Ready,
+    ServedModel,
+    ToServer,
+)
 from hypocenter.server.worker_life import Orders, WorkerLife
 from hypocenter.watch.child import Ended
 
@@ -159,8 +168,17 @@ class WorkerLine:
         return self.current is not None and self.current.number == number
 
     def _hear(self, number: int, message: ToServer) -> None:
-        if self._is_current(number):
-            self._on_message(message)
+        if not self._is_current(number):
+            return
+        if isinstance(message, Ready) and self._orders.config.kv_tokens is None:
+            self._note_cache(message.facts)
+        self._on_message(message)
+
+    def _note_cache(self, facts: ServedModel) -> None:
+        """Workers to come get a KV cache as large as this one's, whatever is free by then."""
+        num_tokens = facts.num_blocks * facts.block_size
+        config = replace(self._orders.config, kv_tokens=num_tokens)
+        self._orders = replace(self._orders, config=config)
 
     def _note_end(self, number: int, ended: Ended | Exception) -> None:
         if self._is_current(number):
@@ -192,7 +210,8 @@ class WorkerLine:
 
     def _hand_over(self) -> None:
         if self.current is not None:
-            self.current.begin(self._kept, self._blocks.path if self._keeps_blocks else "")
+            block_memory = self._blocks.path if self._keeps_blocks else ""
+            self.current.begin(self._kept, block_memory, self._orders.config)
 
     def _note_keeper_end(self, number: int, ended: Ended | Exception) -> None:
         was_needed = self._is_shared and self._kept is None

@@ -235,8 +235,13 @@ class _Child:
 
     def stderr(self) -> str:
         """What was kept."""
-        gap = f"\n[... {self._num_lost} bytes left out ...]\n".encode() if self._num_lost else b""
-        return (bytes(self._head) + gap + bytes(self._tail)).decode(errors="replace")
+        head, tail, num_lost = bytes(self._head), bytes(self._tail), self._num_lost
+        if num_lost:
+            # Whole lines only: half of a password would not be known as one.
+            head, tail = head[: head.rfind(b"\n") + 1] or head, tail[tail.find(b"\n") + 1 :]
+            num_lost += len(self._head) + len(self._tail) - len(head) - len(tail)
+            head += f"\n[... {num_lost} bytes left out ...]\n".encode()
+        return (head + tail).decode(errors="replace")
 
     def _abort(self, pid: int | None) -> None:
         """SIGABRT: Python writes the stack of every thread, even of one that is stuck in C.

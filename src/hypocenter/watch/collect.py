@@ -84,7 +84,7 @@ def collect(
             )
         )
     missing += [*foreign_runs.notes(runs), *(() if fault.kind == "none" else ended.gpu_gaps)]
-    return _bundle(
+    bundle = _bundle(
         run,
         fault,
         gpu_stops=ended.gpu_stops,
@@ -97,8 +97,8 @@ def collect(
         stderr=ended.stderr,
         kernel_log=lines,
         missing=missing,
-        with_prompts=with_prompts,
     )
+    return redact(bundle, with_prompts=with_prompts)
 
 
 def most_telling(dead: Sequence[DeadRun]) -> DeadRun:
@@ -131,7 +131,7 @@ def collect_dead(dead: DeadRun, *, with_prompts: bool = False) -> Bundle:
     fault = with_memory_kill(fault, lines, dead.pid, None)
     missing = [Gap.not_recorded(KERNEL_LOG, problem)] if problem else []
     missing.append(UNWATCHED)
-    return _bundle(
+    bundle = _bundle(
         run,
         fault,
         gpu_stops=(),
@@ -141,8 +141,8 @@ def collect_dead(dead: DeadRun, *, with_prompts: bool = False) -> Bundle:
         stderr="",
         kernel_log=lines,
         missing=missing,
-        with_prompts=with_prompts,
     )
+    return redact(bundle, with_prompts=with_prompts)
 
 
 def runs_below(runs: Path) -> list[ring.Run]:
@@ -167,7 +167,6 @@ def bundle_of_run(run: ring.Run) -> Bundle:
         stderr="",
         kernel_log=(),
         missing=[],
-        with_prompts=True,
     )
 
 
@@ -201,7 +200,6 @@ def _bundle(
     stderr: str,
     kernel_log: tuple[str, ...],
     missing: list[Gap],
-    with_prompts: bool,
     fault_before: FaultRecord | None = None,
     reports: tuple[SanitizerReport, ...] = (),
     cards: tuple[Card, ...] = (),
@@ -248,8 +246,7 @@ def _bundle(
     # A program may run in an installation that has none of this package, which recorded it.
     packages = {package.NAME: package.version(), **bundle.packages}
     bundle = msgspec.structs.replace(bundle, packages=packages)
-    bundle = msgspec.structs.replace(bundle, missing=tuple(missing), redacted=not with_prompts)
-    return bundle if with_prompts else redact(bundle)
+    return msgspec.structs.replace(bundle, missing=tuple(missing), redacted=False)
 
 
 def _device(run: ring.Run) -> DeviceRecord | None:

@@ -1,7 +1,8 @@
 """Takes out of a bundle what a person typed or keeps secret.
 
-Prompts and values of options in the command, and where stderr repeats them; what looks like a
-credential in stderr; variables that are named for one; the user's folder; token ids in step inputs.
+Prompts, keys and values of options in the command, and where stderr repeats them; what looks like a
+credential in stderr; variables that are named for one, and their values in all texts; the user's
+folder; token ids in step inputs.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import itertools
 import os
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from hypocenter.record.events import PlanRecord, SourceRecord, Stepped, TensorRe
 
 #: Tensors of the engine that hold token ids.
 TOKEN_TENSORS = frozenset({"token_ids", "context_ids"})
-#: Options of `hypo` that are followed by a text.
-_TEXT_OPTIONS = ("-p", "--prompt", "--stop")
+#: Options of `hypo` that are followed by a text, or by a key.
+_TEXT_OPTIONS = ("-p", "--prompt", "--stop", "--api-key")
 #: Shorter words are left where stderr has them: they are part of others.
 _MIN_HIDDEN = 4
+#: A value of a variable that is named for a secret goes from all texts when it is no shorter.
+_MIN_SECRET = 8
 #: What comes before a credential, and it: forms that are known (Hugging Face, OpenAI, GitHub, AWS,
 #: Slack), and values behind a name.
 _CREDENTIALS = (
@@ -40,28 +43,50 @@ _SECRET_NAMES = re.compile("TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.IGNORECASE)
 _CODES = {"I8": "b", "I16": "h", "I32": "i", "I64": "q"}
 
 
-def redact(bundle: Bundle) -> Bundle:
-    """The same, with token ids inside the vocabulary replaced by 0.
+def redact(
+    bundle: Bundle, *, with_prompts: bool = False, environ: Mapping[str, str] = os.environ
+) -> Bundle:
+    """The same, without secrets of `environ`; without prompts and token ids unless `with_prompts`.
 
-    What is known whole of launches that were given token ids is left out.
-
-    Others stay, since they are what a fault may come from. Where the vocabulary's size is unknown
-    every id that is not negative is replaced.
+    Token ids inside the vocabulary are replaced by 0, and what is known whole of launches that were
+    given some is left out. Others stay, since they are what a fault may come from. Where the
+    vocabulary's size is unknown every id that is not negative is replaced.
     """
+    secrets = _secrets_of({**bundle.environment, **environ})
+    if with_prompts:
+        kept: Bundle = _with_texts(bundle, _replaces(secrets, ""))
+        return kept
+    home = os.path.expanduser("~").rstrip("/")
+    # Where it is not known, or the root of all files, it names nobody.
+    change = _replaces(secrets, home if home.startswith("/") else "")
+    changed: Bundle = _with_texts(_without_typed(bundle, secrets), change)
+    return changed
+
+
+def _secrets_of(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Values of variables that are named for a secret, the longest first; no paths of files."""
+    named = {value for name, value in environ.items() if _SECRET_NAMES.search(name)}
+    found = {value for value in named if len(value) >= _MIN_SECRET and not _is_file(value)}
+    found |= {repr(value)[1:-1] for value in found}
+    return tuple(sorted(found, key=len, reverse=True))
+
+
+def _without_typed(bundle: Bundle, secrets: Sequence[str]) -> Bundle:
+    """Without prompts, options' values and token ids."""
     holders = {tensor.id: tensor for tensor in bundle.tensors if tensor.name in TOKEN_TENSORS}
     size = vocabulary(bundle.plans, bundle.tensors)
 
     def without(values: tuple[Values, ...]) -> tuple[Values, ...]:
         return tuple(_zero(v, size) if v.tensor in holders else v for v in values)
 
-    redacted = msgspec.structs.replace(
+    return msgspec.structs.replace(
         bundle,
         command=redacted_command(bundle.command),
-        stderr=redacted_text(bundle.stderr, bundle.command),
+        stderr=redacted_text(bundle.stderr, bundle.command, secrets),
         fault=msgspec.structs.replace(
             bundle.fault,
-            message=redacted_text(bundle.fault.message, bundle.command),
-            stack=redacted_text(bundle.fault.stack, bundle.command),
+            message=redacted_text(bundle.fault.message, bundle.command, secrets),
+            stack=redacted_text(bundle.fault.stack, bundle.command, secrets),
         ),
         environment={
             name: _length(value) if _SECRET_NAMES.search(name) else value
@@ -84,10 +109,6 @@ def redact(bundle: Bundle) -> Bundle:
         ),
         redacted=True,
     )
-    home = os.path.expanduser("~").rstrip("/")
-    # Where it is not known, or the root of all files, it names nobody.
-    without_home: Bundle = _without_folder(redacted, home) if home.startswith("/") else redacted
-    return without_home
 
 
 def redacted_command(command: Sequence[str]) -> tuple[str, ...]:
@@ -142,9 +163,9 @@ def _length(text: str) -> str:
     return f"<{len(text)} characters>"
 
 
-def redacted_text(text: str, command: Sequence[str]) -> str:
-    """What a command said, without what was taken out of its words and without credentials."""
-    hidden = {
+def redacted_text(text: str, command: Sequence[str], secrets: Sequence[str] = ()) -> str:
+    """What a command said, without what was taken out of its words, `secrets` and credentials."""
+    hidden = set(secrets) | {
         said
         for word, shown in zip(command, redacted_command(command), strict=True)
         if word != shown
@@ -158,15 +179,26 @@ def redacted_text(text: str, command: Sequence[str]) -> str:
     return text
 
 
-def _without_folder(value: Any, folder: str) -> Any:
-    """A record with `~` for the user's folder in all its texts, but not in those of kernels.
+def _replaces(secrets: Sequence[str], folder: str) -> Callable[[str], str]:
+    """What gives a text without `secrets`, and with `~` for the user's folder, if given."""
+    in_folder = re.compile(rf"(?<![\w.-]){re.escape(folder)}(?![\w.-])") if folder else None
+    searched = (*secrets, folder) if folder else tuple(secrets)
+    any_of = re.compile("|".join(map(re.escape, searched))) if searched else None
 
-    Their hashes are what they are known by.
-    """
+    def change(text: str) -> str:
+        if any_of is None or any_of.search(text) is None:
+            return text
+        for secret in secrets:
+            text = text.replace(secret, _length(secret))
+        return in_folder.sub("~", text) if in_folder is not None else text
+
+    return change
+
+
+def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A record with all its texts changed, but not those of kernels, which their hashes are of."""
     if isinstance(value, str):
-        if folder not in value:
-            return value
-        return re.sub(rf"(?<![\w.-]){re.escape(folder)}(?![\w.-])", "~", value)
+        return change(value)
     if isinstance(value, Values):
         return value
     if isinstance(value, msgspec.Struct):
@@ -174,15 +206,15 @@ def _without_folder(value: Any, folder: str) -> Any:
         changed = {}
         for name in value.__struct_fields__:
             old = getattr(value, name)
-            new = old if name in kept else _without_folder(old, folder)
+            new = old if name in kept else _with_texts(old, change)
             if new is not old:
                 changed[name] = new
         return msgspec.structs.replace(value, **changed) if changed else value
     if isinstance(value, tuple):
-        rows = tuple(_without_folder(old, folder) for old in value)
+        rows = tuple(_with_texts(old, change) for old in value)
         return rows if any(a is not b for a, b in zip(rows, value, strict=True)) else value
     if isinstance(value, dict):
-        return {key: _without_folder(old, folder) for key, old in value.items()}
+        return {key: _with_texts(old, change) for key, old in value.items()}
     return value
 
 

@@ -42,11 +42,12 @@ def facts_of(llm: LLM, path: Path, config: EngineConfig) -> ServedModel:
         bos_text=text(tokenizer.bos_id),
         eos_text=text(tokenizer.eos_id),
         chat_template="" if template is None else template.source,
-        device=config.device,
+        device=runner.config.device,
         instruction_set=engine.route().instruction_set,
         max_requests=config.max_batch_requests,
         block_size=runner.block_size,
         num_blocks=runner.num_blocks,
+        longest_token_bytes=max(len(tokenizer.piece(i)) for i in range(tokenizer.vocab_size)),
     )
 
 

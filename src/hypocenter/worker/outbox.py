@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from hypocenter.errors import BadSetting, GrammarError, TooMuchText
 from hypocenter.frames import as_frame
-from hypocenter.messages import EngineState, News, Piece
+from hypocenter.messages import EngineState, Failed, News, Piece
 
 #: Between two looks at an engine that was busy when it was last told of.
 _STATE_SECONDS = 0.2
@@ -87,3 +88,9 @@ class Outbox:
             messages.append(News(pieces, state))
         self._connection.sendall(b"".join(map(as_frame, messages)))
         return True
+
+
+def failure_of(number: int, error: Exception) -> Failed:
+    """What the server is told of an error: that of the request or question with that number."""
+    field = error.field if isinstance(error, BadSetting | TooMuchText | GrammarError) else ""
+    return Failed(number, type(error).__name__, str(error), field)

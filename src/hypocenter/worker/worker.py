@@ -1,5 +1,8 @@
 """The worker's program: loads a model, runs the server's requests, and ends with its server.
 
+It is told token ids and forms that others have read (`reader.py`). One thread listens and does no
+more, so that whatever is cancelled is heard of at once.
+
 An error that is no request's own ends the process: nothing that it computed since can be trusted,
 and on a GPU nothing can be computed any more. The server then asks another worker to go on.
 """
@@ -13,7 +16,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,7 +31,6 @@ from hypocenter.errors import (
     EXIT_FAULT,
     EXIT_OK,
     BadLogits,
-    BadSetting,
     GrammarError,
     HypoError,
     OutOfBlocks,
@@ -41,22 +43,21 @@ from hypocenter.messages import (
     MAX_FRAME_BYTES,
     NO_REQUEST,
     Accepted,
-    Ask,
     Cancel,
+    Dropped,
     EngineState,
-    Failed,
     Loading,
     Piece,
     Prepare,
     Ready,
     Start,
     Submit,
-    Told,
     ToWorker,
 )
 from hypocenter.results import TokenLogprob
+from hypocenter.worker.arrivals import Arrivals
 from hypocenter.worker.description import ending_of, facts_of
-from hypocenter.worker.outbox import Outbox
+from hypocenter.worker.outbox import Outbox, failure_of
 
 PromptLogprobs = tuple[TokenLogprob | None, ...] | None
 #: Errors that concern one request alone; the worker goes on.
@@ -74,7 +75,7 @@ def main(words: Sequence[str]) -> int:
             try:
                 worker = _start(connection, reader)
             except HypoError as error:  # the server tells of it
-                connection.sendall(as_frame(_failure(NO_REQUEST, error)))
+                connection.sendall(as_frame(failure_of(NO_REQUEST, error)))
                 return error.exit_code
             if worker is None:
                 return EXIT_OK
@@ -115,17 +116,17 @@ class ModelWorker:
         )
         self._engine = self._llm.engine
         self._driver = Driver(self._engine)
+        self._arrivals = Arrivals(self._admit, die)
         facts = facts_of(self._llm, Path(start.model), start.config)
         self._outbox.put(Ready(facts, time.monotonic() - began))
 
     def handle(self, message: ToWorker | None) -> bool:
-        """Do what the server asks; False at its end."""
+        """Do what the server asks; False at its end. Returns at once: others make ready."""
         match message:
             case Submit():
-                self._submit(message)
-            case Ask():
-                self._answer(message)
+                self._arrivals.put(message)
             case Cancel(number):
+                self._arrivals.cancel(number)
                 request = self._requests.get(number)
                 if request is not None:
                     self._driver.cancel(request)
@@ -133,31 +134,20 @@ class ModelWorker:
 
     def close(self) -> None:
         """End what is still open, and say so."""
+        self._arrivals.close()
         self._llm.close()
         self._driver.join()
         self._outbox.close()
 
-    def _submit(self, message: Submit) -> None:
+    def _admit(self, message: Submit, is_wanted: Callable[[], bool]) -> None:
+        """Have a request run, unless nobody wants it any more."""
         try:
-            prompt_ids = (
-                self._llm.encode(message.prompt)
-                if message.messages is None
-                else self._llm.encode_chat(
-                    message.messages, message.template_variables, message.tools
-                )
-            )
-            has_tools, apart = bool(message.tools), None
-            if message.is_chat:
-                apart = self._llm.apart(prompt_ids, message.params, offers_tools=has_tools)
-            request = self._llm.engine.request(
-                prompt_ids,
-                message.params,
-                cache_salt=message.cache_salt,
-                output_ids=message.output_ids,
-                apart=apart,
-            )
+            request = self._request_of(message) if is_wanted() else None
         except OWN_ERRORS as error:
-            self._outbox.put(_failure(message.id, error))
+            self._outbox.put(failure_of(message.id, error))
+            return
+        if request is None:
+            self._outbox.put(Dropped(message.id))
             return
         piece = self._llm.tokenizer.shown_piece
         pieces: tuple[bytes, ...] = ()
@@ -166,7 +156,25 @@ class ModelWorker:
             pieces = tuple(map(piece, request.prompt_ids))
         self._outbox.put(Accepted(message.id, request.prompt_ids, pieces))
         self._requests[message.id] = request
+        if not is_wanted():  # since it was made ready; whoever cancels now finds it
+            self._driver.cancel(request)
         self._driver.submit(request, lambda: self._note(message.id, request))
+
+    def _request_of(self, message: Submit) -> Request:
+        apart = None
+        if message.is_chat:
+            apart = self._llm.apart(
+                message.prompt_ids, message.params, offers_tools=message.offers_tools
+            )
+        return self._llm.engine.request(
+            message.prompt_ids,
+            message.params,
+            cache_salt=message.cache_salt,
+            output_ids=message.output_ids,
+            apart=apart,
+            form=message.form,
+            bad_word_ids=message.bad_word_ids,
+        )
 
     def _note(self, number: int, request: Request) -> None:
         """In the thread that steps: a request that is preempted later reads its prompt again."""
@@ -174,27 +182,6 @@ class ModelWorker:
             self._wants_prompt.discard(number)
             self._prompt_logprobs[number] = request.all_prompt_logprobs
         self._outbox.note(number)
-
-    def _answer(self, message: Ask) -> None:
-        tokenizer = self._llm.tokenizer
-        try:
-            if message.messages is not None:
-                told = message.template_variables
-                ids = self._llm.encode_chat(message.messages, told, message.tools)
-            elif message.text is not None:
-                ids = tokenizer.encode(
-                    message.text,
-                    add_special=message.add_special,
-                    parse_special=message.parse_special,
-                )
-            else:
-                ids = list(message.token_ids)
-            text = tokenizer.decode(ids, skip_special=False)
-            pieces = tuple(map(tokenizer.piece, ids))
-        except OWN_ERRORS as error:
-            self._outbox.put(_failure(message.id, error))
-            return
-        self._outbox.put(Told(message.id, text, tuple(ids), pieces))
 
     def _report(self, what: str, share: float) -> None:
         self._outbox.put(Loading(what, share))
@@ -237,7 +224,7 @@ class ModelWorker:
             if request.error is not None:
                 if not isinstance(request.error, OWN_ERRORS):
                     die(request.error)
-                pieces.append(_failure(number, request.error))
+                pieces.append(failure_of(number, request.error))
         return pieces
 
 
@@ -251,11 +238,6 @@ def die(error: BaseException) -> None:
         print(f"hypo: {error}", file=sys.stderr)
     sys.stderr.flush()
     os._exit(EXIT_FAULT)
-
-
-def _failure(number: int, error: Exception) -> Failed:
-    field = error.field if isinstance(error, BadSetting) else ""
-    return Failed(number, type(error).__name__, str(error), field)
 
 
 def _next(reader: BinaryIO) -> ToWorker | None:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from hypocenter import package
-from hypocenter.cli.machine import cpu, gpu_vendors, memory
+from hypocenter.cards import gpu_vendors
+from hypocenter.cli.machine import cpu, memory
 from hypocenter.cli.output import show, show_json
 from hypocenter.environment import FOREIGN_PREFIXES, FOREIGN_VARIABLES, KNOWN, SECRETS, Environment
 

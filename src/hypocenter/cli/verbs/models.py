@@ -30,11 +30,6 @@ class _Here(msgspec.Struct):
     path: str
 
 
-class _Removed(msgspec.Struct):
-    names: list[str]
-    num_bytes: int
-
-
 def model_file(
     name: str,
     *,
@@ -85,11 +80,14 @@ def models(action: str, name: str | None, *, as_json: bool) -> None:
         raise UsageError("remove takes a name; `hypo models` shows them")
     others, _ = private_folder(download.FOLDER)
     if name is not None:
-        names, num_bytes = cached.remove(_remote(name), others)
+        removed = cached.remove(_remote(name), others)
         if as_json:
-            show_json(_Removed(names, num_bytes))
-        else:
-            say(f"removed {', '.join(names) or 'what broke off'}: {bytes_text(num_bytes)}")
+            show_json(removed)
+            return
+        what = ", ".join(removed.names) or "what broke off"
+        say(f"removed {what}: {bytes_text(removed.num_bytes)}")
+        for left in removed.left:
+            say(left)
         return
     found = [
         _Here(model.name, model.num_bytes, _day(model.last_used), str(model.path))

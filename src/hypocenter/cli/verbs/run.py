@@ -6,6 +6,7 @@ Holds no engine and no options; it reads the prompt, hands out the pieces and sa
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,7 @@ def run(
     params = sampling.params(in_chat=text is None)
     if text is None:
         _require_chat_template(path, config)
+    config = replace(config, max_batch_requests=1)
     with ProgressDisplay(quiet=quiet) as progress, open_llm(path, config, progress) as llm:
         if text is not None:
             token_ids = llm.tokenizer.encode(text)

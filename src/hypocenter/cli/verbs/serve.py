@@ -7,12 +7,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from hypocenter.cli.options import EngineOptions, naming_options
 from hypocenter.cli.output import say
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.serve_options import ServeOptions
 from hypocenter.config import DEFAULT_CONTEXT, EngineConfig
 from hypocenter.errors import EXIT_OK, UsageError
 from hypocenter.messages import ServedModel
+from hypocenter.model.placement import with_device
 
 #: Contexts that the KV cache holds unless it is told otherwise.
 _NUM_CONTEXTS = 4
@@ -34,8 +36,10 @@ def serve(path: str, options: ServeOptions, engine: EngineConfig, *, quiet: bool
         ) from missing
     if not Path(path).is_file():
         raise UsageError(f"{path}: no such file")
+    with naming_options(EngineOptions):
+        engine, choice = with_device(Path(path), engine)
     kv_tokens = options.kv_tokens
-    if kv_tokens is None:
+    if kv_tokens is None and not engine.device.startswith(("cuda", "hip")):
         context = engine.context_length or DEFAULT_CONTEXT
         kv_tokens = context * min(_NUM_CONTEXTS, options.parallel)
     keys = options.keys()
@@ -50,7 +54,9 @@ def serve(path: str, options: ServeOptions, engine: EngineConfig, *, quiet: bool
         api_keys=keys,
         admin_key=options.admin(),
         cors_origins=options.cors_origin,
+        allowed_hosts=options.allowed_host,
         max_queued=options.max_queued,
+        max_bodies_bytes=options.body_memory << 20,
         grace_seconds=options.grace,
         step_seconds=options.deadline,
         has_spare=options.spare,
@@ -66,7 +72,9 @@ def serve(path: str, options: ServeOptions, engine: EngineConfig, *, quiet: bool
         def announce(url: str, facts: ServedModel) -> None:
             progress.clear()
             if not quiet:
-                for line in greeting(url, facts, config.names or (Path(path).stem,), keys):
+                names = config.names or (Path(path).stem,)
+                why = "" if choice is None else choice.reason
+                for line in greeting(url, facts, names, keys, why):
                     say(line)
 
         code = run_server(config, Listener(say, progress, announce))
@@ -75,9 +83,10 @@ def serve(path: str, options: ServeOptions, engine: EngineConfig, *, quiet: bool
 
 
 def greeting(
-    url: str, facts: ServedModel, names: tuple[str, ...], keys: tuple[str, ...]
+    url: str, facts: ServedModel, names: tuple[str, ...], keys: tuple[str, ...], why: str = ""
 ) -> list[str]:
-    """What a person needs to point a client there."""
+    """What a person needs to point a client there; `why` the model runs on its device."""
+    kv_tokens = facts.num_blocks * facts.block_size
     key = "the key of --api-key" if keys else "any"
     return [
         f"serving {facts.name} at {url}",
@@ -85,4 +94,6 @@ def greeting(
         f"  OPENAI_API_KEY={key}",
         f"  model {names[0]}, {facts.context_length} tokens of context, {facts.max_requests} "
         "requests at once",
+        f"  device {facts.device}{f' ({why})' if why else ''}, KV cache of {kv_tokens} tokens: "
+        f"{kv_tokens / facts.context_length:.3g} full contexts",
     ]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device.arrays import AnyArray, is_host
-from hypocenter.device.backend import Bytes
+from hypocenter.device.backend import Bytes, Room
 from hypocenter.device.gpu.errors import failed_launch, launch_failure, runtime_fault
 from hypocenter.device.gpu.host import TorchStreams, host_tensor, map_host
 from hypocenter.device.gpu.presence import find_gpu
@@ -358,6 +358,14 @@ class TorchGpu:
         self._graphs.refuse_call("synchronise")
         with self._calling("synchronise"):
             self._torch.cuda.synchronize(self._device)
+
+    def room(self) -> Room:
+        """What the driver has free, and what torch keeps of freed memory."""
+        cuda = self._torch.cuda
+        with self._calling("room"):
+            free, total = cuda.mem_get_info(self._device)
+            kept = cuda.memory_reserved(self._device) - cuda.memory_allocated(self._device)
+        return Room(free + kept, total)
 
     def copy_bandwidth(self) -> float:
         """The best of ten copies, timed by the GPU's own events; of up to 2 GiB, as far as is free.

@@ -112,6 +112,9 @@ class AbstractGpu:
     def synchronise(self) -> None:
         """Nothing runs."""
 
+    def room(self) -> None:
+        """It holds nothing."""
+
     def copy_bandwidth(self) -> None:
         """Nothing is copied."""
 

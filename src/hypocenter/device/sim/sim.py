@@ -230,6 +230,9 @@ class SimGpu:
     def synchronise(self) -> None:
         self._drain("synchronise")
 
+    def room(self) -> None:
+        """Its memory is the host's."""
+
     def copy_bandwidth(self) -> None:
         """A simulation has no speed."""
 

@@ -1,0 +1,30 @@
+"""The program of a server whose workers die of one request: `… PORT KEY`."""
+
+from __future__ import annotations
+
+import sys
+
+from hypocenter.config import EngineConfig
+from hypocenter.lab.model import model_path
+from hypocenter.server.serve import Listener, ServerConfig, serve
+
+
+def main(words: list[str]) -> int:
+    """Serve until a signal comes; returns the server's exit code."""
+    port, key = words
+    config = ServerConfig(
+        model=str(model_path()),
+        engine=EngineConfig(max_batch_requests=16, kv_tokens=1 << 13),
+        port=int(port),
+        admin_key=key,
+        worker=("attack.poisoned_worker",),
+    )
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    return serve(config, Listener(say, lambda *_: None, lambda *_: None))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

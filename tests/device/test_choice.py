@@ -1,0 +1,148 @@
+"""What `auto` stands for, on pretended machines: their drivers, their torch, their room."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hypocenter.cards import Card
+from hypocenter.device import choice
+from hypocenter.device.choice import choose_device
+from hypocenter.errors import UsageError
+
+GIB = 1 << 30
+
+
+def card(
+    index: int, free_gib: int = 70, *, vendor: str = "nvidia", name: str = "", arch: str = "sm_90"
+) -> Card:
+    return Card(
+        index=index,
+        vendor=vendor,
+        name=name or f"H100 {index}",
+        uuid=f"GPU-{index}a",
+        arch=arch,
+        memory_bytes=80 * GIB,
+        free_bytes=free_gib * GIB,
+    )
+
+
+class Machine:
+    """GPUs and a torch that are pretended; `choose` asks there."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self.cards = root, [card(0), card(1)]
+        self.environ: dict[str, str] = {}
+        monkeypatch.setattr(choice, "cards_now", lambda root: tuple(self.cards))
+        self._monkeypatch = monkeypatch
+        self.torch("cuda")
+
+    def torch(self, build: str | None) -> None:
+        """One that is not imported yet; None: none."""
+        folder = self.root / "packages/torch"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "__init__.py").write_text("raise ImportError('it was imported')")
+        versions = {name: "13.0" if name == build else None for name in ("cuda", "hip")}
+        (folder / "version.py").write_text("\n".join(f"{k} = {v!r}" for k, v in versions.items()))
+        self._monkeypatch.delitem(sys.modules, "torch", raising=False)
+        found = SimpleNamespace(origin=str(folder / "__init__.py"))
+        find = (lambda name: None) if build is None else (lambda name: found)
+        self._monkeypatch.setattr(importlib.util, "find_spec", find)
+
+    def choose(self, needed_bytes: int = 0, num_gpus: int = 1) -> tuple[str, str]:
+        chosen = choose_device(needed_bytes, num_gpus, environ=self.environ, root=self.root)
+        return chosen.device, chosen.reason
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
+
+
+def test_the_first_gpu_with_room_is_taken(machine: Machine) -> None:
+    assert machine.choose() == ("cuda", "H100 0, 70.00 GiB of 80.00 GiB free")
+    machine.cards = [card(0, 10), card(1)]
+    assert machine.choose(20 * GIB) == ("cuda:1", "H100 1, 70.00 GiB of 80.00 GiB free")
+    assert machine.choose(10 * GIB)[0] == "cuda"
+
+
+def test_a_model_that_fits_nowhere_runs_on_the_cpu_and_says_why(machine: Machine) -> None:
+    machine.cards = [card(0, 10), card(1, 12)]
+    why = "the model takes 20.00 GiB; H100 1, 12.00 GiB of 80.00 GiB free"
+    assert machine.choose(20 * GIB) == ("cpu", why)
+
+
+def test_several_gpus_are_in_a_row_and_each_has_room(machine: Machine) -> None:
+    machine.cards = [card(0, 70), card(1, 10), card(2, 70), card(3, 70)]
+    assert machine.choose(20 * GIB, 2)[0] == "cuda:2"
+    assert machine.choose(20 * GIB, 3) == (
+        "cpu", "the model takes 20.00 GiB on each of 3; H100 0, 70.00 GiB of 80.00 GiB free"
+    )  # fmt: skip
+    assert machine.choose(0, 5) == ("cpu", "5 GPUs are asked for, but 4 are here")
+
+
+@pytest.mark.parametrize(
+    ("visible", "device"),
+    [
+        ("1", "cuda"), ("1,0", "cuda"), ("GPU-1a,GPU-0a", "cuda"), ("7", "cpu"), ("", "cpu"),
+        ("-1", "cpu"), ("0,9,1", "cuda"), ("MIG-5c", "cuda"),
+    ],
+)  # fmt: skip
+def test_what_the_environment_hides_is_not_there(
+    machine: Machine, visible: str, device: str
+) -> None:
+    machine.environ["CUDA_VISIBLE_DEVICES"] = visible
+    chosen, why = machine.choose()
+    assert chosen == device
+    if device == "cpu":
+        assert why == f"CUDA_VISIBLE_DEVICES={visible} hides every GPU"
+
+
+def test_numbers_are_those_of_torch(machine: Machine) -> None:
+    machine.cards = [card(0, 10), card(1)]
+    machine.environ["CUDA_VISIBLE_DEVICES"] = "1,0"
+    assert machine.choose(20 * GIB) == ("cuda", "H100 1, 70.00 GiB of 80.00 GiB free")
+    machine.environ["CUDA_VISIBLE_DEVICES"] = "0,9,1"  # what follows a wrong one is hidden
+    assert machine.choose(20 * GIB)[0] == "cpu"
+
+
+def test_a_gpu_that_torch_cannot_drive_is_named(machine: Machine) -> None:
+    machine.torch(None)
+    why = "H100 0 is here, but torch is not: pip install 'hypocenter[gpu]'"
+    assert machine.choose() == ("cpu", why)
+    machine.torch("cpu")
+    assert machine.choose() == ("cpu", "H100 0 is here, but torch is the CPU build")
+    machine.torch("hip")
+    assert machine.choose() == ("cpu", "H100 0 is here, but torch is the AMD build")
+    machine.cards.append(card(2, vendor="amd", name="MI300X", arch=""))
+    assert machine.choose() == ("hip", "MI300X, 70.00 GiB of 80.00 GiB free")
+
+
+def test_a_gpu_that_no_kernel_is_built_for_is_named(machine: Machine) -> None:
+    machine.cards = [card(0, arch="sm_61")]
+    assert machine.choose() == ("cpu", "no kernel is built for H100 0, sm_61")
+    machine.cards.append(card(1))
+    assert machine.choose()[0] == "cuda:1"
+
+
+def test_a_machine_without_gpus(machine: Machine) -> None:
+    machine.cards = []
+    assert machine.choose() == ("cpu", "no GPU driver is loaded")
+    assert not choose_device(root=machine.root, environ={}).has_gpu
+    (machine.root / "dev").mkdir()
+    (machine.root / "dev/nvidiactl").touch()
+    assert machine.choose() == ("cpu", "the driver of NVIDIA is loaded, but reports no GPU")
+
+
+def test_hypo_device_overrules(machine: Machine) -> None:
+    machine.environ["HYPO_DEVICE"] = "cpu"
+    assert machine.choose() == ("cpu", "HYPO_DEVICE says so")
+    machine.environ["HYPO_DEVICE"] = "auto"
+    assert machine.choose()[0] == "cuda"
+    machine.environ["HYPO_DEVICE"] = "gpu"
+    with pytest.raises(UsageError, match="HYPO_DEVICE is 'gpu', but must be auto, cpu, cuda"):
+        machine.choose()
