@@ -683,10 +683,7 @@ def test_what_others_may_have_put_there_is_not_looked_at(tmp_path: Path) -> None
     assert dead_runs.dead_runs(tmp_path / "link") == []
     base.chmod(0o777)
     assert dead_runs.dead_runs(base) == []
-    with (
-        pytest.raises(PermissionError, match=r"^/.* is open to others; chmod"),
-        dead_runs.watched_runs(base),
-    ):
+    with pytest.raises(PermissionError, match="open to others"), dead_runs.watched_runs(base):
         pass
 
 

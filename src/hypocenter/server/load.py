@@ -22,6 +22,8 @@ import msgspec
 
 from hypocenter.errors import HypoError, UsageError
 
+#: What is said of a server that lets nobody in who has no key.
+NEEDS_KEY = "; it wants a key that it knows: --api-key, HYPO_API_KEY or OPENAI_API_KEY"
 PERCENTILES = (50, 90, 99)
 #: Lognormal of the lengths in tokens that people's conversations have: median and sigma of prompts
 #: and of answers, fitted by eye to the histogram of ShareGPT in the vLLM paper (arXiv 2309.06180,
@@ -276,10 +278,6 @@ def _connection(load: Load) -> http.client.HTTPConnection:
         raise UsageError(f"--url is {load.url!r}, but must be like http://127.0.0.1:8080")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     return kind(parts.hostname, parts.port, timeout=load.timeout)
-
-
-#: What is said of a server that lets nobody in who has no key.
-NEEDS_KEY = "; it wants a key that it knows: --api-key, HYPO_API_KEY or OPENAI_API_KEY"
 
 
 def _headers(load: Load) -> dict[str, str]:

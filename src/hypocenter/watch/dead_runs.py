@@ -88,7 +88,7 @@ def watched_runs(base: Path) -> Iterator[Path]:
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_ours(base):
         raise PermissionError(
-            f"{base} is open to others; chmod 700 it, or set HYPO_RUN_DIR to a folder of yours"
+            1, "is open to others; set HYPO_RUN_DIR to a folder of yours", str(base)
         )
     for left in (*base.glob(f"{_WATCHED}*"), *base.glob(f"{_BEGUN}*")):
         if not _is_locked(left):

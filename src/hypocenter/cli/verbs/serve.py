@@ -64,9 +64,7 @@ def serve(path: str, options: ServeOptions, engine: EngineConfig, *, quiet: bool
         bundles=Path(options.bundles).resolve() if options.bundles else None,
     )
     if options.host not in _LOOPBACK and not keys:
-        say(
-            f"--host {options.host} without an --api-key: anyone on the network may use this server"
-        )
+        say(f"--host {options.host} lets others in, and there is no --api-key")
     with ProgressDisplay(quiet=quiet) as progress:
 
         def announce(url: str, facts: ServedModel) -> None:
