@@ -32,6 +32,8 @@ LATER = b"GET /later HTTP/1.1\r\nHost: a\r\n\r\n"
 class Wire(asyncio.Transport):
     """A transport that keeps what is asked of it."""
 
+    max_size = 256 << 10  # as asyncio's for sockets
+
     def __init__(self) -> None:
         super().__init__({"peername": ("192.0.2.7", 4242)})
         self.sent = b""
@@ -316,6 +318,7 @@ def test_a_body_is_read_in_slices() -> None:
         await settle()
 
     app, wire = talk(work)
+    assert wire.max_size == connection._READ_BYTES
     assert app.seen == [("/", b"a" * 250_000)]
     assert wire.statuses == [200]
 
