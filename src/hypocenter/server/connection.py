@@ -169,11 +169,10 @@ class _Turns:
             connection.loop.call_soon(self._run, connection.loop)
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._is_due = False
         for _ in range(min(_BODIES_A_TURN, len(self._waiting))):
-            self._waiting.popleft().read()
-        if self._waiting and not self._is_due:
-            self._is_due = True
+            loop.call_soon(self._waiting.popleft().read)
+        self._is_due = bool(self._waiting)
+        if self._is_due:
             loop.call_soon(self._run, loop)
 
 
