@@ -32,6 +32,8 @@ LATER = b"GET /later HTTP/1.1\r\nHost: a\r\n\r\n"
 class Wire(asyncio.Transport):
     """A transport that keeps what is asked of it."""
 
+    max_size = 256 << 10  # as asyncio's for sockets
+
     def __init__(self) -> None:
         super().__init__({"peername": ("192.0.2.7", 4242)})
         self.sent = b""
@@ -167,6 +169,8 @@ def test_nothing_is_read_while_a_refusal_is_sent() -> None:
         made.data_received(post("/", "Transfer-Encoding: chunked"))
         await asyncio.sleep(0)
         made.data_received(b"nothing that is a chunk\r\n")
+        for _ in range(3):
+            await asyncio.sleep(0)
         assert not made._inbox
         await settle()
 
@@ -314,8 +318,38 @@ def test_a_body_is_read_in_slices() -> None:
         await settle()
 
     app, wire = talk(work)
+    assert wire.max_size == connection._READ_BYTES
     assert app.seen == [("/", b"a" * 250_000)]
     assert wire.statuses == [200]
+
+
+def test_few_bodies_are_read_in_a_turn() -> None:
+    app = App()
+
+    async def run() -> None:
+        config = uvicorn.Config(app, log_config=None, lifespan="off")
+        all_of_them = [Connection(config, ServerState(), {}) for _ in range(30)]
+        for made in all_of_them:
+            made.connection_made(Wire())
+            made.data_received(post("/", "Content-Length: 100000"))
+        await settle()
+        for made in all_of_them:
+            made.data_received(b"a" * 100_000)
+            assert cast(Wire, made._wire).is_paused
+        num_left = [3_000_000]
+        while num_left[-1]:
+            await asyncio.sleep(0)
+            num_left.append(sum(len(made._inbox) for made in all_of_them))
+        steps = [now - later for now, later in itertools.pairwise(num_left)]
+        assert max(steps) == connection._BODIES_A_TURN * connection._BYTES_A_TURN
+        first = 30 // connection._BODIES_A_TURN
+        assert min(steps[1:first]) == max(steps)  # in turn, and none twice
+        await settle()
+        for made in all_of_them:
+            made.connection_lost(None)
+
+    asyncio.run(run())
+    assert app.seen == [("/", b"a" * 100_000)] * 30
 
 
 def test_one_connection_gets_its_share_of_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
