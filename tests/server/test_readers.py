@@ -18,6 +18,7 @@ from hypocenter.server.reading.reader_process import Answer, CannotRead, ReaderE
 from hypocenter.server.reading.readers import (
     MAX_TRIES,
     NO_READER,
+    READERS_BUSY,
     SMALL,
     UNREADABLE,
     Readers,
@@ -163,6 +164,49 @@ def test_the_other_client_is_next() -> None:
             await large.say()
         assert ids(large)[:2] == [1, 5], "and not in the order in which they came"
         assert sorted(ids(large)) == [1, 2, 3, 4, 5, 6]
+        await pool.readers.stop()
+
+    run(work())
+
+
+def test_what_waits_to_be_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        monkeypatch.setattr(module, "MAX_WAITING", 4 * len(LONG))
+        pool, small, _large = await started()
+        tasks = [pool.ask(1, LONG)]
+        await settle()
+        tasks += [pool.ask(number, LONG) for number in (2, 3)]
+        await settle()
+        told = await pool.ask(4, LONG)
+        assert isinstance(told, Failed)
+        assert (told.id, told.kind) == (4, READERS_BUSY), "half of it is for others"
+        tasks += [pool.ask(number, LONG, "bob") for number in (5, 6)]
+        await settle()
+        full = await pool.ask(7, LONG, "eve")
+        assert isinstance(full, Failed)
+        assert f"{4 * len(LONG)} characters wait" in full.message
+        short = pool.ask(8, "short")
+        await settle()
+        await small.say()
+        assert await short == Told(8)
+        for task in tasks:
+            task.cancel()
+        await pool.readers.stop()
+
+    run(work())
+
+
+def test_one_text_may_always_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        monkeypatch.setattr(module, "MAX_WAITING", 1)
+        pool, _small, large = await started()
+        first = pool.ask(1, LONG)
+        await settle()
+        second = pool.ask(2, LONG)
+        for task in (first, second):
+            await settle()
+            await large.say()
+            assert isinstance(await task, Told)
         await pool.readers.stop()
 
     run(work())

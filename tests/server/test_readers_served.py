@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -137,6 +138,27 @@ def test_nobody_fills_the_queue_for_all(served: Served) -> None:
         told = served.get("/debug/requests", headers={"Authorization": "Bearer boss"}).json
         assert len(told["open"]) == 1, "it came before them, though all places were taken"
         assert time.monotonic() - began < 60
+
+
+def test_who_gives_way_has_the_same_tokens(served: Served) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 80, "seed": 3, "n": 6, "logprobs": 1}
+
+    def ask() -> list[Any]:
+        reply = complete(served, ANN, temperature=1.0, **body)
+        return [(one["index"], one["text"], one["logprobs"]) for one in reply.json["choices"]]
+
+    def num_paused() -> float:
+        text = served.get("/metrics", headers=BOB).body.decode()
+        return float(re.findall(r"hypocenter:requests_paused_total\{\S* (\S+)", text)[0])
+
+    expected, before = ask(), num_paused()
+    got: list[Any] = []
+    asking = threading.Thread(target=lambda: got.extend(ask()))
+    asking.start()
+    while asking.is_alive():
+        assert complete(served, BOB, max_tokens=1).status == 200
+    assert got == expected
+    assert num_paused() > before
 
 
 def test_who_leaves_while_he_is_read_counts_and_is_dropped(served: Served) -> None:

@@ -303,7 +303,7 @@ def test_a_request_that_gives_way_goes_on_later_with_what_it_had(
         worker.piece(second.id, 9, "stop")
         assert [type(event) for event in events[second.id]] == [Accepted, Piece, Piece, Piece]
         assert second.output_ids == [7, 8, 9]
-        assert (second.num_resumed, counted) == (0, [])
+        assert (second.num_resumed, counted) == (0, ["paused"])
 
     run(work())
 

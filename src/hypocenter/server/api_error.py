@@ -12,7 +12,7 @@ import msgspec
 from starlette.responses import Response
 
 from hypocenter.messages import Failed
-from hypocenter.server.reading.readers import NO_READER, UNREADABLE
+from hypocenter.server.reading.readers import NO_READER, READERS_BUSY, UNREADABLE
 from hypocenter.server.supervisor import QUARANTINED, WORKER_GONE
 
 RETRY_SECONDS = 2
@@ -71,17 +71,19 @@ _FAILURES: dict[str, tuple[int, str | None]] = {
     QUARANTINED: (500, "quarantined"),
     WORKER_GONE: (503, "worker_gone"),
     NO_READER: (503, "no_reader"),
+    READERS_BUSY: (429, "queue_full"),
 }
 
 
 def error_of(failed: Failed) -> ApiError:
     """What a client is told of a request that failed."""
     status, code = _FAILURES.get(failed.kind, (500, None))
+    kind = "invalid_request_error" if status < 500 else "server_error"
     return ApiError(
         status,
         failed.message,
-        kind="invalid_request_error" if status < 500 else "server_error",
+        kind="rate_limit_error" if status == 429 else kind,
         code=code,
         param=failed.field or None,
-        retry=None if status < 500 else status == 503,
+        retry=status in (429, 503) if status >= 429 else None,
     )

@@ -57,6 +57,7 @@ class Metrics:
                 ("fault", "faults", "Workers that died of a fault."),
                 ("restarted", "worker_restarts", "Workers started in place of another."),
                 ("resumed", "requests_resumed", "Requests that outlived their worker."),
+                ("paused", "requests_paused", "Requests that gave way to another client."),
                 ("quarantined", "quarantined_requests", "Requests given up."),
                 ("bundle", "crash_bundles", "Bundles that were saved."),
                 ("refused", "requests_refused", "Requests refused for want of room."),

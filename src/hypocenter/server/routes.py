@@ -184,6 +184,7 @@ async def complete(request: Request) -> Response:
     params = completion_params(body)
     inquiry = _inquire(request, "cmpl", list(prompts), params, body)
     echoed = await _texts(request, prompts) if body.echo else None
+    body.prompt, prompts = "", []  # what is read need not be kept as long as the answer takes
     form = CompletionForm(inquiry, model, echoed)
     return await _respond(request, service, inquiry, form, body, unknown)
 
@@ -201,6 +202,7 @@ async def chat(request: Request) -> Response:
     tools = tools_of(body, service.facts.chat_template)
     messages = [messages_of(body.messages)]
     inquiry = _inquire(request, "chatcmpl", messages, params, body, told, tools)
+    body.messages, body.tools, messages, tools, told = [], None, [], None, {}
     return await _respond(request, service, inquiry, ChatForm(inquiry, model), body, unknown)
 
 

@@ -68,7 +68,7 @@ class CannotStart(HypoError):
 
 
 class Supervisor:
-    """`on_event` hears of what is counted: started, restarted, resumed, quarantined, fault.
+    """`on_event` hears of what is counted: restarted, resumed, paused, quarantined, fault.
 
     `make_reader` gives a process that reads forms or does not (`readers.py`).
     """
@@ -338,6 +338,7 @@ class Supervisor:
         while (generation := self._places.next(self._open, self._leaving, facts)) is not None:
             life.send(generation.hand_over())
         if (generation := self._places.to_pause(self._open, self._leaving, facts)) is not None:
+            self._on_event("paused")
             generation.is_pausing = True
             life.send(Cancel(generation.id))
 

@@ -26,11 +26,13 @@ log = logging.getLogger("hypocenter.server")
 NUM_READERS = 2
 #: Up to so many characters and entries a text is short: a tokenizer takes some milliseconds.
 SMALL = 1 << 15
+#: Characters and entries that may wait to be read, short texts aside; half of it of one client.
+MAX_WAITING = 16 << 20
 #: Readers that may end with one question, while nothing says that it was why.
 MAX_TRIES = 4
 _PAUSE_SECONDS = 5.0
 #: How the server calls the errors of what cannot be read, and of readers that cannot be started.
-UNREADABLE, NO_READER = "Unreadable", "NoReader"
+UNREADABLE, NO_READER, READERS_BUSY = "Unreadable", "NoReader", "ReadersBusy"
 
 
 class ReadingProcess(Protocol):
@@ -47,6 +49,7 @@ class ReadingProcess(Protocol):
 class _Job:
     question: Ask | ReadForm
     client: str
+    size: int
     is_small: bool
     answer: asyncio.Future[Answer]
     num_tries: int = 0
@@ -94,7 +97,9 @@ class Readers:
         if (known := self._find_known(question)) is not None:
             return known
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        job = _Job(question, client, is_small(question), answer)
+        job = _Job(question, client, size_of(question), is_small(question), answer)
+        if (busy := self._refuse_for_size(job)) is not None:
+            return busy
         self._waiting.append(job)
         self._changed.set()
         try:
@@ -190,6 +195,19 @@ class Readers:
         reason = f"{name} cannot be read: {ended}; make it smaller"
         return Failed(job.question.id, UNREADABLE, reason, name)
 
+    def _refuse_for_size(self, job: _Job) -> Failed | None:
+        """What a client is told while too much waits to be read; one text always may."""
+        large = [] if job.is_small else [other for other in self._waiting if not other.is_small]
+        own = [other for other in large if other.client == job.client]
+        for jobs, most in ((large, MAX_WAITING), (own, MAX_WAITING // 2)):
+            size = sum(other.size for other in jobs)
+            if jobs and size + job.size > most:
+                reason = f"{size} characters wait to be read, and at most {most} may; {job.size}"
+                return Failed(
+                    job.question.id, READERS_BUSY, f"{reason} are too many now; try again later"
+                )
+        return None
+
     def _refuse_all(self, reason: str) -> None:
         for job in self._waiting:
             if not job.answer.done():
@@ -203,17 +221,22 @@ def process_maker(start: Mapping[str, Any]) -> Callable[[bool], ReadingProcess]:
 
 def is_small(question: Ask | ReadForm) -> bool:
     """Whether reading it takes no longer than a step of the model does."""
+    return isinstance(question, Ask) and size_of(question) <= SMALL
+
+
+def size_of(question: Ask | ReadForm) -> int:
+    """Characters and tokens, and the entries of messages and tools."""
     if isinstance(question, ReadForm):
-        return False
+        return len(question.text)
     size = len(question.text or "") + len(question.token_ids)
     size += sum(map(len, question.bad_words))
-    return size + _size(question.messages, SMALL) + _size(question.tools, SMALL) <= SMALL
+    return size + _size(question.messages) + _size(question.tools)
 
 
-def _size(value: Any, most: int) -> int:
-    """Characters of all texts in a JSON value, and its entries; looks no further than `most`."""
+def _size(value: Any) -> int:
+    """Characters of all texts in a JSON value, and its entries, which count as some."""
     size, left = 0, [] if value is None else [value]
-    while left and size <= most:
+    while left:
         one = left.pop()
         size += 16
         if isinstance(one, str):
