@@ -474,6 +474,7 @@ def _empty(caches: Path) -> None:
 
 def _problem_of_removal(caches: Path) -> str:
     try:
+        cached.find_cached(HubName(NAME))
         cached.cached_models(caches / "own" / "models")
         cached.remove(HubName(NAME), caches / "own" / "models")
     except HypoError as error:
