@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -267,6 +268,29 @@ def test_a_branch_that_is_no_commit_is_not_followed(cache: Path, victim: Path, t
     find()
     (cache / REPOSITORY / "refs/main").write_text(text)
     assert cached.snapshot_of(HubName(NAME)) is None
+
+
+def test_a_pipe_is_not_waited_for(cache: Path, victim: Path) -> None:
+    find()
+    ref = cache / REPOSITORY / "refs/main"
+    ref.unlink()
+    os.mkfifo(ref)
+    assert cached.snapshot_of(HubName(NAME)) is None
+    assert find().read_bytes() == DATA
+    assert ref.read_text() == COMMIT
+
+
+def test_a_cache_for_reading_only_is_no_trouble(
+    cache: Path, victim: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = find()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "read-only file system")
+
+    for name in ("rename", "symlink", "unlink"):
+        monkeypatch.setattr(os, name, refuse)
+    assert find() == path
 
 
 def test_a_cache_without_links_has_the_files_themselves(

@@ -40,7 +40,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_a_tensor_of_no_layer_is_refused(family: str, name: str, files: dict[str, Path]) -> None:
     kind = name.rpartition(".")[0].rpartition(".")[2]
     with open_gguf(files[family]) as file:
-        old = next(there for there in reversed(file.tensors) if there.endswith(f".{kind}.weight"))
+        old = next(
+            there for there in reversed(list(file.tensors)) if there.endswith(f".{kind}.weight")
+        )
         tensors = {(name if key == old else key): info for key, info in file.tensors.items()}
         tensors[name] = replace(tensors[name], name=name)
         file._tensors = MappingProxyType(tensors)

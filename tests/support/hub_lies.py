@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import close_session, constants
-from loopback_hub import COMMIT, use
+from loopback_hub import COMMIT, Hub, use
 
 from hypocenter.cache_folder import private_folder
 from hypocenter.errors import HypoError
@@ -421,7 +421,7 @@ def lying_hub(folder: Path) -> Iterator[LyingHub]:
     (folder / "victim" / "kept.gguf").write_bytes(DATA)
     (folder / "here").mkdir()
     with LyingHub(("127.0.0.1", 0), _Handler) as hub, pytest.MonkeyPatch.context() as patch:
-        use(hub, folder / "a" / "b", patch)
+        use(Hub(url=hub.url), folder / "a" / "b", patch)
         patch.chdir(folder / "here")
         patch.delenv("HF_TOKEN", raising=False)
         patch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", _SILENT_SECONDS)
@@ -474,6 +474,7 @@ def _empty(caches: Path) -> None:
 
 def _problem_of_removal(caches: Path) -> str:
     try:
+        cached.find_cached(HubName(NAME))
         cached.cached_models(caches / "own" / "models")
         cached.remove(HubName(NAME), caches / "own" / "models")
     except HypoError as error:

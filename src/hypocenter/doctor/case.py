@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -30,6 +31,8 @@ from hypocenter.record.gap import Gap
 _E = TypeVar("_E", bound=Event)
 #: Of weights, as GGUF names them, and of the cache.
 _LAYER = re.compile(r"^(?:blk|[kv]_cache)\.([0-9]{1,6})\b")
+#: Launches whose tensors are remembered: those of a plan are asked for with every step.
+_MAX_REMEMBERED = 4096
 
 
 class Case:
@@ -45,6 +48,8 @@ class Case:
         self.steps = index.events_of(Stepped)
         self._writes: dict[object, frozenset[str]] = {}
         self._arrays: dict[tuple[int, tuple[int, ...]], Array] = {}
+        #: By identity, with the launch, so that no other can come to have it.
+        self._tensors_of: dict[int, tuple[LaunchRecord, Mapping[str, TensorRecord]]] = {}
         #: The comparison with the good run, once a rung has made it.
         self.good_diff: RunDiff | None = None
         #: What the rungs have said so far.
@@ -136,8 +141,16 @@ class Case:
                 return self.tensors.get(fact.tensor)
         return None
 
-    def tensors_of(self, launch: LaunchRecord) -> dict[str, TensorRecord]:
+    def tensors_of(self, launch: LaunchRecord) -> Mapping[str, TensorRecord]:
         """Every tensor of a launch, by the contract's name where it has one."""
+        kept = self._tensors_of.get(id(launch))
+        if kept is None:
+            kept = launch, self._find_tensors(launch)
+            if len(self._tensors_of) < _MAX_REMEMBERED:
+                self._tensors_of[id(launch)] = kept
+        return kept[1]
+
+    def _find_tensors(self, launch: LaunchRecord) -> dict[str, TensorRecord]:
         seen: set[int] = set()
         tensors: dict[str, TensorRecord] = {}
         # A kernel may call one thing by the name that the contract has for another.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hypocenter.errors import HubError, ModelNotFound
-from hypocenter.hub.folders import ThroughLink, open_folder, put_text
+from hypocenter.hub.folders import ThroughLink, open_folder, put_text, read_text
 from hypocenter.hub.names import COMMIT, FileAddress, HubName, RemoteName
 from hypocenter.hub.variants import RemoteFile, Variant, choose, variants_of
 
@@ -62,9 +62,7 @@ def repository_folder(repository: str) -> Path:
 def snapshot_of(name: HubName) -> Path | None:
     """The folder of the revision that `name` has here; that of the last commit for a branch."""
     folder = repository_folder(name.repository)
-    commit = name.revision
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        commit = (folder / "refs" / name.revision).read_text("ascii").strip()
+    commit = read_text(folder / "refs" / name.revision).strip() or name.revision
     snapshot = folder / "snapshots" / commit
     return snapshot if COMMIT.fullmatch(commit) and snapshot.is_dir() else None
 
@@ -245,14 +243,8 @@ def note_version(folder: int, version: str) -> None:
 
 def version_of(path: Path) -> str:
     """What was written; empty where nothing was."""
-    return _read(path.with_name(_VERSION))
+    return read_text(path.with_name(_VERSION))
 
 
 def _address_of(path: Path) -> str:
-    return _read(path.with_name(_ADDRESS)).strip() or path.name
-
-
-def _read(path: Path) -> str:
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return path.read_text("utf-8")
-    return ""
+    return read_text(path.with_name(_ADDRESS)).strip() or path.name

@@ -18,6 +18,8 @@ from pathlib import Path
 from hypocenter.errors import HubError
 
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
+#: Of a commit, an address or a version.
+_MAX_TEXT_BYTES = 1 << 16
 #: What the kernel says of a link where a folder or a file is wanted, and of a file for a folder.
 _NO_FOLDER = (errno.ELOOP, errno.ENOTDIR)
 
@@ -90,8 +92,21 @@ def open_file(folder: int, path: Path) -> int:
     return file
 
 
+def read_text(path: Path | str, folder: int | None = None) -> str:
+    """A short file of the cache; empty where there is none, or something else than a file."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        # Of a pipe that somebody put there nothing ever comes.
+        file = os.open(path, os.O_CLOEXEC | os.O_RDONLY | os.O_NONBLOCK, dir_fd=folder)
+        with open(file, "rb") as stream:
+            if stat.S_ISREG(os.fstat(file).st_mode):
+                return stream.read(_MAX_TEXT_BYTES).decode()
+    return ""
+
+
 def put_text(folder: int, name: str, text: str) -> None:
-    """Write a short file as a whole, in the place of whatever had its name."""
+    """Write a short file as a whole, in the place of whatever had its name, unless it is so."""
+    if read_text(name, folder) == text:
+        return  # a cache may be for reading only
     other = _other_name()
     file = os.open(other, _OPEN | os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=folder)
     with open(file, "w", encoding="utf-8") as stream:
