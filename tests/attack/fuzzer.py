@@ -13,7 +13,7 @@ import random
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from attack.limits import FUZZ_SECONDS
@@ -301,7 +301,7 @@ def main(words: list[str]) -> None:
     maker = Maker(json.loads(connection.getresponse().read()), key, boss)
     connection.close()
     said = fuzz(int(port), maker, seed, range(int(first), int(first) + int(count)))
-    print(json.dumps(asdict(said)))
+    print(json.dumps(vars(said)))
 
 
 if __name__ == "__main__":
