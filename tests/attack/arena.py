@@ -41,7 +41,7 @@ PATH = os.pathsep.join(
 )
 VICTIM, MALLORY, BOSS = "victim-key", "mallory-key", "boss-key"
 MANY_KEYS = tuple(f"key-{number}-of-many" for number in range(16))
-#: Where no key says who asks, the address does.
+#: Where no key says who asks, the address does: who has none comes from elsewhere.
 HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"
 #: The bundled model has no template, and chats are to be attacked as well.
 WORDS = ("--admin-key", BOSS, "--chat-template", "chatml")
@@ -183,7 +183,7 @@ class Arena:
         keys = ""
         if attack.server == KEYS and attack.has_key:
             keys = ",".join(MANY_KEYS) if attack.many_keys else MALLORY
-        source = HERE if attack.server == KEYS else ELSEWHERE
+        source = HERE if keys else ELSEWHERE
         words = (str(self.served.port), source, keys, str(attack.num), str(ATTACK_SECONDS))
         program = run_program("attack.program", attack.client, *words)
         assert program.stdout is not None

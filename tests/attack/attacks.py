@@ -105,6 +105,7 @@ def _table() -> tuple[Attack, ...]:
         ("slow headers", "connections.slow_headers", 500),
         ("huge headers", "connections.huge_headers", 6),
         ("3,000 idle connections", "connections.idle", 60),
+        ("4,200 idle connections", "connections.idle", 84),
         ("comings and goings", "connections.comings_and_goings", 16),
         ("no requests", "connections.no_requests", 16),
         ("/health in pipelines", "connections.pipelines", 6),

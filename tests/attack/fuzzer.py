@@ -13,7 +13,7 @@ import random
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from attack.limits import FUZZ_SECONDS
@@ -72,7 +72,7 @@ HEADERS = (
     ("Host", "evil.example"), ("Origin", "https://evil.example"), ("Host", ""),
 )  # fmt: skip
 NAMES = (
-    "x", "cmpl-0", "..", "%2e%2e", "%00", "%ff", "a%2fb", "%0d%0aX: y", "a" * 3000, "%F0%9F%92%A9",
+    "x", "cmpl-0", "..", "%2e%2e", "%00", "%ff", "a%2fb", "%0d%0aX:%20y", "a" * 3000, "%F0%9F%92%A9",
     "{name}", "%7Bname%7D", "-1", ";", "?", "%3f", "demo-q8_0", "cancel",
 )  # fmt: skip
 METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "QUERY", "get")
@@ -301,7 +301,7 @@ def main(words: list[str]) -> None:
     maker = Maker(json.loads(connection.getresponse().read()), key, boss)
     connection.close()
     said = fuzz(int(port), maker, seed, range(int(first), int(first) + int(count)))
-    print(json.dumps(asdict(said)))
+    print(json.dumps(vars(said)))
 
 
 if __name__ == "__main__":

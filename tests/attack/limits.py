@@ -36,6 +36,7 @@ MORE_THREADS = 16
 #: Lines of the log for one attack, whatever it does: a log on a disk is a resource too.
 LOG_LINES = 200
 
-#: Fuzzed requests of all processes together, and what a single one may take.
+#: Fuzzed requests of all tests together, how many tests they are, and what a single one may take.
 FUZZ_REQUESTS = 20_000
+FUZZ_PARTS = 10
 FUZZ_SECONDS = 30.0

@@ -140,7 +140,7 @@ def forms(aim: Aim, index: int) -> None:
     tail = aim.name()[:4]
     every = _forms(tail)
     form = every[aim.next() % len(every)]
-    _ask(aim, "/v1/completions", {**_formed(form), "n": 4, "ignore_eos": True}, index)
+    _ask(aim, "/v1/completions", {**_formed(form), "n": 4}, index)
 
 
 def ambiguous_answers(aim: Aim, index: int) -> None:
