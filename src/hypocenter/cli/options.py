@@ -442,9 +442,8 @@ class EngineOptions:
                 raise UsageError("both --chat-template and --chat-template-file; give one")
             fields["chat_template"] = _template_of(file)
         elif (named := self.chat_template or "").endswith(".jinja") and "{" not in named:
-            raise UsageError(
-                f"--chat-template takes a name or a text; --chat-template-file {named} reads a file"
-            )
+            hint = f"--chat-template-file {named} reads a file"
+            raise UsageError(f"--chat-template takes a name or a text; {hint}")
         if (written := self.chat_template_kwargs) is not None:
             fields["chat_template_kwargs"] = _variables_of(written)
         del fields["cache_type_k"], fields["cache_type_v"]
