@@ -72,8 +72,8 @@ HEADERS = (
     ("Host", "evil.example"), ("Origin", "https://evil.example"), ("Host", ""),
 )  # fmt: skip
 NAMES = (
-    "x", "cmpl-0", "..", "%2e%2e", "%00", "%ff", "a%2fb", "%0d%0aX:%20y", "a" * 3000, "%F0%9F%92%A9",
-    "{name}", "%7Bname%7D", "-1", ";", "?", "%3f", "demo-q8_0", "cancel",
+    "x", "cmpl-0", "..", "%2e%2e", "%00", "%ff", "a%2fb", "%0d%0aX:%20y", "a" * 3000,
+    "%F0%9F%92%A9", "{name}", "%7Bname%7D", "-1", ";", "?", "%3f", "demo-q8_0", "cancel",
 )  # fmt: skip
 METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "QUERY", "get")
 PATHS = (
@@ -216,7 +216,7 @@ class Maker:
     def _field(self, chosen: random.Random) -> str:
         """A field of one of the bodies, perhaps of another route's."""
         name = chosen.choice([name for name in self._schemas if name.endswith("Body")])
-        return chosen.choice([*self._schemas[name]["properties"]])
+        return str(chosen.choice([*self._schemas[name]["properties"]]))
 
 
 def _bound(chosen: random.Random, body: dict[str, Any]) -> None:

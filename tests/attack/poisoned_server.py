@@ -20,10 +20,7 @@ def main(words: list[str]) -> int:
         worker=("attack.poisoned_worker",),
     )
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    return serve(config, Listener(say, lambda *_: None, lambda *_: None))
+    return serve(config, Listener())
 
 
 if __name__ == "__main__":

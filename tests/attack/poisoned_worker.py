@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hypocenter.engine.batch import Batch
 from hypocenter.engine.runner import Runner
@@ -22,7 +23,7 @@ from hypocenter.worker import worker
 POISON = (7, 11, 7, 13, 7, 17)
 
 
-def is_poisoned(token_ids: Sequence[int]) -> bool:
+def is_poisoned(token_ids: npt.ArrayLike) -> bool:
     """Whether the poison stands anywhere in these."""
     ids = np.asarray(token_ids)
     if len(ids) < len(POISON):

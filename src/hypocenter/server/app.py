@@ -24,6 +24,7 @@ from hypocenter.server.api_error import ApiError, json_response
 from hypocenter.server.fields import ChatBody, CompletionBody
 from hypocenter.server.intake.strangers import Strangers
 from hypocenter.server.openapi import Endpoint, document
+from hypocenter.server.operating.access import AccessLog, Prefix
 from hypocenter.server.routes import ClientLeft, Service
 
 #: Answered before a model is loaded.
@@ -33,7 +34,7 @@ _ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
 
 
 async def _openapi(request: Request) -> Response:
-    return json_response(document(TABLE, version()))
+    return json_response(document(TABLE, version(), request.app.state.root_path))
 
 
 #: Every route there is.
@@ -130,13 +131,22 @@ def make_app(
     cors_origins: Sequence[str] = (),
     allowed_hosts: Sequence[str] = (),
     is_local: bool = False,
+    root_path: str = "",
 ) -> Starlette:
     """The routes of `service`, behind these keys; without `api_keys` everybody may ask.
 
-    `is_local`: only this machine can reach it; `allowed_hosts` are names that it has besides.
+    `service.api_keys` may be changed later. `is_local`: only this machine can reach it;
+    `allowed_hosts` are names that it has besides. `root_path` is what a proxy may leave before a
+    path.
     """
+    service.api_keys = tuple(api_keys)
     strangers = Strangers(is_local=is_local, hosts=allowed_hosts, origins=cors_origins)
-    middleware = [Middleware(_Outer, strangers)]
+    middleware = [
+        Middleware(AccessLog),
+        Middleware(_Outer, strangers),
+    ]
+    if root_path:
+        middleware.insert(0, Middleware(Prefix, root_path))
     if cors_origins:
         middleware.append(
             Middleware(
@@ -146,7 +156,7 @@ def make_app(
                 allow_headers=["*"],
             )
         )
-    middleware.append(Middleware(_Guard, service, tuple(api_keys), admin_key))
+    middleware.append(Middleware(_Guard, service, admin_key))
     app = Starlette(
         routes=[Route(entry.path, entry.endpoint, methods=[entry.method]) for entry in TABLE],
         middleware=middleware,
@@ -159,7 +169,7 @@ def make_app(
     )
     app.router.redirect_slashes = False
     app.state.service = service
-    service.has_keys = bool(api_keys)
+    app.state.root_path = root_path
     return app
 
 
@@ -195,15 +205,12 @@ class _Guard:
     """Lets in who has a key, and nobody while there is no model to ask.
 
     What a route is told of who asks is in the request's `state`: `client`, by which requests of one
-    are told from those of another; `may_see_all`, whether it may see what others ask; `body`, what
-    its body holds of the memory for bodies.
+    are told from those of another; `key_digest`, where a key let it in; `may_see_all`, whether it
+    may see what others ask; `body`, what its body holds of the memory for bodies.
     """
 
-    def __init__(
-        self, app: ASGIApp, service: Service, api_keys: tuple[str, ...], admin_key: str | None
-    ) -> None:
-        self._app, self._service = app, service
-        self._api_keys, self._admin_key = api_keys, admin_key
+    def __init__(self, app: ASGIApp, service: Service, admin_key: str | None) -> None:
+        self._app, self._service, self._admin_key = app, service, admin_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -215,9 +222,12 @@ class _Guard:
             await error.response()(scope, receive, send)
             return
         is_admin = self._admin_key is not None and _is_one_of(key, (self._admin_key,))
-        client = _client_of(scope, key if self._api_keys else "")
+        has_keys = bool(self._service.api_keys)
+        client = _client_of(scope, key if has_keys else "")
         body = self._service.bodies.of(client)
-        state = {"client": client, "may_see_all": is_admin or not self._api_keys, "body": body}
+        state = {"client": client, "may_see_all": is_admin or not has_keys, "body": body}
+        if has_keys and key:
+            state["key_digest"] = client
         scope.setdefault("state", {}).update(state)
         try:
             await self._app(scope, receive, send)
@@ -225,7 +235,7 @@ class _Guard:
             body.release()
 
     def _refusal(self, scope: Scope, key: str) -> ApiError | None:
-        path = scope["path"]
+        path, api_keys = scope["path"], self._service.api_keys
         if path in OPEN_PATHS:
             return None
         if path.startswith(ADMIN_PATHS):
@@ -233,7 +243,7 @@ class _Guard:
                 return ApiError(403, "there is no admin key; start the server with --admin-key")
             if not _is_one_of(key, (self._admin_key,)):
                 return _no_key("the admin key")
-        elif self._api_keys and not _is_one_of(key, (*self._api_keys, self._admin_key or "")):
+        elif api_keys and not _is_one_of(key, (*api_keys, self._admin_key or "")):
             return _no_key("a key")
         if self._service.supervisor.facts is None and path not in EARLY_PATHS:
             return ApiError(503, "Loading model", kind="unavailable_error", retry=True)

@@ -41,6 +41,8 @@ class Generation:
     client: str = NOBODY
     #: Is handed everything that a worker says of it, in order.
     listener: Callable[[Generation, WorkerEvent], None] | None = None
+    #: Counts what a worker says of it.
+    watcher: Callable[[Generation, WorkerEvent], None] | None = None
     #: What readers made of it: the prompt's tokens, those of words to avoid, and its form.
     prompt_ids: tuple[int, ...] | None = None
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
@@ -54,6 +56,8 @@ class Generation:
     submitted: float = field(default_factory=time.monotonic)
     first_token: float | None = None
     last_token: float | None = None
+    #: Seconds between its last two pieces, once there are two.
+    gap: float | None = None
     is_done: bool = False
     is_with_worker: bool = False
     #: Whether the worker that has it has said so, and whether it has brought a piece of it.
@@ -130,8 +134,9 @@ class Generation:
             case Piece():
                 self.has_begun = True
                 if event.token_ids:
-                    self.last_token = time.monotonic()
-                    self.first_token = self.first_token or self.last_token
+                    now, before = time.monotonic(), self.last_token
+                    self.gap = None if before is None else now - before
+                    self.first_token, self.last_token = self.first_token or now, now
                     self.output_ids += event.token_ids
                     self.num_blamed = 0  # it gets on
                 self.is_done = event.ending is not None
@@ -139,5 +144,6 @@ class Generation:
                 self.is_done = True
         if self.is_done:
             self._forget_text()
-        if self.listener is not None:
-            self.listener(self, event)
+        for told in (self.watcher, self.listener):
+            if told is not None:
+                told(self, event)

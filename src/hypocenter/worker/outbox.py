@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
-from hypocenter.errors import BadSetting, GrammarError, TooMuchText
+from hypocenter.errors import BadSetting, GrammarError, HypoError, TooMuchText
 from hypocenter.frames import as_frame
 from hypocenter.messages import EngineState, Failed, News, Piece
 
@@ -93,4 +95,14 @@ class Outbox:
 def failure_of(number: int, error: Exception) -> Failed:
     """What the server is told of an error: that of the request or question with that number."""
     field = error.field if isinstance(error, BadSetting | TooMuchText | GrammarError) else ""
-    return Failed(number, type(error).__name__, str(error), field)
+    settings = error.settings if isinstance(error, HypoError) else ()
+    if isinstance(error, BadSetting):
+        settings = (error.field,)
+    return Failed(number, type(error).__name__, str(error), field, settings)
+
+
+def failure_for_client(number: int, error: Exception, model: Path) -> Failed:
+    """The same without the folder of the model's file, which is nobody's business."""
+    failed = failure_of(number, error)
+    shown = failed.message.replace(f"{model.parent}{os.sep}", "")
+    return msgspec.structs.replace(failed, message=shown)

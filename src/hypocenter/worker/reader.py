@@ -35,7 +35,7 @@ from hypocenter.messages import (
     ToReader,
 )
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.worker.outbox import failure_of
+from hypocenter.worker.outbox import failure_for_client, failure_of
 
 
 def main(words: Sequence[str]) -> int:
@@ -66,7 +66,8 @@ class Reader:
     """What one model's file says of texts; answers a question at a time."""
 
     def __init__(self, start: StartReader) -> None:
-        with open_gguf(Path(start.model), start.config.override_kv) as file:
+        self._model = Path(start.model)
+        with open_gguf(self._model, start.config.override_kv) as file:
             self._prompts = PromptReader(file, start.config)
         self._tokenizer = self._prompts.tokenizer
         self._grammars = Grammars(self._tokenizer, self._tokenizer.vocab_size)
@@ -89,7 +90,7 @@ class Reader:
                 return FormRead(question.id, compiled)
             return self._tell(question)
         except HypoError as error:
-            return failure_of(question.id, error)
+            return failure_for_client(question.id, error, self._model)
 
     def _tell(self, question: Ask) -> Told:
         tokenizer, max_chars = self._tokenizer, question.max_chars or None

@@ -57,7 +57,8 @@ from hypocenter.messages import (
 from hypocenter.results import TokenLogprob
 from hypocenter.worker.arrivals import Arrivals
 from hypocenter.worker.description import ending_of, facts_of
-from hypocenter.worker.outbox import Outbox, failure_of
+from hypocenter.worker.outbox import Outbox, failure_for_client, failure_of
+from hypocenter.worker.refusals import require_servable
 
 PromptLogprobs = tuple[TokenLogprob | None, ...] | None
 #: Errors that concern one request alone; the worker goes on.
@@ -101,6 +102,7 @@ class ModelWorker:
 
     def __init__(self, connection: socket.socket, start: Start) -> None:
         began = time.monotonic()
+        self._model = Path(start.model)
         self._requests: dict[int, Request] = {}
         #: Requests that want logprobs of their prompts: at their first news they are known.
         self._wants_prompt: set[int] = set()
@@ -114,10 +116,12 @@ class ModelWorker:
             shared=start.kept,
             block_memory=start.block_memory,
         )
+        if start.is_first:  # those that follow are to take over at once
+            require_servable(self._llm, start.config)
         self._engine = self._llm.engine
         self._driver = Driver(self._engine)
         self._arrivals = Arrivals(self._admit, die)
-        facts = facts_of(self._llm, Path(start.model), start.config)
+        facts = facts_of(self._llm, self._model, start.config)
         self._outbox.put(Ready(facts, time.monotonic() - began))
 
     def handle(self, message: ToWorker | None) -> bool:
@@ -144,7 +148,7 @@ class ModelWorker:
         try:
             request = self._request_of(message) if is_wanted() else None
         except OWN_ERRORS as error:
-            self._outbox.put(failure_of(message.id, error))
+            self._outbox.put(failure_for_client(message.id, error, self._model))
             return
         if request is None:
             self._outbox.put(Dropped(message.id))
@@ -224,7 +228,7 @@ class ModelWorker:
             if request.error is not None:
                 if not isinstance(request.error, OWN_ERRORS):
                     die(request.error)
-                pieces.append(failure_of(number, request.error))
+                pieces.append(failure_for_client(number, request.error, self._model))
         return pieces
 
 

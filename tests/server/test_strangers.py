@@ -13,6 +13,7 @@ import pytest
 from hypocenter.config import SamplingParams
 from hypocenter.messages import Accepted, Ending, Piece, ServedModel
 from hypocenter.server.app import make_app
+from hypocenter.server.faults import FaultKeeper
 from hypocenter.server.generation import Generation
 from hypocenter.server.inquiry import Inquiry
 from hypocenter.server.intake.bodies import Bodies
@@ -22,7 +23,7 @@ FACTS = ServedModel(
     name="m", architecture="llama", quantisation="Q8_0", num_parameters=1, file_bytes=1,
     context_length=64, trained_length=64, vocab_size=9, bos_id=1, eos_id=2, bos_text="",
     eos_text="", chat_template="", device="cpu", instruction_set="", max_requests=2,
-    block_size=16, num_blocks=4,
+    block_size=16, num_blocks=4, longest_token_bytes=8,
 )  # fmt: skip
 PATH = "/home/someone/models/m.gguf"
 
@@ -35,9 +36,10 @@ class Fake:
         self.ended_early: list[str] = []
         self.generations = [self._generation(1, "cmpl-one"), self._generation(2, "cmpl-two")]
         self.held: list[int] = []
-        metrics = SimpleNamespace(count=lambda what: None, count_end=lambda *_, **__: None)
+        metrics = SimpleNamespace(count=lambda what: None, note=lambda *_: None)
+        faults = FaultKeeper(None, lambda: None)
         self.service = Service(
-            cast(Any, self), cast(Any, metrics), ("m",), PATH, 1000, 4, Bodies(10_000), None
+            cast(Any, self), cast(Any, metrics), ("m",), PATH, 1000, 4, Bodies(10_000), faults
         )
         self.app = make_app(self.service, **more)
 
