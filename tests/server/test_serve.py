@@ -38,7 +38,8 @@ class Start:
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    with started(tmp_path_factory.mktemp("served"), "-np", "16", "--admin-key", "boss") as served:
+    environ = {"HYPO_ADMIN_KEY": "boss", "HYPO_SERVE_PARALLEL": "16"}
+    with started(tmp_path_factory.mktemp("served"), environ=environ) as served:
         health, early = served.get("/health"), served.post("/v1/completions", {"prompt": "a"})
         served.wait_ready()
         yield Start(served, health, early, tuple(served.stderr))
@@ -248,6 +249,8 @@ def test_it_describes_itself(served: Served) -> None:
 
 
 def test_debug_routes_need_the_admin_key(served: Served) -> None:
+    environment = Path(f"/proc/{served.worker_pid}/environ").read_bytes()
+    assert b"HYPO_ADMIN_KEY" not in environment
     assert served.get("/debug/requests").status == 401
     answer = served.get("/debug/requests", headers={"Authorization": "Bearer boss"})
     assert answer.json["engine"]["num_running"] == 0
