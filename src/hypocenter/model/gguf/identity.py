@@ -1,8 +1,7 @@
 """Tells what a file is that is no language model, and what to open in its place; opens nothing.
 
 Signatures are those of the formats' own specifications; keys of GGUF files that are no models are
-those that llama.cpp's converters and tools write (gguf-py `constants.py`, tools/imatrix,
-tools/cvector-generator).
+those that llama.cpp's converters, its imatrix and its cvector-generator write.
 """
 
 from __future__ import annotations
@@ -37,12 +36,10 @@ _SIGNATURES: tuple[tuple[bytes, tuple[str, str]], ...] = (
     (b"7z\xbc\xaf", ("a 7z archive", _UNPACK)),
 )
 _PAGE = "an HTML page", "a download saved a web page instead; download the model file itself"
-_ANSWER = (
-    "a server's answer in XML", "a download was refused and saved why; download the file again",
-)  # fmt: skip
+_REFUSED = "a download was refused and saved why; download the file again"
 _TEXTS: tuple[tuple[bytes, tuple[str, str]], ...] = (
     *((tag, _PAGE) for tag in (b"<!doctype html", b"<html", b"<head")),
-    (b"<?xml", _ANSWER),
+    (b"<?xml", ("a server's answer in XML", _REFUSED)),
     (
         b"version https://git-lfs",
         ("a git-lfs pointer", "fetch the file itself with `git lfs pull`"),
@@ -124,7 +121,7 @@ def _of_keys(file: OpenFile) -> tuple[str, str]:
         where = f", such as {beside!r}" if beside else ""
         return (
             "the part of a model that sees or hears (mmproj)",
-            f"open the language model that it belongs to{where}; it reads text alone",
+            f"open the language model that it belongs to{where}; hypocenter reads text alone",
         )
     if kind == "imatrix" or found == "an importance matrix":
         return "an importance matrix", "open the model that it was made of"
