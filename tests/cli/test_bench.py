@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from hypocenter.cli import machine
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.tool_options import BenchOptions
 from hypocenter.cli.verbs import bench
@@ -95,3 +97,28 @@ def _route(device: str) -> Route:
         device=device, instruction_set=device, weight_dtype="Q8_0", activation_dtype="I8",
         kv_dtype="f16", num_threads=1, kernels=(), num_graphs=0,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("level_3", "wanted"),
+    [(["32768K"], 256 << 20), (["98304K"] * 12, 2 << 30), ([], 2 << 30)],
+)
+def test_what_is_read_is_too_much_for_caches(
+    level_3: list[str], wanted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two cores share each; of a machine that says nothing much is read."""
+    for core in range(2 * len(level_3)):
+        shared = f"{core // 2 * 2}-{core // 2 * 2 + 1}"
+        for index, (level, size) in enumerate((("2", "1024K"), ("3", level_3[core // 2]))):
+            cache = tmp_path / f"sys/devices/system/cpu/cpu{core}/cache/index{index}"
+            cache.mkdir(parents=True)
+            (cache / "level").write_text(f"{level}\n")
+            (cache / "size").write_text(f"{size}\n")
+            (cache / "shared_cpu_list").write_text(f"{core if level == '2' else shared}\n")
+    found = machine.cache_bytes(tmp_path)
+    assert found == (sum(int(size[:-1]) << 10 for size in level_3) or None)
+    monkeypatch.setattr(machine, "cache_bytes", lambda: found)
+    monkeypatch.setattr(machine, "memory", lambda: {"available_bytes": 64 << 30})
+    assert bench.read_bytes() == wanted
+    monkeypatch.setattr(machine, "memory", lambda: {"available_bytes": 100 << 20})
+    assert bench.read_bytes() == 50 << 20

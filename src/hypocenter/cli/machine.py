@@ -40,6 +40,22 @@ def memory(root: Path = Path("/")) -> dict[str, int | None]:
     }
 
 
+def cache_bytes(root: Path = Path("/")) -> int | None:
+    """The last caches of all cores together; None where the system does not say."""
+    last: dict[str, tuple[int, int]] = {}
+    for cache in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
+        try:
+            level, size, cores = (
+                (cache / name).read_text().strip() for name in ("level", "size", "shared_cpu_list")
+            )
+            num_bytes = int(size.removesuffix("K")) << 10
+            last[f"{level} of {cores}"] = int(level), num_bytes
+        except (OSError, ValueError):
+            return None
+    highest = max((level for level, _ in last.values()), default=0)
+    return sum(num_bytes for level, num_bytes in last.values() if level == highest) or None
+
+
 def _proc_value(path: Path, label: str) -> str:
     """The text after `label:` in a file of /proc; empty when there is none."""
     try:

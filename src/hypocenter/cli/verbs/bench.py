@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from hypocenter.engine.runner import Runner
     from hypocenter.results import Route
 
-READ_BYTES = 2 << 30
+#: What is read to measure the memory of a CPU: so many times its caches, within these bounds.
+TIMES_CACHES = 4
+LEAST_READ_BYTES, MOST_READ_BYTES = 256 << 20, 2 << 30
 NUM_READ_PASSES = 10
 TOKEN_SEED = 0
 NUM_WARM_UPS = 2
@@ -139,7 +141,7 @@ def bandwidth_of(route: Route) -> float | None:
     Of a GPU what a copy reads and writes, measured there; of a CPU what its threads read.
     """
     if route.device == "cpu":
-        return read_bandwidth(route.num_threads, min(READ_BYTES, _spare_bytes()))
+        return read_bandwidth(route.num_threads, read_bytes())
     return devices.backend_of(route.device).copy_bandwidth()
 
 
@@ -369,12 +371,15 @@ def _feed(
         runner.run(batch_of(part, start + at, runner, first_block, state_slot))
 
 
-def _spare_bytes() -> int:
-    """Half of the memory that is free, so that measuring pushes nothing out."""
-    from hypocenter.cli.machine import memory
+def read_bytes() -> int:
+    """What is too much for caches, and at most half of the memory that is free, so that measuring
+    pushes nothing out."""
+    from hypocenter.cli.machine import cache_bytes, memory
 
+    caches = cache_bytes() or MOST_READ_BYTES
+    wanted = min(max(TIMES_CACHES * caches, LEAST_READ_BYTES), MOST_READ_BYTES)
     available = memory()["available_bytes"]
-    return READ_BYTES if available is None else max(available // 2, 1 << 20)
+    return wanted if available is None else min(wanted, max(available // 2, 1 << 20))
 
 
 def as_object(
