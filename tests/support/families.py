@@ -57,14 +57,20 @@ class FamilyModel:
 def make_family(name: str, folder: Path, seed: int = 0) -> FamilyModel:
     """The random model of family `name`, written to `folder`; equal seeds give equal bytes."""
     family = FAMILIES[name]
+    hf_model, token_ids = random_model(name, family, seed)
+    path = folder / f"{name}-{seed}.gguf"
+    write_gguf(family, hf_model, path)
+    return FamilyModel(name, family, path, hf_model, token_ids)
+
+
+def random_model(name: str, family: Family, seed: int = 0) -> tuple[Any, list[int]]:
+    """A transformers model of `family` in which every weight matters, and a text for it."""
     hf_model = new_model(family)
     generator = np.random.default_rng([seed, *name.encode()])
     token_ids = [int(id) for id in generator.integers(3, VOCAB_SIZE, NUM_TOKENS)]
     _randomise(family, hf_model, generator)
     _set_entropy(family, hf_model, token_ids[:128])
-    path = folder / f"{name}-{seed}.gguf"
-    write_gguf(family, hf_model, path)
-    return FamilyModel(name, family, path, hf_model, token_ids)
+    return hf_model, token_ids
 
 
 def new_model(family: Family) -> Any:

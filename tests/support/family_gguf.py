@@ -45,7 +45,7 @@ def write_gguf(family: Family, hf_model: Any, path: Path, fault: Fault = SOUND) 
     """Write `hf_model` as an F32 GGUF file in llama.cpp's layout, with `fault` if one is asked."""
     writer = gguf.GGUFWriter(path, family.arch)
     _add_metadata(writer, family, hf_model.config, fault)
-    _ADD_VOCABULARY[family.vocabulary](writer, family.pre)
+    add_vocabulary(writer, family.vocabulary, family.pre)
     for name, values in _rope_tensors(family, hf_model).items():
         writer.add_tensor(name, values)
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == family.arch)
@@ -65,6 +65,11 @@ def write_gguf(family: Family, hf_model: Any, path: Path, fault: Fault = SOUND) 
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def add_vocabulary(writer: Any, vocabulary: str, pre: str) -> None:
+    """Write a vocabulary of VOCAB_SIZE tokens, of bytes and few more: gpt2 or llama."""
+    _ADD_VOCABULARY[vocabulary](writer, pre)
 
 
 def head_dim_of(config: Any) -> int:

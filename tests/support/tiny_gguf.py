@@ -28,7 +28,7 @@ def write_tiny(
     """A random model of the architecture `name`, in F32 or with matrices in F16.
 
     `metadata` adds or replaces keys, without the architecture's prefix: text, integers (u32),
-    floats (f64) or lists of these. `tensors` adds or replaces tensors; None leaves one out.
+    floats (f64) or lists of these. `tensors` adds or replaces tensors. None leaves one out.
     `tokens` are the words of its tokenizer, which it has none of without.
     """
     writer = gguf.GGUFWriter(path, name)
@@ -50,6 +50,8 @@ def write_tiny(
         float: writer.add_float64,
     }
     for key, value in keys.items():
+        if value is None:
+            continue
         add.get(type(value), writer.add_array)(f"{name}.{key}", value)
     if tokens:
         writer.add_tokenizer_model("llama")

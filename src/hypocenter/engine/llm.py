@@ -49,6 +49,7 @@ from hypocenter.errors import BadSetting, UsageError
 from hypocenter.messages import KeptWeights
 from hypocenter.model.from_name import file_of
 from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.gguf.identity import require_model
 from hypocenter.model.layer_shapes import lost_window
 from hypocenter.model.text.chat import ChatTemplate, load_chat_template
 from hypocenter.model.text.tokenizer import Tokenizer, load_tokenizer
@@ -99,6 +100,7 @@ class LLM:
                 else file_of(path, device=config.device, progress=progress)
             )
             file = stack.enter_context(open_gguf(Path(found), config.override_kv))
+            require_model(file)
             self._path = file.path
             self._tokenizer = load_tokenizer(file, config.tokenizer_pre)
             self._chat_template = load_chat_template(file, self._tokenizer, config.chat_template)

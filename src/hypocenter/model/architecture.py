@@ -15,6 +15,7 @@ from hypocenter.errors import MISSING, BadModelFile, UnsupportedModel
 from hypocenter.model.experts import Experts, read_experts
 from hypocenter.model.families import FAMILIES, Family
 from hypocenter.model.gguf.file import GGUFFile
+from hypocenter.model.gguf.identity import require_model
 from hypocenter.model.latent.latent import Latent, log_multiplier, read_latent, score_scale
 from hypocenter.model.layer_shapes import (
     MAX_CONTEXT,
@@ -24,6 +25,7 @@ from hypocenter.model.layer_shapes import (
     read_counts,
     read_head_dims,
     read_shapes,
+    refuse_sections,
 )
 from hypocenter.model.parts.part import WHOLE, Part
 from hypocenter.model.recurrent.recurrence import AnyRecurrence, layers_with_state, read_recurrence
@@ -212,6 +214,7 @@ def read_architecture(file: GGUFFile) -> Architecture:
     Raises UnsupportedModel for an architecture we do not run, BadModelFile when metadata
     contradict each other or the shapes of the tensors.
     """
+    require_model(file)
     name = file.text("general.architecture")
     if name not in FAMILIES:
         # Nobody wrote that name by hand, so it is no slip of another one.
@@ -227,7 +230,7 @@ class _Reader:
         self.file, self.name, self.family = file, name, FAMILIES[name]
 
     def read(self) -> Architecture:
-        self._refuse_sections()
+        refuse_sections(self.file, self.name, self.family)
         width = self._count("embedding_length", MAX_WIDTH)
         num_layers, num_draft_layers = self._layers()
         num_heads = 0 if self.family.is_bare else self._uniform("attention.head_count", 1 << 16)
@@ -400,6 +403,8 @@ class _Reader:
         if dim % 2:
             raise self._bad_field("rope.dimension_count", dim, "must be even")
         base = self._positive("rope.freq_base", 10000.0)
+        if self.family.scales_base and dim > 2 and (alpha := self._number("rope.scaling.alpha", 0)):
+            base = self._within_f32("rope.scaling.alpha", base * alpha ** (dim / (dim - 2)))
         factor_keys = (f"{self.name}.rope.scaling.factor", f"{self.name}.rope.scale_linear")
         stretched = any(key in self.file.metadata for key in factor_keys)
         scaling = self.file.text(
@@ -416,8 +421,7 @@ class _Reader:
             base=base,
             dim=dim,
             scaling=scaling,
-            # rope.scale_linear is the older name of the same factor.
-            factor=self._positive("rope.scaling.factor", self._positive("rope.scale_linear", 1.0)),
+            factor=self._rope_factor(),
             original_context=self.file.integer(
                 f"{self.name}.rope.scaling.original_context_length",
                 self._count("context_length", MAX_CONTEXT),
@@ -447,6 +451,10 @@ class _Reader:
             raise self._bad_field("rope.dimension_count_swa", own_dim, "must be even")
         return rope, Rope(base=own_base, dim=own_dim)
 
+    def _rope_factor(self) -> float:
+        # The second is the older name of the first; 0 says that there is none.
+        return self._number("rope.scaling.factor", self._number("rope.scale_linear", 1.0)) or 1.0
+
     def _log_multiplier(self) -> float:
         # Of latents it is the scores that grow; cosines and sines then do so by nothing.
         if self.family.has_latent:
@@ -455,17 +463,6 @@ class _Reader:
         if not self.family.scales_queries:
             return 0.0
         return self._number("rope.scaling.yarn_log_multiplier", 0.0)
-
-    def _refuse_sections(self) -> None:
-        """Multimodal files (GLM-4.1V) order the rows of q and k for a rotation of their own."""
-        full = f"{self.name}.rope.dimension_sections"
-        if full in self.file.metadata and not self.family.has_sections:
-            raise UnsupportedModel(
-                self.file.path,
-                full,
-                list(self.file.numbers(full)),
-                "rotations in sections are not supported",
-            )
 
     def _count(self, key: str, high: int) -> int:
         return self.file.integer(f"{self.name}.{key}", low=1, high=high)

@@ -23,15 +23,17 @@ _LARGEST_SCALE = float(np.finfo(np.float32).max)
 class ExpertsOfFamily:
     """What holds for the mixtures of a family where its files say nothing else.
 
-    `are_optional`: files without experts are dense models. `has_gate`: the shared expert counts by
-    a gate of its own. `has_bias`: files may hold a bias for the choice. `is_biased`: the router and
-    all products of experts have biases. `stands_beside`: experts and a dense feed-forward read the
-    same, each by a norm of its own, and both are added.
+    `are_optional`: files without experts are dense models. `share_width`: in files that do not say
+    how wide experts are, those of a token are so together, and the shared one by itself.
+    `has_gate`: the shared expert counts by a gate of its own. `has_bias`: files may hold a bias for
+    the choice. `is_biased`: the router and all products of experts have biases. `stands_beside`:
+    experts and a dense feed-forward read the same, each by a norm of its own, and both are added.
     """
 
     scores: str = "softmax"
     normalises: bool = True
     are_optional: bool = False
+    share_width: bool = False
     has_gate: bool = False
     has_bias: bool = False
     is_biased: bool = False
@@ -71,16 +73,20 @@ def read_experts(
     num_experts = file.integer(full, 0 if is_dense else ..., low=0, high=MAX_EXPERTS)
     if not num_experts and is_dense:
         return None
+    if num_experts == 1 and family is None:
+        return None  # converters of Hunyuan's dense models write it
     if family is None:
         raise UnsupportedModel(file.path, full, num_experts, f"{name} models have no experts")
     num_experts = file.integer(full, low=1, high=MAX_EXPERTS)
-    width = file.integer(f"{name}.expert_feed_forward_length", ffn_width, low=1, high=max_width)
-    num_shared = file.integer(f"{name}.expert_shared_count", 0, low=0, high=MAX_EXPERTS)
-    shared_width = file.integer(
-        f"{name}.expert_shared_feed_forward_length", num_shared * width, low=0, high=max_width
-    )
     num_used = file.integer(f"{name}.expert_used_count", low=1, high=num_experts)
-    scores = _scores(file, name, family)
+    width = max(ffn_width // num_used, 1) if family.share_width else ffn_width
+    width = file.integer(f"{name}.expert_feed_forward_length", width, low=1, high=max_width)
+    num_shared = file.integer(f"{name}.expert_shared_count", 0, low=0, high=MAX_EXPERTS)
+    shared_width = ffn_width if family.has_gate else num_shared * width
+    shared_width = file.integer(
+        f"{name}.expert_shared_feed_forward_length", shared_width, low=0, high=max_width
+    )
+    scores = _scores(file, name, family, num_layers)
     num_groups, num_groups_used = _groups(file, name, num_experts, num_used, scores)
     choice = ExpertChoice(
         num_experts=num_experts,
@@ -116,15 +122,27 @@ def _groups(
     return num_groups, num_groups_used
 
 
-def _scores(file: GGUFFile, name: str, family: ExpertsOfFamily) -> str:
+def _scores(file: GGUFFile, name: str, family: ExpertsOfFamily, num_layers: int) -> str:
     full = f"{name}.expert_gating_func"
     kind = file.integer(full, 0, low=0)
     if not kind:
-        return family.scores
+        return "sigmoid" if _is_flash(file, name, num_layers) else family.scores
     if kind not in _SCORES:
         known = ", ".join(f"{number} ({scores})" for number, scores in _SCORES.items())
         raise UnsupportedModel(file.path, full, kind, f"known scores are {known}")
     return _SCORES[kind]
+
+
+def _is_flash(file: GGUFFile, name: str, num_layers: int) -> bool:
+    """Whether it is GLM-4.7-Flash, whose first files do not say what scores are.
+
+    llama.cpp knows it by the same numbers (src/models/deepseek2.cpp).
+    """
+    if name != "deepseek2" or num_layers not in (47, 48):
+        return False
+    key = "tokenizer.ggml.tokens"
+    num_tokens = len(file.strings(key)) if key in file.metadata else 0
+    return file.integer(f"{name}.vocab_size", num_tokens, low=0) == 154_880
 
 
 def _scale(file: GGUFFile, name: str) -> float:

@@ -70,6 +70,8 @@ class Family:
     has_window: bool = False
     names_windows: bool = False
     default_window: int = 0
+    #: The number of layers of the one size that has it; 0: all sizes do.
+    default_window_layers: int = 0
     #: Whether layers with a window leave the stretching of positions to the others, and the base
     #: that they turn by in files that name none; 0: that of the others.
     plain_window: bool = False
@@ -104,6 +106,9 @@ class Family:
     has_sinks: bool = False
     #: Whether attention's result is gated before it is multiplied, by a half of what makes q.
     gates_attention: bool = False
+    #: Whether files may raise the base of rotations by how far a context was stretched, as
+    #: llama.cpp's src/models/hunyuan-vl.cpp reads it.
+    scales_base: bool = False
     #: Whether files may cut rotations into sections that are alike for text.
     has_sections: bool = False
     #: Whether keys and values lie compressed, in a latent for all heads.
@@ -125,14 +130,14 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen2": Family("neox"),
     "qwen2moe": Family(
-        "neox", experts=ExpertsOfFamily(normalises=False, has_gate=True),
+        "neox", experts=ExpertsOfFamily(normalises=False, has_gate=True, share_width=True),
     ),
     "qwen3": Family("neox", qk_norm=True),
-    "qwen3moe": Family("neox", qk_norm=True, experts=ExpertsOfFamily()),
+    "qwen3moe": Family("neox", qk_norm=True, experts=ExpertsOfFamily(share_width=True)),
     "qwen3next": Family(
         "neox", qk_norm=True, ffn_norm="post_attention_norm", gates_attention=True,
         recurrence=RecurrenceOfFamily(heads_by_turns=False, joins_steps=True),
-        experts=ExpertsOfFamily(has_gate=True),
+        experts=ExpertsOfFamily(has_gate=True, share_width=True),
     ),
     "qwen35": Family(
         "neox", qk_norm=True, ffn_norm="post_attention_norm", gates_attention=True,
@@ -141,7 +146,7 @@ FAMILIES: dict[str, Family] = {
     "qwen35moe": Family(
         "neox", qk_norm=True, ffn_norm="post_attention_norm", gates_attention=True,
         has_sections=True, recurrence=RecurrenceOfFamily(),
-        experts=ExpertsOfFamily(has_gate=True),
+        experts=ExpertsOfFamily(has_gate=True, share_width=True),
     ),
     "lfm2": Family(
         "neox", qk_norm=True, output_norm="token_embd_norm",
@@ -196,11 +201,11 @@ FAMILIES: dict[str, Family] = {
     ),
     "exaone4": Family(
         "neox", qk_norm=True, pre_norms=False, post_norms=True, has_window=True, window_pattern=4,
-        turns_global=False,
+        default_window=4096, default_window_layers=64, turns_global=False,
     ),
     "ernie4_5": Family("normal"),
     "seed_oss": Family("neox", ffn_norm="post_attention_norm"),
-    "hunyuan-dense": Family("neox", qk_norm=True, norms_turned=True),
+    "hunyuan-dense": Family("neox", qk_norm=True, norms_turned=True, scales_base=True),
     "arcee": Family("normal", activation="relu2", has_gate=False),
     "starcoder2": Family("neox", activation="gelu", layer_norms=True, has_gate=False),
     # Command R+ and StableLM 2 12B norm queries and keys; the smaller models of both do not.

@@ -215,7 +215,7 @@ def host_room(root: Path = Path("/")) -> Room | None:
 
 def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
     """A matrix as packed; one that is split first has each part's rows padded."""
-    num_rows = info.shape[0] if info.shape else 1
+    num_rows = info.in_axes(2)[0]
     if info.name.endswith(".ffn_gate_inp_shexp.weight"):
         return 0  # a row of the router
     if info.name.endswith(".layer_output_scale.weight"):
@@ -228,7 +228,7 @@ def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
     if facts.latent is not None and (num_bytes := _latent_bytes(info, facts, facts.latent)):
         return num_bytes
     if info.name.endswith(".ffn_gate_up_exps.weight"):
-        num_experts, both, num_columns = info.shape
+        num_experts, both, num_columns = info.in_axes(3)
         return 2 * packed_bytes(info.dtype, num_experts, both // 2, num_columns)
     if len(info.shape) == 3:
         return packed_bytes(info.dtype, *info.shape)

@@ -137,6 +137,18 @@ def read_shapes(
     )
 
 
+def refuse_sections(file: GGUFFile, name: str, family: Family) -> None:
+    """Raises UnsupportedModel for rotations of pictures that a family does not have.
+
+    Multimodal files (GLM-4.1V) order the rows of q and k for them.
+    """
+    full = f"{name}.rope.dimension_sections"
+    if full in file.metadata and not family.has_sections:
+        sections = list(file.numbers(full))
+        limit = "rotations in sections are not supported"
+        raise UnsupportedModel(file.path, full, sections, limit)
+
+
 def read_counts(
     file: GGUFFile, name: str, key: str, high: int, default: int | None = None, low: int = 1
 ) -> tuple[int, ...]:
@@ -209,7 +221,9 @@ def _head_dim(file: GGUFFile, name: str, kind: str, default: int) -> int:
 def _windows(file: GGUFFile, name: str, family: Family, num_blocks: int) -> tuple[int, ...]:
     """How far each layer looks back; 0: it sees all positions."""
     full = _window_key(name)
-    window = file.integer(full, family.default_window, low=0, high=MAX_CONTEXT)
+    has_default = family.default_window_layers in (0, num_blocks)
+    default = family.default_window if has_default else 0
+    window = file.integer(full, default, low=0, high=MAX_CONTEXT)
     if not window:
         return (0,) * num_blocks
     if not family.has_window:

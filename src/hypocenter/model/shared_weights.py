@@ -53,13 +53,20 @@ class _LendingLoader(Looker):
         *,
         is_factor: bool = True,
         num_experts: int = 0,
-        num_turns: int = 1,
     ) -> tuple[Tensor, ...]:
-        all_rows = self._rows(name, row_counts, num_columns, num_experts, num_turns)
+        all_rows = self._rows(name, row_counts, num_columns, num_experts)
         for index, rows in enumerate(all_rows):
             self._lend(name, index, rows, num_columns)
         self.file.let_go(name)
         return (NO_TENSOR,) * len(row_counts)
+
+    def by_turns(
+        self, name: str, row_counts: tuple[int, ...], num_turns: int
+    ) -> tuple[Tensor, Tensor]:
+        for index, rows in enumerate(self._turns(name, row_counts, num_turns)):
+            self._lend(name, index, rows, self.facts.width)
+        self.file.let_go(name)
+        return NO_TENSOR, NO_TENSOR
 
     def _columns(
         self, name: str, num_rows: int, column_counts: tuple[int, ...]

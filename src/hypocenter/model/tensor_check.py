@@ -90,6 +90,12 @@ class Looker(Loader):
         self._expect(name, (num_rows, sum(column_counts)))
         return (NO_TENSOR,) * len(column_counts)
 
+    def by_turns(
+        self, name: str, row_counts: tuple[int, ...], num_turns: int
+    ) -> tuple[Tensor, Tensor]:
+        self._expect(name, (sum(row_counts), self.facts.width))
+        return NO_TENSOR, NO_TENSOR
+
     def values(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         self._expect(name, shape)
         return np.ones(shape, np.float32)
@@ -102,7 +108,6 @@ class Looker(Loader):
         *,
         is_factor: bool = True,
         num_experts: int = 0,
-        num_turns: int = 1,
     ) -> tuple[Tensor, ...]:
         lead = (num_experts,) if num_experts else ()
         self._expect(name, (*lead, sum(row_counts), num_columns))

@@ -10,11 +10,12 @@ import numpy as np
 
 from hypocenter.config import OnProgress
 from hypocenter.dtypes import Array
-from hypocenter.errors import MISSING, BadModelFile, UnsupportedModel
+from hypocenter.errors import MISSING, BadModelFile, UnsupportedModel, Words
 from hypocenter.kernels.weights import packing
-from hypocenter.kernels.weights.block_types import dequantise, find_reserved
+from hypocenter.kernels.weights.block_types import as_ggml_reads, dequantise, find_reserved
 from hypocenter.model.architecture import Architecture
 from hypocenter.model.gguf.file import GGUFFile
+from hypocenter.model.gguf.values import without_leading_ones
 from hypocenter.tensor import DType
 
 
@@ -48,7 +49,7 @@ class TensorReader:
                 limit = f"blocks of {dtype.block_elements} columns must not span two layers"
                 field = f"{self.facts.name}.embedding_length_per_layer_input"
                 raise UnsupportedModel(self.file.path, field, count, limit)
-        raw = self.file.raw(name).reshape(num_rows, -1)
+        raw = self._raw(name, dtype).reshape(num_rows, -1)
         ends = np.cumsum([dtype.num_bytes(count) for count in column_counts])[:-1]
         yield from map(np.ascontiguousarray, np.split(raw, ends, axis=1))
 
@@ -60,6 +61,15 @@ class TensorReader:
             limit = f"{dtype.name} has no such number; download the file again"
             raise BadModelFile(self.file.path, field, found[2], limit)
 
+    def _refuse_zeros(self, name: str, raw: Array) -> None:
+        """Raise BadModelFile where all bytes of a tensor are zeros that no model has so.
+
+        Other matrices may be: layers that were put between others add nothing by them.
+        """
+        if not raw[:1].any() and not raw.any():
+            limit = "a model has other numbers there; its download was not finished, repeat it"
+            raise BadModelFile(self.file.path, name, Words("zeros alone"), limit)
+
     def _rows(
         self,
         name: str,
@@ -70,12 +80,15 @@ class TensorReader:
     ) -> list[np.ndarray[Any, Any]]:
         """GGUF bytes of a matrix, uint8 [rows, row_bytes] for each of so many consecutive rows.
 
-        Of a stack of `num_experts` those rows of all, each padded to 64 rows.
+        Of a stack of `num_experts` those rows of all, each padded to 64 rows. With `num_turns` each
+        has an equal part of its rows in every turn.
         """
         num_rows = sum(row_counts)
         lead = (num_experts,) if num_experts else ()
         dtype = self._expect(name, (*lead, num_rows, num_columns))
-        raw = self.file.raw(name).reshape(-1, dtype.num_bytes(num_columns))
+        raw = self._raw(name, dtype).reshape(-1, dtype.num_bytes(num_columns))
+        if name in ("token_embd.weight", "output.weight"):
+            self._refuse_zeros(name, raw)
         if self.progress:
             self.progress("loading weights", len(self.taken) / len(self.file.tensors))
         ends = np.cumsum(row_counts)[:-1]
@@ -88,6 +101,15 @@ class TensorReader:
         parts = np.split(turns, ends // num_turns, axis=1)
         return [part.reshape(-1, raw.shape[1]) for part in parts]
 
+    def _turns(self, name: str, row_counts: tuple[int, ...], num_turns: int) -> tuple[Array, Array]:
+        """GGUF bytes of a matrix whose rows take turns: all parts but the last, and the last."""
+        *first, last = self._rows(name, row_counts, self.facts.width, num_turns=num_turns)
+        return np.concatenate(first) if len(first) > 1 else first[0], last
+
+    def _raw(self, name: str, dtype: DType) -> Array:
+        raw = self.file.raw(name)
+        return as_ggml_reads(raw) if dtype is DType.NVFP4 else raw
+
     def values(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """A tensor that is no matrix, as f32."""
         dtype = self._expect(name, shape)
@@ -96,12 +118,14 @@ class TensorReader:
                 self.file.path, f"type of {name}", dtype.name, "vectors must be F32, F16 or BF16"
             )
         raw = self.file.raw(name).reshape(1, -1)
+        if name.endswith("norm.weight"):
+            self._refuse_zeros(name, raw)
         return dequantise(raw, dtype, math.prod(shape)).reshape(shape)
 
     def numbers(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """A tensor of any type as f32 numbers; its pages of the file are let go."""
         dtype, num_columns = self._expect(name, shape), shape[-1]
-        raw = self.file.raw(name).reshape(-1, dtype.num_bytes(num_columns))
+        raw = self._raw(name, dtype).reshape(-1, dtype.num_bytes(num_columns))
         self._refuse_reserved(name, raw, dtype)
         values = np.array(dequantise(raw, dtype, num_columns)).reshape(shape)
         if (factors := self._factors(name)) is not None:
@@ -112,8 +136,8 @@ class TensorReader:
     def _expect(self, name: str, shape: tuple[int, ...]) -> DType:
         info = self.file.tensors.get(name)
         if info is None:
-            raise BadModelFile(self.file.path, name, MISSING, f"a {self.facts.name} model needs it")
-        if info.shape != shape:
+            raise self._missing(name)
+        if info.shape != without_leading_ones(shape):
             raise BadModelFile(
                 self.file.path, f"{name} shape", info.shape, f"the metadata say {shape}"
             )
@@ -124,6 +148,13 @@ class TensorReader:
             if (scale := self._scale_of(name)) is not None:
                 self._expect(scale, _lead(shape))
         return info.dtype
+
+    def _missing(self, name: str) -> BadModelFile:
+        first = name.replace("_exps.", ".0.")
+        if "_exps." in name and first in self.file.tensors:
+            limit = f"experts lie one by one there ({first}), as converters wrote until April 2024"
+            return BadModelFile(self.file.path, name, MISSING, limit, "convert the model again")
+        return BadModelFile(self.file.path, name, MISSING, f"a {self.facts.name} model needs it")
 
     def _scale_of(self, name: str) -> str | None:
         """The tensor of factors of a weight of NVFP4, one for the whole or for each expert."""

@@ -200,11 +200,15 @@ class Loader(TensorReader):
         copies.to_device(tensor, padded.view(np.uint16) if is_half else padded)
         return tensor
 
-    def by_turns(self, name: str, num_rows: int, num_turns: int) -> tuple[Tensor, Tensor]:
-        """Two matrices of `num_rows` each, whose rows take turns in one of the file."""
-        rows = (num_rows, num_rows)
-        first, second = self._split(name, rows, self.facts.width, num_turns=num_turns)
-        return first, second
+    def by_turns(
+        self, name: str, row_counts: tuple[int, ...], num_turns: int
+    ) -> tuple[Tensor, Tensor]:
+        """Matrices of so many rows, each of which has its part of every turn of one of the file:
+        all but the last as one, and the last."""
+        width, (first, last) = self.facts.width, self._turns(name, row_counts, num_turns)
+        both = self._place(name, 0, first, width), self._place(name, 1, last, width)
+        self.file.let_go(name)
+        return both
 
     def in_parts(self, name: str, row_counts: tuple[int, ...]) -> tuple[Tensor, ...]:
         """One matrix of the file as several, by consecutive rows."""
@@ -295,7 +299,7 @@ class Loader(TensorReader):
             q, k, v = self._split(f"{prefix}attn_qkv.weight", rows, width)
             return q, k, v, None
         if family.gates_attention:
-            q, gate = self.by_turns(f"{prefix}attn_q.weight", rows[0], self.facts.num_heads)
+            q, gate = self.by_turns(f"{prefix}attn_q.weight", rows[:1] * 2, self.facts.num_heads)
         else:
             q = self.matrix(f"{prefix}attn_q", rows[0], width)
         if not has_own:
@@ -426,7 +430,7 @@ class Loader(TensorReader):
         width, name = self.facts.width, f"{prefix}ffn_gate_inp.weight"
         rows = [self.numbers(name, (experts.choice.num_experts, width))]
         if experts.choice.has_gate:
-            rows.append(self.values(f"{prefix}ffn_gate_inp_shexp.weight", (width,))[None])
+            rows.append(self.numbers(f"{prefix}ffn_gate_inp_shexp.weight", (1, width)))
         values = np.ascontiguousarray(np.concatenate(rows), np.float32)
         packed = packing.pack(values.view(np.uint8), DType.F32, width, device=self.device)
         return packing.place(name, "model", packed, device=self.device)
@@ -439,14 +443,10 @@ class Loader(TensorReader):
         *,
         is_factor: bool = True,
         num_experts: int = 0,
-        num_turns: int = 1,
     ) -> tuple[Tensor, ...]:
-        """One matrix of the file as several packed ones, by consecutive rows; or its one stack.
-
-        With `num_turns` each has an equal part of its rows in every turn.
-        """
+        """One matrix of the file as several packed ones, by consecutive rows; or its one stack."""
         parts = []
-        parts_of_file = self._rows(name, row_counts, num_columns, num_experts, num_turns)
+        parts_of_file = self._rows(name, row_counts, num_columns, num_experts)
         for index, (rows, num_rows) in enumerate(zip(parts_of_file, row_counts, strict=True)):
             shape = (num_experts, num_rows, num_columns) if num_experts else None
             parts.append(
@@ -463,7 +463,7 @@ class Loader(TensorReader):
         rows: Array,
         num_columns: int,
         *,
-        is_factor: bool,
+        is_factor: bool = True,
         shape: tuple[int, ...] | None = None,
     ) -> Tensor:
         """One packed matrix of GGUF bytes, uint8 [rows, row_bytes]: part `index` of a tensor."""

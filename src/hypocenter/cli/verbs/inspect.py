@@ -19,10 +19,13 @@ from hypocenter.wording import bytes_text
 
 #: Columns for keys: a single key of a file may have 65,535 characters.
 _MAX_KEY_WIDTH = 48
+#: Tensors that are named of those that hold zeros alone.
+_MAX_ZEROS = 8
 
 
 def inspect(path: str, context_length: int | None, *, check: bool, as_json: bool) -> None:
-    """Print the report; leaves with EXIT_GATE when `check` finds a NaN or an infinity.
+    """Print the report; leaves with EXIT_GATE when `check` finds a NaN, an infinity or a
+    tensor of zeros alone.
 
     Raises UsageError for a context length that no engine takes.
     """
@@ -40,8 +43,14 @@ def inspect(path: str, context_length: int | None, *, check: bool, as_json: bool
         show_json(report)
     else:
         show(_text(report, lines))
-    if checked is not None and checked.num_bad_floats:
+    if checked is None:
+        return
+    if checked.num_bad_floats:
         say(f"{path}: {checked.num_bad_floats} of {checked.num_floats} floats are NaN or infinite")
+    if checked.zeros:
+        why = "a download that was not finished leaves such"
+        say(f"{path}: {len(checked.zeros)} tensors hold zeros alone; {why}")
+    if checked.num_bad_floats or checked.zeros:
         sys.exit(EXIT_GATE)
 
 
@@ -129,6 +138,7 @@ def _check_facts(report: inspection.TensorsReport) -> dict[str, Any]:
         "num_floats": report.num_floats,
         "num_bad_floats": report.num_bad_floats,
         "findings": [str(finding) for finding in report.findings],
+        "zeros": list(report.zeros),
         "sha256": {str(shard.path): shard.sha256 for shard in report.shards},
     }
 
@@ -187,4 +197,9 @@ def _check_lines(checked: dict[str, Any]) -> list[str]:
     lines = ["check", f"  {found}", *(f"  {finding}" for finding in checked["findings"])]
     if num_more := checked["num_bad_floats"] - len(checked["findings"]):
         lines.append(f"  ... and {num_more} more")
+    if zeros := checked["zeros"]:
+        shown = ", ".join(zeros[:_MAX_ZEROS]) + (" ..." if len(zeros) > _MAX_ZEROS else "")
+        lines.append(
+            f"  {len(zeros)} of {checked['num_tensors']} tensors hold zeros alone: {shown}"
+        )
     return [*lines, *(f"  sha256 {digest}  {path}" for path, digest in checked["sha256"].items())]

@@ -261,6 +261,19 @@ def find_reserved(raw: Array, dtype: DType) -> tuple[int, int, int] | None:
     return row, block, int(scales[row, block, place])
 
 
+def as_ggml_reads(raw: Array) -> Array:
+    """GGUF bytes of NVFP4 with 0 for the scale that is no number, as ggml reads it
+    (`ggml_ue4m3_to_fp32`); the same array where there is none."""
+    no_number, num_scales = RESERVED[DType.NVFP4]
+    block_bytes = DType.NVFP4.block_bytes
+    if not (raw.reshape(-1, block_bytes)[:, :num_scales] == no_number).any():
+        return raw
+    read = raw.copy()
+    scales = read.reshape(-1, block_bytes)[:, :num_scales]
+    scales[scales == no_number] = 0
+    return read
+
+
 _READERS: dict[DType, Callable[[AnyArray], Fields]] = {
     DType.Q4_0: _read_q4_0,
     DType.Q4_1: _read_q4_1,

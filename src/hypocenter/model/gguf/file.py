@@ -323,6 +323,7 @@ def _further_shards(first: Shard) -> tuple[Shard, ...]:
     count = GGUFFile((first,)).integer("split.count", 1, high=MAX_SHARDS)
     if count <= 1:
         return ()
+    _refuse_joined(first, count)
     paths = _shard_paths(first, count)
     missing = [path.name for path in paths if not path.exists()]
     if missing:
@@ -336,6 +337,20 @@ def _further_shards(first: Shard) -> tuple[Shard, ...]:
     for shard in shards:
         _expect(shard, "split.tensors.count", num_tensors)
     return tuple(shards[1:])
+
+
+def _refuse_joined(first: Shard, count: int) -> None:
+    """Raises BadModelFile where another GGUF file begins behind the last tensor of this one."""
+    head = b"GGUF" + first.version.to_bytes(4, "little")
+    begin, end = len(head), len(first.buffer)
+    if first.tensors:
+        begin = max(info.offset + info.num_bytes for info in first.tensors)
+        end = begin + 2 * first.alignment
+    if first.buffer.find(head, begin, end) >= 0:
+        what = Words(f"parts of a split model behind one another, of which it has {count}")
+        limit = "each has a head of its own, so they are not joined by cat"
+        way_out = "put them beside each other under their own names and open the first"
+        raise BadModelFile(first.path, "the file", what, limit, way_out)
 
 
 def _expect(shard: Shard, key: str, wanted: int) -> None:

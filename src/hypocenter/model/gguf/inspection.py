@@ -127,6 +127,8 @@ class TensorsReport:
     num_floats: int
     num_bad_floats: int
     findings: tuple[BadFloat, ...]
+    #: Names of tensors all of whose bytes are zeros, biases apart.
+    zeros: tuple[str, ...]
     shards: tuple[ShardHash, ...]
 
 
@@ -210,8 +212,11 @@ def check(file: GGUFFile, progress: OnProgress | None = None) -> TensorsReport:
 
     findings: list[BadFloat] = []
     num_floats = num_bad = 0
+    zeros = []
     for info in file.tensors.values():
         num_kept = 0
+        if not info.name.endswith(".bias") and not _has_any(file.raw(info.name)):
+            zeros.append(info.name)
         for found in _scan(file, info, advance):
             num_floats += found.num_floats
             num_bad += found.num_bad
@@ -222,7 +227,14 @@ def check(file: GGUFFile, progress: OnProgress | None = None) -> TensorsReport:
         ShardHash(path, sizes[shard], _sha256(file, shard, advance))
         for shard, path in enumerate(file.shard_paths)
     )
-    return TensorsReport(len(file.tensors), num_floats, num_bad, tuple(findings), shards)
+    return TensorsReport(
+        len(file.tensors), num_floats, num_bad, tuple(findings), tuple(zeros), shards
+    )
+
+
+def _has_any(raw: np.ndarray) -> bool:
+    """Whether any byte is not 0; stops at the first slab that has one."""
+    return any(raw[start : start + SLAB_BYTES].any() for start in range(0, len(raw), SLAB_BYTES))
 
 
 @dataclass(frozen=True, slots=True)

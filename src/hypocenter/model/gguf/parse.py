@@ -17,7 +17,15 @@ from pathlib import Path
 import numpy as np
 
 from hypocenter.errors import BadModelFile, UnsupportedModel
-from hypocenter.model.gguf.values import NUMPY_TYPES, Entry, Metadata, TensorInfo, ValueType
+from hypocenter.model.gguf.identity import HEAD_BYTES, not_gguf
+from hypocenter.model.gguf.values import (
+    NUMPY_TYPES,
+    Entry,
+    Metadata,
+    TensorInfo,
+    ValueType,
+    without_leading_ones,
+)
 from hypocenter.tensor import WEIGHT_TYPES, DType
 
 MAX_FIELDS = 1 << 16
@@ -178,9 +186,9 @@ _U64 = struct.Struct("<Q")
 
 
 def _read_version(cursor: _Cursor) -> int:
-    magic = cursor.buffer[:4]
-    if magic != b"GGUF":
-        raise _not_gguf(cursor)
+    head = cursor.buffer[:HEAD_BYTES]
+    if head[:4] != b"GGUF":
+        raise not_gguf(cursor.path, head, cursor.end)
     cursor.skip("magic", 4)
     version = cursor.u32("version")
     if version in (2, 3):
@@ -192,22 +200,6 @@ def _read_version(cursor: _Cursor) -> int:
     raise cursor.bad_field(
         "version", version, "only versions 2 and 3 are read", "convert the model anew"
     )
-
-
-def _not_gguf(cursor: _Cursor) -> BadModelFile:
-    head = cursor.buffer[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    looks, way_out = "", "give a GGUF model file"
-    if head.startswith((b"<!doctype html", b"<html", b"<head", b"<?xml")):
-        looks = " (this looks like an HTML page)"
-        way_out = "a download saved a web page instead of the model; download the file itself"
-    elif head.startswith(b"version https://git-lfs"):
-        looks, way_out = " (this is a git-lfs pointer)", "fetch the file itself with `git lfs pull`"
-    elif head.startswith((b"ggml", b"ggjt", b"ggmf", b"lmgg", b"tjgg", b"fmgg")):
-        looks, way_out = " (this is a GGML file from before GGUF)", "convert the model anew"
-    elif head.startswith((b"pk\x03\x04", b"\x80\x02")):
-        looks, way_out = " (this looks like a PyTorch checkpoint)", "convert it to GGUF"
-    first = cursor.buffer[:4]
-    return cursor.bad_field("magic", first, f"a GGUF file begins with b'GGUF'{looks}", way_out)
 
 
 def _value_type(cursor: _Cursor, field: str) -> ValueType:
@@ -337,7 +329,8 @@ def _read_tensor_header(cursor: _Cursor, index: int) -> _TensorHeader:
         limit = f"it must be a multiple of {dtype.block_elements}, the block size of {dtype.name}"
         raise cursor.bad_field(f"row length of {field}", dims[0], limit)
     offset = cursor.u64(f"offset of {field}")
-    return _TensorHeader(name, dtype, tuple(dims[::-1]), dtype.num_bytes(num_elements), offset)
+    shape = without_leading_ones(tuple(dims[::-1]))
+    return _TensorHeader(name, dtype, shape, dtype.num_bytes(num_elements), offset)
 
 
 def _tensor_type(cursor: _Cursor, field: str) -> DType:

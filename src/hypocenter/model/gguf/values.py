@@ -167,7 +167,9 @@ class Metadata(Mapping[str, MetadataValue]):
 class TensorInfo:
     """Where a tensor lies. `shape` is row-major: shape[-1] is GGUF's ne[0].
 
-    `offset` counts bytes from the start of the file of shard `shard` (0 for the first).
+    It has no axes of 1 in front, though the file may write some: ggml has no rank, so one writer
+    keeps them and another drops them. `offset` counts bytes from the start of the file of shard
+    `shard` (0 for the first).
     """
 
     name: str
@@ -176,3 +178,13 @@ class TensorInfo:
     num_bytes: int
     shard: int
     offset: int
+
+    def in_axes(self, count: int) -> tuple[int, ...]:
+        """The shape with axes of 1 in front, up to `count` in all."""
+        return (1,) * (count - len(self.shape)) + self.shape
+
+
+def without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """`shape` from its first axis that is not 1 on; the last axis stays."""
+    first = next((axis for axis, size in enumerate(shape) if size != 1), len(shape) - 1)
+    return shape[max(first, 0) :]

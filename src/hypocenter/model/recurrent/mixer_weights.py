@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from hypocenter.model.architecture import Architecture
+from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.recurrent.recurrence import Convolution, Recurrence
 from hypocenter.model.recurrent.state_space import StateSpace
 from hypocenter.model.weight_tensors import ConvWeights, DeltaWeights, MixerWeights, SpaceWeights
@@ -20,7 +21,11 @@ class TakesTensors(Protocol):
 
     def matrix(self, name: str, num_rows: int, num_columns: int) -> Tensor: ...
 
-    def by_turns(self, name: str, num_rows: int, num_turns: int) -> tuple[Tensor, Tensor]: ...
+    file: GGUFFile
+
+    def by_turns(
+        self, name: str, row_counts: tuple[int, ...], num_turns: int
+    ) -> tuple[Tensor, Tensor]: ...
 
     def in_parts(self, name: str, row_counts: tuple[int, ...]) -> tuple[Tensor, ...]: ...
 
@@ -63,14 +68,22 @@ def _load_delta(
     num_heads, values = recurrence.num_value_heads, recurrence.values_width
     if family.recurrence.joins_steps:
         name, num_turns = f"{prefix}ssm_ba.weight", recurrence.num_key_heads
-        beta, step = loader.by_turns(name, num_heads, num_turns)
+        beta, step = loader.by_turns(name, (num_heads, num_heads), num_turns)
     else:
         beta = loader.matrix(f"{prefix}ssm_beta", num_heads, width)
         step = loader.matrix(f"{prefix}ssm_alpha", num_heads, width)
     mixed, num_taps = recurrence.mixed_width, recurrence.num_taps
+    joint = f"{prefix}ssm_in.weight"
+    if family.recurrence.joins_steps and joint in loader.file.tensors:
+        # As first files of Qwen3-Next have it: what a head of keys has of all stands together.
+        keys = (mixed - values) // 2
+        qkv, gate = loader.by_turns(joint, (keys, keys, values, values), recurrence.num_key_heads)
+    else:
+        qkv = loader.matrix(f"{prefix}attn_qkv", mixed, width)
+        gate = loader.matrix(f"{prefix}attn_gate", values, width)
     return DeltaWeights(
-        qkv=loader.matrix(f"{prefix}attn_qkv", mixed, width),
-        gate=loader.matrix(f"{prefix}attn_gate", values, width),
+        qkv=qkv,
+        gate=gate,
         beta=beta,
         step=step,
         step_bias=loader.vector(f"{prefix}ssm_dt.bias", num_heads),

@@ -7,6 +7,7 @@ ids are those that `src/llama-vocab.cpp` of llama.cpp gathers.
 from __future__ import annotations
 
 import enum
+import logging
 import re
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from hypocenter.conversation.thoughts import marks_of_thoughts
 from hypocenter.errors import BadModelFile
 from hypocenter.model.gguf.file import GGUFFile
 
+_log = logging.getLogger("hypocenter.model")
 MAX_TOKENS = 1 << 21
 MAX_TOKEN_BYTES = 64 * 1024
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -83,6 +85,10 @@ _ROLES = (
     "bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask",
     *_INFILL_TEXTS,
 )  # fmt: skip
+#: Those by which texts begin and answers end.
+_NEEDED_ROLES = frozenset({"bos", "eos", "eot", "eom"})
+#: What first files call them.
+_OLD_ROLES = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
 _SPM_DEFAULTS = {"bos": 1, "eos": 2, "unknown": 0}
 
 
@@ -183,11 +189,22 @@ def _read_scores(file: GGUFFile, num_tokens: int) -> np.ndarray | None:
 
 
 def _read_roles(file: GGUFFile, num_tokens: int, defaults: dict[str, int]) -> dict[str, int]:
-    """Role (`bos`, `eos`, ...) to token id, for the roles that the file or its format names."""
+    """Role (`bos`, `eos`, ...) to token id, for the roles that the file or its format names.
+
+    An id beyond the tokens is passed over, with a warning, for a role that decides nothing here.
+    """
     roles = {role: index for role, index in defaults.items() if index < num_tokens}
     for role in _ROLES:
-        key = f"tokenizer.ggml.{role}_token_id"
-        if key in file.metadata:
+        keys = (f"tokenizer.ggml.{name}_token_id" for name in (role, _OLD_ROLES.get(role, role)))
+        key = next((key for key in keys if key in file.metadata), None)
+        if key is None:
+            continue
+        index = file.metadata[key]
+        is_outside = type(index) is int and not 0 <= index < num_tokens
+        if is_outside and role not in _NEEDED_ROLES:
+            text = "%s: %s is %s, but there are %d tokens; it is passed over"
+            _log.warning(text, file.path.name, key, index, num_tokens)
+        else:
             roles[role] = file.integer(key, low=0, high=num_tokens - 1)
     return roles
 
