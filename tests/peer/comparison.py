@@ -12,9 +12,10 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from families import FamilyModel, engine_logits, make_family
+from families import FamilyModel, engine_logits, hf_logits, make_family
 from family_gguf import Fault, write_gguf
 from family_table import FAMILIES, WINDOW
+from gguf_edit import rewritten
 from repository import ROOT
 
 from hypocenter.config import EngineConfig
@@ -22,6 +23,7 @@ from hypocenter.engine.llm import LLM
 from hypocenter.model.families import FAMILIES as OUR_FAMILIES
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.text.tokenizer import load_tokenizer
+from peer.converted import Converted
 from peer.decoder_faults import DECODER_FAULTS
 
 WORKER = Path(__file__).with_name("llama_worker.py")
@@ -38,6 +40,8 @@ PERPLEXITY_KINDS = (
     *("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
     *("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_NL", "IQ4_XS"),
 )
+CONVERTED_KINDS = ("F16", "Q8_0", "Q4_K_M")
+NUM_CONVERTED_TOKENS = 64
 NUM_WINDOWS = 8
 WINDOW_TOKENS = 512
 
@@ -178,8 +182,17 @@ def _ours(model: FamilyModel, path: Path) -> np.ndarray:
 
 def mean_kl(reference: np.ndarray, other: np.ndarray) -> float:
     """Mean over positions of KL(reference || other) in nats; both are logits [tokens, vocab]."""
+    return float(_kl(reference, other).mean())
+
+
+def median_kl(reference: np.ndarray, other: np.ndarray) -> float:
+    """The median over positions of the same."""
+    return float(np.median(_kl(reference, other)))
+
+
+def _kl(reference: np.ndarray, other: np.ndarray) -> np.ndarray:
     log_p, log_q = log_softmax(reference), log_softmax(other)
-    return float((np.exp(log_p) * (log_p - log_q)).sum(-1).mean())
+    return np.asarray((np.exp(log_p) * (log_p - log_q)).sum(-1))
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -187,6 +200,41 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     wide = logits.astype(np.float64)
     wide -= wide.max(-1, keepdims=True)
     return np.asarray(wide - np.log(np.exp(wide).sum(-1, keepdims=True)))
+
+
+@dataclass(frozen=True)
+class ConvertedRow:
+    """One file of llama.cpp's own making: median divergence, in nats, of ours and of llama.cpp's
+    distribution from that of the numbers that its weights stand for; and for F16 how far ours is
+    from transformers, the largest difference over the largest logit.
+
+    A mean would be that of the few tokens for which rounding makes a router choose other experts.
+    `theirs` is None where llama.cpp computes another model than transformers.
+    """
+
+    model: str
+    file_type: str
+    ours: float
+    theirs: float | None
+    error: float | None = None
+
+
+def converted_row(model: Converted, kind: str, peer: Peer) -> ConvertedRow:
+    """Quantise a converted model as `kind`, unless it is that already, and run it in both."""
+    model.require_file()
+    path, ids = model.path, model.token_ids[:NUM_CONVERTED_TOKENS]
+    exact = hf_logits(model.hf_model, ids)
+    if kind != "F16":
+        path = peer.folder / "quantised.gguf"
+        peer.quantise(model.path, path, kind)
+        plain = rewritten(path, peer.folder / "plain.gguf", lambda tensors: tensors)
+        exact = engine_logits(plain, ids, model.context_length)
+    ours = engine_logits(path, ids, model.context_length)
+    theirs = None
+    if model.family.llama_cpp_agrees:
+        theirs = median_kl(exact, peer.logits(path, [ids], model.context_length)[0])
+    error = float(np.abs(ours - exact).max() / np.abs(exact).max()) if kind == "F16" else None
+    return ConvertedRow(model.name, kind, median_kl(exact, ours), theirs, error)
 
 
 def perplexity_row(kind: str, peer: Peer) -> PerplexityRow:

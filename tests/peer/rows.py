@@ -13,15 +13,18 @@ from typing import Any
 
 from peer.comparison import (
     COMPARABLE,
+    CONVERTED_KINDS,
     PERPLEXITY_KINDS,
     PERPLEXITY_LIMIT,
+    ConvertedRow,
     FamilyRow,
     Peer,
     PerplexityRow,
 )
+from peer.converted import NAMES
 
 
-def keep(row: FamilyRow | PerplexityRow) -> None:
+def keep(row: FamilyRow | PerplexityRow | ConvertedRow) -> None:
     """Add a row to the file that PEER_ROWS names, if it names one. Safe from several processes."""
     if path := os.environ.get("PEER_ROWS"):
         line = json.dumps(dataclasses.asdict(row) | {"limit": getattr(row, "limit", None)})
@@ -35,10 +38,11 @@ def keep(row: FamilyRow | PerplexityRow) -> None:
 def table(rows: list[dict[str, Any]], version: str) -> dict[str, Any]:
     """What `benchmarks/results/peer_llama_cpp.json` holds, of the rows of a whole run.
 
-    Raises KeyError when a family or a file type has none.
+    Raises KeyError when a family, a file type or a converted file has none.
     """
     families = {row["family"]: row for row in rows if "family" in row}
     kinds = {row["kind"]: row for row in rows if "kind" in row}
+    converted = {(row["model"], row["file_type"]): row for row in rows if "model" in row}
     return {
         "peer": f"llama-cpp-python {version}",
         "machine": platform.machine(),
@@ -53,7 +57,17 @@ def table(rows: list[dict[str, Any]], version: str) -> dict[str, Any]:
             }
             for kind in PERPLEXITY_KINDS
         ],
+        "converted": {
+            name: {kind: _rounded(converted[name, kind]) for kind in CONVERTED_KINDS}
+            for name in NAMES
+        },
     }
+
+
+def _rounded(row: Mapping[str, Any]) -> dict[str, float]:
+    """The figures that a row has, with two digits."""
+    found = {"kl_nats": row["ours"], "llama_cpp_kl_nats": row["theirs"], "error": row["error"]}
+    return {key: float(f"{value:.1e}") for key, value in found.items() if value is not None}
 
 
 def _told(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,12 @@ import pytest
 
 from peer.comparison import (
     COMPARABLE,
+    CONVERTED_KINDS,
     NUM_WINDOWS,
     PERPLEXITY_KINDS,
     PERPLEXITY_LIMIT,
     WINDOW_TOKENS,
+    ConvertedRow,
     FamilyRow,
     Peer,
     PerplexityRow,
@@ -20,6 +22,7 @@ from peer.comparison import (
     perplexity_row,
     validation_windows,
 )
+from peer.converted import NAMES
 from peer.rows import keep, table
 
 #: Every fault must diverge at least this many times further than a sound family may.
@@ -57,6 +60,9 @@ def test_the_table_has_all_rows_or_is_none(monkeypatch: pytest.MonkeyPatch, tmp_
         keep(FamilyRow(name, 1e-10, {"no rope": 2.0}))
     for kind in PERPLEXITY_KINDS:
         keep(PerplexityRow(kind, 18.4, 18.5, 4088))
+    for name in NAMES:
+        for kind in CONVERTED_KINDS:
+            keep(ConvertedRow(name, kind, 0.0123, None if name == NAMES[0] else 0.02, None))
     rows = [json.loads(line) for line in kept.read_text().splitlines()]
     made = table(rows, "0.3.36")
     assert [row["family"] for row in made["families"]] == list(COMPARABLE)
@@ -72,6 +78,10 @@ def test_the_table_has_all_rows_or_is_none(monkeypatch: pytest.MonkeyPatch, tmp_
         "llama_cpp": 18.5,
         "num_tokens": 4088,
     }
+    assert made["converted"][NAMES[0]]["Q8_0"] == {"kl_nats": 0.012}
+    assert made["converted"][NAMES[1]]["F16"] == {"kl_nats": 0.012, "llama_cpp_kl_nats": 0.02}
+    with pytest.raises(KeyError, match=NAMES[2]):
+        table([row for row in rows if row.get("model") != NAMES[2]], "0.3.36")
     with pytest.raises(KeyError, match=COMPARABLE[3]):
         table([row for row in rows if row.get("family") != COMPARABLE[3]], "0.3.36")
 
