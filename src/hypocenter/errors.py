@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from hypocenter.refusals import AnyRefusal, EntryOutOfRange, FieldOutOfRange
+from hypocenter.wording import bytes_text
 
 EXIT_OK = 0
 EXIT_ERROR = 1
@@ -289,21 +290,36 @@ class NotShareable(HypoError):
 
 
 class OutOfMemory(HypoError):
-    """A device has no room for an allocation, or for a model: `parts` says what takes how much."""
+    """A device has no room for an allocation, or for a model: `parts` says what takes how much.
 
-    settings = ("context_length",)
+    `settings` are those by which less would be asked for.
+    """
 
     def __init__(
-        self, device: str, num_bytes: int, num_used: int, limit_bytes: int, parts: str = ""
+        self,
+        device: str,
+        num_bytes: int,
+        num_used: int,
+        limit_bytes: int,
+        parts: str = "",
+        settings: tuple[str, ...] = ("context_length",),
     ) -> None:
         self.device = device
         self.num_bytes = num_bytes
         self.num_used = num_used
         self.limit_bytes = limit_bytes
+        self.settings = settings
+        asked, used, limit = map(bytes_text, (num_bytes, num_used, limit_bytes))
         super().__init__(
-            f"{device}: {num_bytes} bytes asked for{parts and f' ({parts})'}, but {num_used} of "
-            f"{limit_bytes} are in use; take a smaller context_length or a smaller model"
+            f"{device}: {asked} asked for{parts and f' ({parts})'}, but {used} of {limit} are in "
+            f"use; take a smaller {', a smaller '.join(settings)} or a smaller model"
         )
+
+
+class ModelTooLarge(OutOfMemory):
+    """What the settings ask for cannot fit, and nothing was loaded."""
+
+    exit_code = EXIT_USAGE
 
 
 class DeviceFault(HypoError):

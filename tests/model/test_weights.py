@@ -32,6 +32,7 @@ from hypocenter.model.gguf.file import GGUFFile, open_gguf
 from hypocenter.model.weight_tensors import FeedForward, Weights
 from hypocenter.model.weights import load_weights
 from hypocenter.tensor import DType
+from hypocenter.wording import bytes_text
 
 ONES = np.ones(4)
 SMAPS = Path("/proc/self/smaps")
@@ -311,8 +312,10 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
         with pytest.raises(OutOfMemory, match="smaller context_length") as caught:
             load_runner(file, config, lambda what, share: loaded.append(what))
         assert loaded == []
-        assert f"cpu: {num_bytes} bytes asked for (weights " in str(caught.value)
-        assert f"{(1 << 30) - num_bytes + 1} of {1 << 30} are in use" in str(caught.value)
+        assert f"cpu: {bytes_text(num_bytes)} asked for (weights " in str(caught.value)
+        used = bytes_text((1 << 30) - num_bytes + 1)
+        assert f"{used} of 1.00 GiB are in use" in str(caught.value)
+        assert (caught.value.exit_code, caught.value.num_bytes) == (2, num_bytes)
         for enough in (Room(num_bytes, 1 << 30), None):
             monkeypatch.setattr(footprint, "host_room", lambda enough=enough: enough)
             load_runner(file, config)

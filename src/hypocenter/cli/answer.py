@@ -39,7 +39,8 @@ def open_llm(path: str, config: EngineConfig, progress: ProgressDisplay) -> LLM:
     else:
         progress.remarks["compiling"] = "at the first run only"
     if (config.num_threads or 0) > (most := max_num_threads()):
-        say(f"-t/--threads is {config.num_threads}, but there are {most} to be had: taking {most}")
+        asked = f"-t/--threads is {config.num_threads}"
+        say(f"{asked}, but this process may use {most} CPUs: it takes {most}")
         config = replace(config, num_threads=most)
     with naming_options(EngineOptions):
         return LLM(path, config, progress=progress)

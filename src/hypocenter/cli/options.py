@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_type_hints
 
 from cyclopts import Group, Parameter, Token
 
+from hypocenter.cli.serve_options import ServeOptions
 from hypocenter.config import EngineConfig, SamplingParams, defaults
 from hypocenter.errors import BadSetting, HypoError, UsageError
 from hypocenter.grammar_text import MAX_GRAMMAR_BYTES, with_text
@@ -110,8 +111,10 @@ def message_of(error: HypoError) -> str:
     """The message, with options in place of the settings that it names."""
     text = str(error)
     hints = get_type_hints(EngineOptions, include_extras=True)
+    hints |= get_type_hints(ServeOptions, include_extras=True)
     for name in error.settings:
-        text = text.replace(name, "/".join(hints[name].__metadata__[0].name[:2]))
+        if (hint := hints.get(name)) is not None:
+            text = text.replace(name, "/".join(hint.__metadata__[0].name[:2]), 1)
     return text
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hypocenter.config import KV_DTYPES, EngineConfig
-from hypocenter.errors import BadSetting, OutOfMemory
+from hypocenter.errors import BadSetting, ModelTooLarge
 from hypocenter.kernels.attention.attention_cpu import num_part_floats
 from hypocenter.kernels.experts.experts_table import ExpertsShape
 from hypocenter.kernels.linear.linear_gate import may_join
@@ -23,6 +23,7 @@ from hypocenter.model.latent.latent import Latent
 from hypocenter.model.recurrent.state_space import StateSpace
 from hypocenter.model.tensor_reader import norms_heads
 from hypocenter.tensor import DType
+from hypocenter.wording import bytes_text
 
 _F32_BYTES = 4
 #: What a convolution multiplies with, which is no matrix.
@@ -190,7 +191,7 @@ def _mixture_bytes(
 def require_room(
     file: GGUFFile, facts: Architecture, config: EngineConfig, context_length: int
 ) -> None:
-    """Raise OutOfMemory when `needed_bytes` exceed the memory that is available.
+    """Raise ModelTooLarge when `needed_bytes` exceed the memory that is available.
 
     Where the system tells nothing of its memory, nothing is checked.
     """
@@ -199,9 +200,12 @@ def require_room(
     num_bytes = sum(needed.values())
     if room is None or num_bytes <= room.available_bytes:
         return
-    parts = ", ".join(f"{name} {part}" for name, part in needed.items())
+    parts = ", ".join(f"{name} {bytes_text(part)}" for name, part in needed.items())
     num_used = max(room.limit_bytes - room.available_bytes, 0)
-    raise OutOfMemory("cpu", num_bytes, num_used, room.limit_bytes, parts)
+    settings: tuple[str, ...] = ("context_length",)
+    if config.kv_tokens is not None:
+        settings = ("kv_tokens", *settings)
+    raise ModelTooLarge("cpu", num_bytes, num_used, room.limit_bytes, parts, settings)
 
 
 def host_room(root: Path = Path("/")) -> Room | None:

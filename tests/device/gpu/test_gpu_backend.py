@@ -184,7 +184,7 @@ def test_no_room_is_said_with_figures() -> None:
         opened(FakeTorch(room=1000)).allocate(5000)
     error = caught.value
     assert (error.num_bytes, error.num_used, error.limit_bytes) == (5000, (1 << 30) - 1000, 1 << 30)
-    assert "cuda: 5000 bytes asked for" in str(error)
+    assert "cuda: 4.88 KiB asked for" in str(error)
 
 
 # Opening.
