@@ -51,6 +51,29 @@ def folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+def changeable_by_others(folder: Path) -> str:
+    """Why others could change what lies in `folder`, or put another in its place; empty when none
+    can. It need not be there yet; a link there may lead anywhere, so it is a reason.
+
+    Raises OSError where nothing of the kind can be looked at.
+    """
+    if folder.is_symlink():
+        return f"{folder} is a link"
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    real = there.resolve(strict=True)
+    for above in (real, *real.parents):
+        if problem := _problem(above):
+            return problem
+    if there == folder:
+        found = real.stat()
+        if found.st_uid != os.getuid():
+            return f"{folder} belongs to another user"
+        # In a folder with the sticky bit what is ours is safe; this one others may add to.
+        if found.st_mode & 0o022:
+            return f"others may write to {folder}; chmod go-w it"
+    return ""
+
+
 def _problem(folder: Path) -> str:
     """Why another user could exchange what lies in `folder`; empty when none can."""
     found = folder.stat()

@@ -263,10 +263,10 @@ def test_nothing_is_overwritten_and_no_half_folder_stays(
 def test_the_file_that_there_is_no_room_for_is_named(
     example: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: str, flags: int) -> int:
+    def full(inside: int, path: str, flags: int) -> int:
         if path.endswith("arrays.safetensors"):
             raise OSError(28, "No space left on device")
-        return os.open(path, flags, 0o600)
+        return os.open(path, flags, 0o600, dir_fd=inside)
 
     monkeypatch.setattr(bundles, "_private", full)
     with pytest.raises(OSError, match="No space") as told:

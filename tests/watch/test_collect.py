@@ -18,7 +18,7 @@ from hypocenter import package
 from hypocenter.cards import Card
 from hypocenter.doctor.report_parts import environment_rows
 from hypocenter.doctor.run_environment import run_environment_of
-from hypocenter.errors import EXIT_ERROR, EXIT_USAGE
+from hypocenter.errors import EXIT_ERROR, EXIT_USAGE, UsageError
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import (
@@ -640,7 +640,7 @@ def test_what_others_may_have_put_there_is_not_looked_at(tmp_path: Path) -> None
     assert dead_runs.dead_runs(tmp_path / "link") == []
     base.chmod(0o777)
     assert dead_runs.dead_runs(base) == []
-    with pytest.raises(PermissionError, match="open to others"), dead_runs.watched_runs(base):
+    with pytest.raises(UsageError, match="alone, but what runs"), dead_runs.watched_runs(base):
         pass
 
 

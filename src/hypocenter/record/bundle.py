@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import functools
 import itertools
 import os
 import re
@@ -143,13 +144,7 @@ def save(bundle: Bundle, folder: str | Path) -> Bundle:
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        (partial / SOURCES).mkdir(mode=0o700)
-        for name, data in _files(bundle):
-            try:
-                with open(partial / name, "xb", opener=_private) as file:
-                    file.write(data)
-            except OSError as error:  # of a full disk nobody says which file there was no room for
-                raise OSError(error.errno, error.strerror, str(folder / name)) from error
+        _write(bundle, partial, folder)
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -336,8 +331,26 @@ def _source_files(sources: tuple[SourceRecord, ...]) -> list[str]:
     return names
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+def _private(inside: int, path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600, dir_fd=inside)
+
+
+def _write(bundle: Bundle, partial: Path, folder: Path) -> None:
+    """The files, by the descriptor of `partial`: whoever may write beside it may put another folder
+    or a link in its place. Errors name them as in `folder`."""
+    inside = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if os.fstat(inside).st_uid != os.getuid():
+            raise PermissionError(1, "another user has put a folder in the place of", str(folder))
+        os.mkdir(SOURCES, mode=0o700, dir_fd=inside)
+        for name, data in _files(bundle):
+            try:
+                with open(name, "xb", opener=functools.partial(_private, inside)) as file:
+                    file.write(data)
+            except OSError as error:  # of a full disk nobody says which file there was no room for
+                raise OSError(error.errno, error.strerror, str(folder / name)) from error
+    finally:
+        os.close(inside)
 
 
 # -- reading --------------------------------------------------------------------------------------

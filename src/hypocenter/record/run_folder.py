@@ -20,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO
 
+from hypocenter.cache_folder import make_private
 from hypocenter.environment import relevant_variables
 from hypocenter.record import ring
 from hypocenter.record.run_records import ProcessRecord
@@ -48,7 +49,7 @@ def claim_folder(base: Path) -> Path:
 
     Raises OSError when `base` cannot be made, or is not private to this user.
     """
-    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(base)
     found = base.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise PermissionError(f"{base} is no folder of this user")

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+from hypocenter.cache_folder import make_private
+from hypocenter.errors import UsageError
 from hypocenter.record import ring
 
 #: Run folders that are looked into: a command may start a few processes, and never so many.
@@ -25,8 +27,8 @@ MAX_FOLDERS = 32
 TOLD, BUNDLED = "told", "bundle"
 #: Begins the name of a folder in which a watched command's processes have their run folders.
 _WATCHED = "doctor-"
-#: Begins it before the folder is locked; `_LOCK` is held as long as the doctor lives.
-_BEGUN, _LOCK = f".{_WATCHED}", "lock"
+#: Is held as long as the process lives whose folder it is; before that a dot begins the name.
+_LOCK = "lock"
 _MAKING_SECONDS = 60
 
 
@@ -83,18 +85,30 @@ def tell(folder: Path) -> bool:
 def watched_runs(base: Path) -> Iterator[Path]:
     """A folder of its own for the run folders of a command; removed at the end.
 
-    Raises OSError when it cannot be made.
+    Raises UsageError where others may write to `base`, OSError when it cannot be made.
     """
-    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(base)
     if not _is_ours(base):
-        raise PermissionError(
-            1, "is open to others; set HYPO_RUN_DIR to a folder of yours", str(base)
+        raise UsageError(
+            f"{base} is not this user's alone, but what runs record is private; chmod 700 it, or "
+            "set HYPO_RUN_DIR to a folder of yours"
         )
-    for left in (*base.glob(f"{_WATCHED}*"), *base.glob(f"{_BEGUN}*")):
-        if not _is_locked(left):
+    with locked_folder(base, _WATCHED) as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def locked_folder(base: Path, prefix: str) -> Iterator[Path]:
+    """A folder below `base` whose name begins so, for this user alone; removed at the end.
+
+    A process that is killed cannot remove it: whoever makes the next one removes those whose
+    process is gone. Raises OSError when it cannot be made.
+    """
+    for left in (*base.glob(f"{prefix}*"), *base.glob(f".{prefix}*")):
+        if _is_ours(left) and not _is_locked(left):
             shutil.rmtree(left, ignore_errors=True)
-    begun = Path(tempfile.mkdtemp(prefix=_BEGUN, dir=base))
     # Locked before it has its name: whoever sees it without a lock may take it for a leftover.
+    begun = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=base))
     lock = os.open(begun / _LOCK, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     folder = begun.rename(base / begun.name.removeprefix("."))
@@ -116,7 +130,7 @@ def keep_runs(folder: Path) -> Path | None:
 
 
 def _is_locked(folder: Path) -> bool:
-    """Whether the doctor lives whose folder this is, in a container of any sort.
+    """Whether the process lives whose folder this is, in a container of any sort.
 
     No process number tells: another container has other ones, and shares the folder.
     """
