@@ -50,6 +50,11 @@ class Environment:
         )
 
 
+def chosen_log(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The level that HYPO_LOG names; None where nobody has set it. `Environment` has checked it."""
+    return environ.get("HYPO_LOG", "").lower() or None
+
+
 #: Paths of CPU instructions that can be asked for, the fastest first.
 INSTRUCTIONS = ("avx512-bf16", "avx512-vnni", "avx-vnni", "avx2", "plain")
 

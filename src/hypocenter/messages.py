@@ -78,6 +78,8 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     config: EngineConfig
     kept: KeptWeights | None = None
     block_memory: str = ""
+    #: Whether no worker before it has found that requests can be answered.
+    is_first: bool = True
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -162,13 +164,15 @@ class Accepted(msgspec.Struct, frozen=True, tag=True):
 class Failed(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """A request or question ended by an error of its own.
 
-    `kind` is the error's class, `field` the setting that it names.
+    `kind` is the error's class, `field` the setting that is wrong, `settings` those that the
+    message names.
     """
 
     id: int
     kind: str
     message: str
     field: str = ""
+    settings: tuple[str, ...] = ()
 
 
 class Ending(msgspec.Struct, frozen=True, omit_defaults=True):

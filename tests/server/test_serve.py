@@ -243,7 +243,7 @@ def test_it_describes_itself(served: Served) -> None:
     assert len(served.get("/slots").json) == 16
     complete(served, max_tokens=3)
     text = served.get("/metrics").body.decode()
-    assert 'vllm:generation_tokens_total{model_name="demo-q8_0"}' in text
+    assert 'vllm:generation_tokens_total{engine="0",model_name="demo-q8_0"}' in text
     assert "vllm:num_requests_running" in text
 
 
@@ -379,7 +379,7 @@ def test_what_a_fault_left_is_a_bundle_with_its_report(served: Served, tmp_path:
         assert time.monotonic() < stop, (found, served.stderr)
         time.sleep(0.1)
     assert "SIGABRT" in found[0]["report"]
-    assert any("the worker was ended by SIGABRT" in line for line in served.stderr)
+    assert any(re.search(r"worker \d+ was ended by SIGABRT", line) for line in served.stderr)
 
 
 def test_the_process_that_clients_talk_to_loads_no_engine(served: Served) -> None:
@@ -603,7 +603,7 @@ def test_a_line_of_the_page_runs(served: Served, line: str) -> None:
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout
-    assert '"error"' not in done.stdout
+    assert '{"error"' not in done.stdout
 
 
 def test_the_routes_of_the_page_are_those_of_the_server(served: Served) -> None:

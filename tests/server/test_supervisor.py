@@ -77,14 +77,18 @@ class PretendedLife:
         self.say, self._note_end = hear, note_end
         self.is_dead = False
         self.memory: int | None = None
+        self.is_first = False
         self.starts.append(self)
 
     async def start(self) -> None:
         if self.is_broken:
             asyncio.get_running_loop().call_soon(self.die, ended(code=2))
 
-    def begin(self, kept: KeptWeights | None, block_memory: str = "") -> None:
+    def begin(
+        self, kept: KeptWeights | None, block_memory: str = "", *, is_first: bool = False
+    ) -> None:
         self.begun.append(kept)
+        self.is_first = is_first
         self.memory = os.stat(block_memory).st_ino if block_memory else None
         if not self.is_broken and self.program == WORKER:
             asyncio.get_running_loop().call_soon(self.say, Ready(FACTS, 0.1))
@@ -164,6 +168,7 @@ def test_the_next_worker_gets_the_prompt_and_what_was_sent(life: type[PretendedL
         first.die()
         await settle()
         [second] = life.starts[1:]
+        assert (first.is_first, second.is_first) == (True, False)
         assert second.sent == [Submit(one.id, one.params, (5, 6), output_ids=(7, 8))]
         second.say(Accepted(one.id, (5, 6)))
         second.piece(one.id, 9, "stop")

@@ -85,9 +85,10 @@ class Served:
 
     @property
     def worker_pid(self) -> int:
-        """The one that has the model: the spare one came after it."""
+        """The one that has the model: the spare one came after it, whatever its number."""
+        program = f"hypocenter.worker.worker.*{os.sep}"
         found = subprocess.run(
-            ["pgrep", "-f", f"hypocenter.worker.worker.*{os.sep}", "-P", str(self.process.pid)],
+            ["pgrep", "-o", "-P", str(self.process.pid), "-f", program],
             capture_output=True, text=True, check=False,
         ).stdout.split()  # fmt: skip
         assert found, self.stderr

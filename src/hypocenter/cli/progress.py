@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from hypocenter.cli import interrupt
@@ -19,13 +20,14 @@ class ProgressDisplay:
     """Called with (what is being done, share done from 0 to 1); shows a stage that takes long.
 
     The first word of what is being done names the stage; `remarks` holds what is said of a stage
-    when it is first shown. `clear()` takes the display away; a later call starts anew. Safe to call
-    from any thread. `quiet` shows nothing. A call raises a Ctrl-C that was held back.
+    when it is first shown. `say` takes a line where there is no terminal. `clear()` takes the
+    display away; a later call starts anew. Safe to call from any thread. `quiet` shows nothing. A
+    call raises a Ctrl-C that was held back.
     """
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, say: Callable[[str], None] = say) -> None:
         self.remarks: dict[str, str] = {}
-        self._quiet = quiet
+        self._quiet, self._say = quiet, say
         self._lock = threading.RLock()
         self._started = 0.0  # when the stage began
         self._last_line: float | None = None  # when a line of the stage was last shown
@@ -95,7 +97,7 @@ class ProgressDisplay:
             return
         self._last_line = now
         tail = f" ({remark})" if remark else ""
-        say(f"{self._what}{tail} ...")
+        self._say(f"{self._what}{tail} ...")
 
 
 class _Bar:

@@ -37,6 +37,10 @@ def serve(
 def bench_serve(
     *,
     url: Annotated[str, Parameter(name="--url", help="The server.")] = "http://127.0.0.1:8080",
+    uds: Annotated[
+        str | None,
+        Parameter(name="--uds", help="Unix socket to connect to, in place of the URL's port."),
+    ] = None,
     num_requests: Annotated[
         int, Parameter(name=("-n", "--num-requests", "--num-prompts"), help="Requests in all.")
     ] = 64,
@@ -82,6 +86,7 @@ def bench_serve(
 
     load = Load(
         url=url,
+        uds=uds,
         model=model,
         api_key=api_key,
         num_requests=num_requests,

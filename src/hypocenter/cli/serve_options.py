@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
@@ -23,6 +23,35 @@ class ServeOptions:
         str, Parameter(name="--host", help="Address to listen at; 0.0.0.0 is every one.")
     ] = "127.0.0.1"
     port: Annotated[int, Parameter(name="--port", help="Port to listen at; 0 takes any.")] = 8080
+    uds: Annotated[
+        str | None,
+        Parameter(
+            name="--uds",
+            help="Unix socket to listen at, in place of host and port; only this user may connect.",
+        ),
+    ] = None
+    ssl_certfile: Annotated[
+        str | None,
+        Parameter(
+            name=("--ssl-certfile", "--ssl-cert-file"),
+            help="Certificate chain (PEM): clients then come by https, with TLS 1.2 or later.",
+        ),
+    ] = None
+    ssl_keyfile: Annotated[
+        str | None,
+        Parameter(
+            name=("--ssl-keyfile", "--ssl-key-file"),
+            help="Its private key (PEM), without a password. [default: in the certificate's file]",
+        ),
+    ] = None
+    root_path: Annotated[
+        str,
+        Parameter(
+            name=("--root-path", "--api-prefix"),
+            show_default=False,
+            help="What a proxy puts before each path, such as /llm; it may take it off or not.",
+        ),
+    ] = ""
     api_key: Annotated[
         tuple[str, ...],
         Parameter(
@@ -34,7 +63,10 @@ class ServeOptions:
         ),
     ] = ()
     api_key_file: Annotated[
-        str | None, Parameter(name="--api-key-file", help="File with a key on each line.")
+        str | None,
+        Parameter(
+            name="--api-key-file", help="File with a key on each line; SIGHUP reads it again."
+        ),
     ] = None
     admin_key: Annotated[
         str | None, Parameter(name="--admin-key", help="Key of the routes below /debug/.")
@@ -102,13 +134,32 @@ class ServeOptions:
         ),
     ] = 600.0
     bundles: Annotated[
-        str,
+        str | None,
         Parameter(
             name="--bundles",
             help="Folder for what a worker leaves that dies of a fault; the last eight are kept. "
-            "An empty text keeps none.",
+            "An empty text keeps none. [default: hypo-faults]",
         ),
-    ] = "hypo-faults"
+    ] = None
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None,
+        Parameter(
+            name="--log-level",
+            help="What the log tells: info has a line for each request, debug also for probes. "
+            "[default: HYPO_LOG, or info]",
+        ),
+    ] = None
+    log_format: Annotated[
+        Literal["text", "json"],
+        Parameter(name="--log-format", help="Lines for people, or a JSON object on each."),
+    ] = "text"
+    log_file: Annotated[
+        str | None,
+        Parameter(
+            name="--log-file",
+            help="File for the log, in place of stderr; SIGHUP and SIGUSR1 open it anew.",
+        ),
+    ] = None
 
     def keys(self) -> tuple[str, ...]:
         """All keys of clients. Raises UsageError for a file without any."""
@@ -117,6 +168,9 @@ class ServeOptions:
             try:
                 with open(self.api_key_file, encoding="utf-8") as file:
                     lines = file.read(MAX_KEY_BYTES).split("\n")
+            except OSError as error:
+                reason = error.strerror
+                raise UsageError(f"--api-key-file {self.api_key_file}: {reason}") from error
             except UnicodeDecodeError:
                 raise UsageError(f"--api-key-file {self.api_key_file} is not UTF-8") from None
             found = [line.strip() for line in lines if line.strip()]

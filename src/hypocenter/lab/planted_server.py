@@ -46,7 +46,7 @@ def main(words: Sequence[str]) -> int:
         bundles=Path(order.bundles) if order.bundles else None,
     )
     try:
-        return serve(config, Listener(_tell, lambda *_: None, lambda *_: None))
+        return serve(config, Listener())
     except HypoError as error:
         _tell(str(error))
         return error.exit_code

@@ -300,8 +300,11 @@ class OpenRequests(msgspec.Struct):
 
 
 class Fault(msgspec.Struct):
+    """`report_state`: written, being written, or missing, where none could be made."""
+
     bundle: str
     report: str | None
+    report_state: str
 
 
 class Faults(msgspec.Struct):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
 import secrets
@@ -22,6 +23,7 @@ from hypocenter.server import answers, routes, side_routes
 from hypocenter.server.api_error import ApiError, json_response
 from hypocenter.server.fields import ChatBody, CompletionBody
 from hypocenter.server.openapi import Endpoint, document
+from hypocenter.server.operating.access import AccessLog, Prefix
 from hypocenter.server.routes import ClientLeft, Service
 
 #: Answered before a model is loaded.
@@ -31,7 +33,7 @@ _ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
 
 
 async def _openapi(request: Request) -> Response:
-    return json_response(document(TABLE, version()))
+    return json_response(document(TABLE, version(), request.app.state.root_path))
 
 
 #: Every route there is.
@@ -126,9 +128,16 @@ def make_app(
     api_keys: Sequence[str] = (),
     admin_key: str | None = None,
     cors_origins: Sequence[str] = (),
+    root_path: str = "",
 ) -> Starlette:
-    """The routes of `service`, behind these keys; without `api_keys` everybody may ask."""
-    middleware = [Middleware(_Outer)]
+    """The routes of `service`, behind these keys; without `api_keys` everybody may ask.
+
+    `service.api_keys` may be changed later. `root_path` is what a proxy may leave before a path.
+    """
+    service.api_keys = tuple(api_keys)
+    middleware = [Middleware(AccessLog, lambda: bool(service.api_keys)), Middleware(_Outer)]
+    if root_path:
+        middleware.insert(0, Middleware(Prefix, root_path))
     if cors_origins:
         middleware.append(
             Middleware(
@@ -138,7 +147,7 @@ def make_app(
                 allow_headers=["*"],
             )
         )
-    middleware.append(Middleware(_Guard, service, tuple(api_keys), admin_key))
+    middleware.append(Middleware(_Guard, service, admin_key))
     app = Starlette(
         routes=[Route(entry.path, entry.endpoint, methods=[entry.method]) for entry in TABLE],
         middleware=middleware,
@@ -151,6 +160,7 @@ def make_app(
     )
     app.router.redirect_slashes = False
     app.state.service = service
+    app.state.root_path = root_path
     return app
 
 
@@ -178,11 +188,8 @@ class _Outer:
 class _Guard:
     """Lets in who has a key, and nobody while there is no model to ask."""
 
-    def __init__(
-        self, app: ASGIApp, service: Service, api_keys: tuple[str, ...], admin_key: str | None
-    ) -> None:
-        self._app, self._service = app, service
-        self._api_keys, self._admin_key = api_keys, admin_key
+    def __init__(self, app: ASGIApp, service: Service, admin_key: str | None) -> None:
+        self._app, self._service, self._admin_key = app, service, admin_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -195,7 +202,7 @@ class _Guard:
             await error.response()(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
-        path = scope["path"]
+        path, api_keys = scope["path"], self._service.api_keys
         if path in OPEN_PATHS:
             return None
         key = _header(scope, b"authorization").removeprefix("Bearer ")
@@ -205,8 +212,10 @@ class _Guard:
                 return ApiError(403, "there is no admin key; start the server with --admin-key")
             if not _is_one_of(key, (self._admin_key,)):
                 return _no_key("the admin key")
-        elif self._api_keys and not _is_one_of(key, (*self._api_keys, self._admin_key or "")):
+        elif api_keys and not _is_one_of(key, (*api_keys, self._admin_key or "")):
             return _no_key("a key")
+        if api_keys:
+            scope["state"]["client"] = hashlib.sha256(key.encode()).hexdigest()
         if self._service.supervisor.facts is None and path not in EARLY_PATHS:
             return ApiError(503, "Loading model", kind="unavailable_error", retry=True)
         return None

@@ -35,11 +35,15 @@ class Generation:
     tools: tuple[dict[str, Any], ...] | None = None
     #: Is handed everything that a worker says of it, in order.
     listener: Callable[[Generation, WorkerEvent], None] | None = None
+    #: Counts what a worker says of it.
+    watcher: Callable[[Generation, WorkerEvent], None] | None = None
     prompt_ids: tuple[int, ...] | None = None
     output_ids: list[int] = field(default_factory=list)
     submitted: float = field(default_factory=time.monotonic)
     first_token: float | None = None
     last_token: float | None = None
+    #: Seconds between its last two pieces, once there are two.
+    gap: float | None = None
     is_done: bool = False
     is_with_worker: bool = False
     num_blamed: int = 0
@@ -71,12 +75,14 @@ class Generation:
                 self.prompt_ids = event.prompt_ids
             case Piece():
                 if event.token_ids:
-                    self.last_token = time.monotonic()
-                    self.first_token = self.first_token or self.last_token
+                    now, before = time.monotonic(), self.last_token
+                    self.gap = None if before is None else now - before
+                    self.first_token, self.last_token = self.first_token or now, now
                     self.output_ids += event.token_ids
                     self.num_blamed = 0  # it gets on
                 self.is_done = event.ending is not None
             case Failed():
                 self.is_done = True
-        if self.listener is not None:
-            self.listener(self, event)
+        for told in (self.watcher, self.listener):
+            if told is not None:
+                told(self, event)

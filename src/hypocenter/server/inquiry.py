@@ -82,6 +82,8 @@ class Inquiry:
         """`tools` are those that may be called, at most `max_calls` in an answer; None: any."""
         self.name = name
         self.created = int(time.time())
+        #: `completed`, `cancelled` or `failed`, once it is.
+        self.outcome = "open"
         self.num_choices = num_choices
         self.choices: list[Choice] = []
         self._supervisor = supervisor

@@ -11,6 +11,8 @@ from __future__ import annotations
 import http.client
 import math
 import random
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -54,6 +56,8 @@ class Load:
     shared_prefix: int = 0
     seed: int = 0
     timeout: float = 600.0
+    #: Unix socket to connect to, whatever host and port the URL names.
+    uds: str | None = None
 
     def __post_init__(self) -> None:
         if (self.concurrency is None) == (self.rate is None):
@@ -274,8 +278,27 @@ def _connection(load: Load) -> http.client.HTTPConnection:
     parts = urlsplit(load.url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"--url is {load.url!r}, but must be like http://127.0.0.1:8080")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    is_tls = parts.scheme == "https"
+    if load.uds is not None:
+        return _UnixConnection(parts.hostname, load.uds, load.timeout, is_tls=is_tls)
+    kind = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection
     return kind(parts.hostname, parts.port, timeout=load.timeout)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """Speaks to `host` through a Unix socket."""
+
+    def __init__(self, host: str, path: str, timeout: float, *, is_tls: bool) -> None:
+        super().__init__(host, timeout=timeout)
+        self._path, self._is_tls = path, is_tls
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+        if self._is_tls:
+            context = ssl.create_default_context()
+            self.sock = context.wrap_socket(self.sock, server_hostname=self.host)
 
 
 def _headers(load: Load) -> dict[str, str]:

@@ -39,8 +39,8 @@ class Endpoint:
     is_open: bool = False
 
 
-def document(entries: Sequence[Endpoint], version: str) -> dict[str, Any]:
-    """The document of these routes."""
+def document(entries: Sequence[Endpoint], version: str, root_path: str = "") -> dict[str, Any]:
+    """The document of these routes, which clients find below `root_path`."""
     types = [ErrorAnswer]
     for entry in entries:
         types += [t for t in (entry.body, entry.answer, entry.stream) if _is_type(t)]
@@ -53,6 +53,7 @@ def document(entries: Sequence[Endpoint], version: str) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "hypocenter", "version": version},
+        **({"servers": [{"url": root_path}]} if root_path else {}),
         "paths": paths,
         "components": {
             "schemas": components,

@@ -8,7 +8,6 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,6 +18,7 @@ from hypocenter.messages import Ask, Failed, ServedModel, Told
 from hypocenter.package import version
 from hypocenter.server.answers import AnswerTimings, ChoiceState, RequestState
 from hypocenter.server.api_error import ApiError, error_of, json_response
+from hypocenter.server.faults import FaultKeeper
 from hypocenter.server.fields import (
     ChatBody,
     CompletionBody,
@@ -56,9 +56,12 @@ class Service:
     model_path: str
     max_body_bytes: int
     max_open: int
-    bundles: Path | None
+    faults: FaultKeeper
+    api_keys: tuple[str, ...] = ()
     started: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
+    #: Requests for answers, in all.
+    num_asked: int = 0
     open: dict[str, Inquiry] = field(default_factory=dict)
     #: As JSON, which takes half the memory, and that in one piece.
     ended: OrderedDict[str, msgspec.Raw] = field(default_factory=OrderedDict)
@@ -68,6 +71,10 @@ class Service:
         facts = self.supervisor.facts
         assert facts is not None, "the server answers once a worker was ready"
         return facts
+
+    def set_keys(self, keys: tuple[str, ...]) -> None:
+        """From now on these are let in, and no others."""
+        self.api_keys = keys
 
     def require_model(self, name: str) -> str:
         """The name that answers bear. Raises ApiError for one that is not served."""
@@ -107,6 +114,7 @@ class Service:
     def remember(self, inquiry: Inquiry, status: str) -> None:
         """Note how a request ended."""
         self.open.pop(inquiry.name, None)
+        inquiry.outcome = status
         self.ended[inquiry.name] = msgspec.Raw(msgspec.json.encode(describe(inquiry, status)))
         while len(self.ended) > _MAX_REMEMBERED:
             self.ended.popitem(last=False)
@@ -215,6 +223,10 @@ async def _respond(
     named = ", ".join(unknown).encode("unicode_escape")[:500].decode().strip()
     headers = {"x-ignored-fields": named} if unknown else {}
     service.open[inquiry.name] = inquiry
+    service.num_asked += 1
+    request.state.inquiry = inquiry
+    for choice in inquiry.choices:
+        choice.generation.watcher = service.metrics.note
     wants_usage = bool(body.stream_options and body.stream_options.include_usage)
     try:
         if not body.stream:
@@ -231,9 +243,8 @@ async def _answer_whole(
     service: Service, inquiry: Inquiry, form: AnswerForm, headers: dict[str, str]
 ) -> Response:
     await inquiry.accept()
-    async for news in inquiry.pieces():
-        if news is not None and news[1].ending:
-            _count(service, inquiry, news[0].index)
+    async for _ in inquiry.pieces():
+        pass
     service.remember(inquiry, "completed")
     return json_response(form.answer(_timings(inquiry)), headers=headers)
 
@@ -261,8 +272,6 @@ async def _stream(
                 yield _line(form.chunk(choice, piece, is_first=is_first))
             if closing is not None:
                 yield _line(closing.closing(choice))
-            if piece.ending:
-                _count(service, inquiry, choice.index)
         if wants_usage:
             yield _line(form.usage_chunk(_timings(inquiry)))
         service.remember(inquiry, "completed")
@@ -276,16 +285,14 @@ async def _stream(
 
 
 def _abandon(service: Service, inquiry: Inquiry, error: BaseException) -> None:
+    generations = [choice.generation for choice in inquiry.choices]
+    left = [g for g in generations if g.prompt_ids is not None and not g.is_done]
+    service.metrics.count_aborted(len(left))
     inquiry.cancel()
     is_cancelled = isinstance(error, asyncio.CancelledError | GeneratorExit | ClientLeft)
     if is_cancelled:
         service.metrics.count("cancelled")
     service.remember(inquiry, "cancelled" if is_cancelled else "failed")
-
-
-def _count(service: Service, inquiry: Inquiry, index: int) -> None:
-    is_first = index % inquiry.num_choices == 0
-    service.metrics.count_end(inquiry.choices[index], is_first_of_prompt=is_first)
 
 
 def _timings(inquiry: Inquiry) -> AnswerTimings:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
+import logging
 import math
+import re
 import signal
 import socket
 import tempfile
@@ -27,16 +28,22 @@ from hypocenter.server.connection import (
 )
 from hypocenter.server.faults import FaultKeeper
 from hypocenter.server.metrics import Metrics
+from hypocenter.server.operating.listening import Certificate, address_of, bind, bound_unix
+from hypocenter.server.operating.log import tell
+from hypocenter.server.operating.signals import Renewal, Terminal
 from hypocenter.server.routes import Service
 from hypocenter.server.supervisor import Supervisor
 from hypocenter.server.worker_life import WORKER, Orders
 from hypocenter.watch.child import Deadlines
+from hypocenter.watch.dead_runs import locked_folder
+from hypocenter.wording import count_text
 
 #: Between two looks at how far a worker's loading is, and at whether there will be any more.
 _LOOK_SECONDS = 0.2
 _STOP_SECONDS = 10.0
-#: What the system holds of an answer that its client does not take. By itself it goes to 4 MB.
-_SEND_BYTES = 256 << 10
+#: Begins the name of the folder with the workers' sockets.
+_FOLDER = "hypo-serve-"
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +54,10 @@ class ServerConfig:
     engine: EngineConfig
     host: str = "127.0.0.1"
     port: int = 8080
+    #: In place of host and port.
+    unix_socket: Path | None = None
+    certificate: Certificate | None = None
+    root_path: str = ""
     names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     admin_key: str | None = field(default=None, repr=False)
@@ -65,6 +76,11 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise UsageError(f"--port is {self.port}, but must be from 0 to 65535")
+        if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
+            raise UsageError(
+                f"--root-path is {self.root_path!r}, but must be like /llm: a slash before each "
+                "part, and no other signs than letters, digits and ._~-"
+            )
         if not 0 <= self.max_queued <= 1 << 20:
             raise UsageError(f"--max-queued is {self.max_queued}, but must be from 0 to {1 << 20}")
         for name, value in (
@@ -78,45 +94,35 @@ class ServerConfig:
 
 @dataclass(frozen=True)
 class Listener:
-    """Who is told what goes on: a line for a person, progress, and once that all is ready."""
+    """Who is told what goes on: progress, and once that all is ready, and where."""
 
-    say: Callable[[str], None]
-    report: Callable[[str, float], None]
-    announce: Callable[[str, ServedModel], None]
+    report: Callable[[str, float], None] = lambda what, share: None
+    announce: Callable[[str, ServedModel], None] = lambda url, facts: None
 
 
-def serve(config: ServerConfig, listener: Listener) -> int:
-    """Serve until a signal ends it; returns the exit code.
+def serve(config: ServerConfig, listener: Listener, renewal: Renewal | None = None) -> int:
+    """Serve until a signal ends it; returns the exit code. `renewal` is what SIGHUP reads again.
 
-    Raises UsageError when the port cannot be had, HypoError when no worker can be started.
+    Raises UsageError when there is nowhere to listen, HypoError when no worker can be started.
     """
-    with bind(config.host, config.port) as port, tempfile.TemporaryDirectory() as folder:
-        return asyncio.run(_serve(config, listener, port, Path(folder)))
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """The socket that listens; raises UsageError when it cannot be had."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except socket.gaierror as error:
-        raise UsageError(f"--host {host}: {error.strerror}") from error
-    family, kind, protocol, _, address = found[0]
-    made = socket.socket(family, kind, protocol)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)  # its connections too
-        made.bind(address)
-        made.listen(2048)
-    except OSError as error:
-        made.close()
-        taken = error.errno == errno.EADDRINUSE
-        way_out = "; another server has it, so give another --port" if taken else ""
-        raise UsageError(f"{host} port {port}: {error.strerror}{way_out}") from error
-    return made
+    renewal = renewal or Renewal()
+    if config.certificate is not None:
+        renewal.certificate, renewal.context = config.certificate, config.certificate.context()
+    with (
+        bound_unix(config.unix_socket)
+        if config.unix_socket is not None
+        else bind(config.host, config.port) as listening,
+        locked_folder(Path(tempfile.gettempdir()), _FOLDER) as folder,
+    ):
+        return asyncio.run(_serve(config, listener, renewal, listening, folder))
 
 
 async def _serve(
-    config: ServerConfig, listener: Listener, port: socket.socket, folder: Path
+    config: ServerConfig,
+    listener: Listener,
+    renewal: Renewal,
+    listening: socket.socket,
+    folder: Path,
 ) -> int:
     metrics: Metrics | None = None
 
@@ -125,22 +131,11 @@ async def _serve(
             metrics.count(what)
 
     loop = asyncio.get_running_loop()
-    keeper = FaultKeeper(
-        config.bundles, listener.say, lambda: _call_soon(loop, lambda: count("bundle"))
-    )
-    first = max(config.step_seconds, config.first_step_seconds)
-    deadlines = Deadlines(first, config.step_seconds)
-    orders = Orders(
-        config.model,
-        config.engine,
-        deadlines,
-        folder,
-        has_spare=config.has_spare,
-        worker=config.worker,
-    )
-    supervisor = Supervisor(orders, on_left=keeper.keep, on_event=count)
+    faults = FaultKeeper(config.bundles, lambda: _call_soon(loop, lambda: count("bundle")))
+    supervisor = Supervisor(_orders(config, folder), on_left=faults.keep, on_event=count)
     names = config.names or (Path(config.model).stem,)
-    metrics = Metrics(supervisor, names[0])
+    sink = renewal.sink
+    metrics = Metrics(supervisor, names[0], lambda: 0 if sink is None else sink.num_lost)
     service = Service(
         supervisor,
         metrics,
@@ -148,33 +143,50 @@ async def _serve(
         config.model,
         config.max_body_bytes,
         config.engine.max_batch_requests + config.max_queued,
-        config.bundles,
+        faults,
     )
-    server = _make_server(config, service)
-    answering = asyncio.create_task(server.serve([port]))
+    renewal.set_keys = service.set_keys
+    server = _make_server(config, service, renewal)
+    answering = asyncio.create_task(server.serve([listening]))
     try:
         await _start(supervisor, listener, answering)
-        host, number = port.getsockname()[:2]
         if supervisor.facts is not None:
-            shown = f"[{host}]" if ":" in host else host
-            listener.announce(f"http://{shown}:{number}", supervisor.facts)
+            is_tls = config.certificate is not None
+            listener.announce(address_of(listening, is_tls=is_tls), supervisor.facts)
         while not answering.done() and not supervisor.has_given_up:
             await asyncio.wait({answering}, timeout=_LOOK_SECONDS)
     finally:
         server.should_exit = True
         await answering
         await supervisor.stop(_STOP_SECONDS)
+    number = service.num_asked
+    message = f"stopped after {count_text(number, 'request')} for an answer"
+    tell(logging.INFO, "stopped", message, num_requests=number)
     return EXIT_ERROR if supervisor.has_given_up else EXIT_OK
 
 
-def _make_server(config: ServerConfig, service: Service) -> _Server:
+def _orders(config: ServerConfig, folder: Path) -> Orders:
+    first = max(config.step_seconds, config.first_step_seconds)
+    return Orders(
+        config.model,
+        config.engine,
+        Deadlines(first, config.step_seconds),
+        folder,
+        has_spare=config.has_spare,
+        worker=config.worker,
+    )
+
+
+def _make_server(config: ServerConfig, service: Service, renewal: Renewal) -> _Server:
     """The HTTP server of a service, with its limits."""
     app = make_app(
         service,
         api_keys=config.api_keys,
         admin_key=config.admin_key,
         cors_origins=config.cors_origins,
+        root_path=config.root_path,
     )
+    context = renewal.context
     return _Server(
         uvicorn.Config(
             app,
@@ -189,9 +201,11 @@ def _make_server(config: ServerConfig, service: Service) -> _Server:
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=math.ceil(config.grace_seconds + _STOP_SECONDS),
+            ssl_context_factory=None if context is None else lambda config, default: context,
         ),
         service,
         config.grace_seconds,
+        renewal,
     )
 
 
@@ -220,26 +234,38 @@ def _call_soon(loop: asyncio.AbstractEventLoop, work: Callable[[], None]) -> Non
 class _Server(uvicorn.Server):
     """The first signal lets what is open end, for so many seconds; the second one does not."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, grace_seconds: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, service: Service, grace_seconds: float, renewal: Renewal
+    ) -> None:
         super().__init__(config)
-        self._service, self._grace_seconds = service, grace_seconds
+        self._service, self._grace_seconds, self._renewal = service, grace_seconds, renewal
+        self._terminal = Terminal()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """They stay until the loop ends: what comes later is to end nothing abruptly."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._end)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
+            loop.add_signal_handler(number, self._end, signal.Signals(number).name)
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        loop.add_signal_handler(signal.SIGUSR1, self._renewal.open_log_anew)
+        yield
 
-    def _end(self) -> None:
+    def _hang_up(self) -> None:
+        if self._terminal.is_gone:
+            self._end("SIGHUP, for its terminal is gone")
+        else:
+            self._renewal.renew()
+
+    def _end(self, why: str) -> None:
         if self._service.is_draining:
             self._service.supervisor.fail_all("the server is shutting down")
             self.force_exit = True
             return
+        num_open = self._service.num_open
+        message = f"{why}: stopping; {count_text(num_open, 'open answer')} may end within "
+        message += f"{self._grace_seconds:g} s"
+        tell(logging.INFO, "stopping", message, num_open=num_open)
         self._service.is_draining = True
         self.should_exit = True
         loop = asyncio.get_running_loop()

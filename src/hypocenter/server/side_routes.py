@@ -266,14 +266,7 @@ async def debug_requests(request: Request) -> Response:
 
 async def debug_faults(request: Request) -> Response:
     """The bundles that are there, the newest first."""
-    folder = service_of(request).bundles
-    found = []
-    if folder is not None and folder.is_dir():
-        for bundle in sorted(folder.iterdir(), reverse=True):
-            report = bundle / "report.md"
-            text = report.read_text(errors="replace") if report.is_file() else None
-            found.append(answers.Fault(str(bundle), text))
-    return json_response(answers.Faults(found))
+    return json_response(answers.Faults(service_of(request).faults.list_all()))
 
 
 _Body = TypeVar("_Body", TokenizeBody, DetokenizeBody, TemplateBody)

@@ -34,11 +34,11 @@ from hypocenter.messages import (
     ToServer,
 )
 from hypocenter.server.generation import Generation
+from hypocenter.server.operating.log import tell
+from hypocenter.server.operating.succession import Succession, how
 from hypocenter.server.worker_life import Orders, WorkerLife, is_fault
 from hypocenter.server.worker_line import WorkerLine
 from hypocenter.watch.child import Ended
-
-log = logging.getLogger("hypocenter.server")
 
 #: Workers that may die with a request that gets nowhere, before it is given up.
 MAX_BLAMED = 3
@@ -54,8 +54,8 @@ QUARANTINED, WORKER_GONE = "Quarantined", "WorkerGone"
 class CannotStart(HypoError):
     """Workers end before they are ready; `exit_code` is the last one's."""
 
-    def __init__(self, exit_code: int, reason: str) -> None:
-        self.exit_code = exit_code
+    def __init__(self, exit_code: int, reason: str, settings: tuple[str, ...] = ()) -> None:
+        self.exit_code, self.settings = exit_code, settings
         super().__init__(reason)
 
 
@@ -81,7 +81,8 @@ class Supervisor:
         self._last_ended: Ended | Exception | None = None
         self._first_ready: asyncio.Future[ServedModel] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._load_error = ""
+        self._load_error: Failed | None = None
+        self._succession = Succession()
         self._are_bad_logits_the_models = False
         self.num_restarts = 0
         self.loading = Loading("starting", 0.0)
@@ -185,7 +186,7 @@ class Supervisor:
                 self._facts = message.facts
                 self._is_ready = True
                 self._num_failed_starts = 0
-                log.info("a worker is ready after %.2f s", message.seconds)
+                self._succession.tell_ready(self.worker_pid, message.seconds, len(self._open))
                 if self._first_ready is not None and not self._first_ready.done():
                     self._first_ready.set_result(message.facts)
                 self._send_waiting()
@@ -207,7 +208,7 @@ class Supervisor:
 
     def _hear_of_end(self, message: Failed | Told) -> None:
         if isinstance(message, Failed) and message.id == NO_REQUEST:
-            self._load_error = message.message
+            self._load_error = message
         question = self._questions.get(message.id)
         if question is not None and not question.done():
             question.set_result(message)
@@ -233,7 +234,8 @@ class Supervisor:
         generation.had_bad_logits = True
         if self._are_bad_logits_the_models:
             return False
-        log.warning("a worker gave logits that are no numbers, and is replaced")
+        message = f"worker {self._life.pid} gave logits that are no numbers, and is replaced"
+        tell(logging.WARNING, "bad_logits", message, pid=self._life.pid)
         self.line.forget_blocks()
         self._life.abort()
         return True
@@ -275,12 +277,15 @@ class Supervisor:
         self._last_ended = ended
         if is_fault(ended):
             self._on_event("fault")
+        is_first = self._first_ready is not None and not self._first_ready.done()
+        if not is_first:  # of a start that failed its reason is told, and nothing else
+            self._succession.tell_lost(ended, len(self._open))
         if not was_ready:
             self._num_failed_starts += 1
         self._blame(is_fault(ended))
         if self._is_memory_in_doubt(ended):
             self.line.forget_blocks()
-        if self.has_given_up or (self._first_ready is not None and not self._first_ready.done()):
+        if self.has_given_up or is_first:
             self._stop_trying(ended)
             return
         self._on_event("restarted")
@@ -325,11 +330,14 @@ class Supervisor:
 
     def _stop_trying(self, ended: Ended | Exception) -> None:
         is_error = isinstance(ended, Exception)
-        reason = self._load_error or (str(ended) if is_error else "it ended while it loaded")
-        code = None if isinstance(ended, Exception) else ended.exit_code
+        reason = str(ended) if is_error else f"the worker {how(ended)} while it loaded"
+        settings: tuple[str, ...] = ()
+        if self._load_error is not None:
+            reason, settings = self._load_error.message, self._load_error.settings
+        code = getattr(ended, "exit_code", None)  # of a process, or of a HypoError
         self.fail_all(f"no worker can be started: {reason}")
         if self._first_ready is not None and not self._first_ready.done():
-            self._first_ready.set_exception(CannotStart(code or EXIT_ERROR, reason))
+            self._first_ready.set_exception(CannotStart(code or EXIT_ERROR, reason, settings))
         else:
-            log.error("no worker can be started: %s", reason)
+            tell(logging.ERROR, "given_up", f"no worker can be started: {reason}")
         self._num_failed_starts = MAX_FAILED_STARTS

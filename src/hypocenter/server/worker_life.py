@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -23,13 +24,21 @@ from hypocenter import package
 from hypocenter.config import EngineConfig
 from hypocenter.environment import SECRET, Environment
 from hypocenter.frames import LENGTH_BYTES, as_frame, body_bytes
-from hypocenter.messages import MAX_FRAME_BYTES, KeptWeights, Prepare, Start, ToServer
+from hypocenter.messages import (
+    MAX_FRAME_BYTES,
+    NO_REQUEST,
+    Failed,
+    KeptWeights,
+    Prepare,
+    Start,
+    ToServer,
+)
 from hypocenter.record import ring
+from hypocenter.server.operating.log import WorkerWords, tell
+from hypocenter.server.operating.signals import FOR_THE_SERVER
 from hypocenter.server.patience import Patience
 from hypocenter.watch.child import Deadlines, Ended, environment_for, watch
 from hypocenter.watch.dead_runs import watched_runs
-
-log = logging.getLogger("hypocenter.server")
 
 #: The program of a worker: a module, and words for it.
 WORKER: tuple[str, ...] = ("hypocenter.worker.worker",)
@@ -95,9 +104,12 @@ class WorkerLife:
         self._thread = threading.Thread(target=self._watch, args=[str(self._path)], name=name)
         self._thread.start()
 
-    def begin(self, kept: KeptWeights | None, block_memory: str = "") -> None:
+    def begin(
+        self, kept: KeptWeights | None, block_memory: str = "", *, is_first: bool = False
+    ) -> None:
         """Have it load the model, by the weights that a keeper has, if one does."""
-        self._begun = Start(self._orders.model, self._orders.config, kept, block_memory)
+        orders = self._orders
+        self._begun = Start(orders.model, orders.config, kept, block_memory, is_first)
         self.send(self._begun)
         self._patience.begin(self._loop.time())
         self._look()
@@ -156,12 +168,14 @@ class WorkerLife:
         if self._begun is not None:
             self.send(self._begun)
         decode = msgspec.msgpack.Decoder(ToServer).decode
+        has_told_why = False
         try:
             while not self._is_over:
                 header = await reader.readexactly(LENGTH_BYTES)
                 body = await reader.readexactly(body_bytes(header, MAX_FRAME_BYTES))
                 if not self._is_over:
                     message = decode(body)
+                    has_told_why |= isinstance(message, Failed) and message.id == NO_REQUEST
                     self._patience.hear(message, self._loop.time())
                     self._on_message(message)
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -169,8 +183,16 @@ class WorkerLife:
         finally:
             # A worker that cannot be understood is none: the watch then says how it ended.
             writer.close()
-            if not self._is_stopping:
+            if has_told_why and not self._is_over:
+                self._let_end()
+            elif not self._is_stopping:
                 self.kill()
+
+    def _let_end(self) -> None:
+        """It has said why it ends: its exit code is to say so as well."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(_ABORT_SECONDS, self.kill)
 
     def _look(self) -> None:
         """End a process that has owed a word for too long."""
@@ -178,14 +200,18 @@ class WorkerLife:
         if late is None:
             self._timer = self._loop.call_later(_LOOK_SECONDS, self._look)
             return
-        log.error("worker %d has said nothing for %.0f s", self.number, late)
+        message = f"worker {self.number} (process {self.pid}) has said nothing for {late:.0f} s"
+        tell(logging.ERROR, "worker_silent", message, worker=self.number, pid=self.pid)
         self._late_seconds = late
         self.abort()
 
     def _watch(self, path: str) -> None:
+        # What is blocked in this thread is blocked in all that it starts.
+        signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_SERVER)
         environment = Environment.read()
-        module, *words = self._program
-        command = [*package.module_command(module), *words, path, self._orders.model]
+        module, *arguments = self._program
+        command = [*package.module_command(module), *arguments, path, self._orders.model]
+        words = WorkerWords(self.number)
         try:
             with watched_runs(environment.run_dir) as runs:
                 self._runs = runs
@@ -197,11 +223,12 @@ class WorkerLife:
                     command,
                     variables,
                     runs,
-                    _pass_on,
+                    words.take,
                     self._orders.deadlines,
-                    sys.stderr.fileno(),
+                    subprocess.DEVNULL if sys.stderr is None else sys.stderr.fileno(),
                     self._note_pid,
                 )
+                words.end()
                 self._runs = None
                 if self._late_seconds is not None:
                     ended = replace(ended, hung_seconds=self._late_seconds)
@@ -244,8 +271,3 @@ def is_fault(ended: Ended | Exception) -> bool:
         return False
     by_hand = ended.signal in _BY_HAND and not ended.num_memory_kills and ended.hung_seconds is None
     return not by_hand
-
-
-def _pass_on(data: bytes) -> None:
-    sys.stderr.buffer.write(data)
-    sys.stderr.buffer.flush()

@@ -17,12 +17,13 @@ import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
+import msgspec
+
 from hypocenter.errors import NotShareable
 from hypocenter.messages import NO_REQUEST, Failed, KeptWeights, Loading, ToServer
+from hypocenter.server.operating.log import tell
 from hypocenter.server.worker_life import Orders, WorkerLife
 from hypocenter.watch.child import Ended
-
-log = logging.getLogger("hypocenter.server")
 
 #: Spares in a row that may end while they wait; then there is none until a worker is ready again.
 _MAX_LOST_SPARES = 3
@@ -71,7 +72,7 @@ class WorkerLine:
         self._numbers = itertools.count(1)
         self.current: WorkerLife | None = None
         self._spare: WorkerLife | None = None
-        self._num_lost_spares = 0
+        self._num_lost_spares = self._num_begun = 0
         self._keeper: WorkerLife | None = None
         self._kept: KeptWeights | None = None
         #: Whether the weights are to be had from a keeper.
@@ -172,7 +173,8 @@ class WorkerLine:
             if self._num_lost_spares < _MAX_LOST_SPARES:
                 self._begin(self._start_spare())
             else:
-                log.warning("%d spare workers ended; there is none now", self._num_lost_spares)
+                message = f"{self._num_lost_spares} spare workers ended; there is none now"
+                tell(logging.WARNING, "no_spare", message)
 
     def _hear_keeper(self, number: int, message: ToServer) -> None:
         match message:
@@ -182,17 +184,20 @@ class WorkerLine:
                 self._kept = message
                 self._hand_over()
             case Failed() if message.kind == NotShareable.__name__:
-                log.warning("each worker reads the weights anew: %s", message.message)
+                said = f"each worker reads the weights anew: {message.message}"
+                tell(logging.WARNING, "no_keeper", said)
                 self._is_shared = False
                 self._hand_over()
             case Failed():
-                self._on_message(Failed(NO_REQUEST, message.kind, message.message))
+                self._on_message(msgspec.structs.replace(message, id=NO_REQUEST))
             case _:
                 pass
 
     def _hand_over(self) -> None:
         if self.current is not None:
-            self.current.begin(self._kept, self._blocks.path if self._keeps_blocks else "")
+            memory = self._blocks.path if self._keeps_blocks else ""
+            self.current.begin(self._kept, memory, is_first=self._num_begun == 0)
+            self._num_begun += 1
 
     def _note_keeper_end(self, number: int, ended: Ended | Exception) -> None:
         was_needed = self._is_shared and self._kept is None
@@ -204,4 +209,5 @@ class WorkerLine:
             waiting.kill()
             self._on_ended(ended)
         elif self._kept is not None:
-            log.warning("the keeper of the weights ended; the next worker reads them anew")
+            message = "the keeper of the weights ended; the next worker reads them anew"
+            tell(logging.WARNING, "keeper_ended", message)

@@ -20,7 +20,6 @@ from hypocenter.frames import as_frame, read_frame
 from hypocenter.messages import (
     MAX_FRAME_BYTES,
     NO_REQUEST,
-    Failed,
     KeptWeights,
     Loading,
     Start,
@@ -29,6 +28,7 @@ from hypocenter.messages import (
 from hypocenter.model.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.shared_weights import lend_weights
+from hypocenter.worker.refusals import failure
 
 
 def main(words: Sequence[str]) -> int:
@@ -40,8 +40,7 @@ def main(words: Sequence[str]) -> int:
             try:
                 _keep(connection, reader)
             except HypoError as error:  # the server tells of it
-                failed = Failed(NO_REQUEST, type(error).__name__, str(error))
-                connection.sendall(as_frame(failed))
+                connection.sendall(as_frame(failure(NO_REQUEST, error)))
                 return error.exit_code
     return EXIT_OK
 

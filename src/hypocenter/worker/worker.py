@@ -28,7 +28,6 @@ from hypocenter.errors import (
     EXIT_FAULT,
     EXIT_OK,
     BadLogits,
-    BadSetting,
     GrammarError,
     HypoError,
     OutOfBlocks,
@@ -44,7 +43,6 @@ from hypocenter.messages import (
     Ask,
     Cancel,
     EngineState,
-    Failed,
     Loading,
     Piece,
     Prepare,
@@ -57,6 +55,7 @@ from hypocenter.messages import (
 from hypocenter.results import TokenLogprob
 from hypocenter.worker.description import ending_of, facts_of
 from hypocenter.worker.outbox import Outbox
+from hypocenter.worker.refusals import failure, failure_for_client, require_servable
 
 PromptLogprobs = tuple[TokenLogprob | None, ...] | None
 #: Errors that concern one request alone; the worker goes on.
@@ -74,7 +73,7 @@ def main(words: Sequence[str]) -> int:
             try:
                 worker = _start(connection, reader)
             except HypoError as error:  # the server tells of it
-                connection.sendall(as_frame(_failure(NO_REQUEST, error)))
+                connection.sendall(as_frame(failure(NO_REQUEST, error)))
                 return error.exit_code
             if worker is None:
                 return EXIT_OK
@@ -100,6 +99,7 @@ class ModelWorker:
 
     def __init__(self, connection: socket.socket, start: Start) -> None:
         began = time.monotonic()
+        self._model = Path(start.model)
         self._requests: dict[int, Request] = {}
         #: Requests that want logprobs of their prompts: at their first news they are known.
         self._wants_prompt: set[int] = set()
@@ -113,9 +113,11 @@ class ModelWorker:
             shared=start.kept,
             block_memory=start.block_memory,
         )
+        if start.is_first:  # those that follow are to take over at once
+            require_servable(self._llm, start.config)
         self._engine = self._llm.engine
         self._driver = Driver(self._engine)
-        facts = facts_of(self._llm, Path(start.model), start.config)
+        facts = facts_of(self._llm, self._model, start.config)
         self._outbox.put(Ready(facts, time.monotonic() - began))
 
     def handle(self, message: ToWorker | None) -> bool:
@@ -157,7 +159,7 @@ class ModelWorker:
                 apart=apart,
             )
         except OWN_ERRORS as error:
-            self._outbox.put(_failure(message.id, error))
+            self._outbox.put(failure_for_client(message.id, error, self._model))
             return
         piece = self._llm.tokenizer.shown_piece
         pieces: tuple[bytes, ...] = ()
@@ -192,7 +194,7 @@ class ModelWorker:
             text = tokenizer.decode(ids, skip_special=False)
             pieces = tuple(map(tokenizer.piece, ids))
         except OWN_ERRORS as error:
-            self._outbox.put(_failure(message.id, error))
+            self._outbox.put(failure_for_client(message.id, error, self._model))
             return
         self._outbox.put(Told(message.id, text, tuple(ids), pieces))
 
@@ -237,7 +239,7 @@ class ModelWorker:
             if request.error is not None:
                 if not isinstance(request.error, OWN_ERRORS):
                     die(request.error)
-                pieces.append(_failure(number, request.error))
+                pieces.append(failure_for_client(number, request.error, self._model))
         return pieces
 
 
@@ -251,11 +253,6 @@ def die(error: BaseException) -> None:
         print(f"hypo: {error}", file=sys.stderr)
     sys.stderr.flush()
     os._exit(EXIT_FAULT)
-
-
-def _failure(number: int, error: Exception) -> Failed:
-    field = error.field if isinstance(error, BadSetting) else ""
-    return Failed(number, type(error).__name__, str(error), field)
 
 
 def _next(reader: BinaryIO) -> ToWorker | None:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hypocenter.cli.output import say
+from hypocenter.cli.options import message_of
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.serve_options import ServeOptions
 from hypocenter.config import DEFAULT_CONTEXT, EngineConfig
-from hypocenter.errors import EXIT_OK, UsageError
+from hypocenter.environment import chosen_log
+from hypocenter.errors import EXIT_OK, HypoError, UsageError
 from hypocenter.messages import ServedModel
+
+if TYPE_CHECKING:
+    from hypocenter.server.operating.log import Sink
+    from hypocenter.server.serve import ServerConfig
 
 #: Contexts that the KV cache holds unless it is told otherwise.
 _NUM_CONTEXTS = 4
@@ -25,8 +32,8 @@ def serve(path: str, options: ServeOptions, engine: EngineConfig, *, quiet: bool
     Raises UsageError for what cannot be served.
     """
     try:
-        from hypocenter.server.serve import Listener, ServerConfig
-        from hypocenter.server.serve import serve as run_server
+        import hypocenter.server.serve  # noqa: F401 - what it needs may not be installed
+        from hypocenter.server.operating.log import LogSettings, logging_to, tell
     except ModuleNotFoundError as missing:
         raise UsageError(
             f"hypo serve needs {missing.name}, which is not installed: "
@@ -34,20 +41,87 @@ def serve(path: str, options: ServeOptions, engine: EngineConfig, *, quiet: bool
         ) from missing
     if not Path(path).is_file():
         raise UsageError(f"{path}: no such file")
+    settings = LogSettings(
+        level=options.log_level or chosen_log() or ("warning" if quiet else "info"),
+        format=options.log_format,
+        file=None if options.log_file is None else Path(options.log_file).absolute(),
+    )
+    with logging_to(settings) as sink:
+        # It warns of each piece that is sent to a client that has left.
+        logging.getLogger("asyncio").setLevel(logging.ERROR)
+        try:
+            code = _serve(path, options, engine, sink, quiet=quiet)
+        except HypoError as error:
+            # On stderr it is told in any case; a log that is read by a program has it as well.
+            if settings.file is not None or settings.format == "json":
+                tell(logging.ERROR, "failed", message_of(error))
+            raise
+    if code != EXIT_OK:
+        sys.exit(code)
+
+
+def _serve(
+    path: str, options: ServeOptions, engine: EngineConfig, sink: Sink, *, quiet: bool
+) -> int:
+    from hypocenter.server.operating.log import tell
+    from hypocenter.server.operating.signals import Renewal
+    from hypocenter.server.serve import Listener
+    from hypocenter.server.serve import serve as run_server
+
+    config = _config(path, options, engine)
+    name = (config.names or (Path(path).stem,))[0]
+    reads_keys = options.api_key_file is not None
+    renewal = Renewal(sink, options.keys if reads_keys else None)
+    if options.uds is None and options.host not in _LOOPBACK and not config.api_keys:
+        message = f"--host {options.host} lets others in, and there is no --api-key: anyone on the "
+        message += "network may use the server"
+        tell(logging.WARNING, "open_to_all", message)
+    num_cpus = len(os.sched_getaffinity(0))
+    if engine.device == "cpu" and (engine.num_threads or 0) > num_cpus:
+        message = f"-t/--threads is {engine.num_threads}, but this process may use {num_cpus} CPUs"
+        tell(logging.WARNING, "too_many_threads", f"{message}: it takes {num_cpus}")
+
+    def say(line: str) -> None:
+        tell(logging.INFO, "progress", line)
+
+    with ProgressDisplay(quiet=quiet, say=say) as progress:
+
+        def announce(url: str, facts: ServedModel) -> None:
+            progress.clear()
+            first, *others = greeting(url, facts, config, name)
+            tell(logging.INFO, "serving", first, url=url, model=name)
+            for line in others:
+                tell(logging.INFO, "hint", line)
+
+        return run_server(config, Listener(progress, announce), renewal)
+
+
+def _config(path: str, options: ServeOptions, engine: EngineConfig) -> ServerConfig:
+    """Raises UsageError for what cannot be."""
+    from hypocenter.server.faults import folder_of
+    from hypocenter.server.operating.listening import Certificate
+    from hypocenter.server.serve import ServerConfig
+
+    if options.ssl_keyfile is not None and options.ssl_certfile is None:
+        raise UsageError("--ssl-keyfile needs --ssl-certfile; give both")
+    certificate = None
+    if options.ssl_certfile is not None:
+        key = None if options.ssl_keyfile is None else Path(options.ssl_keyfile).absolute()
+        certificate = Certificate(Path(options.ssl_certfile).absolute(), key)
     kv_tokens = options.kv_tokens
     if kv_tokens is None:
         context = engine.context_length or DEFAULT_CONTEXT
         kv_tokens = context * min(_NUM_CONTEXTS, options.parallel)
-    keys = options.keys()
-    # It warns of each piece that is sent to a client that has left.
-    logging.getLogger("asyncio").setLevel(logging.ERROR)
-    config = ServerConfig(
+    return ServerConfig(
         model=str(Path(path).resolve()),
         engine=replace(engine, max_batch_requests=options.parallel, kv_tokens=kv_tokens),
         host=options.host,
         port=options.port,
+        unix_socket=None if options.uds is None else Path(options.uds).absolute(),
+        certificate=certificate,
+        root_path=options.root_path,
         names=options.served_model_name,
-        api_keys=keys,
+        api_keys=options.keys(),
         admin_key=options.admin_key,
         cors_origins=options.cors_origin,
         max_queued=options.max_queued,
@@ -55,32 +129,21 @@ def serve(path: str, options: ServeOptions, engine: EngineConfig, *, quiet: bool
         step_seconds=options.deadline,
         has_spare=options.spare,
         unread_seconds=options.timeout,
-        bundles=Path(options.bundles).resolve() if options.bundles else None,
+        bundles=folder_of(options.bundles),
     )
-    if options.host not in _LOOPBACK and not keys:
-        say(f"--host {options.host} lets others in, and there is no --api-key")
-    with ProgressDisplay(quiet=quiet) as progress:
-
-        def announce(url: str, facts: ServedModel) -> None:
-            progress.clear()
-            if not quiet:
-                for line in greeting(url, facts, config.names or (Path(path).stem,), keys):
-                    say(line)
-
-        code = run_server(config, Listener(say, progress, announce))
-    if code != EXIT_OK:
-        sys.exit(code)
 
 
-def greeting(
-    url: str, facts: ServedModel, names: tuple[str, ...], keys: tuple[str, ...]
-) -> list[str]:
+def greeting(url: str, facts: ServedModel, config: ServerConfig, name: str) -> list[str]:
     """What a person needs to point a client there."""
-    key = "the key of --api-key" if keys else "any"
-    return [
-        f"serving {facts.name} at {url}",
-        f"  OPENAI_BASE_URL={url}/v1",
+    key = "the key of --api-key" if config.api_keys else "any"
+    lines = [
+        f"serving {facts.name} at {url}{config.root_path}",
+        f"  OPENAI_BASE_URL={url}{config.root_path}/v1",
         f"  OPENAI_API_KEY={key}",
-        f"  model {names[0]}, {facts.context_length} tokens of context, {facts.max_requests} "
+        f"  model {name}, {facts.context_length} tokens of context, {facts.max_requests} "
         "requests at once",
     ]
+    if config.unix_socket is not None:
+        trust = "--cacert FILE " if config.certificate is not None else ""
+        lines.append(f"  curl {trust}--unix-socket {config.unix_socket} {url}/v1/models")
+    return lines

@@ -249,6 +249,10 @@ class ChatTemplate:
                     "which cannot be told from the template's own there; write it otherwise"
                 )
 
+    def check(self) -> None:
+        """Raises TemplateError where the template cannot be parsed; the helper is ready then."""
+        self._process.start()
+
     def close(self) -> None:
         """End the helper process."""
         self._process.close()

@@ -79,15 +79,23 @@ class RenderProcess:
         max_output_bytes = num_bytes + self.limits.output_bytes
         request = Render(messages, add_generation_prompt, max_output_bytes, variables, tools)
         with self._lock:
-            if self._process is None or self._process.poll() is not None:
-                self._stop()
-                self._start()
+            self._start_if_gone()
             return self._ask(lambda pipe: write_frame(pipe, request), max_output_bytes)
+
+    def start(self) -> None:
+        """Start the helper, if it is not there. Raises TemplateError for what cannot be parsed."""
+        with self._lock:
+            self._start_if_gone()
 
     def close(self) -> None:
         """End the helper; a later rendering starts another one."""
         with self._lock:
             self._stop()
+
+    def _start_if_gone(self) -> None:
+        if self._process is None or self._process.poll() is not None:
+            self._stop()
+            self._start()
 
     def _start(self) -> None:
         if not sys.executable:
