@@ -8,6 +8,10 @@
 #
 #   docker run --rm -it -p 127.0.0.1:8080:8080 hypocenter serve --host 0.0.0.0
 #
+# Whether it is healthy is asked of `hypo serve` at port 8080. A container that serves elsewhere, or
+# by TLS, says so by `--health-cmd`; one that serves nothing by `--no-healthcheck`.
+# `docker stop -t 45` leaves open answers the time of --grace.
+#
 # Kernels are compiled for the processor that builds the image; on
 # another one they are compiled anew at the first run.
 
@@ -36,6 +40,8 @@ USER hypo
 WORKDIR /home/hypo
 # What runs on the CPU only: a builder has no GPU, so its kernels are compiled at the first run.
 RUN hypo warm --quiet
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10m CMD \
+    ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8080/health', timeout=4)"]
 ENTRYPOINT ["hypo"]
 CMD ["--help"]
 
@@ -46,5 +52,7 @@ RUN pip install --require-hashes --no-deps -r hashes/build.txt \
 USER hypo
 WORKDIR /home/hypo
 RUN hypo warm --quiet
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10m CMD \
+    ["python", "-c", "from urllib.request import urlopen; urlopen('http://127.0.0.1:8080/health', timeout=4)"]
 ENTRYPOINT ["hypo"]
 CMD ["--help"]
