@@ -98,7 +98,8 @@ class Aim:
         Its status is counted.
         """
         connection.sendall(data)
-        parts, num_bytes, want = [], 0, 1
+        parts: list[bytes] = []
+        num_bytes, want = 0, 1
         while num_bytes < want:
             part = connection.recv(1 << 20)
             if not part:

@@ -76,7 +76,7 @@ def _ask_and_leave(aim: Aim, data: bytes, seconds: float) -> None:
 def _names_schema(aim: Aim) -> dict[str, Any]:
     """As large as a schema may be."""
     tail = aim.name()[:2]
-    names = {f"{number:x}{tail}": {} for number in range(4200)}
+    names: dict[str, Any] = {f"{number:x}{tail}": {} for number in range(4200)}
     return {"type": "object", "properties": names, "additionalProperties": {"type": "integer"}}
 
 
@@ -97,7 +97,7 @@ def left_schemas(aim: Aim, index: int) -> None:
 
 def same_slow_schema(aim: Aim, index: int) -> None:
     """One schema of 4,200 names again and again: what was refused is to be remembered."""
-    names = {f"k{number}": {} for number in range(4200)}
+    names: dict[str, Any] = {f"k{number}": {} for number in range(4200)}
     schema = {"type": "object", "properties": names, "additionalProperties": {"type": "string"}}
     _ask(aim, "/v1/completions", _formed({"json_schema": schema}), index)
 
