@@ -219,7 +219,8 @@ class Maker:
     def _field(self, chosen: random.Random) -> str:
         """A field of one of the bodies, perhaps of another route's."""
         name = chosen.choice([name for name in self._schemas if name.endswith("Body")])
-        return chosen.choice([*self._schemas[name]["properties"]])
+        found: str = chosen.choice([*self._schemas[name]["properties"]])
+        return found
 
 
 def _bound(chosen: random.Random, body: dict[str, Any]) -> None:
