@@ -72,8 +72,8 @@ HEADERS = (
     ("Host", "evil.example"), ("Origin", "https://evil.example"), ("Host", ""),
 )  # fmt: skip
 NAMES = (
-    "x", "cmpl-0", "..", "%2e%2e", "%00", "%ff", "a%2fb", "%0d%0aX:%20y", "a" * 3000,
-    "%F0%9F%92%A9", "{name}", "%7Bname%7D", "-1", ";", "?", "%3f", "demo-q8_0", "cancel",
+    "x", "cmpl-0", "..", "%2e%2e", "%00", "%ff", "a%2fb", "%0d%0aX:%20y", "a" * 3000, "%F0%9F",
+    "{name}", "%7Bname%7D", "-1", ";", "?", "%3f", "demo-q8_0", "cancel",
 )  # fmt: skip
 METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "QUERY", "get")
 PATHS = (
@@ -84,6 +84,9 @@ PATHS = (
 #: Larger values are let through now and then; with every one of them a run would take a day.
 _MANY = {"max_tokens": 8, "max_completion_tokens": 8, "n": 3, "min_tokens": 8}
 _MAX_ANSWER_BYTES = 8 << 20
+#: Headers by which a request contradicts its own body, and how that may be answered.
+_FRAMING = {"content-length", "transfer-encoding", "host"}
+_REFUSED_FRAMING = (408, 501)
 _MAX_WRONG = 20
 
 
@@ -216,7 +219,8 @@ class Maker:
     def _field(self, chosen: random.Random) -> str:
         """A field of one of the bodies, perhaps of another route's."""
         name = chosen.choice([name for name in self._schemas if name.endswith("Body")])
-        return str(chosen.choice([*self._schemas[name]["properties"]]))
+        found: str = chosen.choice([*self._schemas[name]["properties"]])
+        return found
 
 
 def _bound(chosen: random.Random, body: dict[str, Any]) -> None:
@@ -272,20 +276,20 @@ def fuzz(port: int, maker: Maker, seed: str, numbers: range) -> Answered:
     for number in numbers:
         sent = maker.make(random.Random(f"{seed}/{number}"))
         began, is_fresh = time.monotonic(), connection.sock is None
+        is_framed = any(name.lower() in _FRAMING for name, _ in sent.headers)
         try:
             status, headers, body = send(connection, sent)
             seconds = time.monotonic() - began
-            wrong = problem(status, headers, body, seconds)
             said.statuses[str(status)] += 1
+            if is_framed and status in _REFUSED_FRAMING:
+                continue  # it waited for the rest of a body, or knows no such encoding
+            wrong = problem(status, headers, body, seconds)
             said.slowest = max(said.slowest, seconds)
         except (OSError, http.client.HTTPException, ValueError) as error:
             # Headers that contradict each other may end a connection without a word.
             said.statuses[type(error).__name__] += 1
-            framed = {"content-length", "transfer-encoding", "host"} & {
-                name.lower() for name, _ in sent.headers
-            }
             is_stale = not is_fresh and not isinstance(error, TimeoutError | ValueError)
-            wrong = "" if framed or is_stale else f"{type(error).__name__}: {error}"
+            wrong = "" if is_framed or is_stale else f"{type(error).__name__}: {error}"
             connection.close()
         if wrong and len(said.wrong) < _MAX_WRONG:
             said.wrong.append(f"{number}: {wrong}; {sent.method} {sent.path} {sent.body!r}"[:2000])

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from hypocenter.dtypes import Int32s
 from hypocenter.engine.batch import Batch
 from hypocenter.engine.runner import Runner
 from hypocenter.tensor import Tensor
@@ -23,12 +23,11 @@ from hypocenter.worker import worker
 POISON = (7, 11, 7, 13, 7, 17)
 
 
-def is_poisoned(token_ids: npt.ArrayLike) -> bool:
+def is_poisoned(token_ids: Int32s) -> bool:
     """Whether the poison stands anywhere in these."""
-    ids = np.asarray(token_ids)
-    if len(ids) < len(POISON):
+    if len(token_ids) < len(POISON):
         return False
-    windows = np.lib.stride_tricks.sliding_window_view(ids, len(POISON))
+    windows = np.lib.stride_tricks.sliding_window_view(token_ids, len(POISON))
     return bool((windows == np.array(POISON)).all(axis=1).any())
 
 

@@ -221,6 +221,7 @@ def test_a_server_that_was_killed_leaves_nothing_behind_the_next_start(
         held = _held_by(served.process.pid)
         pids = set(tree(served.process.pid))
         served.process.kill()
+        served.process.wait()
         stop = time.monotonic() + _END_SECONDS
         while alive := {pid for pid in pids if Path(f"/proc/{pid}/cmdline").exists()}:
             if time.monotonic() > stop:
