@@ -396,7 +396,14 @@ def test_a_recursive_schema_that_can_end_is_taken(llm: LLM) -> None:
 
 
 #: Reads well; but the row of its first letter has more items than a row may have.
-TOO_WIDE = "start: " + " | ".join(f'"w{number}x"' for number in range(5000))
+WIDE = "(" + " | ".join(f'"w{number}x"' for number in range(5000)) + ")"
+#: An answer comes to its choices behind the tokens that are tried before it runs.
+TOO_WIDE = f"start: /[a-c]{{40}}/ {WIDE}"
+
+
+def test_a_form_that_fails_at_once_is_refused_before_it_runs(llm: LLM) -> None:
+    with pytest.raises(BadSetting, match="Current row has 5001 items"):
+        llm.request(PROMPT, WARM, grammar=f"start: {WIDE}")
 
 
 def test_a_matcher_that_fails_within_a_step_ends_its_own_request_alone(llm: LLM) -> None:
@@ -404,9 +411,10 @@ def test_a_matcher_that_fails_within_a_step_ends_its_own_request_alone(llm: LLM)
     expected = [
         llm.generate(PROMPT, one).token_ids for one in (free, replace(WARM, json_schema=PERSON))
     ]
+    first = llm.request(PROMPT, free)
     failing = llm.request(PROMPT, WARM, grammar=TOO_WIDE)
-    others = [llm.request(PROMPT, free), llm.request(PROMPT, WARM, json_schema=PERSON)]
-    for request in (others[0], failing, others[1]):
+    others = [first, llm.request(PROMPT, WARM, json_schema=PERSON)]
+    for request in (first, failing, others[1]):
         llm.engine.submit(request)
     while llm.engine.step():
         llm.engine.check_integrity()
@@ -416,8 +424,8 @@ def test_a_matcher_that_fails_within_a_step_ends_its_own_request_alone(llm: LLM)
     assert "\n" not in str(failing.error)
 
 
-def test_a_grammar_without_an_end_fails_and_does_not_run_on(llm: LLM) -> None:
-    with pytest.raises(GrammarError, match=r"^grammar: parser error: Too many items"):
+def test_a_grammar_without_an_end_is_refused_and_does_not_run_on(llm: LLM) -> None:
+    with pytest.raises(BadSetting, match="parser error: Too many items"):
         llm.generate(PROMPT, grammar='start: "a" start', max_tokens=50)
 
 
