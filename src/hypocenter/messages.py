@@ -16,6 +16,8 @@ from typing import Any
 import msgspec
 
 from hypocenter.config import EngineConfig, SamplingParams
+from hypocenter.conversation.call_forms import FREE, CallRules
+from hypocenter.conversation.continuing import Part
 from hypocenter.results import CallPiece, TokenLogprob
 
 #: Of one frame, in either direction: a batch of prompts of a whole context, or logprobs of one.
@@ -85,7 +87,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
     `output_ids` have been sent to the client already, by a worker that is no more; that of a
     conversation then has its prompt's ids, and `is_chat` says what it was. `template_variables` and
-    `tools` are what its chat template is told beside the messages.
+    `tools` are what its chat template is told beside the messages. `calls` says which of these may
+    be called, `continues` the part of the last message that the answer goes on with.
     """
 
     id: int
@@ -97,6 +100,9 @@ class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     is_chat: bool = False
     template_variables: dict[str, Any] | None = None
     tools: tuple[dict[str, Any], ...] | None = None
+    calls: CallRules = FREE
+    continues: Part = ""
+    add_generation_prompt: bool = True
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -114,6 +120,8 @@ class Ask(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     parse_special: bool = False
     template_variables: dict[str, Any] | None = None
     tools: tuple[dict[str, Any], ...] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):

@@ -242,9 +242,12 @@ class Engine:
         cache_salt: str = "",
         output_ids: Sequence[int] = (),
         apart: AnswerReader | None = None,
+        call_form: str | None = None,
+        turn_ids: frozenset[int] = frozenset(),
     ) -> Request:
         """A request for `submit`, checked. Only those of one `cache_salt` read each other's blocks.
 
+        Calls are held to `call_form`, and any of `turn_ids` ends the answer as end tokens do.
         With `output_ids` it goes on behind an answer that was begun elsewhere. Raises
         ContextOverflow and OutOfBlocks for a prompt longer than the context or the whole cache,
         UsageError for an empty one, an unknown id, no token left, or a form that is none.
@@ -266,12 +269,12 @@ class Engine:
             next(self._request_ids),
             prompt_ids,
             params,
-            text=AnswerText(self.tokenizer.detokenizer(at_start=False), params.stop, apart),
-            end_ids=self.tokenizer.end_ids,
+            text=AnswerText(self.tokenizer.detokenizer(at_start=False), params, apart),
+            end_ids=self.tokenizer.end_ids | turn_ids,
             context_length=context_length,
             keeps_logits=keeps_logits,
             block_digests=digests if self._has_prefix_cache else None,
-            matcher=self._grammars.matcher(params, output_ids),
+            matcher=self._grammars.matcher(params, output_ids, call_form),
             rules=token_rules(params, self.tokenizer, vocab_size),
             output_ids=output_ids,
             long_from=self.runner.long_from,

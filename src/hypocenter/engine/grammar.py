@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hypocenter.config import SamplingParams
+from hypocenter.conversation.thoughts import marks_of_calls
 from hypocenter.dtypes import Int32s
 from hypocenter.errors import BadSetting, GrammarError, TokenizerError, UsageError, Words
 from hypocenter.kernels.sampling.draw import mask_of
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     from hypocenter.model.text.tokenizer import Tokenizer
 
+#: The field by which calls are held to a form.
+CALLS = "tools"
 #: Forms that are kept, each ready to be copied for the next request that has it.
 _NUM_KEPT = 16
 #: What reading a form may take. The slowest that users write take a quarter of a second.
@@ -60,15 +63,21 @@ class Grammars:
         self._library_tokenizer: LLTokenizer | None = None
         self._kept = functools.lru_cache(maxsize=_NUM_KEPT)(self._compile)
 
-    def matcher(self, params: SamplingParams, emitted: Sequence[int] = ()) -> Matcher | None:
+    def matcher(
+        self, params: SamplingParams, emitted: Sequence[int] = (), call_form: str | None = None
+    ) -> Matcher | None:
         """A matcher for a request with these parameters; None where its answer is free.
 
+        `call_form` is the form of its calls (`conversation/call_forms.py`), where it has no other.
         It stands where it stood after the tokens `emitted`, so that a request can be resumed.
         Raises UsageError for a form that cannot be read, and for one that no text has.
         """
-        if params.constraint is None:
+        constraint = params.constraint
+        if constraint is None and call_form is not None:
+            constraint = CALLS, self._with_marks(call_form)
+        if constraint is None:
             return None
-        field, text = params.constraint
+        field, text = constraint
         num_known = min(self._tokenizer.vocab_size, self._vocab_size)
         matcher = Matcher(
             field, self._kept(field, text).deep_copy(), _first_bits(num_known, self._vocab_size)
@@ -95,6 +104,12 @@ class Grammars:
         if matcher.is_error():
             raise _bad_form(field, text, matcher.get_error())
         return matcher
+
+    def _with_marks(self, call_form: str) -> str:
+        """A form of calls, and the marks in it that are tokens which no text spells."""
+        known = self._tokenizer.control_ids
+        ids = {mark: known[mark] for mark in marks_of_calls() if mark in known}
+        return json.dumps({"form": json.loads(call_form), "ids": ids})
 
     def _tokens(self) -> LLTokenizer:
         with self._lock:
@@ -209,7 +224,7 @@ def _read(field: str, text: str) -> str:
 
 def _import_folders() -> list[str]:
     """The folders of the packages that the process imports, wherever this one has them from."""
-    found = [importlib.util.find_spec(name) for name in ("hypocenter", "llguidance")]
+    found = [importlib.util.find_spec(name) for name in ("hypocenter", "llguidance", "msgspec")]
     origins = [spec.origin for spec in found if spec is not None and spec.origin is not None]
     return list(dict.fromkeys(str(Path(origin).parents[1]) for origin in origins))
 

@@ -14,23 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from hypocenter.config import (
-    CONSTRAINTS,
     MAX_SEED,
     EngineConfig,
     EngineFields,
     SamplingFields,
     SamplingParams,
 )
-from hypocenter.conversation.thoughts import (
-    PROMPT_END_CHARS,
-    AnswerReader,
-    apart,
-    reads_calls_of,
-    require_variables,
-    variables,
-)
 from hypocenter.conversation.tools import Tools
 from hypocenter.engine.arguments import (
+    ChatFields,
     Conversation,
     Prompt,
     is_one_conversation,
@@ -38,9 +30,11 @@ from hypocenter.engine.arguments import (
     noting_place,
     params_of_each,
     require,
+    split_chat_fields,
     token_ids_of,
     with_fields,
 )
+from hypocenter.engine.conversations import ANY_ANSWER, Answer, Conversations
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
 from hypocenter.engine.runner import loaded_runner
@@ -104,7 +98,9 @@ class LLM:
             self._chat_template = load_chat_template(file, self._tokenizer, config.chat_template)
             if self._chat_template is not None:
                 stack.enter_context(self._chat_template)
-            self._template_variables = self._variables_of(config)
+            self._conversations = Conversations(
+                self._path, self._tokenizer, self._chat_template, config
+            )
             runner = stack.enter_context(
                 loaded_runner(file, config, progress, shared, block_memory)
             )
@@ -222,30 +218,21 @@ class LLM:
         self,
         messages: Conversation,
         params: SamplingParams | None = None,
-        *,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-        tools: Tools | None = None,
-        **fields: Unpack[SamplingFields],
+        **fields: Unpack[ChatFields],
     ) -> Completion: ...
     @overload
     def chat(
         self,
         messages: Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-        tools: Tools | None = None,
-        **fields: Unpack[SamplingFields],
+        **fields: Unpack[ChatFields],
     ) -> list[Completion]: ...
 
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-        tools: Tools | None = None,
-        **fields: Unpack[SamplingFields],
+        **fields: Unpack[ChatFields],
     ) -> Completion | list[Completion]:
         """Answer a conversation: messages with "role" and "content"; or several, all together.
 
@@ -253,11 +240,13 @@ class LLM:
         What the model thinks is in the Completion's `reasoning`, and not in its `text`.
         `chat_template_kwargs` are variables of the template, over those of the configuration.
         `tools` are offered to the model, as OpenAI's API describes them; those that it calls are in
-        the Completion's `tool_calls`, and calling them is up to you.
+        the Completion's `tool_calls`, and calling them is up to you. `tool_choice` is OpenAI's as
+        well: "auto", "none", "required", or a mapping that names a function.
+        With `continue_final_message` the answer goes on with the last message, the assistant's.
         Raises UsageError for a model without chat template, TemplateError when the template
         refuses the messages, and what `generate` raises.
         """
-        requests = self.chat_requests(messages, params, chat_template_kwargs, tools, **fields)
+        requests = self.chat_requests(messages, params, **fields)
         completions = self._engine.complete(requests)
         return completions[0] if is_one_conversation(messages) else completions
 
@@ -265,14 +254,10 @@ class LLM:
         self,
         messages: Conversation,
         params: SamplingParams | None = None,
-        *,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-        tools: Tools | None = None,
-        **fields: Unpack[SamplingFields],
+        **fields: Unpack[ChatFields],
     ) -> Generator[Delta, None, Completion]:
         """Like `chat` for one conversation, piece by piece as in `stream`."""
-        kwargs = chat_template_kwargs
-        return self._engine.follow(self.chat_request(messages, params, kwargs, tools, **fields))
+        return self._engine.follow(self.chat_request(messages, params, **fields))
 
     def logits(self, prompt: Prompt) -> npt.NDArray[np.float32]:
         """The logits after each token of the prompt, f32 [num_tokens, vocab_size].
@@ -290,32 +275,25 @@ class LLM:
         messages: Conversation,
         chat_template_kwargs: Mapping[str, object] | None = None,
         tools: Tools | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> list[int]:
         """The token ids of a conversation, up to where the answer begins.
 
+        That is the end of the last message where the answer is to continue it; without
+        `add_generation_prompt` nothing says that the assistant's turn begins.
         Control tokens are recognised in the template's own text only, never in what the messages
         say; so nobody can end his turn by writing the token that ends it.
         """
         self._engine.require_usable()  # or a template's own process would be asked, or begun
-        if self._chat_template is None:
-            raise UsageError(
-                f"{self._path} has no chat template, so it cannot chat; continue a text instead"
-            )
-        ids: list[int] = []
-        variables = self._template_variables
-        if chat_template_kwargs is not None:
-            require_variables(chat_template_kwargs)
-            variables = {**variables, **chat_template_kwargs}
-        if tools and not reads_calls_of(self._chat_template.source):
-            raise UsageError("tools must be left out: calls of this model are not read")
-        parts = self._chat_template.render_parts(messages, variables=variables, tools=tools)
-        for text, from_template in parts:
-            ids += self._tokenizer.encode(text, add_special=False, parse_special=from_template)
-        bos_id = self._tokenizer.bos_id
-        # Most templates write the BOS themselves; it must stand there once.
-        if self._tokenizer.add_bos and bos_id is not None and ids[:1] != [bos_id]:
-            ids.insert(0, bos_id)
-        return ids
+        return self._conversations.encode(
+            messages,
+            chat_template_kwargs,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
 
     def request(
         self,
@@ -367,9 +345,7 @@ class LLM:
         self,
         messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-        tools: Tools | None = None,
-        **fields: Unpack[SamplingFields],
+        **fields: Unpack[ChatFields],
     ) -> list[Request]:
         """The checked requests of `chat`."""
         is_one = is_one_conversation(messages)
@@ -378,48 +354,52 @@ class LLM:
         requests = []
         for place, (conversation, given) in enumerate(zip(conversations, each, strict=True)):
             with noting_place("conversation", place, len(conversations)):
-                kwargs = chat_template_kwargs
-                requests.append(self.chat_request(conversation, given, kwargs, tools, **fields))
+                requests.append(self.chat_request(conversation, given, **fields))
         return requests
 
     def chat_request(
         self,
         messages: Conversation,
         params: SamplingParams | None = None,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-        tools: Tools | None = None,
-        **fields: Unpack[SamplingFields],
+        **fields: Unpack[ChatFields],
     ) -> Request:
         """The checked request of `chat` for one conversation."""
-        given = with_fields("params", params, SamplingParams, fields)
+        options, sampling = split_chat_fields(fields)
+        given = with_fields("params", params, SamplingParams, sampling)
         with recording_defects():
-            ids = self.encode_chat(messages, chat_template_kwargs, tools)
-            reader = self.apart(ids, given, offers_tools=bool(tools))
-            return self._engine.request(ids, given, apart=reader)
+            continues = options.continue_final_message
+            ids = self.encode_chat(
+                messages,
+                options.chat_template_kwargs,
+                options.tools,
+                continue_final_message=continues,
+            )
+            part = self._conversations.continued(messages) if continues else ""
+            answer = Answer(options.tools, options.calls(), part)
+            return self.answer_request(ids, given, answer)
 
-    def apart(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, offers_tools: bool = False
-    ) -> AnswerReader | None:
-        """What tells thoughts and calls from the answer to these token ids of a conversation."""
-        if self._chat_template is None:
-            return None
-        end = self._tokenizer.decode(prompt_ids[-PROMPT_END_CHARS:], skip_special=False)
-        has_form = any(getattr(params, name) for name in CONSTRAINTS)
-        return apart(
-            self._chat_template.source, end, is_held_to_a_form=has_form, offers_tools=offers_tools
-        )
+    def answer_request(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        answer: Answer = ANY_ANSWER,
+        *,
+        cache_salt: str = "",
+        output_ids: Sequence[int] = (),
+    ) -> Request:
+        """A checked request for the answer to a conversation's token ids, as `answer` may be.
 
-    def _variables_of(self, config: EngineConfig) -> dict[str, object]:
-        """What the template is told in each conversation; raises UsageError for what it knows not.
-
-        A model without a template has no use for them.
+        Raises what `Engine.request` raises, and UsageError for calls that cannot be held to a form.
         """
-        given = dict(config.chat_template_kwargs or {})
-        if self._chat_template is None:
-            return {}
-        told = variables(self._chat_template.source, config.reasoning) | given
-        self._chat_template.check_variables(told)
-        return told
+        return self._engine.request(
+            prompt_ids,
+            params,
+            cache_salt=cache_salt,
+            output_ids=output_ids,
+            apart=self._conversations.reader(prompt_ids, params, answer),
+            call_form=self._conversations.call_form(prompt_ids, params, answer),
+            turn_ids=self._conversations.turn_ids,
+        )
 
     def close(self) -> None:
         """Give everything back; requests that still run end with an error. May be called twice.

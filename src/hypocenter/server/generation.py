@@ -7,14 +7,28 @@ another one to go on with the very tokens that would have followed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypocenter.config import SamplingParams
+from hypocenter.conversation.call_forms import FREE, CallRules
+from hypocenter.conversation.continuing import Part
 from hypocenter.messages import Accepted, Failed, Piece, Submit
 
 WorkerEvent = Accepted | Piece | Failed
+
+
+class Asked(NamedTuple):
+    """What a conversation's answer is to be. `ignored` are the fields that were passed over."""
+
+    template_variables: dict[str, Any] | None = None
+    tools: tuple[dict[str, Any], ...] | None = None
+    calls: CallRules = FREE
+    continues: Part = ""
+    adds_prompt: bool = True
+    echoed: str = ""
+    ignored: Sequence[str] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -31,8 +45,8 @@ class Generation:
     prompt: str | tuple[int, ...] = ""
     messages: tuple[dict[str, Any], ...] | None = None
     cache_salt: str = ""
-    template_variables: dict[str, Any] | None = None
-    tools: tuple[dict[str, Any], ...] | None = None
+    #: What is wanted of the answer to a conversation.
+    asked: Asked | None = None
     #: Is handed everything that a worker says of it, in order.
     listener: Callable[[Generation, WorkerEvent], None] | None = None
     prompt_ids: tuple[int, ...] | None = None
@@ -50,6 +64,7 @@ class Generation:
     def message(self) -> Submit:
         """What a worker is told, be it the first or one that goes on."""
         is_known = self.prompt_ids is not None
+        asked = self.asked or Asked()
         return Submit(
             self.id,
             self.params,
@@ -58,8 +73,11 @@ class Generation:
             tuple(self.output_ids),
             self.cache_salt,
             is_chat=self.messages is not None,
-            template_variables=None if is_known else self.template_variables,
-            tools=self.tools,
+            template_variables=None if is_known else asked.template_variables,
+            tools=asked.tools,
+            calls=asked.calls,
+            continues=asked.continues,
+            add_generation_prompt=asked.adds_prompt,
         )
 
     def take(self, event: WorkerEvent) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import reprlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,21 +20,13 @@ from hypocenter.messages import Ask, Failed, ServedModel, Told
 from hypocenter.package import version
 from hypocenter.server.answers import AnswerTimings, ChoiceState, RequestState
 from hypocenter.server.api_error import ApiError, error_of, json_response
-from hypocenter.server.fields import (
-    ChatBody,
-    CompletionBody,
-    chat_params,
-    completion_params,
-    messages_of,
-    num_choices,
-    prompts_of,
-    read_body,
-    template_variables,
-    tools_of,
-)
+from hypocenter.server.chat_fields import messages_of, read_chat
+from hypocenter.server.fields import ChatBody, CompletionBody, num_choices, prompts_of, read_body
 from hypocenter.server.forms import AnswerForm, ChatForm, CompletionForm
+from hypocenter.server.generation import Asked
 from hypocenter.server.inquiry import Inquiry, new_name
 from hypocenter.server.metrics import Metrics
+from hypocenter.server.sampling_fields import chat_params, completion_params
 from hypocenter.server.supervisor import Supervisor
 
 log = logging.getLogger("hypocenter.server")
@@ -44,6 +37,8 @@ STEP_SECONDS = 30.0
 _MAX_REMEMBERED = 1000
 _SSE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _MAX_SALT_CHARS = 256
+#: So many names of fields that are passed over are told of in the log.
+_MAX_TOLD = 64
 
 
 @dataclass
@@ -62,6 +57,8 @@ class Service:
     open: dict[str, Inquiry] = field(default_factory=dict)
     #: As JSON, which takes half the memory, and that in one piece.
     ended: OrderedDict[str, msgspec.Raw] = field(default_factory=OrderedDict)
+    #: Fields of which the log has told that they are passed over.
+    told_of: set[str] = field(default_factory=set)
 
     @property
     def facts(self) -> ServedModel:
@@ -75,7 +72,7 @@ class Service:
             return name or self.names[0]
         raise ApiError(
             404,
-            f"the model {name!r} is not served here; this is {', '.join(self.names)}",
+            f"the model {name[:200]!r} is not served here; name one of: {', '.join(self.names)}",
             code="model_not_found",
             param="model",
         )
@@ -103,6 +100,14 @@ class Service:
                 code="queue_full",
                 retry=True,
             )
+
+    def tell_of_ignored(self, names: Sequence[str]) -> None:
+        """Say once in the log which fields are passed over; a stranger chooses their names."""
+        new = [name for name in names if name not in self.told_of][: _MAX_TOLD - len(self.told_of)]
+        self.told_of.update(new)
+        if new:
+            shown = ", ".join(reprlib.repr(name) for name in new)
+            log.warning("requests have fields that are passed over: %s", shown)
 
     def remember(self, inquiry: Inquiry, status: str) -> None:
         """Note how a request ended."""
@@ -156,11 +161,11 @@ async def chat(request: Request) -> Response:
     if not body.messages:
         raise ApiError(400, "messages is empty; give at least one", param="messages")
     params = chat_params(body)
-    told = template_variables(body, service.facts.chat_template)
-    tools = tools_of(body, service.facts.chat_template)
+    asked = read_chat(body, service.facts.chat_template)
     messages = [messages_of(body.messages)]
-    inquiry = _inquire(service, "chatcmpl", messages, params, body, told, tools)
-    return await _respond(request, service, inquiry, ChatForm(inquiry, model), body, unknown)
+    inquiry = _inquire(service, "chatcmpl", messages, params, body, asked)
+    form = ChatForm(inquiry, model, asked.echoed)
+    return await _respond(request, service, inquiry, form, body, [*unknown, *asked.ignored])
 
 
 def _inquire(
@@ -169,8 +174,7 @@ def _inquire(
     prompts: list[Any],
     params: Any,
     body: CompletionBody | ChatBody,
-    variables: dict[str, Any] | None = None,
-    tools: tuple[dict[str, Any], ...] | None = None,
+    asked: Asked | None = None,
 ) -> Inquiry:
     salt = body.cache_salt or ""
     if len(salt) > _MAX_SALT_CHARS:
@@ -186,20 +190,8 @@ def _inquire(
             param="n",
         )
     service.require_room(len(prompts) * num)
-    is_one_call = isinstance(body, ChatBody) and body.parallel_tool_calls is False
-    max_calls = 1 if is_one_call else None
     name, supervisor = new_name(prefix), service.supervisor
-    return Inquiry(
-        supervisor,
-        name,
-        prompts,
-        params,
-        num,
-        salt,
-        template_variables=variables,
-        tools=tools,
-        max_calls=max_calls,
-    )
+    return Inquiry(supervisor, name, prompts, params, num, salt, asked)
 
 
 async def _respond(
@@ -214,6 +206,7 @@ async def _respond(
     # Clients choose these names: nothing in them ends a header, or is what none may hold.
     named = ", ".join(unknown).encode("unicode_escape")[:500].decode().strip()
     headers = {"x-ignored-fields": named} if unknown else {}
+    service.tell_of_ignored(unknown)
     service.open[inquiry.name] = inquiry
     wants_usage = bool(body.stream_options and body.stream_options.include_usage)
     try:

@@ -11,7 +11,13 @@ from starlette.responses import Response
 from hypocenter.package import version
 from hypocenter.server import answers
 from hypocenter.server.api_error import ApiError, json_response
-from hypocenter.server.fields import TokenId, checked_tools, checked_variables, decode, messages_of
+from hypocenter.server.chat_fields import (
+    checked_tools,
+    checked_variables,
+    continued,
+    messages_of,
+)
+from hypocenter.server.fields import TokenId, decode
 from hypocenter.server.routes import (
     STEP_SECONDS,
     Service,
@@ -49,6 +55,8 @@ class TemplateBody(msgspec.Struct):
     messages: list[dict[str, Any]]
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     model: str = ""
 
 
@@ -162,11 +170,21 @@ async def tokenizer_info(request: Request) -> Response:
 
 async def apply_template(request: Request) -> Response:
     body = await _read(request, TemplateBody)
+    service = service_of(request)
+    adds_prompt = body.add_generation_prompt
+    part = continued(
+        body.messages,
+        service.facts.chat_template,
+        wanted=body.continue_final_message,
+        adds_prompt=adds_prompt,
+    )
     told = await ask_worker(
-        service_of(request),
+        service,
         messages=messages_of(body.messages),
         template_variables=checked_variables(body.chat_template_kwargs),
         tools=checked_tools(body.tools),
+        add_generation_prompt=adds_prompt is not False,
+        continue_final_message=bool(part),
     )
     return json_response(answers.FilledTemplate(told.text, told.token_ids))
 

@@ -20,6 +20,7 @@ from typing import BinaryIO
 import msgspec
 
 from hypocenter.device import devices
+from hypocenter.engine.conversations import Answer
 from hypocenter.engine.driver import Driver
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.llm import LLM
@@ -143,19 +144,14 @@ class ModelWorker:
                 self._llm.encode(message.prompt)
                 if message.messages is None
                 else self._llm.encode_chat(
-                    message.messages, message.template_variables, message.tools
+                    message.messages,
+                    message.template_variables,
+                    message.tools,
+                    add_generation_prompt=message.add_generation_prompt,
+                    continue_final_message=bool(message.continues),
                 )
             )
-            has_tools, apart = bool(message.tools), None
-            if message.is_chat:
-                apart = self._llm.apart(prompt_ids, message.params, offers_tools=has_tools)
-            request = self._llm.engine.request(
-                prompt_ids,
-                message.params,
-                cache_salt=message.cache_salt,
-                output_ids=message.output_ids,
-                apart=apart,
-            )
+            request = self._request(message, prompt_ids)
         except OWN_ERRORS as error:
             self._outbox.put(_failure(message.id, error))
             return
@@ -168,6 +164,22 @@ class ModelWorker:
         self._requests[message.id] = request
         self._driver.submit(request, lambda: self._note(message.id, request))
 
+    def _request(self, message: Submit, prompt_ids: Sequence[int]) -> Request:
+        if not message.is_chat:
+            return self._llm.engine.request(
+                prompt_ids,
+                message.params,
+                cache_salt=message.cache_salt,
+                output_ids=message.output_ids,
+            )
+        return self._llm.answer_request(
+            prompt_ids,
+            message.params,
+            Answer(message.tools, message.calls, message.continues),
+            cache_salt=message.cache_salt,
+            output_ids=message.output_ids,
+        )
+
     def _note(self, number: int, request: Request) -> None:
         """In the thread that steps: a request that is preempted later reads its prompt again."""
         if number in self._wants_prompt:
@@ -179,8 +191,13 @@ class ModelWorker:
         tokenizer = self._llm.tokenizer
         try:
             if message.messages is not None:
-                told = message.template_variables
-                ids = self._llm.encode_chat(message.messages, told, message.tools)
+                ids = self._llm.encode_chat(
+                    message.messages,
+                    message.template_variables,
+                    message.tools,
+                    add_generation_prompt=message.add_generation_prompt,
+                    continue_final_message=message.continue_final_message,
+                )
             elif message.text is not None:
                 ids = tokenizer.encode(
                     message.text,
