@@ -17,7 +17,7 @@ import msgspec
 
 from hypocenter.config import EngineConfig, SamplingParams
 from hypocenter.conversation.call_forms import FREE, CallRules
-from hypocenter.conversation.continuing import Part
+from hypocenter.conversation.continuing import MessagePart
 from hypocenter.results import CallPiece, TokenLogprob
 
 #: Of one frame, in either direction: a batch of prompts of a whole context, or logprobs of one.
@@ -101,7 +101,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     template_variables: dict[str, Any] | None = None
     tools: tuple[dict[str, Any], ...] | None = None
     calls: CallRules = FREE
-    continues: Part = ""
+    continues: MessagePart = ""
     add_generation_prompt: bool = True
 
 

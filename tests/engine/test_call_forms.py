@@ -204,7 +204,7 @@ def test_choices_of_tools_are_read_and_refused_by_name() -> None:
 
 
 def test_schemas_that_no_call_can_have_are_named() -> None:
-    bad = {"properties": {"q": {"type": "foo"}}}
+    bad: dict[str, Any] = {"properties": {"q": {"type": "foo"}}}
     with pytest.raises(Unreadable, match="the parameters of find: #/properties/q"):
         compiled(TAGS, [tool("find", strict=True, **bad)], FREE)
     # What is not strict is then an object, whatever is in it.

@@ -15,7 +15,7 @@ from served import Reply, Served, serving, texts
 
 from hypocenter import LLM
 from hypocenter.conversation.thoughts import without_needless
-from hypocenter.server.chat_fields import read_chat
+from hypocenter.server.bodies.chat_fields import read_chat
 from hypocenter.server.fields import ChatBody
 
 CHAT, COMPLETE, APPLY = "/v1/chat/completions", "/v1/completions", "/apply-template"
@@ -92,7 +92,7 @@ def test_an_answer_goes_on_with_the_last_message(served: Served) -> None:
 def test_names_are_told_and_other_fields_are_named(served: Served) -> None:
     ann = [{"role": "user", "content": "hi", "name": "ann"}]
     assert "user ann: hi;" in served.post(APPLY, {"messages": ann}).json["prompt"]
-    sent = [
+    sent: list[dict[str, Any]] = [
         {**ann[0], "cache_control": {"type": "ephemeral"}},
         {"role": "assistant", "content": "x", "reasoning": "r", "message_id": "m", "refusal": None},
         *HELLO,
@@ -143,7 +143,7 @@ def test_forms_and_bounds_under_their_other_names(served: Served) -> None:
     assert asked(served, max_tokens=None, n_predict=3).json["usage"]["completion_tokens"] == 3
     free = content(asked(served, max_tokens=40))
     stop = free[5:8]
-    cut = {"stop": [stop], "max_tokens": 40}
+    cut: dict[str, Any] = {"stop": [stop], "max_tokens": 40}
     assert content(asked(served, **cut)) == free[: free.index(stop)]
     shown = asked(served, **cut, include_stop_str_in_output=True)
     assert content(shown) == free[: free.index(stop) + len(stop)]

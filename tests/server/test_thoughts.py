@@ -20,7 +20,7 @@ from hypocenter.conversation.thoughts import Thoughts, apart, names, split, vari
 from hypocenter.errors import BadSetting, UsageError
 from hypocenter.messages import Accepted
 from hypocenter.model.text.chat import ChatTemplate
-from hypocenter.server.generation import Asked, Generation
+from hypocenter.server.generation import AskedAnswer, Generation
 
 ANSWER = (
     "<|channel|>analysis<|message|>They greet. 1 < 2 <| x<|end|>"
@@ -273,7 +273,7 @@ def test_another_worker_goes_on_within_a_thought() -> None:
             assert llm.engine.complete([request])[0] == msgspec.structs.replace(
                 whole, timings=request.timings(), route=llm.route()
             ), num
-    generation = Generation(1, "x", params, messages=tuple(hello), asked=Asked({"a": 1}))
+    generation = Generation(1, "x", params, messages=tuple(hello), asked=AskedAnswer({"a": 1}))
     assert generation.message().messages is not None
     generation.take(Accepted(1, (5, 6)))
     again = generation.message()

@@ -2,7 +2,7 @@
 
 A call is held to its tool's schema where a client asks for one (`tool_choice`), where its tool is
 `strict`, and where only some of the tools may be called. Nothing here is a grammar: that is made of
-a `CallForm` by `engine/call_grammar.py`.
+a `CallForm` by `call_grammar.py`.
 """
 
 from __future__ import annotations
@@ -118,12 +118,12 @@ def call_form(
         for function in named
         if rules.names is None or function["name"] in rules.names
     )
-    if (num_bytes := sum(len(json.dumps(one.schema)) for one in forms)) > MAX_SCHEMA_BYTES:
+    if (num_bytes := sum(len(json.dumps(form.schema)) for form in forms)) > MAX_SCHEMA_BYTES:
         raise UsageError(
             f"the schemas of tools have {num_bytes} bytes, but calls are held to at most "
             f"{MAX_SCHEMA_BYTES}; offer fewer tools, or name fewer in tool_choice"
         )
-    form = CallForm(
+    whole = CallForm(
         forms,
         rules.must_call,
         rules.is_one_call,
@@ -131,7 +131,7 @@ def call_form(
         marks_of(chat_template),
         begins_in_thought,
     )
-    return msgspec.json.encode(form).decode()
+    return msgspec.json.encode(whole).decode()
 
 
 def needs_form(tools: Tools, rules: CallRules) -> bool:

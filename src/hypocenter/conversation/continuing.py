@@ -13,10 +13,10 @@ from hypocenter.conversation.thoughts import marks_of
 from hypocenter.errors import UsageError
 
 #: The part of a message that an answer goes on with; empty: it is a message of its own.
-Part = Literal["", "answer", "thought"]
+MessagePart = Literal["", "answer", "thought"]
 
 
-def continued_part(chat_template: str, messages: object) -> Part:
+def continued_part(chat_template: str, messages: object) -> MessagePart:
     """Which part of the last message is not finished.
 
     That is its thought where it says nothing yet, or where its text has begun one. Raises

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hypocenter.config import EngineConfig, SamplingParams
+from hypocenter.conversation import continuing
 from hypocenter.conversation.call_forms import FREE, CallRules, call_form
-from hypocenter.conversation.continuing import Part, continued_part
 from hypocenter.conversation.thoughts import (
     FORMATS_READ,
     PROMPT_END_CHARS,
@@ -38,7 +38,7 @@ class Answer:
 
     tools: Tools | None = None
     calls: CallRules = FREE
-    continues: Part = ""
+    continues: continuing.MessagePart = ""
 
     @property
     def in_thought(self) -> bool | None:
@@ -91,7 +91,7 @@ class Conversations:
         if tools and not reads_calls_of(self._source):
             raise UsageError(f"tools must be left out: {FORMATS_READ}")
         if continue_final_message:
-            self.continued(messages)  # or a template would be asked in vain
+            self.continued_part(messages)  # or a template would be asked in vain
         parts = self._template.render_parts(
             messages,
             variables=told,
@@ -107,9 +107,9 @@ class Conversations:
             ids.insert(0, bos_id)
         return ids
 
-    def continued(self, messages: Conversation) -> Part:
+    def continued_part(self, messages: Conversation) -> continuing.MessagePart:
         """The part of the last message that its answer goes on with. Raises UsageError."""
-        return continued_part(self._source, messages)
+        return continuing.continued_part(self._source, messages)
 
     def reader(
         self, prompt_ids: Sequence[int], params: SamplingParams, answer: Answer

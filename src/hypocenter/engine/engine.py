@@ -247,17 +247,15 @@ class Engine:
     ) -> Request:
         """A request for `submit`, checked. Only those of one `cache_salt` read each other's blocks.
 
-        Calls are held to `call_form`, and any of `turn_ids` ends the answer as end tokens do.
-        With `output_ids` it goes on behind an answer that was begun elsewhere. Raises
-        ContextOverflow and OutOfBlocks for a prompt longer than the context or the whole cache,
+        Calls are held to `call_form`; `turn_ids` end the answer too. With `output_ids` it goes on
+        behind an answer begun elsewhere. Raises ContextOverflow and OutOfBlocks for a long prompt,
         UsageError for an empty one, an unknown id, no token left, or a form that is none.
         """
         self.require_usable()
         vocab_size, context_length = self.runner.vocab_size, self.runner.context_length
         if not prompt_ids:
             raise UsageError("the prompt has no tokens; give it at least one")
-        num_tokens = len(prompt_ids) + len(output_ids)
-        if num_tokens > context_length:
+        if (num_tokens := len(prompt_ids) + len(output_ids)) > context_length:
             raise ContextOverflow(num_tokens, context_length, self.runner.facts.context_length)
         num_needed, num_blocks = -(-num_tokens // self.cache.block_size), self.cache.num_blocks
         if num_needed > num_blocks:

@@ -14,7 +14,7 @@ import llguidance
 import msgspec
 
 from hypocenter.conversation.call_forms import CallForm
-from hypocenter.engine.call_grammar import grammar_of
+from hypocenter.conversation.call_grammar import grammar_of
 from hypocenter.engine.schema import endless_place, place_of
 
 _TextForm = Literal["grammar", "regex", "choice"]

@@ -374,7 +374,7 @@ class LLM:
                 options.tools,
                 continue_final_message=continues,
             )
-            part = self._conversations.continued(messages) if continues else ""
+            part = self._conversations.continued_part(messages) if continues else ""
             answer = Answer(options.tools, options.calls(), part)
             return self.answer_request(ids, given, answer)
 

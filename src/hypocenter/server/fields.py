@@ -16,7 +16,7 @@ import msgspec
 from hypocenter.errors import ContextOverflow
 from hypocenter.messages import NO_REQUEST, Failed, ServedModel
 from hypocenter.server.api_error import ApiError, error_of
-from hypocenter.server.field_table import ALLOWED_IN_ONE, HARMLESS, REFUSED
+from hypocenter.server.bodies.field_table import ALLOWED_IN_ONE, HARMLESS, REFUSED
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 512
@@ -219,7 +219,7 @@ def _require_room(given: Sequence[str | int | list[int]], model: ServedModel) ->
 def _require_fixed(name: str, value: Any, route: str) -> None:
     allowed, instead = REFUSED[name]
     allowed = ALLOWED_IN_ONE.get((name, route), allowed)
-    if value is None or any(value == one and type(value) is type(one) for one in allowed):
+    if value is None or any(value == same and type(value) is type(same) for same in allowed):
         return
     only = f"; it may be {' or '.join(map(_as_json, allowed))}" if allowed else ""
     instead = f"; {instead}" if instead else ""

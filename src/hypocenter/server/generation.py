@@ -13,19 +13,19 @@ from typing import Any, NamedTuple
 
 from hypocenter.config import SamplingParams
 from hypocenter.conversation.call_forms import FREE, CallRules
-from hypocenter.conversation.continuing import Part
+from hypocenter.conversation.continuing import MessagePart
 from hypocenter.messages import Accepted, Failed, Piece, Submit
 
 WorkerEvent = Accepted | Piece | Failed
 
 
-class Asked(NamedTuple):
+class AskedAnswer(NamedTuple):
     """What a conversation's answer is to be. `ignored` are the fields that were passed over."""
 
     template_variables: dict[str, Any] | None = None
     tools: tuple[dict[str, Any], ...] | None = None
     calls: CallRules = FREE
-    continues: Part = ""
+    continues: MessagePart = ""
     adds_prompt: bool = True
     echoed: str = ""
     ignored: Sequence[str] = ()
@@ -46,7 +46,7 @@ class Generation:
     messages: tuple[dict[str, Any], ...] | None = None
     cache_salt: str = ""
     #: What is wanted of the answer to a conversation.
-    asked: Asked | None = None
+    asked: AskedAnswer | None = None
     #: Is handed everything that a worker says of it, in order.
     listener: Callable[[Generation, WorkerEvent], None] | None = None
     prompt_ids: tuple[int, ...] | None = None
@@ -64,7 +64,7 @@ class Generation:
     def message(self) -> Submit:
         """What a worker is told, be it the first or one that goes on."""
         is_known = self.prompt_ids is not None
-        asked = self.asked or Asked()
+        asked = self.asked or AskedAnswer()
         return Submit(
             self.id,
             self.params,

@@ -17,7 +17,7 @@ from hypocenter.messages import Accepted, Ending, Failed, Piece
 from hypocenter.results import CallPiece, TokenLogprob
 from hypocenter.server.answers import PromptTokensDetails, Usage
 from hypocenter.server.api_error import error_of
-from hypocenter.server.generation import Asked, Generation, WorkerEvent
+from hypocenter.server.generation import AskedAnswer, Generation, WorkerEvent
 from hypocenter.server.supervisor import Supervisor
 
 #: After so long without a piece a stream says that it is alive, or proxies would end it.
@@ -74,7 +74,7 @@ class Inquiry:
         params: SamplingParams,
         num_choices: int,
         cache_salt: str,
-        asked: Asked | None = None,
+        asked: AskedAnswer | None = None,
     ) -> None:
         """`asked`: what is wanted of the answer to a conversation."""
         self.name = name

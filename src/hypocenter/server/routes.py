@@ -20,13 +20,13 @@ from hypocenter.messages import Ask, Failed, ServedModel, Told
 from hypocenter.package import version
 from hypocenter.server.answers import AnswerTimings, ChoiceState, RequestState
 from hypocenter.server.api_error import ApiError, error_of, json_response
-from hypocenter.server.chat_fields import messages_of, read_chat
+from hypocenter.server.bodies.chat_fields import messages_of, read_chat
+from hypocenter.server.bodies.sampling_fields import chat_params, completion_params
 from hypocenter.server.fields import ChatBody, CompletionBody, num_choices, prompts_of, read_body
 from hypocenter.server.forms import AnswerForm, ChatForm, CompletionForm
-from hypocenter.server.generation import Asked
+from hypocenter.server.generation import AskedAnswer
 from hypocenter.server.inquiry import Inquiry, new_name
 from hypocenter.server.metrics import Metrics
-from hypocenter.server.sampling_fields import chat_params, completion_params
 from hypocenter.server.supervisor import Supervisor
 
 log = logging.getLogger("hypocenter.server")
@@ -174,7 +174,7 @@ def _inquire(
     prompts: list[Any],
     params: Any,
     body: CompletionBody | ChatBody,
-    asked: Asked | None = None,
+    asked: AskedAnswer | None = None,
 ) -> Inquiry:
     salt = body.cache_salt or ""
     if len(salt) > _MAX_SALT_CHARS:

@@ -11,11 +11,11 @@ from starlette.responses import Response
 from hypocenter.package import version
 from hypocenter.server import answers
 from hypocenter.server.api_error import ApiError, json_response
-from hypocenter.server.chat_fields import (
+from hypocenter.server.bodies.chat_fields import (
     checked_tools,
     checked_variables,
-    continued,
     messages_of,
+    part_to_continue,
 )
 from hypocenter.server.fields import TokenId, decode
 from hypocenter.server.routes import (
@@ -172,7 +172,7 @@ async def apply_template(request: Request) -> Response:
     body = await _read(request, TemplateBody)
     service = service_of(request)
     adds_prompt = body.add_generation_prompt
-    part = continued(
+    part = part_to_continue(
         body.messages,
         service.facts.chat_template,
         wanted=body.continue_final_message,

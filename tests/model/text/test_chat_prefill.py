@@ -84,10 +84,11 @@ def test_which_part_goes_on() -> None:
     ):
         assert continued_part(THINKS, [HELLO, last]) == part, last
     assert continued_part("", [assistant("<think>I")]) == "answer"
-    for last, said in (
+    wrong: list[tuple[Any, str]] = [
         (HELLO, "the last message is not the assistant's"),
         (assistant("x", tool_calls=[{}]), "calls tools and is finished"),
         (3, "not the assistant's"),
-    ):
+    ]
+    for last, said in wrong:
         with pytest.raises(UsageError, match=said):
             continued_part(THINKS, [last])

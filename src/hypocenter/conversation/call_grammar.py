@@ -1,4 +1,4 @@
-"""The grammar of an answer that calls tools, from what `conversation/call_forms.py` says of it.
+"""The grammar of an answer that calls tools, from what `call_forms.py` says of it.
 
 Text is free up to the mark that begins a call; from there on the call is held to its tool's schema.
 A mark that is a token of its own is named by its id (llguidance: a text never spells such a token).

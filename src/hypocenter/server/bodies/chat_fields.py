@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from hypocenter.conversation.call_forms import FREE, CallRules, read_choice
-from hypocenter.conversation.continuing import Part, continued_part, text_of
+from hypocenter.conversation.continuing import MessagePart, continued_part, text_of
 from hypocenter.conversation.message_fields import passed_over
 from hypocenter.conversation.thoughts import (
     EFFORTS,
@@ -26,15 +26,15 @@ from hypocenter.conversation.tools import check_tools
 from hypocenter.errors import BadSetting, UsageError
 from hypocenter.server.api_error import ApiError
 from hypocenter.server.fields import ChatBody
-from hypocenter.server.generation import Asked
+from hypocenter.server.generation import AskedAnswer
 
 
-def read_chat(body: ChatBody, chat_template: str) -> Asked:
+def read_chat(body: ChatBody, chat_template: str) -> AskedAnswer:
     """Raises ApiError, status 400, that names the field."""
     told, ignored = _template_variables(body, chat_template)
     tools, calls = _tools_of(body, chat_template)
     ignored += passed_over(body.messages, body.tools)
-    continues = continued(
+    continues = part_to_continue(
         body.messages,
         chat_template,
         wanted=body.continue_final_message,
@@ -44,16 +44,16 @@ def read_chat(body: ChatBody, chat_template: str) -> Asked:
     is_echoed = body.echo and last.get("role") == "assistant"
     echoed = text_of(last.get("content")) if is_echoed else ""
     adds_prompt = body.add_generation_prompt is not False
-    return Asked(told, tools, calls, continues, adds_prompt, echoed, ignored)
+    return AskedAnswer(told, tools, calls, continues, adds_prompt, echoed, ignored)
 
 
-def continued(
+def part_to_continue(
     messages: Sequence[dict[str, Any]],
     chat_template: str,
     *,
     wanted: bool | None,
     adds_prompt: bool | None,
-) -> Part:
+) -> MessagePart:
     """The part of the last message that the answer goes on with. Raises ApiError.
 
     Both may be asked for, as many clients do that leave the other at its default; vLLM refuses
