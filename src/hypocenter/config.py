@@ -6,6 +6,7 @@ The command line takes names, defaults and help of its options from these fields
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -14,7 +15,7 @@ from typing import Any, TypedDict, TypeVar
 
 from hypocenter.conversation.thoughts import REASONING, require_variables
 from hypocenter.errors import BadSetting, UsageError
-from hypocenter.grammar_text import check_grammar, schema_text, with_text
+from hypocenter.grammar_text import check_grammar, check_regex, choices, schema_text, with_text
 from hypocenter.metadata_text import require_metadata
 from hypocenter.synonyms import explain_unknown
 from hypocenter.tensor import DType
@@ -31,7 +32,7 @@ MAX_TOP_K = 1 << 20
 MAX_LOGPROBS = 20
 MAX_SEED = (1 << 64) - 1
 #: Fields of SamplingParams that say which text an answer may be; one of them at a time.
-CONSTRAINTS = ("json_schema", "json_object", "grammar")
+CONSTRAINTS = ("json_schema", "json_object", "grammar", "regex", "choice")
 #: Of a file of keys.
 MAX_KEY_BYTES = 1 << 16
 #: The device that suits the machine and the model (`device/choice.py`).
@@ -88,11 +89,12 @@ class SamplingParams:
     `temperature` 0 takes the most likely token. `top_k` 0, `top_p` 1 and `min_p` 0 switch that
     filter off. `repeat_penalty` 1 and the two OpenAI penalties at 0 leave the logits alone.
     `max_tokens` None means: until the model ends its answer or the context is full. `seed` None
-    takes another one for each request; the Completion says which. `stop` is a text or several.
+    takes another one for each request; the Completion says which. `stop` is a text or several;
+    with `include_stop_str_in_output` the answer ends with it.
     `logprobs` N asks for the log probability of each chosen token and of the N likeliest ones of
     its place, by the raw logits; `prompt_logprobs` for those of the prompt's tokens.
-    `json_schema` (kept as JSON text), `json_object` or `grammar` (Lark or GBNF) holds the answer to
-    a form, one of them at a time.
+    `json_schema` (kept as JSON text), `json_object`, `grammar` (Lark or GBNF), `regex` or `choice`
+    (one of these texts) holds the answer to a form, one of them at a time.
     `logit_bias` (kept as pairs) is added to the logits of single tokens, from -100 to 100; False
     or -inf is never. Only `allowed_token_ids` come, where they are given. A token of
     `stop_token_ids` ends the answer as an end token does. Nothing ends an answer before it has
@@ -116,11 +118,14 @@ class SamplingParams:
     json_schema: dict[str, Any] | str | None = None
     json_object: bool = False
     grammar: str | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
     logit_bias: dict[int, float] | Sequence[tuple[int, float]] = ()
     allowed_token_ids: Sequence[int] | None = None
     stop_token_ids: Sequence[int] = ()
     min_tokens: int = 0
     bad_words: Sequence[str] = ()
+    include_stop_str_in_output: bool = False
 
     def __post_init__(self) -> None:
         _unwrap_numbers(self)
@@ -147,6 +152,11 @@ class SamplingParams:
             check_grammar(self.grammar)
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", schema_text(self.json_schema))
+        if self.regex is not None:
+            check_regex(self.regex)
+        if self.choice is not None:
+            object.__setattr__(self, "choice", choices(self.choice))
+        _require_bool("include_stop_str_in_output", self.include_stop_str_in_output)
         self._settle_tokens()
         _require_compatible(self)
 
@@ -169,8 +179,10 @@ class SamplingParams:
         """The field that holds the answer to a form, and its text; None for a free answer."""
         if self.json_object:
             return "json_object", '{"type": "object"}'
-        for name, text in (("json_schema", self.json_schema), ("grammar", self.grammar)):
-            if isinstance(text, str):
+        if self.choice is not None:
+            return "choice", json.dumps(self.choice)
+        for name in ("json_schema", "grammar", "regex"):
+            if isinstance(text := getattr(self, name), str):
                 return name, text
         return None
 
@@ -194,11 +206,14 @@ class SamplingFields(TypedDict, total=False):
     json_schema: dict[str, Any] | str | None
     json_object: bool
     grammar: str | None
+    regex: str | None
+    choice: Sequence[str] | None
     logit_bias: dict[int, float] | Sequence[tuple[int, float]]
     allowed_token_ids: Sequence[int] | None
     stop_token_ids: Sequence[int]
     min_tokens: int
     bad_words: Sequence[str]
+    include_stop_str_in_output: bool
 
 
 @_explain_unknown_fields

@@ -1,4 +1,4 @@
-"""What is checked of a JSON schema or a grammar before any library reads it: type, size, depth.
+"""What is checked of a form before any library reads it: its type, its size, its depth.
 
 Both may come from a stranger. What they mean is the business of `engine/grammar.py`.
 """
@@ -9,11 +9,16 @@ import functools
 import json
 import re
 import reprlib
+from collections.abc import Sequence
 
 from hypocenter.errors import BadSetting, UsageError, Words
 
 MAX_GRAMMAR_BYTES = 64 << 10
 MAX_SCHEMA_DEPTH = 64
+#: The field by which calls are held to a form.
+CALLS = "tools"
+#: Texts of `choice`.
+MAX_CHOICES = 1024
 
 
 def schema_text(schema: object) -> str:
@@ -56,6 +61,27 @@ def check_grammar(grammar: object) -> None:
     if not grammar.strip():
         raise BadSetting("grammar", grammar, "must have a rule: start (Lark) or root (GBNF)")
     _require_bytes("grammar", grammar)
+
+
+def check_regex(regex: object) -> None:
+    if not isinstance(regex, str):
+        raise BadSetting("regex", regex, "must be a regular expression as a text", ", or None")
+    if not regex:
+        raise BadSetting("regex", regex, "an empty one allows no text at all; leave it out")
+    _require_bytes("regex", regex)
+
+
+def choices(choice: object) -> tuple[str, ...]:
+    """The texts of which an answer is one."""
+    if not isinstance(choice, Sequence) or isinstance(choice, str | bytes | bytearray):
+        raise BadSetting("choice", choice, "must be a sequence of texts", ", or None")
+    if not 1 <= len(choice) <= MAX_CHOICES:
+        raise UsageError(f"choice has {len(choice)} texts, but must have 1 to {MAX_CHOICES}")
+    for text in choice:
+        if not isinstance(text, str) or not text:
+            raise BadSetting("choice", text, "must be texts with one character at least")
+    _require_bytes("choice", "".join(choice))
+    return tuple(dict.fromkeys(choice))
 
 
 def _require_bytes(name: str, text: str) -> None:

@@ -23,6 +23,8 @@ from typing import Any
 import msgspec
 
 from hypocenter.config import EngineConfig, SamplingParams
+from hypocenter.conversation.call_forms import FREE, CallRules
+from hypocenter.conversation.continuing import MessagePart
 from hypocenter.results import CallPiece, TokenLogprob
 
 #: Of one frame, in either direction: a batch of prompts of a whole context, or logprobs of one.
@@ -93,7 +95,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """A request, as readers have read it: the ids of its prompt, of its words to avoid, its form.
 
     `output_ids` have been sent to the client already, by a worker that is no more. `is_chat`: the
-    prompt is a conversation, which may offer tools.
+    prompt is a conversation, which may offer tools. `continues` is the part of its last message
+    that the answer goes on with. `form` is that of the answer, or of its calls.
     """
 
     id: int
@@ -103,6 +106,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     cache_salt: str = ""
     is_chat: bool = False
     offers_tools: bool = False
+    continues: MessagePart = ""
     form: str = ""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
 
@@ -150,10 +154,16 @@ class Ask(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     parse_special: bool = False
     template_variables: dict[str, Any] | None = None
     tools: tuple[dict[str, Any], ...] | None = None
+    add_generation_prompt: bool = True
+    #: The part of the last message that the answer goes on with.
+    continues: MessagePart = ""
     is_prompt: bool = False
     bad_words: tuple[str, ...] = ()
     max_chars: int = 0
     needs_pieces: bool = False
+    #: Which tools may be called, and what holds the whole answer to a form.
+    calls: CallRules = FREE
+    form_field: str = ""
 
 
 class ReadForm(msgspec.Struct, frozen=True, tag=True):
@@ -281,6 +291,8 @@ class Told(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     token_ids: tuple[int, ...] = ()
     pieces: tuple[bytes, ...] = ()
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    #: The form of the answer's calls, which is still to be read; empty: they are free.
+    call_form: str = ""
 
 
 class FormRead(msgspec.Struct, frozen=True, tag=True):

@@ -51,8 +51,8 @@ _OURS = {
         "tokenize": "tokenizer.encode",
     },
 }
-_FORMAT = "json_schema, json_object=True or grammar holds an answer to a form"
-_NO_TOOLS = "there are no tool calls; describe the tools in the messages, and read the text"
+_FORMAT = "json_schema, json_object=True, grammar, regex or choice holds an answer to a form"
+_TOOLS = "LLM.chat takes tools and tool_choice"
 _NO_EMBEDDINGS = "hypocenter makes no embeddings; LLM.logits gives the logits of each token"
 _ASYNC = "AsyncLLM has generate, stream, chat and stream_chat for asyncio"
 #: What is asked for, to why it is not there and what is.
@@ -62,9 +62,9 @@ _WAYS_OUT = {
         "guided_decoding": _FORMAT,
         "response_format": _FORMAT,
         "structured_outputs": _FORMAT,
-        "functions": _NO_TOOLS,
-        "tool_choice": _NO_TOOLS,
-        "tools": _NO_TOOLS,
+        "functions": _TOOLS,
+        "tool_choice": _TOOLS,
+        "tools": _TOOLS,
         "stream": "LLM.stream and LLM.stream_chat give an answer in pieces",
     },
     "EngineConfig": {

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pydantic
 import pytest
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
+from pydantic_ai import Agent
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
 from served import serving
 
 from clients.conftest import KEY
@@ -86,12 +90,63 @@ def test_parsed_arguments(client: openai.OpenAI) -> None:
     assert call.function.parsed_arguments == Weather(city="Oslo")
 
 
-def test_a_choice_that_cannot_be_kept_is_refused(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="tool_choice is 'required'") as refused:
+class Turn(pydantic.BaseModel):
+    """Turns to a side."""
+
+    side: Literal["left", "right"]
+
+
+def test_a_call_that_is_asked_for(client: openai.OpenAI) -> None:
+    """Whole, in pieces and by its name, held to its schema by the server alone."""
+    tools: Any = [openai.pydantic_function_tool(Turn)]
+    by_name: Any = {"type": "function", "function": {"name": "Turn"}}
+    allowed: Any = {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "required", "tools": [by_name]},
+    }
+    for choice in ("required", by_name, allowed):
+        asked: Any = {"model": "chat", "messages": ASKED, "tools": tools, "tool_choice": choice}
+        asked |= {"seed": 7, "parallel_tool_calls": False}
+        whole = client.chat.completions.create(**asked).choices[0].message
+        [call] = whole.tool_calls or []
+        assert call.type == "function"
+        turn = Turn.model_validate_json(call.function.arguments)
+        with client.chat.completions.stream(**asked) as stream:
+            for _ in stream:
+                pass
+            [streamed] = stream.get_final_completion().choices[0].message.tool_calls or []
+        assert streamed.function.parsed_arguments == turn
+
+
+def test_a_choice_that_is_none_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="tool_choice names 'x'") as refused:
         client.chat.completions.create(
-            model="chat", messages=ASKED, tools=TOOLS, tool_choice="required"
+            model="chat",
+            messages=ASKED,
+            tools=TOOLS,
+            tool_choice={"type": "function", "function": {"name": "x"}},
         )
     assert refused.value.param == "tool_choice"
+
+
+def test_langchain_has_structured_output_by_a_call(tools_url: str) -> None:
+    model: Any = ChatOpenAI(base_url=tools_url, api_key=KEY, model="chat")
+    held = model.with_structured_output(Turn, method="function_calling")
+    assert held.invoke("Where?").side in ("left", "right")
+    [call] = model.bind_tools([Turn], tool_choice="any").invoke("Where?").tool_calls[:1]
+    assert Turn.model_validate(call["args"])
+
+
+def test_pydantic_ai_has_output_of_a_type(tools_url: str) -> None:
+    """As its tutorial begins: a type of output is a tool that must be called."""
+
+    async def run() -> Turn:
+        async with openai.AsyncOpenAI(base_url=tools_url, api_key=KEY) as client:
+            model = OpenAIChatModel("chat", provider=OpenAIProvider(openai_client=client))
+            done = await Agent(model, output_type=Turn).run("Where?")
+            return Turn.model_validate(done.output)
+
+    assert asyncio.run(run()).side in ("left", "right")
 
 
 def test_langchain_binds_tools(tools_url: str) -> None:

@@ -33,7 +33,7 @@ def make_request(request_id: int, num_tokens: int, *, keeps_logits: bool = False
         request_id,
         [100 * request_id + n for n in range(num_tokens)],
         SamplingParams(max_tokens=None),
-        text=AnswerText(cast(Any, FakeDetokenizer()), (), None),
+        text=AnswerText(cast(Any, FakeDetokenizer()), SamplingParams(), None),
         end_ids=frozenset(),
         context_length=10_000,
         keeps_logits=keeps_logits,

@@ -20,7 +20,7 @@ from hypocenter.conversation.thoughts import Thoughts, apart, names, split, vari
 from hypocenter.errors import BadSetting, UsageError
 from hypocenter.messages import Accepted
 from hypocenter.model.text.chat import ChatTemplate
-from hypocenter.server.generation import Generation
+from hypocenter.server.generation import AskedAnswer, Generation
 
 ANSWER = (
     "<|channel|>analysis<|message|>They greet. 1 < 2 <| x<|end|>"
@@ -269,12 +269,11 @@ def test_another_worker_goes_on_within_a_thought() -> None:
         whole = llm.chat(hello, params)
         for num in range(1, len(whole.token_ids)):
             sent = whole.token_ids[:num]
-            apart = llm.apart(ids, params)
-            request = llm.engine.request(ids, params, output_ids=sent, apart=apart)
+            request = llm.answer_request(ids, params, output_ids=sent)
             assert llm.engine.complete([request])[0] == msgspec.structs.replace(
                 whole, timings=request.timings(), route=llm.route()
             ), num
-    generation = Generation(1, "x", params, messages=tuple(hello), template_variables={"a": 1})
+    generation = Generation(1, "x", params, messages=tuple(hello), asked=AskedAnswer({"a": 1}))
     generation.note_read((5, 6), ())
     for _ in range(2):
         generation.take(Accepted(1, (5, 6)))

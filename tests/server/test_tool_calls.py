@@ -19,6 +19,7 @@ from hypocenter.conversation.calls_in_tags import CallsInTags
 from hypocenter.conversation.harmony import NOTHING, Channels, Spoken
 from hypocenter.conversation.thoughts import AnswerReader, apart, reads_calls_of, split
 from hypocenter.conversation.tools import MAX_CALLS, MAX_TOOLS, check_tools
+from hypocenter.engine.conversations import Answer
 from hypocenter.errors import UsageError
 from hypocenter.results import ToolCall, whole_calls
 
@@ -281,8 +282,8 @@ def test_a_chat_in_python_calls_tools() -> None:
         params = SamplingParams(grammar=grammar(CALL), max_tokens=200, seed=1)
         ids = llm.encode_chat(HELLO, tools=[FIND])
         for num in range(0, len(done.token_ids), 5):
-            sent, reader = done.token_ids[:num], llm.apart(ids, params, offers_tools=True)
-            request = llm.engine.request(ids, params, output_ids=sent, apart=reader)
+            sent = done.token_ids[:num]
+            request = llm.answer_request(ids, params, Answer((FIND,)), output_ids=sent)
             assert llm.engine.complete([request])[0].tool_calls == done.tool_calls, num
     with LLM(chat_template=TAGS, num_threads=1) as llm:
         done = llm.chat(HELLO, tools=[FIND], grammar=grammar(TAGGED), max_tokens=200)
@@ -380,8 +381,9 @@ def test_what_cannot_be_asked_of_tools_is_refused_by_name(tmp_path: Path) -> Non
     body = {"messages": HELLO, "max_tokens": 4}
     with serving(tmp_path, str(DEMO), "--chat-template", TAGS, "-t", "1") as served:
         for more, param, said in [
-            ({"tools": [FIND], "tool_choice": "required"}, "tool_choice", "must be 'auto' or"),
-            ({"tools": [FIND], "tool_choice": {"type": "function"}}, "tool_choice", "'auto'"),
+            ({"tools": [FIND], "tool_choice": "any"}, "tool_choice", "must be 'auto', 'none'"),
+            ({"tools": [FIND], "tool_choice": {"type": "function"}}, "tool_choice", "names None"),
+            ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
             ({"tools": [{"function": {"name": "a b"}}]}, "tools", "tools[0].function.name"),
             ({"tools": [FIND] * 2}, "tools", "two functions"),
             ({"tools": "x"}, "tools", "Expected `array | null`"),
@@ -396,6 +398,6 @@ def test_what_cannot_be_asked_of_tools_is_refused_by_name(tmp_path: Path) -> Non
     with serving(tmp_path, str(DEMO), "--chat-template", "chatml", "-t", "1") as served:
         refused = served.post(path, body | {"tools": [FIND]})
         assert refused.json["error"]["param"] == "tools"
-        assert "calls of this model are not read" in refused.json["error"]["message"]
+        assert "read are those of gpt-oss, and JSON" in refused.json["error"]["message"]
         off = served.post(path, body | {"tools": [FIND], "tool_choice": "none"})
         assert off.status == 200

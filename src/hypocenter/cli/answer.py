@@ -128,8 +128,8 @@ def answer(
     """
     engine = llm.engine
     with naming_options(SamplingOptions):
-        apart = llm.apart(token_ids, params) if is_chat else None
-        request = engine.request(token_ids, params, apart=apart)
+        make = llm.answer_request if is_chat else engine.request
+        request = make(token_ids, params)
 
     def look() -> None:
         interrupt.raise_held()

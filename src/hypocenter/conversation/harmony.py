@@ -15,22 +15,24 @@ from dataclasses import dataclass
 from hypocenter.conversation.tools import CALLED_NAME, MAX_CALLS
 from hypocenter.results import CallPiece
 
-_START, _CHANNEL, _MESSAGE, _END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
+START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 #: Ends a call, and with it the answer, unless that was asked to go on.
 _CALL = "<|call|>"
-_MARKS = (_START, _CHANNEL, _MESSAGE, _END, _CALL)
+#: Before the kind of text that a message has, where that is none for readers.
+CONSTRAIN = "<|constrain|>"
+MARKS = (START, CHANNEL, MESSAGE, END, _CALL)
 #: Of the head of a message.
-_BEGINNINGS = (_START, _CHANNEL)
+_BEGINNINGS = (START, CHANNEL)
 _NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 #: Of tools of the conversation; those that a model brings along have no prefix.
-_PREFIX = "functions."
+PREFIX = "functions."
 #: Recipients that are no tools.
 _SPEAKERS = frozenset({"user", "assistant", "system", "developer", "all"})
 #: A head that is longer is none, or it would be read anew with each piece.
 _MAX_HEAD_CHARS = 1024
 #: What the first message may begin with, if not with its text: the prompt has begun it.
-_OPENINGS = (_CHANNEL, _START, " to=")
+_OPENINGS = (CHANNEL, START, " to=")
 _FINAL, _ANALYSIS = "final", "analysis"
 
 
@@ -53,7 +55,7 @@ NOTHING = Spoken("", "")
 
 def is_spoken_by(chat_template: str) -> bool:
     """Whether a model with this chat template answers in channels."""
-    return _CHANNEL in chat_template and _MESSAGE in chat_template
+    return CHANNEL in chat_template and MESSAGE in chat_template
 
 
 class Channels:
@@ -85,7 +87,7 @@ class Channels:
     def flush(self) -> Spoken:
         """What is held back; no more text will follow. The head of a message is no text."""
         held, self._held = self._held, ""
-        if self._is_call and held.startswith((_END, _CALL)):
+        if self._is_call and held.startswith((END, _CALL)):
             held = ""
         is_text = self._channel is not None or not self._has_begun
         if not self._has_message and held.startswith(" to="):
@@ -105,7 +107,7 @@ class Channels:
             self._held = ""
             return False
         if self._channel is None:
-            head, mark, self._held = self._held.partition(_MESSAGE)
+            head, mark, self._held = self._held.partition(MESSAGE)
             if not mark and len(head) <= _MAX_HEAD_CHARS:
                 self._held = head
                 return False
@@ -115,7 +117,7 @@ class Channels:
                 return False
             parts.append(self._begin(head))
             return True
-        places = [(at, mark) for mark in _MARKS if (at := self._held.find(mark)) >= 0]
+        places = [(at, mark) for mark in MARKS if (at := self._held.find(mark)) >= 0]
         if not places:
             end = len(self._held) - _num_undecided(self._held)
             parts.append(self._spoken(self._held[:end]))
@@ -130,8 +132,8 @@ class Channels:
             self._held = self._held[at:]
             return is_end is False
         # The mark that names a channel belongs to the head that it begins.
-        self._held = self._held[at if mark == _CHANNEL else at + len(mark) :]
-        self._channel = self._channel if mark == _MESSAGE else None
+        self._held = self._held[at if mark == CHANNEL else at + len(mark) :]
+        self._channel = self._channel if mark == MESSAGE else None
         return True
 
     def _ends_message(self, mark: str, behind: str) -> bool | None:
@@ -148,9 +150,9 @@ class Channels:
     def _begin(self, head: str) -> Spoken:
         """Note what a message is by its head; the name of a tool that it calls is told at once."""
         named, called = _NAME.findall(head), _RECIPIENT.findall(head)
-        author = head.rpartition(_START)[2].partition(_CHANNEL)[0].split()[:1]
+        author = head.rpartition(START)[2].partition(CHANNEL)[0].split()[:1]
         is_ours = author in ([], ["assistant"]) or author[0].startswith("to=")
-        name = called[-1].removeprefix(_PREFIX) if called and is_ours else ""
+        name = called[-1].removeprefix(PREFIX) if called and is_ours else ""
         self._has_message = True
         is_tool = bool(CALLED_NAME.fullmatch(name)) and name not in _SPEAKERS
         self._channel = named[-1] if named else (_ANALYSIS if is_tool else _FINAL)
@@ -178,4 +180,4 @@ class Channels:
 def _num_undecided(text: str) -> int:
     """Length of the end of the text with which a mark may begin; each has one `<`, its first."""
     at = text.rfind("<")
-    return len(text) - at if at >= 0 and any(m.startswith(text[at:]) for m in _MARKS) else 0
+    return len(text) - at if at >= 0 and any(m.startswith(text[at:]) for m in MARKS) else 0

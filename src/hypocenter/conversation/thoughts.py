@@ -58,6 +58,12 @@ REASONING = ("auto", "on", "off", "minimal", "low", "medium", "high", "xhigh")
 EFFORTS = ("none", *REASONING[3:])
 
 
+#: Why tools are refused.
+FORMATS_READ = (
+    "calls of this model are not read; read are those of gpt-oss, and JSON between <tool_call> tags"
+)
+
+
 class AnswerReader(Protocol):
     """Tells thoughts from the answer, of one answer that comes in pieces."""
 
@@ -76,22 +82,41 @@ def apart(
     *,
     is_held_to_a_form: bool = False,
     offers_tools: bool = False,
+    in_thought: bool | None = None,
 ) -> AnswerReader | None:
     """What tells them apart in an answer to a prompt that ends so; None: the model has no marks.
 
+    `in_thought` says whether the answer begins within a thought, where the prompt's end does not.
     An answer that is held to a form, as JSON is, begins with no thought though its prompt does.
     Calls between tags are looked for where the conversation `offers_tools`.
     """
     if harmony.is_spoken_by(chat_template):
         return harmony.Channels(tells_calls=offers_tools)
     found = None
-    for marks in _MARKS:
-        if found is None and marks.end in chat_template:
-            begins = prompt_end.rstrip().endswith(marks.begin) and not is_held_to_a_form
-            found = Thoughts(*marks, begins_within=begins)
+    if marks := marks_of(chat_template):
+        begins = opens_thought(chat_template, prompt_end) if in_thought is None else in_thought
+        found = Thoughts(*marks, begins_within=begins and not is_held_to_a_form)
     if not (offers_tools and _has_tags(chat_template)):
         return found
     return CallsInTags() if found is None else _CallsBehind(found)
+
+
+def marks_of(chat_template: str) -> tuple[str, ...]:
+    """The two marks around a thought of this model; empty where there are none, or channels."""
+    if harmony.is_spoken_by(chat_template):
+        return ()
+    return next((marks for marks in _MARKS if marks.end in chat_template), ())
+
+
+def opens_thought(chat_template: str, prompt_end: str) -> bool:
+    """Whether an answer to a prompt that ends so begins within a thought."""
+    marks = marks_of(chat_template)
+    return bool(marks) and prompt_end.rstrip().endswith(marks[0])
+
+
+def has_thoughts(chat_template: str) -> bool:
+    """Whether a model with this template marks what it thinks."""
+    return harmony.is_spoken_by(chat_template) or bool(marks_of(chat_template))
 
 
 def reads_calls_of(chat_template: str) -> bool:
@@ -124,6 +149,11 @@ def marks_of_thoughts() -> list[str]:
     """The texts that an answer must show for its thoughts and calls to be found."""
     tags = (calls_in_tags.BEGIN, calls_in_tags.END)
     return [*tags, *(mark for marks in _MARKS for mark in marks)]
+
+
+def marks_of_calls() -> list[str]:
+    """All texts that stand around a call or a thought, and may be tokens of their own."""
+    return [*marks_of_thoughts(), *harmony.MARKS, harmony.CONSTRAIN]
 
 
 def split(answer: str, using: AnswerReader) -> Spoken:
@@ -214,6 +244,18 @@ def variables(chat_template: str, reasoning: str) -> dict[str, Any]:
         limit = f"must be {may_be}: the model's chat template has no such switch"
         raise BadSetting("reasoning", reasoning, limit)
     return told
+
+
+def without_needless(chat_template: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables without those that switch thoughts off where a model has none."""
+    if has_thoughts(chat_template):
+        return dict(variables)
+    known = names(chat_template)
+    return {
+        name: value
+        for name, value in variables.items()
+        if not (name in _SWITCHES and value is False and name not in known)
+    }
 
 
 def names(chat_template: str) -> set[str]:

@@ -1,7 +1,7 @@
 """Tools that a conversation offers to a model: OpenAI's definitions of functions, checked.
 
-https://platform.openai.com/docs/api-reference/chat/create describes them. What `parameters` says is
-for the model alone: nothing here holds a call to it.
+https://platform.openai.com/docs/api-reference/chat/create describes them. What holds calls to
+`parameters` is in `call_forms.py`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,17 @@ CALLED_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 MAX_CALLS = 128
 
 Tools = Sequence[Mapping[str, Any]]
+#: What is read of a tool, and of its function; transformers documents `return` for templates.
+#: `strict` is for whoever holds calls to a form, and no template is told of it.
+FIELDS, FUNCTION_FIELDS = ("type", "function"), ("name", "description", "parameters", "return")
+STRICT = "strict"
 
 
 def check_tools(tools: Tools | None) -> list[dict[str, Any]] | None:
     """Plain copies of the tools, None where there are none.
 
-    Raises UsageError that names the first wrong field.
+    Fields that nobody reads are left out (`message_fields.py` names them). Raises UsageError that
+    names the first wrong field.
     """
     if tools is None or (isinstance(tools, Sequence) and len(tools) == 0):
         return None
@@ -46,8 +51,9 @@ def check_tools(tools: Tools | None) -> list[dict[str, Any]] | None:
             raise UsageError(f"tools has two functions {name!r}; give each a name of its own")
         names.add(name)
     try:
-        text = json.dumps(list(tools), ensure_ascii=False, allow_nan=False)
-        msgspec.msgpack.encode(tools)  # as they go to other processes
+        known = [_known_fields(tool) for tool in tools]
+        text = json.dumps(known, ensure_ascii=False, allow_nan=False)
+        msgspec.msgpack.encode(known)  # as they go to other processes
         num_bytes = len(text.encode())
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise UsageError(f"tools cannot be told to a template: {error}") from None
@@ -55,6 +61,26 @@ def check_tools(tools: Tools | None) -> list[dict[str, Any]] | None:
         raise UsageError(f"tools have {num_bytes} bytes, but may have {MAX_TOOLS_BYTES}")
     copies: list[dict[str, Any]] = json.loads(text)
     return copies
+
+
+def without_strict(tools: Tools) -> list[dict[str, Any]]:
+    """Checked tools as a template is told of them."""
+    return [
+        {
+            **tool,
+            "function": {name: v for name, v in tool["function"].items() if name != STRICT},
+        }
+        for tool in tools
+    ]
+
+
+def _known_fields(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool of which the name was checked, without what nobody reads."""
+    function = tool["function"]
+    known = {name: function[name] for name in (*FUNCTION_FIELDS, STRICT) if name in function}
+    if known.get(STRICT, False) is None:
+        del known[STRICT]
+    return {**{name: tool[name] for name in FIELDS if name in tool}, "function": known}
 
 
 def _name_of(tool: object, where: str) -> str:
@@ -72,6 +98,7 @@ def _name_of(tool: object, where: str) -> str:
     for field, kind, said in (
         ("description", str, "a text"),
         ("parameters", Mapping, "a JSON schema"),
+        (STRICT, bool, "true or false"),
     ):
         value = function.get(field)
         if value is not None and not isinstance(value, kind):

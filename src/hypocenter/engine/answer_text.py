@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hypocenter.conversation.harmony import Spoken
 
 if TYPE_CHECKING:
+    from hypocenter.config import SamplingParams
     from hypocenter.conversation.thoughts import AnswerReader
     from hypocenter.model.text.tokenizer import Detokenizer
 
@@ -19,10 +20,11 @@ class AnswerText:
     """`apart` tells thoughts from the answer; None: all is answer."""
 
     def __init__(
-        self, detokenizer: Detokenizer, stop: Sequence[str], apart: AnswerReader | None
+        self, detokenizer: Detokenizer, params: SamplingParams, apart: AnswerReader | None
     ) -> None:
         self._detokenizer, self._apart = detokenizer, apart
-        self._stop_strings = StopStrings(stop)
+        shows = params.include_stop_str_in_output
+        self._stop_strings = StopStrings(params.stop, shows_them=shows)
 
     def push(self, token_id: int, *, may_end: bool) -> tuple[Spoken, bool]:
         """What may be sent with a token, and whether a stop string ended the answer.
@@ -51,11 +53,12 @@ class AnswerText:
 class StopStrings:
     """Cuts a stream of text before the first stop string, wherever the pieces break.
 
-    The string that is complete first wins; of several complete at once, the longest.
+    The string that is complete first wins; of several complete at once, the longest. With
+    `shows_them` the cut is behind it.
     """
 
-    def __init__(self, strings: Sequence[str]) -> None:
-        self._strings = tuple(strings)
+    def __init__(self, strings: Sequence[str], *, shows_them: bool = False) -> None:
+        self._strings, self._shows_them = tuple(strings), shows_them
         self._held = ""
         self._num_exempt = 0  # of what is held: a stop string must reach beyond it
 
@@ -74,7 +77,8 @@ class StopStrings:
             if (start := self._held.find(string, max(0, self._num_exempt + 1 - len(string)))) >= 0
         ]
         if found:
-            sent, self._held = self._held[: min(found)[1]], ""
+            end, start = min(found)
+            sent, self._held = self._held[: end if self._shows_them else start], ""
             return sent, True
         keep = self._num_undecided()
         sent, self._held = (

@@ -5,17 +5,62 @@ from __future__ import annotations
 import contextlib
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from hypocenter.config import EngineConfig, SamplingParams
+from hypocenter.config import EngineConfig, SamplingFields, SamplingParams
+from hypocenter.conversation.call_forms import CallRules, read_choice
+from hypocenter.conversation.tools import Tools, check_tools
 from hypocenter.errors import HypoError, UsageError
 from hypocenter.model.text.chat import Message
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[Message]
+
+
+class ChatFields(SamplingFields, total=False):
+    """What a chat takes as keywords: the fields of SamplingParams, and those of a conversation."""
+
+    chat_template_kwargs: Mapping[str, object] | None
+    tools: Tools | None
+    tool_choice: str | Mapping[str, object]
+    continue_final_message: bool
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """Of a conversation, beside its messages; each as in `LLM.chat`."""
+
+    chat_template_kwargs: Mapping[str, object] | None = None
+    tools: Tools | None = None
+    tool_choice: str | Mapping[str, object] = "auto"
+    continue_final_message: bool = False
+
+    def calls(self) -> CallRules:
+        """Raises UsageError for a choice that is none, or of tools that are not there."""
+        return read_choice(self.tool_choice, check_tools(self.tools))
+
+
+_OPTIONS = tuple(field.name for field in fields(ChatOptions))
+
+
+def split_chat_fields(given: ChatFields) -> tuple[ChatOptions, SamplingFields]:
+    """The options of a conversation, and the fields of SamplingParams.
+
+    With `tool_choice` "none" no tools are offered. Raises UsageError for an option's wrong type.
+    """
+    of_chat = {name: value for name, value in given.items() if name in _OPTIONS}
+    options = ChatOptions(**cast("dict[str, Any]", of_chat))
+    require("continue_final_message", options.continue_final_message, "True or False", bool)
+    require("tool_choice", options.tool_choice, "a text or a mapping", str, Mapping)
+    if options.tool_choice == "none":
+        options = replace(options, tools=None, tool_choice="auto")
+    sampling = {name: value for name, value in given.items() if name not in _OPTIONS}
+    return options, cast(SamplingFields, sampling)
+
+
 _S = TypeVar("_S", EngineConfig, SamplingParams)
 _ARTICLES: dict[type, str] = {EngineConfig: "an", SamplingParams: "a"}
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Self, Unpack, overload
 
 from hypocenter.config import EngineConfig, EngineFields, SamplingFields, SamplingParams
-from hypocenter.conversation.tools import Tools
 from hypocenter.engine.arguments import (
+    ChatFields,
     Conversation,
     Prompt,
     is_one_conversation,
@@ -102,35 +102,24 @@ class AsyncLLM:
         self,
         messages: Conversation,
         params: SamplingParams | None = None,
-        *,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-        tools: Tools | None = None,
-        **fields: Unpack[SamplingFields],
+        **fields: Unpack[ChatFields],
     ) -> Completion: ...
     @overload
     async def chat(
         self,
         messages: Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-        tools: Tools | None = None,
-        **fields: Unpack[SamplingFields],
+        **fields: Unpack[ChatFields],
     ) -> list[Completion]: ...
 
     async def chat(
         self,
         messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-        tools: Tools | None = None,
-        **fields: Unpack[SamplingFields],
+        **fields: Unpack[ChatFields],
     ) -> Completion | list[Completion]:
         """As `LLM.chat`."""
-        make = self._llm.chat_requests
-        kwargs = chat_template_kwargs
-        requests = await asyncio.to_thread(make, messages, params, kwargs, tools, **fields)
+        requests = await asyncio.to_thread(self._llm.chat_requests, messages, params, **fields)
         completions = await complete(self._driver, requests)
         return completions[0] if is_one_conversation(messages) else completions
 
@@ -151,15 +140,12 @@ class AsyncLLM:
         self,
         messages: Conversation,
         params: SamplingParams | None = None,
-        *,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-        tools: Tools | None = None,
-        **fields: Unpack[SamplingFields],
+        **fields: Unpack[ChatFields],
     ) -> AsyncStream:
         """Like `chat` for one conversation, piece by piece as in `stream`."""
 
         def make() -> Request:
-            return self._llm.chat_request(messages, params, chat_template_kwargs, tools, **fields)
+            return self._llm.chat_request(messages, params, **fields)
 
         return AsyncStream(self._driver, make)
 

@@ -243,22 +243,23 @@ class Engine:
         cache_salt: str = "",
         output_ids: Sequence[int] = (),
         apart: AnswerReader | None = None,
+        call_form: str | None = None,
+        turn_ids: frozenset[int] = frozenset(),
         form: str = "",
         bad_word_ids: Sequence[Sequence[int]] | None = None,
     ) -> Request:
         """A request for `submit`, checked. Only those of one `cache_salt` read each other's blocks.
 
-        With `output_ids` it goes on behind an answer that was begun elsewhere. `form` and
-        `bad_word_ids` are what `Grammars.read` and `spellings` said elsewhere. Raises
-        ContextOverflow and OutOfBlocks for a prompt longer than the context or the whole cache,
+        Calls are held to `call_form`; `turn_ids` end the answer too. With `output_ids` it goes on
+        behind an answer begun elsewhere. `form` and `bad_word_ids` are what `Grammars.read` and
+        `spellings` said elsewhere. Raises ContextOverflow and OutOfBlocks for a long prompt,
         UsageError for an empty one, an unknown id, no token left, or a form that is none.
         """
         self.require_usable()
         vocab_size, context_length = self.runner.vocab_size, self.runner.context_length
         if not prompt_ids:
             raise UsageError("the prompt has no tokens; give it at least one")
-        num_tokens = len(prompt_ids) + len(output_ids)
-        if num_tokens > context_length:
+        if (num_tokens := len(prompt_ids) + len(output_ids)) > context_length:
             raise ContextOverflow(num_tokens, context_length, self.runner.facts.context_length)
         num_needed, num_blocks = -(-num_tokens // self.cache.block_size), self.cache.num_blocks
         if num_needed > num_blocks:
@@ -270,12 +271,12 @@ class Engine:
             next(self._request_ids),
             prompt_ids,
             params,
-            text=AnswerText(self.tokenizer.detokenizer(at_start=False), params.stop, apart),
-            end_ids=self.tokenizer.end_ids,
+            text=AnswerText(self.tokenizer.detokenizer(at_start=False), params, apart),
+            end_ids=self.tokenizer.end_ids | turn_ids,
             context_length=context_length,
             keeps_logits=keeps_logits,
             block_digests=digests if self._has_prefix_cache else None,
-            matcher=self._grammars.matcher(params, output_ids, form),
+            matcher=self._grammars.matcher(params, output_ids, call_form, form),
             rules=token_rules(params, self.tokenizer, vocab_size, bad_word_ids),
             output_ids=output_ids,
             long_from=self.runner.long_from,

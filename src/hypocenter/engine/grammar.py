@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hypocenter.config import SamplingParams
+from hypocenter.conversation.thoughts import marks_of_calls
 from hypocenter.dtypes import Int32s
 from hypocenter.errors import BadSetting, GrammarError, TokenizerError, UsageError, Words
+from hypocenter.grammar_text import CALLS
 from hypocenter.kernels.sampling.draw import mask_of
 from hypocenter.model.text.chat_process import KEPT_VARIABLES
 
@@ -63,17 +65,27 @@ class Grammars:
         self._kept = functools.lru_cache(maxsize=_NUM_KEPT)(self._begin)
 
     def matcher(
-        self, params: SamplingParams, emitted: Sequence[int] = (), compiled: str = ""
+        self,
+        params: SamplingParams,
+        emitted: Sequence[int] = (),
+        call_form: str | None = None,
+        compiled: str = "",
     ) -> Matcher | None:
         """A matcher for a request with these parameters; None where its answer is free.
 
+        `call_form` is the form of its calls (`conversation/call_forms.py`), where it has no other.
         It stands where it stood after the tokens `emitted`, so that a request can be resumed.
-        `compiled` is what `read` made of the form elsewhere; without it the form is read here.
+        `compiled` is what `read` made of either elsewhere; without it the form is read here.
         Raises UsageError for a form that cannot be read, and for one that no text has.
         """
-        if params.constraint is None:
+        constraint = params.constraint
+        if constraint is None and call_form is not None:
+            constraint = CALLS, self.with_marks(call_form)
+        elif constraint is None and compiled:
+            constraint = CALLS, ""  # read elsewhere, too
+        if constraint is None:
             return None
-        field, text = params.constraint
+        field, text = constraint
         num_known = min(self._tokenizer.vocab_size, self._vocab_size)
         matcher = Matcher(
             field,
@@ -136,6 +148,12 @@ class Grammars:
             if token_id is None or not matcher.consume_token(token_id) or matcher.is_stopped():
                 break
         return str(matcher.get_error()) if matcher.is_error() else ""
+
+    def with_marks(self, call_form: str) -> str:
+        """A form of calls, and the marks in it that are tokens which no text spells."""
+        known = self._tokenizer.control_ids
+        ids = {mark: known[mark] for mark in marks_of_calls() if mark in known}
+        return json.dumps({"form": json.loads(call_form), "ids": ids})
 
     def _tokens(self) -> LLTokenizer:
         with self._lock:
@@ -250,7 +268,7 @@ def _read(field: str, text: str) -> str:
 
 def _import_folders() -> list[str]:
     """The folders of the packages that the process imports, wherever this one has them from."""
-    found = [importlib.util.find_spec(name) for name in ("hypocenter", "llguidance")]
+    found = [importlib.util.find_spec(name) for name in ("hypocenter", "llguidance", "msgspec")]
     origins = [spec.origin for spec in found if spec is not None and spec.origin is not None]
     return list(dict.fromkeys(str(Path(origin).parents[1]) for origin in origins))
 

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any, Literal
 
 import llguidance
+import msgspec
 
+from hypocenter.conversation.call_forms import CallForm
+from hypocenter.conversation.call_grammar import grammar_of
 from hypocenter.engine.schema import endless_place, place_of
+
+_TextForm = Literal["grammar", "regex", "choice"]
+#: Fields whose form is a text; the library calls them the same.
+_TEXT_FORMS: dict[str, _TextForm] = {"grammar": "grammar", "regex": "regex", "choice": "choice"}
 
 #: A state takes one or two kB, and each request keeps its own.
 _MAX_LEXER_STATES = 50_000
@@ -45,25 +53,70 @@ def read_form(field: str, text: str) -> str:
 
     Raises Unreadable.
     """
-    compiled = _read_grammar(text) if field == "grammar" else _compile_schema(json.loads(text))
+    if field == "tools":
+        return _read_calls(text)
+    if field in _TEXT_FORMS:
+        compiled = _read_text(_TEXT_FORMS[field], text)
+        if reason := _refusal_of(compiled):
+            raise Unreadable(reason)
+    else:
+        compiled = _read_schema(json.loads(text))
+    _begin(compiled)
+    return compiled
+
+
+def _read_schema(schema: dict[str, Any]) -> str:
+    """Raises Unreadable, which names the part of the schema."""
+    compiled = _compile_schema(schema)
     if reason := _refusal_of(compiled):
-        if field != "grammar":
-            schema = json.loads(text)
-            place = place_of(schema, lambda part: _refusal_of(_compile_schema(part)) == reason)
-            reason = reason if place == "#" else f"{place}: {reason}"
-        raise Unreadable(reason)
-    if field != "grammar" and (place := endless_place(json.loads(text))):
+        place = place_of(schema, lambda part: _refusal_of(_compile_schema(part)) == reason)
+        raise Unreadable(reason if place == "#" else f"{place}: {reason}")
+    if place := endless_place(schema):
         raise Unreadable(f"{place}: no text is valid, since each holds another of it")
+    return compiled
+
+
+def _read_calls(text: str) -> str:
+    """A grammar for calls; an argument's schema that cannot be read is any object, or an error.
+
+    Raises Unreadable.
+    """
+    asked = json.loads(text)
+    form = msgspec.convert(asked["form"], CallForm)
+    schemas = []
+    for tool in form.tools:
+        schema: dict[str, Any] = tool.schema
+        try:
+            if reason := _begin(_read_schema(schema)):
+                raise Unreadable(reason)
+        except Unreadable as error:
+            if tool.strict:
+                raise Unreadable(f"the parameters of {tool.name}: {error}") from None
+            schema = {"type": "object"}
+        held = {**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE}}
+        schemas.append(json.dumps(held))
+    _begin(grammar_of(form, schemas, {}))
+    compiled = grammar_of(form, schemas, asked["ids"])
+    if reason := _refusal_of(compiled):
+        raise Unreadable(reason)
+    return compiled
+
+
+def _begin(compiled: str) -> str:
+    """Take the first step over bytes, which may take long; what the library says against it.
+
+    It also says something against tokens that a grammar names, for there are none here.
+    """
     matcher = llguidance.LLMatcher(
         llguidance.LLTokenizer("byte"), compiled, log_level=0, limits=limits()
     )
     matcher.compute_bitmask()
-    return compiled
+    return str(matcher.get_error()) if matcher.is_error() else ""
 
 
-def _read_grammar(text: str) -> str:
+def _read_text(form: _TextForm, text: str) -> str:
     try:
-        return llguidance.grammar_from("grammar", text)
+        return llguidance.grammar_from(form, text)
     except (ValueError, RecursionError) as error:
         raise Unreadable(str(error)) from None
 

@@ -20,9 +20,9 @@ from hypocenter.config import (
     SamplingFields,
     SamplingParams,
 )
-from hypocenter.conversation.thoughts import AnswerReader
 from hypocenter.conversation.tools import Tools
 from hypocenter.engine.arguments import (
+    ChatFields,
     Conversation,
     Prompt,
     is_one_conversation,
@@ -30,7 +30,15 @@ from hypocenter.engine.arguments import (
     noting_place,
     params_of_each,
     require,
+    split_chat_fields,
     with_fields,
+)
+from hypocenter.engine.conversations import (
+    ANY_ANSWER,
+    Answer,
+    Conversations,
+    field_of,
+    in_thought,
 )
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.prompt_reader import PromptReader
@@ -114,6 +122,11 @@ class LLM:
     @property
     def tokenizer(self) -> Tokenizer:
         return self._prompts.tokenizer
+
+    @property
+    def conversations(self) -> Conversations:
+        """What turns messages into a prompt, and tells what an answer says."""
+        return self._prompts.conversations
 
     @property
     def chat_template(self) -> ChatTemplate | None:
@@ -212,30 +225,21 @@ class LLM:
         self,
         messages: Conversation,
         params: SamplingParams | None = None,
-        *,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-        tools: Tools | None = None,
-        **fields: Unpack[SamplingFields],
+        **fields: Unpack[ChatFields],
     ) -> Completion: ...
     @overload
     def chat(
         self,
         messages: Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-        tools: Tools | None = None,
-        **fields: Unpack[SamplingFields],
+        **fields: Unpack[ChatFields],
     ) -> list[Completion]: ...
 
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-        tools: Tools | None = None,
-        **fields: Unpack[SamplingFields],
+        **fields: Unpack[ChatFields],
     ) -> Completion | list[Completion]:
         """Answer a conversation: messages with "role" and "content"; or several, all together.
 
@@ -243,11 +247,13 @@ class LLM:
         What the model thinks is in the Completion's `reasoning`, and not in its `text`.
         `chat_template_kwargs` are variables of the template, over those of the configuration.
         `tools` are offered to the model, as OpenAI's API describes them; those that it calls are in
-        the Completion's `tool_calls`, and calling them is up to you.
+        the Completion's `tool_calls`, and calling them is up to you. `tool_choice` is OpenAI's as
+        well: "auto", "none", "required", or a mapping that names a function.
+        With `continue_final_message` the answer goes on with the last message, the assistant's.
         Raises UsageError for a model without chat template, TemplateError when the template
         refuses the messages, and what `generate` raises.
         """
-        requests = self.chat_requests(messages, params, chat_template_kwargs, tools, **fields)
+        requests = self.chat_requests(messages, params, **fields)
         completions = self._engine.complete(requests)
         return completions[0] if is_one_conversation(messages) else completions
 
@@ -255,14 +261,10 @@ class LLM:
         self,
         messages: Conversation,
         params: SamplingParams | None = None,
-        *,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-        tools: Tools | None = None,
-        **fields: Unpack[SamplingFields],
+        **fields: Unpack[ChatFields],
     ) -> Generator[Delta, None, Completion]:
         """Like `chat` for one conversation, piece by piece as in `stream`."""
-        kwargs = chat_template_kwargs
-        return self._engine.follow(self.chat_request(messages, params, kwargs, tools, **fields))
+        return self._engine.follow(self.chat_request(messages, params, **fields))
 
     def logits(self, prompt: Prompt) -> npt.NDArray[np.float32]:
         """The logits after each token of the prompt, f32 [num_tokens, vocab_size].
@@ -280,14 +282,25 @@ class LLM:
         messages: Conversation,
         chat_template_kwargs: Mapping[str, object] | None = None,
         tools: Tools | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> list[int]:
         """The token ids of a conversation, up to where the answer begins.
 
+        That is the end of the last message where the answer is to continue it; without
+        `add_generation_prompt` nothing says that the assistant's turn begins.
         Control tokens are recognised in the template's own text only, never in what the messages
         say; so nobody can end his turn by writing the token that ends it.
         """
         self._engine.require_usable()  # or a template's own process would be asked, or begun
-        return self._prompts.encode_chat(messages, chat_template_kwargs, tools)
+        return self.conversations.encode(
+            messages,
+            chat_template_kwargs,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
 
     def request(
         self,
@@ -339,9 +352,7 @@ class LLM:
         self,
         messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-        tools: Tools | None = None,
-        **fields: Unpack[SamplingFields],
+        **fields: Unpack[ChatFields],
     ) -> list[Request]:
         """The checked requests of `chat`."""
         is_one = is_one_conversation(messages)
@@ -350,30 +361,58 @@ class LLM:
         requests = []
         for place, (conversation, given) in enumerate(zip(conversations, each, strict=True)):
             with noting_place("conversation", place, len(conversations)):
-                kwargs = chat_template_kwargs
-                requests.append(self.chat_request(conversation, given, kwargs, tools, **fields))
+                requests.append(self.chat_request(conversation, given, **fields))
         return requests
 
     def chat_request(
         self,
         messages: Conversation,
         params: SamplingParams | None = None,
-        chat_template_kwargs: Mapping[str, object] | None = None,
-        tools: Tools | None = None,
-        **fields: Unpack[SamplingFields],
+        **fields: Unpack[ChatFields],
     ) -> Request:
         """The checked request of `chat` for one conversation."""
-        given = with_fields("params", params, SamplingParams, fields)
+        options, sampling = split_chat_fields(fields)
+        given = with_fields("params", params, SamplingParams, sampling)
         with recording_defects():
-            ids = self.encode_chat(messages, chat_template_kwargs, tools)
-            reader = self.apart(ids, given, offers_tools=bool(tools))
-            return self._engine.request(ids, given, apart=reader)
+            continues = options.continue_final_message
+            ids = self.encode_chat(
+                messages,
+                options.chat_template_kwargs,
+                options.tools,
+                continue_final_message=continues,
+            )
+            part = self.conversations.continued_part(messages) if continues else ""
+            answer = Answer(options.tools, options.calls(), part)
+            return self.answer_request(ids, given, answer)
 
-    def apart(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, offers_tools: bool = False
-    ) -> AnswerReader | None:
-        """What tells thoughts and calls from the answer to these token ids of a conversation."""
-        return self._prompts.apart(prompt_ids, params, offers_tools=offers_tools)
+    def answer_request(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        answer: Answer = ANY_ANSWER,
+        *,
+        output_ids: Sequence[int] = (),
+    ) -> Request:
+        """A checked request for the answer to a conversation's token ids, as `answer` may be.
+
+        With `output_ids` it goes on behind these.
+
+        Raises what `Engine.request` raises, and UsageError for calls that cannot be held to a form.
+        """
+        conversations = self.conversations
+        return self._engine.request(
+            prompt_ids,
+            params,
+            output_ids=output_ids,
+            apart=conversations.reader(
+                prompt_ids,
+                params,
+                offers_tools=bool(answer.tools),
+                in_thought=in_thought(answer.continues),
+            ),
+            call_form=conversations.call_form(prompt_ids, field_of(params), answer),
+            turn_ids=conversations.turn_ids,
+        )
 
     def close(self) -> None:
         """Give everything back; requests that still run end with an error. May be called twice.

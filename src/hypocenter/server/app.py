@@ -285,6 +285,12 @@ def _header(scope: Scope, name: bytes) -> str:
     return ""
 
 
+#: Routes by which clients of other servers ask for the same.
+_ELSEWHERE = frozenset(
+    {"/v1/responses", "/v1/messages", "/api/chat", "/api/generate", "/completion", "/infill"}
+)
+
+
 async def _answer_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return error.response()
@@ -297,7 +303,11 @@ async def _answer_nobody(request: Request, error: Exception) -> Response:
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.scope["path"]
-    what = {404: f"there is no {path}", 405: f"{request.method} is not for this route"}
+    instead = "; OpenAI's /v1/chat/completions is" if path in _ELSEWHERE else ""
+    what = {
+        404: f"there is no {path} here{instead}",
+        405: f"{request.method} is not for this route",
+    }
     response = ApiError(error.status_code, what.get(error.status_code, error.detail)).response()
     response.headers.update(error.headers or {})  # what a route allows
     return response

@@ -106,10 +106,13 @@ class CompletionForm:
 
 
 class ChatForm:
-    """Answers of a conversation, with what the model thought beside them."""
+    """Answers of a conversation, with what the model thought beside them.
 
-    def __init__(self, inquiry: Inquiry, model: str) -> None:
-        self._inquiry, self._model = inquiry, model
+    Each begins with what is `echoed`.
+    """
+
+    def __init__(self, inquiry: Inquiry, model: str, echoed: str = "") -> None:
+        self._inquiry, self._model, self._echoed = inquiry, model, echoed
 
     def answer(self, timings: AnswerTimings) -> ChatCompletion:
         """All choices as they ended."""
@@ -132,7 +135,8 @@ class ChatForm:
         )
 
     def opening(self, choice: Choice) -> ChatChunk | None:
-        return self._chunk([self._choice(choice, ChatDelta(role="assistant", content=""))])
+        delta = ChatDelta(role="assistant", content=self._echoed)
+        return self._chunk([self._choice(choice, delta)])
 
     def chunk(self, choice: Choice, news: Piece, *, is_first: bool) -> ChatChunk:
         delta = ChatDelta(content=news.text)
@@ -159,7 +163,7 @@ class ChatForm:
         return chunk
 
     def _message(self, choice: Choice) -> ChatMessage:
-        thought, text = "".join(choice.reasoning), "".join(choice.text)
+        thought, text = "".join(choice.reasoning), "".join((self._echoed, *choice.text))
         calls = [
             CallOfTool(name, CalledFunction(call.name, call.arguments))
             for name, call in zip(choice.call_ids, whole_calls(choice.calls), strict=True)

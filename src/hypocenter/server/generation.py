@@ -7,11 +7,14 @@ another one to go on with the very tokens that would have followed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypocenter.config import SamplingParams
+from hypocenter.conversation.call_forms import FREE, CallRules
+from hypocenter.conversation.continuing import MessagePart
+from hypocenter.grammar_text import CALLS
 from hypocenter.messages import Accepted, Failed, Piece, Submit
 
 WorkerEvent = Accepted | Piece | Failed
@@ -19,12 +22,24 @@ WorkerEvent = Accepted | Piece | Failed
 NOBODY = ""
 
 
+class AskedAnswer(NamedTuple):
+    """What a conversation's answer is to be. `ignored` are the fields that were passed over."""
+
+    template_variables: dict[str, Any] | None = None
+    tools: tuple[dict[str, Any], ...] | None = None
+    calls: CallRules = FREE
+    continues: MessagePart = ""
+    adds_prompt: bool = True
+    echoed: str = ""
+    ignored: Sequence[str] = ()
+
+
 @dataclass(eq=False, slots=True)
 class Generation:
     """`name` is the client's word for the whole request, of which this may be one of several.
 
-    `prompt`, `messages`, `tools` and the variables of the template are what is still to be read; no
-    longer than that they are kept. `client` is who asks, by key or address, for a fair order.
+    `prompt`, `messages` and `asked` are what is still to be read; no longer than that they are
+    kept. `client` is who asks, by key or address, for a fair order.
 
     Times are of the monotonic clock. `num_blamed` counts the workers that died of a fault while
     this was open and got nowhere; `num_resumed` all that it outlived.
@@ -36,8 +51,8 @@ class Generation:
     prompt: str | tuple[int, ...] = ""
     messages: tuple[dict[str, Any], ...] | None = None
     cache_salt: str = ""
-    template_variables: dict[str, Any] | None = None
-    tools: tuple[dict[str, Any], ...] | None = None
+    #: What is wanted of the answer to a conversation.
+    asked: AskedAnswer | None = None
     client: str = NOBODY
     #: Is handed everything that a worker says of it, in order.
     listener: Callable[[Generation, WorkerEvent], None] | None = None
@@ -52,6 +67,9 @@ class Generation:
     is_read: bool = False
     is_chat: bool = False
     offers_tools: bool = False
+    continues: MessagePart = ""
+    #: A form of its calls that is still to be read.
+    call_form: str = ""
     output_ids: list[int] = field(default_factory=list)
     submitted: float = field(default_factory=time.monotonic)
     first_token: float | None = None
@@ -72,21 +90,33 @@ class Generation:
     had_bad_logits: bool = False
 
     def __post_init__(self) -> None:
-        self.is_chat, self.offers_tools = self.messages is not None, bool(self.tools)
+        self.is_chat = self.messages is not None
+        if self.asked is not None:
+            self.offers_tools, self.continues = bool(self.asked.tools), self.asked.continues
         if isinstance(self.prompt, tuple):
             self.prompt_ids = self.prompt
             self.is_text_read = not self.params.bad_words
         self.is_read = self.is_text_read and self.params.constraint is None
 
     def note_read(
-        self, prompt_ids: tuple[int, ...], bad_word_ids: tuple[tuple[int, ...], ...]
+        self,
+        prompt_ids: tuple[int, ...],
+        bad_word_ids: tuple[tuple[int, ...], ...],
+        call_form: str = "",
     ) -> None:
         """Its text was read, and is forgotten."""
         self.prompt_ids, self.bad_word_ids, self.is_text_read = prompt_ids, bad_word_ids, True
+        self.call_form = call_form
         self._forget_text()
 
+    @property
+    def constraint(self) -> tuple[str, str] | None:
+        """The form that it is held to, and the field that asks for it; None: it is free."""
+        own = (CALLS, self.call_form) if self.call_form else None
+        return self.params.constraint or own
+
     def _forget_text(self) -> None:
-        self.prompt, self.messages, self.tools, self.template_variables = "", None, None, None
+        self.prompt, self.messages, self.asked = "", None, None
 
     def leave(self) -> None:
         """Nobody waits for it any more; what may be large is not kept for that."""
@@ -110,6 +140,7 @@ class Generation:
             self.cache_salt,
             is_chat=self.is_chat,
             offers_tools=self.offers_tools,
+            continues=self.continues,
             form=self.form,
             bad_word_ids=self.bad_word_ids,
         )

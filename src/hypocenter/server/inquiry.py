@@ -17,7 +17,7 @@ from hypocenter.messages import Accepted, Ending, Failed, Piece
 from hypocenter.results import CallPiece, TokenLogprob
 from hypocenter.server.answers import PromptTokensDetails, Usage
 from hypocenter.server.api_error import error_of
-from hypocenter.server.generation import NOBODY, Generation, WorkerEvent
+from hypocenter.server.generation import NOBODY, AskedAnswer, Generation, WorkerEvent
 from hypocenter.server.supervisor import Supervisor
 
 #: After so long without a piece a stream says that it is alive, or proxies would end it.
@@ -74,13 +74,11 @@ class Inquiry:
         params: SamplingParams,
         num_choices: int,
         cache_salt: str,
+        asked: AskedAnswer | None = None,
         *,
-        template_variables: dict[str, Any] | None = None,
-        tools: tuple[dict[str, Any], ...] | None = None,
-        max_calls: int | None = None,
         client: str = NOBODY,
     ) -> None:
-        """`tools` are those that may be called, at most `max_calls` in an answer; None: any."""
+        """`asked`: what is wanted of the answer to a conversation."""
         self.name, self.client = name, client
         self.created = int(time.time())
         #: `completed`, `cancelled` or `failed`, once it is.
@@ -91,7 +89,7 @@ class Inquiry:
         self._events: deque[_News] = deque()
         self._changed = asyncio.Event()
         self._num_accepted = 0
-        self._max_calls = max_calls
+        self._max_calls = 1 if asked is not None and asked.calls.is_one_call else None
         for prompt in prompts:
             for number in range(num_choices):
                 seed = ((params.seed or 0) + number) % (MAX_SEED + 1)
@@ -103,8 +101,7 @@ class Inquiry:
                     prompt="" if is_chat else prompt,
                     messages=prompt if is_chat else None,
                     cache_salt=cache_salt,
-                    template_variables=template_variables,
-                    tools=tools,
+                    asked=asked,
                     client=client,
                 )
                 choice = Choice(len(self.choices), generation)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import collections
 import logging
+import reprlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -20,21 +21,12 @@ from hypocenter.messages import Ask, Failed, Piece, ServedModel, Told
 from hypocenter.package import version
 from hypocenter.server.answers import AnswerTimings, ChoiceState, RequestState
 from hypocenter.server.api_error import ApiError, error_of
+from hypocenter.server.bodies.chat_fields import messages_of, read_chat
+from hypocenter.server.bodies.sampling_fields import chat_params, completion_params
 from hypocenter.server.faults import FaultKeeper
-from hypocenter.server.fields import (
-    ChatBody,
-    CompletionBody,
-    chat_params,
-    completion_params,
-    messages_of,
-    num_choices,
-    prompts_of,
-    read_body,
-    template_variables,
-    tools_of,
-)
+from hypocenter.server.fields import ChatBody, CompletionBody, num_choices, prompts_of, read_body
 from hypocenter.server.forms import AnswerForm, ChatForm, CompletionForm
-from hypocenter.server.generation import NOBODY
+from hypocenter.server.generation import NOBODY, AskedAnswer
 from hypocenter.server.inquiry import Choice, Inquiry, new_name
 from hypocenter.server.intake.bodies import Bodies, HeldBody
 from hypocenter.server.intake.json_bounds import BodyShape
@@ -51,6 +43,8 @@ _SSE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _MAX_SALT_CHARS = 256
 #: Tokens and logprobs of an answer that are encoded between two others' turns: some milliseconds.
 _FEW_ENTRIES = 4096
+#: So many names of fields that are passed over are told of in the log.
+_MAX_TOLD = 64
 
 
 @dataclass
@@ -75,6 +69,8 @@ class Service:
     ended: OrderedDict[str, msgspec.Raw] = field(default_factory=OrderedDict)
     #: Of requests that are open or remembered: which client asked.
     clients: dict[str, str] = field(default_factory=dict)
+    #: Fields of which the log has told that they are passed over.
+    told_of: set[str] = field(default_factory=set)
 
     @property
     def facts(self) -> ServedModel:
@@ -92,7 +88,7 @@ class Service:
             return name or self.names[0]
         raise ApiError(
             404,
-            f"the model {name!r} is not served here; this is {', '.join(self.names)}",
+            f"the model {name[:200]!r} is not served here; name one of: {', '.join(self.names)}",
             code="model_not_found",
             param="model",
         )
@@ -137,6 +133,14 @@ class Service:
                 code="queue_full",
                 retry=True,
             )
+
+    def tell_of_ignored(self, names: Sequence[str]) -> None:
+        """Say once in the log which fields are passed over; a stranger chooses their names."""
+        new = [name for name in names if name not in self.told_of][: _MAX_TOLD - len(self.told_of)]
+        self.told_of.update(new)
+        if new:
+            shown = ", ".join(reprlib.repr(name) for name in new)
+            log.warning("requests have fields that are passed over: %s", shown)
 
     def remember(self, inquiry: Inquiry, status: str) -> None:
         """Note how a request ended."""
@@ -204,12 +208,13 @@ async def chat(request: Request) -> Response:
     if not body.messages:
         raise ApiError(400, "messages is empty; give at least one", param="messages")
     params = chat_params(body)
-    told = template_variables(body, service.facts.chat_template)
-    tools = tools_of(body, service.facts.chat_template)
+    asked = read_chat(body, service.facts.chat_template)
     messages = [messages_of(body.messages)]
-    inquiry = _inquire(request, "chatcmpl", messages, params, body, told, tools)
-    body.messages, body.tools, messages, tools, told = [], None, [], None, {}
-    return await _respond(request, service, inquiry, ChatForm(inquiry, model), body, unknown)
+    inquiry = _inquire(request, "chatcmpl", messages, params, body, asked)
+    form = ChatForm(inquiry, model, asked.echoed)
+    ignored = [*unknown, *asked.ignored]
+    body.messages, body.tools, messages, asked = [], None, [], AskedAnswer()  # they may be large
+    return await _respond(request, service, inquiry, form, body, ignored)
 
 
 def _inquire(
@@ -218,8 +223,7 @@ def _inquire(
     prompts: list[Any],
     params: Any,
     body: CompletionBody | ChatBody,
-    variables: dict[str, Any] | None = None,
-    tools: tuple[dict[str, Any], ...] | None = None,
+    asked: AskedAnswer | None = None,
 ) -> Inquiry:
     service, salt = service_of(request), body.cache_salt or ""
     if len(salt) > _MAX_SALT_CHARS:
@@ -235,21 +239,9 @@ def _inquire(
             param="n",
         )
     service.require_room(len(prompts) * num, client_of(request))
-    is_one_call = isinstance(body, ChatBody) and body.parallel_tool_calls is False
-    max_calls = 1 if is_one_call else None
-    name, supervisor = new_name(prefix), service.supervisor
-    return Inquiry(
-        supervisor,
-        name,
-        prompts,
-        params,
-        num,
-        _salt_of(request, salt),
-        template_variables=variables,
-        tools=tools,
-        max_calls=max_calls,
-        client=client_of(request),
-    )
+    name, supervisor, client = new_name(prefix), service.supervisor, client_of(request)
+    salt = _salt_of(request, salt)
+    return Inquiry(supervisor, name, prompts, params, num, salt, asked, client=client)
 
 
 def _salt_of(request: Request, given: str) -> str:
@@ -269,6 +261,7 @@ async def _respond(
     # Clients choose these names: nothing in them ends a header, or is what none may hold.
     named = ", ".join(unknown).encode("unicode_escape")[:500].decode().strip()
     headers = {"x-ignored-fields": named} if unknown else {}
+    service.tell_of_ignored(unknown)
     service.open[inquiry.name] = inquiry
     service.clients[inquiry.name] = client_of(request)
     service.num_asked += 1

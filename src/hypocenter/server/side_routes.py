@@ -12,7 +12,13 @@ from starlette.responses import Response
 from hypocenter.package import version
 from hypocenter.server import answers
 from hypocenter.server.api_error import ApiError, json_response
-from hypocenter.server.fields import TokenId, checked_tools, checked_variables, messages_of
+from hypocenter.server.bodies.chat_fields import (
+    checked_tools,
+    checked_variables,
+    messages_of,
+    part_to_continue,
+)
+from hypocenter.server.fields import TokenId
 from hypocenter.server.intake.json_bounds import decode_body, fields_of
 from hypocenter.server.routes import (
     STEP_SECONDS,
@@ -52,6 +58,8 @@ class TemplateBody(msgspec.Struct):
     messages: list[dict[str, Any]]
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     model: str = ""
 
 
@@ -175,12 +183,22 @@ async def tokenizer_info(request: Request) -> Response:
 
 async def apply_template(request: Request) -> Response:
     body = await _read(request, TemplateBody)
+    service = service_of(request)
+    adds_prompt = body.add_generation_prompt
+    part = part_to_continue(
+        body.messages,
+        service.facts.chat_template,
+        wanted=body.continue_final_message,
+        adds_prompt=adds_prompt,
+    )
     told = await ask_reader(
         request,
         messages=messages_of(body.messages),
         template_variables=checked_variables(body.chat_template_kwargs),
         tools=checked_tools(body.tools),
         max_chars=MAX_CHARS,
+        add_generation_prompt=adds_prompt is not False,
+        continues=part,
     )
     return json_response(answers.FilledTemplate(told.text, told.token_ids))
 

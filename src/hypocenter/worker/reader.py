@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from hypocenter.engine.conversations import Answer
 from hypocenter.engine.grammar import Grammars
 from hypocenter.engine.grammar_worker import bound_memory
 from hypocenter.engine.prompt_reader import PromptReader
@@ -96,8 +97,13 @@ class Reader:
         tokenizer, max_chars = self._tokenizer, question.max_chars or None
         if question.messages is not None:
             told = question.template_variables
-            ids: Sequence[int] = self._prompts.encode_chat(
-                question.messages, told, question.tools, max_chars=max_chars
+            ids: Sequence[int] = self._prompts.conversations.encode(
+                question.messages,
+                told,
+                question.tools,
+                add_generation_prompt=question.add_generation_prompt,
+                continue_final_message=bool(question.continues),
+                max_chars=max_chars,
             )
         elif question.text is None:
             ids = question.token_ids
@@ -111,10 +117,19 @@ class Reader:
             )
         if question.is_prompt:
             words = spellings(question.bad_words, tokenizer)
-            return Told(question.id, token_ids=tuple(ids), bad_word_ids=words)
+            form = self._form_of_calls(question, ids)
+            return Told(question.id, token_ids=tuple(ids), bad_word_ids=words, call_form=form)
         text = tokenizer.decode(ids, skip_special=False)
         pieces = tuple(map(tokenizer.piece, ids)) if question.needs_pieces else ()
         return Told(question.id, text, tuple(ids), pieces)
+
+    def _form_of_calls(self, question: Ask, ids: Sequence[int]) -> str:
+        """The form of an answer's calls, which is read as another one is; empty: they are free."""
+        if question.messages is None:
+            return ""
+        answer = Answer(question.tools, question.calls, question.continues)
+        form = self._prompts.conversations.call_form(ids, question.form_field, answer)
+        return "" if form is None else self._grammars.with_marks(form)
 
 
 def _within_time(reader: Reader, question: ToReader, limits: ReadingLimits) -> FromReader:

@@ -23,6 +23,7 @@ from typing import BinaryIO
 import msgspec
 
 from hypocenter.device import devices
+from hypocenter.engine.conversations import in_thought
 from hypocenter.engine.driver import Driver
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.llm import LLM
@@ -165,17 +166,23 @@ class ModelWorker:
         self._driver.submit(request, lambda: self._note(message.id, request))
 
     def _request_of(self, message: Submit) -> Request:
-        apart = None
+        apart, turn_ids = None, frozenset[int]()
         if message.is_chat:
-            apart = self._llm.apart(
-                message.prompt_ids, message.params, offers_tools=message.offers_tools
+            conversations = self._llm.conversations
+            apart = conversations.reader(
+                message.prompt_ids,
+                message.params,
+                offers_tools=message.offers_tools,
+                in_thought=in_thought(message.continues),
             )
+            turn_ids = conversations.turn_ids
         return self._llm.engine.request(
             message.prompt_ids,
             message.params,
             cache_salt=message.cache_salt,
             output_ids=message.output_ids,
             apart=apart,
+            turn_ids=turn_ids,
             form=message.form,
             bad_word_ids=message.bad_word_ids,
         )

@@ -207,6 +207,46 @@ def test_call_and_return_take_end_off_the_ends(load: Load) -> None:
     assert tokenizer.decode([5, 6, 8]) == "<|end|><|channel|>"
 
 
+def test_marks_are_marks_however_a_file_types_them(load: Load) -> None:
+    marks = {
+        "<|im_start|>": 1,
+        "<|x|>": 1,
+        "<start_of_turn>": 4,
+        "[INST]": 1,
+        "<|header_start|>": 4,
+    }
+    words = {"<|y|>": 4, "<b>": 1}  # the file's own wish, and no mark
+    old = [text for text in BPE["tokens"] if text not in {*marks, *words}]
+    kinds = [kind for text, kind in zip(BPE["tokens"], BPE["kinds"], strict=True) if text in old]
+    new = marks | words
+    tokens = [*old, *new]
+    vocabulary = BPE | {"tokens": tokens, "kinds": [*kinds, *new.values()], "roles": {}}
+    tokenizer = load(vocabulary, "gpt2", pre="gpt-2", add_bos_token=False)
+    ids = {text: tokens.index(text) for text in new}
+    control = {ids[text] for text in marks}
+    for text in marks:
+        assert tokenizer.encode(f"a{text}b", parse_special=True).count(ids[text]) == 1
+        assert control.isdisjoint(tokenizer.encode(f"a{text}b")), "nobody types one"
+        assert tokenizer.is_special(ids[text])
+    assert tokenizer.encode("<|y|>", add_special=False) == [ids["<|y|>"]]
+    assert not tokenizer.is_special(ids["<b>"])
+    assert {ids[text] for text in marks if text != "<|x|>"} <= tokenizer.turn_ids
+    assert ids["<|x|>"] not in tokenizer.turn_ids
+    # Words that would merge to one do not, though the file types it as a word.
+    halves = ["<|", "x|>", "<|x|>"]
+    vocabulary = TINY_SPM | {"tokens": [*TINY_SPM["tokens"], *halves]}
+    vocabulary |= {
+        "kinds": [*TINY_SPM["kinds"], 1, 1, 1],
+        "scores": [*TINY_SPM["scores"], -3, -3, -1],
+    }
+    vocabulary["tokens"] += ["<", "|", "x", ">"]
+    vocabulary["kinds"] += [1] * 4
+    vocabulary["scores"] = [float(score) for score in [*vocabulary["scores"], -9, -9, -9, -9]]
+    spelled = load(vocabulary, "llama", add_space_prefix=False)
+    assert 8 not in spelled.encode("<|x|>", add_special=False)
+    assert spelled.encode("<|x|>", add_special=False, parse_special=True) == [8]
+
+
 def test_bos_and_eos_follow_the_file_and_then_the_pre_tokenizer(load: Load) -> None:
     assert load(TINY, "gpt2", pre="gpt-2").encode("ab") == [2]
     assert load(TINY, "gpt2", pre="llama-bpe").encode("ab") == [3, 2]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hypocenter.conversation.thoughts import names, require_variables
-from hypocenter.conversation.tools import check_tools
+from hypocenter.conversation.thoughts import names, require_variables, without_needless
+from hypocenter.conversation.tools import check_tools, without_strict
 from hypocenter.errors import BadSetting, TemplateError, UsageError
 from hypocenter.model.text.chat_messages import (
     MAX_MESSAGES,
@@ -23,6 +23,7 @@ from hypocenter.model.text.chat_messages import (
     require_depth,
     texts_of,
 )
+from hypocenter.model.text.chat_prefill import up_to_end_mark, with_end_mark
 from hypocenter.model.text.chat_process import RenderProcess, TemplateLimits
 from hypocenter.model.text.control_tokens import ControlTexts, put_back, split, stand_ins
 
@@ -147,8 +148,11 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
     ) -> list[tuple[str, bool]]:
         """The text of `render` in parts (text, is_template).
+
+        With `continue_final_message` it ends where the last message's own text does.
 
         Encode each part with `parse_special=is_template` and join the ids: then no message and no
         variable can write a control token. Unless the text of one is among what they make, there is
@@ -161,9 +165,22 @@ class ChatTemplate:
         checked = self._check_conversation(messages)
         known = self.check_variables({} if variables is None else variables)
         told_tools = self._check_tools(tools)
+        if continue_final_message:
+            add_generation_prompt = False
+            checked = [*checked[:-1], with_end_mark(checked)]
         render = functools.partial(
             self._process.render, add_generation_prompt=add_generation_prompt, tools=told_tools
         )
+        parts = self._told_apart(checked, known, told_tools, render)
+        return up_to_end_mark(parts, self.name) if continue_final_message else parts
+
+    def _told_apart(
+        self,
+        checked: list[CheckedMessage],
+        known: dict[str, Any],
+        told_tools: list[dict[str, Any]] | None,
+        render: Callable[..., str],
+    ) -> list[tuple[str, bool]]:
         plain = render(checked, variables=known)
         occurrences = self._control.occurrences(plain)
         if not occurrences:
@@ -191,6 +208,7 @@ class ChatTemplate:
         """Plain copies; raises UsageError for a name that the template does not read, or a value
         that is no JSON or too long."""
         require_variables(variables)
+        variables = without_needless(self.source, variables)
         if unknown := sorted(set(variables) - self._names):
             known = ", ".join(sorted(self._names & _KNOWN_VARIABLES)) or "none of the usual ones"
             raise UsageError(
@@ -230,7 +248,7 @@ class ChatTemplate:
                 "tools must be left out, or the model be another: its chat template knows no tools"
             )
         require_depth(tools, "tools")
-        copies = check_tools(tools) or []
+        copies = without_strict(check_tools(tools) or [])
         self._refuse_control(json.dumps(copies, ensure_ascii=False), "tools")
         # JSON escapes quotes and line breaks; a template may write a text without.
         for item, is_key in texts_of(copies):

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from hypocenter.conversation.message_fields import CALLS, OTHER_THOUGHT, THOUGHT, is_nothing
 from hypocenter.conversation.tools import CALLED_NAME, MAX_CALLS
 from hypocenter.errors import UsageError
 
@@ -29,15 +30,12 @@ Message = Mapping[str, object]
 CheckedMessage = dict[str, Any]
 #: Roles may end up inside a control token (`<|user|>`), so they cannot be any text.
 ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}", re.ASCII)
-#: Of a function; harmony puts a dot between it and where it is from.
 #: Printable ASCII but `<`, `>`, `|`, `[` and `]`, which control tokens begin and end with.
 CALL_ID = re.compile(r"[ -;=?-Z\\^-{}~]{1,128}", re.ASCII)
 
-#: Of an assistant's message: what it thought. Some templates show a model what it thought before.
-_THOUGHT = "reasoning_content"
-_CALLS = "tool_calls"
-#: What messages of a role may have beside what all may have.
-_FIELDS_OF = {"assistant": (_CALLS,), "tool": ("tool_call_id", "name")}
+#: Of any speaker: no mark begins or ends with what is left out, and OpenAI leaves out these too.
+SPEAKER = re.compile(r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff<>|｜\\/\[\]]{1,64}")
+_SPEAKER_SAYS = "up to 64 characters without blanks and '<', '>', '|', '[', ']', '/' and '\\'"
 _NAME_SAYS = "up to 64 letters, digits, '_', '-' and '.'"
 _ID_SAYS = "up to 128 printable ASCII characters without '<', '>', '|', '[' and ']'"
 #: Roles that templates know; what is nearly one of them is a slip, others are a template's own.
@@ -72,9 +70,10 @@ def check_messages(messages: Sequence[Message]) -> list[CheckedMessage]:
     """Plain copies of the messages, each with a text for its content.
 
     A content is a text, or parts {"type": "text", "text": ...} as in OpenAI's API, which are joined
-    by line breaks. An assistant's message may have `tool_calls`, and then no content; a tool's
-    message may have `tool_call_id` and `name`. Arguments that are the text of a JSON object come
-    out as this object. Raises UsageError that names the first wrong field.
+    by line breaks. A message may have a `name`. An assistant's may have `tool_calls` or
+    `reasoning_content`, and then no content; a tool's may have `tool_call_id`. What else it has is
+    passed over (`conversation/message_fields.py`). Arguments that are the text of a JSON object
+    come out as this object. Raises UsageError that names the first wrong field.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise UsageError(
@@ -124,19 +123,16 @@ def _check_message(message: object, where: str, taken: _Taken) -> CheckedMessage
     if not isinstance(message, Mapping):
         raise UsageError(f"{where} is {type(message).__name__}, but must be a mapping")
     role = message.get("role")
-    own = _FIELDS_OF.get(role, ()) if isinstance(role, str) else ()
     # Clients send back what they were given, with fields that hold nothing.
-    fields = {name for name in message if not _is_nothing(message[name])}
-    has_calls = _CALLS in fields and _CALLS in own
-    needed = {"role"} if has_calls else {"role", "content"}
-    if not needed <= set(message) or fields - {"role", "content", _THOUGHT, *own}:
+    fields = {name for name in message if not is_nothing(message[name])}
+    has_calls = CALLS in fields and role == "assistant"
+    # An assistant may have thought or called, and said nothing.
+    may_be_silent = role == "assistant" and fields & {CALLS, THOUGHT, OTHER_THOUGHT}
+    if not {"role", *(() if may_be_silent else ("content",))} <= set(message):
         found = ", ".join(sorted(map(str, message)))[:80]
-        raise UsageError(
-            f"{where} has fields {found!r}, but must have role and content, and may have "
-            f"{', '.join((_THOUGHT, *own))}"
-        )
+        raise UsageError(f"{where} has fields {found!r}, but must have role and content")
     content = message.get("content")
-    text = "" if content is None and has_calls else _content_text(content, where)
+    text = "" if content is None and may_be_silent else _content_text(content, where)
     if not isinstance(role, str) or not ROLE.fullmatch(role):
         raise UsageError(
             f"{where}.role is {str(role)[:40]!r}, but must be up to 32 letters, digits, "
@@ -146,17 +142,19 @@ def _check_message(message: object, where: str, taken: _Taken) -> CheckedMessage
     if near and role not in _ROLES:
         raise UsageError(f"{where}.role is {role!r}; did you mean {near[0]!r}?")
     checked: CheckedMessage = {"role": role, "content": text}
-    if message.get(_THOUGHT) is not None:
-        checked[_THOUGHT] = _content_text(message[_THOUGHT], where, _THOUGHT)
+    for name in (OTHER_THOUGHT, THOUGHT):
+        if message.get(name) is not None:
+            checked[THOUGHT] = _content_text(message[name], where, name)
     for name in checked.keys() - {"role"}:
         taken.add_text(checked[name], f"{where}.{name}")
     if has_calls:
-        checked[_CALLS] = _check_calls(message[_CALLS], f"{where}.{_CALLS}", taken)
+        checked[CALLS] = _check_calls(message[CALLS], f"{where}.{CALLS}", taken)
     if role == "tool" and "tool_call_id" in fields:
         given = message["tool_call_id"]
         checked["tool_call_id"] = _matching(given, f"{where}.tool_call_id", CALL_ID, _ID_SAYS)
-    if role == "tool" and "name" in fields:
-        checked["name"] = _matching(message["name"], f"{where}.name", CALLED_NAME, _NAME_SAYS)
+    if "name" in fields:
+        pattern, says = (CALLED_NAME, _NAME_SAYS) if role == "tool" else (SPEAKER, _SPEAKER_SAYS)
+        checked["name"] = _matching(message["name"], f"{where}.name", pattern, says)
     return checked
 
 
@@ -172,16 +170,16 @@ def _check_calls(calls: object, where: str, taken: _Taken) -> list[dict[str, Any
 
 
 def _check_call(call: object, where: str, taken: _Taken) -> dict[str, Any]:
-    known = _known_fields(call, where, ("id", "type", "function"))
+    known = _mapping(call, where, ("id", "type", "function"))
     checked: dict[str, Any] = {}
-    if not _is_nothing(known.get("id")):
+    if not is_nothing(known.get("id")):
         checked["id"] = _matching(known["id"], f"{where}.id", CALL_ID, _ID_SAYS)
     if known.get("type") not in (None, "function"):
         raise UsageError(
             f'{where}.type is {reprlib.repr(known["type"])}, but must be "function" or left out'
         )
     where = f"{where}.function"
-    function = _known_fields(known.get("function"), where, ("name", "arguments"))
+    function = _mapping(known.get("function"), where, ("name", "arguments"))
     name = _matching(function.get("name"), f"{where}.name", CALLED_NAME, _NAME_SAYS)
     arguments = _check_arguments(function.get("arguments"), f"{where}.arguments", taken)
     return {**checked, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -224,17 +222,11 @@ def _decode_object(text: str, where: str) -> dict[str, Any]:
     return value
 
 
-def _known_fields(given: object, where: str, known: tuple[str, ...]) -> Mapping[str, object]:
+def _mapping(given: object, where: str, known: tuple[str, ...]) -> Mapping[str, object]:
     if not isinstance(given, Mapping):
         raise UsageError(
             f"{where} is {reprlib.repr(given)}, but must be a mapping with {', '.join(known)}"
         )
-    for name in given:
-        # Deltas of a stream are numbered, and clients put them together with their numbers.
-        if name not in known and not (_is_nothing(given[name]) or isinstance(given[name], int)):
-            raise UsageError(
-                f"{where} has {reprlib.repr(name)}, but may have {', '.join(known)}; leave it out"
-            )
     return given
 
 
@@ -242,10 +234,6 @@ def _matching(given: object, where: str, pattern: re.Pattern[str], says: str) ->
     if not isinstance(given, str) or not pattern.fullmatch(given):
         raise UsageError(f"{where} is {reprlib.repr(given)}, but must be {says}")
     return given
-
-
-def _is_nothing(value: object) -> bool:
-    return value is None or (isinstance(value, str | list | tuple) and not value)
 
 
 def _too_deep(where: str) -> UsageError:

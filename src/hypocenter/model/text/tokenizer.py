@@ -92,10 +92,11 @@ class Tokenizer:
         self.vocab_size = len(words.texts)
         self.bos_id = words.roles.get("bos")
         self.eos_id = words.roles.get("eos")
-        self.end_ids = words.end_ids
+        self.end_ids, self.turn_ids = words.end_ids, words.turn_ids
         #: What `encode` reads as one token only with `parse_special`: ids, and their texts.
         self.guarded = words.guarded
-        self.control_texts = tuple(sorted({words.texts[index] for index in words.guarded} - {""}))
+        self.control_ids = {words.texts[i]: i for i in sorted(words.guarded) if words.texts[i]}
+        self.control_texts = tuple(sorted(self.control_ids))
         self.add_bos = add_bos
         self.add_eos = add_eos
         self._encoder = encoder

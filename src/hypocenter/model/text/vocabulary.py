@@ -61,6 +61,31 @@ _END_TEXTS = frozenset(
         "[e~[",
     }
 )
+# They open a turn. A model that writes one speaks for somebody else, and has answered: first those
+# that a role follows, then those of others than the assistant. Not `<|start|>` of gpt-oss nor
+# `<|assistant|>` of GLM-4, which begin another message of the same answer.
+_TURN_TEXTS = frozenset(
+    {
+        "<|im_start|>",
+        "<start_of_turn>",
+        "<|start_header_id|>",
+        "<|header_start|>",
+        "<|start_of_role|>",
+        "<|START_OF_TURN_TOKEN|>",
+        "<|turn>",
+        "<|user|>",
+        "<|system|>",
+        "<|observation|>",
+        "<|User|>",
+        "<｜User｜>",
+        "<|im_user|>",
+        "<|im_system|>",
+        "<|prompter|>",
+        "[INST]",
+    }
+)
+# Marks by their form, as llama.cpp's converter tells them (`does_token_look_special`).
+_MARK = re.compile(r"<\|[^<>|\s]{1,60}\|>|<｜[^<>｜\s]{1,60}｜>")
 # Fill-in-the-middle tokens, by the metadata key that names them or else by their text.
 _INFILL_TEXTS = {
     "fim_pre": "<|fim_prefix|> <fim-prefix> <fim_prefix> <｜fim▁begin｜> <PRE> ▁<PRE> "
@@ -99,7 +124,7 @@ class Vocabulary:
     `ids`: text to id, without empty texts. `scores`: f32 [num_tokens], None when the file has none.
     `guarded`: ids that text may name only when asked to (parse_special). `hidden`: those of them
     that are not shown when special tokens are skipped.
-    `end_ids`: what ends an answer.
+    `end_ids`: what ends an answer. `turn_ids`: what opens another's turn.
     """
 
     texts: list[str]
@@ -110,6 +135,7 @@ class Vocabulary:
     guarded: frozenset[int] = field(default=frozenset())
     hidden: frozenset[int] = field(default=frozenset())
     end_ids: frozenset[int] = field(default=frozenset())
+    turn_ids: frozenset[int] = field(default=frozenset())
 
     def mergeable(self) -> dict[str, int]:
         """The tokens that merging may make: by their kind no control or byte tokens, and Unicode.
@@ -142,6 +168,7 @@ def read_vocabulary(file: GGUFFile, model: str) -> Vocabulary:
         if not BYTE_TOKEN.fullmatch(texts[index]):
             limit = "a byte token must be named <0x00> to <0xFF>"
             raise _bad_field(file, f"token {index}", texts[index], limit)
+    _retype_marks(texts, kinds)
     scores = _read_scores(file, len(texts))
     roles = _read_roles(file, len(texts), _SPM_DEFAULTS if model == "llama" else {})
     return _assign(Vocabulary(texts, ids, kinds, scores, roles))
@@ -174,6 +201,23 @@ def _read_kinds(file: GGUFFile, num_tokens: int) -> np.ndarray:
         field_name = f"token_type of token {wrong[0]}"
         raise _bad_field(file, field_name, kinds[wrong[0]].item(), "it must be from 0 to 6")
     return kinds.astype(np.int32)
+
+
+def _retype_marks(texts: list[str], kinds: np.ndarray) -> None:
+    """Make control tokens of marks that a file types as words; `kinds` is written to.
+
+    Early converters typed all tokens so. A mark that were read as letters would be none to the
+    model, and one that is a word could be written by whoever types its text. llama.cpp does this
+    with marks that end an answer, by their texts.
+    """
+    kinds_of_words = (TokenKind.NORMAL, TokenKind.USER_DEFINED)
+    for index in np.flatnonzero(np.isin(kinds, kinds_of_words)).tolist():
+        text = texts[index]
+        if not text.startswith(("<", "[")):
+            continue
+        is_mark = kinds[index] == TokenKind.NORMAL and _MARK.fullmatch(text)
+        if text in _TURN_TEXTS or is_mark:
+            kinds[index] = TokenKind.CONTROL
 
 
 def _read_scores(file: GGUFFile, num_tokens: int) -> np.ndarray | None:
@@ -249,6 +293,7 @@ def _assign(words: Vocabulary) -> Vocabulary:
         frozenset(guarded | visible),
         frozenset(hidden),
         frozenset(ends),
+        frozenset(ids[text] for text in _TURN_TEXTS if text in ids) & guarded,
     )
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
+from msgspec import Struct
 
 from hypocenter.server.api_error import ApiError
 
@@ -96,7 +97,7 @@ def decode(data: bytes | bytearray | msgspec.Raw, kind: Any) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
-        raise _as_api_error(error) from error
+        raise _as_api_error(error, kind) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
         raise ApiError(400, f"the body is no JSON that can be read: {why}") from error
@@ -175,11 +176,20 @@ def _slices(items: list[msgspec.Raw]) -> Iterator[list[msgspec.Raw]]:
         yield slice_
 
 
-def _as_api_error(error: msgspec.ValidationError) -> ApiError:
+def _names_in(kind: Any, name: str) -> tuple[str, ...]:
+    """The fields that the field `name` of a struct may have; none where it is no struct."""
+    hints = get_type_hints(kind) if isinstance(kind, type) and issubclass(kind, Struct) else {}
+    structs = [one for one in get_args(hints.get(name)) if issubclass(one, Struct)]
+    return structs[0].__struct_fields__ if structs else ()
+
+
+def _as_api_error(error: msgspec.ValidationError, kind: Any) -> ApiError:
     # The sentence is msgspec's: "Expected `int`, got `str` - at `$.n`".
     text = str(error)
     found = re.search(r" - at `\$\.?([A-Za-z_]\w*)?", text)
     param = found[1] if found else None
     if missing := re.search(r"missing required field `(\w+)`", text):
         param = missing[1]
+    if param is not None and "unknown field" in text and (known := _names_in(kind, param)):
+        text = f"{text}; it may have {', '.join(known)}"
     return ApiError(400, text.replace("`$.", "`").replace("`$", "`the body"), param=param)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from hypocenter.errors import ContextOverflow, TooMuchText
 from hypocenter.messages import Ask, Failed, FormRead, ReadForm, ServedModel, Told
-from hypocenter.server.generation import Generation
+from hypocenter.server.generation import AskedAnswer, Generation
 from hypocenter.server.reading.readers import Readers
 
 
@@ -28,8 +28,8 @@ class RequestReading:
         if num_tokens > facts.context_length:
             error = ContextOverflow(num_tokens, facts.context_length, facts.trained_length)
             return Failed(generation.id, type(error).__name__, str(error))
-        if generation.params.constraint is not None and not generation.form:
-            return await self._read_form(generation, *generation.params.constraint)
+        if generation.constraint is not None and not generation.form:
+            return await self._read_form(generation, *generation.constraint)
         return None
 
     async def _read_text(self, generation: Generation, facts: ServedModel) -> Failed | None:
@@ -38,14 +38,20 @@ class RequestReading:
         if isinstance(prompt, str) and len(prompt) > most:
             error = TooMuchText("prompt", len(prompt), most)
             return Failed(generation.id, type(error).__name__, str(error), error.field)
+        asked = generation.asked or AskedAnswer()
+        field = generation.params.constraint[0] if generation.params.constraint else ""
         told = await self._readers.ask(
             Ask(
                 self._next_id(),
                 text=prompt if isinstance(prompt, str) else None,
                 messages=generation.messages,
                 token_ids=() if isinstance(prompt, str) else prompt,
-                template_variables=generation.template_variables,
-                tools=generation.tools,
+                template_variables=asked.template_variables,
+                tools=asked.tools,
+                add_generation_prompt=asked.adds_prompt,
+                continues=asked.continues,
+                calls=asked.calls,
+                form_field=field,
                 is_prompt=True,
                 bad_words=tuple(generation.params.bad_words),
                 max_chars=most,
@@ -55,7 +61,7 @@ class RequestReading:
         if isinstance(told, Failed):
             return Failed(generation.id, told.kind, told.message, told.field)
         assert isinstance(told, Told), "it was asked for tokens"
-        generation.note_read(told.token_ids, told.bad_word_ids)
+        generation.note_read(told.token_ids, told.bad_word_ids, told.call_form)
         return None
 
     async def _read_form(self, generation: Generation, field: str, text: str) -> Failed | None:

@@ -1,0 +1,177 @@
+"""Conversations of one model: their prompts as token ids, and what is read out of the answers.
+
+Needs the tokenizer and the chat template, and no weights. Runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypocenter.config import EngineConfig, SamplingParams
+from hypocenter.conversation import continuing
+from hypocenter.conversation.call_forms import FREE, CallRules, call_form
+from hypocenter.conversation.thoughts import (
+    FORMATS_READ,
+    PROMPT_END_CHARS,
+    AnswerReader,
+    apart,
+    opens_thought,
+    reads_calls_of,
+    require_variables,
+    variables,
+)
+from hypocenter.conversation.tools import Tools
+from hypocenter.engine.arguments import Conversation
+from hypocenter.errors import TooMuchText, UsageError
+from hypocenter.model.text.chat import ChatTemplate
+from hypocenter.model.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an answer may be: it may call `tools` as `calls` says.
+
+    `continues` is the part of the last message that it goes on with.
+    """
+
+    tools: Tools | None = None
+    calls: CallRules = FREE
+    continues: continuing.MessagePart = ""
+
+
+def in_thought(continues: continuing.MessagePart) -> bool | None:
+    """Whether an answer that goes on with this begins within a thought; None: its prompt says."""
+    return continues == "thought" if continues else None
+
+
+def field_of(params: SamplingParams) -> str:
+    """The setting that holds a whole answer to a form; empty where none does."""
+    return params.constraint[0] if params.constraint is not None else ""
+
+
+#: It calls nothing, and is a message of its own.
+ANY_ANSWER = Answer()
+
+
+class Conversations:
+    """What turns messages into a prompt, and tells what the answer to one is.
+
+    `turn_ids` are the tokens that open another's turn, and so end an answer.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None,
+        config: EngineConfig,
+    ) -> None:
+        """Raises UsageError for variables that the template does not read."""
+        self._path, self._tokenizer, self._template = path, tokenizer, chat_template
+        self._source = "" if chat_template is None else chat_template.source
+        self._variables = self._variables_of(config)
+        self.turn_ids = tokenizer.turn_ids
+
+    def encode(
+        self,
+        messages: Conversation,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+        tools: Tools | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        max_chars: int | None = None,
+    ) -> list[int]:
+        """As `LLM.encode_chat`.
+
+        Raises TooMuchText where the prompt's text has more than `max_chars`.
+        """
+        if self._template is None:
+            raise UsageError(
+                f"{self._path} has no chat template, so it cannot chat; continue a text instead"
+            )
+        ids: list[int] = []
+        told = self._variables
+        if chat_template_kwargs is not None:
+            require_variables(chat_template_kwargs)
+            told = {**told, **chat_template_kwargs}
+        if tools and not reads_calls_of(self._source):
+            raise UsageError(f"tools must be left out: {FORMATS_READ}")
+        if continue_final_message:
+            self.continued_part(messages)  # or a template would be asked in vain
+        parts = self._template.render_parts(
+            messages,
+            variables=told,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        num_chars = sum(len(text) for text, _ in parts)
+        if max_chars is not None and num_chars > max_chars:
+            raise TooMuchText("messages", num_chars, max_chars)
+        for text, from_template in parts:
+            ids += self._tokenizer.encode(text, add_special=False, parse_special=from_template)
+        bos_id = self._tokenizer.bos_id
+        # Most templates write the BOS themselves; it must stand there once.
+        if self._tokenizer.add_bos and bos_id is not None and ids[:1] != [bos_id]:
+            ids.insert(0, bos_id)
+        return ids
+
+    def continued_part(self, messages: Conversation) -> continuing.MessagePart:
+        """The part of the last message that its answer goes on with. Raises UsageError."""
+        return continuing.continued_part(self._source, messages)
+
+    def reader(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        offers_tools: bool,
+        in_thought: bool | None,
+    ) -> AnswerReader | None:
+        """What tells thoughts and calls from the answer to these token ids of a conversation."""
+        if self._template is None:
+            return None
+        return apart(
+            self._source,
+            self._end_of(prompt_ids),
+            is_held_to_a_form=params.constraint is not None,
+            offers_tools=offers_tools,
+            in_thought=in_thought,
+        )
+
+    def call_form(self, prompt_ids: Sequence[int], form_field: str, answer: Answer) -> str | None:
+        """The form that calls are held to; None where they are free, or the whole answer has one.
+
+        `form_field` is the setting that holds the whole answer to a form; empty: none does.
+
+        Raises UsageError for schemas that are too long, and where both are asked for.
+        """
+        if form_field:
+            if answer.calls.must_call:
+                raise UsageError(
+                    f"{form_field} holds the answer to a form, so it cannot be the call "
+                    "that tool_choice asks for; give one of them"
+                )
+            return None
+        begins = in_thought(answer.continues)
+        if begins is None:
+            begins = opens_thought(self._source, self._end_of(prompt_ids))
+        return call_form(self._source, answer.tools, answer.calls, begins_in_thought=begins)
+
+    def _end_of(self, prompt_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(prompt_ids[-PROMPT_END_CHARS:], skip_special=False)
+
+    def _variables_of(self, config: EngineConfig) -> dict[str, object]:
+        """What the template is told in each conversation; raises UsageError for what it knows not.
+
+        A model without a template has no use for them.
+        """
+        given = dict(config.chat_template_kwargs or {})
+        if self._template is None:
+            return {}
+        told = variables(self._source, config.reasoning) | given
+        self._template.check_variables(told)
+        return told
