@@ -567,8 +567,10 @@ def test_a_grammar_and_any_object(served: Served) -> None:
         ({"json_schema": {"type": "nothing"}}, "json_schema"),
         ({"json_schema": {"enum": []}}, "json_schema"),
         ({"json_schema": SCHEMA, "grammar": 'start: "a"'}, "grammar"),
-        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
-        ({"guided_json": SCHEMA}, "guided_json"),
+        ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": []}}, "choice"),
+        ({"guided_json": {"enum": []}}, "json_schema"),
+        ({"guided_whitespace_pattern": "a"}, "guided_whitespace_pattern"),
     ],
 )
 def test_a_form_that_cannot_be_is_refused(served: Served, more: Any, param: str) -> None:
