@@ -74,7 +74,7 @@ def choices(choice: object) -> tuple[str, ...]:
     if not isinstance(choice, Sequence) or isinstance(choice, str | bytes | bytearray):
         raise BadSetting("choice", choice, "must be a sequence of texts", ", or None")
     if not 1 <= len(choice) <= MAX_CHOICES:
-        raise UsageError(f"choice has {len(choice)} texts, but must have 1 to {MAX_CHOICES}")
+        raise with_text("choice", choice, f"must have 1 to {MAX_CHOICES} texts")
     for text in choice:
         if not isinstance(text, str) or not text:
             raise BadSetting("choice", text, "must be texts with one character at least")
