@@ -310,7 +310,7 @@ TINY_SPM: dict[str, Any] = {
         ({"scores": [0.0, 0.0, 0.0, 0.0, float("nan")]}, "score of token 4 is 'not a number'"),
         ({"tokens": ["a", "b", "ab", "a", "<eos>"]}, "tokens is 'a', .* may occur only once"),
         ({"roles": {"bos": 5, "eos": 4}}, "bos_token_id is 5, but must be from 0 to 4"),
-        ({"roles": {"bos": 3, "padding": 4096}}, "padding_token_id is 4096, .* from 0 to 4"),
+        ({"roles": {"bos": 3, "eot": 4096}}, "eot_token_id is 4096, .* from 0 to 4"),
         ({"merges": ["a b", "a c"]}, "merge 1 is 'a c', but it must be two tokens"),
         ({"merges": ["b a"]}, "merge 0 is 'b a', .* that make a third"),
         ({"merges": ["ab"]}, "merge 0 is 'ab', but it must be two tokens"),
