@@ -136,8 +136,11 @@ class Grammars:
     def _failure_of_first_tokens(self, matcher: LLMatcher) -> str:
         """What goes wrong within the first tokens of some answer, which reading does not find.
 
-        A form with too many choices fails where an answer comes to them: most often at once.
+        A form with too many choices fails where an answer comes to them: most often at once. An
+        answer that the vocabulary cannot spell further says nothing of the others, unless none can
+        even begin.
         """
+        has_begun = False
         for _ in range(_NUM_TRIED):
             words = np.frombuffer(matcher.compute_bitmask(), np.uint32)
             if matcher.is_error():
@@ -147,7 +150,9 @@ class Grammars:
             token_id = next(spelled, None)
             if token_id is None or not matcher.consume_token(token_id) or matcher.is_stopped():
                 break
-        return str(matcher.get_error()) if matcher.is_error() else ""
+            has_begun = True
+        reason = str(matcher.get_error()) if matcher.is_error() else ""
+        return "" if has_begun and _one_line(reason) == _UNSPELLED else reason
 
     def with_marks(self, call_form: str) -> str:
         """A form of calls, and the marks in it that are tokens which no text spells."""
