@@ -14,7 +14,7 @@ def main(words: list[str]) -> int:
     port, key = words
     config = ServerConfig(
         model=str(model_path()),
-        engine=EngineConfig(max_batch_requests=16, kv_tokens=1 << 13),
+        engine=EngineConfig(device="cpu", max_batch_requests=16, kv_tokens=1 << 13),
         port=int(port),
         admin_key=key,
         worker=("attack.poisoned_worker",),

@@ -360,7 +360,7 @@ def test_version_is_that_of_the_package() -> None:
 def test_options_have_every_field_and_default_of_the_configuration() -> None:
     sampling = {field.name for field in fields(SamplingOptions)}
     of_programs = {"logprobs", "prompt_logprobs", "allowed_token_ids", "stop_token_ids"}
-    of_programs |= {"min_tokens", "bad_words"}
+    of_programs |= {"min_tokens", "bad_words", "include_stop_str_in_output", "regex", "choice"}
     assert sampling | of_programs == defaults(SamplingParams).keys()
     assert SamplingOptions().params() == SamplingParams()
     assert SamplingOptions().params(in_chat=True).max_tokens is None

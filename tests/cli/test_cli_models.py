@@ -95,7 +95,7 @@ def test_models_are_pulled_listed_and_removed(hub: Hub, home: Path) -> None:
         (["pull", "acme/nothing-GGUF"], 1, "has no model acme/nothing-GGUF, or it is private"),
         (["pull", f"{NAME}:Q4_K_M"], 1, f"{NAME} has no Q4_K_M; it has Q8_0 ("),
         (["pull", "acme/other"], 1, "acme/other has no GGUF file"),
-        (["pull", "./model.gguf"], 2, "names no model of a hub; write OWNER/NAME"),
+        (["pull", "./model.gguf"], 2, "names no model of a hub, and no file; write OWNER/NAME"),
         (["run", "-hf", NAME, "-m", "x.gguf", "-p", "x"], 2, "two models, -m 'x.gguf' and -hf"),
         (["models", "remove"], 2, "remove takes a name"),
         (["models", "list", NAME], 2, "list takes no name"),

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from hypocenter.cards import Card
+from hypocenter.config import EngineConfig
 from hypocenter.device import choice
-from hypocenter.device.choice import choose_device
-from hypocenter.errors import UsageError
+from hypocenter.device.choice import choose_device, with_device
+from hypocenter.errors import BadSetting, UsageError
 
 GIB = 1 << 30
 
@@ -38,6 +39,7 @@ class Machine:
         self.root, self.cards = root, [card(0), card(1)]
         self.environ: dict[str, str] = {}
         monkeypatch.setattr(choice, "cards_now", lambda root: tuple(self.cards))
+        monkeypatch.delenv("HYPO_DEVICE")
         self._monkeypatch = monkeypatch
         self.torch("cuda")
 
@@ -146,3 +148,30 @@ def test_hypo_device_overrules(machine: Machine) -> None:
     machine.environ["HYPO_DEVICE"] = "gpu"
     with pytest.raises(UsageError, match="HYPO_DEVICE is 'gpu', but must be auto, cpu, cuda"):
         machine.choose()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model of three parts, of 30 GiB together."""
+    for number in (1, 2, 3):
+        with open(tmp_path / f"m-0000{number}-of-00003.gguf", "wb") as file:
+            file.truncate(10 * GIB)
+    (tmp_path / "other-00001-of-00003.gguf").write_bytes(b"x")
+    return tmp_path / "m-00001-of-00003.gguf"
+
+
+def test_a_model_must_have_room(machine: Machine, model: Path) -> None:
+    machine.cards = [card(0, 30), card(1, 31)]
+    config, chosen = with_device(model, EngineConfig())
+    assert (config.device, str(chosen)) == (
+        "cuda:1", "device cuda:1: H100 1, 31.00 GiB of 80.00 GiB free"
+    )  # fmt: skip
+    assert with_device(model, EngineConfig(tensor_parallel=2))[0].device == "cuda"
+    assert with_device(model, EngineConfig(device="cuda")) == (EngineConfig(device="cuda"), None)
+
+
+def test_settings_that_only_a_cpu_follows_choose_it(machine: Machine, model: Path) -> None:
+    assert with_device(model, EngineConfig(float_products="bf16"))[0].device == "cpu"
+    machine.cards = []
+    with pytest.raises(BadSetting, match="tensor_parallel is 2, but a CPU has all cores"):
+        with_device(model, EngineConfig(tensor_parallel=2))

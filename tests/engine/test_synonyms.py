@@ -31,7 +31,7 @@ def llm() -> Iterator[LLM]:
     [
         (lambda: SamplingParams(repetition_penalty=1.1), "here it is called repeat_penalty"),  # type: ignore[call-arg]
         (lambda: SamplingParams(max_new_tokens=3), "here it is called max_tokens"),  # type: ignore[call-arg]
-        (lambda: SamplingParams(response_format={}), "json_schema, json_object=True or grammar"),  # type: ignore[call-arg]
+        (lambda: SamplingParams(response_format={}), "grammar, regex or choice"),  # type: ignore[call-arg]
         (lambda: SamplingParams(tempreature=1), "did you mean temperature?"),  # type: ignore[call-arg]
         (lambda: SamplingParams(zzz=1), "it has max_tokens, temperature"),  # type: ignore[call-arg]
         (lambda: EngineConfig(n_ctx=512), "here it is called context_length"),  # type: ignore[call-arg]

@@ -1,4 +1,4 @@
-"""Which device a model gets where none is named, and how large its KV cache is on a GPU."""
+"""How large the KV cache of a model is on a GPU, where nobody says."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ import pytest
 
 from hypocenter.config import EngineConfig
 from hypocenter.device.backend import Room
-from hypocenter.device.choice import DeviceChoice
-from hypocenter.errors import BadSetting
-from hypocenter.model import placement
 from hypocenter.model.architecture import Architecture, read_architecture
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.placement import kv_room, kv_tokens_in, with_device
+from hypocenter.model.placement import kv_room, kv_tokens_in
 from hypocenter.package import bundled_model
 
 GIB = 1 << 30
@@ -24,46 +21,6 @@ CONFIG = EngineConfig(context_length=256)
 def facts() -> Architecture:
     with open_gguf(bundled_model()) as file:
         return read_architecture(file)
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """What room was asked for, on a machine whose GPU has 1 GiB and 100 MiB free."""
-    asked: list[tuple[int, int]] = []
-
-    def choose(needed_bytes: int = 0, num_gpus: int = 1) -> DeviceChoice:
-        asked.append((needed_bytes, num_gpus))
-        fits = needed_bytes <= GIB + (100 << 20)
-        return DeviceChoice("cuda" if fits else "cpu", "pretended")
-
-    monkeypatch.setattr(placement, "choose_device", choose)
-    return asked
-
-
-def test_a_device_that_is_named_is_taken(asked: list[tuple[int, int]]) -> None:
-    config = replace(CONFIG, device="cpu")
-    assert with_device(bundled_model(), config) == (config, None)
-    assert not asked
-
-
-def test_the_model_must_have_room(asked: list[tuple[int, int]]) -> None:
-    config, choice = with_device(bundled_model(), CONFIG)
-    assert (config.device, str(choice)) == ("cuda", "device cuda: pretended")
-    _, (needed_bytes, num_gpus) = asked
-    with open_gguf(bundled_model()) as file:
-        num_weights = sum(info.num_bytes for info in file.tensors.values())
-    assert num_gpus == 1
-    assert GIB + num_weights < needed_bytes < GIB + num_weights + (64 << 20)
-    wide = replace(CONFIG, kv_tokens=1 << 22)
-    assert with_device(bundled_model(), wide)[0].device == "cpu"
-
-
-def test_settings_that_only_a_cpu_follows_choose_it(asked: list[tuple[int, int]]) -> None:
-    config, _ = with_device(bundled_model(), replace(CONFIG, float_products="bf16"))
-    assert config.device == "cpu"
-    assert not asked
-    with pytest.raises(BadSetting, match="tensor_parallel is 2, but a CPU has all cores"):
-        with_device(bundled_model(), replace(CONFIG, kv_tokens=1 << 22, tensor_parallel=2))
 
 
 def test_the_cache_leaves_what_steps_need_and_others_have(facts: Architecture) -> None:

@@ -369,7 +369,9 @@ class Private:
 
     def get(self, path: str, trusted: str = "one") -> tuple[int, bytes]:
         with self.connect(ssl.create_default_context(cafile=TLS / f"{trusted}.pem")) as secure:
-            secure.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+            secure.sendall(
+                f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+            )
             answer = http.client.HTTPResponse(secure)
             answer.begin()
             return answer.status, answer.read()
@@ -486,7 +488,8 @@ def test_a_server_whose_terminal_is_closed_drains(private: Private) -> None:
     def ask() -> None:
         with private.connect(ssl.create_default_context(cafile=TLS / f"{trusted}.pem")) as secure:
             data = json.dumps(LONG)
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}"
+            head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+            head += f"Content-Length: {len(data)}"
             secure.sendall(f"{head}\r\nConnection: close\r\n\r\n{data}".encode())
             answer = http.client.HTTPResponse(secure)
             answer.begin()

@@ -44,7 +44,7 @@ def test_a_poison_is_quarantined_and_others_have_their_tokens(
     plant = Plant(folder=str(tmp_path / "count"), num_planted=1000, poison_id=POISON_ID)
     order = planted_server.ServerOrder(
         model=str(bundled_model()),
-        engine=EngineConfig(num_threads=1, max_batch_requests=8),
+        engine=EngineConfig(device="cpu", num_threads=1, max_batch_requests=8),
         port=free_port(),
         admin_key="boss",
         plant=msgspec.json.encode(plant).decode(),
@@ -79,8 +79,8 @@ def test_a_poison_is_quarantined_and_others_have_their_tokens(
         assert reply.status == 500
         assert reply.json["error"]["code"] == "quarantined"
         metrics = served.get("/metrics").body.decode()
-        assert 'quarantined_requests_total{model_name="demo-q8_0"} 1.0' in metrics
-        assert 'faults_total{model_name="demo-q8_0"} 3.0' in metrics
+        assert 'quarantined_requests_total{engine="0",model_name="demo-q8_0"} 1.0' in metrics
+        assert 'faults_total{engine="0",model_name="demo-q8_0"} 3.0' in metrics
         served.wait_ready()
         complete(0)
         assert got[0] == expected[0]

@@ -14,7 +14,7 @@ from hypocenter.messages import Ask, Failed, FormRead, ReadForm, Told
 from hypocenter.server.generation import Generation
 from hypocenter.server.reading import readers as module
 from hypocenter.server.reading.form_memory import FormMemory
-from hypocenter.server.reading.reader_process import Answer, CannotRead, ReaderEnded
+from hypocenter.server.reading.reader_process import CannotRead, ReaderAnswer, ReaderEnded
 from hypocenter.server.reading.readers import (
     MAX_TRIES,
     NO_READER,
@@ -33,10 +33,10 @@ class Reader(PretendedReader):
     def __init__(self, reads_forms: bool) -> None:
         self.reads_forms = reads_forms
         self.asked: list[Ask | ReadForm] = []
-        self.next: asyncio.Future[Answer] | None = None
+        self.next: asyncio.Future[ReaderAnswer] | None = None
         self.is_closed = False
 
-    async def answer(self, question: Ask | ReadForm) -> Answer:
+    async def answer(self, question: Ask | ReadForm) -> ReaderAnswer:
         self.asked.append(question)
         self.next = asyncio.get_running_loop().create_future()
         return await self.next
@@ -44,7 +44,7 @@ class Reader(PretendedReader):
     async def close(self) -> None:
         self.is_closed = True
 
-    async def say(self, told: Answer | ReaderEnded | None = None) -> None:
+    async def say(self, told: ReaderAnswer | ReaderEnded | None = None) -> None:
         assert self.next is not None, "it was asked nothing"
         if isinstance(told, ReaderEnded):
             self.next.set_exception(told)
@@ -64,10 +64,10 @@ class Pool:
         self.made.append(Reader(reads_forms))
         return self.made[-1]
 
-    def ask(self, number: int, text: str, client: str = "ann") -> asyncio.Task[Answer]:
+    def ask(self, number: int, text: str, client: str = "ann") -> asyncio.Task[ReaderAnswer]:
         return asyncio.ensure_future(self.readers.ask(Ask(number, text=text), client))
 
-    def ask_form(self, number: int, client: str = "ann") -> asyncio.Task[Answer]:
+    def ask_form(self, number: int, client: str = "ann") -> asyncio.Task[ReaderAnswer]:
         form = ReadForm(number, "grammar", f"form {number}")
         return asyncio.ensure_future(self.readers.ask(form, client))
 

@@ -36,6 +36,7 @@ class Fake:
         self.ended_early: list[str] = []
         self.generations = [self._generation(1, "cmpl-one"), self._generation(2, "cmpl-two")]
         self.held: list[int] = []
+        self.num_left = self.num_questions = 0
         metrics = SimpleNamespace(count=lambda what: None, note=lambda *_: None)
         faults = FaultKeeper(None, lambda: None)
         self.service = Service(

@@ -97,8 +97,8 @@ class PretendedLife:
     def begin(
         self,
         kept: KeptWeights | None,
-        block_memory: str,
-        config: EngineConfig,
+        block_memory: str = "",
+        config: EngineConfig | None = None,
         *,
         is_first: bool = False,
     ) -> None:

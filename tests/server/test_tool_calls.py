@@ -17,9 +17,9 @@ from served import Served, serving
 from hypocenter import LLM, SamplingParams
 from hypocenter.conversation.calls_in_tags import CallsInTags
 from hypocenter.conversation.harmony import NOTHING, Channels, Spoken
-from hypocenter.conversation.thoughts import AnswerReader, apart, reads_calls_of, split
+from hypocenter.conversation.thoughts import apart, reads_calls_of, split
 from hypocenter.conversation.tools import MAX_CALLS, MAX_TOOLS, check_tools
-from hypocenter.engine.conversations import Answer
+from hypocenter.engine.conversations import AnswerRules
 from hypocenter.errors import UsageError
 from hypocenter.results import ToolCall, whole_calls
 
@@ -283,7 +283,7 @@ def test_a_chat_in_python_calls_tools() -> None:
         ids = llm.encode_chat(HELLO, tools=[FIND])
         for num in range(0, len(done.token_ids), 5):
             sent = done.token_ids[:num]
-            request = llm.answer_request(ids, params, Answer((FIND,)), output_ids=sent)
+            request = llm.answer_request(ids, params, AnswerRules((FIND,)), output_ids=sent)
             assert llm.engine.complete([request])[0].tool_calls == done.tool_calls, num
     with LLM(chat_template=TAGS, num_threads=1) as llm:
         done = llm.chat(HELLO, tools=[FIND], grammar=grammar(TAGGED), max_tokens=200)

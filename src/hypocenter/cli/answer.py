@@ -16,8 +16,8 @@ from hypocenter.cli.options import EngineOptions, SamplingOptions, naming_option
 from hypocenter.cli.output import emit, say, think
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.config import EngineConfig, SamplingParams
+from hypocenter.device.choice import with_device
 from hypocenter.errors import AccessRefused
-from hypocenter.model.placement import with_device
 from hypocenter.results import Completion, Delta
 from hypocenter.wording import count_text
 

@@ -5,15 +5,18 @@ It asks drivers and reads torch's version; no GPU is opened and torch is not imp
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 import os
+import re
 import runpy
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hypocenter.cards import Card, cards_now, gpu_vendors
+from hypocenter.config import AUTO, EngineConfig
 from hypocenter.device.limits import TABLE
 from hypocenter.environment import Environment
 from hypocenter.wording import bytes_text
@@ -25,6 +28,9 @@ _VISIBLE = {
     "nvidia": ("CUDA_VISIBLE_DEVICES",),
     "amd": ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
 }
+#: Beside the weights: a driver's context, kernels, buffers of steps, and the least of a cache.
+_OTHER_BYTES = 1 << 30
+_OF_PARTS = re.compile(r"-[0-9]{5}-of-([0-9]{5})\.gguf$")
 _NAMES = {"nvidia": "NVIDIA", "amd": "AMD"}
 
 
@@ -38,6 +44,28 @@ class DeviceChoice:
 
     def __str__(self) -> str:
         return f"device {self.device}: {self.reason}"
+
+
+def with_device(path: Path, config: EngineConfig) -> tuple[EngineConfig, DeviceChoice | None]:
+    """The configuration with a device that is there in place of `auto`, and why that one.
+
+    None where a device was named. A GPU must have room for the model's files and a GiB. Raises
+    BadSetting for settings that the device cannot follow.
+    """
+    if config.device != AUTO:
+        return config, None
+    if config.float_products == "bf16":
+        choice = DeviceChoice("cpu", "products in bf16 run there only", has_gpu=False)
+    else:
+        num_gpus = config.tensor_parallel
+        choice = choose_device(_file_bytes(path) // num_gpus + _OTHER_BYTES, num_gpus)
+    return replace(config, device=choice.device), choice
+
+
+def _file_bytes(path: Path) -> int:
+    """Of a model's file, and of all its parts where it is split."""
+    name = _OF_PARTS.sub(r"-*-of-\1.gguf", glob.escape(path.name))
+    return sum(part.stat().st_size for part in path.parent.glob(name) if part.is_file())
 
 
 def choose_device(

@@ -1,6 +1,7 @@
-"""Conversations of one model: their prompts as token ids, and what is read out of the answers.
+"""What turns texts and conversations into prompts, and what is read out of the answers.
 
-Needs the tokenizer and the chat template, and no weights. Runs nothing.
+Needs a model's tokenizer and its chat template, and no weights. The engine's own process has one
+(`llm.py`), and so has each process that reads for a server (`worker/reader.py`).
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 from hypocenter.config import EngineConfig, SamplingParams
 from hypocenter.conversation import continuing
@@ -15,7 +17,6 @@ from hypocenter.conversation.call_forms import FREE, CallRules, call_form
 from hypocenter.conversation.thoughts import (
     FORMATS_READ,
     PROMPT_END_CHARS,
-    AnswerReader,
     apart,
     opens_thought,
     reads_calls_of,
@@ -23,14 +24,15 @@ from hypocenter.conversation.thoughts import (
     variables,
 )
 from hypocenter.conversation.tools import Tools
-from hypocenter.engine.arguments import Conversation
+from hypocenter.engine.arguments import Conversation, Prompt, token_ids_of
 from hypocenter.errors import TooMuchText, UsageError
-from hypocenter.model.text.chat import ChatTemplate
-from hypocenter.model.text.tokenizer import Tokenizer
+from hypocenter.model.gguf.file import GGUFFile
+from hypocenter.model.text.chat import ChatTemplate, load_chat_template
+from hypocenter.model.text.tokenizer import Tokenizer, load_tokenizer
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerRules:
     """What an answer may be: it may call `tools` as `calls` says.
 
     `continues` is the part of the last message that it goes on with.
@@ -52,7 +54,7 @@ def field_of(params: SamplingParams) -> str:
 
 
 #: It calls nothing, and is a message of its own.
-ANY_ANSWER = Answer()
+ANY_ANSWER = AnswerRules()
 
 
 class Conversations:
@@ -142,7 +144,9 @@ class Conversations:
             in_thought=in_thought,
         )
 
-    def call_form(self, prompt_ids: Sequence[int], form_field: str, answer: Answer) -> str | None:
+    def call_form(
+        self, prompt_ids: Sequence[int], form_field: str, answer: AnswerRules
+    ) -> str | None:
         """The form that calls are held to; None where they are free, or the whole answer has one.
 
         `form_field` is the setting that holds the whole answer to a form; empty: none does.
@@ -175,3 +179,45 @@ class Conversations:
         told = variables(self._source, config.reasoning) | given
         self._template.check_variables(told)
         return told
+
+
+class PromptReader:
+    """The tokenizer and the chat template of one file, which may be closed meanwhile.
+
+    Raises UsageError or BadModelFile for what the file, or `config` over it, has wrong.
+    """
+
+    def __init__(self, file: GGUFFile, config: EngineConfig) -> None:
+        self.tokenizer = load_tokenizer(file, config.tokenizer_pre)
+        self.chat_template = load_chat_template(file, self.tokenizer, config.chat_template)
+        self.conversations = Conversations(file.path, self.tokenizer, self.chat_template, config)
+
+    def encode(self, prompt: Prompt) -> Sequence[int]:
+        """The token ids of a prompt: of a text with the model's BOS, ids as they are.
+
+        Raises UsageError for a text that has no tokens.
+        """
+        if not isinstance(prompt, str):
+            return token_ids_of(prompt)
+        ids = self.tokenizer.encode(prompt)
+        if not ids:
+            raise UsageError(
+                "the prompt is empty, and this model begins without a BOS token; give it some text"
+            )
+        return ids
+
+    def close(self) -> None:
+        """End the process that renders the template."""
+        if self.chat_template is not None:
+            self.chat_template.close()
+
+    def __enter__(self) -> PromptReader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

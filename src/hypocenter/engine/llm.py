@@ -35,13 +35,13 @@ from hypocenter.engine.arguments import (
 )
 from hypocenter.engine.conversations import (
     ANY_ANSWER,
-    Answer,
+    AnswerRules,
     Conversations,
+    PromptReader,
     field_of,
     in_thought,
 )
 from hypocenter.engine.engine import Engine
-from hypocenter.engine.prompt_reader import PromptReader
 from hypocenter.engine.request import Request
 from hypocenter.engine.runner import loaded_runner
 from hypocenter.environment import as_environment_asks
@@ -382,14 +382,14 @@ class LLM:
                 continue_final_message=continues,
             )
             part = self.conversations.continued_part(messages) if continues else ""
-            answer = Answer(options.tools, options.calls(), part)
+            answer = AnswerRules(options.tools, options.calls(), part)
             return self.answer_request(ids, given, answer)
 
     def answer_request(
         self,
         prompt_ids: Sequence[int],
         params: SamplingParams,
-        answer: Answer = ANY_ANSWER,
+        answer: AnswerRules = ANY_ANSWER,
         *,
         output_ids: Sequence[int] = (),
     ) -> Request:

@@ -19,6 +19,7 @@ import numpy as np
 
 from hypocenter.config import KV_DTYPES, EngineConfig, OnProgress
 from hypocenter.device import copies, devices, memory
+from hypocenter.device.choice import with_device
 from hypocenter.device.cpu.code_cache import source_hash
 from hypocenter.device.cpu.lang import instruction_set, max_num_threads, set_num_threads
 from hypocenter.device.group import Group
@@ -42,7 +43,7 @@ from hypocenter.model.gguf.file_types import quantisation_of
 from hypocenter.model.parts.part import WHOLE, Part
 from hypocenter.model.parts.part_of_file import PartOfFile
 from hypocenter.model.parts.split import part_of
-from hypocenter.model.placement import context_length_of, kv_room, kv_tokens_in, with_device
+from hypocenter.model.placement import context_length_of, kv_room, kv_tokens_in
 from hypocenter.model.step_buffers import KVPages, StatePages, StepInputs
 from hypocenter.model.weight_tensors import Weights
 from hypocenter.model.weights import load_weights

@@ -46,7 +46,7 @@ class Question:
     headers: Mapping[str, str]
 
 
-class Answer:
+class HubAnswer:
     """The head of an answer, and its bytes, which are read once."""
 
     def __init__(self, question: Question, response: Any, cutter: _Cutter) -> None:
@@ -91,7 +91,7 @@ class Answer:
 
 
 @contextlib.contextmanager
-def ask(question: Question, pace: Pace, *, verb: str = "GET") -> Iterator[Answer]:
+def ask(question: Question, pace: Pace, *, verb: str = "GET") -> Iterator[HubAnswer]:
     """The answer to `question`, whatever its status.
 
     A token that is among the headers goes to no other host. Raises HubError: LineBroken, or for an
@@ -134,7 +134,7 @@ def ask(question: Question, pace: Pace, *, verb: str = "GET") -> Iterator[Answer
                 f"{question.what}: {question.host} sends it compressed ({encoding[:20]!r}), which "
                 "was not asked for"
             )
-        yield Answer(question, response, cutter)
+        yield HubAnswer(question, response, cutter)
 
 
 def _restore_cookies(client: Any, before: list[Any]) -> None:

@@ -24,7 +24,7 @@ from hypocenter.cache_folder import private_folder
 from hypocenter.config import OnProgress
 from hypocenter.errors import HubError, ModelNotFound
 from hypocenter.hub import cached
-from hypocenter.hub.answers import Answer, LineBroken, Pace, Question, ask
+from hypocenter.hub.answers import HubAnswer, LineBroken, Pace, Question, ask
 from hypocenter.hub.folders import open_file, open_folder, put_link, put_text, size_of
 from hypocenter.hub.listing import LIST_SECONDS, hub_question, list_files, require_success
 from hypocenter.hub.names import FileAddress, HubName
@@ -318,7 +318,7 @@ def _try(
         )
 
 
-def _require_file(answer: Answer, name: HubName | None) -> None:
+def _require_file(answer: HubAnswer, name: HubName | None) -> None:
     """Raises HubError for an answer that is no file; LineBroken for one that asks to come later."""
     what, host = answer.question.what, answer.question.host
     if answer.status in _BUSY:
@@ -336,7 +336,7 @@ def _require_file(answer: Answer, name: HubName | None) -> None:
         )
 
 
-def _require_rest(answer: Answer, num_there: int, file: RemoteFile) -> None:
+def _require_rest(answer: HubAnswer, num_there: int, file: RemoteFile) -> None:
     """Raises HubError where the head of an answer contradicts what was asked for, and listed."""
     what, host = answer.question.what, answer.question.host
     if answer.status == 206:

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from hypocenter.errors import HubError
-from hypocenter.hub.answers import Answer, Pace, Question, ask
+from hypocenter.hub.answers import HubAnswer, Pace, Question, ask
 from hypocenter.hub.names import COMMIT, MAIN, MAX_NAME_CHARS, REPOSITORY, HubName
 from hypocenter.hub.variants import RemoteFile
 from hypocenter.package import NAME
@@ -90,7 +90,7 @@ def hub_question(what: str, url: str) -> Question:
     return Question(what, constants.ENDPOINT, url, dict(build_hf_headers(library_name=NAME)))
 
 
-def require_success(answer: Answer, name: HubName) -> None:
+def require_success(answer: HubAnswer, name: HubName) -> None:
     """Raises HubError for an answer that is none, in the words for the code that it gives."""
     if answer.status in (200, 206):
         return

@@ -1,23 +1,17 @@
-"""Where a model goes: which device `auto` is for it, and how much of a GPU its KV cache takes.
+"""How long a model's context is, and how much of a GPU its KV cache takes.
 
 Loads and allocates nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
-from hypocenter.config import AUTO, DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
+from hypocenter.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
 from hypocenter.device.backend import Room
-from hypocenter.device.choice import DeviceChoice, choose_device
 from hypocenter.errors import BadSetting
 from hypocenter.model import footprint
-from hypocenter.model.architecture import Architecture, read_architecture
-from hypocenter.model.gguf.file import GGUFFile, open_gguf
+from hypocenter.model.architecture import Architecture
+from hypocenter.model.gguf.file import GGUFFile
 
-#: Beside what is counted: the driver's context, kernels, graphs.
-_OTHER_BYTES = 1 << 30
 #: Tokens that the KV cache holds at most where nobody says, if so many requests cannot fill it.
 #: Beyond that the lists of blocks on the host would cost more than kept prompts save.
 _MOST_KEPT_TOKENS = 1 << 20
@@ -32,33 +26,6 @@ def context_length_of(facts: Architecture, config: EngineConfig) -> int:
         limit = f"the model was trained for {facts.context_length}; take at most that"
         raise BadSetting("context_length", wanted, limit)
     return wanted
-
-
-def with_device(path: Path, config: EngineConfig) -> tuple[EngineConfig, DeviceChoice | None]:
-    """The configuration with a device that is there in place of `auto`, and why that one.
-
-    None where a device was named. Raises what `open_gguf` and `read_architecture` raise, where the
-    machine has a GPU, and BadSetting for settings that the device cannot follow.
-    """
-    if config.device != AUTO:
-        return config, None
-    if config.float_products == "bf16":
-        choice = DeviceChoice("cpu", "products in bf16 run there only", has_gpu=False)
-    else:
-        choice = choose_device()
-    if choice.device.startswith(("cuda", "hip")) and config.device == AUTO:
-        num_gpus = config.tensor_parallel
-        with open_gguf(path, config.override_kv) as file:
-            choice = choose_device(_needed_bytes(file, config) // num_gpus, num_gpus)
-    return replace(config, device=choice.device), choice
-
-
-def _needed_bytes(file: GGUFFile, config: EngineConfig) -> int:
-    """What a GPU must have free: weights, buffers and the cache of one context, at least."""
-    facts = read_architecture(file)
-    context_length = context_length_of(facts, config)
-    needed = footprint.needed_bytes(file, facts, config, context_length)
-    return sum(needed.values()) + _OTHER_BYTES
 
 
 def kv_room(file: GGUFFile, facts: Architecture, config: EngineConfig, room: Room) -> int:

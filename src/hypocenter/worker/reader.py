@@ -15,10 +15,9 @@ from typing import BinaryIO
 
 import msgspec
 
-from hypocenter.engine.conversations import Answer
+from hypocenter.engine.conversations import AnswerRules, PromptReader
 from hypocenter.engine.grammar import Grammars
 from hypocenter.engine.grammar_worker import bound_memory
-from hypocenter.engine.prompt_reader import PromptReader
 from hypocenter.engine.token_rules import spellings
 from hypocenter.errors import EXIT_OK, HypoError
 from hypocenter.frames import read_frame, write_frame
@@ -41,7 +40,9 @@ from hypocenter.worker.outbox import failure_for_client, failure_of
 
 def main(words: Sequence[str]) -> int:
     """Answer what comes by standard input up to its end; returns the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends us
+    # Ctrl-C, a reload and a new log are for the server, which ends us.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     # What a library prints must not get between our answers.
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -127,7 +128,7 @@ class Reader:
         """The form of an answer's calls, which is read as another one is; empty: they are free."""
         if question.messages is None:
             return ""
-        answer = Answer(question.tools, question.calls, question.continues)
+        answer = AnswerRules(question.tools, question.calls, question.continues)
         form = self._prompts.conversations.call_form(ids, question.form_field, answer)
         return "" if form is None else self._grammars.with_marks(form)
 

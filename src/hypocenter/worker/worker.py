@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from hypocenter.config import EngineConfig
 from hypocenter.device import devices
 from hypocenter.engine.conversations import in_thought
 from hypocenter.engine.driver import Driver
@@ -32,6 +33,7 @@ from hypocenter.errors import (
     EXIT_FAULT,
     EXIT_OK,
     BadLogits,
+    BadSetting,
     GrammarError,
     HypoError,
     OutOfBlocks,
@@ -59,7 +61,6 @@ from hypocenter.results import TokenLogprob
 from hypocenter.worker.arrivals import Arrivals
 from hypocenter.worker.description import ending_of, facts_of
 from hypocenter.worker.outbox import Outbox, failure_for_client, failure_of
-from hypocenter.worker.refusals import require_servable
 
 PromptLogprobs = tuple[TokenLogprob | None, ...] | None
 #: Errors that concern one request alone; the worker goes on.
@@ -118,7 +119,7 @@ class ModelWorker:
             block_memory=start.block_memory,
         )
         if start.is_first:  # those that follow are to take over at once
-            require_servable(self._llm, start.config)
+            _require_servable(self._llm, start.config)
         self._engine = self._llm.engine
         self._driver = Driver(self._engine)
         self._arrivals = Arrivals(self._admit, die)
@@ -237,6 +238,19 @@ class ModelWorker:
                     die(request.error)
                 pieces.append(failure_for_client(number, request.error, self._model))
         return pieces
+
+
+def _require_servable(llm: LLM, config: EngineConfig) -> None:
+    """Raises UsageError where no request, or no chat, could be answered."""
+    runner = llm.engine.runner
+    if runner.num_blocks * runner.block_size < llm.context_length:
+        limit = f"one context, of {llm.context_length} tokens, must fit; take at least that"
+        raise BadSetting("kv_tokens", config.kv_tokens, limit)
+    if llm.chat_template is not None:
+        try:
+            llm.chat_template.check()
+        except TemplateError as error:
+            raise UsageError(f"{error}; give another by --chat-template-file") from error
 
 
 def die(error: BaseException) -> None:

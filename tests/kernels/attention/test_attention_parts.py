@@ -426,7 +426,7 @@ def test_a_guarded_run_of_the_parts_gives_the_same_bits(tmp_path: Path) -> None:
 
 def test_parts_on_the_cpu_are_refused() -> None:
     with pytest.raises(UsageError, match="attention is 'parts', but parts run on GPU"):
-        EngineConfig(attention="parts")
+        EngineConfig(device="cpu", attention="parts")
     with pytest.raises(UsageError, match="attention is 'flash', but must be one of fused, parts"):
         EngineConfig(attention="flash", device=DEVICE)
     with pytest.raises(UsageError, match="attention is 'parts', but parts run on GPU"):

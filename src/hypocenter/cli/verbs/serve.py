@@ -13,10 +13,10 @@ from hypocenter.cli.options import EngineOptions, message_of, naming_options
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.serve_options import ServeOptions
 from hypocenter.config import DEFAULT_CONTEXT, EngineConfig
+from hypocenter.device.choice import with_device
 from hypocenter.environment import chosen_log
 from hypocenter.errors import EXIT_OK, HypoError, UsageError
 from hypocenter.messages import ServedModel
-from hypocenter.model.placement import with_device
 
 if TYPE_CHECKING:
     from hypocenter.server.operating.log import Sink

@@ -176,11 +176,13 @@ def _slices(items: list[msgspec.Raw]) -> Iterator[list[msgspec.Raw]]:
         yield slice_
 
 
-def _names_in(kind: Any, name: str) -> tuple[str, ...]:
+def _inner_fields(kind: Any, name: str) -> tuple[str, ...]:
     """The fields that the field `name` of a struct may have; none where it is no struct."""
     hints = get_type_hints(kind) if isinstance(kind, type) and issubclass(kind, Struct) else {}
-    structs = [one for one in get_args(hints.get(name)) if issubclass(one, Struct)]
-    return structs[0].__struct_fields__ if structs else ()
+    for hint in get_args(hints.get(name)):
+        if isinstance(hint, type) and issubclass(hint, Struct):
+            return hint.__struct_fields__
+    return ()
 
 
 def _as_api_error(error: msgspec.ValidationError, kind: Any) -> ApiError:
@@ -190,6 +192,6 @@ def _as_api_error(error: msgspec.ValidationError, kind: Any) -> ApiError:
     param = found[1] if found else None
     if missing := re.search(r"missing required field `(\w+)`", text):
         param = missing[1]
-    if param is not None and "unknown field" in text and (known := _names_in(kind, param)):
+    if param is not None and "unknown field" in text and (known := _inner_fields(kind, param)):
         text = f"{text}; it may have {', '.join(known)}"
     return ApiError(400, text.replace("`$.", "`").replace("`$", "`the body"), param=param)

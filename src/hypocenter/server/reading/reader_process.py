@@ -41,7 +41,7 @@ _ONE_THREAD = {
 #: What somebody ends a process with who has nothing against what it reads.
 _BY_HAND = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
-Answer = Told | FormRead | Failed
+ReaderAnswer = Told | FormRead | Failed
 
 
 class ReaderEnded(Exception):
@@ -87,7 +87,7 @@ class ReaderProcess:
             raise CannotRead(told.message)
         assert isinstance(told, ReaderReady), "a reader says that it is ready, or why not"
 
-    async def answer(self, question: Ask | ReadForm) -> Answer:
+    async def answer(self, question: Ask | ReadForm) -> ReaderAnswer:
         """What it says. Raises ReaderEnded, also where it takes longer than it may."""
         if self._process is None or self._process.returncode is not None:
             raise ReaderEnded("it was gone", is_innocent=True)

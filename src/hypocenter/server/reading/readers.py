@@ -17,7 +17,12 @@ from typing import Any, Protocol
 
 from hypocenter.messages import Ask, Failed, FormRead, ReadForm, StartReader
 from hypocenter.server.reading.form_memory import FormMemory
-from hypocenter.server.reading.reader_process import Answer, CannotRead, ReaderEnded, ReaderProcess
+from hypocenter.server.reading.reader_process import (
+    CannotRead,
+    ReaderAnswer,
+    ReaderEnded,
+    ReaderProcess,
+)
 from hypocenter.server.turns.fair_order import FairOrder
 
 log = logging.getLogger("hypocenter.server")
@@ -40,7 +45,7 @@ class ReadingProcess(Protocol):
 
     async def start(self) -> None: ...
 
-    async def answer(self, question: Ask | ReadForm, /) -> Answer: ...
+    async def answer(self, question: Ask | ReadForm, /) -> ReaderAnswer: ...
 
     async def close(self) -> None: ...
 
@@ -51,7 +56,7 @@ class _Job:
     client: str
     size: int
     is_small: bool
-    answer: asyncio.Future[Answer]
+    answer: asyncio.Future[ReaderAnswer]
     num_tries: int = 0
 
 
@@ -92,11 +97,11 @@ class Readers:
         self,
         question: Ask | ReadForm,
         client: str,
-    ) -> Answer:
+    ) -> ReaderAnswer:
         """What a reader says of it. Who stops waiting is not read, if that has not begun."""
         if (known := self._find_known(question)) is not None:
             return known
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[ReaderAnswer] = asyncio.get_running_loop().create_future()
         job = _Job(question, client, size_of(question), is_small(question), answer)
         if (busy := self._refuse_for_size(job)) is not None:
             return busy
@@ -127,7 +132,7 @@ class Readers:
                 job = await self._next(seat)
                 began = time.monotonic()
                 try:
-                    told: Answer | None = self._find_known(job.question)
+                    told: ReaderAnswer | None = self._find_known(job.question)
                     told = told or await reader.answer(job.question)
                 except ReaderEnded as ended:
                     reader = None
@@ -179,14 +184,14 @@ class Readers:
             self._changed.clear()
             await self._changed.wait()
 
-    def _find_known(self, question: Ask | ReadForm) -> Answer | None:
+    def _find_known(self, question: Ask | ReadForm) -> ReaderAnswer | None:
         return self._forms.get(question) if isinstance(question, ReadForm) else None
 
-    def _remember(self, question: Ask | ReadForm, told: Answer) -> None:
+    def _remember(self, question: Ask | ReadForm, told: ReaderAnswer) -> None:
         if isinstance(question, ReadForm) and isinstance(told, FormRead | Failed):
             self._forms.put(question, told)
 
-    def _told_of_end(self, job: _Job, ended: ReaderEnded) -> Answer | None:
+    def _told_of_end(self, job: _Job, ended: ReaderEnded) -> ReaderAnswer | None:
         """What becomes of a question whose reader ended; None: another one tries."""
         job.num_tries += 1
         if ended.is_innocent and job.num_tries < MAX_TRIES and not job.answer.done():
