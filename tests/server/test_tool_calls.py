@@ -17,7 +17,7 @@ from served import Served, serving
 from hypocenter import LLM, SamplingParams
 from hypocenter.conversation.calls_in_tags import CallsInTags
 from hypocenter.conversation.harmony import NOTHING, Channels, Spoken
-from hypocenter.conversation.thoughts import apart, reads_calls_of, split
+from hypocenter.conversation.thoughts import AnswerReader, apart, reads_calls_of, split
 from hypocenter.conversation.tools import MAX_CALLS, MAX_TOOLS, check_tools
 from hypocenter.engine.conversations import AnswerRules
 from hypocenter.errors import UsageError

@@ -17,6 +17,7 @@ from hypocenter.conversation.call_forms import FREE, CallRules, call_form
 from hypocenter.conversation.thoughts import (
     FORMATS_READ,
     PROMPT_END_CHARS,
+    AnswerReader,
     apart,
     opens_thought,
     reads_calls_of,
