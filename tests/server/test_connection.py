@@ -34,8 +34,8 @@ class Wire(asyncio.Transport):
 
     max_size = 256 << 10  # as asyncio's for sockets
 
-    def __init__(self) -> None:
-        super().__init__({"peername": ("192.0.2.7", 4242)})
+    def __init__(self, address: str | None = "192.0.2.7") -> None:
+        super().__init__({"peername": (address, 4242) if address else ""})
         self.sent = b""
         self.is_paused = self.is_closed = self.has_eof = self.is_aborted = False
 
@@ -291,6 +291,63 @@ def test_requests_that_follow_each_other_are_read_whatever_the_pieces(size: int)
     assert not wire.is_paused
 
 
+# -- the end of a connection -----------------------------------------------------------------------
+
+
+async def _until_left(scope: Any, receive: Any, send: Any) -> None:
+    """Work until the client leaves, as a route does that computes."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+@pytest.mark.parametrize(
+    "ahead",
+    [
+        post("/", body=LATER),
+        post("/", "Connection: close", body=b"x"),
+        post("/", body=post("/", "Content-Length: 40000", body=b"a" * 39_000)),
+        post("/", "Connection: Upgrade", "Upgrade: h2c", body=LATER),
+    ],
+    ids=["a second request", "more than was announced", "half a request", "behind an upgrade"],
+)
+def test_the_end_is_seen_behind_what_came_ahead(ahead: bytes) -> None:
+    """While the socket is not read, asyncio sees no end of the connection."""
+
+    async def work(made: Connection, wire: Wire) -> None:
+        made.app = _until_left
+        made.data_received(ahead)
+        await settle()
+        assert len(made.tasks) == 1
+        assert not wire.is_paused
+        made.connection_lost(None)
+        await settle()
+        assert not made.tasks
+
+    talk(work)
+
+
+def test_who_sends_too_much_ahead_is_refused() -> None:
+    most = connection.MAX_AHEAD_BYTES
+
+    async def work(made: Connection, wire: Wire) -> None:
+        made.app = _until_left
+        made.data_received(post("/") + b"a" * most)
+        await settle()
+        assert len(made.tasks) == 1
+        assert not wire.sent
+        made.data_received(b"a")
+        await settle()
+        assert not made.tasks  # what runs is told of it
+        assert not wire.is_closed  # the client gets its time to take the answer
+        made.data_received(b"a" * most)
+        assert not made._inbox
+
+    _, wire = talk(work)
+    assert wire.statuses == [400]
+    assert f"more than {most} bytes".encode() in wire.sent
+    assert wire.has_eof
+
+
 # -- shares and rates ------------------------------------------------------------------------------
 
 
@@ -420,6 +477,94 @@ def test_a_beginning_that_was_fast_does_not_buy_time() -> None:
     head = post("/", "Content-Length: 100000")
     _, wire = say(head, b"a" * 50_000, kind=Impatient, seconds=0.35)
     assert wire.statuses == [408]
+
+
+# -- whose place another one gets ------------------------------------------------------------------
+
+
+class Crowd:
+    """Connections of one server that lets in `most` of them."""
+
+    def __init__(self, most: int, app: Any) -> None:
+        self.state = ServerState()
+        self.config = uvicorn.Config(app, log_config=None, lifespan="off", limit_concurrency=most)
+        self.made: list[Connection] = []
+
+    async def come(self, address: str | None, sent: bytes = b"") -> Wire:
+        """A connection that says `sent`; others go first that were cut off."""
+        wire = Wire(address)
+        made = Impatient(self.config, self.state, {})
+        self.made.append(made)
+        made.connection_made(wire)
+        if sent:
+            made.data_received(sent)
+        await settle()
+        for other in list(self.made):
+            if cast(Wire, other._wire).is_aborted:
+                self.made.remove(other)
+                other.connection_lost(None)
+        return wire
+
+    def leave(self) -> None:
+        for made in self.made:
+            made.connection_lost(None)
+
+
+def crowd(work: Callable[[Crowd], Awaitable[None]], most: int, app: Any = _until_left) -> None:
+    async def run() -> None:
+        them = Crowd(most, app)
+        await work(them)
+        them.leave()
+        await settle()
+
+    asyncio.run(run())
+
+
+def test_who_rests_longest_of_the_most_makes_room() -> None:
+    async def work(them: Crowd) -> None:
+        first = await them.come("192.0.2.1")
+        many = [await them.come("192.0.2.2", b"GET /half") for _ in range(3)]
+        for number in range(2):
+            wire = await them.come("192.0.2.3")
+            assert not wire.sent
+            assert [one.is_aborted for one in many] == [True] * (number + 1) + [False] * (
+                2 - number
+            )
+        assert not first.is_aborted
+        await them.come("192.0.2.3")  # it has the most itself by now
+        assert not first.is_aborted
+        assert not many[2].is_aborted
+        assert len(them.state.connections) == 4
+
+    crowd(work, 4)
+
+
+def test_nobody_goes_whose_request_is_under_way() -> None:
+    async def work(them: Crowd) -> None:
+        await them.come("192.0.2.2")
+        them.made.pop().connection_lost(None)  # who has left makes no room
+        wires = [await them.come("192.0.2.2", post("/")) for _ in range(2)]
+        wires.append(await them.come("192.0.2.2", post("/", "Content-Length: 9", body=b"half")))
+        refused = await them.come("192.0.2.1")
+        assert refused.statuses == [503]
+        assert not any(wire.is_aborted for wire in wires)
+
+    crowd(work, 3)
+
+
+def test_who_was_answered_or_refused_rests() -> None:
+    async def work(them: Crowd) -> None:
+        answered = await them.come(None, post("/"))  # as of a Unix socket
+        refused = await them.come(None, post("/refused", "Content-Length: 9"))
+        assert (answered.statuses, refused.statuses) == ([200], [401])
+        them.made[0].data_received(post("/"))
+        await settle()
+        assert not (await them.come(None)).sent
+        assert (answered.is_aborted, refused.is_aborted) == (False, True)
+        assert not (await them.come(None)).sent
+        assert answered.is_aborted
+
+    crowd(work, 2, App())
 
 
 # -- the log ---------------------------------------------------------------------------------------

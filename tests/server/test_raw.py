@@ -256,6 +256,8 @@ async def _echo(scope: Any, receive: Any, send: Any) -> None:
     await send(
         {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
     )
+    if scope["path"] == "/slow":
+        await receive()  # until the client leaves
     await send({"type": "http.response.body", "body": b"{}"})
 
 
@@ -315,11 +317,13 @@ def test_no_more_clients_than_allowed(impatient: int) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(3):
             one = stack.enter_context(connected(impatient))
-            one.sendall(post("/"))
-            assert answer(one) == (200, {})
+            one.sendall(post("/slow"))
+            assert one.recv(1)
         with connected(impatient) as refused:
             require_error(answer(refused), 503)
     time.sleep(0.2)
-    with connected(impatient) as one:
-        one.sendall(post("/"))
-        assert answer(one) == (200, {})
+    with contextlib.ExitStack() as stack:
+        for _ in range(5):  # who rests makes room
+            one = stack.enter_context(connected(impatient))
+            one.sendall(post("/"))
+            assert answer(one) == (200, {})

@@ -12,11 +12,13 @@ import pytest
 
 from hypocenter.config import SamplingParams
 from hypocenter.messages import Accepted, Ending, Piece, ServedModel
+from hypocenter.server import app
 from hypocenter.server.app import make_app
 from hypocenter.server.faults import FaultKeeper
 from hypocenter.server.generation import Generation
 from hypocenter.server.inquiry import Inquiry
 from hypocenter.server.intake.bodies import Bodies
+from hypocenter.server.openapi import document
 from hypocenter.server.routes import Service
 
 FACTS = ServedModel(
@@ -35,6 +37,7 @@ class Fake:
         self.facts, self.has_given_up, self.is_ready = FACTS, False, True
         self.ended_early: list[str] = []
         self.generations = [self._generation(1, "cmpl-one"), self._generation(2, "cmpl-two")]
+        self.num_left = self.num_questions = 0
         self.held: list[int] = []
         self.num_left = self.num_questions = 0
         metrics = SimpleNamespace(count=lambda what: None, note=lambda *_: None)
@@ -123,6 +126,23 @@ def test_a_key_comes_as_a_bearer_or_by_its_own_header(
     keyed: Fake, header: tuple[str, str], status: int
 ) -> None:
     assert keyed.ask("GET", "/version", header)[0] == status
+
+
+def test_the_document_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def counting(*given: Any) -> Any:
+        made.append(given)
+        return document(*given)
+
+    monkeypatch.setattr(app, "document", counting)
+    paths = [f"/{number}" for number in range(2)]
+    for path in paths:
+        fake = Fake(root_path=path)
+        for _ in range(3):
+            status, told = fake.ask("GET", "/openapi.json")
+            assert (status, told["servers"]) == (200, [{"url": path}])
+    assert [given[2] for given in made] == paths
 
 
 def test_a_client_is_known_by_its_key_or_by_its_address(keyed: Fake) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import re
@@ -9,6 +10,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -20,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hypocenter.package import version
 from hypocenter.server import answers, routes, side_routes
-from hypocenter.server.api_error import ApiError, json_response
+from hypocenter.server.api_error import ApiError
 from hypocenter.server.fields import ChatBody, CompletionBody
 from hypocenter.server.intake.strangers import Strangers
 from hypocenter.server.openapi import Endpoint, document
@@ -34,7 +36,13 @@ _ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
 
 
 async def _openapi(request: Request) -> Response:
-    return json_response(document(TABLE, version(), request.app.state.root_path))
+    return Response(_document(request.app.state.root_path), media_type="application/json")
+
+
+@functools.cache
+def _document(root_path: str) -> bytes:
+    """The document of a server, which takes 10 ms to make and never changes."""
+    return msgspec.json.encode(document(TABLE, version(), root_path))
 
 
 #: Every route there is.

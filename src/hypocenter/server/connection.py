@@ -15,7 +15,6 @@ import logging
 import re
 import resource
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,11 +28,15 @@ from hypocenter.errors import UsageError
 from hypocenter.server.api_error import ApiError
 from hypocenter.server.inquiry import new_name
 from hypocenter.server.intake.chunks import BadChunks, Chunks
+from hypocenter.server.intake.parser import Parser
+from hypocenter.server.intake.resting import Resting
 from hypocenter.server.intake.sparse_log import SparseLog
 
 #: Of the line and the headers of a request together.
 MAX_HEADER_BYTES = 64 << 10
 MAX_HEADERS = 256
+#: Of what comes behind a request before its answer is whole.
+MAX_AHEAD_BYTES = 64 << 10
 MAX_CONNECTIONS = 4096
 #: Of the process's files, those that are no connections: workers, libraries, the log.
 _OTHER_FILES = 44
@@ -78,51 +81,6 @@ def tell_of_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> No
         _log.warn(f"no client was let in for a second: {error}; see ulimit -n")
     else:
         loop.default_exception_handler(context)
-
-
-class _Parser(h11.Connection):
-    """h11, which is handed a head or data of a body, and nothing beyond them.
-
-    `refuse` is told of what is no HTTP, and of what two readers would take for different requests.
-    """
-
-    def __init__(self, refuse: Callable[[int, str], None]) -> None:
-        super().__init__(h11.SERVER, MAX_HEADER_BYTES)
-        self._refuse = refuse
-
-    def next_event(self) -> Any:
-        try:
-            event = super().next_event()
-        except h11.RemoteProtocolError as error:
-            self._refuse(error.error_status_hint, str(error))
-            return h11.NEED_DATA
-        if isinstance(event, h11.Request) and (reason := _ambiguity(event)):
-            self._refuse(400, reason)
-            return h11.NEED_DATA
-        return event
-
-    def send(self, event: Any) -> Any:
-        """As h11 does, but an answer that begins before its body has come closes the connection."""
-        if isinstance(event, h11.Response) and self.their_state is h11.SEND_BODY:
-            headers = [pair for pair in event.headers if pair[0] != b"connection"]
-            event = h11.Response(
-                status_code=event.status_code,
-                headers=[*headers, (b"connection", b"close")],
-                reason=event.reason,
-            )
-        return super().send(event)
-
-
-def _ambiguity(request: h11.Request) -> str:
-    """Why it cannot be told where a request's body ends; "" when it can (RFC 9112, 6.1 and 6.3)."""
-    names = {name for name, _ in request.headers}
-    if b"transfer-encoding" not in names:
-        return ""
-    if b"content-length" in names:
-        return "it has both Content-Length and Transfer-Encoding"
-    if request.http_version < b"1.1":
-        return "it is HTTP/1.0 and has Transfer-Encoding"
-    return ""
 
 
 class _Gate(asyncio.Transport):
@@ -177,11 +135,13 @@ class _Turns:
 
 
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
+_resting: WeakKeyDictionary[ServerState, Resting[Connection]] = WeakKeyDictionary()
 
 
 class Connection(H11Protocol):
     """`limit_concurrency` of uvicorn's configuration bounds the connections.
 
+    When there are so many, one without a request is cut off for a new one, or the new one refused.
     The headers of a request must be there `header_seconds` after the connection or the request
     began. In each `body_seconds` of a body come `body_rate` bytes of data a second, or its end. Who
     leaves its buffer (64 KiB) full for `unread_seconds` is cut off; it counts as full until three
@@ -203,11 +163,12 @@ class Connection(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.conn = _Parser(self._refuse_request)
+        self.conn = Parser(MAX_HEADER_BYTES, self._refuse_request)
         # Uvicorn would refuse in its own words, and keep the connection.
         self._max_connections, self.limit_concurrency = self.limit_concurrency, None
         self.is_leaving = False
         self._turns = _turns.setdefault(self.loop, _Turns())
+        self._resting = _resting.setdefault(server_state, Resting())
         self._deadline: asyncio.TimerHandle | None = None
         self._awaited: object = None
         self._cutting: asyncio.TimerHandle | None = None
@@ -227,16 +188,23 @@ class Connection(H11Protocol):
         if hasattr(transport, "max_size"):  # TLS has none
             transport.max_size = _READ_BYTES
         super().connection_made(_Gate(transport, self))
+        self._address = self.client[0] if self.client else ""
+        self._peer = f"{self._address}:{self.client[1]}" if self.client else "a client"
         limit = self._max_connections
-        if limit is not None and len(self.connections) > limit:
+        is_one_too_many = limit is not None and len(self.connections) > limit
+        if is_one_too_many and (other := self._resting.next_to_go()) is not None:
+            other.give_way()
+        elif is_one_too_many:
             message = f"{limit} clients are connected, and no more may be; try again in a moment"
             self._refuse(ApiError(503, message, kind="unavailable_error", retry=True))
-        else:
-            self._watch()
+            return
+        self._rest()
+        self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watching()
         self._note_taken()
+        self._resting.discard(self._address, self)
         if self._lingering is not None:
             self._lingering.cancel()
         self.is_leaving = True
@@ -263,6 +231,7 @@ class Connection(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self.transport.is_closing():
+            self._rest()
             self._read_soon()
             self._watch()
 
@@ -306,20 +275,27 @@ class Connection(H11Protocol):
             self._read_head()
         if self.conn.their_state is h11.SEND_BODY and not (self._is_full or self.is_leaving):
             self._read_body()
+        if self._is_answering() and len(self._inbox) > MAX_AHEAD_BYTES:
+            what = f"more than {MAX_AHEAD_BYTES} bytes came behind this request before its answer"
+            self._refuse(ApiError(400, f"{what}; wait for it, or take another connection"))
         if self.is_leaving:
             return
         self._watch()
-        if self._may_read() and 0 < len(self._inbox) < num_before:
+        may_read = not (self._is_full or self._is_answering())
+        if may_read and 0 < len(self._inbox) < num_before:
             self._read_soon()
         self._pace()
 
-    def _may_read(self) -> bool:
+    def _is_answering(self) -> bool:
         """Whose body is whole gets its answer before anything else is read."""
-        return self.conn.their_state in (h11.IDLE, h11.SEND_BODY) and not self._is_full
+        return self.conn.their_state not in (h11.IDLE, h11.SEND_BODY)
 
     def _pace(self) -> None:
-        """Take nothing more from the socket as long as there is something to read."""
-        if self._is_full or self._is_due or (self._inbox and not self._may_read()):
+        """Take nothing more from the socket as long as there is something to read.
+
+        While an answer is made the socket is read: else nobody would see that the client left.
+        """
+        if self._is_full or self._is_due:
             self._wire.pause_reading()
         else:
             self._wire.resume_reading()
@@ -341,6 +317,7 @@ class Connection(H11Protocol):
             if head.count(b"\n") - 2 > MAX_HEADERS:
                 self._refuse_request(431, f"it has more than {MAX_HEADERS} headers")
                 return
+            self._resting.discard(self._address, self)
             self.conn.receive_data(head)
             self._num_data_bytes = 0
             self.handle_events()
@@ -432,8 +409,7 @@ class Connection(H11Protocol):
         """Say why, if nothing has been said yet, and close."""
         if self.is_leaving:
             return
-        peer = f"{self.client[0]}:{self.client[1]}" if self.client else "a client"
-        _log.warn(f"{peer} was refused ({error.status}): {error.message}")
+        _log.warn(f"{self._peer} was refused ({error.status}): {error.message}")
         is_head = self.cycle is not None and self.scope["method"] == "HEAD"
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not is_head:
             answer = error.response()
@@ -447,6 +423,17 @@ class Connection(H11Protocol):
                 self._wire.write(self.conn.send(event) or b"")
         self.leave()
 
+    def _rest(self) -> None:
+        """From now on it may go for another one; see `Resting`."""
+        self._resting.add(self._address, self)
+
+    def give_way(self) -> None:
+        """Go at once: without a request, or refused, this one is the next to go."""
+        _log.warn(f"{self._max_connections} clients are connected; {self._peer} gave way")
+        self._resting.discard(self._address, self)
+        self.is_leaving = True
+        self._wire.abort()
+
     def leave(self) -> None:
         """Close, and read nothing more.
 
@@ -455,7 +442,7 @@ class Connection(H11Protocol):
         """
         if self.is_leaving:
             return
-        has_read_all = self.conn.their_state not in (h11.SEND_BODY, h11.ERROR)
+        is_within = self.conn.their_state in (h11.SEND_BODY, h11.ERROR) or bool(self._inbox)
         self.is_leaving = True
         self._inbox.clear()
         self._stop_watching()
@@ -463,9 +450,10 @@ class Connection(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True  # the application need not wait for the connection's end
             self.cycle.message_event.set()
-        if has_read_all or not self.linger_seconds or not self._wire.can_write_eof():
+        if not (is_within and self.linger_seconds and self._wire.can_write_eof()):
             self._wire.close()
             return
+        self._rest()
         try:
             self._wire.write_eof()
         except OSError:  # the client has gone
