@@ -43,7 +43,7 @@ ADMIN = {"Authorization": "Bearer boss"}
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server that has room for a part of what is asked: some wait, and some give way."""
-    words = ("-np", "32", "--kv-tokens", "320", "--admin-key", "boss")
+    words = ("-np", "32", "-c", "320", "--kv-tokens", "320", "--admin-key", "boss")
     with serving(tmp_path_factory.mktemp("crowded"), *words) as served:
         yield served
 
