@@ -23,7 +23,7 @@ FACTS = ServedModel(
     name="m", architecture="llama", quantisation="Q8_0", num_parameters=1, file_bytes=1,
     context_length=64, trained_length=64, vocab_size=9, bos_id=1, eos_id=2, bos_text="",
     eos_text="", chat_template="", device="cpu", instruction_set="", max_requests=2,
-    block_size=16, num_blocks=4, longest_token_bytes=8,
+    block_size=16, num_blocks=4, step_tokens=512, longest_token_bytes=8,
 )  # fmt: skip
 PATH = "/home/someone/models/m.gguf"
 

@@ -60,6 +60,7 @@ FACTS = msgspec.structs.replace(
     max_requests=10,
     block_size=16,
     num_blocks=1000,
+    step_tokens=512,
 )
 ORDERS = Orders("model.gguf", EngineConfig(), Deadlines(), Path("/nowhere"), has_spare=False)
 

@@ -94,10 +94,13 @@ class Inquiry:
             for number in range(num_choices):
                 seed = ((params.seed or 0) + number) % (MAX_SEED + 1)
                 is_chat = bool(prompt) and isinstance(prompt, tuple) and isinstance(prompt[0], dict)
+                own = replace(params, seed=seed)
+                if number:  # they are told what was found of the first one's
+                    own = replace(own, prompt_logprobs=None)
                 generation = Generation(
                     supervisor.next_id(),
                     name,
-                    replace(params, seed=seed),
+                    own,
                     prompt="" if is_chat else prompt,
                     messages=prompt if is_chat else None,
                     cache_salt=cache_salt,
@@ -160,12 +163,13 @@ class Inquiry:
             if isinstance(event, Failed):
                 raise error_of(event)
             if isinstance(event, Accepted):
-                choice.prompt_pieces = event.pieces
+                choice.prompt_pieces = event.pieces or choice.prompt_pieces
             if not isinstance(event, Piece):
                 continue
             if self._max_calls is not None and event.calls:
                 calls = tuple(piece for piece in event.calls if piece.index < self._max_calls)
                 event = msgspec.structs.replace(event, calls=calls)
+            choice.prompt_logprobs = choice.prompt_logprobs or event.prompt_logprobs
             if not choice.text and choice.index % self.num_choices == 0:
                 self._submit_others(choice)
             choice.text.append(event.text)
@@ -173,7 +177,6 @@ class Inquiry:
             choice.calls += event.calls
             choice.call_ids += [new_name("call") for piece in event.calls if piece.name]
             choice.logprobs += event.logprobs or ()
-            choice.prompt_logprobs = choice.prompt_logprobs or event.prompt_logprobs
             choice.ending = event.ending
             num_open -= event.ending is not None
             yield choice, event
@@ -182,6 +185,8 @@ class Inquiry:
         for choice in self.choices[first.index + 1 : first.index + self.num_choices]:
             if not choice.generation.is_done:  # it may have been cancelled meanwhile
                 choice.generation.share_reading(first.generation)
+                choice.prompt_pieces = first.prompt_pieces
+                choice.prompt_logprobs = first.prompt_logprobs
                 self._supervisor.submit(choice.generation)
 
     def cancel(self) -> None:
