@@ -90,17 +90,14 @@ class Inquiry:
         self._changed = asyncio.Event()
         self._num_accepted = 0
         self._max_calls = 1 if asked is not None and asked.calls.is_one_call else None
+        own_params = [_params_of(params, number) for number in range(num_choices)]
         for prompt in prompts:
             for number in range(num_choices):
-                seed = ((params.seed or 0) + number) % (MAX_SEED + 1)
                 is_chat = bool(prompt) and isinstance(prompt, tuple) and isinstance(prompt[0], dict)
-                own = replace(params, seed=seed)
-                if number:  # they are told what was found of the first one's
-                    own = replace(own, prompt_logprobs=None)
                 generation = Generation(
                     supervisor.next_id(),
                     name,
-                    own,
+                    own_params[number],
                     prompt="" if is_chat else prompt,
                     messages=prompt if is_chat else None,
                     cache_salt=cache_salt,
@@ -230,6 +227,12 @@ class Inquiry:
         if news.choice.newest is news:  # nothing is added to it any more
             news.choice.newest = None
         return news
+
+
+def _params_of(params: SamplingParams, number: int) -> SamplingParams:
+    """Those of the choice of that number: a prompt's logprobs are found once, for the first."""
+    seed = ((params.seed or 0) + number) % (MAX_SEED + 1)
+    return replace(params, seed=seed, prompt_logprobs=None if number else params.prompt_logprobs)
 
 
 def _join(first: WorkerEvent, then: WorkerEvent) -> Piece | None:

@@ -13,7 +13,7 @@ from hypocenter.messages import ServedModel
 from hypocenter.server.generation import Generation
 from hypocenter.server.turns.fair_order import FairOrder
 
-#: That may wait for their first token, whatever their prompts: how much of a prompt is in the KV cache
+#: That may wait for their first token, whatever their prompts: how much of these is in the KV cache
 #: already is not known here.
 MAX_UNBEGUN = 2
 #: Steps that the prompts of others take, so that the worker always has its next one.
