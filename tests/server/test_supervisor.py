@@ -62,7 +62,9 @@ FACTS = msgspec.structs.replace(
     num_blocks=1000,
     step_tokens=512,
 )
-ORDERS = Orders("model.gguf", EngineConfig(), Deadlines(), Path("/nowhere"), has_spare=False)
+ORDERS = Orders(
+    "model.gguf", EngineConfig(device="cpu"), Deadlines(), Path("/nowhere"), has_spare=False
+)
 
 
 def ended(code: int | None = None, number: int | None = None, **more: Any) -> Ended:
@@ -98,8 +100,8 @@ class PretendedLife:
     def begin(
         self,
         kept: KeptWeights | None,
-        block_memory: str,
-        config: EngineConfig,
+        block_memory: str = "",
+        config: EngineConfig | None = None,
         *,
         is_first: bool = False,
     ) -> None:
