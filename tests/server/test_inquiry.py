@@ -11,7 +11,7 @@ from hypocenter.config import SamplingParams
 from hypocenter.messages import Accepted, Ending, Piece
 from hypocenter.results import TokenLogprob, TopLogprob
 from hypocenter.server.generation import Generation
-from hypocenter.server.inquiry import Inquiry
+from hypocenter.server.inquiry import NEWS_OF_A_TURN, Inquiry
 
 TOP = (TopLogprob(5, b"a", -0.5), TopLogprob(6, b"b", -1.0))
 OF_PROMPT = (None, TokenLogprob(5, b"a", -0.5, TOP))
@@ -57,6 +57,28 @@ def test_logprobs_of_a_prompt_are_asked_for_once_and_told_with_each_choice() -> 
         for choice in inquiry.choices:
             assert choice.prompt_logprobs is OF_PROMPT
             assert choice.prompt_pieces == (b"x", b"y")
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+
+
+def test_others_have_their_turn_while_much_is_told() -> None:
+    async def work() -> None:
+        num_turns = 0
+
+        async def count() -> None:
+            nonlocal num_turns
+            while True:
+                num_turns += 1
+                await asyncio.sleep(0)
+
+        params = SamplingParams(seed=3)
+        inquiry = Inquiry(cast(Any, Answering()), "one", [(5,)] * 200, params, 1, "")
+        await inquiry.accept()
+        await asyncio.sleep(0)
+        counting = asyncio.create_task(count())
+        assert len([news async for news in inquiry.pieces()]) == 200
+        counting.cancel()
+        assert num_turns >= 200 // NEWS_OF_A_TURN
 
     asyncio.run(asyncio.wait_for(work(), 20))
 

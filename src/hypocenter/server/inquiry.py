@@ -25,6 +25,8 @@ PING_SECONDS = 15.0
 #: Pieces that wait for their client are joined up to so many tokens; one by one they would take
 #: more than 200 bytes a token.
 JOINED_TOKENS = 64
+#: News that are taken before others have a turn, where so many wait: some milliseconds of a stream.
+NEWS_OF_A_TURN = 16
 
 
 @dataclass(eq=False, slots=True)
@@ -88,7 +90,7 @@ class Inquiry:
         self._supervisor = supervisor
         self._events: deque[_News] = deque()
         self._changed = asyncio.Event()
-        self._num_accepted = 0
+        self._num_taken = 0
         self._max_calls = 1 if asked is not None and asked.calls.is_one_call else None
         own_params = [_params_of(params, number) for number in range(num_choices)]
         for prompt in prompts:
@@ -220,6 +222,9 @@ class Inquiry:
         )
 
     async def _next(self) -> _News:
+        self._num_taken += 1
+        if self._num_taken % NEWS_OF_A_TURN == 0:
+            await asyncio.sleep(0)
         while not self._events:
             self._changed.clear()
             await self._changed.wait()
