@@ -202,6 +202,8 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     max_requests: int
     block_size: int
     num_blocks: int
+    #: The most tokens of one step.
+    step_tokens: int
     longest_token_bytes: int
 
 

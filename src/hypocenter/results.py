@@ -46,11 +46,11 @@ class Timings(msgspec.Struct, frozen=True):
         return later / self.generation_seconds if self.generation_seconds else 0.0
 
 
-class TopLogprob(msgspec.Struct, frozen=True):
+class TopLogprob(msgspec.Struct, frozen=True, gc=False):
     """A token and its natural log probability by the raw logits, before penalties and filters.
 
     `piece` holds the bytes that it adds to the text: none for a special token, and not always whole
-    characters.
+    characters. There are thousands in an answer, and no cycles: Python's collector need not look.
     """
 
     token_id: int

@@ -53,6 +53,8 @@ def _table() -> tuple[Attack, ...]:
         ("10,000 lists 900 deep", "bodies.nested_in_bounds", 2),
         ("15 million ids", "bodies.token_ids", 2),
         ("500 prompts of 30,000 ids", "bodies.prompts_of_ids", 2),
+        ("512 prompts of 60,000 letters", "bodies.prompts_of_text", 8),
+        ("512 wide prompts", "bodies.wide_prompts", 8),
         ("10^6 digits", "bodies.digits", 4),
         ("3*10^7 digits", "bodies.digits_of_a_message", 2),
         ("5 million escapes", "bodies.escapes", 2),

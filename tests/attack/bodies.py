@@ -62,6 +62,21 @@ def _prompts_of_ids() -> bytes:
 
 
 @functools.cache
+def _prompts_of_text() -> bytes:
+    """As many prompts as one request may have, of which none alone is too long."""
+    return (
+        b'{"max_tokens": 1, "prompt": [' + _times(b'"' + b"import os " * 6000 + b'"', 512) + b"]}"
+    )
+
+
+@functools.cache
+def _wide_prompts() -> bytes:
+    """The same, with a character that has Python hold each text in four bytes a letter."""
+    one = '"\U0001d518'.encode() + b"import os " * 6000 + b'"'
+    return b'{"max_tokens": 1, "prompt": [' + _times(one, 512) + b"]}"
+
+
+@functools.cache
 def _digits() -> bytes:
     return b'{"prompt": "x", "max_tokens": ' + b"1" * 1_000_000 + b"}"
 
@@ -145,6 +160,8 @@ nested = _client("/v1/completions", _nested)
 nested_in_bounds = _client("/v1/chat/completions", _nested_in_bounds)
 token_ids = _client("/v1/completions", _token_ids)
 prompts_of_ids = _client("/v1/completions", _prompts_of_ids)
+prompts_of_text = _client("/v1/completions", _prompts_of_text)
+wide_prompts = _client("/v1/completions", _wide_prompts)
 digits = _client("/v1/completions", _digits)
 digits_of_a_message = _client("/v1/chat/completions", _digits_of_a_message)
 escapes = _client("/v1/completions", _escapes)

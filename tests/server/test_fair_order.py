@@ -158,13 +158,56 @@ def test_who_left_has_his_place_until_the_worker_is_through_with_him() -> None:
 
 def test_long_prompts_do_not_wait_within_the_worker_for_room() -> None:
     """Or who comes next would stand behind all of them there."""
-    worker = Worker(max_requests=32, block_size=16, num_blocks=100)
+    worker = Worker(max_requests=32, block_size=16, num_blocks=100, step_tokens=4096)
     worker.come("ann", 32, num_tokens=400)
     assert len(worker.fill()) == 3, "of 26 blocks each"
     for one in worker.open.values():
         if one.is_with_worker:
             one.take(Piece(one.id, "x", (5,)))
     assert len(worker.fill()) == MAX_UNBEGUN, "they may share what is there"
+
+
+def test_prompts_that_take_more_than_two_steps_wait_here() -> None:
+    """In the worker who comes next would stand behind all of their steps."""
+    worker = Worker(max_requests=32, block_size=16, num_blocks=10_000, step_tokens=512)
+    worker.come("ann", 32, num_tokens=400)
+    assert len(worker.fill()) == 2
+    worker.come("bob", 2, num_tokens=400)
+    assert worker.fill() == ["bob"], "who has none there waits for nobody's prompts"
+    worker.come("eve", 1, num_tokens=40)
+    assert worker.fill() == ["eve"]
+    begun = [one for one in worker.open.values() if one.is_with_worker]
+    for one in begun:
+        one.take(Piece(one.id, "x", (5,)))
+    assert sorted(worker.fill()) == ["ann", "bob"]
+
+
+def test_short_prompts_are_handed_over_together() -> None:
+    worker = Worker(max_requests=32, step_tokens=512)
+    worker.come("ann", 40, num_tokens=32)
+    assert len(worker.fill()) == 32
+
+
+def test_places_are_kept_for_others_while_there_are_any() -> None:
+    worker = Worker(max_requests=32, num_blocks=10_000)
+    worker.come("ann", 100)
+    assert len(worker.fill()) == 32, "who is alone has all of them"
+    worker = Worker(max_requests=32, num_blocks=10_000)
+    worker.places.charge("bob", 0, 8)
+    worker.come("ann", 100)
+    assert len(worker.fill()) == 28
+    worker.come("bob", 1)
+    worker.come("eve", 1)
+    assert sorted(worker.fill()) == ["bob", "eve"], "at once: nobody gives way to them"
+
+
+def test_others_are_those_who_were_served_lately() -> None:
+    order = FairOrder(clock := Clock())
+    order.charge("ann", 1.0)
+    assert not order.has_others("ann")
+    assert order.has_others("bob")
+    clock.now += HALF_LIFE_SECONDS + 1
+    assert not order.has_others("bob")
 
 
 def test_a_request_gives_way_to_a_client_that_has_none_there() -> None:
@@ -195,7 +238,7 @@ def test_a_request_gives_way_to_a_client_that_has_none_there() -> None:
 
 
 def test_who_waits_for_room_in_the_cache_gets_it_as_well() -> None:
-    worker = Worker(max_requests=32, block_size=16, num_blocks=100)
+    worker = Worker(max_requests=32, block_size=16, num_blocks=100, step_tokens=4096)
     worker.come("ann", 4, num_tokens=400)
     worker.fill()
     worker.come("bob", 1, num_tokens=400)

@@ -9,15 +9,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from test_supervisor import FACTS
 
 from hypocenter.server.api_error import ApiError
-from hypocenter.server.fields import ChatBody, CompletionBody, read_body
+from hypocenter.server.fields import ChatBody, CompletionBody, prompts_of, read_body
 from hypocenter.server.intake import json_bounds
 from hypocenter.server.intake.bodies import Bodies
 from hypocenter.server.intake.chunks import BadChunks, Chunks
 from hypocenter.server.intake.json_bounds import BodyShape, decode_body, fields_of
 from hypocenter.server.intake.strangers import Strangers, is_host
+from hypocenter.server.reading.readers import SMALL
 
+LONG_BODY = json_bounds.SLICE_BYTES + 1
 LOCAL = Strangers(is_local=True)
 NAMED = Strangers(is_local=True, hosts=["LLM.example.com:8443", "10.0.0.7"])
 OPEN = Strangers(is_local=False)
@@ -158,6 +161,29 @@ def test_bodies_have_a_bound_together_and_each_client_has_half_of_it() -> None:
     assert not bodies._by_client
 
 
+def test_long_bodies_are_decoded_one_after_the_other_and_short_ones_at_once() -> None:
+    """A body is in memory twice while it is decoded: its bytes, and what they say."""
+
+    async def work() -> None:
+        bodies, within = Bodies(1000), list[int]()
+        most = 0
+
+        async def decode(num_bytes: int) -> None:
+            nonlocal most
+            async with bodies.decoding(num_bytes):
+                within.append(num_bytes)
+                most = max(most, within.count(LONG_BODY))
+                await asyncio.sleep(0)
+                assert num_bytes == LONG_BODY or within.count(1) == 3
+                await asyncio.sleep(0)
+                within.remove(num_bytes)
+
+        await asyncio.gather(*map(decode, [LONG_BODY, LONG_BODY, 1, LONG_BODY, 1, 1]))
+        assert (most, within) == (1, [])
+
+    asyncio.run(work())
+
+
 def test_a_body_counts_for_what_it_becomes_and_passes_alone() -> None:
     bodies = Bodies(1000)
     one, other = bodies.of("a"), bodies.of("b")
@@ -293,7 +319,7 @@ def test_others_run_between_slices() -> None:
             num_turns += 1
         return num_turns
 
-    assert asyncio.run(run()) > len(data) // json_bounds._SLICE_BYTES
+    assert asyncio.run(run()) > len(data) // json_bounds.SLICE_BYTES
 
 
 @pytest.mark.parametrize(
@@ -316,6 +342,18 @@ def test_errors_of_long_bodies_name_the_field(
         asyncio.run(decode_body(data, fields_of(data, Sliced), Sliced))
     assert message in str(info.value)
     assert (info.value.status, info.value.param) == (400, param)
+
+
+def test_texts_that_could_never_wait_together_are_refused_before_anything_is_made_of_them() -> None:
+    body = CompletionBody(prompt=["b" * 100_000] * 84)
+    with pytest.raises(ApiError, match="84 prompts have 8400000 characters, but at most 8388608"):
+        prompts_of(body, FACTS)
+    with pytest.raises(ApiError) as info:
+        prompts_of(body, FACTS)
+    assert (info.value.status, info.value.param, info.value.retry) == (413, "prompt", None)
+    assert len(prompts_of(CompletionBody(prompt=["b" * 100_000] * 83), FACTS)) == 83
+    assert len(prompts_of(CompletionBody(prompt=["b" * (8 << 20) + "b"]), FACTS)) == 1
+    assert len(prompts_of(CompletionBody(prompt=["b" * SMALL] * 512), FACTS)) == 512
 
 
 def test_bodies_of_routes_are_read_in_slices_too() -> None:

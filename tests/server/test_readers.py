@@ -172,6 +172,7 @@ def test_the_other_client_is_next() -> None:
 def test_what_waits_to_be_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         monkeypatch.setattr(module, "MAX_WAITING", 4 * len(LONG))
+        monkeypatch.setattr(module, "MAX_WAITING_OF_CLIENT", 2 * len(LONG))
         pool, small, _large = await started()
         tasks = [pool.ask(1, LONG)]
         await settle()
@@ -199,6 +200,7 @@ def test_what_waits_to_be_read_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 def test_one_text_may_always_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         monkeypatch.setattr(module, "MAX_WAITING", 1)
+        monkeypatch.setattr(module, "MAX_WAITING_OF_CLIENT", 1)
         pool, _small, large = await started()
         first = pool.ask(1, LONG)
         await settle()

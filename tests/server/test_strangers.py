@@ -25,7 +25,7 @@ FACTS = ServedModel(
     name="m", architecture="llama", quantisation="Q8_0", num_parameters=1, file_bytes=1,
     context_length=64, trained_length=64, vocab_size=9, bos_id=1, eos_id=2, bos_text="",
     eos_text="", chat_template="", device="cpu", instruction_set="", max_requests=2,
-    block_size=16, num_blocks=4, longest_token_bytes=8,
+    block_size=16, num_blocks=4, step_tokens=512, longest_token_bytes=8,
 )  # fmt: skip
 PATH = "/home/someone/models/m.gguf"
 
@@ -35,6 +35,7 @@ class Fake:
 
     def __init__(self, **more: Any) -> None:
         self.facts, self.has_given_up, self.is_ready = FACTS, False, True
+        self.num_left = self.num_questions = 0
         self.ended_early: list[str] = []
         self.generations = [self._generation(1, "cmpl-one"), self._generation(2, "cmpl-two")]
         self.num_left = self.num_questions = 0

@@ -60,8 +60,11 @@ FACTS = msgspec.structs.replace(
     max_requests=10,
     block_size=16,
     num_blocks=1000,
+    step_tokens=512,
 )
-ORDERS = Orders("model.gguf", EngineConfig(), Deadlines(), Path("/nowhere"), has_spare=False)
+ORDERS = Orders(
+    "model.gguf", EngineConfig(device="cpu"), Deadlines(), Path("/nowhere"), has_spare=False
+)
 
 
 def ended(code: int | None = None, number: int | None = None, **more: Any) -> Ended:

@@ -17,6 +17,7 @@ from hypocenter.messages import NO_REQUEST, Failed, ServedModel
 from hypocenter.server.api_error import ApiError, error_of
 from hypocenter.server.bodies.field_table import ALLOWED_IN_ONE, HARMLESS, REFUSED
 from hypocenter.server.intake.json_bounds import decode, decode_body, fields_of
+from hypocenter.server.reading.readers import MAX_WAITING_OF_CLIENT, SMALL
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 512
@@ -173,7 +174,21 @@ def prompts_of(body: CompletionBody, model: ServedModel) -> list[str | tuple[int
             f"there are {len(prompts)} prompts, but must be 1 to {MAX_PROMPTS}",
             param="prompt",
         )
+    _require_readable(prompts)
     return prompts
+
+
+def _require_readable(prompts: Sequence[str | tuple[int, ...]]) -> None:
+    """What would be refused anyway, whenever it comes: no generations are made for that."""
+    sizes = [len(prompt) for prompt in prompts if isinstance(prompt, str) and len(prompt) > SMALL]
+    if len(sizes) > 1 and sum(sizes) > MAX_WAITING_OF_CLIENT:
+        raise ApiError(
+            413,
+            f"the {len(prompts)} prompts have {sum(sizes)} characters, but at most "
+            f"{MAX_WAITING_OF_CLIENT} may wait to be read; ask for fewer at once",
+            code="body_too_large",
+            param="prompt",
+        )
 
 
 def _require_room(given: Sequence[str | int | list[int]], model: ServedModel) -> None:

@@ -25,6 +25,8 @@ PING_SECONDS = 15.0
 #: Pieces that wait for their client are joined up to so many tokens; one by one they would take
 #: more than 200 bytes a token.
 JOINED_TOKENS = 64
+#: News that are taken before others have a turn, where so many wait: some milliseconds of a stream.
+NEWS_OF_A_TURN = 16
 
 
 @dataclass(eq=False, slots=True)
@@ -88,16 +90,16 @@ class Inquiry:
         self._supervisor = supervisor
         self._events: deque[_News] = deque()
         self._changed = asyncio.Event()
-        self._num_accepted = 0
+        self._num_taken = 0
         self._max_calls = 1 if asked is not None and asked.calls.is_one_call else None
+        own_params = [_params_of(params, number) for number in range(num_choices)]
         for prompt in prompts:
             for number in range(num_choices):
-                seed = ((params.seed or 0) + number) % (MAX_SEED + 1)
                 is_chat = bool(prompt) and isinstance(prompt, tuple) and isinstance(prompt[0], dict)
                 generation = Generation(
                     supervisor.next_id(),
                     name,
-                    replace(params, seed=seed),
+                    own_params[number],
                     prompt="" if is_chat else prompt,
                     messages=prompt if is_chat else None,
                     cache_salt=cache_salt,
@@ -160,12 +162,13 @@ class Inquiry:
             if isinstance(event, Failed):
                 raise error_of(event)
             if isinstance(event, Accepted):
-                choice.prompt_pieces = event.pieces
+                choice.prompt_pieces = event.pieces or choice.prompt_pieces
             if not isinstance(event, Piece):
                 continue
             if self._max_calls is not None and event.calls:
                 calls = tuple(piece for piece in event.calls if piece.index < self._max_calls)
                 event = msgspec.structs.replace(event, calls=calls)
+            choice.prompt_logprobs = choice.prompt_logprobs or event.prompt_logprobs
             if not choice.text and choice.index % self.num_choices == 0:
                 self._submit_others(choice)
             choice.text.append(event.text)
@@ -173,7 +176,6 @@ class Inquiry:
             choice.calls += event.calls
             choice.call_ids += [new_name("call") for piece in event.calls if piece.name]
             choice.logprobs += event.logprobs or ()
-            choice.prompt_logprobs = choice.prompt_logprobs or event.prompt_logprobs
             choice.ending = event.ending
             num_open -= event.ending is not None
             yield choice, event
@@ -182,6 +184,8 @@ class Inquiry:
         for choice in self.choices[first.index + 1 : first.index + self.num_choices]:
             if not choice.generation.is_done:  # it may have been cancelled meanwhile
                 choice.generation.share_reading(first.generation)
+                choice.prompt_pieces = first.prompt_pieces
+                choice.prompt_logprobs = first.prompt_logprobs
                 self._supervisor.submit(choice.generation)
 
     def cancel(self) -> None:
@@ -218,6 +222,9 @@ class Inquiry:
         )
 
     async def _next(self) -> _News:
+        self._num_taken += 1
+        if self._num_taken % NEWS_OF_A_TURN == 0:
+            await asyncio.sleep(0)
         while not self._events:
             self._changed.clear()
             await self._changed.wait()
@@ -225,6 +232,12 @@ class Inquiry:
         if news.choice.newest is news:  # nothing is added to it any more
             news.choice.newest = None
         return news
+
+
+def _params_of(params: SamplingParams, number: int) -> SamplingParams:
+    """Those of the choice of that number: a prompt's logprobs are found once, for the first."""
+    seed = ((params.seed or 0) + number) % (MAX_SEED + 1)
+    return replace(params, seed=seed, prompt_logprobs=None if number else params.prompt_logprobs)
 
 
 def _join(first: WorkerEvent, then: WorkerEvent) -> Piece | None:

@@ -35,6 +35,7 @@ from hypocenter.server.supervisor import Supervisor
 
 log = logging.getLogger("hypocenter.server")
 _Result = TypeVar("_Result")
+_Body = TypeVar("_Body", CompletionBody, ChatBody)
 #: A step that takes longer than this is no sign of health; the first ones compile.
 STEP_SECONDS = 30.0
 #: Ended requests that are remembered, for who asks after them.
@@ -188,7 +189,7 @@ async def complete(request: Request) -> Response:
     """POST /v1/completions"""
     service = service_of(request)
     service.require_room(1, client_of(request))
-    body, unknown = await read_body(await body_of(request), CompletionBody)
+    body, unknown = await _read(request, CompletionBody)
     model = service.require_model(body.model)
     prompts = prompts_of(body, service.facts)
     params = completion_params(body)
@@ -203,7 +204,7 @@ async def chat(request: Request) -> Response:
     """POST /v1/chat/completions"""
     service = service_of(request)
     service.require_room(1, client_of(request))
-    body, unknown = await read_body(await body_of(request), ChatBody)
+    body, unknown = await _read(request, ChatBody)
     model = service.require_model(body.model)
     if not body.messages:
         raise ApiError(400, "messages is empty; give at least one", param="messages")
@@ -215,6 +216,12 @@ async def chat(request: Request) -> Response:
     ignored = [*unknown, *asked.ignored]
     body.messages, body.tools, messages, asked = [], None, [], AskedAnswer()  # they may be large
     return await _respond(request, service, inquiry, form, body, ignored)
+
+
+async def _read(request: Request, kind: type[_Body]) -> tuple[_Body, list[str]]:
+    data = await body_of(request)
+    async with service_of(request).bodies.decoding(len(data)):
+        return await read_body(data, kind)
 
 
 def _inquire(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import math
 import re
@@ -192,6 +193,7 @@ async def _serve(
         if supervisor.facts is not None:
             is_tls = config.certificate is not None
             listener.announce(address_of(listening, is_tls=is_tls), supervisor.facts)
+        gc.freeze()  # modules stay; looking through them over and over held up everybody
         while not answering.done() and not supervisor.has_given_up:
             await asyncio.wait({answering}, timeout=_LOOK_SECONDS)
     finally:

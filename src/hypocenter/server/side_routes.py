@@ -310,6 +310,7 @@ _Body = TypeVar("_Body", TokenizeBody, DetokenizeBody, TemplateBody)
 
 async def _read(request: Request, kind: type[_Body]) -> _Body:
     data = await body_of(request)
-    body = await decode_body(data, fields_of(data, kind), kind)
+    async with service_of(request).bodies.decoding(len(data)):
+        body = await decode_body(data, fields_of(data, kind), kind)
     service_of(request).require_model(body.model)
     return body

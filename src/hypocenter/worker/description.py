@@ -47,6 +47,7 @@ def facts_of(llm: LLM, path: Path, config: EngineConfig) -> ServedModel:
         max_requests=config.max_batch_requests,
         block_size=runner.block_size,
         num_blocks=runner.num_blocks,
+        step_tokens=runner.max_batch_tokens,
         longest_token_bytes=max(len(tokenizer.piece(i)) for i in range(tokenizer.vocab_size)),
     )
 

@@ -6,9 +6,13 @@ comes that are its bytes, then what its texts and numbers take.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections import Counter
+from collections.abc import AsyncIterator
 
 from hypocenter.server.api_error import ApiError
+from hypocenter.server.intake.json_bounds import SLICE_BYTES
 
 #: Of all bodies' memory, what those of one client may take.
 _SHARE = 2
@@ -20,6 +24,7 @@ class Bodies:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
+        self._is_decoding = asyncio.Lock()
         self._by_client: Counter[str] = Counter()
 
     @property
@@ -30,6 +35,15 @@ class Bodies:
     def of(self, client: str) -> HeldBody:
         """What a request of that client will hold; nothing yet."""
         return HeldBody(self, client)
+
+    @contextlib.asynccontextmanager
+    async def decoding(self, num_bytes: int) -> AsyncIterator[None]:
+        """To decode a body of so many bytes within: it is in memory twice then.
+
+        Long ones come one after the other, so that no more than one is.
+        """
+        async with self._is_decoding if num_bytes > SLICE_BYTES else contextlib.nullcontext():
+            yield
 
     def take(self, client: str, num_bytes: int) -> None:
         """Count so many bytes more. Raises ApiError, status 429, when that is too much."""

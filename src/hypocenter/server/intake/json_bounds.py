@@ -29,7 +29,7 @@ MAX_VALUES = 1 << 19
 #: Of one text as it is written.
 MAX_TEXT_BYTES = 8 << 20
 #: What is decoded in one go.
-_SLICE_BYTES = 256 << 10
+SLICE_BYTES = 256 << 10
 
 _BodyType = TypeVar("_BodyType", bound=msgspec.Struct)
 
@@ -128,7 +128,7 @@ async def decode_body(
 
     Raises ApiError, status 400, that names the field.
     """
-    if len(data) <= _SLICE_BYTES:
+    if len(data) <= SLICE_BYTES:
         whole: _BodyType = decode(data, kind)
         return whole
     types = {field.name: field.type for field in msgspec.structs.fields(kind)}
@@ -136,7 +136,7 @@ async def decode_body(
     long = {}
     for name in LONG_FIELDS & rest.keys():
         first = bytes(memoryview(rest[name])[:1])
-        if memoryview(rest[name]).nbytes > _SLICE_BYTES and first in (b"[", b'"'):
+        if memoryview(rest[name]).nbytes > SLICE_BYTES and first in (b"[", b'"'):
             await asyncio.sleep(0)
             long[name] = await _decode_field(name, rest[name], types[name])
             rest[name] = msgspec.Raw(b"[]" if first == b"[" else b'""')
@@ -167,7 +167,7 @@ def _slices(items: list[msgspec.Raw]) -> Iterator[list[msgspec.Raw]]:
     num_bytes = 0
     for item in items:
         num_more = memoryview(item).nbytes
-        if slice_ and num_bytes + num_more > _SLICE_BYTES:
+        if slice_ and num_bytes + num_more > SLICE_BYTES:
             yield slice_
             slice_, num_bytes = [], 0
         slice_.append(item)

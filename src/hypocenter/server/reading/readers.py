@@ -31,8 +31,8 @@ log = logging.getLogger("hypocenter.server")
 NUM_READERS = 2
 #: Up to so many characters and entries a text is short: a tokenizer takes some milliseconds.
 SMALL = 1 << 15
-#: Characters and entries that may wait to be read, short texts aside; half of it of one client.
-MAX_WAITING = 16 << 20
+#: Characters and entries that may wait to be read, short texts aside: of all, and of one client.
+MAX_WAITING, MAX_WAITING_OF_CLIENT = 16 << 20, 8 << 20
 #: Readers that may end with one question, while nothing says that it was why.
 MAX_TRIES = 4
 _PAUSE_SECONDS = 5.0
@@ -204,7 +204,7 @@ class Readers:
         """What a client is told while too much waits to be read; one text always may."""
         large = [] if job.is_small else [other for other in self._waiting if not other.is_small]
         own = [other for other in large if other.client == job.client]
-        for jobs, most in ((large, MAX_WAITING), (own, MAX_WAITING // 2)):
+        for jobs, most in ((large, MAX_WAITING), (own, MAX_WAITING_OF_CLIENT)):
             size = sum(other.size for other in jobs)
             if jobs and size + job.size > most:
                 reason = f"{size} characters wait to be read, and at most {most} may; {job.size}"

@@ -30,6 +30,11 @@ class FairOrder:
         amount, then = self._given.get(client, (0.0, 0.0))
         return float(amount * 0.5 ** ((self._clock() - then) / HALF_LIFE_SECONDS))
 
+    def has_others(self, client: str) -> bool:
+        """Whether anybody else was given something lately."""
+        start = self._clock() - HALF_LIFE_SECONDS
+        return any(name != client and then >= start for name, (_, then) in self._given.items())
+
     def charge(self, client: str, amount: float) -> None:
         """A client was given something."""
         self._given[client] = (self.amount_of(client) + amount, self._clock())

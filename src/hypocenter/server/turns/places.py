@@ -13,8 +13,13 @@ from hypocenter.messages import ServedModel
 from hypocenter.server.generation import Generation
 from hypocenter.server.turns.fair_order import FairOrder
 
-#: That may wait for room in the KV cache: how much of it they share is not known here.
+#: That may wait for their first token, whatever their prompts: how much of these is in the KV cache
+#: already is not known here.
 MAX_UNBEGUN = 2
+#: Steps that the prompts of others take, so that the worker always has its next one.
+UNBEGUN_STEPS = 2
+#: One place of so many is kept for who has none, where several clients were served lately.
+KEPT_PART = 8
 #: That were sent, and that the worker has not taken yet: without a form, and with generation.
 MAX_UNTAKEN, MAX_UNTAKEN_FORMS = 8, 1
 #: A token of an answer takes a step, one of a prompt a part of generation.
@@ -49,7 +54,7 @@ class Places:
             waiting = [g for g in waiting if g.form]
         at_work = collections.Counter(g.client for g in there)
         chosen = self._order.first(waiting, lambda g: g.client, at_work)
-        return None if chosen is None or not _has_room(there, chosen, facts) else chosen
+        return None if chosen is None or not self._has_room(there, chosen, facts) else chosen
 
     def to_pause(
         self, open_ones: Generations, leaving: Generations, facts: ServedModel
@@ -62,10 +67,28 @@ class Places:
         at_work = collections.Counter(g.client for g in there)
         first = next((g for g in waiting if not at_work[g.client]), None)
         is_one_going = bool(leaving) or any(g.is_pausing for g in there)
-        if first is None or is_one_going or _has_room(there, first, facts):
+        if first is None or is_one_going or self._has_room(there, first, facts):
             return None
         [(client, num)] = at_work.most_common(1)
         return max((g for g in there if g.client == client), key=_id) if num > 1 else None
+
+    def _has_room(self, there: list[Generation], one: Generation, facts: ServedModel) -> bool:
+        """Whether the worker can run it now; others' prompts wait here, and not in its queue."""
+        is_first = all(other.client != one.client for other in there)
+        num_kept = 0 if is_first else self._num_kept(one.client, facts)
+        if len(there) >= facts.max_requests - num_kept:
+            return False
+        unbegun = [other for other in there if not other.has_begun]
+        if len(unbegun) < MAX_UNBEGUN:
+            return True
+        if sum(num_blocks_of(other, facts) for other in [*there, one]) > facts.num_blocks:
+            return False
+        num_to_read = sum(map(_num_tokens, [*unbegun, one]))
+        return is_first or num_to_read <= UNBEGUN_STEPS * facts.step_tokens
+
+    def _num_kept(self, client: str, facts: ServedModel) -> int:
+        """Places that a client leaves to those that come: none where it is alone."""
+        return facts.max_requests // KEPT_PART if self._order.has_others(client) else 0
 
 
 def _divide(
@@ -77,19 +100,14 @@ def _divide(
     return [*there, *leaving.values()], waiting
 
 
-def _has_room(there: list[Generation], one: Generation, facts: ServedModel) -> bool:
-    if len(there) >= facts.max_requests:
-        return False
-    num_needed = sum(num_blocks_of(other, facts) for other in [*there, one])
-    num_unbegun = sum(not other.has_begun for other in there)
-    return num_unbegun < MAX_UNBEGUN or num_needed <= facts.num_blocks
-
-
 def _id(generation: Generation) -> int:
     return generation.id
 
 
 def num_blocks_of(generation: Generation, facts: ServedModel) -> int:
     """Blocks of the KV cache that it has with its next token, if it shares none."""
-    num_tokens = len(generation.prompt_ids or ()) + len(generation.output_ids) + 1
-    return -(-num_tokens // facts.block_size)
+    return -(-(_num_tokens(generation) + 1) // facts.block_size)
+
+
+def _num_tokens(generation: Generation) -> int:
+    return len(generation.prompt_ids or ()) + len(generation.output_ids)

@@ -1,0 +1,90 @@
+"""One HTTP request's share of the engine: what is asked for once, and what all its choices have."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+from typing import Any, cast
+
+from hypocenter.config import SamplingParams
+from hypocenter.messages import Accepted, Ending, Piece
+from hypocenter.results import TokenLogprob, TopLogprob
+from hypocenter.server.generation import Generation
+from hypocenter.server.inquiry import NEWS_OF_A_TURN, Inquiry
+
+TOP = (TopLogprob(5, b"a", -0.5), TopLogprob(6, b"b", -1.0))
+OF_PROMPT = (None, TokenLogprob(5, b"a", -0.5, TOP))
+
+
+class Answering:
+    """A supervisor whose worker answers each request with one piece at once."""
+
+    def __init__(self) -> None:
+        self._ids = itertools.count(1)
+        self.submitted: list[Generation] = []
+
+    def next_id(self) -> int:
+        return next(self._ids)
+
+    def submit(self, generation: Generation) -> None:
+        self.submitted.append(generation)
+        wants = generation.params.prompt_logprobs is not None
+        generation.take(Accepted(generation.id, (5, 6), (b"x", b"y") if wants else ()))
+        told = OF_PROMPT if wants else None
+        piece = Piece(generation.id, "z", (7,), prompt_logprobs=told, ending=Ending("stop"))
+        asyncio.get_running_loop().call_soon(generation.take, piece)
+
+
+def test_logprobs_of_a_prompt_are_asked_for_once_and_told_with_each_choice() -> None:
+    async def work() -> None:
+        supervisor = Answering()
+        params = SamplingParams(seed=3, logprobs=2, prompt_logprobs=2)
+        inquiry = Inquiry(cast(Any, supervisor), "one", [(5, 6), (5, 6)], params, 3, "")
+        await inquiry.accept()
+        seen = [news[0] async for news in inquiry.pieces() if news is not None]
+        assert len(seen) == 6
+        wants = [one.params.prompt_logprobs for one in supervisor.submitted]
+        assert sorted(map(str, wants)) == ["2"] * 2 + ["None"] * 4
+        assert sorted(cast(int, one.params.seed) for one in supervisor.submitted) == [
+            3,
+            3,
+            4,
+            4,
+            5,
+            5,
+        ]
+        for choice in inquiry.choices:
+            assert choice.prompt_logprobs is OF_PROMPT
+            assert choice.prompt_pieces == (b"x", b"y")
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+
+
+def test_others_have_their_turn_while_much_is_told() -> None:
+    async def work() -> None:
+        num_turns = 0
+
+        async def count() -> None:
+            nonlocal num_turns
+            while True:
+                num_turns += 1
+                await asyncio.sleep(0)
+
+        params = SamplingParams(seed=3)
+        inquiry = Inquiry(cast(Any, Answering()), "one", [(5,)] * 200, params, 1, "")
+        await inquiry.accept()
+        await asyncio.sleep(0)
+        counting = asyncio.create_task(count())
+        assert len([news async for news in inquiry.pieces()]) == 200
+        counting.cancel()
+        assert num_turns >= 200 // NEWS_OF_A_TURN
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+
+
+def test_logprobs_are_no_work_for_the_collector() -> None:
+    """Of a hundred answers there are a million; looking through them holds up everybody."""
+    token = TokenLogprob(5, b"a", -0.5, TOP)
+    assert not gc.is_tracked(token)
+    assert not gc.is_tracked(TOP[0])
