@@ -466,7 +466,8 @@ def test_exit_code_3_of_another_program_is_no_fault_of_a_gpu(doctor: Doctor) -> 
 def test_a_suspect_is_examined_though_it_ends_well(tmp_path: Path, doctor: Doctor) -> None:
     a_bundle("good")
     done = doctor("--suspect", "--good", "good", "--out", "deep/er", "--", *child("pass"))
-    assert done.returncode == 0
+    assert done.returncode == 2
+    assert "the runs cannot be compared: neither run recorded a step" in done.stdout
     assert "the bundle is in deep/er" in done.stderr
     made = bundles.load(tmp_path / "deep" / "er")
     assert (made.kind, made.fault.kind) == ("suspect", "none")

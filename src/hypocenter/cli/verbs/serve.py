@@ -13,7 +13,6 @@ from hypocenter.cli.options import EngineOptions, message_of, naming_options
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.serve_options import ServeOptions
 from hypocenter.config import DEFAULT_CONTEXT, EngineConfig
-from hypocenter.device.choice import with_device
 from hypocenter.environment import chosen_log
 from hypocenter.errors import EXIT_OK, HypoError, UsageError
 from hypocenter.messages import ServedModel
@@ -64,6 +63,7 @@ def serve(path: str, options: ServeOptions, engine: EngineConfig, *, quiet: bool
 def _serve(
     path: str, options: ServeOptions, engine: EngineConfig, sink: Sink, *, quiet: bool
 ) -> int:
+    from hypocenter.device.choice import with_device
     from hypocenter.server.operating.log import tell
     from hypocenter.server.operating.signals import Renewal
     from hypocenter.server.serve import Listener
