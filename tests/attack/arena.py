@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -225,8 +226,13 @@ class Arena:
     def _judge_log(self, row: Row, lines: list[str]) -> None:
         if any("Traceback" in line for line in lines):
             row.problems.append("a traceback is in the log")
-        if len(lines) > LOG_LINES:
-            row.problems.append(f"{len(lines)} lines are in the log, such as {lines[-1]!r}")
+        others = [line for line in lines if not _OF_A_REQUEST.fullmatch(line)]
+        if len(others) > LOG_LINES:
+            row.problems.append(f"{len(others)} lines are in the log, such as {others[-1]!r}")
+
+
+#: The line of the log that each request has.
+_OF_A_REQUEST = re.compile(r"\S+ INFO +\S+ (key=\w+ )?[A-Z]+ \S+ \d{3} .* id=\S+")
 
 
 @contextlib.contextmanager

@@ -33,7 +33,8 @@ SETTLE_SECONDS = 15.0
 #: Files and threads may be a few more than before: pools and caches fill when they are first used.
 MORE_FILES = 8
 MORE_THREADS = 16
-#: Lines of the log for one attack, whatever it does: a log on a disk is a resource too.
+#: Lines of the log for one attack, whatever it does, beside the one that each request has: a log on
+#: a disk is a resource too.
 LOG_LINES = 200
 
 #: Fuzzed requests of all tests together, how many tests they are, and what a single one may take.
