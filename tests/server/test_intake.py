@@ -363,3 +363,10 @@ def test_bodies_of_routes_are_read_in_slices_too() -> None:
     messages = [{"role": "user", "content": "b" * 1000}] * 600
     chat, _ = asyncio.run(read_body(json.dumps({"messages": messages}).encode(), ChatBody))
     assert chat.messages == messages
+
+
+def test_a_number_has_so_many_digits() -> None:
+    shape = BodyShape()
+    shape.add(b'{"seed": ' + b"9" * 1000 + b', "text": "' + b"9" * 5000 + b'"')
+    with pytest.raises(ApiError, match="a number of more than 1024 digits"):
+        shape.add(b', "n": -' + b"9" * 1024)
