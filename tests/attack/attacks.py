@@ -104,7 +104,7 @@ def _table() -> tuple[Attack, ...]:
         ("bytes of headers", "connections.bytes_of_headers", 8),
         ("slow bodies of 31 MiB", "connections.slow_bodies", 24),
         ("expectations", "connections.expectations", 16),
-        ("slow headers", "connections.slow_headers", 500),
+        ("slow headers", "connections.slow_headers", 50),
         ("huge headers", "connections.huge_headers", 6),
         ("3,000 idle connections", "connections.idle", 60),
         ("4,200 idle connections", "connections.idle", 84),

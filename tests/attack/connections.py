@@ -147,12 +147,15 @@ def expectations(aim: Aim, index: int) -> None:
 
 
 def slow_headers(aim: Aim, index: int) -> None:
-    """A byte of the headers now and then."""
-    with aim.connect() as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nx: ")
-        aim.seen["begun"] += 1
+    """A byte of the headers now and then: `num` threads have ten connections each."""
+    with contextlib.ExitStack() as held:
+        connections = [held.enter_context(aim.connect()) for _ in range(10)]
+        for connection in connections:
+            connection.sendall(b"GET /health HTTP/1.1\r\nx: ")
+            aim.seen["begun"] += 1
         while not aim.is_over:
-            connection.send(b"a")
+            for connection in connections:
+                connection.send(b"a")
             aim.rest(1.0)
 
 
