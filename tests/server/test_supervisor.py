@@ -91,6 +91,7 @@ class PretendedLife:
         self.is_dead = False
         self.memory: int | None = None
         self.is_first = False
+        self.kv_tokens: int | None = None
         self.starts.append(self)
 
     async def start(self) -> None:
@@ -107,6 +108,7 @@ class PretendedLife:
     ) -> None:
         self.begun.append(kept)
         self.is_first = is_first
+        self.kv_tokens = None if config is None else config.kv_tokens
         self.memory = os.stat(block_memory).st_ino if block_memory else None
         if not self.is_broken and self.program == WORKER:
             asyncio.get_running_loop().call_soon(self.say, Ready(FACTS, 0.1))
@@ -788,5 +790,23 @@ def test_pieces_that_wait_for_their_client_are_joined(life: type[PretendedLife])
             assert ids == [*range(num_tokens), 7] == choice.generation.output_ids
             assert [one.token_id for one in choice.logprobs] == list(range(num_tokens))
             assert [piece.ending is not None for piece in own][-2:] == [False, True]
+
+    run(work())
+
+
+def test_the_next_worker_gets_a_cache_as_large_as_the_first_ones(life: type[PretendedLife]) -> None:
+    """The first one takes what a GPU has free, which another one would find to be less."""
+
+    async def work() -> None:
+        for asked, then in ((None, FACTS.num_blocks * FACTS.block_size), (640, 640)):
+            life.starts.clear()
+            config = dataclasses.replace(ORDERS.config, kv_tokens=asked)
+            supervisor = make(orders=dataclasses.replace(ORDERS, config=config))
+            await supervisor.start()
+            assert life.starts[-1].kv_tokens == asked
+            life.starts[-1].die(KILLED)
+            await settle()
+            assert life.starts[-1].kv_tokens == then
+            await supervisor.stop(1)
 
     run(work())
