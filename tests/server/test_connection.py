@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import itertools
 import logging
 import resource
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
@@ -20,6 +22,7 @@ from hypocenter.config import EngineConfig
 from hypocenter.errors import UsageError
 from hypocenter.server import connection, serve
 from hypocenter.server.connection import Connection
+from hypocenter.server.handshake import handshake_class
 from hypocenter.server.intake import chunks
 from hypocenter.server.intake.sparse_log import SparseLog
 from hypocenter.server.serve import ServerConfig
@@ -565,6 +568,85 @@ def test_who_was_answered_or_refused_rests() -> None:
         assert answered.is_aborted
 
     crowd(work, 2, App())
+
+
+# -- TLS ------------------------------------------------------------------------------------------
+
+
+TLS = Path(__file__).resolve().parents[1] / "fixtures/tls"
+
+
+def served_with_tls(
+    work: Callable[[int, ServerState], Awaitable[None]], most: int, seconds: float = 10.0
+) -> None:
+    """`work` with the port of a server that lets in `most`."""
+
+    async def run() -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(TLS / "one.pem", TLS / "one.key")
+        kind = handshake_class(context, Impatient)
+        kind.seconds = seconds
+        state = ServerState()
+        config = uvicorn.Config(App(), log_config=None, lifespan="off", limit_concurrency=most)
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: kind(config, state, {}), "127.0.0.1", 0)
+        try:
+            await asyncio.wait_for(work(server.sockets[0].getsockname()[1], state), 20)
+        finally:
+            server.close()
+            for connection in list(state.connections):
+                connection.shutdown()
+            await settle()
+
+    asyncio.run(run())
+
+
+async def _asked_by_tls(port: int) -> bytes:
+    trusted = ssl.create_default_context(cafile=TLS / "one.pem")
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", port, ssl=trusted, server_hostname="localhost"
+    )
+    writer.write(post("/", "Connection: close"))
+    answer = await reader.read()
+    await _closed(writer)
+    return answer
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+
+
+def test_who_never_shakes_hands_gives_way() -> None:
+    async def work(port: int, state: ServerState) -> None:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+        answers = await asyncio.gather(*(_asked_by_tls(port) for _ in range(3)))
+        assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
+        assert len(state.connections) <= 4
+        ended = [await asyncio.wait_for(reader.read(), 5) for reader, _ in silent[:4]]
+        assert ended == [b""] * 4
+        for _, writer in silent:
+            await _closed(writer)
+
+    served_with_tls(work, 4)
+
+
+def test_a_handshake_has_its_time() -> None:
+    async def work(port: int, state: ServerState) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"\x16\x03\x01\x02\x00")  # a client's first message begins so
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert not state.connections
+        await _closed(writer)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")  # no TLS at all
+        await asyncio.wait_for(reader.read(), 5)
+        await _closed(writer)
+        assert not state.connections
+        assert (await _asked_by_tls(port)).startswith(b"HTTP/1.1 200")
+
+    served_with_tls(work, 4, seconds=0.3)
 
 
 # -- the log ---------------------------------------------------------------------------------------

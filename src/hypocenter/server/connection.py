@@ -15,7 +15,7 @@ import logging
 import re
 import resource
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import h11
@@ -135,7 +135,32 @@ class _Turns:
 
 
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
-_resting: WeakKeyDictionary[ServerState, Resting[Connection]] = WeakKeyDictionary()
+_resting: WeakKeyDictionary[ServerState, Resting[GivesWay]] = WeakKeyDictionary()
+
+
+class GivesWay(Protocol):
+    """A connection that may be cut off for another one."""
+
+    def give_way(self) -> None: ...
+
+
+def has_room(state: ServerState, limit: int | None) -> bool:
+    """Whether the connections are as many as may be; where not, one that rests is cut off.
+
+    The newest counts as connected already.
+    """
+    if limit is None or len(state.connections) <= limit:
+        return True
+    other = _resting.setdefault(state, Resting()).next_to_go()
+    if other is not None:
+        other.give_way()
+    return other is not None
+
+
+def note_gone(state: ServerState, address: str, connection: GivesWay) -> None:
+    """A connection that shook hands does so no more."""
+    state.connections.discard(connection)
+    _resting.setdefault(state, Resting()).discard(address, connection)
 
 
 class Connection(H11Protocol):
@@ -168,7 +193,7 @@ class Connection(H11Protocol):
         self._max_connections, self.limit_concurrency = self.limit_concurrency, None
         self.is_leaving = False
         self._turns = _turns.setdefault(self.loop, _Turns())
-        self._resting = _resting.setdefault(server_state, Resting())
+        self.resting = _resting.setdefault(server_state, Resting())
         self._deadline: asyncio.TimerHandle | None = None
         self._awaited: object = None
         self._cutting: asyncio.TimerHandle | None = None
@@ -190,11 +215,7 @@ class Connection(H11Protocol):
         super().connection_made(_Gate(transport, self))
         self._address = self.client[0] if self.client else ""
         self._peer = f"{self._address}:{self.client[1]}" if self.client else "a client"
-        limit = self._max_connections
-        is_one_too_many = limit is not None and len(self.connections) > limit
-        if is_one_too_many and (other := self._resting.next_to_go()) is not None:
-            other.give_way()
-        elif is_one_too_many:
+        if not has_room(self.server_state, limit := self._max_connections):
             message = f"{limit} clients are connected, and no more may be; try again in a moment"
             self._refuse(ApiError(503, message, kind="unavailable_error", retry=True))
             return
@@ -204,7 +225,7 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watching()
         self._note_taken()
-        self._resting.discard(self._address, self)
+        self.resting.discard(self._address, self)
         if self._lingering is not None:
             self._lingering.cancel()
         self.is_leaving = True
@@ -317,7 +338,7 @@ class Connection(H11Protocol):
             if head.count(b"\n") - 2 > MAX_HEADERS:
                 self._refuse_request(431, f"it has more than {MAX_HEADERS} headers")
                 return
-            self._resting.discard(self._address, self)
+            self.resting.discard(self._address, self)
             self.conn.receive_data(head)
             self._num_data_bytes = 0
             self.handle_events()
@@ -425,12 +446,12 @@ class Connection(H11Protocol):
 
     def _rest(self) -> None:
         """From now on it may go for another one; see `Resting`."""
-        self._resting.add(self._address, self)
+        self.resting.add(self._address, self)
 
     def give_way(self) -> None:
         """Go at once: without a request, or refused, this one is the next to go."""
         _log.warn(f"{self._max_connections} clients are connected; {self._peer} gave way")
-        self._resting.discard(self._address, self)
+        self.resting.discard(self._address, self)
         self.is_leaving = True
         self._wire.abort()
 

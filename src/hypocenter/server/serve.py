@@ -30,6 +30,7 @@ from hypocenter.server.connection import (
     tell_of_loop,
 )
 from hypocenter.server.faults import FaultKeeper
+from hypocenter.server.handshake import handshake_class
 from hypocenter.server.intake.bodies import Bodies
 from hypocenter.server.intake.strangers import is_host, is_loopback
 from hypocenter.server.metrics import Metrics
@@ -237,11 +238,12 @@ def _make_server(
         is_local=is_local,
         root_path=config.root_path,
     )
+    made = connection_class(config.unread_seconds)
     context = renewal.context
     return _Server(
         uvicorn.Config(
             app,
-            http=connection_class(config.unread_seconds),
+            http=made if context is None else handshake_class(context, made),
             ws="none",
             log_config=None,
             access_log=False,
@@ -253,7 +255,6 @@ def _make_server(
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=math.ceil(config.grace_seconds + _STOP_SECONDS),
-            ssl_context_factory=None if context is None else lambda config, default: context,
         ),
         service,
         config.grace_seconds,
