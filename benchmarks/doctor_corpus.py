@@ -2,8 +2,11 @@
 
 `python benchmarks/doctor_corpus.py [OUT]` with torch and Triton; on a GPU if torch sees one, else
 in Triton's interpreter, which leaves out what only a GPU has. Each program of `corpus/` is run
-twice: as it stands, where cause, kernel, line and argument must be named as in `TRUTH`, and
-healthy (`right`), where nothing may be found. Nor may it of those in `corpus/healthy`.
+twice: as it stands, where cause, kernel, line, argument and fix must be named as in `TRUTH`, and
+healthy (`right`), where nothing may be found. Nor may it of those in `corpus/healthy`. Those in
+`corpus/written` are by somebody who had not seen the doctor; `truth.json` has what is wrong there.
+A fix that the report has as data is applied: with it nothing may be found, and the program must
+print what its twin prints. A root with any wrong claim is a false one, and fails its row.
 `--sanitizer` adds what NVIDIA's compute-sanitizer says of the programs as they stand, and
 `--ablation` how many are named rightly without each of the doctor's checks. Prints a table, and
 leaves it as JSON in OUT.
@@ -20,14 +23,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+from corpus_judge import CLAIMS, FIXES, Fix, judged
+
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ROOT / "benchmarks" / "corpus"
+WRITTEN = PROGRAMS / "written"
 MAX_SECONDS, DEADLINE_SECONDS = 300, 15
 #: Of those in `corpus/healthy` what only a GPU has.
 HEALTHY_ON_GPU = ("captured_steps", "compiled_model", "two_streams")
@@ -48,6 +55,8 @@ class Truth(NamedTuple):
     needs_gpu: bool = False
     #: A folder of `corpus/` that stands first on PYTHONPATH.
     beside: str = ""
+    #: What the fix must say; by default as `FIXES` has it.
+    fix: Fix | None = None
 
 
 SUSPECT = ("--suspect",)
@@ -201,16 +210,50 @@ TRUTH = {
 }  # fmt: skip
 
 
+#: Of `written/truth.json`: what each class may be called. Wrong arithmetic is for others to see.
+CLASSES = {
+    "grid too small": ("grid too small",),
+    "missing mask": _MASK,
+    "wrong mask": (*_MASK, "grid too small", "output not written"),
+    "off by one": (*_MASK, *_INDEX),
+    "wrong stride": ("wrong stride", "scalar out of range"),
+    "index out of range": (*_INDEX, *_MASK),
+    "race between programs": _RACE,
+    "lost update in a program": ("lost update", *_RACE),
+    "undefined lanes": ("undefined lanes", "uninitialised read"),
+    "uninitialised read": ("uninitialised read", "output not written"),
+    "output not written": ("output not written", "grid too small"),
+    "offset overflow": _OVERFLOW,
+    "dtype width": ("dtype width",),
+    "nonfinite value": ("non-finite value", "non-finite padding"),
+    "autotune in place": ("autotuned in place", *_RACE),
+    "use after free": ("use after free", "wild pointer", "null pointer"),
+    "wrong arithmetic": (),
+    "other": (),
+}
+
+
+def written() -> dict[str, dict[str, Any]]:
+    """The truth of each program in `corpus/written` by its name."""
+    file = WRITTEN / "truth.json"
+    return {row["name"]: row for row in json.loads(file.read_text())} if file.exists() else {}
+
+
+def healthy_programs() -> dict[str, Path]:
+    files = (*(PROGRAMS / "healthy").glob("*.py"), *WRITTEN.glob("healthy_*.py"))
+    return {file.stem: file for file in sorted(files)}
+
+
 def main() -> int:
     """The exit status: with `--strict` 1 where a program or a twin is judged wrongly."""
     options = _options()
     out, work = Path(options.out), Path(tempfile.mkdtemp(prefix="doctor-corpus-"))
     out.mkdir(parents=True, exist_ok=True)
     is_gpu, begun = _sees_a_gpu(), time.monotonic()
-    healthy = sorted(path.stem for path in (PROGRAMS / "healthy").glob("*.py"))
-    chosen = options.only.split(",") if options.only else [*TRUTH, *healthy]
+    chosen = options.only.split(",") if options.only else [*TRUTH, *written(), *healthy_programs()]
     faulty = [name for name in chosen if name in TRUTH and (is_gpu or not TRUTH[name].needs_gpu)]
-    healthy = [name for name in chosen if name in healthy]
+    faulty += [name for name in chosen if name in written()]
+    healthy = [name for name in chosen if name in healthy_programs()]
     healthy = [name for name in healthy if is_gpu or name not in HEALTHY_ON_GPU]
     runs = [
         *((name, False) for name in faulty),
@@ -262,6 +305,14 @@ def _environment(is_gpu: bool, work: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "TMPDIR": str(work), **interpreted}
 
 
+def _program(name: str, *, twin: bool) -> list[str]:
+    """A program's file, and what it is given."""
+    if name in TRUTH:
+        return [str(PROGRAMS / f"{name}.py"), *(["right"] if twin else [])]
+    healthy = healthy_programs()
+    return [str(healthy.get(name) or WRITTEN / f"{name}{'_right' if twin else ''}.py")]
+
+
 def examine(name: str, twin: bool, *, is_gpu: bool, work: Path) -> dict[str, Any]:
     """Run one program under the doctor; a row of the table. `twin`: it is healthy."""
     truth, folder = TRUTH.get(name), work / (f"{name}-right" if twin else name)
@@ -269,8 +320,7 @@ def examine(name: str, twin: bool, *, is_gpu: bool, work: Path) -> dict[str, Any
     options = truth.options if truth else SUSPECT
     if not is_gpu and options not in (HANGS, PLAIN):
         options = SUSPECT
-    file = (PROGRAMS if truth else PROGRAMS / "healthy") / f"{name}.py"
-    program = [sys.executable, str(file), *(["right"] if twin and truth else [])]
+    program = [sys.executable, *_program(name, twin=twin)]
     begun = time.monotonic()
     environment = _environment(is_gpu, folder)
     if truth is not None and truth.beside:
@@ -285,10 +335,60 @@ def examine(name: str, twin: bool, *, is_gpu: bool, work: Path) -> dict[str, Any
         "exit_code": exit_code,
         "roots": roots_of(report),
     }
-    if twin or truth is None:
+    if twin or name in healthy_programs():
         # It ends by itself, and no cause is told; without --suspect there is no report at all.
         return row | {"is_right": not row["roots"] and row["exit_code"] == 0}
-    return row | _judged(row["roots"], truth, file)
+    row |= _judged(row["roots"], name, Path(program[1]))
+    return row | _applied(row, name, folder, options, environment)
+
+
+def _applied(
+    row: dict[str, Any],
+    name: str,
+    folder: Path,
+    options: Iterable[str],
+    environment: dict[str, str],
+) -> dict[str, Any]:
+    """What becomes of the program when the fix of its first root is applied, where that is data."""
+    file = Path(_program(name, twin=False)[0])
+    text = with_edits(file, (row["roots"] or [{}])[0].get("edits") or ())
+    if text is None:
+        return {}
+    mended = folder / "mended"
+    mended.mkdir()
+    (mended / file.name).write_text(text)
+    command = [sys.executable, str(mended / file.name)]
+    code, report, _ = run_doctor(command, mended, options, environment)
+    is_mended = code == 0 and not roots_of(report)
+    if name not in TRUTH:  # its twin has the same input
+        printed = [
+            _printed([sys.executable, path], environment)
+            for path in (command[1], *_program(name, twin=True))
+        ]
+        is_mended = is_mended and printed[0] == printed[1]
+    is_right = row["is_right"] and is_mended
+    says = row["says"] if is_mended else "false"
+    return {"mended": is_mended, "is_right": is_right, "says": says}
+
+
+def with_edits(file: Path, edits: Iterable[Mapping[str, Any]]) -> str | None:
+    """A program's text with a fix in it; None where that is no change of this text."""
+    lines = file.read_text().splitlines(keepends=True)
+    is_changed = False
+    for edit in edits:
+        is_here = Path(edit["file"]).name == file.name and 0 < edit["line"] <= len(lines)
+        if edit.get("name") or not is_here or lines[edit["line"] - 1].strip() != edit["old"]:
+            return None
+        lines[edit["line"] - 1] = lines[edit["line"] - 1].replace(edit["old"], edit["new"])
+        is_changed = True
+    return "".join(lines) if is_changed else None
+
+
+def _printed(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
+    ran = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=MAX_SECONDS, check=False
+    )
+    return ran.returncode, ran.stdout
 
 
 def run_doctor(
@@ -323,26 +423,33 @@ def json_of(text: str) -> dict[str, Any] | None:
 
 def roots_of(text: str) -> list[dict[str, Any]] | None:
     """The causes of a report; None where there is no report."""
-    keys = ("cause", "kernel", "argument", "tensor", "file", "line", "sentence")
+    keys = ("cause", "kernel", "argument", "tensor", "file", "line", "sentence", "fix", "edits")
+    keys += ("alternatives",)
     report = json_of(text)
     if report is None or "roots" not in report:
         return None
     return [{key: root.get(key) for key in keys} for root in report["roots"]]
 
 
-def _judged(roots: list[dict[str, Any]] | None, truth: Truth, program: Path) -> dict[str, Any]:
-    """What of the first cause is right; `is_right` if all of it is."""
-    root = roots[0] if roots else {}
-    lines = program.read_text().splitlines()
-    right = {at for at, text in enumerate(lines, 1) if truth.text and truth.text in text}
-    is_own = str(root.get("file") or "").endswith(program.name)
-    found = {
-        "cause_right": root.get("cause") in truth.causes,
-        "kernel_right": truth.kernel in (root.get("kernel") or ""),
-        "line_right": not right or not is_own or root.get("line") in right,
-        "argument_right": not truth.arguments or root.get("argument") in truth.arguments,
-    }
-    return found | {"is_right": all(found.values())}
+def _judged(roots: list[dict[str, Any]] | None, name: str, program: Path) -> dict[str, Any]:
+    """What of the first cause is right; `is_right` if all of it is, and all that is told beside."""
+    if name in TRUTH:
+        truth = TRUTH[name]
+        texts = enumerate(program.read_text().splitlines(), 1)
+        return judged(
+            roots, causes=truth.causes, kernel=truth.kernel, arguments=truth.arguments,
+            lines={at for at, text in texts if truth.text and truth.text in text},
+            fix=truth.fix or FIXES.get(name), program=program,
+        )  # fmt: skip
+    row = written()[name]
+    causes = [cause for kind in (row["class"], *row["also_classes"]) for cause in CLASSES[kind]]
+    found = judged(
+        roots, causes=causes, kernel=row["kernel"], arguments=row["argument"],
+        lines={row["line"], *row["also_lines"]}, program=program,
+        fix=Fix(row["fix_says"], row.get("fix_never", "")) if row.get("fix_says") else None,
+    )  # fmt: skip
+    is_right = found["is_right"] or (not causes and not roots)
+    return found | {"is_right": is_right}
 
 
 def ablation(
@@ -371,17 +478,9 @@ def _named_without(asked: tuple[str, str]) -> dict[str, bool]:
     bundle = load(folder)
     found = {}
     for rung in ("", *LADDER):
-        roots = [
-            {
-                "cause": root.cause.value,
-                "kernel": root.kernel,
-                "argument": root.argument,
-                "file": root.file,
-                "line": root.line,
-            }
-            for root in diagnose(bundle, allow_source=True, without=(rung,)).roots
-        ]
-        found[rung] = bool(_judged(roots, TRUTH[name], PROGRAMS / f"{name}.py")["is_right"])
+        diagnosis = diagnose(bundle, allow_source=True, without=(rung,))
+        roots = msgspec.to_builtins(diagnosis.roots)
+        found[rung] = bool(_judged(roots, name, Path(_program(name, twin=False)[0]))["is_right"])
     return found
 
 
@@ -391,7 +490,7 @@ def _sanitized(name: str) -> dict[str, bool | None]:
 
 
 def _reports(name: str, tool: str) -> bool | None:
-    command = ["compute-sanitizer", "--tool", tool, sys.executable, str(PROGRAMS / f"{name}.py")]
+    command = ["compute-sanitizer", "--tool", tool, sys.executable, *_program(name, twin=False)]
     with suppress(subprocess.TimeoutExpired, OSError):
         ran = subprocess.run(
             command, env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
@@ -407,16 +506,16 @@ def table(found: dict[str, Any]) -> Iterator[str]:
     marks = {True: "yes", False: "NO", None: "-"}
     twins = {row["program"]: row for row in found["healthy"]}
     beside = found.get("sanitizer", {})
-    yield f"{'program':<24}{'right':<7}{'twin':<6}{'s':>6}  {'/'.join(SANITIZERS):<30}found"
+    yield f"{'program':<24}{'says':<7}{'twin':<6}{'s':>6}  {'/'.join(SANITIZERS):<30}found"
     for row in found["faulty"]:
         root = (row["roots"] or [{}])[0]
         what = " ".join(str(root.get(k) or "") for k in ("cause", "kernel", "argument", "line"))
-        wrong = [key[:-6] for key in row if key.endswith("_right") and not row[key]]
-        wrong = [key for key in wrong if key != "is"]
+        wrong = [claim for claim in CLAIMS if not row[f"{claim}_right"]]
+        wrong += ["mended"] * (row.get("mended") is False)
         said = "/".join(marks[told] for told in beside.get(row["program"], {}).values()) or "-"
         twin = twins[row["program"]]
         yield (
-            f"{row['program']:<24}{marks[row['is_right']]:<7}{marks[twin['is_right']]:<6}"
+            f"{row['program']:<24}{row['says']:<7}{marks[twin['is_right']]:<6}"
             f"{row['seconds']:>6}  {said:<30}{what}{f'  {wrong}' if wrong else ''}"
         )
     for row in found["healthy"]:
@@ -425,8 +524,12 @@ def table(found: dict[str, Any]) -> Iterator[str]:
             yield f"healthy {row['program']}: exit code {row['exit_code']}, {told}"
     faulty, healthy = found["faulty"], found["healthy"]
     seconds = [row["seconds"] for row in faulty]
+    by = {says: sum(row["says"] == says for row in faulty) for says in ("right", "silent", "false")}
+    mended = [row["mended"] for row in faulty if "mended" in row]
     yield (
-        f"{sum(row['is_right'] for row in faulty)} of {len(faulty)} named rightly; "
+        f"{sum(row['is_right'] for row in faulty)} of {len(faulty)} as they should be; "
+        f"{by['right']} right, {by['silent']} silent, {by['false']} false; "
+        f"{sum(mended)} of {len(mended)} fixes that were applied put the program right; "
         f"{sum(not row['is_right'] for row in healthy)} of {len(healthy)} healthy programs not; "
         f"median {statistics.median(seconds) if seconds else 0:.1f} s"
     )

@@ -31,36 +31,75 @@ def test_each_truth_is_about_a_program_that_is_there(script: Script) -> None:
     assert set(script.HEALTHY_ON_GPU) <= healthy
 
 
+def test_each_truth_says_what_its_fix_is(script: Script) -> None:
+    for name, truth in script.TRUTH.items():
+        assert truth.fix or name in script.FIXES, name
+    assert script.FIXES.keys() <= script.TRUTH.keys()
+
+
+def test_each_written_program_has_its_twin(script: Script) -> None:
+    """And the fix makes the twin of it, word for word."""
+    rows = script.written()
+    for name, row in rows.items():
+        wrong, right = (script._program(name, twin=twin)[0] for twin in (False, True))
+        text = Path(wrong).read_text()
+        assert row["fix_old"] in text, name
+        assert text.replace(row["fix_old"], row["fix_new"]) == Path(right).read_text(), name
+        assert {row["class"], *row["also_classes"]} <= script.CLASSES.keys(), name
+        assert row["kernel"] in text, name
+    there = {file.stem for file in script.WRITTEN.glob("*.py")}
+    twins = {f"{name}_right" for name in rows}
+    assert there - twins - rows.keys() == {name for name in there if name.startswith("healthy_")}
+
+
 RIGHT = {
     "cause": "offset overflow", "kernel": "copy_row", "argument": "cache_ptr",
-    "file": "cache_rows.py", "line": 19,
+    "file": "cache_rows.py", "line": 19, "fix": "Take row as a 64-bit number", "sentence": "",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
-        (lambda root: root, []),
-        (lambda root: root | {"cause": "missing tail mask"}, ["cause"]),
-        (lambda root: root | {"kernel": "other"}, ["kernel"]),
-        (lambda root: root | {"line": 20}, ["line"]),
-        (lambda root: root | {"file": "torch.cu", "line": 20}, []),
-        (lambda root: root | {"argument": "out_ptr"}, ["argument"]),
-        (lambda root: {}, ["cause", "kernel", "argument"]),
+        (lambda root: [root], []),
+        (lambda root: [root | {"cause": "missing tail mask"}], ["cause"]),
+        (lambda root: [root | {"kernel": "other"}], ["kernel"]),
+        (lambda root: [root | {"line": 20}], ["line"]),
+        (lambda root: [root | {"file": "torch.cu", "line": 20}], []),
+        (lambda root: [root | {"argument": "out_ptr"}], ["argument"]),
+        (lambda root: [root | {"fix": "Mask the access"}], ["fix"]),
+        (lambda root: [root | {"sentence": "make cache_ptr larger"}], ["fix"]),
+        (lambda root: [root | {"alternatives": [{"fix": "Mask"}, {"fix": "tl.int64"}]}], []),
+        (lambda root: [root | {"alternatives": [{"fix": "Mask"}, {"fix": "a grid"}]}], ["fix"]),
     ],
 )
 def test_what_is_named_is_held_against_the_truth(
-    script: Script, change: Callable[[dict[str, Any]], dict[str, Any]], wrong: list[str]
+    script: Script, change: Callable[[dict[str, Any]], list[dict[str, Any]]], wrong: list[str]
 ) -> None:
     program = script.PROGRAMS / "cache_rows.py"
     lines = program.read_text().splitlines()
     root = RIGHT | {"line": 1 + next(i for i, line in enumerate(lines) if "row * stride" in line)}
-    found = change(root)
-    judged = script._judged([found] if found else [], script.TRUTH["cache_rows"], program)
-    assert [
-        key for key in ("cause", "kernel", "line", "argument") if not judged[f"{key}_right"]
-    ] == (wrong)
+    judged = script._judged(change(root), "cache_rows", program)
+    assert [claim for claim in script.CLAIMS if not judged[f"{claim}_right"]] == wrong
     assert judged["is_right"] == (not wrong)
+    assert judged["says"] == ("false" if wrong else "right")
+    beside = script._judged([root, *change(root)], "cache_rows", program)
+    assert beside["says"] == ("false" if wrong else "right"), "a second root is a claim as well"
+
+
+def test_silence_is_no_false_claim(script: Script) -> None:
+    judged = script._judged([], "cache_rows", script.PROGRAMS / "cache_rows.py")
+    assert (judged["says"], judged["is_right"]) == ("silent", False)
+
+
+def test_a_fix_is_put_into_the_text(script: Script, tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_text("def f():\n    x = 1\n    y = 2\n")
+    edit = {"file": "/where/it/was/a.py", "line": 2, "old": "x = 1", "new": "x = 3"}
+    assert script.with_edits(file, [edit]) == "def f():\n    x = 3\n    y = 2\n"
+    assert script.with_edits(file, []) is None
+    for other in ({"file": "b.py"}, {"line": 9}, {"old": "x = 2"}, {"name": "grid"}):
+        assert script.with_edits(file, [edit | other]) is None
 
 
 def test_a_program_and_its_twin_are_run_and_told(script: Script, tmp_path: Path) -> None:
@@ -72,7 +111,8 @@ def test_a_program_and_its_twin_are_run_and_told(script: Script, tmp_path: Path)
     assert (twin["is_right"], twin["exit_code"]) == (True, 0)
     [first, *_, last] = script.table({"faulty": [row], "healthy": [twin]})
     assert "memcheck" in first
-    assert last.startswith("1 of 1 named rightly; 0 of 1 healthy programs not")
+    assert last.startswith("1 of 1 as they should be; 1 right, 0 silent, 0 false; ")
+    assert "; 0 of 1 healthy programs not" in last
     twin |= {"is_right": False, "exit_code": 3}
     without = script.ablation(["padded_expert"], [row], tmp_path, jobs=1)
     assert without[""] == without["limits"] == ["padded_expert"]
@@ -96,6 +136,7 @@ def test_strict_fails_where_a_program_is_judged_wrongly(
 ) -> None:
     def examined(name: str, twin: bool, **_: Any) -> dict[str, Any]:
         row = {"program": name, "seconds": 1.0, "exit_code": 0, "roots": [], "options": ()}
+        row |= {f"{claim}_right": True for claim in script.CLAIMS} | {"says": "right"}
         return {**row, "is_right": is_right or not twin}
 
     monkeypatch.setattr(script, "examine", examined)

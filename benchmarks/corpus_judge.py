@@ -1,0 +1,158 @@
+"""How a report of the doctor is held against the truth of a program: five claims, and no false one.
+
+CAUSE, KERNEL, ARGUMENT, LINE and FIX are claims of their own. A root that has any of them wrong is
+a false claim, whatever else the report says: who believes it edits what was right. Runs nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+CLAIMS = ("cause", "kernel", "argument", "line", "fix")
+#: No fix of a tensor whose size is what its shape says.
+_LARGER = r"\b(make|give|let)\b[^.;]*\b(larger|more room)\b|room for"
+
+
+class Fix(NamedTuple):
+    """What a fix must say, and what it must not, as patterns; `never` is also for the sentence."""
+
+    says: str
+    never: str = _LARGER
+
+
+_MASKED = r"mask"
+_INSIDE = r"inside|below|<|\bat most\b|range|mask|>= 0"
+_WIDE = r"64|int64"
+
+#: By program. Patterns are of what puts the program right, not of what the doctor says of it.
+FIXES = {
+    "altered_code": Fix(r"cache|compile|Triton"),
+    "asserted_index": Fix(rf"ids|index|assert|{_INSIDE}"),
+    "bias_mask": Fix(r"<"),
+    "cache_rows": Fix(_WIDE),
+    "causal_convolution": Fix(r">= 0"),
+    "compiled_lookup": Fix(_INSIDE),
+    "cpu_tensor": Fix(r"device|cuda|GPU"),
+    "embedding_row": Fix(_INSIDE),
+    "empty_residual": Fix(r"pass|tensor|residual", never=r"\bmask\b"),
+    "even_heuristic": Fix(r"mask|heuristic|EVEN"),
+    "expanded_out": Fix(r"one program|copy|atomic|contiguous|clone|stride|launches"),
+    "false_hint": Fix(r"hint|multiple|align|stride|pitch"),
+    "fewer_keys": Fix(r"num_keys|50|rows|mask"),
+    "fresh_accumulator": Fix(r"clear|zero|write", never=r"\bmask\b"),
+    "graph_input_freed": Fix(r"keep|alive|capture", never=r"\bmask\b"),
+    "graph_workspace_grown": Fix(r"keep|alive|capture", never=r"\bmask\b"),
+    "grid_too_large": Fix(r"grid|program|mask"),
+    "half_as_wide": Fix(r"larger|wide|width|room|128|64", never=r"stride"),
+    "half_scales": Fix(r"width|cast|float32|type|bytes"),
+    "head_offset": Fix(_WIDE),
+    "histogram_race": Fix(r"atomic|one program"),
+    "ignored_label": Fix(rf"{_INSIDE}|-100|leave"),
+    "last_bin": Fix(rf"{_INSIDE}|bin", never=r"at < n\b"),
+    "last_block_sums": Fix(r"two launches|launch|program|atomic"),
+    "last_group": Fix(r"mask|< width|88"),
+    "listed_addresses": Fix(r"keep|alive|free|address|pointer|entry"),
+    "lock_not_released": Fix(r"lock|release|end|loop|while"),
+    "mask_of_bytes": Fix(r"width|cast|int32|type|bytes"),
+    "matmul_depth": Fix(r"< K|k\b.*mask|mask.*\bk\b|K\b", never=rf"< [MN]\b|{_LARGER}"),
+    "moving_pointer": Fix(_WIDE),
+    "narrow_indices": Fix(r"width|cast|int64|type|bytes"),
+    "no_adapter": Fix(rf"{_INSIDE}|-1"),
+    "norm_tail": Fix(r"mask|< width", never=rf"stride|{_LARGER}"),
+    "overlapping_tiles": Fix(r"one program|STEP|WIDTH|atomic|window"),
+    "padded_expert": Fix(rf"{_INSIDE}|larger|room|9\b", never=r"at < n\b"),
+    "padded_slot": Fix(rf"{_INSIDE}|-1"),
+    "padding_read": Fix(r"mask|clear|write"),
+    "page_offset": Fix(_WIDE),
+    "position_behind_table": Fix(rf"{_INSIDE}|rows|position"),
+    "print_in_capture": Fix(r"capture|after|before|outside"),
+    "quantised_tail": Fix(r"mask|<|earlier"),
+    "resized_storage": Fix(r"pass|keep|alive|storage|tensor"),
+    "rows_in_z": Fix(r"65,?535|first|axis|dimension|grid"),
+    "running_sum": Fix(r"one program|launches|copy|program"),
+    "same_slot_twice": Fix(r"one program|slot|atomic"),
+    "sampled_beyond": Fix(rf"{_INSIDE}|logit|larger|names"),
+    "sequence_ends": Fix(rf"{_INSIDE}|300|end"),
+    "shifted_in_place": Fix(r"copy|launches|one program|elsewhere"),
+    "short_positions": Fix(r"width|cast|int32|type|bytes"),
+    "sliced_rows": Fix(r"stride|32|num_rows|mask", never=_LARGER),
+    "smaller_batch": Fix(r"grid|program|rows|mask", never=rf"column|{_LARGER}"),
+    "softmax_tail": Fix(r"mask|< num_columns"),
+    "split_depth": Fix(r"atomic|one program"),
+    "staged_scale": Fix(r"compile|stage|Triton"),
+    "statistics_of_few": Fix(r"grid|program|write|clear", never=r"\bmask\b"),
+    "stencil_edge": Fix(r"< n|mask|earlier"),
+    "step_of_nothing": Fix(r"step|end|loop|while|at\b"),
+    "stride_in_bytes": Fix(r"stride = 100|100|stride", never=_LARGER),
+    "table_behind_end": Fix(rf"{_INSIDE}|MORE|earlier|page|loop|entry|length"),
+    "tail_not_written": Fix(r"grid|program", never=r"\bmask\b"),
+    "tile_too_large": Fix(r"smaller|tile|block|stage|shared"),
+    "torch_embedding": Fix(_INSIDE),
+    "transpose_mask": Fix(r"row|column|mask|exchange|earlier", never=_LARGER),
+    "transposed_weight": Fix(r"stride", never=rf"\bmask\b|{_LARGER}"),
+    "tuned_without_mask": Fix(r"mask|grid|< n"),
+    "unlike_shapes": Fix(r"shape|compile|block|A\b|B\b"),
+    "vocabulary_logits": Fix(_WIDE),
+    "waits_for_flag": Fix(r"flag|end|loop|while|wait"),
+    "workspace_for_fewer": Fix(r"larger|room|79|grid|program|mask", never=r"\bat < n\b|stride"),
+}  # fmt: skip
+
+
+def judged(
+    roots: list[dict[str, Any]] | None,
+    *,
+    causes: Iterable[str],
+    kernel: str,
+    arguments: Iterable[str],
+    lines: set[int],
+    fix: Fix | None,
+    program: Path,
+) -> dict[str, Any]:
+    """What of the first root is right, and whether all roots are.
+
+    Without `lines`, `arguments` or `fix` there is no such claim to be wrong. A root whose line lies
+    in another file is told by its kernel. `says` is right, silent or false.
+    """
+    known = {"causes": tuple(causes), "arguments": tuple(arguments)}
+    told = [
+        _claims(root, known, kernel, lines, fix, is_own=_is_of(root, program))
+        for root in roots or [{}]
+    ]
+    found: dict[str, Any] = {f"{claim}_right": told[0][claim] for claim in CLAIMS}
+    is_right = all(all(claims.values()) for claims in told)
+    says = "silent" if not roots else "right" if is_right else "false"
+    return found | {"is_right": says == "right", "says": says}
+
+
+def _is_of(root: Mapping[str, Any], program: Path) -> bool:
+    return Path(str(root.get("file") or "")).name == program.name
+
+
+def _claims(
+    root: Mapping[str, Any],
+    known: Mapping[str, tuple[str, ...]],
+    kernel: str,
+    lines: set[int],
+    fix: Fix | None,
+    *,
+    is_own: bool,
+) -> dict[str, bool]:
+    return {
+        "cause": root.get("cause") in known["causes"],
+        "kernel": kernel in (root.get("kernel") or ""),
+        "argument": not known["arguments"] or root.get("argument") in known["arguments"],
+        "line": not lines or not is_own or root.get("line") in lines,
+        "fix": fix is None or _is_fix(root, fix),
+    }
+
+
+def _is_fix(root: Mapping[str, Any], fix: Fix) -> bool:
+    """Alternatives are no claim that any of them is right, but one must be."""
+    alternatives = root.get("alternatives") or ()
+    texts = [str(one.get("fix") or "") for one in alternatives] or [str(root.get("fix") or "")]
+    said = " ".join((*texts, str(root.get("sentence") or "")))
+    is_never = not alternatives and bool(fix.never) and re.search(fix.never, said, re.I)
+    return any(re.search(fix.says, text, re.I) for text in texts) and not is_never
