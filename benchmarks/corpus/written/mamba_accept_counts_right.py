@@ -1,0 +1,36 @@
+"""After verification: move the accepted Mamba states of every request to their slot."""
+import torch
+import triton
+import triton.language as tl
+
+DEV = "cuda" if torch.cuda.is_available() else "cpu"
+
+@triton.jit
+def move_states(state_ptr, out_ptr, accepted_ptr, n_states, drafts, D: tl.constexpr):
+    req = tl.program_id(0)
+    st = tl.program_id(1)
+    d = tl.arange(0, D)
+    n = tl.load(accepted_ptr + req)
+    src = state_ptr + ((req * n_states + st) * drafts + n - 1) * D
+    tl.store(out_ptr + (req * n_states + st) * D + d, tl.load(src + d))
+
+
+def commit(states, accepted):
+    reqs, n_states, drafts, D = states.shape
+    out = torch.empty(reqs, n_states, D, device=states.device)
+    move_states[(reqs, n_states)](states, out, accepted, n_states, drafts, D=D)
+    # the states are in place: the next step starts from one token
+    accepted.fill_(1)
+    return out
+
+
+torch.manual_seed(0)
+reqs, n_states, drafts, D = 3, 4, 5, 16
+states = torch.randn(reqs, n_states, drafts, D, device=DEV)
+accepted = torch.tensor([3, 1, 5], dtype=torch.int32, device=DEV)
+want = torch.stack([states[r, :, n - 1] for r, n in enumerate(accepted.tolist())])
+out = commit(states, accepted)
+print("states that differ per request:", (out != want).any(2).sum(1).tolist())
+assert accepted.tolist() == [1, 1, 1]
+assert torch.equal(out, want)
+print("ok")
