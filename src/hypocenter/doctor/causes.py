@@ -66,6 +66,7 @@ class Cause(enum.StrEnum):
     MISCOMPILED = "wrong code of the compiler"
     FAULTY_GPU = "GPU that computes wrongly"
     WRONG_ANSWER = "wrong answer"
+    CHANGED_LINE = "changed line of the engine"
 
 
 class TestedBy(enum.Enum):
@@ -201,6 +202,7 @@ CAUSES: dict[Cause, CauseRow] = {
     Cause.DEVICE_ASSERT: CauseRow(symptoms=frozenset()),
     Cause.CAPTURE_REFUSED: CauseRow(symptoms=frozenset(), blames=Blame.LAUNCH),
     Cause.LOST_RANK: CauseRow(symptoms=frozenset(), is_of_engine=True),
+    Cause.CHANGED_LINE: CauseRow(symptoms=frozenset(), is_of_engine=True),
     Cause.BROKEN_CHECK: CauseRow(symptoms=frozenset(), blames=Blame.KERNEL, is_of_engine=True),
     # -- of arguments
     Cause.NULL_POINTER: CauseRow(

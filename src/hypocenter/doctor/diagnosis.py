@@ -222,12 +222,14 @@ class Claim:
 
     Without a root a CONFIRMED claim is an observation that carries no proof of a cause. `tensors`
     are the ids of the tensors at fault, so that what follows from the same defect is told apart.
+    `place` is the launch that a claim without a root is of, where that matters to others.
     """
 
     hypothesis: Hypothesis
     root: RootCause | None = None
     seq: int = 0
     tensors: tuple[int, ...] = ()
+    place: Place | None = None
 
 
 def proven(

@@ -377,7 +377,19 @@ class Request:
     def _record_answer(self) -> None:
         record = current()
         if record.is_on:
-            record.record_answer(self.id, len(self.token_ids), self.digest())
+            record.record_answer(self.id, len(self.token_ids), self.digest(), self._said())
+
+    def _said(self) -> str:
+        """Keyed digest of what its owner was sent, each part with its length before it."""
+        texts = ["".join(one.content for one in self._sent)]
+        texts.append("".join(one.reasoning for one in self._sent))
+        for call in whole_calls(piece for one in self._sent for piece in one.calls):
+            texts += [call.name, call.arguments]
+        digest = KeyedDigest((self.finish_reason or "").encode())
+        for text in texts:
+            data = text.encode("utf-8", "surrogatepass")
+            digest.add(len(data).to_bytes(8, "little") + data)
+        return digest.text()
 
     def _tell(self) -> None:
         try:

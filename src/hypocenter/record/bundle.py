@@ -32,6 +32,7 @@ from hypocenter.record.bundle_json import (
     split,
     with_nonfinite,
 )
+from hypocenter.record.engine.module_texts import ModuleText
 from hypocenter.record.events import (
     FOREIGN,
     AnyEvent,
@@ -61,12 +62,14 @@ VERSION = 3
 
 KINDS = ("crash", "error", "hang", "suspect")
 JSON, ARRAYS, STDERR, SOURCES = "bundle.json", "arrays.safetensors", "stderr.txt", "sources"
+MODULES = "modules.json"
 
 # What is written at most, and read at most.
 MAX_JSON_BYTES = 64 << 20
 MAX_ARRAYS_BYTES = 256 << 20
 MAX_STDERR_BYTES = 1 << 20
 MAX_SOURCE_BYTES, MAX_SOURCES_BYTES, MAX_SOURCES = 1 << 20, 32 << 20, 2000
+MAX_MODULES, MAX_MODULES_BYTES = 2000, 16 << 20
 MAX_LOG_LINES, MAX_LINE_CHARS = 200, 1000
 MAX_RECORDS = 1 << 18
 #: Launches of all recorded steps together: what looks at each of them stays within seconds.
@@ -81,10 +84,11 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     `packages` to `model` are as the run's own process told them; "" or None where it did not, as
     in bundles from before these fields. `limits` are the fields of `device/limits.py:GpuLimits` of
     the device, None for a CPU; `cards` are the GPUs of the machine; `contracts` the declarations of
-    the kernels' contracts; `gpu_stops` where GPUs stood that left a dump. `fault_before` is how the
-    same command ended when it was run as it is, before a run that was not; `reports` what a
-    sanitizer saw in this one. `outcomes` is what launches gave that were made again. `missing` what
-    could not be recovered; `redacted` whether token ids inside the vocabulary were replaced by 0.
+    the kernels' contracts; `modules` the engine's own Python; `gpu_stops` where GPUs stood that
+    left a dump. `fault_before` is how the same command ended when it was run as it is, before a run
+    that was not; `reports` what a sanitizer saw in this one. `outcomes` is what launches gave that
+    were made again. `missing` what could not be recovered; `redacted` whether token ids inside
+    the vocabulary were replaced by 0.
     """
 
     version: int = VERSION
@@ -107,6 +111,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     plans: tuple[PlanRecord, ...] = ()
     sources: tuple[SourceRecord, ...] = ()
     contracts: dict[str, Declaration] = {}
+    modules: tuple[ModuleText, ...] = ()
     events: tuple[AnyEvent, ...] = ()
     checks: tuple[CheckRecord, ...] = ()
     statistics: tuple[Statistics, ...] = ()
@@ -173,7 +178,7 @@ def load(folder: str | Path) -> Bundle:
     bundle = msgspec.structs.replace(
         bundle, sources=sources, stderr=(stderr or b"").decode(errors="replace")
     )
-    bundle = _with_arrays(folder, bundle, missing)
+    bundle = _with_modules(folder, _with_arrays(folder, bundle, missing), missing)
     bundle = msgspec.structs.replace(bundle, events=_newest_launches(bundle, missing))
     return msgspec.structs.replace(bundle, missing=bundle.missing + tuple(missing))
 
@@ -204,9 +209,14 @@ def _bound(bundle: Bundle) -> Bundle:
         sources.append(source)
     if left_out := len(bundle.sources) - MAX_SOURCES:
         missing += [Gap.left_out(f"{left_out} sources")] * (left_out > 0)
+    modules = bundle.modules
+    if sum(len(module.text) for module in modules) > MAX_MODULES_BYTES // 2:
+        missing.append(Gap.left_out("the texts of the engine's modules", "they are too long"))
+        modules = tuple(msgspec.structs.replace(module, text="") for module in modules)
     return msgspec.structs.replace(
         bundle,
         sources=tuple(sources),
+        modules=modules[:MAX_MODULES],
         missing=tuple(missing),
         stderr=stderr.decode(errors="replace"),
         kernel_log=tuple(line[:MAX_LINE_CHARS] for line in bundle.kernel_log[-MAX_LOG_LINES:]),
@@ -315,6 +325,8 @@ def _files(bundle: Bundle) -> Iterator[tuple[str, bytes]]:
     records = itertools.chain(bundle.events, bundle.snapshots, bundle.outcomes)
     yield ARRAYS, arrays_as_bytes(records)
     yield STDERR, bundle.stderr.encode(errors="replace")
+    if bundle.modules:
+        yield MODULES, encode({module.file: module.text for module in bundle.modules})
     for name, source in zip(_source_files(bundle.sources), bundle.sources, strict=True):
         yield f"{SOURCES}/{name}", source.text.encode(errors="replace")
 
@@ -399,6 +411,23 @@ def _read_sources(folder: Path, bundle: Bundle, missing: list[Gap]) -> list[str]
     return texts
 
 
+def _with_modules(folder: Path, bundle: Bundle, missing: list[Gap]) -> Bundle:
+    """With the texts of the engine's modules."""
+    data = _part(folder, MODULES, MAX_MODULES_BYTES, missing) if bundle.modules else None
+    if data is None:
+        return bundle
+    try:
+        texts = msgspec.json.decode(data, type=dict[str, str])
+    except DAMAGE as error:
+        missing.append(Gap.damage(MODULES, f"damaged ({reason(error)})"))
+        return bundle
+    modules = tuple(
+        msgspec.structs.replace(module, text=texts.get(module.file, ""))
+        for module in bundle.modules
+    )
+    return msgspec.structs.replace(bundle, modules=modules)
+
+
 def _decode(folder: Path, data: bytes, missing: list[Gap]) -> Bundle:
     """The records of bundle.json, field by field, so that a damaged one costs only itself."""
     try:
@@ -415,6 +444,7 @@ def _decode(folder: Path, data: bytes, missing: list[Gap]) -> Bundle:
     limits = {
         "": MAX_RECORDS,
         "sources": MAX_SOURCES,
+        "modules": MAX_MODULES,
         "snapshots": MAX_SNAPSHOTS,
         "outcomes": MAX_OUTCOMES,
         "cards": MAX_CARDS,

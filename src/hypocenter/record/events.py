@@ -94,7 +94,8 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A prepared launch. `arguments` are the kernel's parameters, `facts` the contract's.
 
     `constants` are tl.constexpr parameters and `options` what was told to the compiler; `contract`
-    is a key of `Bundle.contracts`.
+    is a key of `Bundle.contracts`. `site` is where it was prepared (file:line), and `caller` the
+    line beyond the kernels' own files that asked for it; "" where nobody knows.
     """
 
     kernel: str
@@ -109,6 +110,7 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     contract: str = ""
     site: str = ""
+    caller: str = ""
     #: Where the launch is not on the device's default stream.
     stream: str = ""
 

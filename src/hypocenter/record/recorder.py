@@ -44,6 +44,7 @@ from hypocenter.record.engine.engine_events import (
     Entered,
     LostRank,
 )
+from hypocenter.record.engine.module_texts import digests_of_modules
 from hypocenter.record.engine.raised import raised_in
 from hypocenter.record.events import (
     Allocated,
@@ -199,7 +200,7 @@ class Recorder:
         self._graph_ids = itertools.count(1)
         self.mark_runs = MarkRuns(self.header)
         self._devices: set[tuple[str, int | None]] = set()
-        self._has_failed = self._has_warned = False
+        self._has_failed = self._has_warned = self._has_modules = False
         self.catalogue = Catalogue(self._static, self._write_allocated)
         for name in _ALWAYS_ARMED:
             self.arm(name)
@@ -290,8 +291,14 @@ class Recorder:
 
     @never_breaks
     def record_model(self, name: str, architecture: str, quantisation: str) -> None:
-        """A model is about to be loaded from the file `name`; see ModelRecord."""
+        """A model is about to be loaded from the file `name`; see ModelRecord.
+
+        Before the first one the package's own modules are told, on which its answers depend.
+        """
         with self._lock:
+            if not self._has_modules:
+                self._has_modules = True
+                self._static(digests_of_modules())
             self._static(
                 ModelRecord(name=name, architecture=architecture, quantisation=quantisation)
             )
@@ -396,9 +403,12 @@ class Recorder:
         self._event(Drawn(**self._now(), requests=requests, positions=positions, **digests))
 
     @never_breaks
-    def record_answer(self, request: int, num_tokens: int, digest: str) -> None:
-        """A request has ended with `num_tokens` tokens, its prompt among them."""
-        self._event(Answered(**self._now(), request=request, num_tokens=num_tokens, digest=digest))
+    def record_answer(self, request: int, num_tokens: int, digest: str, said: str) -> None:
+        """A request has ended with `num_tokens` tokens, its prompt among them; see `Answered`."""
+        told = Answered(
+            **self._now(), request=request, num_tokens=num_tokens, digest=digest, said=said
+        )
+        self._event(told)
 
     def record_begin(self, plan: Planned) -> tuple[Header, int]:
         """Where the places of `plan`, which runs now, are written to, and the first of them."""

@@ -20,6 +20,7 @@ from hypocenter.errors import EXIT_ERROR, EXIT_FAULT, ErrorKind
 from hypocenter.package import place_of_own_name
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
+from hypocenter.record.engine.module_texts import read_texts
 from hypocenter.record.events import (
     AnyEvent,
     Called,
@@ -219,6 +220,7 @@ def _bundle(
     )
     if run is not None:
         device, trace = _device(run), read_trace(run.folder)
+        modules, changed = read_texts(run.modules)
         bundle = msgspec.structs.replace(
             bundle,
             device=device.name if device else "",
@@ -234,13 +236,14 @@ def _bundle(
             plans=run.plans,
             sources=run.sources,
             contracts=run.contracts,
+            modules=modules,
             events=run.events,
             checks=run.checks,
             statistics=trace.statistics,
             snapshots=trace.snapshots,
             outcomes=trace.outcomes,
         )
-        missing = [*missing, *run.missing, *trace.missing, *foreign_runs.unseen(run)]
+        missing = [*missing, *run.missing, *trace.missing, *changed, *foreign_runs.unseen(run)]
         if is_watched(run.folder.parent):  # where the doctor had it recorded says nothing
             bundle.environment.pop("HYPO_RUN_DIR", None)
     # A program may run in an installation that has none of this package, which recorded it.

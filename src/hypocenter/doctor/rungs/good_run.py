@@ -7,7 +7,7 @@ was equal, and it alone differs there: the good run is then the test, a run with
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypocenter.doctor.alignment import DRAWN_BY
 from hypocenter.doctor.case import Case
@@ -16,6 +16,7 @@ from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven
 from hypocenter.doctor.diff import differing_pairs, rundiff
 from hypocenter.doctor.difference import Answers, Compared, Difference, Pair, RunDiff
 from hypocenter.doctor.installed_text import Change, changes, texts_of
+from hypocenter.doctor.rungs.host_lines import of_changed_line, open_changes, other_text
 from hypocenter.doctor.rungs.values import first_spoilt
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import LaunchMade
@@ -46,7 +47,23 @@ def good_results(case: Case) -> list[Claim]:
         return []
     case.unseen |= dict.fromkeys(_compare(case, case.good).unseen)
     case.unseen |= dict.fromkeys(_weights_not_read(case))
-    return _of_rung(case, RESULTS)
+    claims = _of_rung(case, RESULTS)
+    if case.kind in _OF_ENDS and not any(c.root for c in (*case.claims, *claims)):
+        claims += filter(None, [_of_end(case)])
+    return claims
+
+
+#: Ends of a run that a wrong answer does not explain.
+_OF_ENDS = ("crash", "error", "hang", "nonfinite")
+
+
+def _of_end(case: Case) -> Claim | None:
+    """Where nothing else says why a run broke, the line that alone is not as in the good run."""
+    found = _compare(case, case.good) if case.good is not None else None
+    if found is None or (found.first is not None and found.first.is_of_prompts):
+        return None
+    red = f"the run ends as the good one does not ({case.kind})"
+    return of_changed_line(case, RESULTS, red, "the good run ended by itself", None, None)
 
 
 def _weights_not_read(case: Case) -> Iterator[Gap]:
@@ -75,15 +92,13 @@ def _compare(case: Case, good: Bundle) -> RunDiff:
 def _of_rung(case: Case, rung: str) -> list[Claim]:
     assert case.good is not None
     claim = _judge(case, case.good, _compare(case, case.good))
-    if claim.hypothesis.diagnostic != rung:
-        return []
-    if claim.root is not None and any(other.root is not None for other in case.claims):
-        return [_open(rung, f"a cause is proven without it: {claim.root.sentence}")]
-    return [claim]
+    return [claim] if claim.hypothesis.diagnostic == rung else []
 
 
-def _open(rung: str, *evidence: str, kernel: str | None = None) -> Claim:
-    return row(
+def _open(
+    rung: str, *evidence: str, kernel: str | None = None, at: LaunchMade | None = None
+) -> Claim:
+    found = row(
         Cause.WRONG_ANSWER,
         Verdict.INCONCLUSIVE,
         rung,
@@ -91,6 +106,7 @@ def _open(rung: str, *evidence: str, kernel: str | None = None) -> Claim:
         would_refute="equal results for the same prompt",
         kernel=kernel,
     )
+    return found if at is None else replace(found, seq=at.seq, place=at.place)
 
 
 # -- which difference it is -----------------------------------------------------------------------
@@ -98,21 +114,24 @@ def _open(rung: str, *evidence: str, kernel: str | None = None) -> Claim:
 
 def _judge(case: Case, good: Bundle, found: RunDiff) -> Claim:
     first = found.first
-    if first is None:
+    if first is None and found.texts is not Answers.DIFFERENT:
         text = (
             f"{found.compared.num_launches} launches, {found.compared.num_arguments} arguments and "
             f"{found.compared.num_statistics} results are those of the good run"
         )
         return _refute(text)
-    if first.is_of_prompts:
+    if first is not None and first.is_of_prompts:
         why = "the two runs were asked for different things; run the same command for both"
         case.leave_unseen(Gap.not_examined("what the runs computed", why))
         return _open(ARGUMENTS, first.text)
     pairs, compared = differing_pairs(good, case.bundle)
+    if found.answers is Answers.SAME and found.texts is Answers.DIFFERENT:
+        return other_text(case, RESULTS)
     if found.answers is Answers.SAME:
         told = dict.fromkeys(fact.text for pair in pairs for fact in pair.differences)
         return _refute("both runs gave every request the same tokens", *_few(told, "differs"))
     guilty = pairs[-1] if pairs and pairs[-1].wrong is not None else None
+    assert first is not None  # equal steps give equal tokens
     if case.kind not in ("none", "differs") and not _was_wrong_before(case, guilty):
         why = "a wrong answer explains no end of the run"
         return _open(ARGUMENTS, f"the first difference: {first.text}; {why}", *found.around)
@@ -285,16 +304,26 @@ def _of_launch(
     suspects = _suspects(case, good, guilty, pairs)
     kernel = use.launch.kernel if use else None
     harmless = tuple(_few(dict.fromkeys(f.text for f in suspects.harmless), "differs"))
+    rung = ARGUMENTS if suspects.facts else RESULTS
+    before = compared.num_statistics - guilty.num_results
+    if suspects.num != 1 and not suspects.lines:
+        green = f"{count_text(before, 'result')} before as in the good run, and its answer right"
+        host = of_changed_line(
+            case, rung, f"the first wrong result: {wrong.text}", green, use, _only(suspects)
+        )
+        if host is not None:
+            return host
     if use is None or not suspects.num:
         return _open(
             RESULTS,
             f"the first wrong result: {wrong.text}; the same kernel text and the same arguments "
             "gave another result",
+            *open_changes(case),
             *found.around,
             *harmless,
             kernel=kernel,
+            at=use,
         )
-    rung = ARGUMENTS if suspects.facts else RESULTS
     if suspects.num > 1:
         told = [fact.text for fact in suspects.facts]
         told += [f"{line.file}:{line.line}: {line.text}" for line in suspects.lines[:1]]
@@ -303,10 +332,11 @@ def _of_launch(
             f"the first wrong result: {wrong.text}",
             f"{suspects.num} facts differ there, and no test tells which of them it is: "
             f"{'; '.join(told[:_MAX_TOLD])}",
+            *open_changes(case),
             *harmless,
             kernel=kernel,
+            at=use,
         )
-    before = compared.num_statistics - guilty.num_results
     test = (
         f"the good run is a run with it: {count_text(before, 'result')} before "
         f"{'is' if before == 1 else 'are'} equal, nothing else differs there, and "
@@ -316,6 +346,12 @@ def _of_launch(
     if suspects.lines:
         return _of_line(case, use, wrong, suspects.lines, red, test, harmless)
     return _of_fact(case, use, suspects.facts[0], red, test, (*harmless, *found.around), rung)
+
+
+def _only(suspects: _Suspects) -> str | None:
+    """The tensor or argument of the first fact, if there is one."""
+    fact = next(iter(suspects.facts), None)
+    return (fact.tensor or fact.subject) if fact is not None else None
 
 
 def guilty_text(use: LaunchMade) -> str:
@@ -336,6 +372,14 @@ def _without_results(
     facts = {fact.key: fact for pair in pairs for fact in pair.facts if fact.what in _OF_LAUNCHES}
     if rounded is None and is_wrong and not facts and (claim := _of_draw(case, pairs, compared)):
         return claim
+    if is_wrong and (rounded is None or len(facts) != 1):
+        green = f"{count_text(compared.num_launches, 'launch', 'launches')} as in the good run"
+        first = found.first
+        assert first is not None
+        red = f"the answers differ, and the first difference is: {first.text}"
+        at = next((use for use in case.launches if use.place == first.place), None)
+        if host := of_changed_line(case, ARGUMENTS, red, green, at, first.tensor or None):
+            return host
     if rounded is not None or compared.num_statistics or not is_wrong or len(facts) != 1:
         first = found.first
         assert first is not None
@@ -347,6 +391,7 @@ def _without_results(
                 if rounded
                 else []
             ),
+            *open_changes(case),
             *([f"{len(facts)} facts of launches differ"] if len(facts) > 1 else []),
             *found.around,
         )

@@ -229,15 +229,6 @@ def _after_good_run(case: Case) -> list[Claim]:
     races = [claim for claim in found if claim.root and claim.root.cause is Cause.PROGRAM_RACE]
     if not races:
         return untested
-    case.claims[case.claims.index(proofs[0])] = row(
-        Cause.WRONG_ANSWER,
-        Verdict.INCONCLUSIVE,
-        proofs[0].hypothesis.diagnostic,
-        f"the first difference, which the race explains: {root.sentence}",
-        would_refute="no difference from the good run",
-        kernel=root.kernel,
-        argument=root.argument,
-    )
     return [
         *races,
         *(claim for claim in untested if claim.hypothesis.cause is not Cause.PROGRAM_RACE),
@@ -353,8 +344,8 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, report: ReplayReport)
         finding=finding,
         zeros=zeros,
     )
-    at, ids = use.seq * 1000 + _number(use.place), (tensor.id,) if tensor else ()
-    return proven(root, NAME, evidence, "a clean replay of the same launch", at, ids)
+    ids = (tensor.id,) if tensor else ()
+    return proven(root, NAME, evidence, "a clean replay of the same launch", use.seq, ids)
 
 
 def _green(

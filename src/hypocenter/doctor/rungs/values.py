@@ -80,8 +80,6 @@ def values(case: Case) -> list[Claim]:
             )
             for cause in (Cause.NONFINITE_VALUE, Cause.NONFINITE_PADDING)
         ]
-    if any(claim.root is not None for claim in case.claims):
-        return []
     claim = _judge(case, first)
     evidence = (*whose(case, first.use, first.wrote.first_nonfinite), *claim.hypothesis.evidence)
     hypothesis = msgspec.structs.replace(claim.hypothesis, evidence=evidence)

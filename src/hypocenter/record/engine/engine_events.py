@@ -78,8 +78,13 @@ class Drawn(Event, frozen=True, kw_only=True, tag=True):
 
 
 class Answered(Event, frozen=True, kw_only=True, tag=True):
-    """A request has ended with an answer: `digest` is a keyed one over its prompt and that."""
+    """A request has ended with an answer: `digest` is a keyed one over its prompt and that.
+
+    `said` is one over what was made of its tokens: text, thoughts, calls of tools, and why it
+    ended. It is empty in bundles from before this field.
+    """
 
     request: int
     num_tokens: int
     digest: str
+    said: str = ""
