@@ -323,7 +323,7 @@ def json_of(text: str) -> dict[str, Any] | None:
 
 def roots_of(text: str) -> list[dict[str, Any]] | None:
     """The causes of a report; None where there is no report."""
-    keys = ("cause", "kernel", "argument", "tensor", "file", "line", "sentence")
+    keys = ("cause", "kernel", "argument", "tensor", "file", "line", "culprit", "sentence")
     report = json_of(text)
     if report is None or "roots" not in report:
         return None

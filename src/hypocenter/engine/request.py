@@ -22,7 +22,13 @@ from hypocenter.engine.kv_cache import BlockDigests
 from hypocenter.engine.token_rules import TokenRules, ending_ids
 from hypocenter.errors import as_exception
 from hypocenter.kernels.sampling.draw import columns_of, has_penalties
-from hypocenter.record.engine.prefixes import BlockPrefixes
+from hypocenter.record.engine.prefixes import (
+    ROTATION,
+    SALT,
+    SETTINGS,
+    BlockPrefixes,
+    salt_digest,
+)
 from hypocenter.record.keyed_digest import KeyedDigest
 from hypocenter.record.recorder import current
 from hypocenter.results import Completion, Delta, Route, Timings, TokenLogprob, whole_calls
@@ -114,6 +120,7 @@ class Request:
         self._digest: KeyedDigest | None = None
         self._num_digested = 0
         self._prefixes = BlockPrefixes()
+        self._salt = salt_digest(block_digests.salt) if block_digests is not None else ""
         self._sent: list[Spoken] = []
         self._num_prompt_tokens = 0
         self._started: float | None = None
@@ -372,7 +379,16 @@ class Request:
         if record.is_on:
             prefixes = self._prefixes.of_blocks(first, stop, size, self.token_ids)
             blocks = cache.blocks(self.id)[first:stop]
-            record.record_blocks(self.id, blocks, prefixes, first)
+            record.record_blocks(self.id, blocks, prefixes, first, self._made_with(cache))
+
+    def _made_with(self, cache: KVCache) -> dict[str, str]:
+        """On what its keys and values depend beside its tokens, and whose blocks it may read."""
+        found = {SALT: self._salt}
+        if self._long_from is not None:
+            found[ROTATION] = "of long texts" if self.is_turned_long else "of short texts"
+        if cache.settings:
+            found[SETTINGS] = cache.settings
+        return found
 
     def _record_answer(self) -> None:
         record = current()

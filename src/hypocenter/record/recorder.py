@@ -383,6 +383,7 @@ class Recorder:
         blocks: tuple[int, ...],
         prefixes: bytes = b"",
         first: int = 0,
+        made_with: dict[str, str] | None = None,
     ) -> None:
         """See `BlocksNamed`."""
         self._event(
@@ -392,6 +393,7 @@ class Recorder:
                 blocks=blocks,
                 prefixes=prefixes,
                 first=first,
+                made_with=made_with or {},
             )
         )
 

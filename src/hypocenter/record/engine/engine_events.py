@@ -53,13 +53,15 @@ class BlocksNamed(Event, frozen=True, kw_only=True, tag=True):
 
     They are its blocks from number `first` on. `prefixes` has PREFIX_BYTES of a keyed digest for
     each (`prefixes.py`). Without them what the blocks hold came from an archive, and nobody knows
-    who filled them.
+    who filled them. `made_with` says on what their keys and values depend beside the tokens, as
+    `request` has it, or as the archive noted it when they were filled.
     """
 
     request: int
     blocks: tuple[int, ...]
     prefixes: bytes
     first: int = 0
+    made_with: dict[str, str] = {}
 
 
 class Drawn(Event, frozen=True, kw_only=True, tag=True):
