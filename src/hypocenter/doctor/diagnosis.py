@@ -84,7 +84,8 @@ class RootCause(msgspec.Struct, frozen=True, kw_only=True):
     has it; `culprit` and `launched_at` (file:line) are None and "" where nobody recorded them.
     `finding` is the access, with one lane as its example, where a replay proved the cause.
     `zeros` names what its address hangs on and was replayed as zeros; empty where nothing is.
-    `entries` follow from where a GPU stopped.
+    `entries` follow from where a GPU stopped. `entry` is the element of an index tensor with which
+    the proof is about, as it was recorded.
     """
 
     cause: Cause
@@ -104,6 +105,7 @@ class RootCause(msgspec.Struct, frozen=True, kw_only=True):
     finding: Finding | None = None
     zeros: str = ""
     entries: tuple[SolvedEntry, ...] = ()
+    entry: SolvedEntry | None = None
 
     def at(self, access: Access | None) -> RootCause:
         """The same, met at that line of the kernel, where one is known."""

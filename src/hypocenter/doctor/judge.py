@@ -22,6 +22,7 @@ from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause, explains
 from hypocenter.doctor.culprit import with_culprit
 from hypocenter.doctor.diagnosis import Claim, RootCause
+from hypocenter.doctor.origin import with_origin
 from hypocenter.errors import HypoError
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import OUTSIDE_PLANS
@@ -86,7 +87,8 @@ def judge(case: Case, rungs: Mapping[str, Rung]) -> Judged:
             consequences.append(_root(claim).sentence)
             continue
         kept.append(claim)
-        roots.append(with_culprit(case, claim, is_shared=claim in shared))
+        root = with_culprit(case, claim, is_shared=claim in shared)
+        roots.append(with_origin(case, root))
     return Judged(tuple(roots), tuple(consequences))
 
 

@@ -17,6 +17,7 @@ from hypocenter.doctor.diagnosis import (
     Claim,
     Proof,
     RootCause,
+    SolvedEntry,
     Verdict,
     proven,
     row,
@@ -343,6 +344,9 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, report: ReplayReport)
         place=use.place,
         finding=finding,
         zeros=zeros,
+        entry=SolvedEntry(argument=judged.argument, index=judged.entry[0], value=judged.entry[1])
+        if judged.entry is not None and judged.argument
+        else None,
     )
     ids = (tensor.id,) if tensor else ()
     return proven(root, NAME, evidence, "a clean replay of the same launch", use.seq, ids)
