@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypocenter.doctor.difference import Answers
 from hypocenter.record.bundle_index import BundleIndex
-from hypocenter.record.engine.engine_events import Answered
+from hypocenter.record.engine.engine_events import Answered, Asked
 from hypocenter.record.keyed_digest import are_comparable
 
 
@@ -16,6 +16,16 @@ def answers_of(good: BundleIndex, bad: BundleIndex) -> Answers:
 def texts_of_answers(good: BundleIndex, bad: BundleIndex) -> Answers:
     """Whether they were told the same text, thoughts and calls of tools."""
     return _compare(good, bad, "said")
+
+
+def was_asked_alike(good: BundleIndex, bad: BundleIndex) -> bool:
+    """Whether both runs were given the same texts and conversations, and some."""
+    sides = [[event.digest for event in index.events_of(Asked)] for index in (good, bad)]
+    return (
+        bool(sides[0])
+        and sides[0] == sides[1]
+        and all(are_comparable(*pair) for pair in zip(*sides, strict=True))
+    )
 
 
 def _compare(good: BundleIndex, bad: BundleIndex, field: str) -> Answers:

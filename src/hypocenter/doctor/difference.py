@@ -130,6 +130,8 @@ class RunDiff(msgspec.Struct, frozen=True):
 
     `around` tells what differs beside the launches (sources, versions), `unseen` what could not
     be compared. `answers` is of the requests' tokens, `texts` of what was made of these.
+    `was_asked_alike`: the same texts and conversations came in, so that other tokens are our own
+    doing.
     """
 
     differences: tuple[Difference, ...]
@@ -138,6 +140,7 @@ class RunDiff(msgspec.Struct, frozen=True):
     unseen: tuple[Gap, ...] = ()
     answers: Answers = Answers.UNKNOWN
     texts: Answers = Answers.UNKNOWN
+    was_asked_alike: bool = False
 
     @property
     def first(self) -> Difference | None:

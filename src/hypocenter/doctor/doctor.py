@@ -34,6 +34,7 @@ from hypocenter.doctor.rungs.engine.own_checks import own_checks
 from hypocenter.doctor.rungs.engine.ownership import ownership
 from hypocenter.doctor.rungs.engine.states import states
 from hypocenter.doctor.rungs.engine.step_inputs import step_inputs
+from hypocenter.doctor.rungs.engine.waiting import waiting
 from hypocenter.doctor.rungs.good_run import good_arguments, good_results
 from hypocenter.doctor.rungs.gpu_stop import gpu_stops
 from hypocenter.doctor.rungs.hang import hang
@@ -66,6 +67,7 @@ LADDER: dict[str, Rung] = {
     "own checks": own_checks,
     "lost rank": lost_rank,
     "states": states,
+    "waiting": waiting,
     "order": order,
     "step inputs": step_inputs,
     "draws": draws,
@@ -137,7 +139,8 @@ def _why_not_compared(found: RunDiff | None) -> str:
     if found is None:
         return ""
     if found.first is not None:
-        return "the two runs were asked for different things" * found.first.is_of_prompts
+        is_other = found.first.is_of_prompts and not found.was_asked_alike
+        return "the two runs were asked for different things" * is_other
     return "" if any(msgspec.structs.astuple(found.compared)) else "neither run recorded a step"
 
 

@@ -13,6 +13,7 @@ import msgspec
 from hypocenter.errors import ErrorKind
 from hypocenter.record.engine.engine_events import (
     Answered,
+    Asked,
     BlockChanged,
     BlocksNamed,
     Drawn,
@@ -416,6 +417,7 @@ AnyEvent = (
     | Stepped
     | IdsLearned
     | Entered
+    | Asked
     | BlockChanged
     | BlocksNamed
     | Drawn

@@ -38,6 +38,7 @@ from hypocenter.record import ring, run_folder
 from hypocenter.record.catalogue import Catalogue
 from hypocenter.record.engine.engine_events import (
     Answered,
+    Asked,
     BlockChanged,
     BlocksNamed,
     Drawn,
@@ -67,6 +68,7 @@ from hypocenter.record.events import (
     Values,
     Waited,
 )
+from hypocenter.record.keyed_digest import KeyedDigest
 from hypocenter.record.not_recording import UNREAD_HEADER, Header, NotRecording
 from hypocenter.record.recordable import Launchable, Planned
 from hypocenter.record.ring_writer import MarkRuns, RingWriter
@@ -164,6 +166,11 @@ def never_breaks(method: Callable[P, None]) -> Callable[P, None]:
             recorder.failed_to_write(error)
 
     return attempt
+
+
+def encode_json(value: object) -> bytes:
+    """JSON; what that does not know is in it as Python shows it."""
+    return msgspec.json.encode(value, enc_hook=repr)
 
 
 class _OfThread(threading.local):
@@ -365,6 +372,12 @@ class Recorder:
                 seed=seed,
             )
         )
+
+    @never_breaks
+    def record_asked(self, *said: object) -> None:
+        """A text, or a conversation with all that was said beside it, is about to be made tokens;
+        see `Asked`."""
+        self._event(Asked(**self._now(), digest=KeyedDigest(encode_json(said)).text()))
 
     @never_breaks
     def record_block_change(self, page: Tensor, block: int, request: int, kept_in: int) -> None:

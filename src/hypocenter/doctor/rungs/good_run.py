@@ -16,7 +16,12 @@ from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven
 from hypocenter.doctor.diff import differing_pairs, rundiff
 from hypocenter.doctor.difference import Answers, Compared, Difference, Pair, RunDiff
 from hypocenter.doctor.installed_text import Change, changes, texts_of
-from hypocenter.doctor.rungs.host_lines import of_changed_line, open_changes, other_text
+from hypocenter.doctor.rungs.host_lines import (
+    of_changed_line,
+    open_changes,
+    other_prompt,
+    other_text,
+)
 from hypocenter.doctor.rungs.values import first_spoilt
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import LaunchMade
@@ -121,6 +126,8 @@ def _judge(case: Case, good: Bundle, found: RunDiff) -> Claim:
         )
         return _refute(text)
     if first is not None and first.is_of_prompts:
+        if found.was_asked_alike:
+            return other_prompt(case, ARGUMENTS, first.text)
         why = "the two runs were asked for different things; run the same command for both"
         case.leave_unseen(Gap.not_examined("what the runs computed", why))
         return _open(ARGUMENTS, first.text)

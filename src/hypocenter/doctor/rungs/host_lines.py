@@ -83,3 +83,18 @@ def other_text(case: Case, rung: str) -> Claim:
         *open_changes(case),
         would_refute="equal texts for the same tokens",
     )
+
+
+def other_prompt(case: Case, rung: str, difference: str) -> Claim:
+    """Both runs were asked the same, and made other tokens of it."""
+    text = "the same texts and conversations were made other tokens than in the good run: "
+    text += difference
+    found = of_changed_line(case, rung, text, "the same texts, and the tokens of then", None, None)
+    return found or row(
+        Cause.WRONG_ANSWER,
+        Verdict.INCONCLUSIVE,
+        rung,
+        text,
+        *open_changes(case),
+        would_refute="equal tokens for equal texts",
+    )
