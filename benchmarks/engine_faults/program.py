@@ -90,9 +90,9 @@ RUNS = {
     "full": Run(
         ((tuple(range(40, 70)),),), num_tokens=3, config={"kv_tokens": 32, "max_batch_tokens": 16}
     ),
-    "latents": Run((_PAIR,), model="deepseek2-lite", num_tokens=2),
+    "cpu latents": Run((_PAIR,), model="deepseek2-lite", num_tokens=2, **_ON_CPU),
     "form": Run(num_tokens=12, sampling=({"json_schema": _FORM},)),
-    "ranks": Run((_PAIR,), model="qwen3moe", num_tokens=2, config={"tensor_parallel": 2}),
+    "ranks": Run(model="lab-f32", num_tokens=2, config={"tensor_parallel": 2}),
     "states turns": Run(
         ((_BEGINNING,), ((*_BEGINNING, 5), (*_BEGINNING[:16], 9)), ((*_BEGINNING, 5, 6),)),
         model="qwen35",

@@ -30,6 +30,7 @@ from hypocenter.doctor.rungs.engine.adopted_blocks import adopted_blocks
 from hypocenter.doctor.rungs.engine.draws import draws
 from hypocenter.doctor.rungs.engine.kept_blocks import kept_blocks
 from hypocenter.doctor.rungs.engine.lost_rank import lost_rank
+from hypocenter.doctor.rungs.engine.other_ranks import other_ranks
 from hypocenter.doctor.rungs.engine.own_checks import own_checks
 from hypocenter.doctor.rungs.engine.ownership import ownership
 from hypocenter.doctor.rungs.engine.states import states
@@ -73,6 +74,7 @@ LADDER: dict[str, Rung] = {
     "draws": draws,
     "hints": hints,
     "good arguments": good_arguments,
+    "other ranks": other_ranks,
     "hang": hang,
     "replay": replays,
     "values": values,

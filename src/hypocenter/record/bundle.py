@@ -70,6 +70,8 @@ MAX_ARRAYS_BYTES = 256 << 20
 MAX_STDERR_BYTES = 1 << 20
 MAX_SOURCE_BYTES, MAX_SOURCES_BYTES, MAX_SOURCES = 1 << 20, 32 << 20, 2000
 MAX_MODULES, MAX_MODULES_BYTES = 2000, 16 << 20
+#: Processes of other ranks, each in a folder of its own.
+MAX_OTHERS, RANK = 15, "rank"
 MAX_LOG_LINES, MAX_LINE_CHARS = 200, 1000
 MAX_RECORDS = 1 << 18
 #: Launches of all recorded steps together: what looks at each of them stays within seconds.
@@ -84,11 +86,11 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     `packages` to `model` are as the run's own process told them; "" or None where it did not, as
     in bundles from before these fields. `limits` are the fields of `device/limits.py:GpuLimits` of
     the device, None for a CPU; `cards` are the GPUs of the machine; `contracts` the declarations of
-    the kernels' contracts; `modules` the engine's own Python; `gpu_stops` where GPUs stood that
-    left a dump. `fault_before` is how the same command ended when it was run as it is, before a run
-    that was not; `reports` what a sanitizer saw in this one. `outcomes` is what launches gave that
-    were made again. `missing` what could not be recovered; `redacted` whether token ids inside
-    the vocabulary were replaced by 0.
+    the kernels' contracts; `modules` the engine's own Python; `others` what the processes of the
+    other ranks recorded; `gpu_stops` where GPUs stood that left a dump. `fault_before` is how the
+    same command ended when it was run as it is, before a run that was not; `reports` what a
+    sanitizer saw in this one. `outcomes` is what launches gave that were made again. `missing` what
+    could not be recovered; `redacted` whether token ids inside the vocabulary were replaced by 0.
     """
 
     version: int = VERSION
@@ -112,6 +114,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[SourceRecord, ...] = ()
     contracts: dict[str, Declaration] = {}
     modules: tuple[ModuleText, ...] = ()
+    others: tuple[Bundle, ...] = ()
     events: tuple[AnyEvent, ...] = ()
     checks: tuple[CheckRecord, ...] = ()
     statistics: tuple[Statistics, ...] = ()
@@ -145,11 +148,15 @@ def save(bundle: Bundle, folder: str | Path) -> Bundle:
     folder = Path(folder)
     if folder.exists() or folder.is_symlink():
         raise BadBundle(folder, "is there already;", "name another folder")
-    bundle = _fit(_bound(bundle), folder)
+    others = tuple(_fit(_bound(other), folder) for other in bundle.others[:MAX_OTHERS])
+    bundle = msgspec.structs.replace(_fit(_bound(bundle), folder), others=others)
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         _write(bundle, partial, folder)
+        for number, other in enumerate(others, 1):
+            (partial / f"{RANK}{number}").mkdir(mode=0o700)
+            _write(other, partial / f"{RANK}{number}", folder / f"{RANK}{number}")
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -161,7 +168,22 @@ def load(folder: str | Path) -> Bundle:
 
     Raises BadBundle for a folder that holds none, another version, or one that makes no sense.
     """
-    folder = Path(folder)
+    bundle = _load(Path(folder))
+    others: list[Bundle] = []
+    for number in range(1, MAX_OTHERS + 1):
+        own = Path(folder) / f"{RANK}{number}"
+        if own.is_symlink() or not own.is_dir():
+            break
+        try:
+            others.append(_load(own))
+        except BadBundle as error:
+            gap = Gap.damage(f"what rank {number} recorded", str(error))
+            return msgspec.structs.replace(bundle, missing=(*bundle.missing, gap))
+    return msgspec.structs.replace(bundle, others=tuple(others))
+
+
+def _load(folder: Path) -> Bundle:
+    """As `load`, of one process."""
     if not folder.is_dir():
         raise BadBundle(folder, "is no folder;", "a bundle is one that holds " + JSON)
     data = _read(folder, JSON, MAX_JSON_BYTES)
@@ -260,7 +282,7 @@ def _fit(bundle: Bundle, folder: Path) -> Bundle:
         outcomes=outcomes,
         missing=tuple(missing),
     )
-    num_bytes = len(as_json(msgspec.structs.replace(bundle, stderr="")))
+    num_bytes = len(as_json(msgspec.structs.replace(bundle, stderr="", others=())))
     if num_bytes > MAX_JSON_BYTES:
         raise BadBundle(folder, JSON, f"would have {num_bytes} bytes, above {MAX_JSON_BYTES}")
     return bundle
@@ -321,7 +343,7 @@ def _weight(event: AnyEvent) -> tuple[bool, int]:
 
 
 def _files(bundle: Bundle) -> Iterator[tuple[str, bytes]]:
-    yield JSON, as_json(msgspec.structs.replace(bundle, stderr=""))
+    yield JSON, as_json(msgspec.structs.replace(bundle, stderr="", others=()))
     records = itertools.chain(bundle.events, bundle.snapshots, bundle.outcomes)
     yield ARRAYS, arrays_as_bytes(records)
     yield STDERR, bundle.stderr.encode(errors="replace")

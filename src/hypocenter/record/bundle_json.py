@@ -105,7 +105,7 @@ def fields_of(
     """
     fields = {}
     for name, hint in typing.get_type_hints(cls).items():
-        if name not in cls.__struct_fields__ or name not in raw:
+        if name not in cls.__struct_fields__ or name not in raw or name == "others":
             continue
         try:
             if typing.get_origin(hint) is tuple:
