@@ -38,10 +38,10 @@ _HEADER = np.dtype([("magic", "S8"), ("fingerprint", "V32"), ("num_slots", "<u8"
 _ENTRY = np.dtype(
     [
         ("digest", f"V{DIGEST_BYTES}"),
-        ("settings", "S16"),
         ("step", "<u8"),
         ("checksum", "<u4"),
         ("is_full", "<u4"),
+        ("settings", "S16"),
     ]
 )
 
@@ -116,7 +116,7 @@ class BlockArchive:
         step = self._header["step"]
         entry["digest"], entry["step"] = np.void(digest), step
         entry["settings"] = self.settings.encode()
-        entry["checksum"] = _checksum(digest, step, data)
+        entry["checksum"] = _checksum(digest, step, self.settings.encode(), data)
         entry["is_full"] = 1
         self._slots[digest] = slot
 
@@ -127,7 +127,8 @@ class BlockArchive:
         for block, part in zip(self._blocks(block_id), self._parts(data), strict=True):
             np.copyto(block, part)
         entry = self._entries[slot]
-        if entry["checksum"] == _checksum(digest, entry["step"], data):
+        noted = bytes(entry["settings"])
+        if entry["checksum"] == _checksum(digest, entry["step"], noted, data):
             return True
         _log.warning("a block that another process left is damaged; it is computed again")
         self.forget(digest)
@@ -190,5 +191,5 @@ def _whole_pages(num_bytes: int) -> int:
     return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _checksum(digest: bytes, step: Any, data: Array) -> int:
-    return zlib.crc32(data.data, zlib.crc32(digest + step.tobytes()))
+def _checksum(digest: bytes, step: Any, settings: bytes, data: Array) -> int:
+    return zlib.crc32(data.data, zlib.crc32(digest + step.tobytes() + settings))
