@@ -11,11 +11,18 @@ from dataclasses import dataclass, replace
 
 from hypocenter.doctor.alignment import DRAWN_BY
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.causes import Blame, Cause
-from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Claim, Verdict, row
 from hypocenter.doctor.diff import differing_pairs, rundiff
 from hypocenter.doctor.difference import Answers, Compared, Difference, Pair, RunDiff
 from hypocenter.doctor.installed_text import Change, changes, texts_of
+from hypocenter.doctor.rungs.good_run_claims import (
+    ARGUMENTS,
+    MAX_TOLD,
+    RESULTS,
+    of_fact,
+    of_line,
+)
 from hypocenter.doctor.rungs.host_lines import (
     of_changed_line,
     open_changes,
@@ -29,10 +36,6 @@ from hypocenter.record.events import LaunchRecord, Place, TensorRecord
 from hypocenter.record.gap import Gap
 from hypocenter.record.held.trace_log import MAX_TENSOR_BYTES
 from hypocenter.wording import count_text
-
-ARGUMENTS, RESULTS = "good arguments", "good results"
-#: Of differences that are evidence so many are told.
-_MAX_TOLD = 6
 
 
 def good_arguments(case: Case) -> list[Claim]:
@@ -79,9 +82,9 @@ def _weights_not_read(case: Case) -> Iterator[Gap]:
         for tensor in case.tensors_of(use.launch).values():
             if tensor.owner == "model" and not tensor.part and tensor.name not in seen:
                 left.setdefault(tensor.name, tensor.extent_bytes)
-    told = [f"{name} ({num_bytes >> 20} MiB)" for name, num_bytes in list(left.items())[:_MAX_TOLD]]
-    if len(left) > _MAX_TOLD:
-        told.append(f"{len(left) - _MAX_TOLD} more")
+    told = [f"{name} ({num_bytes >> 20} MiB)" for name, num_bytes in list(left.items())[:MAX_TOLD]]
+    if len(left) > MAX_TOLD:
+        told.append(f"{len(left) - MAX_TOLD} more")
     if told:
         limit = MAX_TENSOR_BYTES >> 20
         why = f"a traced run reads no weight of more than {limit} MiB, so nobody compared them"
@@ -173,10 +176,10 @@ def _refute(*evidence: str) -> Claim:
 
 def _few(texts: Sequence[str] | dict[str, None], what: str) -> Iterator[str]:
     told = list(texts)
-    for text in told[:_MAX_TOLD]:
+    for text in told[:MAX_TOLD]:
         yield f"{what} without effect: {text}"
-    if len(told) > _MAX_TOLD:
-        yield f"and {len(told) - _MAX_TOLD} more that are without effect"
+    if len(told) > MAX_TOLD:
+        yield f"and {len(told) - MAX_TOLD} more that are without effect"
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +341,7 @@ def _of_launch(
             rung,
             f"the first wrong result: {wrong.text}",
             f"{suspects.num} facts differ there, and no test tells which of them it is: "
-            f"{'; '.join(told[:_MAX_TOLD])}",
+            f"{'; '.join(told[:MAX_TOLD])}",
             *open_changes(case),
             *harmless,
             kernel=kernel,
@@ -351,8 +354,8 @@ def _of_launch(
     )
     red = f"{guilty_text(use)}: {wrong.subject} is {wrong.bad}, in the good run {wrong.good}"
     if suspects.lines:
-        return _of_line(case, use, wrong, suspects.lines, red, test, harmless)
-    return _of_fact(case, use, suspects.facts[0], red, test, (*harmless, *found.around), rung)
+        return of_line(case, use, wrong, suspects.lines, red, test, harmless)
+    return of_fact(case, use, suspects.facts[0], red, test, (*harmless, *found.around), rung)
 
 
 def _only(suspects: _Suspects) -> str | None:
@@ -411,7 +414,7 @@ def _without_results(
         f"{count_text(compared.num_launches, 'launch', 'launches')} with "
         f"{count_text(compared.num_arguments, 'argument')}, and its answer is right"
     )
-    return _of_fact(case, use, fact, f"{fact.text}; the answers differ", test, found.around)
+    return of_fact(case, use, fact, f"{fact.text}; the answers differ", test, found.around)
 
 
 def _of_draw(case: Case, pairs: Sequence[Pair], compared: Compared) -> Claim | None:
@@ -431,109 +434,12 @@ def _of_draw(case: Case, pairs: Sequence[Pair], compared: Compared) -> Claim | N
         f"the good run is a run with it: {count_text(compared.num_statistics, 'result')} before "
         "the first other token are equal, and nothing else differs until there"
     )
-    return _of_fact(case, uses[-1], found[0], f"{found[0].text}; the answers differ", test, ())
+    return of_fact(case, uses[-1], found[0], f"{found[0].text}; the answers differ", test, ())
 
 
 #: What a launch is asked for.
 _OF_LAUNCHES = ("argument", "option", "grid", "launch")
 
 
-# -- claims ---------------------------------------------------------------------------------------
-
-
-def _of_line(
-    case: Case,
-    use: LaunchMade,
-    wrong: Difference,
-    lines: Sequence[Change],
-    red: str,
-    test: str,
-    harmless: tuple[str, ...],
-) -> Claim:
-    launch, line = use.launch, lines[0]
-    argument = _argument(case, launch, wrong)
-    more = [f"also changed: {line.file}:{line.line}: {line.text}" for line in lines[1:_MAX_TOLD]]
-    root = RootCause(
-        cause=Cause.WRONG_ANSWER,
-        blames=Blame.KERNEL,
-        sentence=f"{launch.kernel}: its source differs from that of the good run, and so does what "
-        f"it writes to {argument}: {line.text!r} here, {line.was!r} there",
-        fix=f"Put the line back: {line.was}"
-        if not more
-        else f"Put {len(lines)} lines back; the first: {line.was}",
-        proof=Proof(red, f"the good run's line: {line.was}", test),
-        kernel=launch.kernel,
-        argument=argument,
-        tensor=_tensor(case, launch, argument),
-        file=line.file,
-        line=line.line,
-        expression=line.text,
-        place=use.place,
-    )
-    return proven(root, RESULTS, (*more, *harmless), "a wrong result before it", use.seq)
-
-
-def _of_fact(
-    case: Case,
-    use: LaunchMade,
-    fact: Difference,
-    red: str,
-    test: str,
-    evidence: tuple[str, ...],
-    rung: str = ARGUMENTS,
-) -> Claim:
-    is_launch = fact.what == "launch" and bool(fact.kernel)
-    own = next((made for made in case.launches if made.place == fact.place), None)
-    made = own if is_launch and own is not None else use
-    kernel = (fact.kernel if is_launch else None) or made.launch.kernel
-    argument = fact.tensor or fact.subject or ("" if is_launch else "grid")
-    blames = Blame.UNKNOWN if fact.what == "input" else Blame.LAUNCH
-    if is_launch and fact.bad == "absent":
-        sentence, corrected = f"{kernel}: a launch of it is missing", f"a launch of {kernel}"
-        fix = f"Launch {kernel} there, as the good run does"
-    elif is_launch and fact.good == "absent":
-        sentence = f"{kernel}: {made.where} is one that the good run has not"
-        corrected, fix = f"{kernel} not launched there", f"Do not launch {kernel} there"
-    elif fact.what == "contents":
-        argument, blames = fact.subject, Blame.MAKER
-        sentence = (
-            f"{kernel}: {argument} ({fact.tensor}) holds other numbers than in the good run: "
-            f"{fact.bad}, and there {fact.good}"
-        )
-        corrected = f"{argument} as it was"
-        fix = f"Look at what reads {fact.tensor} from the file, or works it out, and packs it"
-    else:
-        sentence = f"{kernel}: {fact.subject or 'grid'} is {fact.bad}, in the good run {fact.good}"
-        corrected = f"{fact.subject or 'grid'} = {fact.good}"
-        fix = f"Pass {corrected} to {kernel}, as the good run does"
-    root = RootCause(
-        cause=Cause.WRONG_ANSWER,
-        blames=blames,
-        sentence=sentence,
-        fix=fix,
-        proof=Proof(f"{fact.text}; {red}", corrected, test),
-        kernel=kernel,
-        argument=argument or None,
-        tensor=_tensor(case, made.launch, argument),
-        place=made.place,
-    )
-    held = case.tensor_of(made.launch, argument) if fact.what == "contents" else None
-    tensors = (held.id,) if held is not None else ()
-    return proven(root, rung, evidence, "an equal result with that fact", made.seq, tensors)
-
-
 def _use(case: Case, pair: Pair) -> LaunchMade | None:
     return next((use for use in case.launches if use.place == pair.place), None)
-
-
-def _argument(case: Case, launch: LaunchRecord, wrong: Difference) -> str:
-    """The contract's or kernel's name of the argument that a result was."""
-    for name, tensor in case.tensors_of(launch).items():
-        if tensor.name == wrong.subject and name in case.written_by(launch):
-            return name
-    return wrong.subject
-
-
-def _tensor(case: Case, launch: LaunchRecord, argument: str) -> str | None:
-    tensor = case.tensor_of(launch, argument)
-    return tensor.name if tensor else None
