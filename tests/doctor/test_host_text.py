@@ -16,7 +16,7 @@ from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.engine.engine_events import Answered, Asked
+from hypocenter.record.engine.engine_events import Answered, TextAsked
 from hypocenter.record.engine.module_texts import (
     ModuleDigests,
     ModuleText,
@@ -202,7 +202,7 @@ def test_other_tokens_of_the_same_question_are_the_hosts_doing(asked: str, is_fo
             msgspec.structs.replace(e, requests=(request,)) if hasattr(e, "requests") else e
             for e in run.events
         ]
-        events.append(Asked(seq=0, step=0, digest=question))
+        events.append(TextAsked(seq=0, step=0, digest=question))
         bundle = run.bundle(DIFFERS if digest != "a" else ENDED)
         return with_modules(msgspec.structs.replace(bundle, events=tuple(events)), text)
 

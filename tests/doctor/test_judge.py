@@ -10,7 +10,7 @@ from bundles import Run, inputs, tensors_of_decoder
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
-from hypocenter.doctor.judge import Judged, judge
+from hypocenter.doctor.judging.judge import Judged, judge
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Place
 from hypocenter.record.fault_record import FaultRecord

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from hypocenter.doctor.beside.host_text import HostTexts, host_texts
 from hypocenter.doctor.diagnosis import Claim, GpuSight
 from hypocenter.doctor.difference import RunDiff
-from hypocenter.doctor.host_text import HostTexts, host_texts
 from hypocenter.doctor.kernel_text import Access, accesses, parameters_stored
 from hypocenter.dtypes import NUMPY_DTYPES, Array
 from hypocenter.errors import ErrorKind

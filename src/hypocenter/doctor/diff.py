@@ -13,7 +13,7 @@ import msgspec
 
 from hypocenter.device.offline.specimen import is_of_device
 from hypocenter.doctor.alignment import align, draw_pairs, draws_of, statistics_by_place, steps_of
-from hypocenter.doctor.answers import answers_of, texts_of_answers, was_asked_alike
+from hypocenter.doctor.beside.answers import answers_of, texts_of_answers, was_asked_alike
 from hypocenter.doctor.difference import Compared, Difference, Pair, RunDiff
 from hypocenter.doctor.fact_text import (
     are_not_told,

@@ -20,7 +20,7 @@ from hypocenter.doctor.diagnosis import (
     row,
 )
 from hypocenter.doctor.difference import RunDiff
-from hypocenter.doctor.judge import Rung, explain, judge
+from hypocenter.doctor.judging.judge import Rung, explain, judge
 from hypocenter.doctor.run_environment import run_environment_of
 from hypocenter.doctor.rungs.address import addresses
 from hypocenter.doctor.rungs.captured import captured_pointers

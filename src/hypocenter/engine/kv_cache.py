@@ -50,7 +50,7 @@ class BlockDigests:
     def of_long_texts(self) -> BlockDigests:
         """Others for the same tokens: what a model computes of them in a long text is not the
         same (longrope)."""
-        others = BlockDigests(self._block_size)
+        others = BlockDigests(self._block_size, self.salt)
         others._before_first = _digest(b"long" + self._before_first)
         return others
 

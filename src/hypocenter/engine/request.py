@@ -120,7 +120,6 @@ class Request:
         self._digest: KeyedDigest | None = None
         self._num_digested = 0
         self._prefixes = BlockPrefixes()
-        self._salt = salt_digest(block_digests.salt) if block_digests is not None else ""
         self._sent: list[Spoken] = []
         self._num_prompt_tokens = 0
         self._started: float | None = None
@@ -383,7 +382,8 @@ class Request:
 
     def _made_with(self, cache: KVCache) -> dict[str, str]:
         """On what its keys and values depend beside its tokens, and whose blocks it may read."""
-        found = {SALT: self._salt}
+        digests = self._block_digests
+        found = {SALT: salt_digest(digests.salt)} if digests is not None else {}
         if self._long_from is not None:
             found[ROTATION] = "of long texts" if self.is_turned_long else "of short texts"
         if cache.settings:
@@ -393,13 +393,15 @@ class Request:
     def _record_answer(self) -> None:
         record = current()
         if record.is_on:
-            record.record_answer(self.id, len(self.token_ids), self.digest(), self._said())
+            record.record_answer(
+                self.id, len(self.token_ids), self.digest(), self._digest_of_text()
+            )
 
-    def _said(self) -> str:
+    def _digest_of_text(self) -> str:
         """Keyed digest of what its owner was sent, each part with its length before it."""
-        texts = ["".join(one.content for one in self._sent)]
-        texts.append("".join(one.reasoning for one in self._sent))
-        for call in whole_calls(piece for one in self._sent for piece in one.calls):
+        texts = ["".join(spoken.content for spoken in self._sent)]
+        texts.append("".join(spoken.reasoning for spoken in self._sent))
+        for call in whole_calls(piece for spoken in self._sent for piece in spoken.calls):
             texts += [call.name, call.arguments]
         digest = KeyedDigest((self.finish_reason or "").encode())
         for text in texts:

@@ -13,13 +13,13 @@ import msgspec
 from hypocenter.errors import ErrorKind
 from hypocenter.record.engine.engine_events import (
     Answered,
-    Asked,
     BlockChanged,
     BlocksNamed,
     Drawn,
     Entered,
     Event,
     LostRank,
+    TextAsked,
 )
 from hypocenter.record.guard_faults import AccessFault
 from hypocenter.refusals import AnyRefusal
@@ -417,7 +417,7 @@ AnyEvent = (
     | Stepped
     | IdsLearned
     | Entered
-    | Asked
+    | TextAsked
     | BlockChanged
     | BlocksNamed
     | Drawn

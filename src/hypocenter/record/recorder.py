@@ -38,12 +38,12 @@ from hypocenter.record import ring, run_folder
 from hypocenter.record.catalogue import Catalogue
 from hypocenter.record.engine.engine_events import (
     Answered,
-    Asked,
     BlockChanged,
     BlocksNamed,
     Drawn,
     Entered,
     LostRank,
+    TextAsked,
 )
 from hypocenter.record.engine.module_texts import digests_of_modules
 from hypocenter.record.engine.raised import raised_in
@@ -376,8 +376,8 @@ class Recorder:
     @never_breaks
     def record_asked(self, *said: object) -> None:
         """A text, or a conversation with all that was said beside it, is about to be made tokens;
-        see `Asked`."""
-        self._event(Asked(**self._now(), digest=KeyedDigest(encode_json(said)).text()))
+        see `TextAsked`."""
+        self._event(TextAsked(**self._now(), digest=KeyedDigest(encode_json(said)).text()))
 
     @never_breaks
     def record_block_change(self, page: Tensor, block: int, request: int, kept_in: int) -> None:

@@ -10,25 +10,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hypocenter.doctor.alignment import DRAWN_BY
-from hypocenter.doctor.case import Case
-from hypocenter.doctor.causes import Cause
-from hypocenter.doctor.diagnosis import Claim, Verdict, row
-from hypocenter.doctor.diff import differing_pairs, rundiff
-from hypocenter.doctor.difference import Answers, Compared, Difference, Pair, RunDiff
-from hypocenter.doctor.installed_text import Change, changes, texts_of
-from hypocenter.doctor.rungs.good_run_claims import (
+from hypocenter.doctor.beside.good_run_claims import (
     ARGUMENTS,
     MAX_TOLD,
     RESULTS,
     of_fact,
     of_line,
 )
-from hypocenter.doctor.rungs.host_lines import (
+from hypocenter.doctor.beside.host_lines import (
     of_changed_line,
     open_changes,
     other_prompt,
     other_text,
 )
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Claim, Verdict, row
+from hypocenter.doctor.diff import differing_pairs, rundiff
+from hypocenter.doctor.difference import Answers, Compared, Difference, Pair, RunDiff
+from hypocenter.doctor.installed_text import Change, changes, texts_of
 from hypocenter.doctor.rungs.values import first_spoilt
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import LaunchMade

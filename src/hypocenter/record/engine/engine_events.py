@@ -36,7 +36,7 @@ class Entered(Event, frozen=True, kw_only=True, tag=True):
     seed: int
 
 
-class Asked(Event, frozen=True, kw_only=True, tag=True):
+class TextAsked(Event, frozen=True, kw_only=True, tag=True):
     """A text or a conversation came in, of which a prompt's tokens are made next.
 
     `digest` is a keyed one over all that it says: two runs that were asked the same have the same.

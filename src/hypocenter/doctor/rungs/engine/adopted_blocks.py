@@ -120,7 +120,7 @@ def _taken_anew(event: Stepped, filled: dict[int, _Filled]) -> set[int]:
 
 def _claim(case: Case, wrong: _Met, num_right: int) -> Claim:
     event, use = wrong.event, _reader(case, wrong)
-    text, fix, red, corrected = _told(wrong)
+    text, fix, red, corrected = _words_of(wrong)
     tensor = case.tensor_of(use.launch, "block_tables") if use is not None else None
     access = case.access(use.launch, "block_tables") if use is not None else None
     kernel = use.launch.kernel if use is not None else None
@@ -143,7 +143,7 @@ def _claim(case: Case, wrong: _Met, num_right: int) -> Claim:
     return proven(root, NAME, (text,), "equal digests of both", seq, (tensor.id,) if tensor else ())
 
 
-def _told(wrong: _Met) -> tuple[str, str, str, str]:
+def _words_of(wrong: _Met) -> tuple[str, str, str, str]:
     """What happened, what to do, what was seen, and what would be right."""
     event, by = wrong.event, _who(wrong.by)
     reads = f"request {event.request} reads it as its block {wrong.at} from then on"

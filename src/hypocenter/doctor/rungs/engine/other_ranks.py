@@ -31,7 +31,7 @@ def other_ranks(case: Case) -> list[Claim]:
         theirs = Case(other, good, allow_source=case.allow_source)
         for rung in _RUNGS:
             theirs.claims += rung(theirs)
-        claims += _told(case, number, theirs)
+        claims += _claims_of(case, number, theirs)
     return claims
 
 
@@ -43,7 +43,7 @@ def _counterpart(case: Case, number: int, other: Bundle) -> Bundle | None:
     return others[number - 1]
 
 
-def _told(case: Case, number: int, theirs: Case) -> Iterator[Claim]:
+def _claims_of(case: Case, number: int, theirs: Case) -> Iterator[Claim]:
     for claim in theirs.claims:
         root = claim.root
         if root is None:

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hypocenter.doctor.answers import was_asked_alike
+from hypocenter.doctor.beside.answers import was_asked_alike
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.culprit import changed_line
@@ -56,31 +56,31 @@ class _Waited:
 
 def waiting(case: Case) -> list[Claim]:
     """The first request that a later one passed, or that waits longer than in the good run."""
-    waited = list(_waited(case.index))
+    waited = list(_waits(case.index))
     if len(waited) < 2:
         return []
     turns = _TURNS if _has_turns(case.index) else 0
-    for one in waited:
-        others = [other for other in waited if _has_passed(other, one, turns)]
+    for first in waited:
+        others = [other for other in waited if _has_passed(other, first, turns)]
         if others:
-            return [_passed(case, one, others)]
+            return [_claim_of_passing(first, others)]
     return list(_longer(case, waited))
 
 
-def _has_passed(other: _Waited, one: _Waited, turns: int) -> bool:
+def _has_passed(other: _Waited, sooner: _Waited, turns: int) -> bool:
     """Whether a request that came later, and has no less to read, began before."""
-    if other.came < one.came or other.first + turns >= one.first:
+    if other.came < sooner.came or other.first + turns >= sooner.first:
         return False
-    if one.num_read is None or other.num_read is None:
+    if sooner.num_read is None or other.num_read is None:
         return False
-    return other.num_read - other.num_found >= one.num_read
+    return other.num_read - other.num_found >= sooner.num_read
 
 
 def _has_turns(index: BundleIndex) -> bool:
     return any(ROTATION in event.made_with for event in index.events_of(BlocksNamed))
 
 
-def _waited(index: BundleIndex) -> Iterator[_Waited]:
+def _waits(index: BundleIndex) -> Iterator[_Waited]:
     """Each request that ran, in the order in which they came.
 
     Nothing of runs with several engines, whose requests share numbers.
@@ -114,11 +114,11 @@ def _last(took: dict[int, list[int]]) -> int:
     return max((steps[-1] for steps in took.values()), default=0)
 
 
-def _passed(case: Case, one: _Waited, others: list[_Waited]) -> Claim:
-    first = min(others, key=lambda other: other.first)
+def _claim_of_passing(waiter: _Waited, others: list[_Waited]) -> Claim:
+    passer = min(others, key=lambda other: other.first)
     text = (
-        f"request {one.request} came before request {first.request}, and runs from step "
-        f"{one.first} on; that one runs from step {first.first} on"
+        f"request {waiter.request} came before request {passer.request}, and runs from step "
+        f"{waiter.first} on; that one runs from step {passer.first} on"
     )
     more = count_text(len(others), "later request")
     root = RootCause(
@@ -127,7 +127,7 @@ def _passed(case: Case, one: _Waited, others: list[_Waited]) -> Claim:
         fix="Let requests enter in the order in which they came, and wait for the first one's room",
         proof=Proof(
             text,
-            f"request {one.request} in a step no later than {first.first}",
+            f"request {waiter.request} in a step no later than {passer.first}",
             "all that came before it ran before it",
         ),
     )
@@ -139,16 +139,16 @@ def _longer(case: Case, waited: list[_Waited]) -> Iterator[Claim]:
     if case.good is None:
         return
     good = BundleIndex(case.good)
-    there = {one.request: one for one in _waited(good)}
-    if there.keys() != {one.request for one in waited} or not _is_alike(good, case.index):
+    there = {waiter.request: waiter for waiter in _waits(good)}
+    if there.keys() != {waiter.request for waiter in waited} or not _is_alike(good, case.index):
         return
-    for one in waited:
-        was = there[one.request]
-        if one.most < was.most + _MORE_STEPS or one.most < 2 * was.most:
+    for waiter in waited:
+        was = there[waiter.request]
+        if waiter.most < was.most + _MORE_STEPS or waiter.most < 2 * was.most:
             continue
         text = (
-            f"request {one.request} waits {count_text(one.most, 'step')} while others run, and "
-            f"{count_text(was.most, 'step')} in the good run"
+            f"request {waiter.request} waits {count_text(waiter.most, 'step')} while others run, "
+            f"and {count_text(was.most, 'step')} in the good run"
         )
         change = changed_line(case)
         if change is None:
@@ -168,7 +168,7 @@ def _longer(case: Case, waited: list[_Waited]) -> Iterator[Claim]:
             proof=Proof(
                 text,
                 "the good run's text of that line",
-                f"with it request {one.request} waits {count_text(was.most, 'step')}",
+                f"with it request {waiter.request} waits {count_text(was.most, 'step')}",
             ),
         )
         yield proven(root, NAME, (), "as few steps as in the good run", 0)

@@ -6,11 +6,11 @@ the test, a run with the line as it was.
 
 from __future__ import annotations
 
+from hypocenter.doctor.beside.host_text import HostChange
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.culprit import changed_line
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
-from hypocenter.doctor.host_text import HostChange
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.wording import count_text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypocenter.doctor.difference import Answers
 from hypocenter.record.bundle_index import BundleIndex
-from hypocenter.record.engine.engine_events import Answered, Asked
+from hypocenter.record.engine.engine_events import Answered, TextAsked
 from hypocenter.record.keyed_digest import are_comparable
 
 
@@ -20,7 +20,7 @@ def texts_of_answers(good: BundleIndex, bad: BundleIndex) -> Answers:
 
 def was_asked_alike(good: BundleIndex, bad: BundleIndex) -> bool:
     """Whether both runs were given the same texts and conversations, and some."""
-    sides = [[event.digest for event in index.events_of(Asked)] for index in (good, bad)]
+    sides = [[event.digest for event in index.events_of(TextAsked)] for index in (good, bad)]
     return (
         bool(sides[0])
         and sides[0] == sides[1]

@@ -22,7 +22,7 @@ from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause, explains
 from hypocenter.doctor.culprit import with_culprit
 from hypocenter.doctor.diagnosis import Claim, RootCause
-from hypocenter.doctor.origin import with_origin
+from hypocenter.doctor.judging.origin import with_origin
 from hypocenter.errors import HypoError
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import OUTSIDE_PLANS
@@ -198,11 +198,10 @@ def _is_replayed_alike(case: Case, good: Case, root: RootCause) -> bool:
 def _counterpart(case: Case, good: Case, use: LaunchMade) -> LaunchMade | None:
     """The good run's launch of that kernel with that number in that step."""
 
-    def alike(uses: tuple[LaunchMade, ...]) -> list[LaunchMade]:
-        return [
-            one for one in uses if (one.step, one.launch.kernel) == (use.step, use.launch.kernel)
-        ]
+    def same_of(uses: tuple[LaunchMade, ...]) -> list[LaunchMade]:
+        wanted = use.step, use.launch.kernel
+        return [made for made in uses if (made.step, made.launch.kernel) == wanted]
 
-    own, others = alike(case.launches), alike(good.launches)
-    number = next((n for n, one in enumerate(own) if one is use), len(own))
+    own, others = same_of(case.launches), same_of(good.launches)
+    number = next((n for n, made in enumerate(own) if made is use), len(own))
     return others[number] if number < len(others) else None

@@ -80,7 +80,7 @@ def with_origin(case: Case, root: RootCause) -> RootCause:
     bad = given or written[-1].element
     access = case.access(made.launch, bad.parameter, "load" if given else "store")
     does = "is given" if given else "writes"
-    chain = "; ".join(f"{one.use.where} ({one.use.launch.kernel}) wrote it" for one in written)
+    chain = "; ".join(f"{by.use.where} ({by.use.launch.kernel}) wrote it" for by in written)
     named = msgspec.structs.replace(
         root,
         sentence=f"{made.launch.kernel} {does} {bad.text}, with which {root.kernel} then goes "
@@ -145,14 +145,14 @@ def _writer(case: Case, element: _Element, deadline: float) -> _Written | None:
     for made in reversed(before[-_MAX_LAUNCHES:]):
         if _may_write(case, made, element.tensor):
             candidates.append(made)
-        held = _held(case, made, element)
+        held = _value_before(case, made, element)
         if held is not None and held != element.value:
             since = made
             break
         if held is not None:
             candidates.clear()  # it was there before this launch
     for made in candidates:
-        if (written := _replayed(case, made, element, deadline)) is not None:
+        if (written := _writes(case, made, element, deadline)) is not None:
             return written
     if candidates:
         names = ", ".join(dict.fromkeys(made.launch.kernel for made in candidates))
@@ -190,7 +190,7 @@ def _may_write(case: Case, made: LaunchMade, tensor: TensorRecord) -> bool:
     )
 
 
-def _held(case: Case, made: LaunchMade, element: _Element) -> int | None:
+def _value_before(case: Case, made: LaunchMade, element: _Element) -> int | None:
     """What lay at the element's address right before a launch; None where nobody noted it."""
     if made.place is None:
         return None
@@ -226,7 +226,7 @@ def _value(values: Values, tensor: TensorRecord, at: tuple[int, ...]) -> int | N
 # -- replays of the launches before ---------------------------------------------------------------
 
 
-def _replayed(case: Case, made: LaunchMade, element: _Element, deadline: float) -> _Written | None:
+def _writes(case: Case, made: LaunchMade, element: _Element, deadline: float) -> _Written | None:
     """The launch, where its replay stores that value into that element."""
     for parameter, tensor in _tensors(case, made):
         if tensor.allocation != element.tensor.allocation or tensor.dtype != element.tensor.dtype:
@@ -235,7 +235,7 @@ def _replayed(case: Case, made: LaunchMade, element: _Element, deadline: float) 
         if at is None:
             continue
         own = _Element(made, parameter, tensor, at, element.value)
-        if _stored(case, own, {}, deadline) == element.value:
+        if _value_after(case, own, {}, deadline) == element.value:
             return _Written(made, own)
     return None
 
@@ -263,12 +263,12 @@ def _passed_on(case: Case, written: _Written, deadline: float) -> _Element | Non
         alike = np.argwhere(array == own.value)[:_MAX_TRIED]
         for at in (tuple(map(int, index)) for index in alike):
             other = own.value - 1
-            if _stored(case, own, {parameter: (at, other)}, deadline) == other:
+            if _value_after(case, own, {parameter: (at, other)}, deadline) == other:
                 return _Element(made, parameter, tensor, at, own.value)
     return None
 
 
-def _stored(
+def _value_after(
     case: Case,
     own: _Element,
     changed: dict[str, tuple[tuple[int, ...], int]],
