@@ -102,11 +102,11 @@ def _waits(index: BundleIndex) -> Iterator[_Waited]:
                     read.setdefault(request.id, request.first_position + request.num_tokens)
                 if not steps or steps[-1] != event.step:
                     steps.append(event.step)
-    for request, (came, step) in entered.items():
-        if steps := took.get(request):
+    for number, (came, step) in entered.items():
+        if steps := took.get(number):
             gaps = [later - sooner - 1 for sooner, later in itertools.pairwise(steps)]
-            most, size = max(gaps, default=0), read.get(request)
-            yield _Waited(request, came, step, steps[0], most, size, found[request])
+            most, size = max(gaps, default=0), read.get(number)
+            yield _Waited(number, came, step, steps[0], most, size, found[number])
 
 
 def _last(took: dict[int, list[int]]) -> int:
