@@ -49,7 +49,7 @@ def _biases(start: int, stop: int) -> tuple[dict[str, Any], ...]:
 _ON_CPU: dict[str, Any] = {"device": "cpu"}
 
 _TEMPLATE = (
-    "{% for tool in tools %}{{ tool | tojson }}{% endfor %}Call as <tool_call>"
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}Call as <tool_call>"
     '{{ \'{"name": ..., "arguments": ...}\' }}</tool_call>\n'
     "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 )
@@ -108,7 +108,7 @@ RUNS = {
     ),
     "cpu yarn": Run((_PAIR,), model="qwen2-yarn", **_ON_CPU),
     "cpu many": Run((_MANY,), num_tokens=2, config={"max_batch_tokens": 8}, **_ON_CPU),
-    "cpu stop": Run((_PAIR,), num_tokens=6, sampling=({"stop": ["\n\n\n", "TMTMTM"]},), **_ON_CPU),
+    "cpu stop": Run((_PAIR,), num_tokens=6, sampling=({"stop": ["dlX", "TMTMTM"]},), **_ON_CPU),
     "cpu call": Run(
         chats=("ab",),
         tools=(_GET,),
