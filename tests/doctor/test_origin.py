@@ -12,9 +12,12 @@ import numpy as np
 from bundles import Run
 from foreign_launch import TAKE
 
+from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis
 from hypocenter.doctor.doctor import diagnose
+from hypocenter.doctor.judging.origin import last_writer
+from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import FOREIGN, OUTSIDE_PLANS, Launched, Values
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.held.contents import Snapshot
@@ -66,10 +69,12 @@ class Pipeline:
         )
         self.snapshots.append(Snapshot(self.run.step, OUTSIDE_PLANS, self.run.seq, values))
 
-    def found(self) -> Diagnosis:
+    def bundle(self) -> Bundle:
         fault = FaultRecord(kind="crash", message="it broke", signal=11)
-        bundle = msgspec.structs.replace(self.run.bundle(fault), snapshots=tuple(self.snapshots))
-        return diagnose(bundle, allow_source=True)
+        return msgspec.structs.replace(self.run.bundle(fault), snapshots=tuple(self.snapshots))
+
+    def found(self) -> Diagnosis:
+        return diagnose(self.bundle(), allow_source=True)
 
 
 def three_stages(entry: int, step: int) -> Pipeline:
@@ -140,3 +145,15 @@ def test_an_equal_entry_of_an_input_is_not_where_a_value_came_from() -> None:
 def test_minus_one_may_be_meant_and_stays_with_who_used_it() -> None:
     [root] = three_stages(entry=-1, step=0).found().roots
     assert (root.cause, root.kernel) == (Cause.SENTINEL_CONSUMED, "take_entry")
+
+
+def test_the_last_launch_that_may_have_written_a_tensor_is_one_that_stores_to_its_memory() -> None:
+    made = three_stages(entry=95, step=50)
+    case = Case(made.bundle())
+    use = case.launches[-1]
+    names = {}
+    for name in ("moved", "other", "given"):
+        writer = last_writer(case, use, made.run.tensors[name])
+        names[name] = writer.launch.kernel if writer else None
+    assert names == {"moved": "move_ids", "other": "clear", "given": None}
+    assert last_writer(case, case.launches[0], made.run.tensors["made"]) is None

@@ -104,6 +104,13 @@ def with_origin(case: Case, root: RootCause) -> RootCause:
     return named.at(access)
 
 
+def last_writer(case: Case, use: LaunchMade, tensor: TensorRecord | None) -> LaunchMade | None:
+    """Of the launches before the last one that may write to the memory of a tensor."""
+    before = [made for made in case.launches if _is_before(made, use)]
+    writers = (made for made in reversed(before) if tensor and _may_write(case, made, tensor))
+    return next(writers, None)
+
+
 def _element_of(case: Case, root: RootCause) -> _Element | None:
     """The bad entry of a cause; None where it has none, or -1, which may well be meant."""
     entry, cause = root.entry, root.cause
