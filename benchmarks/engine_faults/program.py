@@ -91,7 +91,9 @@ RUNS = {
         ((tuple(range(40, 70)),),), num_tokens=3, config={"kv_tokens": 32, "max_batch_tokens": 16}
     ),
     "cpu latents": Run((_PAIR,), model="deepseek2-lite", num_tokens=2, **_ON_CPU),
-    "form": Run(num_tokens=12, sampling=({"json_schema": _FORM, "ignore_eos": False},)),
+    "cpu form": Run(
+        num_tokens=24, sampling=({"json_schema": _FORM, "ignore_eos": False},), **_ON_CPU
+    ),
     "ranks": Run(model="lab-f32", num_tokens=2, config={"tensor_parallel": 2}),
     "cpu states": Run(
         ((_BEGINNING,), ((*_BEGINNING, 5), (*_BEGINNING[:16], 9)), ((*_BEGINNING, 5, 6),)),
