@@ -103,10 +103,10 @@ def _waits(index: BundleIndex) -> Iterator[_Waited]:
                 if not steps or steps[-1] != event.step:
                     steps.append(event.step)
     for number, (came, step) in entered.items():
-        if steps := took.get(number):
-            gaps = [later - sooner - 1 for sooner, later in itertools.pairwise(steps)]
+        if own := took.get(number):
+            gaps = [later - sooner - 1 for sooner, later in itertools.pairwise(own)]
             most, size = max(gaps, default=0), read.get(number)
-            yield _Waited(number, came, step, steps[0], most, size, found[number])
+            yield _Waited(number, came, step, own[0], most, size, found[number])
 
 
 def _last(took: dict[int, list[int]]) -> int:
