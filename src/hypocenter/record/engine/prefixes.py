@@ -6,6 +6,7 @@ disagree, the cache gives out blocks of another text.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import struct
 from collections.abc import Sequence
@@ -49,6 +50,7 @@ def settings_digest(*settings: object) -> str:
     return hashlib.blake2b(repr(settings).encode(), digest_size=PREFIX_BYTES).hexdigest()
 
 
+@functools.lru_cache(maxsize=256)
 def salt_digest(salt: str) -> str:
     """One of what tells apart whose requests read each other's blocks."""
     return KeyedDigest(salt.encode("utf-8", "surrogatepass")).short(PREFIX_BYTES).hex()
