@@ -423,8 +423,8 @@ def json_of(text: str) -> dict[str, Any] | None:
 
 def roots_of(text: str) -> list[dict[str, Any]] | None:
     """The causes of a report; None where there is no report."""
-    keys = ("cause", "kernel", "argument", "tensor", "file", "line", "sentence", "fix", "edits")
-    keys += ("alternatives",)
+    keys = ("cause", "kernel", "argument", "tensor", "file", "line", "culprit", "sentence", "fix")
+    keys += ("edits", "alternatives")
     report = json_of(text)
     if report is None or "roots" not in report:
         return None

@@ -38,7 +38,14 @@ _FAULTS = ("crash", "error", "hang")
 _LIKE = {"crash": ("crash", "error"), "error": ("crash", "error"), "nonfinite": ("nonfinite",)}
 _DEADLINE_SECONDS = 20
 #: Families whose models the tests make, beside the lab's own.
-_FAMILIES = ("qwen3moe", "gpt-oss", "qwen35")
+_FAMILIES = (
+    "qwen3moe",
+    "gpt-oss",
+    "qwen35",
+    "deepseek2-lite",
+    "qwen2-yarn",
+    "phi3-longrope-long",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +73,11 @@ class Patch:
     @property
     def is_harmless(self) -> bool:
         return not self.causes
+
+    @property
+    def is_of_kernel(self) -> bool:
+        """Whether the kernel's own text is changed, and no code that the host runs."""
+        return self.file.endswith(("_gpu.py", "_cpu.py"))
 
     @property
     def wants_good(self) -> bool:
@@ -186,9 +198,9 @@ def _without_folder(roots: list[dict[str, Any]] | None, package: Path) -> Any:
 
 
 def answer_in(text: str) -> Any:
-    """The token ids that the program printed, which the doctor passes on."""
+    """The token ids and texts that the program printed, which the doctor passes on."""
     found = [line for line in text.splitlines() if line.startswith('{"token_ids"')]
-    return json.loads(found[-1])["token_ids"] if found else None
+    return json.loads(found[-1]) if found else None
 
 
 def _shown(stdout: str, stderr: str, wanted: Any) -> str:
@@ -205,7 +217,10 @@ def _shown(stdout: str, stderr: str, wanted: Any) -> str:
 
 
 def judged(roots: list[dict[str, Any]] | None, patch: Patch, package: Path) -> dict[str, Any]:
-    """What of the first cause is right; `is_right` if all of it is."""
+    """What of the first cause is right; `is_right` if all of it is.
+
+    Beside a good run the line that a patch of the host's own code changed must be the culprit.
+    """
     root = roots[0] if roots else {}
     path, line = Path(root.get("file") or ""), root.get("line")
     is_own = path.name == Path(patch.file).name
@@ -219,7 +234,19 @@ def judged(roots: list[dict[str, Any]] | None, patch: Patch, package: Path) -> d
         "argument_right": bool(root)
         and (not patch.arguments or bool(named.intersection(patch.arguments))),
     }
+    if patch.wants_good and not patch.is_of_kernel:
+        found["culprit_right"] = _is_changed_line(root, patch, package)
     return found | {"is_right": all(found.values())}
+
+
+def _is_changed_line(root: dict[str, Any], patch: Patch, package: Path) -> bool:
+    """Whether the culprit lies among the lines that the patch put in the place of others."""
+    place = (root.get("culprit") or {}).get("place") or f"{root.get('file')}:{root.get('line')}"
+    file, _, line = place.rpartition(":")
+    text = (package / patch.file).read_text("utf-8")
+    first = text[: text.index(patch.new)].count("\n") + 1
+    last = first + patch.new.rstrip("\n").count("\n") + 1  # a line that is gone shows at the next
+    return file.endswith(f"hypocenter/{patch.file}") and first <= int(line) <= last
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """What a user runs when the engine misbehaves: a small model, some prompts, a few tokens.
 
 `python program.py RUN MODELS` generates as `RUNS` says, with the model of that name in the folder
-MODELS, and prints the token ids as JSON. It knows of no fault.
+MODELS, and prints the token ids as JSON, and what was made of them. It knows of no fault.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ class Run:
     num_tokens: int = 3
     sampling: tuple[dict[str, Any], ...] = ({},)
     config: dict[str, Any] = field(default_factory=dict)
+    #: Conversations in place of prompts, and the tools that are offered.
+    chats: tuple[str, ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 _DRAWN = {"temperature": 0.9, "top_k": 12, "repeat_penalty": 1.4, "frequency_penalty": 0.3}
@@ -44,6 +47,29 @@ def _biases(start: int, stop: int) -> tuple[dict[str, Any], ...]:
 
 
 _ON_CPU: dict[str, Any] = {"device": "cpu"}
+
+_TEMPLATE = (
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}Call as <tool_call>"
+    '{{ \'{"name": ..., "arguments": ...}\' }}</tool_call>\n'
+    "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+)
+_GET = {
+    "type": "function",
+    "function": {
+        "name": "get",
+        "parameters": {
+            "type": "object",
+            "properties": {"n": {"type": "integer"}},
+            "required": ["n"],
+            "additionalProperties": False,
+        },
+    },
+}
+_FORM = {"type": "object", "properties": {"a": {"enum": ["x", "yz", "~"]}}, "required": ["a"]}
+_MANY = tuple(
+    tuple(range(start, start + size))
+    for start, size in zip(range(40, 46), (60, 4, 30, 5, 6, 8), strict=True)
+)
 
 RUNS = {
     "short": Run(),
@@ -63,6 +89,34 @@ RUNS = {
     "states pair": Run((_PAIR,), model="qwen35", num_tokens=2),
     "full": Run(
         ((tuple(range(40, 70)),),), num_tokens=3, config={"kv_tokens": 32, "max_batch_tokens": 16}
+    ),
+    "cpu latents": Run((_PAIR,), model="deepseek2-lite", num_tokens=2, **_ON_CPU),
+    "cpu form": Run(
+        num_tokens=24, sampling=({"json_schema": _FORM, "ignore_eos": False},), **_ON_CPU
+    ),
+    "ranks": Run(model="lab-f32", num_tokens=2, config={"tensor_parallel": 2}),
+    "cpu states": Run(
+        ((_BEGINNING,), ((*_BEGINNING, 5), (*_BEGINNING[:16], 9)), ((*_BEGINNING, 5, 6),)),
+        model="qwen35",
+        num_tokens=2,
+        config={"max_batch_tokens": 32},
+        **_ON_CPU,
+    ),
+    "long texts": Run(
+        ((_BEGINNING[:20],), (_BEGINNING,)),
+        model="phi3-longrope-long",
+        num_tokens=2,
+        config={"max_batch_tokens": 32},
+    ),
+    "cpu yarn": Run((_PAIR,), model="qwen2-yarn", **_ON_CPU),
+    "cpu many": Run((_MANY,), num_tokens=2, config={"max_batch_tokens": 8}, **_ON_CPU),
+    "cpu stop": Run((_PAIR,), num_tokens=6, sampling=({"stop": ["dlX", "TMTMTM"]},), **_ON_CPU),
+    "cpu call": Run(
+        chats=("ab",),
+        tools=(_GET,),
+        num_tokens=80,
+        config={"context_length": 512, "max_batch_tokens": 64, "chat_template": _TEMPLATE},
+        **_ON_CPU,
     ),
     "cpu": Run((_PAIR,), **_ON_CPU),
     "cpu experts": Run((_PAIR,), model="qwen3moe", **_ON_CPU),
@@ -98,14 +152,27 @@ RUNS = {
 }
 
 
-def generate(run: Run, models: Path) -> list[list[int]]:
-    """The token ids of each prompt of each batch."""
+def generate(run: Run, models: Path) -> tuple[list[list[int]], list[str]]:
+    """The token ids of each prompt of each batch, and all that was said with them."""
     config: dict[str, Any] = {"context_length": 128, "max_batch_tokens": 4, "max_batch_requests": 2}
     config |= run.config
     with LLM(models / f"{run.model}.gguf", EngineConfig(device=run.device, **config)) as llm:
         found: list[list[int]] = []
+        said: list[str] = []
         sampling = itertools.cycle(run.sampling)
-        for prompts in run.batches:
+        for text in run.chats:
+            params = SamplingParams(max_tokens=run.num_tokens)
+            done = [
+                llm.chat(
+                    [{"role": "user", "content": text}],
+                    params,
+                    tools=list(run.tools),
+                    tool_choice="required",
+                )
+            ]
+            found += [list(one.token_ids) for one in done]
+            said += [repr((one.text, one.reasoning, one.tool_calls)) for one in done]
+        for prompts in run.batches if not run.chats else ():
             given = [
                 SamplingParams(
                     **{"max_tokens": run.num_tokens, "ignore_eos": True, **next(sampling)}
@@ -114,8 +181,10 @@ def generate(run: Run, models: Path) -> list[list[int]]:
             ]
             done = llm.generate([list(prompt) for prompt in prompts], given)
             found += [list(one.token_ids) for one in done]
-    return found
+            said += [repr((one.text, one.reasoning, one.tool_calls)) for one in done]
+    return found, said
 
 
 if __name__ == "__main__":
-    print(json.dumps({"token_ids": generate(RUNS[sys.argv[1]], Path(sys.argv[2]))}))
+    token_ids, said = generate(RUNS[sys.argv[1]], Path(sys.argv[2]))
+    print(json.dumps({"token_ids": token_ids, "said": said}))

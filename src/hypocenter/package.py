@@ -14,6 +14,8 @@ from importlib import metadata
 from pathlib import Path
 
 NAME = "hypocenter"
+#: What a process runs that holds a part of a model and is not the first.
+RANK_MODULE = f"{NAME}.engine.ranks.program"
 #: What a person calls the command line, and what Python calls it.
 _COMMANDS = ("hypo", NAME)
 FOLDER = Path(__file__).parent

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
+import pytest
 from bundles import REQUEST, Run, decoder, inputs, tensors_of_decoder
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.record.engine.engine_events import BlocksNamed, Entered
-from hypocenter.record.engine.prefixes import BlockPrefixes, split_prefixes
+from hypocenter.record.engine.prefixes import (
+    ROTATION,
+    SALT,
+    SETTINGS,
+    BlockPrefixes,
+    split_prefixes,
+)
 from hypocenter.record.fault_record import FaultRecord
 
 DIFFERS = FaultRecord(kind="differs", message="the text is not that of the good run")
@@ -28,7 +37,12 @@ def prefixes(token_ids: list[int], first: int = 0, stop: int = 1) -> bytes:
 
 def reads(run: Run, plan: int, token_ids: list[int]) -> None:
     """Request 9 adopts block 2 for its first tokens, and runs one more."""
-    run.emit(BlocksNamed, request=9, blocks=(2,), prefixes=prefixes(token_ids))
+    runs_on(run, plan, prefixes=prefixes(token_ids))
+
+
+def runs_on(run: Run, plan: int, **named: Any) -> None:
+    """It says of block 2 what is `named`."""
+    run.emit(BlocksNamed, request=9, blocks=(2,), **named)
     given = inputs(positions=[16], slots=[64], sequence_rows=[0], counts=[1, 1])
     given["block_tables"][0, 1] = 4
     run.run(plan, given, (READER,))
@@ -69,6 +83,49 @@ def test_a_block_that_was_filled_behind_the_same_tokens_is_no_finding() -> None:
     assert "1 block that requests adopted had been filled behind just their tokens" in texts
     rows = {row.cause: row.verdict for row in found.hypotheses}
     assert rows[Cause.FOREIGN_BLOCK] is Verdict.REFUTED
+
+
+def reads_with(there: dict[str, str], here: dict[str, str]) -> Run:
+    """Request 9 adopts a block of its own first tokens; each says what its keys were made with."""
+    run, plan = filled_by_7()
+    filled = run.events.pop()
+    run.events.append(msgspec.structs.replace(filled, made_with=there))
+    runs_on(run, plan, prefixes=prefixes(TEXT), made_with=here)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "named"),
+    [
+        ({ROTATION: "of short texts"}, {ROTATION: "of long texts"}, ROTATION),
+        ({SALT: "aa", SETTINGS: "1"}, {SALT: "bb", SETTINGS: "1"}, SALT),
+        ({SALT: "aa", SETTINGS: "1"}, {SALT: "aa", SETTINGS: "1"}, ""),
+        ({}, {SALT: "aa"}, ""),
+    ],
+)
+def test_a_block_that_was_made_with_another_setting_is_named(
+    there: dict[str, str], here: dict[str, str], named: str
+) -> None:
+    roots = found_in(reads_with(there, here)).roots
+    assert [root.cause for root in roots] == [Cause.FOREIGN_BLOCK] * bool(named)
+    for root in roots:
+        assert f"block 2 was filled by request 7 with another {named}, and" in root.sentence
+        assert f"{named}: {there[named]} when request 7 filled block 2" in root.proof.red
+
+
+@pytest.mark.parametrize(("settings", "is_wrong"), [("1", False), ("2", True)])
+def test_a_block_of_a_process_before_is_held_against_its_settings(
+    settings: str, is_wrong: bool
+) -> None:
+    run = Run()
+    tensors_of_decoder(run)
+    plan = decoder(run)
+    run.emit(Entered, request=9, num_prompt_tokens=40, settings=(), seed=0)
+    run.emit(BlocksNamed, request=-1, blocks=(2,), prefixes=b"", made_with={SETTINGS: settings})
+    runs_on(run, plan, prefixes=prefixes(TEXT), made_with={SETTINGS: "1"})
+    roots = found_in(run).roots
+    assert bool(roots) == is_wrong
+    assert not is_wrong or "a process before with another settings" in roots[0].sentence
 
 
 def test_a_block_that_was_taken_anew_or_read_back_is_what_its_next_reader_says() -> None:

@@ -588,6 +588,8 @@ def test_every_host_side_rung_is_needed() -> None:
         "kept blocks",
         "own checks",
         "lost rank",
+        "other ranks",
+        "waiting",
         "adopted blocks",
         "draws",
         "sanitizer",

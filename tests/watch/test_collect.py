@@ -18,6 +18,7 @@ from hypocenter import package
 from hypocenter.cards import Card
 from hypocenter.doctor.report_parts import environment_rows
 from hypocenter.doctor.run_environment import run_environment_of
+from hypocenter.doctor.surfaced import symptom_of
 from hypocenter.errors import EXIT_ERROR, EXIT_USAGE, UsageError
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
@@ -179,9 +180,34 @@ def test_a_kill_without_words_is_a_crash() -> None:
     assert fault.message.startswith("ended by SIGKILL (from outside")
 
 
+def test_a_kill_behind_the_traceback_of_a_child_tells_of_the_exception() -> None:
+    """Who starts processes ends them all when one fails, and last of all itself."""
+    stderr = (
+        "loading\nTraceback (most recent call last):\n"
+        '  File "/a/worker.py", line 12, in serve\n    run()\n'
+        '  File "/a/parts.py", line 3, in run\n    raise KeyError(3)\nKeyError: 3\nkilled\n'
+    )
+    fault = fault_in(stderr, None, signal.SIGKILL)
+    assert (fault.kind, fault.error, fault.call) == ("crash", "KeyError: 3", "run (parts.py:3)")
+    assert fault.message.startswith("a process below it ended with 'KeyError: 3', and then ended")
+    assert "ended from outside" not in symptom_of(fault)
+    assert "ended from outside" in symptom_of(fault_in("killed\n", None, signal.SIGKILL))
+    # Another signal is a fault of its own, and says what it is.
+    assert fault_in(stderr, None, signal.SIGSEGV).message.startswith("ended by SIGSEGV")
+
+
 def test_large_and_hostile_words_are_bounded_and_quick() -> None:
     started = time.perf_counter()
-    for piece in ("hypo: cuda: ", "(", "CUDA error ", "Xid pid=", "a" * 50, "\x00", "Fatal\n"):
+    for piece in (
+        "hypo: cuda: ",
+        "(",
+        "Traceback (most recent call last):\n x\n",
+        "CUDA error ",
+        "Xid pid=",
+        "a" * 50,
+        "\x00",
+        "Fatal\n",
+    ):
         stderr = piece * (600_000 // len(piece))
         fault = fault_in(stderr, 3, None)
         assert len(fault.message) <= 2000

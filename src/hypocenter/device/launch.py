@@ -72,12 +72,13 @@ class Launch:
 
     Of a GPU launch `jit` is Triton's function, `options` its grid, warps and constants, `extents`
     the bytes behind each pointer parameter. `given` are the arguments as Tensors, `site` is where
-    they were given.
+    they were given, `caller` the line beyond `kernels/` that asked for it.
     """
 
     __slots__ = (
         "__weakref__",
         "args",
+        "caller",
         "contract",
         "device",
         "extents",
@@ -110,6 +111,7 @@ class Launch:
         self.device, self.jit = device, jit
         self.options, self.extents = options or {}, extents or {}
         self.given, self.site = tuple(given), caller_outside("device")
+        self.caller = caller_outside("device", "kernels")
         self.run: Callable[[], None] = self._plain()
 
     @property

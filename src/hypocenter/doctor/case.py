@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from hypocenter.doctor.beside.host_text import HostTexts, host_texts
 from hypocenter.doctor.diagnosis import Claim, GpuSight
 from hypocenter.doctor.difference import RunDiff
 from hypocenter.doctor.kernel_text import Access, accesses, parameters_stored
@@ -190,6 +191,11 @@ class Case:
             if name in self.written_by(use.launch)
         }
         return frozenset(found)
+
+    @functools.cached_property
+    def host(self) -> HostTexts:
+        """What of the engine's own Python is not as in the good run; nothing without one."""
+        return host_texts(self.good, self.bundle) if self.good is not None else HostTexts()
 
     # -- source ---------------------------------------------------------------------------------
 

@@ -62,10 +62,12 @@ class Cause(enum.StrEnum):
     ENDLESS_LOOP = "endless loop"
     LOST_EVENT = "event never recorded"
     BROKEN_CHECK = "check of the engine's own"
+    PASSED_OVER = "request passed over"
     LOST_RANK = "process of another rank ended"
     MISCOMPILED = "wrong code of the compiler"
     FAULTY_GPU = "GPU that computes wrongly"
     WRONG_ANSWER = "wrong answer"
+    CHANGED_LINE = "changed line of the engine"
 
 
 class TestedBy(enum.Enum):
@@ -201,6 +203,8 @@ CAUSES: dict[Cause, CauseRow] = {
     Cause.DEVICE_ASSERT: CauseRow(symptoms=frozenset()),
     Cause.CAPTURE_REFUSED: CauseRow(symptoms=frozenset(), blames=Blame.LAUNCH),
     Cause.LOST_RANK: CauseRow(symptoms=frozenset(), is_of_engine=True),
+    Cause.PASSED_OVER: CauseRow(symptoms=frozenset(), is_of_engine=True),
+    Cause.CHANGED_LINE: CauseRow(symptoms=frozenset(), is_of_engine=True),
     Cause.BROKEN_CHECK: CauseRow(symptoms=frozenset(), blames=Blame.KERNEL, is_of_engine=True),
     # -- of arguments
     Cause.NULL_POINTER: CauseRow(

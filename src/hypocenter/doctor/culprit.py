@@ -13,14 +13,18 @@ from hypocenter.doctor.diagnosis import Claim, Culprit, RootCause
 from hypocenter.record.bundle_index import LaunchMade
 
 
-def with_culprit(case: Case, claim: Claim) -> RootCause:
-    """The claim's root cause with its culprit and the line of its launch; it must have a root."""
+def with_culprit(case: Case, claim: Claim, *, is_shared: bool = False) -> RootCause:
+    """The claim's root cause with its culprit and the line of its launch; it must have a root.
+
+    `is_shared`: the good run has the same defect, so no line that changed since made it.
+    """
     root = claim.root
     assert root is not None
     use = next((use for use in case.launches if use.place == root.place), None)
+    changed = None if is_shared else changed_line(case)
     return msgspec.structs.replace(
         root,
-        culprit=root.culprit or _culprit(case, claim, root, use),
+        culprit=root.culprit or changed or _culprit(case, claim, root, use),
         launched_at=use.launch.site if use is not None else root.launched_at,
     )
 
@@ -30,6 +34,8 @@ def _culprit(case: Case, claim: Claim, root: RootCause, use: LaunchMade | None) 
     tensors = [case.tensors[number] for number in claim.tensors if number in case.tensors]
     if blame is Blame.KERNEL and root.file:
         return Culprit(f"{root.file}:{root.line}", root.expression or "")
+    if blame is Blame.LAUNCH and use is not None and _is_passed_on(use, root.argument):
+        return Culprit(use.launch.caller, f"passes {root.argument} to {use.launch.kernel}")
     if blame is Blame.LAUNCH and use is not None and use.launch.site:
         return Culprit(use.launch.site, f"launches {use.launch.kernel}")
     if blame is Blame.LAUNCH and root.launched_at:
@@ -41,3 +47,16 @@ def _culprit(case: Case, claim: Claim, root: RootCause, use: LaunchMade | None) 
         if blame is Blame.MAKER and made is not None and made.site:
             return Culprit(made.site, f"makes {tensor.name}")
     return None
+
+
+def changed_line(case: Case) -> Culprit | None:
+    """The one line of the engine's own Python that the good run, which had no fault, has not."""
+    change = case.host.only
+    if change is None or case.good is None or case.good.fault.kind != "none":
+        return None
+    return Culprit(change.place, change.text)
+
+
+def _is_passed_on(use: LaunchMade, argument: str | None) -> bool:
+    """Whether who launches a kernel was given the argument: it is one of the contract's."""
+    return bool(use.launch.caller) and any(fact.name == argument for fact in use.launch.facts)

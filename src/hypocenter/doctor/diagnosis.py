@@ -84,7 +84,8 @@ class RootCause(msgspec.Struct, frozen=True, kw_only=True):
     has it; `culprit` and `launched_at` (file:line) are None and "" where nobody recorded them.
     `finding` is the access, with one lane as its example, where a replay proved the cause.
     `zeros` names what its address hangs on and was replayed as zeros; empty where nothing is.
-    `entries` follow from where a GPU stopped.
+    `entries` follow from where a GPU stopped. `entry` is the element of an index tensor with which
+    the proof is about, as it was recorded.
     """
 
     cause: Cause
@@ -104,6 +105,7 @@ class RootCause(msgspec.Struct, frozen=True, kw_only=True):
     finding: Finding | None = None
     zeros: str = ""
     entries: tuple[SolvedEntry, ...] = ()
+    entry: SolvedEntry | None = None
 
     def at(self, access: Access | None) -> RootCause:
         """The same, met at that line of the kernel, where one is known."""
@@ -222,12 +224,14 @@ class Claim:
 
     Without a root a CONFIRMED claim is an observation that carries no proof of a cause. `tensors`
     are the ids of the tensors at fault, so that what follows from the same defect is told apart.
+    `place` is the launch that a claim without a root is of, where that matters to others.
     """
 
     hypothesis: Hypothesis
     root: RootCause | None = None
     seq: int = 0
     tensors: tuple[int, ...] = ()
+    place: Place | None = None
 
 
 def proven(

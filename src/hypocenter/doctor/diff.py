@@ -13,7 +13,8 @@ import msgspec
 
 from hypocenter.device.offline.specimen import is_of_device
 from hypocenter.doctor.alignment import align, draw_pairs, draws_of, statistics_by_place, steps_of
-from hypocenter.doctor.difference import Answers, Compared, Difference, Pair, RunDiff
+from hypocenter.doctor.beside.answers import answers_of, texts_of_answers, was_asked_alike
+from hypocenter.doctor.difference import Compared, Difference, Pair, RunDiff
 from hypocenter.doctor.fact_text import (
     are_not_told,
     around,
@@ -29,7 +30,6 @@ from hypocenter.doctor.fact_text import (
 )
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
-from hypocenter.record.engine.engine_events import Answered
 from hypocenter.record.events import (
     ArgumentRecord,
     Launched,
@@ -59,7 +59,9 @@ def rundiff(good: Bundle, bad: Bundle) -> RunDiff:
         runs.compare_counts(),
         tuple(around(good, bad)),
         tuple(runs.unseen),
-        runs.answers(),
+        answers_of(runs.good, runs.bad),
+        texts_of_answers(runs.good, runs.bad),
+        was_asked_alike(runs.good, runs.bad),
     )
 
 
@@ -121,20 +123,6 @@ class _Runs:
         """How much has been compared so far."""
         names = ("steps", "launches", "arguments", "inputs", "statistics")
         return Compared(*(self.counts[name] for name in names))
-
-    def answers(self) -> Answers:
-        """Whether the requests that ended have the same tokens in both runs, all of them."""
-        sides = [
-            {event.request: event for event in index.events_of(Answered)}
-            for index in (self.good, self.bad)
-        ]
-        if not sides[0] or sides[0].keys() != sides[1].keys():
-            return Answers.UNKNOWN
-        pairs = [(one, sides[1][number]) for number, one in sides[0].items()]
-        if not all(are_comparable(one.digest, other.digest) for one, other in pairs):
-            return Answers.UNKNOWN
-        is_same = all(one.digest == other.digest for one, other in pairs)
-        return Answers.SAME if is_same else Answers.DIFFERENT
 
     def walk(self) -> Iterator[Pair]:
         """What differs, launch by launch, as long as both runs compute the same text."""

@@ -107,7 +107,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answers(enum.StrEnum):
-    """Whether two runs gave all their requests the same tokens."""
+    """Whether two runs gave all their requests the same."""
 
     SAME = "same"
     DIFFERENT = "different"
@@ -129,7 +129,9 @@ class RunDiff(msgspec.Struct, frozen=True):
     """`differences` are those of the first launch or step that differs, the first one first.
 
     `around` tells what differs beside the launches (sources, versions), `unseen` what could not
-    be compared.
+    be compared. `answers` is of the requests' tokens, `texts` of what was made of these.
+    `was_asked_alike`: the same texts and conversations came in, so that other tokens are our own
+    doing.
     """
 
     differences: tuple[Difference, ...]
@@ -137,6 +139,8 @@ class RunDiff(msgspec.Struct, frozen=True):
     around: tuple[str, ...] = ()
     unseen: tuple[Gap, ...] = ()
     answers: Answers = Answers.UNKNOWN
+    texts: Answers = Answers.UNKNOWN
+    was_asked_alike: bool = False
 
     @property
     def first(self) -> Difference | None:

@@ -6,24 +6,21 @@ A ladder of rungs, each a function of the case alone. Runs no code of the bundle
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Collection
 
 import msgspec
 
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.causes import CAUSES, Cause, TestedBy, explains, plausible
-from hypocenter.doctor.culprit import with_culprit
+from hypocenter.doctor.causes import CAUSES, Cause, TestedBy, plausible
 from hypocenter.doctor.diagnosis import (
-    Claim,
     Diagnosis,
     Hypothesis,
-    RootCause,
     RungRecord,
     Verdict,
     row,
 )
 from hypocenter.doctor.difference import RunDiff
+from hypocenter.doctor.judging.judge import Rung, explain, judge
 from hypocenter.doctor.run_environment import run_environment_of
 from hypocenter.doctor.rungs.address import addresses
 from hypocenter.doctor.rungs.captured import captured_pointers
@@ -33,10 +30,12 @@ from hypocenter.doctor.rungs.engine.adopted_blocks import adopted_blocks
 from hypocenter.doctor.rungs.engine.draws import draws
 from hypocenter.doctor.rungs.engine.kept_blocks import kept_blocks
 from hypocenter.doctor.rungs.engine.lost_rank import lost_rank
+from hypocenter.doctor.rungs.engine.other_ranks import other_ranks
 from hypocenter.doctor.rungs.engine.own_checks import own_checks
 from hypocenter.doctor.rungs.engine.ownership import ownership
 from hypocenter.doctor.rungs.engine.states import states
 from hypocenter.doctor.rungs.engine.step_inputs import step_inputs
+from hypocenter.doctor.rungs.engine.waiting import waiting
 from hypocenter.doctor.rungs.good_run import good_arguments, good_results
 from hypocenter.doctor.rungs.gpu_stop import gpu_stops
 from hypocenter.doctor.rungs.hang import hang
@@ -51,8 +50,6 @@ from hypocenter.doctor.rungs.watched_access import guarded_run, sanitizer
 from hypocenter.doctor.surfaced import describe_surface, symptom
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.gap import Gap
-
-Rung = Callable[[Case], list[Claim]]
 
 #: What to look for, in this order. A rung that needs what the ones before it found takes that too.
 LADDER: dict[str, Rung] = {
@@ -71,11 +68,13 @@ LADDER: dict[str, Rung] = {
     "own checks": own_checks,
     "lost rank": lost_rank,
     "states": states,
+    "waiting": waiting,
     "order": order,
     "step inputs": step_inputs,
     "draws": draws,
     "hints": hints,
     "good arguments": good_arguments,
+    "other ranks": other_ranks,
     "hang": hang,
     "replay": replays,
     "values": values,
@@ -84,12 +83,6 @@ LADDER: dict[str, Rung] = {
 }
 
 _RANK = (Verdict.CONFIRMED, Verdict.INCONCLUSIVE, Verdict.REFUTED, Verdict.NOT_TESTED)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sorted:
-    roots: tuple[RootCause, ...]
-    consequences: tuple[str, ...]
 
 
 def diagnose(
@@ -123,7 +116,7 @@ def diagnose(
             )
         seconds = time.perf_counter() - begun
         rungs.append(RungRecord(name=name, seconds=seconds, left_out=failed))
-    ordered = _sorted_roots(case)
+    ordered = judge(case, LADDER)
     return Diagnosis(
         kind=bundle.kind,
         fault_kind=bundle.fault.kind,
@@ -138,7 +131,7 @@ def diagnose(
         rungs=tuple(rungs),
         seconds=time.perf_counter() - started,
         answers=case.good_diff.answers if case.good_diff else None,
-        is_unexplained=bool(ordered.roots) and not _explain(case, ordered.roots[0]),
+        is_unexplained=bool(ordered.roots) and not explain(case, ordered.roots[0]),
         not_compared=_why_not_compared(case.good_diff),
     )
 
@@ -148,38 +141,9 @@ def _why_not_compared(found: RunDiff | None) -> str:
     if found is None:
         return ""
     if found.first is not None:
-        return "the two runs were asked for different things" * found.first.is_of_prompts
+        is_other = found.first.is_of_prompts and not found.was_asked_alike
+        return "the two runs were asked for different things" * is_other
     return "" if any(msgspec.structs.astuple(found.compared)) else "neither run recorded a step"
-
-
-def _explain(case: Case, root: RootCause) -> bool:
-    return any(explains(root.cause, kind) for kind in case.symptoms)
-
-
-def _sorted_roots(case: Case) -> _Sorted:
-    """Proven causes, and what is only another sight of one before it.
-
-    Those that explain the symptom come first, and of them the earliest. A number outside its range
-    says less than that it is not the step's.
-    """
-
-    def order(claim: Claim) -> tuple[bool, int, bool]:
-        assert claim.root is not None
-        is_range = claim.root.cause is Cause.BAD_SCALAR
-        return not _explain(case, claim.root), claim.seq, is_range
-
-    with_root = sorted((claim for claim in case.claims if claim.root), key=order)
-    roots: list[RootCause] = []
-    seen: set[int] = set()
-    consequences = []
-    for claim in with_root:
-        assert claim.root is not None
-        if seen.intersection(claim.tensors):
-            consequences.append(claim.root.sentence)
-            continue
-        seen.update(claim.tensors)
-        roots.append(with_culprit(case, claim))
-    return _Sorted(tuple(roots), tuple(consequences))
 
 
 def _table(case: Case) -> tuple[Hypothesis, ...]:

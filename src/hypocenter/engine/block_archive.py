@@ -5,7 +5,8 @@ keeps; after its death the next one reads back what its own requests ask for, in
 it again. Layout of the file, each part from the start of a page:
 
     header   magic, fingerprint, number of slots, and of the step that runs
-    entries  one for each slot: digest of the block's tokens, checksum, step at which it was copied
+    entries  one for each slot: digest of the block's tokens, checksum, step at which it was copied,
+             and the settings of the process then, for whoever asks later what went wrong
     data     one slot after the other: the block's keys and values, page after page
 
 A checksum covers an entry and its data, so a slot that was torn or written over is not read. What
@@ -25,16 +26,23 @@ from typing import Any
 import numpy as np
 
 from hypocenter.dtypes import Array
+from hypocenter.record.engine.prefixes import SETTINGS
 
 _log = logging.getLogger("hypocenter.engine")
 
 #: A step that goes wrong ends its process at once or soon: what these last ones left is in doubt.
 NUM_DOUBTED_STEPS = 4
 DIGEST_BYTES = 32
-_MAGIC = b"hypoKV01"
+_MAGIC = b"hypoKV02"
 _HEADER = np.dtype([("magic", "S8"), ("fingerprint", "V32"), ("num_slots", "<u8"), ("step", "<u8")])
 _ENTRY = np.dtype(
-    [("digest", f"V{DIGEST_BYTES}"), ("step", "<u8"), ("checksum", "<u4"), ("is_full", "<u4")]
+    [
+        ("digest", f"V{DIGEST_BYTES}"),
+        ("step", "<u8"),
+        ("checksum", "<u4"),
+        ("is_full", "<u4"),
+        ("settings", "S16"),
+    ]
 )
 
 
@@ -43,14 +51,21 @@ class BlockArchive:
 
     `pages`: arrays whose first axis is the block. `fingerprint`, 32 bytes, stands for everything
     that their contents depend on besides the tokens: what was left under another one is forgotten.
+    `settings` are 16 characters that stand for the same, made apart from it for the record.
     At most `max_bytes` of data are held, the last to be put. Raises OSError when the file cannot
     be had, and when not one block has room.
     """
 
     def __init__(
-        self, path: str, pages: Sequence[Array], fingerprint: bytes, max_bytes: int
+        self,
+        path: str,
+        pages: Sequence[Array],
+        fingerprint: bytes,
+        max_bytes: int,
+        settings: str = "",
     ) -> None:
         assert len(fingerprint) == DIGEST_BYTES, fingerprint
+        self.settings = settings
         self._pages = pages
         self._slot_bytes = sum(page[0].nbytes for page in pages)
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -100,7 +115,8 @@ class BlockArchive:
             np.copyto(part, block)
         step = self._header["step"]
         entry["digest"], entry["step"] = np.void(digest), step
-        entry["checksum"] = _checksum(digest, step, data)
+        entry["settings"] = self.settings.encode()
+        entry["checksum"] = _checksum(digest, step, self.settings.encode(), data)
         entry["is_full"] = 1
         self._slots[digest] = slot
 
@@ -111,11 +127,17 @@ class BlockArchive:
         for block, part in zip(self._blocks(block_id), self._parts(data), strict=True):
             np.copyto(block, part)
         entry = self._entries[slot]
-        if entry["checksum"] == _checksum(digest, entry["step"], data):
+        noted = bytes(entry["settings"])
+        if entry["checksum"] == _checksum(digest, entry["step"], noted, data):
             return True
         _log.warning("a block that another process left is damaged; it is computed again")
         self.forget(digest)
         return False
+
+    def made_with(self, digest: bytes) -> dict[str, str]:
+        """The settings of the process that put what is under `digest`, as the record has them."""
+        noted = self._entries["settings"][self._slots[digest]].decode(errors="replace")
+        return {SETTINGS: noted} if noted else {}
 
     def forget(self, digest: bytes) -> None:
         """What was put under `digest`, if anything, is in doubt."""
@@ -169,5 +191,5 @@ def _whole_pages(num_bytes: int) -> int:
     return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _checksum(digest: bytes, step: Any, data: Array) -> int:
-    return zlib.crc32(data.data, zlib.crc32(digest + step.tobytes()))
+def _checksum(digest: bytes, step: Any, settings: bytes, data: Array) -> int:
+    return zlib.crc32(data.data, zlib.crc32(digest + step.tobytes() + settings))

@@ -30,6 +30,7 @@ from hypocenter.errors import TooMuchText, UsageError
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.text.chat import ChatTemplate, load_chat_template
 from hypocenter.model.text.tokenizer import Tokenizer, load_tokenizer
+from hypocenter.record.recorder import current
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Conversations:
                 f"{self._path} has no chat template, so it cannot chat; continue a text instead"
             )
         ids: list[int] = []
+        current().record_asked(messages, chat_template_kwargs, tools)
         told = self._variables
         if chat_template_kwargs is not None:
             require_variables(chat_template_kwargs)

@@ -43,14 +43,14 @@ class BlockDigests:
     """
 
     def __init__(self, block_size: int, salt: str = "") -> None:
-        self._block_size = block_size
+        self._block_size, self.salt = block_size, salt
         self._digests: list[bytes] = []
         self._before_first = _digest(salt.encode("utf-8", "surrogatepass"))
 
     def of_long_texts(self) -> BlockDigests:
         """Others for the same tokens: what a model computes of them in a long text is not the
         same (longrope)."""
-        others = BlockDigests(self._block_size)
+        others = BlockDigests(self._block_size, self.salt)
         others._before_first = _digest(b"long" + self._before_first)
         return others
 
@@ -241,11 +241,16 @@ class KVCache:
         if not self._archive.fetch(digest, block_id):
             return None
         self._blank.pop()
-        current().record_blocks(NOBODY, (block_id,))
+        current().record_blocks(NOBODY, (block_id,), made_with=self._archive.made_with(digest))
         self._blocks[block_id] = _Block(digest=digest)
         self._kept[digest] = block_id
         self._unread[block_id] = None
         return block_id
+
+    @property
+    def settings(self) -> str:
+        """Those that blocks depend on which other processes may read; empty where none do."""
+        return self._archive.settings if self._archive is not None else ""
 
     def num_unread(self, block_ids: Sequence[int]) -> int:
         """How many of these kept blocks are free until they are adopted."""

@@ -22,7 +22,13 @@ from hypocenter.engine.kv_cache import BlockDigests
 from hypocenter.engine.token_rules import TokenRules, ending_ids
 from hypocenter.errors import as_exception
 from hypocenter.kernels.sampling.draw import columns_of, has_penalties
-from hypocenter.record.engine.prefixes import BlockPrefixes
+from hypocenter.record.engine.prefixes import (
+    ROTATION,
+    SALT,
+    SETTINGS,
+    BlockPrefixes,
+    salt_digest,
+)
 from hypocenter.record.keyed_digest import KeyedDigest
 from hypocenter.record.recorder import current
 from hypocenter.results import Completion, Delta, Route, Timings, TokenLogprob, whole_calls
@@ -372,12 +378,36 @@ class Request:
         if record.is_on:
             prefixes = self._prefixes.of_blocks(first, stop, size, self.token_ids)
             blocks = cache.blocks(self.id)[first:stop]
-            record.record_blocks(self.id, blocks, prefixes, first)
+            record.record_blocks(self.id, blocks, prefixes, first, self._made_with(cache))
+
+    def _made_with(self, cache: KVCache) -> dict[str, str]:
+        """On what its keys and values depend beside its tokens, and whose blocks it may read."""
+        digests = self._block_digests
+        found = {SALT: salt_digest(digests.salt)} if digests is not None else {}
+        if self._long_from is not None:
+            found[ROTATION] = "of long texts" if self.is_turned_long else "of short texts"
+        if cache.settings:
+            found[SETTINGS] = cache.settings
+        return found
 
     def _record_answer(self) -> None:
         record = current()
         if record.is_on:
-            record.record_answer(self.id, len(self.token_ids), self.digest())
+            record.record_answer(
+                self.id, len(self.token_ids), self.digest(), self._digest_of_text()
+            )
+
+    def _digest_of_text(self) -> str:
+        """Keyed digest of what its owner was sent, each part with its length before it."""
+        texts = ["".join(spoken.content for spoken in self._sent)]
+        texts.append("".join(spoken.reasoning for spoken in self._sent))
+        for call in whole_calls(piece for spoken in self._sent for piece in spoken.calls):
+            texts += [call.name, call.arguments]
+        digest = KeyedDigest((self.finish_reason or "").encode())
+        for text in texts:
+            data = text.encode("utf-8", "surrogatepass")
+            digest.add(len(data).to_bytes(8, "little") + data)
+        return digest.text()
 
     def _tell(self) -> None:
         try:

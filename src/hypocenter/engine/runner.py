@@ -47,6 +47,7 @@ from hypocenter.model.placement import context_length_of, kv_room, kv_tokens_in
 from hypocenter.model.step_buffers import KVPages, StatePages, StepInputs
 from hypocenter.model.weight_tensors import Weights
 from hypocenter.model.weights import load_weights
+from hypocenter.record.engine.prefixes import settings_digest
 from hypocenter.record.recorder import current, open_recorder
 from hypocenter.results import Route
 from hypocenter.tensor import DType, Tensor
@@ -230,13 +231,15 @@ class Runner:
         code = source_hash(Path(decoder.__file__))  # of all that is computed, kernels included
         depends_on = (code, model, self.config, instruction_set(), pages[0].shape, pages[0].dtype)
         fingerprint = hashlib.blake2b(repr(depends_on).encode(), digest_size=DIGEST_BYTES).digest()
+        # Made of the values themselves: where it and the fingerprint disagree, one is wrong.
+        settings = settings_digest(model, self.facts, self.config.kv_dtype, self.block_size)
         num_bytes = max_bytes = sum(page.nbytes for page in pages)
         if (room := footprint.host_room()) is not None:
             # The pages themselves will be touched first: what they take counts as available still.
             num_left = max(room.available_bytes - num_bytes, 0)
             max_bytes = min(num_bytes, int(num_left * _ARCHIVE_SHARE))
         try:
-            self.archive = BlockArchive(path, pages, fingerprint, max_bytes)
+            self.archive = BlockArchive(path, pages, fingerprint, max_bytes, settings)
         except OSError as error:
             _log.warning("blocks of the KV cache do not outlive this process: %s", error)
 

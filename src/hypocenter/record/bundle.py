@@ -32,6 +32,7 @@ from hypocenter.record.bundle_json import (
     split,
     with_nonfinite,
 )
+from hypocenter.record.engine.module_texts import ModuleText
 from hypocenter.record.events import (
     FOREIGN,
     AnyEvent,
@@ -61,12 +62,16 @@ VERSION = 3
 
 KINDS = ("crash", "error", "hang", "suspect")
 JSON, ARRAYS, STDERR, SOURCES = "bundle.json", "arrays.safetensors", "stderr.txt", "sources"
+MODULES = "modules.json"
 
 # What is written at most, and read at most.
 MAX_JSON_BYTES = 64 << 20
 MAX_ARRAYS_BYTES = 256 << 20
 MAX_STDERR_BYTES = 1 << 20
 MAX_SOURCE_BYTES, MAX_SOURCES_BYTES, MAX_SOURCES = 1 << 20, 32 << 20, 2000
+MAX_MODULES, MAX_MODULES_BYTES = 2000, 16 << 20
+#: Processes of other ranks, each in a folder of its own.
+MAX_OTHERS, RANK = 15, "rank"
 MAX_LOG_LINES, MAX_LINE_CHARS = 200, 1000
 MAX_RECORDS = 1 << 18
 #: Launches of all recorded steps together: what looks at each of them stays within seconds.
@@ -81,7 +86,8 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     `packages` to `model` are as the run's own process told them; "" or None where it did not, as
     in bundles from before these fields. `limits` are the fields of `device/limits.py:GpuLimits` of
     the device, None for a CPU; `cards` are the GPUs of the machine; `contracts` the declarations of
-    the kernels' contracts; `gpu_stops` where GPUs stood that left a dump. `fault_before` is how the
+    the kernels' contracts; `modules` the engine's own Python; `others` what the processes of the
+    other ranks recorded; `gpu_stops` where GPUs stood that left a dump. `fault_before` is how the
     same command ended when it was run as it is, before a run that was not; `reports` what a
     sanitizer saw in this one. `outcomes` is what launches gave that were made again. `missing` what
     could not be recovered; `redacted` whether token ids inside the vocabulary were replaced by 0.
@@ -107,6 +113,8 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     plans: tuple[PlanRecord, ...] = ()
     sources: tuple[SourceRecord, ...] = ()
     contracts: dict[str, Declaration] = {}
+    modules: tuple[ModuleText, ...] = ()
+    others: tuple[Bundle, ...] = ()
     events: tuple[AnyEvent, ...] = ()
     checks: tuple[CheckRecord, ...] = ()
     statistics: tuple[Statistics, ...] = ()
@@ -140,11 +148,15 @@ def save(bundle: Bundle, folder: str | Path) -> Bundle:
     folder = Path(folder)
     if folder.exists() or folder.is_symlink():
         raise BadBundle(folder, "is there already;", "name another folder")
-    bundle = _fit(_bound(bundle), folder)
+    others = tuple(_fit(_bound(other), folder) for other in bundle.others[:MAX_OTHERS])
+    bundle = msgspec.structs.replace(_fit(_bound(bundle), folder), others=others)
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         _write(bundle, partial, folder)
+        for number, other in enumerate(others, 1):
+            (partial / f"{RANK}{number}").mkdir(mode=0o700)
+            _write(other, partial / f"{RANK}{number}", folder / f"{RANK}{number}")
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -156,7 +168,22 @@ def load(folder: str | Path) -> Bundle:
 
     Raises BadBundle for a folder that holds none, another version, or one that makes no sense.
     """
-    folder = Path(folder)
+    bundle = _load(Path(folder))
+    others: list[Bundle] = []
+    for number in range(1, MAX_OTHERS + 1):
+        own = Path(folder) / f"{RANK}{number}"
+        if own.is_symlink() or not own.is_dir():
+            break
+        try:
+            others.append(_load(own))
+        except BadBundle as error:
+            gap = Gap.damage(f"what rank {number} recorded", str(error))
+            return msgspec.structs.replace(bundle, missing=(*bundle.missing, gap))
+    return msgspec.structs.replace(bundle, others=tuple(others))
+
+
+def _load(folder: Path) -> Bundle:
+    """As `load`, of one process."""
     if not folder.is_dir():
         raise BadBundle(folder, "is no folder;", "a bundle is one that holds " + JSON)
     data = _read(folder, JSON, MAX_JSON_BYTES)
@@ -173,7 +200,7 @@ def load(folder: str | Path) -> Bundle:
     bundle = msgspec.structs.replace(
         bundle, sources=sources, stderr=(stderr or b"").decode(errors="replace")
     )
-    bundle = _with_arrays(folder, bundle, missing)
+    bundle = _with_modules(folder, _with_arrays(folder, bundle, missing), missing)
     bundle = msgspec.structs.replace(bundle, events=_newest_launches(bundle, missing))
     return msgspec.structs.replace(bundle, missing=bundle.missing + tuple(missing))
 
@@ -204,9 +231,14 @@ def _bound(bundle: Bundle) -> Bundle:
         sources.append(source)
     if left_out := len(bundle.sources) - MAX_SOURCES:
         missing += [Gap.left_out(f"{left_out} sources")] * (left_out > 0)
+    modules = bundle.modules
+    if sum(len(module.text) for module in modules) > MAX_MODULES_BYTES // 2:
+        missing.append(Gap.left_out("the texts of the engine's modules", "they are too long"))
+        modules = tuple(msgspec.structs.replace(module, text="") for module in modules)
     return msgspec.structs.replace(
         bundle,
         sources=tuple(sources),
+        modules=modules[:MAX_MODULES],
         missing=tuple(missing),
         stderr=stderr.decode(errors="replace"),
         kernel_log=tuple(line[:MAX_LINE_CHARS] for line in bundle.kernel_log[-MAX_LOG_LINES:]),
@@ -250,7 +282,7 @@ def _fit(bundle: Bundle, folder: Path) -> Bundle:
         outcomes=outcomes,
         missing=tuple(missing),
     )
-    num_bytes = len(as_json(msgspec.structs.replace(bundle, stderr="")))
+    num_bytes = len(as_json(msgspec.structs.replace(bundle, stderr="", others=())))
     if num_bytes > MAX_JSON_BYTES:
         raise BadBundle(folder, JSON, f"would have {num_bytes} bytes, above {MAX_JSON_BYTES}")
     return bundle
@@ -311,10 +343,12 @@ def _weight(event: AnyEvent) -> tuple[bool, int]:
 
 
 def _files(bundle: Bundle) -> Iterator[tuple[str, bytes]]:
-    yield JSON, as_json(msgspec.structs.replace(bundle, stderr=""))
+    yield JSON, as_json(msgspec.structs.replace(bundle, stderr="", others=()))
     records = itertools.chain(bundle.events, bundle.snapshots, bundle.outcomes)
     yield ARRAYS, arrays_as_bytes(records)
     yield STDERR, bundle.stderr.encode(errors="replace")
+    if bundle.modules:
+        yield MODULES, encode({module.file: module.text for module in bundle.modules})
     for name, source in zip(_source_files(bundle.sources), bundle.sources, strict=True):
         yield f"{SOURCES}/{name}", source.text.encode(errors="replace")
 
@@ -399,6 +433,23 @@ def _read_sources(folder: Path, bundle: Bundle, missing: list[Gap]) -> list[str]
     return texts
 
 
+def _with_modules(folder: Path, bundle: Bundle, missing: list[Gap]) -> Bundle:
+    """With the texts of the engine's modules."""
+    data = _part(folder, MODULES, MAX_MODULES_BYTES, missing) if bundle.modules else None
+    if data is None:
+        return bundle
+    try:
+        texts = msgspec.json.decode(data, type=dict[str, str])
+    except DAMAGE as error:
+        missing.append(Gap.damage(MODULES, f"damaged ({reason(error)})"))
+        return bundle
+    modules = tuple(
+        msgspec.structs.replace(module, text=texts.get(module.file, ""))
+        for module in bundle.modules
+    )
+    return msgspec.structs.replace(bundle, modules=modules)
+
+
 def _decode(folder: Path, data: bytes, missing: list[Gap]) -> Bundle:
     """The records of bundle.json, field by field, so that a damaged one costs only itself."""
     try:
@@ -415,6 +466,7 @@ def _decode(folder: Path, data: bytes, missing: list[Gap]) -> Bundle:
     limits = {
         "": MAX_RECORDS,
         "sources": MAX_SOURCES,
+        "modules": MAX_MODULES,
         "snapshots": MAX_SNAPSHOTS,
         "outcomes": MAX_OUTCOMES,
         "cards": MAX_CARDS,

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from hypocenter.record.engine.module_texts import ModuleText
 from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
@@ -58,7 +59,7 @@ def as_json(record: msgspec.Struct) -> bytes:
 
 
 def hide(value: Any, path: str, nonfinite: dict[str, str]) -> Any:
-    """`value` without array data, texts of sources, and the floats that JSON does not know.
+    """`value` without array data, texts of sources and modules, and floats that JSON does not know.
 
     Those are noted in `nonfinite` by their path.
     """
@@ -67,7 +68,7 @@ def hide(value: Any, path: str, nonfinite: dict[str, str]) -> Any:
         return 0.0
     if isinstance(value, Values):
         return msgspec.structs.replace(value, data=b"")
-    if isinstance(value, SourceRecord):
+    if isinstance(value, SourceRecord | ModuleText):
         return msgspec.structs.replace(value, text="")
     if isinstance(value, msgspec.Struct):
         changed = {}
@@ -104,7 +105,7 @@ def fields_of(
     """
     fields = {}
     for name, hint in typing.get_type_hints(cls).items():
-        if name not in cls.__struct_fields__ or name not in raw:
+        if name not in cls.__struct_fields__ or name not in raw or name == "others":
             continue
         try:
             if typing.get_origin(hint) is tuple:

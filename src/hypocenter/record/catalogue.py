@@ -173,6 +173,7 @@ class Catalogue:
             source=self._source(kernel),
             contract=self.contract(launch.kernel, launch.contract),
             site=launch.site,
+            caller=launch.caller,
             stream=stream,
         )
 

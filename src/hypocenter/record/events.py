@@ -19,6 +19,7 @@ from hypocenter.record.engine.engine_events import (
     Entered,
     Event,
     LostRank,
+    TextAsked,
 )
 from hypocenter.record.guard_faults import AccessFault
 from hypocenter.refusals import AnyRefusal
@@ -94,7 +95,8 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A prepared launch. `arguments` are the kernel's parameters, `facts` the contract's.
 
     `constants` are tl.constexpr parameters and `options` what was told to the compiler; `contract`
-    is a key of `Bundle.contracts`.
+    is a key of `Bundle.contracts`. `site` is where it was prepared (file:line), and `caller` the
+    line beyond the kernels' own files that asked for it; "" where nobody knows.
     """
 
     kernel: str
@@ -109,6 +111,7 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     contract: str = ""
     site: str = ""
+    caller: str = ""
     #: Where the launch is not on the device's default stream.
     stream: str = ""
 
@@ -414,6 +417,7 @@ AnyEvent = (
     | Stepped
     | IdsLearned
     | Entered
+    | TextAsked
     | BlockChanged
     | BlocksNamed
     | Drawn

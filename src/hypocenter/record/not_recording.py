@@ -33,5 +33,7 @@ class NotRecording:
     record_launch_outside_plans = record_failure = record_refusal = record_check = record_ids = (
         _ignore
     )
-    record_entry = record_block_change = record_answer = record_blocks = record_draws = _ignore
+    record_asked = record_entry = record_block_change = record_answer = record_blocks = (
+        record_draws
+    ) = _ignore
     record_stream_event = record_step = record_model = device = resume = end_step = arm = _ignore

@@ -23,6 +23,7 @@ class Launchable(Protocol):
     given: tuple[Any, ...]
     options: Mapping[str, Any]
     site: str
+    caller: str
 
     @property
     def tensors(self) -> Mapping[str, Tensor]: ...

@@ -43,7 +43,9 @@ from hypocenter.record.engine.engine_events import (
     Drawn,
     Entered,
     LostRank,
+    TextAsked,
 )
+from hypocenter.record.engine.module_texts import digests_of_modules
 from hypocenter.record.engine.raised import raised_in
 from hypocenter.record.events import (
     Allocated,
@@ -66,6 +68,7 @@ from hypocenter.record.events import (
     Values,
     Waited,
 )
+from hypocenter.record.keyed_digest import KeyedDigest
 from hypocenter.record.not_recording import UNREAD_HEADER, Header, NotRecording
 from hypocenter.record.recordable import Launchable, Planned
 from hypocenter.record.ring_writer import MarkRuns, RingWriter
@@ -165,6 +168,11 @@ def never_breaks(method: Callable[P, None]) -> Callable[P, None]:
     return attempt
 
 
+def encode_json(value: object) -> bytes:
+    """JSON; what that does not know is in it as Python shows it."""
+    return msgspec.json.encode(value, enc_hook=repr)
+
+
 class _OfThread(threading.local):
     """The step that a thread is in, the plans that it has run there, the word of the next one."""
 
@@ -199,7 +207,7 @@ class Recorder:
         self._graph_ids = itertools.count(1)
         self.mark_runs = MarkRuns(self.header)
         self._devices: set[tuple[str, int | None]] = set()
-        self._has_failed = self._has_warned = False
+        self._has_failed = self._has_warned = self._has_modules = False
         self.catalogue = Catalogue(self._static, self._write_allocated)
         for name in _ALWAYS_ARMED:
             self.arm(name)
@@ -290,8 +298,14 @@ class Recorder:
 
     @never_breaks
     def record_model(self, name: str, architecture: str, quantisation: str) -> None:
-        """A model is about to be loaded from the file `name`; see ModelRecord."""
+        """A model is about to be loaded from the file `name`; see ModelRecord.
+
+        Before the first one the package's own modules are told, on which its answers depend.
+        """
         with self._lock:
+            if not self._has_modules:
+                self._has_modules = True
+                self._static(digests_of_modules())
             self._static(
                 ModelRecord(name=name, architecture=architecture, quantisation=quantisation)
             )
@@ -360,6 +374,12 @@ class Recorder:
         )
 
     @never_breaks
+    def record_asked(self, *said: object) -> None:
+        """A text, or a conversation with all that was said beside it, is about to be made tokens;
+        see `TextAsked`."""
+        self._event(TextAsked(**self._now(), digest=KeyedDigest(encode_json(said)).text()))
+
+    @never_breaks
     def record_block_change(self, page: Tensor, block: int, request: int, kept_in: int) -> None:
         """See `BlockChanged`."""
         tensor = self.catalogue.tensor(page)
@@ -376,6 +396,7 @@ class Recorder:
         blocks: tuple[int, ...],
         prefixes: bytes = b"",
         first: int = 0,
+        made_with: dict[str, str] | None = None,
     ) -> None:
         """See `BlocksNamed`."""
         self._event(
@@ -385,6 +406,7 @@ class Recorder:
                 blocks=blocks,
                 prefixes=prefixes,
                 first=first,
+                made_with=made_with or {},
             )
         )
 
@@ -396,9 +418,12 @@ class Recorder:
         self._event(Drawn(**self._now(), requests=requests, positions=positions, **digests))
 
     @never_breaks
-    def record_answer(self, request: int, num_tokens: int, digest: str) -> None:
-        """A request has ended with `num_tokens` tokens, its prompt among them."""
-        self._event(Answered(**self._now(), request=request, num_tokens=num_tokens, digest=digest))
+    def record_answer(self, request: int, num_tokens: int, digest: str, said: str) -> None:
+        """A request has ended with `num_tokens` tokens, its prompt among them; see `Answered`."""
+        told = Answered(
+            **self._now(), request=request, num_tokens=num_tokens, digest=digest, said=said
+        )
+        self._event(told)
 
     def record_begin(self, plan: Planned) -> tuple[Header, int]:
         """Where the places of `plan`, which runs now, are written to, and the first of them."""

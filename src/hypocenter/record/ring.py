@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from hypocenter.record.engine.module_texts import ModuleDigests
 from hypocenter.record.events import (
     AnyEvent,
     ContractRecord,
@@ -92,6 +93,7 @@ KINDS: dict[int, Any] = {
     7: AnyEvent,
     8: ModelRecord,
     9: KnownLaunch,
+    10: ModuleDigests,
 }
 _MAX_PLAN = _MAX_LAUNCH = (1 << 16) - 1
 _MAX_STEP = (1 << 32) - 1
@@ -147,6 +149,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     has_left: bool = False
     process: ProcessRecord | None = None
     model: ModelRecord | None = None
+    modules: ModuleDigests | None = None
     devices: tuple[DeviceRecord, ...] = ()
     progress: Reached = Reached(None)
     step_started_ns: int | None = None
@@ -237,6 +240,7 @@ def read_run(folder: Path) -> Run:
         has_left=header[CELL_STATE] in (ENDED, FAILED),
         process=found[ProcessRecord][0] if found[ProcessRecord] else None,
         model=found[ModelRecord][-1] if found[ModelRecord] else None,
+        modules=found[ModuleDigests][0] if found[ModuleDigests] else None,
         devices=tuple(found[DeviceRecord]),
         progress=_progress(header, plans, found[DeviceRecord]),
         step_started_ns=header[CELL_STEP_STARTED] or None,

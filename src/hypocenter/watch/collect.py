@@ -20,6 +20,7 @@ from hypocenter.errors import EXIT_ERROR, EXIT_FAULT, ErrorKind
 from hypocenter.package import place_of_own_name
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
+from hypocenter.record.engine.module_texts import read_texts
 from hypocenter.record.events import (
     AnyEvent,
     Called,
@@ -91,6 +92,7 @@ def collect(
         cards=ended.cards,
         fault_before=fault_before,
         reports=reports,
+        others=_other_ranks(runs, run),
         command=ended.command,
         started=_show(ended.started),
         ended=_show(ended.ended),
@@ -98,7 +100,28 @@ def collect(
         kernel_log=lines,
         missing=missing,
     )
-    return redact(bundle, with_prompts=with_prompts)
+    others = tuple(redact(other, with_prompts=with_prompts) for other in bundle.others)
+    return msgspec.structs.replace(redact(bundle, with_prompts=with_prompts), others=others)
+
+
+def _other_ranks(runs: Path, main: ring.Run | None) -> tuple[Bundle, ...]:
+    """What the processes of the other ranks recorded, by their devices.
+
+    Their modules are those of the first rank, and are not kept again.
+    """
+    found = [
+        bundle_of_run(run)
+        for run in runs_below(runs)
+        if main is not None and run.folder != main.folder and _is_rank(run)
+    ]
+    return tuple(
+        msgspec.structs.replace(bundle, modules=())
+        for bundle in sorted(found, key=lambda bundle: bundle.device)
+    )
+
+
+def _is_rank(run: ring.Run) -> bool:
+    return run.process is not None and package.RANK_MODULE in run.process.command
 
 
 def most_telling(dead: Sequence[DeadRun]) -> DeadRun:
@@ -203,6 +226,7 @@ def _bundle(
     fault_before: FaultRecord | None = None,
     reports: tuple[SanitizerReport, ...] = (),
     cards: tuple[Card, ...] = (),
+    others: tuple[Bundle, ...] = (),
 ) -> Bundle:
     bundle = Bundle(
         kind={"none": "suspect", "crash": "crash", "hang": "hang"}.get(fault.kind, "error"),
@@ -216,9 +240,11 @@ def _bundle(
         cards=cards,
         fault_before=fault_before,
         reports=reports,
+        others=others,
     )
     if run is not None:
         device, trace = _device(run), read_trace(run.folder)
+        modules, changed = read_texts(run.modules)
         bundle = msgspec.structs.replace(
             bundle,
             device=device.name if device else "",
@@ -234,13 +260,14 @@ def _bundle(
             plans=run.plans,
             sources=run.sources,
             contracts=run.contracts,
+            modules=modules,
             events=run.events,
             checks=run.checks,
             statistics=trace.statistics,
             snapshots=trace.snapshots,
             outcomes=trace.outcomes,
         )
-        missing = [*missing, *run.missing, *trace.missing, *foreign_runs.unseen(run)]
+        missing = [*missing, *run.missing, *trace.missing, *changed, *foreign_runs.unseen(run)]
         if is_watched(run.folder.parent):  # where the doctor had it recorded says nothing
             bundle.environment.pop("HYPO_RUN_DIR", None)
     # A program may run in an installation that has none of this package, which recorded it.

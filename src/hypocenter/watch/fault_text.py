@@ -127,12 +127,30 @@ def fault_in(stderr: str, exit_code: int | None, signal: int | None) -> FaultRec
             found or FaultRecord(kind="crash", message=f"ended by {_signal_text(signal)}"),
             kind="crash",
         )
+        if signal == signals.SIGKILL and not found.error:
+            found = _with_traceback(found, stderr)
     if found is None and exit_code not in (None, 0):
         found = _last_words(stderr)
     if found is None:
         found = FaultRecord(kind="none", message="")
     stack = stack_in(stderr) if found.kind != "none" else ""
     return msgspec.structs.replace(found, signal=signal, exit_code=exit_code, stack=stack)
+
+
+def _with_traceback(fault: FaultRecord, stderr: str) -> FaultRecord:
+    """The same with the exception that a process wrote before SIGKILL came, if one did.
+
+    Who starts processes ends them all when one fails: the signal then says nothing of why.
+    """
+    said = _TRACEBACK.findall(stderr)
+    if not said:
+        return fault
+    frames, exception = said[-1]
+    at = _FRAME.findall(frames)
+    place = f"{at[-1][2]} ({at[-1][0]}:{at[-1][1]})" if at else ""
+    told = exception[:MAX_MESSAGE_CHARS]
+    message = f"a process below it ended with {told!r}, and then {fault.message}"
+    return msgspec.structs.replace(fault, call=place, error=told, message=message)
 
 
 def is_fault(stderr: str, exit_code: int | None, signal: int | None) -> bool:
@@ -165,7 +183,11 @@ def stack_in(stderr: str) -> str:
     return stderr[starts[-1] :][:MAX_STACK_CHARS].rstrip() if starts else ""
 
 
-_FRAME = re.compile(r'^  File "[^"\n]*?([^"/\n]+)", line (\d+) in ([^\n]+)$', re.M)
+#: A traceback of a process, as Python writes it: its frames, and the exception.
+_TRACEBACK = re.compile(
+    r"^Traceback \(most recent call last\):\n((?:[ \t][^\n]*\n)+)(\w[^\n]*)$", re.M
+)
+_FRAME = re.compile(r'^  File "[^"\n]*?([^"/\n]+)", line (\d+),? in ([^\n]+)$', re.M)
 
 
 def innermost_call(stderr: str) -> str:

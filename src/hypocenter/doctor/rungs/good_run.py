@@ -7,12 +7,25 @@ was equal, and it alone differs there: the good run is then the test, a run with
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypocenter.doctor.alignment import DRAWN_BY
+from hypocenter.doctor.beside.good_run_claims import (
+    ARGUMENTS,
+    MAX_TOLD,
+    RESULTS,
+    of_fact,
+    of_line,
+)
+from hypocenter.doctor.beside.host_lines import (
+    of_changed_line,
+    open_changes,
+    other_prompt,
+    other_text,
+)
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.causes import Blame, Cause
-from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Claim, Verdict, row
 from hypocenter.doctor.diff import differing_pairs, rundiff
 from hypocenter.doctor.difference import Answers, Compared, Difference, Pair, RunDiff
 from hypocenter.doctor.installed_text import Change, changes, texts_of
@@ -23,10 +36,6 @@ from hypocenter.record.events import LaunchRecord, Place, TensorRecord
 from hypocenter.record.gap import Gap
 from hypocenter.record.held.trace_log import MAX_TENSOR_BYTES
 from hypocenter.wording import count_text
-
-ARGUMENTS, RESULTS = "good arguments", "good results"
-#: Of differences that are evidence so many are told.
-_MAX_TOLD = 6
 
 
 def good_arguments(case: Case) -> list[Claim]:
@@ -46,7 +55,23 @@ def good_results(case: Case) -> list[Claim]:
         return []
     case.unseen |= dict.fromkeys(_compare(case, case.good).unseen)
     case.unseen |= dict.fromkeys(_weights_not_read(case))
-    return _of_rung(case, RESULTS)
+    claims = _of_rung(case, RESULTS)
+    if case.kind in _OF_ENDS and not any(c.root for c in (*case.claims, *claims)):
+        claims += filter(None, [_of_end(case)])
+    return claims
+
+
+#: Ends of a run that a wrong answer does not explain.
+_OF_ENDS = ("crash", "error", "hang", "nonfinite")
+
+
+def _of_end(case: Case) -> Claim | None:
+    """Where nothing else says why a run broke, the line that alone is not as in the good run."""
+    found = _compare(case, case.good) if case.good is not None else None
+    if found is None or (found.first is not None and found.first.is_of_prompts):
+        return None
+    red = f"the run ends as the good one does not ({case.kind})"
+    return of_changed_line(case, RESULTS, red, "the good run ended by itself", None, None)
 
 
 def _weights_not_read(case: Case) -> Iterator[Gap]:
@@ -57,9 +82,9 @@ def _weights_not_read(case: Case) -> Iterator[Gap]:
         for tensor in case.tensors_of(use.launch).values():
             if tensor.owner == "model" and not tensor.part and tensor.name not in seen:
                 left.setdefault(tensor.name, tensor.extent_bytes)
-    told = [f"{name} ({num_bytes >> 20} MiB)" for name, num_bytes in list(left.items())[:_MAX_TOLD]]
-    if len(left) > _MAX_TOLD:
-        told.append(f"{len(left) - _MAX_TOLD} more")
+    told = [f"{name} ({num_bytes >> 20} MiB)" for name, num_bytes in list(left.items())[:MAX_TOLD]]
+    if len(left) > MAX_TOLD:
+        told.append(f"{len(left) - MAX_TOLD} more")
     if told:
         limit = MAX_TENSOR_BYTES >> 20
         why = f"a traced run reads no weight of more than {limit} MiB, so nobody compared them"
@@ -75,15 +100,13 @@ def _compare(case: Case, good: Bundle) -> RunDiff:
 def _of_rung(case: Case, rung: str) -> list[Claim]:
     assert case.good is not None
     claim = _judge(case, case.good, _compare(case, case.good))
-    if claim.hypothesis.diagnostic != rung:
-        return []
-    if claim.root is not None and any(other.root is not None for other in case.claims):
-        return [_open(rung, f"a cause is proven without it: {claim.root.sentence}")]
-    return [claim]
+    return [claim] if claim.hypothesis.diagnostic == rung else []
 
 
-def _open(rung: str, *evidence: str, kernel: str | None = None) -> Claim:
-    return row(
+def _open(
+    rung: str, *evidence: str, kernel: str | None = None, at: LaunchMade | None = None
+) -> Claim:
+    found = row(
         Cause.WRONG_ANSWER,
         Verdict.INCONCLUSIVE,
         rung,
@@ -91,6 +114,7 @@ def _open(rung: str, *evidence: str, kernel: str | None = None) -> Claim:
         would_refute="equal results for the same prompt",
         kernel=kernel,
     )
+    return found if at is None else replace(found, seq=at.seq, place=at.place)
 
 
 # -- which difference it is -----------------------------------------------------------------------
@@ -98,21 +122,26 @@ def _open(rung: str, *evidence: str, kernel: str | None = None) -> Claim:
 
 def _judge(case: Case, good: Bundle, found: RunDiff) -> Claim:
     first = found.first
-    if first is None:
+    if first is None and found.texts is not Answers.DIFFERENT:
         text = (
             f"{found.compared.num_launches} launches, {found.compared.num_arguments} arguments and "
             f"{found.compared.num_statistics} results are those of the good run"
         )
         return _refute(text)
-    if first.is_of_prompts:
+    if first is not None and first.is_of_prompts:
+        if found.was_asked_alike:
+            return other_prompt(case, ARGUMENTS, first.text)
         why = "the two runs were asked for different things; run the same command for both"
         case.leave_unseen(Gap.not_examined("what the runs computed", why))
         return _open(ARGUMENTS, first.text)
     pairs, compared = differing_pairs(good, case.bundle)
+    if found.answers is Answers.SAME and found.texts is Answers.DIFFERENT:
+        return other_text(case, RESULTS)
     if found.answers is Answers.SAME:
         told = dict.fromkeys(fact.text for pair in pairs for fact in pair.differences)
         return _refute("both runs gave every request the same tokens", *_few(told, "differs"))
     guilty = pairs[-1] if pairs and pairs[-1].wrong is not None else None
+    assert first is not None  # equal steps give equal tokens
     if case.kind not in ("none", "differs") and not _was_wrong_before(case, guilty):
         why = "a wrong answer explains no end of the run"
         return _open(ARGUMENTS, f"the first difference: {first.text}; {why}", *found.around)
@@ -147,10 +176,10 @@ def _refute(*evidence: str) -> Claim:
 
 def _few(texts: Sequence[str] | dict[str, None], what: str) -> Iterator[str]:
     told = list(texts)
-    for text in told[:_MAX_TOLD]:
+    for text in told[:MAX_TOLD]:
         yield f"{what} without effect: {text}"
-    if len(told) > _MAX_TOLD:
-        yield f"and {len(told) - _MAX_TOLD} more that are without effect"
+    if len(told) > MAX_TOLD:
+        yield f"and {len(told) - MAX_TOLD} more that are without effect"
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,16 +314,26 @@ def _of_launch(
     suspects = _suspects(case, good, guilty, pairs)
     kernel = use.launch.kernel if use else None
     harmless = tuple(_few(dict.fromkeys(f.text for f in suspects.harmless), "differs"))
+    rung = ARGUMENTS if suspects.facts else RESULTS
+    before = compared.num_statistics - guilty.num_results
+    if suspects.num != 1 and not suspects.lines:
+        green = f"{count_text(before, 'result')} before as in the good run, and its answer right"
+        host = of_changed_line(
+            case, rung, f"the first wrong result: {wrong.text}", green, use, _only(suspects)
+        )
+        if host is not None:
+            return host
     if use is None or not suspects.num:
         return _open(
             RESULTS,
             f"the first wrong result: {wrong.text}; the same kernel text and the same arguments "
             "gave another result",
+            *open_changes(case),
             *found.around,
             *harmless,
             kernel=kernel,
+            at=use,
         )
-    rung = ARGUMENTS if suspects.facts else RESULTS
     if suspects.num > 1:
         told = [fact.text for fact in suspects.facts]
         told += [f"{line.file}:{line.line}: {line.text}" for line in suspects.lines[:1]]
@@ -302,11 +341,12 @@ def _of_launch(
             rung,
             f"the first wrong result: {wrong.text}",
             f"{suspects.num} facts differ there, and no test tells which of them it is: "
-            f"{'; '.join(told[:_MAX_TOLD])}",
+            f"{'; '.join(told[:MAX_TOLD])}",
+            *open_changes(case),
             *harmless,
             kernel=kernel,
+            at=use,
         )
-    before = compared.num_statistics - guilty.num_results
     test = (
         f"the good run is a run with it: {count_text(before, 'result')} before "
         f"{'is' if before == 1 else 'are'} equal, nothing else differs there, and "
@@ -314,8 +354,14 @@ def _of_launch(
     )
     red = f"{guilty_text(use)}: {wrong.subject} is {wrong.bad}, in the good run {wrong.good}"
     if suspects.lines:
-        return _of_line(case, use, wrong, suspects.lines, red, test, harmless)
-    return _of_fact(case, use, suspects.facts[0], red, test, (*harmless, *found.around), rung)
+        return of_line(case, use, wrong, suspects.lines, red, test, harmless)
+    return of_fact(case, use, suspects.facts[0], red, test, (*harmless, *found.around), rung)
+
+
+def _only(suspects: _Suspects) -> str | None:
+    """The tensor or argument of the first fact, if there is one."""
+    fact = next(iter(suspects.facts), None)
+    return (fact.tensor or fact.subject) if fact is not None else None
 
 
 def guilty_text(use: LaunchMade) -> str:
@@ -336,6 +382,14 @@ def _without_results(
     facts = {fact.key: fact for pair in pairs for fact in pair.facts if fact.what in _OF_LAUNCHES}
     if rounded is None and is_wrong and not facts and (claim := _of_draw(case, pairs, compared)):
         return claim
+    if is_wrong and (rounded is None or len(facts) != 1):
+        green = f"{count_text(compared.num_launches, 'launch', 'launches')} as in the good run"
+        first = found.first
+        assert first is not None
+        red = f"the answers differ, and the first difference is: {first.text}"
+        at = next((use for use in case.launches if use.place == first.place), None)
+        if host := of_changed_line(case, ARGUMENTS, red, green, at, first.tensor or None):
+            return host
     if rounded is not None or compared.num_statistics or not is_wrong or len(facts) != 1:
         first = found.first
         assert first is not None
@@ -347,6 +401,7 @@ def _without_results(
                 if rounded
                 else []
             ),
+            *open_changes(case),
             *([f"{len(facts)} facts of launches differ"] if len(facts) > 1 else []),
             *found.around,
         )
@@ -359,7 +414,7 @@ def _without_results(
         f"{count_text(compared.num_launches, 'launch', 'launches')} with "
         f"{count_text(compared.num_arguments, 'argument')}, and its answer is right"
     )
-    return _of_fact(case, use, fact, f"{fact.text}; the answers differ", test, found.around)
+    return of_fact(case, use, fact, f"{fact.text}; the answers differ", test, found.around)
 
 
 def _of_draw(case: Case, pairs: Sequence[Pair], compared: Compared) -> Claim | None:
@@ -379,109 +434,12 @@ def _of_draw(case: Case, pairs: Sequence[Pair], compared: Compared) -> Claim | N
         f"the good run is a run with it: {count_text(compared.num_statistics, 'result')} before "
         "the first other token are equal, and nothing else differs until there"
     )
-    return _of_fact(case, uses[-1], found[0], f"{found[0].text}; the answers differ", test, ())
+    return of_fact(case, uses[-1], found[0], f"{found[0].text}; the answers differ", test, ())
 
 
 #: What a launch is asked for.
 _OF_LAUNCHES = ("argument", "option", "grid", "launch")
 
 
-# -- claims ---------------------------------------------------------------------------------------
-
-
-def _of_line(
-    case: Case,
-    use: LaunchMade,
-    wrong: Difference,
-    lines: Sequence[Change],
-    red: str,
-    test: str,
-    harmless: tuple[str, ...],
-) -> Claim:
-    launch, line = use.launch, lines[0]
-    argument = _argument(case, launch, wrong)
-    more = [f"also changed: {line.file}:{line.line}: {line.text}" for line in lines[1:_MAX_TOLD]]
-    root = RootCause(
-        cause=Cause.WRONG_ANSWER,
-        blames=Blame.KERNEL,
-        sentence=f"{launch.kernel}: its source differs from that of the good run, and so does what "
-        f"it writes to {argument}: {line.text!r} here, {line.was!r} there",
-        fix=f"Put the line back: {line.was}"
-        if not more
-        else f"Put {len(lines)} lines back; the first: {line.was}",
-        proof=Proof(red, f"the good run's line: {line.was}", test),
-        kernel=launch.kernel,
-        argument=argument,
-        tensor=_tensor(case, launch, argument),
-        file=line.file,
-        line=line.line,
-        expression=line.text,
-        place=use.place,
-    )
-    return proven(root, RESULTS, (*more, *harmless), "a wrong result before it", use.seq)
-
-
-def _of_fact(
-    case: Case,
-    use: LaunchMade,
-    fact: Difference,
-    red: str,
-    test: str,
-    evidence: tuple[str, ...],
-    rung: str = ARGUMENTS,
-) -> Claim:
-    is_launch = fact.what == "launch" and bool(fact.kernel)
-    own = next((made for made in case.launches if made.place == fact.place), None)
-    made = own if is_launch and own is not None else use
-    kernel = (fact.kernel if is_launch else None) or made.launch.kernel
-    argument = fact.tensor or fact.subject or ("" if is_launch else "grid")
-    blames = Blame.UNKNOWN if fact.what == "input" else Blame.LAUNCH
-    if is_launch and fact.bad == "absent":
-        sentence, corrected = f"{kernel}: a launch of it is missing", f"a launch of {kernel}"
-        fix = f"Launch {kernel} there, as the good run does"
-    elif is_launch and fact.good == "absent":
-        sentence = f"{kernel}: {made.where} is one that the good run has not"
-        corrected, fix = f"{kernel} not launched there", f"Do not launch {kernel} there"
-    elif fact.what == "contents":
-        argument, blames = fact.subject, Blame.MAKER
-        sentence = (
-            f"{kernel}: {argument} ({fact.tensor}) holds other numbers than in the good run: "
-            f"{fact.bad}, and there {fact.good}"
-        )
-        corrected = f"{argument} as it was"
-        fix = f"Look at what reads {fact.tensor} from the file, or works it out, and packs it"
-    else:
-        sentence = f"{kernel}: {fact.subject or 'grid'} is {fact.bad}, in the good run {fact.good}"
-        corrected = f"{fact.subject or 'grid'} = {fact.good}"
-        fix = f"Pass {corrected} to {kernel}, as the good run does"
-    root = RootCause(
-        cause=Cause.WRONG_ANSWER,
-        blames=blames,
-        sentence=sentence,
-        fix=fix,
-        proof=Proof(f"{fact.text}; {red}", corrected, test),
-        kernel=kernel,
-        argument=argument or None,
-        tensor=_tensor(case, made.launch, argument),
-        place=made.place,
-    )
-    held = case.tensor_of(made.launch, argument) if fact.what == "contents" else None
-    tensors = (held.id,) if held is not None else ()
-    return proven(root, rung, evidence, "an equal result with that fact", made.seq, tensors)
-
-
 def _use(case: Case, pair: Pair) -> LaunchMade | None:
     return next((use for use in case.launches if use.place == pair.place), None)
-
-
-def _argument(case: Case, launch: LaunchRecord, wrong: Difference) -> str:
-    """The contract's or kernel's name of the argument that a result was."""
-    for name, tensor in case.tensors_of(launch).items():
-        if tensor.name == wrong.subject and name in case.written_by(launch):
-            return name
-    return wrong.subject
-
-
-def _tensor(case: Case, launch: LaunchRecord, argument: str) -> str | None:
-    tensor = case.tensor_of(launch, argument)
-    return tensor.name if tensor else None

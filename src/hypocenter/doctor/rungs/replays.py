@@ -17,6 +17,7 @@ from hypocenter.doctor.diagnosis import (
     Claim,
     Proof,
     RootCause,
+    SolvedEntry,
     Verdict,
     proven,
     row,
@@ -229,15 +230,6 @@ def _after_good_run(case: Case) -> list[Claim]:
     races = [claim for claim in found if claim.root and claim.root.cause is Cause.PROGRAM_RACE]
     if not races:
         return untested
-    case.claims[case.claims.index(proofs[0])] = row(
-        Cause.WRONG_ANSWER,
-        Verdict.INCONCLUSIVE,
-        proofs[0].hypothesis.diagnostic,
-        f"the first difference, which the race explains: {root.sentence}",
-        would_refute="no difference from the good run",
-        kernel=root.kernel,
-        argument=root.argument,
-    )
     return [
         *races,
         *(claim for claim in untested if claim.hypothesis.cause is not Cause.PROGRAM_RACE),
@@ -352,9 +344,12 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, report: ReplayReport)
         place=use.place,
         finding=finding,
         zeros=zeros,
+        entry=SolvedEntry(argument=judged.argument, index=judged.entry[0], value=judged.entry[1])
+        if judged.entry is not None and judged.argument
+        else None,
     )
-    at, ids = use.seq * 1000 + _number(use.place), (tensor.id,) if tensor else ()
-    return proven(root, NAME, evidence, "a clean replay of the same launch", at, ids)
+    ids = (tensor.id,) if tensor else ()
+    return proven(root, NAME, evidence, "a clean replay of the same launch", use.seq, ids)
 
 
 def _green(

@@ -18,6 +18,7 @@ import numpy as np
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.judging.origin import last_writer
 from hypocenter.doctor.kernel_text import guard_line
 from hypocenter.doctor.rungs.engine.cache_overflow import Overflow, find_overflow
 from hypocenter.doctor.rungs.engine.states import left_there, was_spoilt
@@ -80,8 +81,6 @@ def values(case: Case) -> list[Claim]:
             )
             for cause in (Cause.NONFINITE_VALUE, Cause.NONFINITE_PADDING)
         ]
-    if any(claim.root is not None for claim in case.claims):
-        return []
     claim = _judge(case, first)
     evidence = (*whose(case, first.use, first.wrote.first_nonfinite), *claim.hypothesis.evidence)
     hypothesis = msgspec.structs.replace(claim.hypothesis, evidence=evidence)
@@ -148,8 +147,7 @@ def _judge(case: Case, first: _First) -> Claim:
             cause,
             name,
             statistics,
-            f"{name} was so before {launch.kernel} read "
-            "it, and no launch of the run had written it",
+            f"{name} was so before {launch.kernel} read it, and {_who_wrote(case, first, name)}",
         )
     if first.wrote.num_poisoned and (undefined := _undefined_output(case, first)):
         return undefined
@@ -172,6 +170,13 @@ def _judge(case: Case, first: _First) -> Claim:
             f"{weights[0]} were not recorded",
         )
     return _made_inside(case, first)
+
+
+def _who_wrote(case: Case, first: _First, name: str) -> str:
+    writer = last_writer(case, first.use, case.tensor_of(first.use.launch, name))
+    if writer is None:
+        return "no launch of the run had written it"
+    return f"{writer.where} ({writer.launch.kernel}), the last launch that writes it, came before"
 
 
 def _is_index(case: Case, name: str, launch: LaunchRecord) -> bool:

@@ -11,7 +11,6 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from dataclasses import replace
@@ -26,6 +25,7 @@ from hypocenter.engine.batch import Batch
 from hypocenter.engine.ranks.messages import MAX_FRAME_BYTES, Join, Step, Word
 from hypocenter.errors import DeviceFault, HypoError, RankLost, UsageError
 from hypocenter.frames import as_frame, read_frame
+from hypocenter.package import RANK_MODULE, module_command
 from hypocenter.wording import ending_of
 
 #: After what a collective reports, for the end of another process to be known.
@@ -112,7 +112,7 @@ class Ranks:
 
     def _start(self, join: Join) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-m", "hypocenter.engine.ranks.program"]
+        command = module_command(RANK_MODULE)
         with theirs:
             try:
                 process = subprocess.Popen(

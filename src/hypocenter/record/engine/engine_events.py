@@ -36,6 +36,15 @@ class Entered(Event, frozen=True, kw_only=True, tag=True):
     seed: int
 
 
+class TextAsked(Event, frozen=True, kw_only=True, tag=True):
+    """A text or a conversation came in, of which a prompt's tokens are made next.
+
+    `digest` is a keyed one over all that it says: two runs that were asked the same have the same.
+    """
+
+    digest: str
+
+
 class BlockChanged(Event, frozen=True, kw_only=True, tag=True):
     """After a step `block` of the pages `tensor` was not as it was kept for others to read.
 
@@ -53,13 +62,15 @@ class BlocksNamed(Event, frozen=True, kw_only=True, tag=True):
 
     They are its blocks from number `first` on. `prefixes` has PREFIX_BYTES of a keyed digest for
     each (`prefixes.py`). Without them what the blocks hold came from an archive, and nobody knows
-    who filled them.
+    who filled them. `made_with` says on what their keys and values depend beside the tokens, as
+    `request` has it, or as the archive noted it when they were filled.
     """
 
     request: int
     blocks: tuple[int, ...]
     prefixes: bytes
     first: int = 0
+    made_with: dict[str, str] = {}
 
 
 class Drawn(Event, frozen=True, kw_only=True, tag=True):
@@ -78,8 +89,13 @@ class Drawn(Event, frozen=True, kw_only=True, tag=True):
 
 
 class Answered(Event, frozen=True, kw_only=True, tag=True):
-    """A request has ended with an answer: `digest` is a keyed one over its prompt and that."""
+    """A request has ended with an answer: `digest` is a keyed one over its prompt and that.
+
+    `said` is one over what was made of its tokens: text, thoughts, calls of tools, and why it
+    ended. It is empty in bundles from before this field.
+    """
 
     request: int
     num_tokens: int
     digest: str
+    said: str = ""

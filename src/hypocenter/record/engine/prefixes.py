@@ -6,6 +6,8 @@ disagree, the cache gives out blocks of another text.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import struct
 from collections.abc import Sequence
 
@@ -33,6 +35,25 @@ class BlockPrefixes:
             self._digest.add(struct.pack(f"<{len(ids)}i", *ids))
             self._prefixes.append(self._digest.short(PREFIX_BYTES))
         return b"".join(self._prefixes[first:stop])
+
+
+#: What `BlocksNamed.made_with` may say: the settings of the process, whose requests may read a
+#: block, and for which of two tables of a rotation a text was long enough.
+SETTINGS, SALT, ROTATION = "settings", "salt", "rotation"
+
+
+def settings_digest(*settings: object) -> str:
+    """A short digest of what the keys and values of a whole process depend on.
+
+    Without a key, since another process may have another one.
+    """
+    return hashlib.blake2b(repr(settings).encode(), digest_size=PREFIX_BYTES).hexdigest()
+
+
+@functools.lru_cache(maxsize=256)
+def salt_digest(salt: str) -> str:
+    """One of what tells apart whose requests read each other's blocks."""
+    return KeyedDigest(salt.encode("utf-8", "surrogatepass")).short(PREFIX_BYTES).hex()
 
 
 def split_prefixes(prefixes: bytes) -> list[bytes]:

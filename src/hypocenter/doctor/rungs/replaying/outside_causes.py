@@ -291,6 +291,7 @@ def _index_of(
             ((f"{shown} = 0{others}", elements_of(parameter, dict.fromkeys(bad, 0))),),
             **place_of(finding.sites[0]),
             argument=parameter,
+            entry=(at, own[0]),
         )
     return None
 

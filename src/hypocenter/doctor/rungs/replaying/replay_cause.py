@@ -57,6 +57,8 @@ class ReplayCause:
     too_little: Callable[[MakeCorrection], Mapping[str, Any]] | None = None
     #: What may be to blame instead, and is where its own correction makes the replay clean.
     sooner: tuple[ReplayCause, ...] = ()
+    #: Of `argument` the element that led outside, and what it held.
+    entry: tuple[tuple[int, ...], int] | None = None
 
     def corrections(self, make: MakeCorrection) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for text, put_right in self.tries:

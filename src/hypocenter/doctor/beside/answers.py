@@ -1,0 +1,41 @@
+"""Whether requests had the same answers in two runs: their tokens, and what was made of these."""
+
+from __future__ import annotations
+
+from hypocenter.doctor.difference import Answers
+from hypocenter.record.bundle_index import BundleIndex
+from hypocenter.record.engine.engine_events import Answered, TextAsked
+from hypocenter.record.keyed_digest import are_comparable
+
+
+def answers_of(good: BundleIndex, bad: BundleIndex) -> Answers:
+    """Whether the requests that ended have the same tokens in both runs, all of them."""
+    return _compare(good, bad, "digest")
+
+
+def texts_of_answers(good: BundleIndex, bad: BundleIndex) -> Answers:
+    """Whether they were told the same text, thoughts and calls of tools."""
+    return _compare(good, bad, "said")
+
+
+def was_asked_alike(good: BundleIndex, bad: BundleIndex) -> bool:
+    """Whether both runs were given the same texts and conversations, and some."""
+    sides = [[event.digest for event in index.events_of(TextAsked)] for index in (good, bad)]
+    return (
+        bool(sides[0])
+        and sides[0] == sides[1]
+        and all(are_comparable(*pair) for pair in zip(*sides, strict=True))
+    )
+
+
+def _compare(good: BundleIndex, bad: BundleIndex, field: str) -> Answers:
+    sides = [
+        {event.request: getattr(event, field) for event in index.events_of(Answered)}
+        for index in (good, bad)
+    ]
+    if not sides[0] or sides[0].keys() != sides[1].keys():
+        return Answers.UNKNOWN
+    pairs = [(one, sides[1][number]) for number, one in sides[0].items()]
+    if not all(are_comparable(one, other) for one, other in pairs):
+        return Answers.UNKNOWN
+    return Answers.SAME if all(one == other for one, other in pairs) else Answers.DIFFERENT

@@ -1,0 +1,207 @@
+"""The one order among proven causes: which of them is the root, and what only follows from it.
+
+Every rung says what it proved, whatever others did. Here alone is decided what stands first:
+
+1. What explains how the run ended stands before what does not.
+2. What the good run has as well is no reason why this run differs from it, and stands last.
+3. A number that is none is a sight of what made it: any other cause stands before it.
+4. Of what is left the earliest place is the root. A step's inputs come before its launches.
+5. At one place a check of that launch tells more than that the good run had another result there.
+   A number outside its range tells less than that it is not the step's.
+6. A later proof follows from the root where it hangs on what memory held, or is of its tensors.
+7. Where the good run tells of a wrong result, and no test which fact made it, what hangs on memory
+   that was written since is no root: it may follow from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.causes import Cause, explains
+from hypocenter.doctor.culprit import with_culprit
+from hypocenter.doctor.diagnosis import Claim, RootCause
+from hypocenter.doctor.judging.origin import with_origin
+from hypocenter.errors import HypoError
+from hypocenter.record.bundle_index import LaunchMade
+from hypocenter.record.events import OUTSIDE_PLANS
+
+Rung = Callable[[Case], list[Claim]]
+#: A launch that shows one of these may do so because of what others had written before it.
+_OF_CONTENTS = frozenset(
+    {
+        Cause.NONFINITE_VALUE,
+        Cause.NONFINITE_PADDING,
+        Cause.UNINITIALISED_READ,
+        Cause.OUTPUT_NOT_WRITTEN,
+        Cause.PROGRAM_RACE,
+        Cause.INDEX_RANGE,
+        Cause.SENTINEL_CONSUMED,
+        Cause.TOKEN_RANGE,
+        Cause.ACCESS_OUTSIDE,
+        Cause.WRONG_ANSWER,
+    }
+)
+_OF_NUMBERS = frozenset({Cause.NONFINITE_VALUE, Cause.NONFINITE_PADDING})
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Proven causes, the root first, and what is only another sight of one before it."""
+
+    roots: tuple[RootCause, ...]
+    consequences: tuple[str, ...]
+
+
+def judge(case: Case, rungs: Mapping[str, Rung]) -> Judged:
+    """Put what the rungs have proven in order; `rungs` by the names that their claims have."""
+    proofs = [claim for claim in case.claims if claim.root is not None]
+    differs = next((claim for claim in proofs if is_of_good_run(claim)), None)
+    shared = [
+        claim
+        for claim in proofs
+        if differs is not None and claim is not differs and _has_good_run(case, claim, rungs)
+    ]
+
+    def order(claim: Claim) -> tuple[bool, bool, bool, tuple[int, int], bool, bool]:
+        root = _root(claim)
+        return (
+            not explain(case, root),
+            claim in shared,
+            root.cause in _OF_NUMBERS,
+            _position(claim),
+            is_of_good_run(claim),
+            root.cause is Cause.BAD_SCALAR,
+        )
+
+    roots: list[RootCause] = []
+    consequences: list[str] = []
+    kept: list[Claim] = []
+    parted = next((claim for claim in case.claims if _is_open_end(claim)), None)
+    for claim in sorted(proofs, key=order):
+        if parted is not None and _hangs_on_it(case, claim, parted):
+            consequences.append(_root(claim).sentence)
+            continue
+        if any(_follows(case, claim, before) for before in kept):
+            consequences.append(_root(claim).sentence)
+            continue
+        kept.append(claim)
+        root = with_culprit(case, claim, is_shared=claim in shared)
+        roots.append(with_origin(case, root))
+    return Judged(tuple(roots), tuple(consequences))
+
+
+def is_of_good_run(claim: Claim) -> bool:
+    """Whether what was proven is where this run parts from the good one."""
+    return claim.hypothesis.diagnostic in ("good arguments", "good results")
+
+
+def _is_open_end(claim: Claim) -> bool:
+    """Whether the good run tells where the first wrong result is, and not why."""
+    return is_of_good_run(claim) and claim.root is None and claim.place is not None
+
+
+def _hangs_on_it(case: Case, claim: Claim, parted: Claim) -> bool:
+    root, at = _root(claim), parted.place
+    if at is None or root.cause not in _OF_CONTENTS or _is_changed(case, root):
+        return False
+    return (parted.seq, at.launch) < _position(claim)
+
+
+def _root(claim: Claim) -> RootCause:
+    assert claim.root is not None
+    return claim.root
+
+
+def explain(case: Case, root: RootCause) -> bool:
+    """Whether a cause can be why the run ended as it did."""
+    return any(explains(root.cause, kind) for kind in case.symptoms)
+
+
+def _position(claim: Claim) -> tuple[int, int]:
+    """The event that tells of it, and its launch there: what the host did to a step comes first."""
+    place = _root(claim).place
+    if place is None or place.plan == OUTSIDE_PLANS:
+        return claim.seq, 0
+    return claim.seq, place.launch
+
+
+def _follows(case: Case, claim: Claim, root: Claim) -> bool:
+    """Whether what was proven is another sight of an earlier cause.
+
+    Of programs that are not the engine's kernels have defects of their own.
+    """
+    if set(root.tensors).intersection(claim.tensors):
+        return True
+    one, other = _root(root), _root(claim)
+    if is_of_good_run(claim) and _position(claim) >= _position(root):
+        return explain(case, one)
+    if other.cause in _OF_NUMBERS:
+        return explain(case, one)
+    if not is_of_good_run(root) or other.cause not in _OF_CONTENTS:
+        return False
+    return _position(root) < _position(claim) and not _is_changed(case, other)
+
+
+def _is_changed(case: Case, root: RootCause) -> bool:
+    """Whether the kernel of a cause has another text than in the good run."""
+    assert case.good is not None
+    texts = {source.id for source in case.good.sources}
+    use = next((use for use in case.launches if use.place == root.place), None)
+    return use is not None and bool(use.launch.source) and use.launch.source not in texts
+
+
+# -- what the good run has as well ----------------------------------------------------------------
+
+
+def _has_good_run(case: Case, claim: Claim, rungs: Mapping[str, Rung]) -> bool:
+    """Whether the same test proves the same of the good run, whose answer is right."""
+    assert case.good is not None
+    root, rung = _root(claim), rungs.get(claim.hypothesis.diagnostic)
+    good = Case(case.good, allow_source=case.allow_source)
+    if root.finding is not None:
+        return _is_replayed_alike(case, good, root)
+    if rung is None or claim.hypothesis.diagnostic in _OF_THIS_RUN:
+        return False
+    return any(_is_alike(other.root, root) for other in rung(good) if other.root is not None)
+
+
+#: What replays, or says how this run ended: of no use for another run.
+_OF_THIS_RUN = ("replay", "compiled code", "hang", "core dump", "address", "refusals")
+
+
+def _is_alike(one: RootCause, other: RootCause) -> bool:
+    names = ("cause", "kernel", "argument", "line")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+def _is_replayed_alike(case: Case, good: Case, root: RootCause) -> bool:
+    """Whether the replay of the good run's launch at that place finds the same."""
+    use = next((use for use in case.launches if use.place == root.place), None)
+    there = _counterpart(case, good, use) if use is not None else None
+    if there is None or there.place is None or root.finding is None:
+        return False
+    try:
+        from hypocenter.replay.recorded import replay_place
+
+        report = replay_place(good.index, there.place, allow_source=case.allow_source)
+    except (HypoError, ImportError):  # what cannot be replayed says nothing
+        return False
+    names = ("kind", "argument", "line")
+    return any(
+        all(getattr(again, name) == getattr(root.finding, name) for name in names)
+        for again in report.findings
+    )
+
+
+def _counterpart(case: Case, good: Case, use: LaunchMade) -> LaunchMade | None:
+    """The good run's launch of that kernel with that number in that step."""
+
+    def same_of(uses: tuple[LaunchMade, ...]) -> list[LaunchMade]:
+        wanted = use.step, use.launch.kernel
+        return [made for made in uses if (made.step, made.launch.kernel) == wanted]
+
+    own, others = same_of(case.launches), same_of(good.launches)
+    number = next((n for n, made in enumerate(own) if made is use), len(own))
+    return others[number] if number < len(others) else None
