@@ -27,6 +27,7 @@ from hypocenter.doctor.difference import RunDiff
 from hypocenter.doctor.run_environment import run_environment_of
 from hypocenter.doctor.rungs.address import addresses
 from hypocenter.doctor.rungs.captured import captured_pointers
+from hypocenter.doctor.rungs.card_hardware import card_hardware
 from hypocenter.doctor.rungs.compiled_code import compiled_code
 from hypocenter.doctor.rungs.contracts import contracts
 from hypocenter.doctor.rungs.engine.adopted_blocks import adopted_blocks
@@ -56,6 +57,7 @@ Rung = Callable[[Case], list[Claim]]
 
 #: What to look for, in this order. A rung that needs what the ones before it found takes that too.
 LADDER: dict[str, Rung] = {
+    "card hardware": card_hardware,
     "captured pointers": captured_pointers,
     "limits": limits,
     "arguments": contracts,

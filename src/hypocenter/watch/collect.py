@@ -87,6 +87,7 @@ def collect(
     bundle = _bundle(
         run,
         fault,
+        pid=pid,
         gpu_stops=ended.gpu_stops,
         cards=ended.cards,
         fault_before=fault_before,
@@ -134,6 +135,7 @@ def collect_dead(dead: DeadRun, *, with_prompts: bool = False) -> Bundle:
     bundle = _bundle(
         run,
         fault,
+        pid=dead.pid,
         gpu_stops=(),
         command=run.process.command if run.process else (),
         started=run.process.started if run.process else "",
@@ -200,6 +202,7 @@ def _bundle(
     stderr: str,
     kernel_log: tuple[str, ...],
     missing: list[Gap],
+    pid: int | None = None,
     fault_before: FaultRecord | None = None,
     reports: tuple[SanitizerReport, ...] = (),
     cards: tuple[Card, ...] = (),
@@ -207,6 +210,7 @@ def _bundle(
     bundle = Bundle(
         kind={"none": "suspect", "crash": "crash", "hang": "hang"}.get(fault.kind, "error"),
         fault=fault,
+        pid=pid,
         command=tuple(_text(word) for word in command),
         started=started,
         ended=ended,
