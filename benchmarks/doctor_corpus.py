@@ -3,7 +3,8 @@
 `python benchmarks/doctor_corpus.py [OUT]` with torch and Triton; on a GPU if torch sees one, else
 in Triton's interpreter, which leaves out what only a GPU has. Each program of `corpus/` is run
 twice: as it stands, where cause, kernel, line and argument must be named as in `TRUTH`, and
-healthy (`right`), where nothing may be found. Nor may it of those in `corpus/healthy`.
+healthy (`right`), where nothing may be found. Nor may it of those in `corpus/healthy`. Of none of
+these may a launch go unrecorded.
 `--sanitizer` adds what NVIDIA's compute-sanitizer says of the programs as they stand, and
 `--ablation` how many are named rightly without each of the doctor's checks. Prints a table, and
 leaves it as JSON in OUT.
@@ -284,10 +285,12 @@ def examine(name: str, twin: bool, *, is_gpu: bool, work: Path) -> dict[str, Any
         "seconds": round(time.monotonic() - begun, 1),
         "exit_code": exit_code,
         "roots": roots_of(report),
+        "lost": lost_of(report),
     }
     if twin or truth is None:
         # It ends by itself, and no cause is told; without --suspect there is no report at all.
-        return row | {"is_right": not row["roots"] and row["exit_code"] == 0}
+        is_quiet = not row["roots"] and not row["lost"]
+        return row | {"is_right": is_quiet and row["exit_code"] == 0}
     return row | _judged(row["roots"], truth, file)
 
 
@@ -328,6 +331,13 @@ def roots_of(text: str) -> list[dict[str, Any]] | None:
     if report is None or "roots" not in report:
         return None
     return [{key: root.get(key) for key in keys} for root in report["roots"]]
+
+
+def lost_of(text: str) -> list[str]:
+    """Launches that could not be recorded, as a report says: how many of which kernel, and why."""
+    gaps = (json_of(text) or {}).get("unseen", ())
+    lost = [gap for gap in gaps if gap["kind"] == "launch not recorded"]
+    return [f"{gap['what']}: {gap['reason']}" for gap in lost]
 
 
 def _judged(roots: list[dict[str, Any]] | None, truth: Truth, program: Path) -> dict[str, Any]:
@@ -422,7 +432,8 @@ def table(found: dict[str, Any]) -> Iterator[str]:
     for row in found["healthy"]:
         if not row["is_right"]:
             told = [(root["cause"], root["kernel"], root["line"]) for root in row["roots"] or []]
-            yield f"healthy {row['program']}: exit code {row['exit_code']}, {told}"
+            lost = "".join(f", {text}" for text in row["lost"])
+            yield f"healthy {row['program']}: exit code {row['exit_code']}, {told}{lost}"
     faulty, healthy = found["faulty"], found["healthy"]
     seconds = [row["seconds"] for row in faulty]
     yield (

@@ -79,7 +79,7 @@ KNOWN = {
     "hang": "HW Exception by GPU node-2 (Agent handle: 0x1) reason :GPU Hang\n",
     "logits": "hypo: m.gguf: logits row 0: 12 of 512 values are NaN or +inf; hypo inspect\n",
     "ours": "hypo: cuda:1: invalid argument (copy_in)\n",
-    "memory": "ValueError: x\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n",
+    "memory": "ValueError: x\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GB\n",
 }
 
 

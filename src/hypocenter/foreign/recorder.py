@@ -39,6 +39,7 @@ from hypocenter.record.events import (
     Called,
     Launched,
     LaunchRecord,
+    LostLaunch,
     MaskedOff,
     RanUnguarded,
     Rejected,
@@ -415,6 +416,12 @@ class ForeignRecorder:
                 UnwrittenRead(**self._log.now(), tensor=tensor, operation=operation, site=site)
             )
 
+    def record_lost(self, kernel: str, reason: str, num: int) -> None:
+        """So many launches of a kernel were made by now that could not be recorded."""
+        with self._lock:
+            lost = LostLaunch(**self._log.now(), kernel=kernel, reason=reason, num=num)
+            self._log.keep_event(lost)
+
     def record_synchronisation(self, site: str) -> None:
         """The host has waited for everything."""
         with self._lock:
@@ -468,7 +475,10 @@ class ForeignRecorder:
     # -- kernels ----------------------------------------------------------------------------------
 
     def _new_kernel(self, jit: Any) -> _Kernel:
-        parameters = inspect.signature(jit.fn).parameters
+        # torch.compile drops the function where the text was compiled in another process.
+        is_whole = jit.fn is not None
+        signature = inspect.signature(jit.fn) if is_whole else jit.signature
+        parameters = signature.parameters
         records: tuple[SourceRecord, ...] = sources_of.__wrapped__(jit)
         for record in records:
             if record.id not in self._written:
@@ -478,7 +488,7 @@ class ForeignRecorder:
         kernel = _Kernel(
             jit,
             self._num_kernels,
-            jit.fn.__name__,
+            jit.fn.__name__ if is_whole else jit.__name__,
             {n: p.default for n, p in parameters.items() if p.default is not p.empty},
             {n: "constexpr" in str(p.annotation) for n, p in parameters.items()},
             records,

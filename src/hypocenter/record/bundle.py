@@ -83,8 +83,9 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     the device, None for a CPU; `cards` are the GPUs of the machine; `contracts` the declarations of
     the kernels' contracts; `gpu_stops` where GPUs stood that left a dump. `fault_before` is how the
     same command ended when it was run as it is, before a run that was not; `reports` what a
-    sanitizer saw in this one. `pid` is the process that the events are of. `outcomes` is what launches gave that were made again. `missing` what
-    could not be recovered; `redacted` whether token ids inside the vocabulary were replaced by 0.
+    sanitizer saw in this one. `pid` is the process that the events are of. `outcomes` is what
+    launches gave that were made again. `missing` what could not be recovered; `redacted` whether
+    token ids inside the vocabulary were replaced by 0.
     """
 
     version: int = VERSION

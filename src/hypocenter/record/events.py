@@ -408,6 +408,14 @@ class RanUnguarded(Event, frozen=True, kw_only=True, tag=True):
     expression: str = ""
 
 
+class LostLaunch(Event, frozen=True, kw_only=True, tag=True):
+    """Launches of `kernel` that could not be recorded, for one reason: `num` of them so far."""
+
+    kernel: str
+    reason: str
+    num: int
+
+
 AnyEvent = (
     Allocated
     | Freed
@@ -431,6 +439,7 @@ AnyEvent = (
     | Rejected
     | MaskedOff
     | RanUnguarded
+    | LostLaunch
 )
 
 
@@ -438,7 +447,7 @@ def is_lasting(event: AnyEvent) -> bool:
     """Whether it stays without its step: of memory, found by a guard, or a graph's launch."""
     if isinstance(event, Launched):
         return event.graph > 0
-    return isinstance(event, Allocated | Freed | Captured | MaskedOff | RanUnguarded)
+    return isinstance(event, Allocated | Freed | Captured | MaskedOff | RanUnguarded | LostLaunch)
 
 
 #: The plan of a Place whose launch belongs to no plan; its `launch` is the event's `seq` then.

@@ -1,4 +1,4 @@
-"""Lines of NVIDIA's kernel module that tell of broken hardware: which card, which error, what to do.
+"""Lines of NVIDIA's kernel module that tell of broken hardware: card, error, what to do.
 
 Numbers and what follows from each: NVIDIA's "Xid Errors" and "GPU Memory Error Management"
 (docs.nvidia.com/deploy/xid-errors and /deploy/a100-gpu-mem-error-mgmt). Other numbers, such as 13

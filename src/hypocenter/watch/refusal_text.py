@@ -1,10 +1,10 @@
 """What runtimes, compilers and kernels refuse in words of their own, as facts.
 
 Formats: Triton's OutOfResources, AutotunerError and CompilationError (triton/runtime/errors.py and
-triton/compiler/errors.py of 3.6 to 3.9), HIP's line of a file without code for a GPU (hip_fatbin.cpp
-of CLR), torch's warning of a GPU that it has no code for
-(torch/cuda/__init__.py), assertions as the runtimes of CUDA and HIP print them. `fault_text.py`
-calls this for what a program wrote to stderr.
+triton/compiler/errors.py of 3.6 to 3.9), HIP's line of a file without code for a GPU
+(hip_fatbin.cpp of CLR), torch's warning of a GPU that it has no code for (torch/cuda/__init__.py),
+assertions as the runtimes of CUDA and HIP print them. `fault_text.py` calls this for what a program
+wrote to stderr.
 """
 
 from __future__ import annotations

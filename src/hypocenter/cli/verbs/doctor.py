@@ -324,7 +324,8 @@ def _bundle_of_command(request: DoctorRequest) -> tuple[Path, Bundle]:
         if made is None or (was_killed and not asked.suspect):
             sys.exit(_leave(request, ended, collect.main_run(runs)))
         if made.fault.kind == "none" and not _has_launches(made):
-            say(f"{how(ended)} and recorded no step and no launch, so nothing was examined")
+            lost = "".join(f"; {gap}" for gap in foreign_runs.lost_launches(made.events))
+            say(f"{how(ended)} and recorded no step and no launch, so nothing was examined{lost}")
             # No examination is no good result, whatever the command says of itself.
             sys.exit(exit_code(ended) or EXIT_ERROR)
         folder = _save_or_keep(made, asked.out, runs)
