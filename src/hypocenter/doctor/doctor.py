@@ -47,6 +47,7 @@ from hypocenter.doctor.rungs.numbers import numbers
 from hypocenter.doctor.rungs.refusals import refusals
 from hypocenter.doctor.rungs.replays import replays
 from hypocenter.doctor.rungs.streams import order
+from hypocenter.doctor.rungs.unwritten_reads import unwritten_reads
 from hypocenter.doctor.rungs.values import values
 from hypocenter.doctor.rungs.watched_access import guarded_run, sanitizer
 from hypocenter.doctor.surfaced import describe_surface, symptom
@@ -80,6 +81,7 @@ LADDER: dict[str, Rung] = {
     "good arguments": good_arguments,
     "hang": hang,
     "replay": replays,
+    "unwritten reads": unwritten_reads,
     "values": values,
     "compiled code": compiled_code,
     "good results": good_results,

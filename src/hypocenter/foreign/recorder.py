@@ -32,7 +32,7 @@ from hypocenter.foreign.seen_memory import (
     Given,
     SeenMemory,
 )
-from hypocenter.foreign.seen_reads import SeenReads
+from hypocenter.foreign.seen_reads import SeenRead, SeenReads
 from hypocenter.record import ring
 from hypocenter.record.catalogue import sources_of
 from hypocenter.record.events import (
@@ -410,11 +410,9 @@ class ForeignRecorder:
         self._log.writer.header[_CELL_STEP_STARTED] = 0
         self.reads.is_in_launch = False
 
-    def _record_read(self, tensor: int, operation: str, site: str) -> None:
+    def _record_read(self, read: SeenRead) -> None:
         with self._lock:
-            self._log.keep_event(
-                UnwrittenRead(**self._log.now(), tensor=tensor, operation=operation, site=site)
-            )
+            self._log.keep_event(UnwrittenRead(**self._log.now(), **read.fields()))
 
     def record_lost(self, kernel: str, reason: str, num: int) -> None:
         """So many launches of a kernel were made by now that could not be recorded."""

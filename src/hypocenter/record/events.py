@@ -304,11 +304,21 @@ class Repeated(Event, frozen=True, kw_only=True, tag=True):
 
 
 class UnwrittenRead(Event, frozen=True, kw_only=True, tag=True):
-    """An operation of torch's is about to read elements of `tensor` that nobody has written."""
+    """An operation of torch's has read elements of `tensor` that nobody has written.
+
+    `num_unwritten` of `num_elements`; `first` and `last` are indices of such, () where they are not
+    known. `is_decided`: one number came of them, or a comparison. Else they may be padding, which
+    is masked or cut off later.
+    """
 
     tensor: int
     operation: str
     site: str
+    num_unwritten: int = 0
+    num_elements: int = 0
+    first: tuple[int, ...] = ()
+    last: tuple[int, ...] = ()
+    is_decided: bool = True
 
 
 class StreamEvent(Event, frozen=True, kw_only=True, tag=True):
