@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hypocenter.cli import app
 from hypocenter.cli.child_run import environment_of
+from hypocenter.errors import EXIT_FAULT
 from hypocenter.foreign.argument_facts import UNDEFINED
 from hypocenter.foreign.seen_reads import SeenRead, SeenReads, watch_reads
 from hypocenter.record.bundle import Bundle
@@ -57,6 +60,30 @@ def test_an_output_that_torch_reads_unwritten_is_proven(
     assert f"{missing}; sum reads it at {SCRIPT}:{reader}" in root["sentence"]
     assert root["proof"]["corrected"] == "out filled with zeros before"
     assert "no such finding" in root["proof"]["green"]
+
+
+def test_the_command_to_attach_gives_the_result_that_was_shown(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    script = str(SCRIPT.with_name("compared.py"))
+    command = ["doctor", "--suspect", "--", sys.executable, script, "assert_close"]
+    with pytest.raises(SystemExit):
+        app.main(command)
+    shown = " ".join(capfd.readouterr().out.split())
+    attached = re.findall(r"the output of `hypo (doctor [^`]*)`", shown)
+    with pytest.raises(SystemExit) as left:
+        app.main(shlex.split(attached[0]))
+    assert left.value.code == EXIT_FAULT
+    again = " ".join(capfd.readouterr().out.replace("\\", "").split())
+    missing = "232 of 1000 elements of shape (1000,), from [768] to [999]"
+    for said in ("output not written", missing, f"{script}:27"):
+        assert said in shown
+        assert said in again
+    assert "none found" not in again
+    # And so does the command that replays the launch.
+    assert "--run-sources" in re.findall(r"REPLAY (hypo replay [^\n]*?) PROOF", shown)[0]
 
 
 def test_what_nobody_reads_or_another_launch_writes_is_no_finding(

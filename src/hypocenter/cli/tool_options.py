@@ -19,6 +19,7 @@ from hypocenter.cli.options import (
     naming_options,
     whole_number,
 )
+from hypocenter.doctor.time_limit import EXAMINE_SECONDS
 from hypocenter.errors import BadSetting, UsageError
 
 _BENCH_GROUP = Group("Tests", sort_key=1)
@@ -158,6 +159,14 @@ class DoctorOptions:
             "none]",
         ),
     ] = None
+    examine_for: Annotated[
+        float,
+        Parameter(
+            name="--examine-for",
+            help="Seconds that an examination may take. Then what is known is told, with what was "
+            "left out.",
+        ),
+    ] = EXAMINE_SECONDS
     with_prompts: Annotated[
         bool,
         Parameter(

@@ -141,8 +141,9 @@ class ForeignRecorder:
         self._graphs.write_again()
 
     def _tell_device(self, name: str, limits: Any) -> None:
-        is_read_back = self._looks_closely and name != INTERPRETER
-        self._log.static(DeviceRecord(name=name, limits=limits, is_read_back=is_read_back))
+        back, sees = self._looks_closely and name != INTERPRETER, self.reads.is_watching
+        record = DeviceRecord(name=name, limits=limits, is_read_back=back, sees_reads=sees)
+        self._log.static(record)
 
     @property
     def folder(self) -> Path:

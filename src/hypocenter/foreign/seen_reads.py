@@ -14,7 +14,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from hypocenter.foreign.argument_facts import UNDEFINED
 from hypocenter.foreign.caller import caller_of_now
@@ -86,6 +86,8 @@ class SeenReads:
     and of the first one that came to one number."""
 
     tell: Callable[[SeenRead], None]
+    #: Whether operations are seen in this process.
+    is_watching: ClassVar[bool] = False
     #: In a launch, what torch reads is Triton's interpreter's business, or the recorder's.
     is_in_launch: bool = False
     _is_quiet: bool = False
@@ -246,6 +248,7 @@ def watch_reads(
         # seconds, in a program that compiles nothing.
         Watch.__torch_dispatch__ = plain  # type: ignore[method-assign]
     Watch().__enter__()
+    SeenReads.is_watching = True
     for method, name in _DIRECT.items():
         _watch_method(torch.Tensor, method, name, seen, attempt)
 

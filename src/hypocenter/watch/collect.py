@@ -227,6 +227,7 @@ def _bundle(
             bundle,
             device=device.name if device else "",
             limits=device.limits if device else None,
+            sees_reads=any(device.sees_reads for device in run.devices),
             environment=dict(run.process.environment) if run.process else {},
             packages=run.process.packages if run.process else {},
             python=run.process.python if run.process else "",

@@ -31,6 +31,7 @@ from hypocenter.doctor.page.page import report_html
 from hypocenter.doctor.page.trace_events import trace_json
 from hypocenter.doctor.report import report_text
 from hypocenter.doctor.report_parts import Origin, headline
+from hypocenter.doctor.time_limit import EXAMINE_SECONDS
 from hypocenter.environment import Environment
 from hypocenter.errors import (
     EXIT_ERROR,
@@ -111,6 +112,11 @@ class DoctorRequest:
                 f"--deadline is {asked.deadline}, but must be above 0 and at most "
                 f"{MAX_DEADLINE_SECONDS:g}"
             )
+        if not 0 < asked.examine_for <= MAX_DEADLINE_SECONDS:
+            raise UsageError(
+                f"--examine-for is {asked.examine_for}, but must be above 0 and at most "
+                f"{MAX_DEADLINE_SECONDS:g}"
+            )
         for name, file in (("--html", asked.html), ("--perfetto", asked.perfetto)):
             if file is not None:
                 check_new_file(name, file)
@@ -167,6 +173,7 @@ def doctor(request: DoctorRequest) -> None:
         _doctor_again(request)
         return
     good = bundle_at(asked.good) if asked.good is not None else None
+    folder: Path | None
     if request.folder is not None:
         folder = Path(request.folder)
         examined = bundle_at(str(folder))
@@ -181,17 +188,36 @@ def doctor(request: DoctorRequest) -> None:
     os.environ.pop("TRITON_INTERPRET", None)
     with ProgressDisplay() as progress:
         progress("examining the bundle", 0.0)
-        diagnosis = diagnose(examined, good, allow_source=request.may_run_sources)
+        diagnosis = diagnose(
+            examined,
+            good,
+            allow_source=request.may_run_sources,
+            seconds=asked.examine_for,
+        )
     _show_and_leave(request, folder, examined, diagnosis)
 
 
+def _options_of_result(request: DoctorRequest, *, foreign: bool) -> tuple[str, ...]:
+    """With which a bundle gives what is shown here again."""
+    asked, options = request.options, []
+    if foreign and request.may_run_sources:
+        options.append("--run-sources")
+    if asked.good is not None:
+        options += ["--good", asked.good]
+    if asked.examine_for != EXAMINE_SECONDS:
+        options += ["--examine-for", f"{asked.examine_for:g}"]
+    return tuple(options)
+
+
 def _show_and_leave(
-    request: DoctorRequest, folder: Path, examined: Bundle, diagnosis: Diagnosis
+    request: DoctorRequest, folder: Path | None, examined: Bundle, diagnosis: Diagnosis
 ) -> None:
+    """`folder` is where the bundle is, None where it could not be saved."""
     asked = request.options
     foreign = examined.is_foreign
     origin = Origin(
-        str(folder),
+        str(folder or ""),
+        options=_options_of_result(request, foreign=foreign),
         has_steps=not foreign,
         needs_sources=foreign,
         has_prompts=not examined.redacted,
@@ -231,6 +257,7 @@ def _doctor_again(request: DoctorRequest) -> None:
             sys.stderr.fileno() if request.as_json or asked.markdown else None,
             suspect=asked.suspect,
             with_prompts=asked.with_prompts,
+            seconds=asked.examine_for,
         )
         told = escalation.run()
         if told is None:
@@ -239,7 +266,7 @@ def _doctor_again(request: DoctorRequest) -> None:
     folder = _save_or_keep(told.bundle, asked.out, None)
     if folder is not None:
         say(f"the bundle is in {folder}")
-    _show_and_leave(request, folder or Path(DEFAULT_FOLDER), told.bundle, told.diagnosis)
+    _show_and_leave(request, folder, told.bundle, told.diagnosis)
 
 
 # -- from a planted defect -----------------------------------------------------------------------
@@ -301,10 +328,10 @@ def _bundle_of_last(asked: DoctorOptions) -> Path:
 # -- from a command -------------------------------------------------------------------------------
 
 
-def _bundle_of_command(request: DoctorRequest) -> tuple[Path, Bundle]:
+def _bundle_of_command(request: DoctorRequest) -> tuple[Path | None, Bundle]:
     """Run it, and save a bundle; leaves with its exit code when there is nothing to examine.
 
-    What cannot be saved is examined all the same.
+    What cannot be saved is examined all the same; it has no folder then.
     """
     asked = request.options
     with ending_on_signals(), dead_runs.watched_runs(Environment.read().run_dir) as runs:
@@ -331,7 +358,7 @@ def _bundle_of_command(request: DoctorRequest) -> tuple[Path, Bundle]:
         folder = _save_or_keep(made, asked.out, runs)
     if folder is None:
         say(f"{how(ended)}; it is examined all the same")
-        return Path(asked.out or DEFAULT_FOLDER), made
+        return None, made
     say(f"{how(ended)}; the bundle is in {folder}")
     return folder, bundle_at(str(folder))
 

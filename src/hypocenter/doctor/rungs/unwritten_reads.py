@@ -19,8 +19,18 @@ _PADDING = "padding is read so too: it counts where it is not masked or cut off 
 
 
 def unwritten_reads(case: Case) -> list[Claim]:
-    """A row for each tensor that was read so, but where a replay has proven why."""
-    return list(_claims(case))
+    """A row for each tensor that was read so, but where a replay has proven why.
+
+    It takes the place of a row which says that the cause was not tested.
+    """
+    found = list(_claims(case))
+    seen = {claim.hypothesis.cause for claim in found}
+    case.claims[:] = [
+        claim
+        for claim in case.claims
+        if claim.hypothesis.verdict is not Verdict.NOT_TESTED or claim.hypothesis.cause not in seen
+    ]
+    return found
 
 
 def _claims(case: Case) -> Iterator[Claim]:
@@ -48,6 +58,7 @@ def _claim(case: Case, use: LaunchMade | None, read: UnwrittenRead) -> Claim:
         would_refute="a run in which every element is written before it is read",
         kernel=use.launch.kernel if use is not None and is_output else None,
         argument=argument or None,
+        is_observed=True,
     )
 
 
