@@ -274,11 +274,17 @@ def test_an_endless_launch_is_past_its_deadline(
     assert [event.launch.kernel for event in made.events if isinstance(event, Launched)] == ["spin"]
 
 
-def test_without_a_deadline_a_foreign_launch_may_take_any_time() -> None:
+def test_without_a_deadline_a_foreign_launch_may_take_any_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     own = cli_doctor.DoctorRequest(command=("run", "-p", "x"), verbs=frozenset(app.own_verbs()))
     foreign_one = cli_doctor.DoctorRequest(command=("python", "x.py"), verbs=own.verbs)
     assert cli_doctor.deadlines_of(own).step == 120
     assert cli_doctor.deadlines_of(foreign_one).step == math.inf
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    interpreted = cli_doctor.deadlines_of(foreign_one)
+    assert (interpreted.step, interpreted.idle) == (cli_doctor.INTERPRETED_SECONDS, math.inf)
 
 
 def test_a_program_without_torch_pays_nothing(tmp_path: Path) -> None:

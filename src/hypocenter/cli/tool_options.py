@@ -156,7 +156,7 @@ class DoctorOptions:
             "or none begins; of other programs a Triton launch, or torch.cuda.synchronize. "
             "Until the first of these begins the command has 60 seconds at least. "
             "[default: of a step 120, and 600 for the first, which compiles; of other programs "
-            "none]",
+            "none, but 600 for a launch in Triton's interpreter]",
         ),
     ] = None
     examine_for: Annotated[

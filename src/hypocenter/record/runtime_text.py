@@ -98,6 +98,11 @@ def kind_of_text(text: str) -> ErrorKind:
     return next((kind for words, kind in _KINDS if words.search(text)), ErrorKind.OTHER)
 
 
+def is_without_driver(text: str) -> bool:
+    """Whether Triton looked for a GPU and found none (triton/runtime/driver.py)."""
+    return "0 active drivers" in text
+
+
 def is_of_capture(code: int | None) -> bool:
     """Whether an error of this number is about a graph that is being captured."""
     return code is not None and 900 <= code <= 908

@@ -264,6 +264,14 @@ def _device(run: ring.Run) -> DeviceRecord | None:
 
 
 def _fault(ended: Ended, run: ring.Run | None) -> FaultRecord:
+    if ended.is_damaged:
+        fault = fault_in(ended.stderr, ended.exit_code, ended.signal)
+        return msgspec.structs.replace(
+            fault,
+            kind="crash",
+            message=f"its own memory was damaged, as it said; then it did nothing for "
+            f"{ended.hung_seconds or 0.0:.0f} seconds, and was ended",
+        )
     if ended.hung_seconds is not None:
         fault = fault_in(ended.stderr, ended.exit_code, ended.signal)
         return msgspec.structs.replace(

@@ -46,6 +46,7 @@ from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Launched, Rejected, Stepped
 from hypocenter.record.ring import Run
+from hypocenter.record.runtime_text import is_without_driver
 from hypocenter.watch import collect, dead_runs, foreign_runs
 from hypocenter.watch.child import START_SECONDS, Deadlines, Ended, watch
 
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 DEFAULT_FOLDER = "hypo-bundle"
 _MAX_BUNDLES = 1000
 MAX_DEADLINE_SECONDS = 1e6
+#: Of one launch that Triton's interpreter runs, where no deadline is asked for.
+INTERPRETED_SECONDS = 600.0
 #: What breaks on a simulated GPU, and what breaks where there is no Triton to simulate one.
 _DEMO_ON_GPU, _DEMO_ON_CPU = "positions_of_two_bytes", "block_table_refused"
 
@@ -346,6 +349,11 @@ def _bundle_of_command(request: DoctorRequest) -> tuple[Path | None, Bundle]:
             deadlines,
             stdout,
         )
+        if ended.exit_code and is_without_driver(ended.stderr):
+            say(
+                "Triton looked for a GPU, as its autotuner does even in its interpreter; "
+                "`hypo check FILE` runs the launches of such a program without one"
+            )
         made = collect.collect(runs, ended, suspect=asked.suspect, with_prompts=asked.with_prompts)
         was_killed = ended.is_interrupted and ended.signal == signal.SIGKILL
         if made is None or (was_killed and not asked.suspect):
@@ -380,11 +388,17 @@ def _save_or_keep(made: Bundle, out: str | None, runs: Path | None) -> Path | No
 
 
 def deadlines_of(request: DoctorRequest) -> Deadlines:
-    """What was asked for; else a step of ours has some minutes, and a foreign launch any time."""
+    """What was asked for; else a step of ours has some minutes, and so has a foreign launch in
+    Triton's interpreter; another one may take any time.
+    """
     seconds = request.options.deadline
     if seconds is not None:
         return Deadlines(seconds, seconds, start=max(seconds, START_SECONDS), idle=seconds)
-    return Deadlines() if request.is_own else Deadlines(math.inf, math.inf)
+    if request.is_own:
+        return Deadlines()
+    # A launch in Triton's interpreter may damage the process that it runs in, and never end.
+    longest = INTERPRETED_SECONDS if os.environ.get("TRITON_INTERPRET") == "1" else math.inf
+    return Deadlines(longest, longest)
 
 
 def command_of(request: DoctorRequest) -> list[str]:
