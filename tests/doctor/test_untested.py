@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 import pytest
 from bundles import Run
@@ -37,7 +40,7 @@ SOURCE = SourceRecord(
     constants={},
 )  # fmt: skip
 #: What each reason says of a bundle, by words that stand in it alone.
-SAYS = {
+SAYS: dict[str, Callable[[Case], bool]] = {
     "the run was not traced": lambda case: not is_traced(case),
     "was not watched": lambda case: (
         not (case.bundle.sees_reads or "HYPO_TRACE" in case.bundle.environment)
@@ -58,7 +61,7 @@ SAYS = {
 }
 
 
-def foreign(*, num_elements: int = 1000, dtype: str = "F32", **fields: object) -> Bundle:
+def foreign(*, num_elements: int = 1000, dtype: str = "F32", **fields: Any) -> Bundle:
     """A program's launch of `add`, that was given x and z."""
     tensors, made = [], []
     for number, name in ((1, "x"), (2, "z")):
@@ -82,12 +85,12 @@ def foreign(*, num_elements: int = 1000, dtype: str = "F32", **fields: object) -
         ),
         constants={"BLOCK": 256}, site="/work/me/add.py:20",
     )  # fmt: skip
-    events = (*made, Launched(seq=9, step=1, launch=launch), *fields.pop("read", ()))  # type: ignore[misc]
+    events = (*made, Launched(seq=9, step=1, launch=launch), *fields.pop("read", ()))
     fault = FaultRecord(kind="none", message="")
     return Bundle(
         kind="suspect", fault=fault, device="interpreter", tensors=tuple(tensors),
         sources=(SOURCE,), events=events, **fields,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
 
 
 def read(*, is_decided: bool) -> UnwrittenRead:
@@ -97,7 +100,7 @@ def read(*, is_decided: bool) -> UnwrittenRead:
     )  # fmt: skip
 
 
-SUSPECT = {"environment": {"HYPO_TRACE": "1"}, "sees_reads": True}
+SUSPECT: dict[str, Any] = {"environment": {"HYPO_TRACE": "1"}, "sees_reads": True}
 BUNDLES = {
     "a program": foreign(),
     "a program with --suspect": foreign(**SUSPECT),
