@@ -432,8 +432,8 @@ def table(found: dict[str, Any]) -> Iterator[str]:
     for row in found["healthy"]:
         if not row["is_right"]:
             told = [(root["cause"], root["kernel"], root["line"]) for root in row["roots"] or []]
-            lost = "".join(f", {text}" for text in row["lost"])
-            yield f"healthy {row['program']}: exit code {row['exit_code']}, {told}{lost}"
+            unseen = "".join(f", {text}" for text in row["lost"])
+            yield f"healthy {row['program']}: exit code {row['exit_code']}, {told}{unseen}"
     faulty, healthy = found["faulty"], found["healthy"]
     seconds = [row["seconds"] for row in faulty]
     yield (
