@@ -15,8 +15,8 @@ from hypocenter.doctor import doctor
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Diagnosis, Verdict, row
+from hypocenter.doctor.examining.time_limit import OutOfTime, TimeLimit
 from hypocenter.doctor.rungs import replays as replaying
-from hypocenter.doctor.time_limit import OutOfTime, TimeLimit
 
 SECONDS = 0.5
 #: Far less than what the rungs below would take, and far more than a busy machine needs.

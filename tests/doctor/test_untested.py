@@ -13,8 +13,8 @@ from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import CAUSES, Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Hypothesis, Verdict
 from hypocenter.doctor.doctor import diagnose
+from hypocenter.doctor.examining.untested import is_traced, why_untested
 from hypocenter.doctor.report import report_text
-from hypocenter.doctor.untested import is_traced, why_untested
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import (
     FOREIGN,

@@ -18,8 +18,8 @@ from hypocenter.cli.child_run import environment_of, exit_code, how, pass_on
 from hypocenter.cli.output import say
 from hypocenter.doctor.diagnosis import Diagnosis, RunMade
 from hypocenter.doctor.doctor import diagnose
+from hypocenter.doctor.examining.time_limit import EXAMINE_SECONDS
 from hypocenter.doctor.report_parts import headline, run_text
-from hypocenter.doctor.time_limit import EXAMINE_SECONDS
 from hypocenter.environment import launch_blocking
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle

@@ -19,7 +19,7 @@ from hypocenter.cli.options import (
     naming_options,
     whole_number,
 )
-from hypocenter.doctor.time_limit import EXAMINE_SECONDS
+from hypocenter.doctor.examining.time_limit import EXAMINE_SECONDS
 from hypocenter.errors import BadSetting, UsageError
 
 _BENCH_GROUP = Group("Tests", sort_key=1)

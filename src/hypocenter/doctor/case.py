@@ -11,8 +11,8 @@ import numpy as np
 
 from hypocenter.doctor.diagnosis import Claim, GpuSight
 from hypocenter.doctor.difference import RunDiff
+from hypocenter.doctor.examining.time_limit import TimeLimit
 from hypocenter.doctor.kernel_text import Access, accesses, parameters_stored
-from hypocenter.doctor.time_limit import TimeLimit
 from hypocenter.dtypes import NUMPY_DTYPES, Array
 from hypocenter.errors import ErrorKind
 from hypocenter.record.bundle import Bundle

@@ -24,10 +24,11 @@ from hypocenter.doctor.diagnosis import (
     row,
 )
 from hypocenter.doctor.difference import RunDiff
+from hypocenter.doctor.examining.time_limit import EXAMINE_SECONDS, OutOfTime, TimeLimit
+from hypocenter.doctor.examining.untested import why_untested
 from hypocenter.doctor.run_environment import run_environment_of
 from hypocenter.doctor.rungs.address import addresses
 from hypocenter.doctor.rungs.captured import captured_pointers
-from hypocenter.doctor.rungs.card_hardware import card_hardware
 from hypocenter.doctor.rungs.compiled_code import compiled_code
 from hypocenter.doctor.rungs.contracts import contracts
 from hypocenter.doctor.rungs.engine.adopted_blocks import adopted_blocks
@@ -46,13 +47,12 @@ from hypocenter.doctor.rungs.limits import limits
 from hypocenter.doctor.rungs.numbers import numbers
 from hypocenter.doctor.rungs.refusals import refusals
 from hypocenter.doctor.rungs.replays import replays
+from hypocenter.doctor.rungs.seen.card_hardware import card_hardware
+from hypocenter.doctor.rungs.seen.unwritten_reads import unwritten_reads
 from hypocenter.doctor.rungs.streams import order
-from hypocenter.doctor.rungs.unwritten_reads import unwritten_reads
 from hypocenter.doctor.rungs.values import values
 from hypocenter.doctor.rungs.watched_access import guarded_run, sanitizer
 from hypocenter.doctor.surfaced import describe_surface, symptom
-from hypocenter.doctor.time_limit import EXAMINE_SECONDS, OutOfTime, TimeLimit
-from hypocenter.doctor.untested import why_untested
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.gap import Gap
 

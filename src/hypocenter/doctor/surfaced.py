@@ -87,9 +87,7 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
         )
     if case.kind == "error":
         by = f"by {fault.call} itself, " if fault.call else ""
-        made = count_text(len(case.launches), "launch", "launches")
-        return (
-            f"reported {by}{f'after {made}' if case.launches else 'before anything was launched'}"
+        return f"reported {by}{_after(case)}"
         )
     if fault.waiting:
         threads = ", ".join(fault.waiting)
@@ -184,3 +182,9 @@ def _place(case: Case, place: Place) -> str:
     if plan is None or not 0 <= place.launch < len(plan.launches):
         return text
     return f"{text} ({plan.launches[place.launch].kernel})"
+
+
+def _after(case: Case) -> str:
+    if not case.launches:
+        return "before anything was launched"
+    return f"after {count_text(len(case.launches), 'launch', 'launches')}"

@@ -161,9 +161,13 @@ class SeenReads:
         return (mask, origin, tensor) if bool(mask.any()) else None
 
     def _mask_of_result(
-        self, operation: Any, args: tuple[Any, ...], keywords: dict[str, Any], result: Any,
+        self,
+        operation: Any,
+        args: tuple[Any, ...],
+        keywords: dict[str, Any],
+        result: Any,
         masks: dict[int, Any],
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         if self._num_noted > MAX_NOTED:
             return None
         try:

@@ -304,12 +304,7 @@ class Repeated(Event, frozen=True, kw_only=True, tag=True):
 
 
 class UnwrittenRead(Event, frozen=True, kw_only=True, tag=True):
-    """An operation of torch's has read elements of `tensor` that nobody has written.
-
-    `num_unwritten` of `num_elements`; `first` and `last` are indices of such, () where they are not
-    known. `is_decided`: one number came of them, or a comparison. Else they may be padding, which
-    is masked or cut off later.
-    """
+    """Torch read what nobody wrote. `is_decided`: one number or a comparison came of it."""
 
     tensor: int
     operation: str
@@ -419,7 +414,7 @@ class RanUnguarded(Event, frozen=True, kw_only=True, tag=True):
 
 
 class LostLaunch(Event, frozen=True, kw_only=True, tag=True):
-    """Launches of `kernel` that could not be recorded, for one reason: `num` of them so far."""
+    """`num` launches of `kernel` so far could not be recorded, for one reason."""
 
     kernel: str
     reason: str

@@ -26,12 +26,12 @@ from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.tool_options import DoctorOptions
 from hypocenter.doctor.diagnosis import Diagnosis
 from hypocenter.doctor.doctor import diagnose
+from hypocenter.doctor.examining.time_limit import EXAMINE_SECONDS
 from hypocenter.doctor.markdown import report_markdown
 from hypocenter.doctor.page.page import report_html
 from hypocenter.doctor.page.trace_events import trace_json
 from hypocenter.doctor.report import report_text
 from hypocenter.doctor.report_parts import Origin, headline
-from hypocenter.doctor.time_limit import EXAMINE_SECONDS
 from hypocenter.environment import Environment
 from hypocenter.errors import (
     EXIT_ERROR,

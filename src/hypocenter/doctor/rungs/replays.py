@@ -20,6 +20,8 @@ from hypocenter.doctor.diagnosis import (
     proven,
     row,
 )
+from hypocenter.doctor.examining.time_limit import OutOfTime
+from hypocenter.doctor.examining.untested import why_history_untested
 from hypocenter.doctor.installed_text import changes, installed_texts
 from hypocenter.doctor.rungs.dead_rows import uses_of_dead_rows
 from hypocenter.doctor.rungs.replaying.replay_cause import ReplayCause
@@ -31,8 +33,6 @@ from hypocenter.doctor.rungs.replaying.zeros import (
     zeros_gap,
 )
 from hypocenter.doctor.rungs.values import first_spoilt
-from hypocenter.doctor.time_limit import OutOfTime
-from hypocenter.doctor.untested import why_history_untested
 from hypocenter.errors import HypoError, MissingPackage, NotReplayed, SourceNotAllowed
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import Place, SourceRecord
