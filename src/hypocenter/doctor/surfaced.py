@@ -88,7 +88,6 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
     if case.kind == "error":
         by = f"by {fault.call} itself, " if fault.call else ""
         return f"reported {by}{_after(case)}"
-        )
     if fault.waiting:
         threads = ", ".join(fault.waiting)
         told = (
