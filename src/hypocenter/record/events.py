@@ -450,9 +450,9 @@ AnyEvent = (
 
 def is_lasting(event: AnyEvent) -> bool:
     """Whether it stays without its step: of memory, found by a guard, or a graph's launch."""
-    if isinstance(event, Launched):
-        return event.graph > 0
-    return isinstance(event, Allocated | Freed | Captured | MaskedOff | RanUnguarded | LostLaunch)
+    return (isinstance(event, Launched) and event.graph > 0) or isinstance(
+        event, Allocated | Freed | Captured | MaskedOff | RanUnguarded | LostLaunch
+    )
 
 
 #: The plan of a Place whose launch belongs to no plan; its `launch` is the event's `seq` then.

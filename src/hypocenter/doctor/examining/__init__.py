@@ -1,1 +1,4 @@
-"""What bounds an examination: its time, and what a bundle has too little for. No cause is found."""
+"""What bounds an examination: its time, and why something has no verdict.
+
+Never finds a cause.
+"""

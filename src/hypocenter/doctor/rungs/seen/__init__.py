@@ -1,1 +1,4 @@
-"""Rungs on what was seen to happen, by a card or by the recorder: nothing is replayed here."""
+"""Rungs on what was seen to happen, by a card or by the recorder.
+
+Never replays a launch.
+"""
