@@ -450,9 +450,8 @@ AnyEvent = (
 
 def is_lasting(event: AnyEvent) -> bool:
     """Whether it stays without its step: of memory, found by a guard, or a graph's launch."""
-    return (isinstance(event, Launched) and event.graph > 0) or isinstance(
-        event, Allocated | Freed | Captured | MaskedOff | RanUnguarded | LostLaunch
-    )
+    of_memory = Allocated | Freed | Captured | MaskedOff | RanUnguarded | LostLaunch
+    return event.graph > 0 if isinstance(event, Launched) else isinstance(event, of_memory)
 
 
 #: The plan of a Place whose launch belongs to no plan; its `launch` is the event's `seq` then.
