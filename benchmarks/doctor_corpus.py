@@ -6,7 +6,8 @@ twice: as it stands, where cause, kernel, line, argument and fix must be named a
 healthy (`right`), where nothing may be found. Nor may it of those in `corpus/healthy`. Those in
 `corpus/written` are by somebody who had not seen the doctor; `truth.json` has what is wrong there.
 A fix that the report has as data is applied: with it nothing may be found, and the program must
-print what its twin prints. A root with any wrong claim is a false one, and fails its row.
+print what its twin prints. A root with any wrong claim is a false one, and fails its row. Of no
+healthy program may a launch go unrecorded.
 `--sanitizer` adds what NVIDIA's compute-sanitizer says of the programs as they stand, and
 `--ablation` how many are named rightly without each of the doctor's checks. Prints a table, and
 leaves it as JSON in OUT.
@@ -334,10 +335,12 @@ def examine(name: str, twin: bool, *, is_gpu: bool, work: Path) -> dict[str, Any
         "seconds": round(time.monotonic() - begun, 1),
         "exit_code": exit_code,
         "roots": roots_of(report),
+        "lost": lost_of(report),
     }
     if twin or name in healthy_programs():
         # It ends by itself, and no cause is told; without --suspect there is no report at all.
-        return row | {"is_right": not row["roots"] and row["exit_code"] == 0}
+        is_quiet = not row["roots"] and not row["lost"]
+        return row | {"is_right": is_quiet and row["exit_code"] == 0}
     row |= _judged(row["roots"], name, Path(program[1]))
     return row | _applied(row, name, folder, options, environment)
 
@@ -423,12 +426,18 @@ def json_of(text: str) -> dict[str, Any] | None:
 
 def roots_of(text: str) -> list[dict[str, Any]] | None:
     """The causes of a report; None where there is no report."""
-    keys = ("cause", "kernel", "argument", "tensor", "file", "line", "culprit", "sentence", "fix")
-    keys += ("edits", "alternatives")
+    keys = [*CLAIMS, "tensor", "file", "culprit", "sentence", "edits", "alternatives"]
     report = json_of(text)
     if report is None or "roots" not in report:
         return None
     return [{key: root.get(key) for key in keys} for root in report["roots"]]
+
+
+def lost_of(text: str) -> list[str]:
+    """Launches that could not be recorded, as a report says: how many of which kernel, and why."""
+    gaps = (json_of(text) or {}).get("unseen", ())
+    lost = [gap for gap in gaps if gap["kind"] == "launch not recorded"]
+    return [f"{gap['what']}: {gap['reason']}" for gap in lost]
 
 
 def _judged(roots: list[dict[str, Any]] | None, name: str, program: Path) -> dict[str, Any]:
@@ -521,7 +530,8 @@ def table(found: dict[str, Any]) -> Iterator[str]:
     for row in found["healthy"]:
         if not row["is_right"]:
             told = [(root["cause"], root["kernel"], root["line"]) for root in row["roots"] or []]
-            yield f"healthy {row['program']}: exit code {row['exit_code']}, {told}"
+            unseen = "".join(f", {text}" for text in row["lost"])
+            yield f"healthy {row['program']}: exit code {row['exit_code']}, {told}{unseen}"
     faulty, healthy = found["faulty"], found["healthy"]
     seconds = [row["seconds"] for row in faulty]
     by = {says: sum(row["says"] == says for row in faulty) for says in ("right", "silent", "false")}

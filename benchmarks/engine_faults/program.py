@@ -49,7 +49,8 @@ def _biases(start: int, stop: int) -> tuple[dict[str, Any], ...]:
 _ON_CPU: dict[str, Any] = {"device": "cpu"}
 
 _TEMPLATE = (
-    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}Call as <tool_call>"
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% endif %}"
+    "Call as <tool_call>"
     '{{ \'{"name": ..., "arguments": ...}\' }}</tool_call>\n'
     "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 )

@@ -509,7 +509,8 @@ def test_the_help_of_deadline_has_the_seconds_that_count() -> None:
     assert (
         "Until the first of these begins the command has "
         f"{asked.start:.0f} seconds at least. [default: of a step {plain.step:.0f}, and "
-        f"{plain.first_step:.0f} for the first, which compiles; of other programs none]"
+        f"{plain.first_step:.0f} for the first, which compiles; of other programs none, "
+        f"but {cli_doctor.INTERPRETED_SECONDS:.0f} for a launch in Triton's interpreter]"
     ) in text
     foreign = cli_doctor.deadlines_of(replace(own, command=("python", "x.py")))
     assert (foreign.step, foreign.first_step) == (math.inf, math.inf)

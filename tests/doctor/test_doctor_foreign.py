@@ -80,7 +80,7 @@ def test_what_was_in_memory_before_is_not_refuted() -> None:
     assert {found[cause] for cause in HISTORY} == {Verdict.NOT_TESTED}
     assert {found[cause] for cause in OUTSIDE} == {Verdict.REFUTED}
     first = report_text(diagnose(program(COPY), allow_source=True)).split("\n\n")[0]
-    assert "not tested: output not written, uninitialised read: what tensors held" in first
+    assert "not tested: output not written, uninitialised read: who wrote which element" in first
 
 
 def test_addresses_from_what_was_not_recorded_are_not_refuted() -> None:

@@ -301,6 +301,14 @@ def test_the_last_lines_say_what_to_attach(found: Diagnosis) -> None:
         "ATTACH to an issue: the output of `hypo doctor --markdown 'my bundle'` and of `hypo env`; "
         "no prompt is in the bundle"
     )
+    options = ("--run-sources", "--good", "my good one")
+    with_options = " ".join(report_text(found, Origin("b", options=options)).split())
+    assert "`hypo doctor --markdown --run-sources --good 'my good one' b`" in with_options
+    unsaved = " ".join(report_text(found, Origin("")).split())
+    assert unsaved.endswith(
+        "ATTACH to an issue: this report, for no bundle was saved, and the output of `hypo env`"
+    )
+    assert "REPLAY" not in unsaved
     with_prompts = " ".join(report_text(found, Origin("b", has_prompts=True)).split())
     assert with_prompts.endswith("prompts are in the bundle")
     assert "CHECKS" not in text

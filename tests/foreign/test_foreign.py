@@ -31,12 +31,21 @@ from hypocenter.foreign import hooks
 from hypocenter.foreign import recorder as foreign
 from hypocenter.foreign.argument_facts import INTERPRETER, undefined_in
 from hypocenter.foreign.last_exception import refusal_of
+from hypocenter.foreign.lost_launches import LostLaunches
 from hypocenter.foreign.recorder import ForeignRecorder
 from hypocenter.record import bundle as bundles
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.events import Allocated, Called, Freed, Launched, StreamEvent
+from hypocenter.record.events import (
+    Allocated,
+    Called,
+    Freed,
+    Launched,
+    LostLaunch,
+    StreamEvent,
+)
 from hypocenter.record.fault_record import FaultRecord
+from hypocenter.record.gap import GapKind
 from hypocenter.watch import foreign_runs
 
 SCRIPTS = Path(__file__).parent / "programs"
@@ -265,11 +274,17 @@ def test_an_endless_launch_is_past_its_deadline(
     assert [event.launch.kernel for event in made.events if isinstance(event, Launched)] == ["spin"]
 
 
-def test_without_a_deadline_a_foreign_launch_may_take_any_time() -> None:
+def test_without_a_deadline_a_foreign_launch_may_take_any_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     own = cli_doctor.DoctorRequest(command=("run", "-p", "x"), verbs=frozenset(app.own_verbs()))
     foreign_one = cli_doctor.DoctorRequest(command=("python", "x.py"), verbs=own.verbs)
     assert cli_doctor.deadlines_of(own).step == 120
     assert cli_doctor.deadlines_of(foreign_one).step == math.inf
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    interpreted = cli_doctor.deadlines_of(foreign_one)
+    assert (interpreted.step, interpreted.idle) == (cli_doctor.INTERPRETED_SECONDS, math.inf)
 
 
 def test_a_program_without_torch_pays_nothing(tmp_path: Path) -> None:
@@ -297,6 +312,7 @@ def test_hypo_record_0_leaves_the_program_alone(
     environment = environment_of(tmp_path, is_own=False)
     assert (environment["PYTHONPATH"], environment["HYPO_RECORD"]) == ("mine", "0")
     monkeypatch.setattr(hooks, "_State", type("_State", (hooks._State,), {}))
+    monkeypatch.setattr(hooks._State, "lost", LostLaunches(lambda: hooks._State.recorder))
     assert hooks.recorder() is None
 
 
@@ -641,6 +657,19 @@ def test_what_goes_wrong_in_the_recorder_never_reaches_the_program(
     assert len(caplog.records) == 1
     assert "a launch was not recorded: ValueError: an odd tensor" in caplog.text
     assert len(tried) == hooks.MAX_FAILURES
+    name = hooks._name_of(jit)
+    gaps = foreign_runs.lost_launches(events(opened_recorder(), LostLaunch))
+    assert [(gap.kind, gap.what) for gap in gaps] == [
+        (GapKind.LOST_LAUNCH, f"8 launches of {name}"),
+        (GapKind.LOST_LAUNCH, f"8 launches of {name}"),
+    ]
+    hooks._State.lost.tell()
+    assert [
+        str(gap) for gap in foreign_runs.lost_launches(events(opened_recorder(), LostLaunch))
+    ] == [
+        f"10 launches of {name}: not recorded: ValueError: an odd tensor",
+        f"10 launches of {name}: not recorded: recording was given up after 10 failures",
+    ]
 
 
 def test_this_packages_own_kernels_are_left_to_its_own_recorder(hooked: type[FakeJit]) -> None:

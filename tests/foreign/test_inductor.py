@@ -184,3 +184,54 @@ def test_lines_that_inductor_wrote_are_nobodys(monkeypatch: pytest.MonkeyPatch) 
     assert not is_written_by_inductor("/home/ann/inductor/train.py")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/scratch/cache")
     assert is_written_by_inductor("/scratch/cache/ab/cabc.py")
+
+
+def test_a_kernel_whose_function_stayed_in_inductors_own_process_is_read_again() -> None:
+    told: list[Any] = []
+    failed: list[Exception] = []
+
+    def attempt(do: Any, *args: Any) -> None:
+        try:
+            do(*args)
+        except Exception as error:
+            failed.append(error)
+
+    whole = SimpleNamespace(fn=attempt, arg_names=["x", "n", "B"])
+
+    class Dropped(Tuner):
+        num_read = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.fn.fn = None
+
+        def _reload_kernel(self) -> Any:
+            Dropped.num_read += 1
+            return SimpleNamespace(fn=whole)
+
+    watch_inductor(Dropped, lambda *facts: told.append(facts), attempt)
+    tuner = Dropped()
+    for _ in range(3):
+        assert tuner.run("x", 7, grid=lambda meta: (3, 2, 1), stream=3) == "ran"
+    assert [jit for jit, *_ in told] == [whole] * 3
+    assert (Dropped.num_read, failed) == (1, [])
+
+
+def test_a_launch_of_one_of_several_configurations_is_counted_as_lost() -> None:
+    lost: list[tuple[str, str]] = []
+
+    class Undecided(Tuner):
+        def run(self, *args: Any, **options: Any) -> str:
+            super().run(*args, **options)
+            self.launchers *= 2
+            self.fn.__name__ = "triton_poi_0"
+            return "ran"
+
+    watch_inductor(
+        Undecided,
+        lambda *facts: None,
+        lambda do, *args: do(*args),
+        lambda *facts: lost.append(facts),
+    )
+    assert Undecided().run("x", 7, grid=lambda meta: (3, 2, 1), stream=3) == "ran"
+    assert lost == [("triton_poi_0", "which of its configurations was launched is not known")]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hypocenter.cli import app
 from hypocenter.cli.child_run import environment_of
+from hypocenter.errors import EXIT_FAULT
 from hypocenter.foreign.argument_facts import UNDEFINED
-from hypocenter.foreign.seen_reads import SeenReads, watch_reads
+from hypocenter.foreign.seen_reads import SeenRead, SeenReads, watch_reads
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import (
@@ -59,6 +62,30 @@ def test_an_output_that_torch_reads_unwritten_is_proven(
     assert "no such finding" in root["proof"]["green"]
 
 
+def test_the_command_to_attach_gives_the_result_that_was_shown(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    script = str(SCRIPT.with_name("compared.py"))
+    command = ["doctor", "--suspect", "--", sys.executable, script, "assert_close"]
+    with pytest.raises(SystemExit):
+        app.main(command)
+    shown = " ".join(capfd.readouterr().out.split())
+    attached = re.findall(r"the output of `hypo (doctor [^`]*)`", shown)
+    with pytest.raises(SystemExit) as left:
+        app.main(shlex.split(attached[0]))
+    assert left.value.code == EXIT_FAULT
+    again = " ".join(capfd.readouterr().out.replace("\\", "").split())
+    missing = "232 of 1000 elements of shape (1000,), from [768] to [999]"
+    for said in ("output not written", missing, f"{script}:27"):
+        assert said in shown
+        assert said in again
+    assert "none found" not in again
+    # And so does the command that replays the launch.
+    assert "--run-sources" in re.findall(r"REPLAY (hypo replay [^\n]*?) PROOF", shown)[0]
+
+
 def test_what_nobody_reads_or_another_launch_writes_is_no_finding(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -69,14 +96,31 @@ def test_what_nobody_reads_or_another_launch_writes_is_no_finding(
 
 
 @pytest.fixture
-def told(request: pytest.FixtureRequest) -> list[tuple[int, str]]:
+def reads() -> list[SeenRead]:
+    """All that was told."""
     return []
 
 
 @pytest.fixture
-def seen(told: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch) -> Any:
+def told() -> list[tuple[int, str]]:
+    """What one number came of: tensor and operation."""
+    return []
+
+
+@pytest.fixture
+def seen(
+    reads: list[SeenRead], told: list[tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> Any:
     """Looks at torch's operations for the time of a test."""
-    looking = SeenReads(lambda number, name, site: told.append((number, name)))
+
+    def tell(read: SeenRead) -> None:
+        reads.append(read)
+        if read.is_decided:
+            told.append((read.tensor, read.operation))
+
+    looking = SeenReads(tell)
+    for method in ("__repr__", "tolist", "numpy"):
+        monkeypatch.setattr(torch.Tensor, method, getattr(torch.Tensor, method))
     modes: list[Any] = []
 
     class Kept(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -139,12 +183,111 @@ def test_a_read_of_what_was_not_written_is_told_once(
         lambda x: (x.reshape(2, 4) @ torch.ones(4))[0].item(),
         lambda x: x[torch.tensor([0])],
         lambda x: torch.ones(8).sum(),
+        # What was not written is masked, cut off or chosen away behind an operation.
+        lambda x: (x - 1.0)[:4].abs().max(),
+        lambda x: (x * 2 * (torch.arange(8) < 4)).sum(),
+        lambda x: ((x == 1.0) & (torch.arange(8) < 4)).sum(),
+        lambda x: ((x == 1.0) | (torch.arange(8) >= 4)).all(),
+        lambda x: (x + torch.where(torch.arange(8) < 4, 0.0, -torch.inf)).max(),
+        lambda x: torch.where(torch.arange(8) < 4, x - 1.0, 0.0).max(),
+        lambda x: x.clone().mul_(torch.arange(8) < 4).sum(),
+        lambda x: x.mul_((torch.arange(8) < 4).float()).sum(),
+        lambda x: (x.reshape(2, 4) * 3).sum(1)[0].item(),
+        lambda x: (x - 1.0)[torch.arange(8) < 4].sum(),
+        lambda x: torch.cat([x, x])[torch.tensor([0, 9])].sum(),
+        lambda x: x.reshape(2, 4).softmax(1)[0].sum(),
+        lambda x: (x - 1.0).fill_(3.0).sum(),
+        lambda x: torch.nn.functional.cross_entropy(
+            x.reshape(2, 4), torch.tensor([1, -100]), ignore_index=-100
+        ),
+        lambda x: (print(x), x.tolist(), x.numpy().sum()),
     ],
 )
 def test_what_reads_nothing_unwritten_is_not_told(
     seen: SeenReads, told: list[tuple[int, str]], use: Any
 ) -> None:
     use(half(seen))
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("read", "name"),
+    [
+        (lambda x: (x - torch.ones(8)).abs().max(), "max"),
+        (lambda x: (x == torch.ones(8)).all(), "all"),
+        (lambda x: torch.allclose(x, torch.ones(8)), "allclose"),
+        (lambda x: torch.sub(x, 1.0).pow(2).mean(), "mean"),
+        (lambda x: torch.isclose(x, torch.ones(8)).sum(), "sum"),
+        (lambda x: x.clone().sub_(1.0).abs_().max().item(), "max"),
+        (lambda x: (x.reshape(2, 4) * 3).sum(1)[1].item(), "_local_scalar_dense"),
+        (lambda x: (x.reshape(2, 4) @ torch.ones(4, 4))[1].sum(), "sum"),
+        (lambda x: torch.nn.functional.mse_loss(x, torch.ones(8)), "mse_loss"),
+        (lambda x: torch.cat([torch.ones(8), x])[12:].sum(), "sum"),
+        (lambda x: x.double().to(torch.float32).sum(), "sum"),
+    ],
+)
+def test_what_comes_to_one_number_by_way_of_others_is_told_once(
+    seen: SeenReads, told: list[tuple[int, str]], read: Any, name: str
+) -> None:
+    x = half(seen)
+    read(x)
+    read(x)
+    assert told == [(7, name)]
+
+
+def test_assert_close_is_a_comparison(seen: SeenReads, told: list[tuple[int, str]]) -> None:
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(half(seen), torch.ones(8))
+    assert told == [(7, "all")]
+
+
+@pytest.mark.parametrize(
+    ("read", "name"),
+    [
+        (lambda x: x * 2, "mul"),
+        (lambda x: x[4:] + 1, "add"),
+        (lambda x: x == 1.0, "eq"),
+        (lambda x: x.reshape(2, 4).sum(1), "sum"),
+        (lambda x: x.to(torch.float64), "_to_copy"),
+        (lambda x: x.sort(), "sort"),
+        (lambda x: x[torch.tensor([3, 4])], "index"),
+        (lambda x: f"{x}", "print"),
+        (lambda x: x.tolist(), "tolist"),
+        (lambda x: x.numpy(), "numpy"),
+    ],
+)
+def test_any_other_read_is_told_with_what_was_not_written_and_decides_nothing(
+    seen: SeenReads, reads: list[SeenRead], read: Any, name: str
+) -> None:
+    x = half(seen)
+    read(x)
+    read(x)
+    [found] = reads
+    assert (found.operation, found.is_decided) == (name, False)
+    assert (found.num_unwritten, found.num_elements) == (4, 8)
+    assert (found.first, found.last) == ((4,), (7,))
+    assert found.site.startswith(f"{__file__}:")
+
+
+def test_indices_are_those_of_the_tensor_that_the_launch_was_given(
+    seen: SeenReads, reads: list[SeenRead]
+) -> None:
+    rows = torch.zeros(4, 8)
+    rows.view(torch.uint8).fill_(UNDEFINED)
+    rows[:, :6] = 1.0
+    seen.look_at(rows, 3)
+    rows[1:3].mul(2.0)
+    [found] = reads
+    assert (found.num_unwritten, found.num_elements) == (4, 32)
+    assert (found.first, found.last) == ((1, 6), (2, 7))
+
+
+def test_what_a_launch_is_given_is_followed_no_further(
+    seen: SeenReads, told: list[tuple[int, str]]
+) -> None:
+    twice = half(seen) * 2
+    seen.forget(twice)
+    twice.sum()
     assert told == []
 
 

@@ -12,11 +12,11 @@ import pytest
 from layering import PACKAGE, imported_modules
 from repository import PACKAGE_DIR
 
-MAX_FILE_LINES, MIN_FILE_LINES = 500, 40
+MAX_FILE_LINES, MIN_FILE_LINES = 600, 40
 #: Of a function: a signature of 26 arguments is no complexity, so lines are not counted.
 MAX_STATEMENTS = 40
 MAX_NESTING = 4
-MAX_MODULES = 20
+MAX_MODULES = 24
 
 #: Files above or below the limits, and why their length serves the reader.
 EXCEPTIONS = {

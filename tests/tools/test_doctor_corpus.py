@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,10 +137,18 @@ def test_strict_fails_where_a_program_is_judged_wrongly(
 ) -> None:
     def examined(name: str, twin: bool, **_: Any) -> dict[str, Any]:
         row = {"program": name, "seconds": 1.0, "exit_code": 0, "roots": [], "options": ()}
-        row |= {f"{claim}_right": True for claim in script.CLAIMS} | {"says": "right"}
+        row |= {f"{claim}_right": True for claim in script.CLAIMS} | {"says": "right", "lost": []}
         return {**row, "is_right": is_right or not twin}
 
     monkeypatch.setattr(script, "examine", examined)
     command = ["doctor_corpus.py", str(tmp_path), "--only", "padded_expert", *options]
     monkeypatch.setattr(script.sys, "argv", command)
     assert script.main() == status
+
+
+def test_a_launch_that_was_lost_is_read_from_the_report(script: Script) -> None:
+    lost = {"kind": "launch not recorded", "what": "2 launches of k", "reason": "not recorded: x"}
+    other = {"kind": "not recorded", "what": "a GPU", "reason": ""}
+    report = json.dumps({"roots": [], "unseen": [other, lost]})
+    assert script.lost_of(report) == ["2 launches of k: not recorded: x"]
+    assert script.lost_of("") == []

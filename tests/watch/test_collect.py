@@ -822,6 +822,37 @@ def test_a_step_past_its_deadline_is_ended_with_its_stack(tmp_path: Path) -> Non
     assert "in endless" in made.fault.stack
 
 
+DAMAGED = """
+import os, sys, time
+os.write(2, b"free(): invalid pointer\\n")
+{then}
+"""
+
+
+def test_who_hangs_by_damage_of_its_own_is_ended_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "DAMAGED_SECONDS", 0.5)
+    monkeypatch.setattr(child, "_ABORT_SECONDS", 0.5)
+    end, _ = run(DAMAGED.format(then="time.sleep(600)"), tmp_path, Deadlines())
+    assert end.is_damaged
+    made = collect.collect(tmp_path, end)
+    assert made is not None
+    assert made.kind == "crash"
+    assert made.fault.message.startswith("its own memory was damaged, as it said; then it did")
+
+
+def test_who_says_so_and_goes_on_to_work_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "DAMAGED_SECONDS", 0.5)
+    busy = "end = time.monotonic() + 2.5\nwhile time.monotonic() < end: sum(range(100000))"
+    end, _ = run(DAMAGED.format(then=busy), tmp_path, Deadlines())
+    assert (end.is_damaged, end.exit_code) == (False, 0)
+    quiet = "import time; time.sleep(1.5)"
+    assert run(quiet, tmp_path, Deadlines())[0].exit_code == 0
+
+
 def test_a_child_that_ignores_the_end_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from hypocenter.cli.child_run import environment_of, exit_code, how, pass_on
 from hypocenter.cli.output import say
 from hypocenter.doctor.diagnosis import Diagnosis, RunMade
 from hypocenter.doctor.doctor import diagnose
+from hypocenter.doctor.examining.time_limit import EXAMINE_SECONDS
 from hypocenter.doctor.report_parts import headline, run_text
 from hypocenter.environment import launch_blocking
 from hypocenter.record import bundle as bundles
@@ -27,7 +28,7 @@ from hypocenter.record.fault_record import FaultRecord
 from hypocenter.watch import collect, dead_runs, sanitizers
 from hypocenter.watch.child import Deadlines, Ended, watch
 
-#: What none of the runs looks for.
+#: What none of the runs looks for without --suspect.
 UNGUARDED = (
     "elements that nobody wrote, reads of them, and races show in `hypo check FILE`, where FILE "
     "makes the launches"
@@ -72,6 +73,8 @@ class Escalation:
     stdout: int | None = None
     suspect: bool = False
     with_prompts: bool = False
+    #: Of each examination.
+    seconds: float = EXAMINE_SECONDS
     #: That of the first run.
     exit_code: int = 0
     _made: list[RunMade] = field(default_factory=list)
@@ -97,7 +100,7 @@ class Escalation:
             if ended.is_interrupted:
                 break
         else:
-            say(f"no run proved a cause; {UNGUARDED}")
+            say("no run proved a cause" + ("" if self.suspect else f"; {UNGUARDED}"))
         return self._best()
 
     def _tell(self, run: RunMade) -> None:
@@ -145,7 +148,7 @@ class Escalation:
         )
         if made is None or (made.fault.kind == "none" and not _tells(made)):
             return ended, None
-        return ended, _examine(made)
+        return ended, _examine(made, self.seconds)
 
     def _fault_before(self) -> FaultRecord | None:
         """How the command ended as it is; None for that run itself."""
@@ -176,7 +179,7 @@ def _tells(made: Bundle) -> bool:
     )
 
 
-def _examine(made: Bundle) -> ExaminedRun:
+def _examine(made: Bundle, seconds: float) -> ExaminedRun:
     """What the doctor makes of a bundle, of which it sees only what can be saved and loaded."""
     # With it Triton has its interpreter where a replay has its own; the command has it still.
     interpreted = os.environ.pop("TRITON_INTERPRET", None)
@@ -186,7 +189,7 @@ def _examine(made: Bundle) -> ExaminedRun:
             bundles.save(made, place)
             loaded = bundles.load(place)
         # The command has run its own kernels' text a moment ago; so may their replay.
-        return ExaminedRun(loaded, diagnose(loaded, allow_source=True))
+        return ExaminedRun(loaded, diagnose(loaded, allow_source=True, seconds=seconds))
     finally:
         if interpreted is not None:
             os.environ["TRITON_INTERPRET"] = interpreted

@@ -19,6 +19,7 @@ from hypocenter.cli.options import (
     naming_options,
     whole_number,
 )
+from hypocenter.doctor.examining.time_limit import EXAMINE_SECONDS
 from hypocenter.errors import BadSetting, UsageError
 
 _BENCH_GROUP = Group("Tests", sort_key=1)
@@ -155,9 +156,17 @@ class DoctorOptions:
             "or none begins; of other programs a Triton launch, or torch.cuda.synchronize. "
             "Until the first of these begins the command has 60 seconds at least. "
             "[default: of a step 120, and 600 for the first, which compiles; of other programs "
-            "none]",
+            "none, but 600 for a launch in Triton's interpreter]",
         ),
     ] = None
+    examine_for: Annotated[
+        float,
+        Parameter(
+            name="--examine-for",
+            help="Seconds that an examination may take. Then what is known is told, with what was "
+            "left out.",
+        ),
+    ] = EXAMINE_SECONDS
     with_prompts: Annotated[
         bool,
         Parameter(

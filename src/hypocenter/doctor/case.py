@@ -12,6 +12,7 @@ import numpy as np
 from hypocenter.doctor.beside.host_text import HostTexts, host_texts
 from hypocenter.doctor.diagnosis import Claim, GpuSight
 from hypocenter.doctor.difference import RunDiff
+from hypocenter.doctor.examining.time_limit import TimeLimit
 from hypocenter.doctor.kernel_text import Access, accesses, parameters_stored
 from hypocenter.dtypes import NUMPY_DTYPES, Array
 from hypocenter.errors import ErrorKind
@@ -40,9 +41,15 @@ class Case:
     """Look-ups over one bundle. `good` is a bundle of a run without the fault, to compare with."""
 
     def __init__(
-        self, bundle: Bundle, good: Bundle | None = None, *, allow_source: bool = False
+        self,
+        bundle: Bundle,
+        good: Bundle | None = None,
+        *,
+        allow_source: bool = False,
+        limit: TimeLimit | None = None,
     ) -> None:
         self.bundle, self.good, self.allow_source = bundle, good, allow_source
+        self.limit = limit or TimeLimit()
         self.index = index = BundleIndex(bundle)
         self.tensors, self.plans, self.sources = index.tensors, index.plans, index.sources
         self.allocations, self.freed = index.allocations, index.freed

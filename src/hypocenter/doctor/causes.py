@@ -66,6 +66,7 @@ class Cause(enum.StrEnum):
     LOST_RANK = "process of another rank ended"
     MISCOMPILED = "wrong code of the compiler"
     FAULTY_GPU = "GPU that computes wrongly"
+    CARD_HARDWARE = "broken hardware of the GPU"
     WRONG_ANSWER = "wrong answer"
     CHANGED_LINE = "changed line of the engine"
 
@@ -123,7 +124,7 @@ def plausible(kind: str) -> Iterable[Cause]:
 
 def explains(cause: Cause, kind: str) -> bool:
     """Whether a defect of that class can be why a run showed a symptom of that kind."""
-    symptoms = CAUSES[cause].symptoms or _OF_MEMORY | _ERROR
+    symptoms = (CAUSES[cause].symptoms or _OF_MEMORY | _ERROR) | _ALSO.get(cause, frozenset())
     return (kind if kind in _KINDS else "none") in symptoms
 
 
@@ -131,6 +132,8 @@ _KINDS = frozenset({"crash", "error", "hang", "nonfinite", "differs", "none"})
 _OF_VALUES = frozenset({"nonfinite", "differs", "none"})
 _OF_MEMORY = _OF_VALUES | {"crash"}
 _ERROR, _HANG = frozenset({"error"}), frozenset({"hang"})
+#: What a cause can show as besides, though no such symptom puts it in question.
+_ALSO = {Cause.NO_CODE_OBJECT: frozenset({"crash"}), Cause.CARD_HARDWARE: _HANG}
 
 _ENTRIES = "arguments: index values of it were not recorded, or its arguments were refused first"
 _REPLAY = "replay: it was left out"
@@ -196,6 +199,7 @@ CAUSES: dict[Cause, CauseRow] = {
         symptoms=_OF_MEMORY | _ERROR, blames=Blame.LAUNCH, tested_by=TestedBy.LIMITS
     ),
     Cause.NO_CODE_OBJECT: CauseRow(symptoms=_ERROR, blames=Blame.LAUNCH, untested=_REFUSED),
+    Cause.CARD_HARDWARE: CauseRow(symptoms=frozenset()),
     # Of which only a refusal tells: where there is none, they are not in question.
     Cause.TENSOR_MEMORY: CauseRow(symptoms=frozenset(), blames=Blame.LAUNCH),
     Cause.NOT_COMPILED: CauseRow(symptoms=frozenset(), blames=Blame.KERNEL),

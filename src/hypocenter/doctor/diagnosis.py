@@ -18,13 +18,6 @@ from hypocenter.record.events import Place
 from hypocenter.record.gap import Gap, GapKind
 from hypocenter.replay.findings import Finding
 
-#: Why a cause that a program of anybody's may well have is left open.
-UNRECORDED = (
-    "what tensors held, and who wrote it, is not recorded of this program; `hypo check` watches a "
-    "run of it"
-)
-
-
 #: What sees the values of index tensors that a record has not.
 WITH_VALUES = "`hypo guard -- COMMAND` and `hypo check FILE` see it"
 
@@ -39,8 +32,9 @@ class Verdict(enum.StrEnum):
 class Hypothesis(msgspec.Struct, frozen=True, kw_only=True):
     """One possible cause, what was found about it, and what would have refuted it.
 
-    `diagnostic` names the rung of the ladder that tested it; `is_unrecorded`: none can, for a
-    program that is not this package's.
+    `diagnostic` names the rung of the ladder that tested it; `is_unrecorded`: what would
+    test it was not recorded of this program, and `evidence` says why. `is_observed`: the run
+    itself was seen to do it.
     """
 
     cause: Cause
@@ -51,6 +45,7 @@ class Hypothesis(msgspec.Struct, frozen=True, kw_only=True):
     kernel: str | None = None
     argument: str | None = None
     is_unrecorded: bool = False
+    is_observed: bool = False
 
 
 class Proof(msgspec.Struct, frozen=True):
@@ -268,6 +263,7 @@ def row(
     kernel: str | None = None,
     argument: str | None = None,
     is_unrecorded: bool = False,
+    is_observed: bool = False,
 ) -> Claim:
     """A hypothesis without a root cause."""
     return Claim(
@@ -280,5 +276,6 @@ def row(
             kernel=kernel,
             argument=argument,
             is_unrecorded=is_unrecorded,
+            is_observed=is_observed,
         )
     )

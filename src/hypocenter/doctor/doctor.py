@@ -6,12 +6,12 @@ A ladder of rungs, each a function of the case alone. Runs no code of the bundle
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.causes import CAUSES, Cause, TestedBy, plausible
+from hypocenter.doctor.causes import CAUSES, plausible
 from hypocenter.doctor.diagnosis import (
     Diagnosis,
     Hypothesis,
@@ -20,6 +20,8 @@ from hypocenter.doctor.diagnosis import (
     row,
 )
 from hypocenter.doctor.difference import RunDiff
+from hypocenter.doctor.examining.time_limit import EXAMINE_SECONDS, OutOfTime, TimeLimit
+from hypocenter.doctor.examining.untested import why_untested
 from hypocenter.doctor.judging.judge import Rung, explain, judge
 from hypocenter.doctor.run_environment import run_environment_of
 from hypocenter.doctor.rungs.address import addresses
@@ -44,6 +46,8 @@ from hypocenter.doctor.rungs.limits import limits
 from hypocenter.doctor.rungs.numbers import numbers
 from hypocenter.doctor.rungs.refusals import refusals
 from hypocenter.doctor.rungs.replays import replays
+from hypocenter.doctor.rungs.seen.card_hardware import card_hardware
+from hypocenter.doctor.rungs.seen.unwritten_reads import unwritten_reads
 from hypocenter.doctor.rungs.streams import order
 from hypocenter.doctor.rungs.values import values
 from hypocenter.doctor.rungs.watched_access import guarded_run, sanitizer
@@ -57,6 +61,7 @@ LADDER: dict[str, Rung] = {
     "limits": limits,
     "arguments": contracts,
     "numbers": numbers,
+    "card hardware": card_hardware,
     "refusals": refusals,
     "address": addresses,
     "core dump": gpu_stops,
@@ -77,11 +82,14 @@ LADDER: dict[str, Rung] = {
     "other ranks": other_ranks,
     "hang": hang,
     "replay": replays,
+    "unwritten reads": unwritten_reads,
     "values": values,
     "compiled code": compiled_code,
     "good results": good_results,
 }
 
+#: Why a rung was left out or stopped.
+_NO_TIME = "the time of the examination was over"
 _RANK = (Verdict.CONFIRMED, Verdict.INCONCLUSIVE, Verdict.REFUTED, Verdict.NOT_TESTED)
 
 
@@ -91,23 +99,31 @@ def diagnose(
     *,
     allow_source: bool = False,
     without: Collection[str] = (),
+    seconds: float = EXAMINE_SECONDS,
 ) -> Diagnosis:
     """Climb the ladder. `good` is a bundle of a run without the fault.
 
     With `allow_source` a kernel whose installed source differs from the bundle's is replayed from
-    the bundle's text, which runs that text. `without` names rungs of LADDER to leave out.
+    the bundle's text, which runs that text. `without` names rungs of LADDER to leave out. After
+    `seconds` what is known is told, and `unseen` has what was left out.
     """
     started = time.perf_counter()
-    case = Case(bundle, good, allow_source=allow_source)
+    case = Case(bundle, good, allow_source=allow_source, limit=TimeLimit(seconds))
     rungs: list[RungRecord] = []
     for name, rung in LADDER.items():
         if name in without:
             rungs.append(RungRecord(name=name, seconds=0.0, left_out="left out on request"))
             continue
+        if not case.limit.left:
+            rungs.append(RungRecord(name=name, seconds=0.0, left_out=_NO_TIME))
+            continue
         begun = time.perf_counter()
         failed = ""
         try:
-            case.claims += rung(case)
+            with case.limit.enforced():
+                case.claims += rung(case)
+        except OutOfTime:
+            failed = _NO_TIME
         except Exception as error:
             # A damaged bundle must not cost the report what the other rungs have to say.
             failed = f"failed: {type(error).__name__}: {error}"
@@ -116,6 +132,7 @@ def diagnose(
             )
         seconds = time.perf_counter() - begun
         rungs.append(RungRecord(name=name, seconds=seconds, left_out=failed))
+    _tell_of_time(case, [rung.name for rung in rungs if rung.left_out == _NO_TIME])
     ordered = judge(case, LADDER)
     return Diagnosis(
         kind=bundle.kind,
@@ -134,6 +151,18 @@ def diagnose(
         is_unexplained=bool(ordered.roots) and not explain(case, ordered.roots[0]),
         not_compared=_why_not_compared(case.good_diff),
     )
+
+
+def _tell_of_time(case: Case, stopped: Sequence[str]) -> None:
+    """What there was no time for."""
+    if stopped:
+        case.leave_unseen(
+            Gap.not_examined(
+                f"what these checks look for: {', '.join(stopped)}",
+                f"after {case.limit.seconds:g} seconds the examination ended; --examine-for "
+                "SECONDS gives it more",
+            )
+        )
 
 
 def _why_not_compared(found: RunDiff | None) -> str:
@@ -175,19 +204,9 @@ def _table(case: Case) -> tuple[Hypothesis, ...]:
     ]
     for cause in plausible(case.kind):
         if cause not in told and not (case.is_foreign and CAUSES[cause].is_of_engine):
-            reason = _why_untested(case, cause)
+            reason = why_untested(case, cause)
             merged.append(row(cause, Verdict.NOT_TESTED, "", reason).hypothesis)
     return tuple(sorted(merged, key=lambda hypothesis: _RANK.index(hypothesis.verdict)))
-
-
-def _why_untested(case: Case, cause: Cause) -> str:
-    """Why a cause has no verdict, and what would give it one."""
-    is_tested = CAUSES[cause].tested_by is TestedBy.REPLAY or cause is Cause.WRONG_ANSWER
-    if case.is_foreign and not is_tested:
-        return "what this program's kernels expect of their arguments is not known"
-    if not case.launches:
-        return "no launch of this run was recorded"
-    return CAUSES[cause].untested
 
 
 def _merge(same: list[Hypothesis]) -> Hypothesis:
@@ -210,4 +229,5 @@ def _merge(same: list[Hypothesis]) -> Hypothesis:
         kernel=best.kernel,
         argument=best.argument,
         is_unrecorded=best.is_unrecorded,
+        is_observed=best.is_observed,
     )

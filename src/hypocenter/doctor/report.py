@@ -115,7 +115,8 @@ def _root_text(root: RootCause, origin: Origin) -> Iterator[str]:
     yield from _field("FIX", root.fix)
     if (when := when_of(root, origin)) is not None:
         yield f"{'WHEN':<{_LABEL}}{when.launch}"
-        yield f"{'REPLAY':<{_LABEL}}{when.command}"
+        if when.command:
+            yield f"{'REPLAY':<{_LABEL}}{when.command}"
     yield ""
     for number, (label, told) in enumerate(proof_rows(root)):
         yield from _field("" if number else "PROOF", f"{label:<8}{told}", hang=8)

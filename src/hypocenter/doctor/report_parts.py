@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import (
-    UNRECORDED,
     WITH_VALUES,
     Diagnosis,
     Hypothesis,
@@ -38,10 +37,12 @@ class Origin:
 
     `has_steps`: False for a program whose launches belong to no step; they count from 1 then.
     `needs_sources`: its kernels are not installed, so they run from the bundle's own text.
-    `has_prompts`: the folder holds what was typed.
+    `has_prompts`: the folder holds what was typed. `folder` is empty where none was saved; with
+    `options` it gives the same result again.
     """
 
     folder: str = "BUNDLE"
+    options: tuple[str, ...] = ()
     has_steps: bool = True
     needs_sources: bool = False
     has_prompts: bool = False
@@ -256,9 +257,13 @@ def what_would_help(diagnosis: Diagnosis) -> Iterator[str]:
         )
     if any(gap.kind is GapKind.ZEROS for gap in diagnosis.unseen):
         yield f"what it held was not recorded: {WITH_VALUES}"
-    blind = [hypothesis for hypothesis in diagnosis.hypotheses if hypothesis.is_unrecorded]
-    if diagnosis.is_clean and blind:
-        yield f"not tested: {', '.join(hypothesis.cause for hypothesis in blind)}: {UNRECORDED}"
+    yield from _seen_read(diagnosis)
+    blind: dict[str, list[str]] = {}
+    for hypothesis in diagnosis.hypotheses if diagnosis.is_clean else ():
+        if hypothesis.is_unrecorded:
+            blind.setdefault("; ".join(hypothesis.evidence), []).append(hypothesis.cause)
+    for reason, causes in blind.items():
+        yield f"not tested: {', '.join(causes)}: {reason}"
     wrong = [
         hypothesis for hypothesis in diagnosis.hypotheses if hypothesis.cause is Cause.WRONG_ANSWER
     ]
@@ -269,18 +274,27 @@ def what_would_help(diagnosis: Diagnosis) -> Iterator[str]:
         )
 
 
+def _seen_read(diagnosis: Diagnosis) -> Iterator[str]:
+    """What was read though nobody had written it, where that is all that is known of it."""
+    for hypothesis in diagnosis.hypotheses:
+        if hypothesis.is_observed and hypothesis.verdict is Verdict.INCONCLUSIVE:
+            yield "; ".join(hypothesis.evidence)
+
+
 def what_to_attach(origin: Origin) -> str:
     """What whoever is asked for help needs to have."""
+    if not origin.folder:
+        return "to an issue: this report, for no bundle was saved, and the output of `hypo env`"
     kept = "prompts are" if origin.has_prompts else "no prompt is"
-    return (
-        f"to an issue: the output of `hypo doctor --markdown {shlex.quote(origin.folder)}` and of "
-        f"`hypo env`; {kept} in the bundle"
-    )
+    words = shlex.join(("hypo", "doctor", "--markdown", *origin.options, origin.folder))
+    return f"to an issue: the output of `{words}` and of `hypo env`; {kept} in the bundle"
 
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """The launch that a root cause is about, in words, and the command that replays it."""
+    """The launch that a root cause is about, in words, and the command that replays it; "" where
+    no bundle was saved.
+    """
 
     launch: str
     command: str
@@ -298,6 +312,8 @@ def when_of(root: RootCause, origin: Origin) -> When | None:
         at = f", launched at {root.launched_at}" if root.launched_at else ""
         when, which = f"launch {place.step}{at}", f"--launch {place.step}"
     sources = " --run-sources" if origin.needs_sources else ""
+    if not origin.folder:
+        return When(when, "")
     return When(when, f"hypo replay {shlex.quote(origin.folder)} {which}{sources}")
 
 

@@ -18,6 +18,8 @@ _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, s
 #: Who reported, where the cause itself says why it was that one.
 _EARLIER = "at {call}, which asked the runtime and got the error of an earlier call"
 _BY_CAUSE = {
+    Cause.CARD_HARDWARE: "at {call}, which met a card that had failed; what was under way is "
+    "innocent",
     Cause.PENDING_ERROR: _EARLIER,
     Cause.LATE_OUT_OF_MEMORY: _EARLIER,
     Cause.LOST_RANK: "by the first rank, whose {call} ended when the other process did",
@@ -85,7 +87,7 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
         )
     if case.kind == "error":
         by = f"by {fault.call} itself, " if fault.call else ""
-        return f"reported {by}before anything was launched"
+        return f"reported {by}{_after(case)}"
     if fault.waiting:
         threads = ", ".join(fault.waiting)
         told = (
@@ -152,7 +154,7 @@ _KILLED = {
 def _last(case: Case) -> str:
     """The launch that was made last, in words."""
     if not case.launches:
-        return "no launch"
+        return "no launch that was recorded"
     use = case.launches[-1]
     at = f" at {use.launch.site}" if use.launch.site else ""
     return f"launch {use.step} ({use.launch.kernel}{at})"
@@ -179,3 +181,9 @@ def _place(case: Case, place: Place) -> str:
     if plan is None or not 0 <= place.launch < len(plan.launches):
         return text
     return f"{text} ({plan.launches[place.launch].kernel})"
+
+
+def _after(case: Case) -> str:
+    if not case.launches:
+        return "before anything was launched"
+    return f"after {count_text(len(case.launches), 'launch', 'launches')}"

@@ -12,13 +12,14 @@ from typing import Any
 
 from hypocenter.dtypes import RECORD_NAMES
 from hypocenter.record.events import ScalarValue, Values
+from hypocenter.record.run_records import MARKED_BYTES
 
 #: The device of launches that Triton's interpreter runs on the CPU.
 INTERPRETER = "interpreter"
 #: The byte that stands where nobody has written.
 UNDEFINED = 0xFF
 #: Where a run is looked at closely, so many bytes of a tensor are, and new memory is filled.
-MAX_LOOKED_AT_BYTES = 1 << 16
+MAX_LOOKED_AT_BYTES = MARKED_BYTES
 _MAX_CHARS = 200
 
 

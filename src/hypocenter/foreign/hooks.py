@@ -24,8 +24,9 @@ from hypocenter.environment import Environment
 from hypocenter.foreign.argument_facts import INTERPRETER, device_and_stream, mark_undefined
 from hypocenter.foreign.caller import caller_of_now
 from hypocenter.foreign.graph_hooks import GraphWatch
-from hypocenter.foreign.inductor import watch_inductor
+from hypocenter.foreign.inductor import name_of, watch_inductor
 from hypocenter.foreign.last_exception import MAX_CHARS, call_of, refusal_of
+from hypocenter.foreign.lost_launches import LostLaunches
 from hypocenter.foreign.recorder import ForeignRecorder
 from hypocenter.foreign.repeats import Repeat
 from hypocenter.foreign.seen_reads import SeenReads, watch_reads
@@ -51,6 +52,7 @@ class _State:
     recorder: ForeignRecorder | None = None
     is_off = False
     num_failed = 0
+    lost: LostLaunches
     limits: dict[str, Any] | None = None
     knows_limits = False
     #: In a guarded run, once the first launch is made.
@@ -85,7 +87,7 @@ def module_loaded(module: Any) -> None:
             _list_past(module.CompiledKernel, "__getitem__", reason)
     elif module.__name__ == "torch._inductor.runtime.triton_heuristics":
         _watch_the_end()
-        watch_inductor(module.CachingAutotuner, _note_compiled, _attempt)
+        watch_inductor(module.CachingAutotuner, _note_compiled, _attempt_launch, _State.lost.count)
         if _is_guarded_run():
             reason = "torch.compile launches the kernels that it makes itself, past triton.jit"
             _list_past(module.CachingAutotuner, "run", reason)
@@ -117,6 +119,7 @@ def recorder() -> ForeignRecorder | None:
 
 def _close() -> None:
     _attempt(_note_captured)
+    _State.lost.tell()
     if _State.recorder is not None:
         _attempt(_State.recorder.close)
         _State.recorder = None
@@ -148,13 +151,36 @@ def _attempt(do: Callable[..., Any], *args: Any) -> None:
         _note_error(error)
 
 
-def _note_error(error: Exception) -> None:
+def _attempt_launch(do: Callable[..., Any], tuner: Any, *args: Any) -> None:
+    """As `_attempt`, for a launch of a kernel of torch.compile's, which counts where it is lost."""
+    if _State.is_off:
+        _lose_off(name_of(tuner))
+        return
+    try:
+        do(tuner, *args)
+    except Exception as error:
+        _note_error(error, name_of(tuner))
+
+
+def _note_error(error: Exception, kernel: str = "") -> None:
+    """Something failed in here; with `kernel` a launch of it is lost for that."""
     _State.num_failed += 1
     _State.is_off = _State.num_failed >= MAX_FAILURES
+    reason = f"{type(error).__name__}: {error}"
     if _State.num_failed == 1:
-        log.warning("a launch was not recorded: %s: %s", type(error).__name__, error)
+        what = "a launch was not recorded" if kernel else "something was not recorded"
+        log.warning("%s: %s", what, reason)
+    if kernel:
+        _State.lost.count(kernel, reason)
 
 
+def _lose_off(kernel: str) -> None:
+    """A launch is made while nothing is recorded any more, because too much has failed."""
+    if _State.num_failed:
+        _State.lost.count(kernel, f"recording was given up after {MAX_FAILURES} failures")
+
+
+_State.lost = LostLaunches(lambda: _State.recorder)
 _State.graphs = GraphWatch(recorder, _attempt)
 
 
@@ -168,6 +194,8 @@ def _watch_launches(kind: Any, *, is_interpreted: bool) -> None:
     @functools.wraps(original)
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
         if warmup or _State.is_off or _is_of_ours(getattr(self.fn, "__module__", "")):
+            if _State.is_off and not warmup:
+                _lose_off(_name_of(self))
             return original(self, *args, grid=grid, warmup=warmup, **options)
         outside = sys._getframe(1)
         launch = _Launch(self, args, options, grid, is_interpreted, _State.num_compiled, outside)
@@ -188,6 +216,10 @@ def _watch_launches(kind: Any, *, is_interpreted: bool) -> None:
     watched: Any = run
     _RUNS.add(watched.__code__)
     kind.run = run
+
+
+def _name_of(jit: Any) -> str:
+    return str(getattr(jit, "__name__", None) or getattr(jit.fn, "__name__", "a kernel"))
 
 
 @functools.cache
@@ -243,7 +275,7 @@ class _Launch:
                 # Nobody else keeps the program's tensors alive.
                 self.repeat, opened.repeat = opened.repeat, None
         except Exception as error:
-            _note_error(error)
+            _note_error(error, _name_of(self.jit))
         return size
 
 

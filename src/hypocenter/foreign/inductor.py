@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,14 +35,24 @@ class _Probe:
     grids: list[tuple[int, ...]]
 
 
-def watch_inductor(kind: Any, note: NoteLaunch, attempt: Callable[..., None]) -> None:
+def watch_inductor(
+    kind: Any,
+    tell: NoteLaunch,
+    attempt: Callable[..., None],
+    lose: Callable[[str, str], None] = lambda kernel, reason: None,
+) -> None:
     """Have each launch of `CachingAutotuner` noted right before it is made.
 
     The first one of a kernel is noted when it has been made, or has failed: until then its
-    configuration is not known. `attempt` calls what may fail, and keeps the program out of it.
+    configuration is not known. `attempt` calls what may fail, and keeps the program out of it;
+    `lose` is told of a launch that was made and cannot be noted: its kernel and why.
     """
     original = kind.run
     probes: weakref.WeakKeyDictionary[Any, _Probe] = weakref.WeakKeyDictionary()
+    reloaded: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    def note(tuner: Any, *facts: Any) -> None:
+        tell(_with_function(tuner, reloaded), *facts)
 
     @functools.wraps(original)
     def run(self: Any, *args: Any, **options: Any) -> Any:
@@ -60,8 +71,29 @@ def watch_inductor(kind: Any, note: NoteLaunch, attempt: Callable[..., None]) ->
         finally:
             if not is_known and _is_settled(self):
                 attempt(_note, self, self.launchers[0], probes, args, options, note)
+            elif not is_known and hasattr(self, "fn") and sys.exc_info()[0] is None:
+                lose(name_of(self), "which of its configurations was launched is not known")
 
     kind.run = run
+
+
+def name_of(tuner: Any) -> str:
+    """The kernel's name."""
+    return str(getattr(tuner.fn, "__name__", "a kernel"))
+
+
+def _with_function(tuner: Any, reloaded: weakref.WeakKeyDictionary[Any, Any]) -> Any:
+    """Its kernel with the Python function, of which torch.compile dropped its own.
+
+    That is so where a process of Inductor's compiled it: the function stays there, and torch reads
+    the text again where it needs one (`prepare_for_pickle` and `_reload_kernel`).
+    """
+    jit, reload = tuner.fn, getattr(tuner, "_reload_kernel", None)
+    if getattr(jit, "fn", jit) is not None or not callable(reload):
+        return jit
+    if tuner not in reloaded:
+        reloaded[tuner] = reload().fn
+    return reloaded[tuner]
 
 
 def is_written_by_inductor(file: str) -> bool:
@@ -81,7 +113,7 @@ def _note(
     probes: weakref.WeakKeyDictionary[Any, _Probe],
     args: tuple[Any, ...],
     options: Mapping[str, Any],
-    note: NoteLaunch,
+    note: Callable[..., None],
 ) -> None:
     probe = probes.get(launcher)
     if probe is None:
@@ -91,7 +123,7 @@ def _note(
     probe.ask(*args, **given)
     [grid] = probe.grids
     bound = dict(zip(probe.names, args, strict=False)) | given
-    note(tuner.fn, {**_constants(tuner), **bound, **_configuration(launcher.config)}, grid)
+    note(tuner, {**_constants(tuner), **bound, **_configuration(launcher.config)}, grid)
 
 
 def _probe_of(launcher: Any) -> _Probe:

@@ -32,13 +32,14 @@ from hypocenter.foreign.seen_memory import (
     Given,
     SeenMemory,
 )
-from hypocenter.foreign.seen_reads import SeenReads
+from hypocenter.foreign.seen_reads import SeenRead, SeenReads
 from hypocenter.record import ring
 from hypocenter.record.catalogue import sources_of
 from hypocenter.record.events import (
     Called,
     Launched,
     LaunchRecord,
+    LostLaunch,
     MaskedOff,
     RanUnguarded,
     Rejected,
@@ -140,8 +141,9 @@ class ForeignRecorder:
         self._graphs.write_again()
 
     def _tell_device(self, name: str, limits: Any) -> None:
-        is_read_back = self._looks_closely and name != INTERPRETER
-        self._log.static(DeviceRecord(name=name, limits=limits, is_read_back=is_read_back))
+        back, sees = self._looks_closely and name != INTERPRETER, self.reads.is_watching
+        record = DeviceRecord(name=name, limits=limits, is_read_back=back, sees_reads=sees)
+        self._log.static(record)
 
     @property
     def folder(self) -> Path:
@@ -409,11 +411,15 @@ class ForeignRecorder:
         self._log.writer.header[_CELL_STEP_STARTED] = 0
         self.reads.is_in_launch = False
 
-    def _record_read(self, tensor: int, operation: str, site: str) -> None:
+    def _record_read(self, read: SeenRead) -> None:
         with self._lock:
-            self._log.keep_event(
-                UnwrittenRead(**self._log.now(), tensor=tensor, operation=operation, site=site)
-            )
+            self._log.keep_event(UnwrittenRead(**self._log.now(), **read.fields()))
+
+    def record_lost(self, kernel: str, reason: str, num: int) -> None:
+        """So many launches of a kernel were made by now that could not be recorded."""
+        with self._lock:
+            lost = LostLaunch(**self._log.now(), kernel=kernel, reason=reason, num=num)
+            self._log.keep_event(lost)
 
     def record_synchronisation(self, site: str) -> None:
         """The host has waited for everything."""
@@ -468,7 +474,10 @@ class ForeignRecorder:
     # -- kernels ----------------------------------------------------------------------------------
 
     def _new_kernel(self, jit: Any) -> _Kernel:
-        parameters = inspect.signature(jit.fn).parameters
+        # torch.compile drops the function where the text was compiled in another process.
+        is_whole = jit.fn is not None
+        signature = inspect.signature(jit.fn) if is_whole else jit.signature
+        parameters = signature.parameters
         records: tuple[SourceRecord, ...] = sources_of.__wrapped__(jit)
         for record in records:
             if record.id not in self._written:
@@ -478,7 +487,7 @@ class ForeignRecorder:
         kernel = _Kernel(
             jit,
             self._num_kernels,
-            jit.fn.__name__,
+            jit.fn.__name__ if is_whole else jit.__name__,
             {n: p.default for n, p in parameters.items() if p.default is not p.empty},
             {n: "constexpr" in str(p.annotation) for n, p in parameters.items()},
             records,

@@ -295,6 +295,7 @@ class SeenMemory:
     def _look_into(self, tensor: Any, number: int, given: Given) -> None:
         """Keep what a small tensor of integers holds: kernels find their way by such. Of floats
         keep in which elements there still is what nobody has written."""
+        self._reads.forget(tensor)
         kind, num_bytes = dtype_of(tensor.dtype), tensor.numel() * tensor.element_size()
         if not num_bytes or any(value.tensor == number for value in given.values):
             return

@@ -85,17 +85,19 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
 
     `packages` to `model` are as the run's own process told them; "" or None where it did not, as
     in bundles from before these fields. `limits` are the fields of `device/limits.py:GpuLimits` of
-    the device, None for a CPU; `cards` are the GPUs of the machine; `contracts` the declarations of
-    the kernels' contracts; `modules` the engine's own Python; `others` what the processes of the
-    other ranks recorded; `gpu_stops` where GPUs stood that left a dump. `fault_before` is how the
-    same command ended when it was run as it is, before a run that was not; `reports` what a
-    sanitizer saw in this one. `outcomes` is what launches gave that were made again. `missing` what
-    could not be recovered; `redacted` whether token ids inside the vocabulary were replaced by 0.
+    the device, None for a CPU; `sees_reads` is as in a DeviceRecord; `cards` are the GPUs of the
+    machine; `contracts` the declarations of the kernels' contracts; `modules` the engine's own
+    Python; `others` what the processes of the other ranks recorded; `gpu_stops` where GPUs stood
+    that left a dump. `fault_before` is how the same command ended when it was run as it is, before
+    a run that was not; `reports` what a sanitizer saw in this one. `pid` is the process that the
+    events are of. `outcomes` is what launches gave that were made again. `missing` what could not
+    be recovered; `redacted` whether token ids inside the vocabulary were replaced by 0.
     """
 
     version: int = VERSION
     kind: str
     command: tuple[str, ...] = ()
+    pid: int | None = None
     started: str = ""
     ended: str = ""
     device: str = ""
@@ -107,6 +109,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     cards: tuple[Card, ...] = ()
     model: ModelRecord | None = None
     limits: dict[str, int | str | tuple[int, int, int]] | None = None
+    sees_reads: bool = False
     fault: FaultRecord
     progress: Reached = Reached(None)
     tensors: tuple[TensorRecord, ...] = ()

@@ -103,7 +103,8 @@ class BundleIndex:
     def unwritten_reads(self) -> dict[int, UnwrittenRead]:
         """By the number of the launch that was given a tensor last before torch read it.
 
-        Of several reads the first one, as of what was not written then.
+        Of several reads the first one, as of what was not written then; one of which one number
+        came before all others.
         """
         found: dict[int, UnwrittenRead] = {}
         given: dict[int, int] = {}
@@ -114,8 +115,11 @@ class BundleIndex:
                         given[self.tensors[argument.tensor].allocation] = event.seq
             elif isinstance(event, UnwrittenRead) and event.tensor in self.tensors:
                 allocation = self.tensors[event.tensor].allocation
-                if allocation in given:
-                    found.setdefault(given[allocation], event)
+                if allocation not in given:
+                    continue
+                known = found.setdefault(given[allocation], event)
+                if event.is_decided and not known.is_decided:
+                    found[given[allocation]] = event
         return found
 
     # -- launches -------------------------------------------------------------------------------

@@ -307,11 +307,16 @@ class Repeated(Event, frozen=True, kw_only=True, tag=True):
 
 
 class UnwrittenRead(Event, frozen=True, kw_only=True, tag=True):
-    """An operation of torch's is about to read elements of `tensor` that nobody has written."""
+    """Torch read what nobody wrote. `is_decided`: one number or a comparison came of it."""
 
     tensor: int
     operation: str
     site: str
+    num_unwritten: int = 0
+    num_elements: int = 0
+    first: tuple[int, ...] = ()
+    last: tuple[int, ...] = ()
+    is_decided: bool = True
 
 
 class StreamEvent(Event, frozen=True, kw_only=True, tag=True):
@@ -411,6 +416,14 @@ class RanUnguarded(Event, frozen=True, kw_only=True, tag=True):
     expression: str = ""
 
 
+class LostLaunch(Event, frozen=True, kw_only=True, tag=True):
+    """`num` launches of `kernel` so far could not be recorded, for one reason."""
+
+    kernel: str
+    reason: str
+    num: int
+
+
 AnyEvent = (
     Allocated
     | Freed
@@ -435,14 +448,14 @@ AnyEvent = (
     | Rejected
     | MaskedOff
     | RanUnguarded
+    | LostLaunch
 )
 
 
 def is_lasting(event: AnyEvent) -> bool:
     """Whether it stays without its step: of memory, found by a guard, or a graph's launch."""
-    if isinstance(event, Launched):
-        return event.graph > 0
-    return isinstance(event, Allocated | Freed | Captured | MaskedOff | RanUnguarded)
+    of_memory = Allocated | Freed | Captured | MaskedOff | RanUnguarded | LostLaunch
+    return event.graph > 0 if isinstance(event, Launched) else isinstance(event, of_memory)
 
 
 #: The plan of a Place whose launch belongs to no plan; its `launch` is the event's `seq` then.

@@ -14,7 +14,8 @@ class GapKind(enum.StrEnum):
     NOT_RECORDED: nobody wrote it down. NOT_EXAMINED: it is there, and was not looked at.
     NOT_REPLAYED: so are launches of the kernel that `Gap.what` names. SOURCE_NOT_RUN: so are they,
     because the program's own text of the kernel was not allowed to run. ZEROS: a kernel takes
-    addresses from what `Gap.what` names, and zeros stood in for that in its replay.
+    addresses from what `Gap.what` names, and zeros stood in for that in its replay. LOST_LAUNCH:
+    launches were made that could not be recorded.
     """
 
     DAMAGED = "damaged"
@@ -24,6 +25,7 @@ class GapKind(enum.StrEnum):
     NOT_REPLAYED = "not replayed"
     SOURCE_NOT_RUN = "source not run"
     ZEROS = "replayed as zeros"
+    LOST_LAUNCH = "launch not recorded"
 
 
 class Gap(msgspec.Struct, frozen=True):

@@ -40,13 +40,19 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An opened device; `limits` are the fields of `device/limits.py:GpuLimits`.
 
     `slot` is the number under which its marks write, None where it has none. `is_read_back`: what
-    small tensors of a program held there was read before each launch.
+    small tensors of a program held there was read before each launch. `sees_reads`: new memory was
+    marked, and torch's operations were seen to read of it.
     """
 
     name: str
     limits: dict[str, int | str | tuple[int, int, int]] | None = None
     slot: int | None = None
     is_read_back: bool = False
+    sees_reads: bool = False
+
+
+#: Where a program is looked at closely, new memory of floats is marked, up to so many bytes of it.
+MARKED_BYTES = 1 << 16
 
 
 class CheckRecord(msgspec.Struct, frozen=True):

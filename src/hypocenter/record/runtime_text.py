@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from hypocenter.errors import ErrorKind
 
 # Raised by something that ran: the call that returns one of these found it and did not make it.
-_FOUND_LATER = frozenset({214, 220, 700, 710, 714, 715, 716, 717, 718, 719})
+_FOUND_LATER = frozenset({700, 710, 714, 715, 716, 717, 718, 719})
 _ENDLESS = 702
+# The card's own checks of its memory and of its links to others failed.
+_HARDWARE = frozenset({214, 220})
 _OUT_OF_MEMORY = 2
 # No code of the kernel for this architecture was to be had.
 _NO_CODE = frozenset({98, 209})
@@ -51,8 +53,13 @@ _SENTENCES: Mapping[str, int] = {
     "operation not permitted on an event last recorded in a capturing stream": 907,
     "attempt to terminate a thread-local capture sequence from another thread": 908,
     "uncorrectable ecc error": 214,
+    "uncorrectable nvlink error": 220,
 }
 _KINDS: tuple[tuple[re.Pattern[str], ErrorKind], ...] = (
+    (
+        re.compile(r"uncorrectable (?:ECC|NVLink) error|(?:ECC|Nvlink)Uncorrectable", re.I),
+        ErrorKind.HARDWARE,
+    ),
     (re.compile(r"out ?of ?memory|MemoryAllocation", re.I), ErrorKind.OUT_OF_MEMORY),
     (
         re.compile(
@@ -80,6 +87,8 @@ def kind_of_code(code: int) -> ErrorKind:
         return ErrorKind.FOUND_LATER
     if code in _NO_CODE:
         return ErrorKind.NO_CODE
+    if code in _HARDWARE:
+        return ErrorKind.HARDWARE
     special = {_OUT_OF_MEMORY: ErrorKind.OUT_OF_MEMORY, _ENDLESS: ErrorKind.ENDLESS}
     return special.get(code, ErrorKind.OTHER)
 
@@ -87,6 +96,11 @@ def kind_of_code(code: int) -> ErrorKind:
 def kind_of_text(text: str) -> ErrorKind:
     """What an error is about that a runtime, a driver or torch told of in these words."""
     return next((kind for words, kind in _KINDS if words.search(text)), ErrorKind.OTHER)
+
+
+def is_without_driver(text: str) -> bool:
+    """Whether Triton looked for a GPU and found none (triton/runtime/driver.py)."""
+    return "0 active drivers" in text
 
 
 def is_of_capture(code: int | None) -> bool:

@@ -326,7 +326,7 @@ class Rebuilt:
 
     def _read_unwritten(self, done: Sequence[Argument]) -> Iterator[Finding]:
         read = self.index.unwritten_reads.get(self.place.launch)
-        if read is None or self.place.plan != OUTSIDE_PLANS:
+        if read is None or not read.is_decided or self.place.plan != OUTSIDE_PLANS:
             return
         for argument in done:
             tensor, flags = self.tensors.get(argument.name), argument.region.init

@@ -64,7 +64,8 @@ def place_text(finding: Finding, *, is_named: bool = False) -> str:
     if finding.kind in _WITH_PLACE:
         return finding.detail if is_named else f"{name}: {finding.detail}"
     place = f"[{', '.join(map(str, finding.element))}]" if finding.element else ""
-    return f"{name}{place} {finding.detail}".strip()
+    detail = "" if finding.detail == place else finding.detail  # which may name the element alone
+    return f"{name}{place} {detail}".strip()
 
 
 def extent_text(finding: Finding) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import select
 import signal
 import stat
@@ -34,6 +35,14 @@ _ABORT_SECONDS = 10.0
 #: With a deadline a command has this long at least until its first step or launch: it loads what
 #: it needs.
 START_SECONDS = 60.0
+#: What the C library and Python say of a process whose memory is damaged, or that is about to die.
+_DAMAGE = re.compile(
+    rb"^(?:malloc|free|realloc|munmap_chunk|malloc_consolidate)\(\): |^corrupted (?:size|double)"
+    rb"|^double free or corruption|^Fatal Python error: (?:Segmentation|Aborted|Bus)",
+    re.M,
+)
+#: One that said so and then does nothing at all for so long will never end by itself.
+DAMAGED_SECONDS = 30.0
 #: How long output is awaited of whoever else holds the child's stderr.
 _DRAIN_SECONDS = 0.5
 
@@ -65,7 +74,8 @@ class Shrunk(NamedTuple):
 class Ended:
     """How a child ended. `hung_seconds`: how long its last step had been running, if it was ended;
     `is_idle`: no step was under way, and for so long none had begun; without `has_begun` none ever
-    had, for which a command has START_SECONDS at least.
+    had, for which a command has START_SECONDS at least. `is_damaged`: it had said that its memory
+    is damaged, and then did nothing for so long.
 
     `num_memory_kills`: how many processes of the control group the kernel has killed for lack of
     memory meanwhile, None where it does not say. `is_interrupted`: Ctrl-C was typed, and handed
@@ -86,6 +96,7 @@ class Ended:
     hung_seconds: float | None = None
     is_idle: bool = False
     has_begun: bool = True
+    is_damaged: bool = False
     is_interrupted: bool = False
     num_memory_kills: int | None = None
     shrunk: tuple[Shrunk, ...] = ()
@@ -143,6 +154,7 @@ def watch(
         hung_seconds=hung,
         is_idle=child.is_idle,
         has_begun=child.has_begun,
+        is_damaged=child.is_damaged,
         is_interrupted=child.num_interrupts > 0,
         num_memory_kills=None if kills is None or kills_now is None else kills_now - kills,
         shrunk=_shrunk_since(files),
@@ -190,6 +202,12 @@ class _Child:
     #: Whether it was ended although no step of it was under way.
     is_idle: bool = False
     has_begun: bool = True
+    #: Whether it was ended because it hung by damage of its own.
+    is_damaged: bool = False
+    #: Since when nothing was done that costs time, once it had said so; and that time by then.
+    _quiet_since: float = 0.0
+    _ticks: int = -1
+    _said_damage: bool = False
     #: When it went on last, after it had been stopped from the terminal.
     _resumed: float = 0.0
     _head: bytearray = field(default_factory=bytearray)
@@ -215,6 +233,10 @@ class _Child:
                     pid, seconds = late
                     self._abort(pid)
                     return seconds
+                if (seconds := self._seconds_damaged()) > DAMAGED_SECONDS:
+                    self.is_damaged = True
+                    self._abort(None)
+                    return seconds
                 if beats != last_seen or _is_within_step(beats):
                     last_seen, seen_at = beats, time.monotonic()
                 idle = time.monotonic() - max(seen_at, self._resumed)
@@ -224,6 +246,15 @@ class _Child:
                     return idle
         self._drain()
         return None
+
+    def _seconds_damaged(self) -> float:
+        """For how long it has done nothing since it said that its memory is damaged."""
+        if not self._said_damage:
+            return 0.0
+        ticks = job.ticks_of_group(self.job.process.pid)
+        if ticks != self._ticks or self._resumed > self._quiet_since:
+            self._ticks, self._quiet_since = ticks, time.monotonic()
+        return time.monotonic() - self._quiet_since
 
     def interrupt(self) -> None:
         """Hand Ctrl-C on; the third one ends the child."""
@@ -294,6 +325,7 @@ class _Child:
                 self._is_closed = True
                 time.sleep(min(seconds, 0.02))
             return False
+        self._said_damage = self._said_damage or _DAMAGE.search(data) is not None
         self.pass_on(data)
         room = _HEAD_BYTES - len(self._head)
         self._head += data[:room]

@@ -88,6 +88,7 @@ def collect(
     bundle = _bundle(
         run,
         fault,
+        pid=pid,
         gpu_stops=ended.gpu_stops,
         cards=ended.cards,
         fault_before=fault_before,
@@ -157,6 +158,7 @@ def collect_dead(dead: DeadRun, *, with_prompts: bool = False) -> Bundle:
     bundle = _bundle(
         run,
         fault,
+        pid=dead.pid,
         gpu_stops=(),
         command=run.process.command if run.process else (),
         started=run.process.started if run.process else "",
@@ -223,6 +225,7 @@ def _bundle(
     stderr: str,
     kernel_log: tuple[str, ...],
     missing: list[Gap],
+    pid: int | None = None,
     fault_before: FaultRecord | None = None,
     reports: tuple[SanitizerReport, ...] = (),
     cards: tuple[Card, ...] = (),
@@ -231,6 +234,7 @@ def _bundle(
     bundle = Bundle(
         kind={"none": "suspect", "crash": "crash", "hang": "hang"}.get(fault.kind, "error"),
         fault=fault,
+        pid=pid,
         command=tuple(_text(word) for word in command),
         started=started,
         ended=ended,
@@ -249,6 +253,7 @@ def _bundle(
             bundle,
             device=device.name if device else "",
             limits=device.limits if device else None,
+            sees_reads=any(device.sees_reads for device in run.devices),
             environment=dict(run.process.environment) if run.process else {},
             packages=run.process.packages if run.process else {},
             python=run.process.python if run.process else "",
@@ -286,6 +291,14 @@ def _device(run: ring.Run) -> DeviceRecord | None:
 
 
 def _fault(ended: Ended, run: ring.Run | None) -> FaultRecord:
+    if ended.is_damaged:
+        fault = fault_in(ended.stderr, ended.exit_code, ended.signal)
+        return msgspec.structs.replace(
+            fault,
+            kind="crash",
+            message=f"its own memory was damaged, as it said; then it did nothing for "
+            f"{ended.hung_seconds or 0.0:.0f} seconds, and was ended",
+        )
     if ended.hung_seconds is not None:
         fault = fault_in(ended.stderr, ended.exit_code, ended.signal)
         return msgspec.structs.replace(

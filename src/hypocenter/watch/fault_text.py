@@ -1,6 +1,7 @@
 """What drivers, runtimes and our own errors say when a program dies, read from its stderr.
 
-Formats: AMD's page fault line is of ROCR-Runtime (runtime.cpp, VMFaultHandler), the sentences of
+Formats: AMD's page fault line is of ROCR-Runtime (runtime.cpp, VMFaultHandler), that of a queue
+which was given up of CLR (rocdevice.cpp, callbackQueue), the sentences of
 CUDA and HIP by cudaGetErrorString and hipGetErrorString, stacks by Python's faulthandler, Xid lines
 by NVIDIA's kernel module, `page fault` blocks by amdgpu (gmc_v9_0.c and its like). Reports of
 compute-sanitizer have the two forms that versions of it write.
@@ -19,6 +20,7 @@ from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gpu_stop import SanitizerReport
 from hypocenter.record.runtime_text import kind_of_text
 from hypocenter.refusals import CaptureError, NoCode
+from hypocenter.watch.launcher_lines import without_prefixes
 from hypocenter.watch.refusal_text import ToldRefusal, refused_in
 from hypocenter.wording import signal_name
 
@@ -34,6 +36,9 @@ _AMD = re.compile(
     r"(0x[0-9a-fA-F]{1,16}|\(nil\))\. Reason: ([^\n]{0,300})"
 )
 _AMD_HANG = re.compile(r"HW Exception by GPU node-\d+ [^\n]{0,200}reason ?:([^\n]{0,200})")
+_AMD_QUEUE = re.compile(
+    r"Queue 0x[0-9a-fA-F]{1,16} aborting with error ?: ?(HSA_STATUS_ERROR\w{0,60}): ([^\n]{1,300})"
+)
 _OURS = re.compile(
     r"(?:^hypo: |^error: |^hypocenter\.errors\.DeviceFault: )((?:cuda|hip|sim)(?::\w{1,30})?): (?:"
     r"([^\n]{1,600}?) \(reported at ([^\n]{1,300}), caused by a launch before it\)"
@@ -115,12 +120,13 @@ def is_by_hand(exit_code: int | None, signal: int | None) -> bool:
 
 def fatal_error(stderr: str) -> str:
     """What Python said when a process died of a signal, such as `Segmentation fault`."""
-    found = _FATAL.search(stderr)
+    found = _FATAL.search(without_prefixes(stderr))
     return found[1] if found else ""
 
 
 def fault_in(stderr: str, exit_code: int | None, signal: int | None) -> FaultRecord:
     """How a process ended, from what it wrote and how it left; kind none when nothing was wrong."""
+    stderr = without_prefixes(stderr)
     found = _spoken(stderr)
     if signal is not None and signal not in ENDED_BY_HAND:
         found = msgspec.structs.replace(
@@ -159,6 +165,7 @@ def is_fault(stderr: str, exit_code: int | None, signal: int | None) -> bool:
         return signal not in ENDED_BY_HAND
     if exit_code in (None, EXIT_OK, EXIT_USAGE):
         return False
+    stderr = without_prefixes(stderr)
     is_refusal = exit_code == EXIT_ERROR and _REFUSED.search(stderr) is not None
     return exit_code == EXIT_FAULT or is_refusal or _spoken(stderr) is not None
 
@@ -177,6 +184,7 @@ def _signal_text(number: int) -> str:
 
 def stack_in(stderr: str) -> str:
     """The last stacks that faulthandler wrote, or the last traceback."""
+    stderr = without_prefixes(stderr)
     starts = [match.start() for match in re.finditer(r"^Fatal Python error: ", stderr, re.M)]
     if not starts:
         starts = [match.start() for match in re.finditer(r"^Traceback \(most recent", stderr, re.M)]
@@ -197,7 +205,8 @@ def innermost_call(stderr: str) -> str:
 
 def waiting_calls(stderr: str) -> tuple[str, ...]:
     """Function and place of each thread of each process whose stacks faulthandler wrote."""
-    threads = re.split(r"^(?:Current thread|Thread) 0x", stderr, flags=re.M)[1:]
+    text = without_prefixes(stderr)
+    threads = re.split(r"^(?:Current thread|Thread) 0x", text, flags=re.M)[1:]
     # The main thread comes last in what faulthandler writes.
     calls = dict.fromkeys(filter(None, map(_innermost, reversed(threads))))
     return tuple(calls)[:MAX_WAITING]
@@ -251,6 +260,13 @@ def _spoken(stderr: str) -> FaultRecord | None:
         )
     if match := _AMD_HANG.search(stderr):
         return FaultRecord(kind="hang", message=match[0], error=match[1].strip())
+    if match := _AMD_QUEUE.search(stderr):
+        return FaultRecord(
+            kind="crash",
+            message=match[0],
+            error=f"{match[1]}: {match[2].partition(' code: ')[0].strip()}",
+            error_kind=ErrorKind.FOUND_LATER,
+        )
     if matches := list(_OURS.finditer(stderr)):
         match = matches[0]  # what follows a first fault is its echo
         reason, call = match[2] or match[4], match[3] or match[5]

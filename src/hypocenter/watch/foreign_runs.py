@@ -17,9 +17,10 @@ from hypocenter.record.events import (
     Freed,
     GraphReplayed,
     Launched,
+    LostLaunch,
     SourceRecord,
 )
-from hypocenter.record.gap import Gap
+from hypocenter.record.gap import Gap, GapKind
 from hypocenter.wording import count_text
 
 #: Begins the name of a file that says why a process was not recorded.
@@ -67,6 +68,7 @@ def num_launches(run: ring.Run) -> int:
 def unseen(run: ring.Run) -> Iterator[Gap]:
     """What could not be looked at; nothing of a run of this package's engine."""
     made = launches(run.events)
+    yield from lost_launches(run.events)
     if run.plans or not made:
         return
     devices = {event.launch.device for event in made}
@@ -82,6 +84,16 @@ def unseen(run: ring.Run) -> Iterator[Gap]:
             "the recorder keeps the last ones, and those in graphs",
         )
     yield from _never_replayed(run, made)
+
+
+def lost_launches(events: Iterable[AnyEvent]) -> Iterator[Gap]:
+    """Launches that were made and could not be recorded: how many of each kernel, and why."""
+    last = {
+        (event.kernel, event.reason): event.num for event in events if isinstance(event, LostLaunch)
+    }
+    for (kernel, reason), num in last.items():
+        made = count_text(num, "launch", "launches")
+        yield Gap(GapKind.LOST_LAUNCH, f"{made} of {kernel}", f"not recorded: {reason}")
 
 
 def _never_replayed(run: ring.Run, made: Sequence[Launched]) -> Iterator[Gap]:

@@ -25,6 +25,7 @@ from hypocenter.coredump.nvidia import read_core_dump
 from hypocenter.errors import BadCoreDump
 from hypocenter.record.gap import Gap
 from hypocenter.record.gpu_stop import MAX_STOPS, GpuStop
+from hypocenter.watch.launcher_lines import without_prefixes
 
 #: How long a dump that was asked for may take; one of an H100 full of warps took some 20 seconds.
 DUMP_SECONDS = 40.0
@@ -90,7 +91,7 @@ class GpuDumps:
             for bad in found
             if isinstance(bad, BadCoreDump)
         ]
-        if (told := read_debug_agent(stderr)) is not None:
+        if (told := read_debug_agent(without_prefixes(stderr))) is not None:
             stops.append(told)
         if self.why and not stops:
             gaps.append(Gap.not_recorded(WHAT, self.why))

@@ -1,9 +1,10 @@
 """What runtimes, compilers and kernels refuse in words of their own, as facts.
 
 Formats: Triton's OutOfResources, AutotunerError and CompilationError (triton/runtime/errors.py and
-triton/compiler/errors.py of 3.6 to 3.9), torch's warning of a GPU that it has no code for
-(torch/cuda/__init__.py), assertions as the runtimes of CUDA and HIP print them. `fault_text.py`
-calls this for what a program wrote to stderr.
+triton/compiler/errors.py of 3.6 to 3.9), HIP's line of a file without code for a GPU
+(hip_fatbin.cpp of CLR), torch's warning of a GPU that it has no code for (torch/cuda/__init__.py),
+assertions as the runtimes of CUDA and HIP print them. `fault_text.py` calls this for what a program
+wrote to stderr.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ _NO_CODE = (
         re.M,
     ),
 )
+_NO_OBJECTS = re.compile(r"^[^\n]{0,200}No compatible code objects found for: (gfx\w{1,12})", re.M)
 _FRAME = re.compile(
     r'^  File "([^"\n]{1,400})", line (\d{1,9}), in [^\n]*\n(?:    ([^\n]*)\n)?', re.M
 )
@@ -124,6 +126,11 @@ def _exceptions(stderr: str) -> Iterator[tuple[int, AnyRefusal, str, ErrorKind]]
         text = match[3].rstrip("\n").split("\n")[-1].strip()
         refusal = CompileError(sentence=match[4][:MAX_CHARS], text=text)
         yield match.start(), refusal, f"CompilationError: {match[4]}"[:MAX_CHARS], ErrorKind.OTHER
+    if match := _NO_OBJECTS.search(stderr):
+        objects = NoCode(
+            sentence="no compatible code objects were found", gpu="the GPU", wanted=match[1]
+        )
+        yield match.start(), objects, match[0].strip(), ErrorKind.NO_CODE
     for match in _RUNTIME.finditer(stderr):
         sentence, code = match[1].strip(), code_in(match[0])
         if is_of_capture(code):

@@ -26,6 +26,7 @@ from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.tool_options import DoctorOptions
 from hypocenter.doctor.diagnosis import Diagnosis
 from hypocenter.doctor.doctor import diagnose
+from hypocenter.doctor.examining.time_limit import EXAMINE_SECONDS
 from hypocenter.doctor.markdown import report_markdown
 from hypocenter.doctor.page.page import report_html
 from hypocenter.doctor.page.trace_events import trace_json
@@ -45,6 +46,7 @@ from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Launched, Rejected, Stepped
 from hypocenter.record.ring import Run
+from hypocenter.record.runtime_text import is_without_driver
 from hypocenter.watch import collect, dead_runs, foreign_runs
 from hypocenter.watch.child import START_SECONDS, Deadlines, Ended, watch
 
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
 DEFAULT_FOLDER = "hypo-bundle"
 _MAX_BUNDLES = 1000
 MAX_DEADLINE_SECONDS = 1e6
+#: Of one launch that Triton's interpreter runs, where no deadline is asked for.
+INTERPRETED_SECONDS = 600.0
 #: What breaks on a simulated GPU, and what breaks where there is no Triton to simulate one.
 _DEMO_ON_GPU, _DEMO_ON_CPU = "positions_of_two_bytes", "block_table_refused"
 
@@ -109,6 +113,11 @@ class DoctorRequest:
         if asked.deadline is not None and not 0 < asked.deadline <= MAX_DEADLINE_SECONDS:
             raise UsageError(
                 f"--deadline is {asked.deadline}, but must be above 0 and at most "
+                f"{MAX_DEADLINE_SECONDS:g}"
+            )
+        if not 0 < asked.examine_for <= MAX_DEADLINE_SECONDS:
+            raise UsageError(
+                f"--examine-for is {asked.examine_for}, but must be above 0 and at most "
                 f"{MAX_DEADLINE_SECONDS:g}"
             )
         for name, file in (("--html", asked.html), ("--perfetto", asked.perfetto)):
@@ -167,6 +176,7 @@ def doctor(request: DoctorRequest) -> None:
         _doctor_again(request)
         return
     good = bundle_at(asked.good) if asked.good is not None else None
+    folder: Path | None
     if request.folder is not None:
         folder = Path(request.folder)
         examined = bundle_at(str(folder))
@@ -181,17 +191,36 @@ def doctor(request: DoctorRequest) -> None:
     os.environ.pop("TRITON_INTERPRET", None)
     with ProgressDisplay() as progress:
         progress("examining the bundle", 0.0)
-        diagnosis = diagnose(examined, good, allow_source=request.may_run_sources)
+        diagnosis = diagnose(
+            examined,
+            good,
+            allow_source=request.may_run_sources,
+            seconds=asked.examine_for,
+        )
     _show_and_leave(request, folder, examined, diagnosis)
 
 
+def _options_of_result(request: DoctorRequest, *, foreign: bool) -> tuple[str, ...]:
+    """With which a bundle gives what is shown here again."""
+    asked, options = request.options, []
+    if foreign and request.may_run_sources:
+        options.append("--run-sources")
+    if asked.good is not None:
+        options += ["--good", asked.good]
+    if asked.examine_for != EXAMINE_SECONDS:
+        options += ["--examine-for", f"{asked.examine_for:g}"]
+    return tuple(options)
+
+
 def _show_and_leave(
-    request: DoctorRequest, folder: Path, examined: Bundle, diagnosis: Diagnosis
+    request: DoctorRequest, folder: Path | None, examined: Bundle, diagnosis: Diagnosis
 ) -> None:
+    """`folder` is where the bundle is, None where it could not be saved."""
     asked = request.options
     foreign = examined.is_foreign
     origin = Origin(
-        str(folder),
+        str(folder or ""),
+        options=_options_of_result(request, foreign=foreign),
         has_steps=not foreign,
         needs_sources=foreign,
         has_prompts=not examined.redacted,
@@ -231,6 +260,7 @@ def _doctor_again(request: DoctorRequest) -> None:
             sys.stderr.fileno() if request.as_json or asked.markdown else None,
             suspect=asked.suspect,
             with_prompts=asked.with_prompts,
+            seconds=asked.examine_for,
         )
         told = escalation.run()
         if told is None:
@@ -239,7 +269,7 @@ def _doctor_again(request: DoctorRequest) -> None:
     folder = _save_or_keep(told.bundle, asked.out, None)
     if folder is not None:
         say(f"the bundle is in {folder}")
-    _show_and_leave(request, folder or Path(DEFAULT_FOLDER), told.bundle, told.diagnosis)
+    _show_and_leave(request, folder, told.bundle, told.diagnosis)
 
 
 # -- from a planted defect -----------------------------------------------------------------------
@@ -301,10 +331,10 @@ def _bundle_of_last(asked: DoctorOptions) -> Path:
 # -- from a command -------------------------------------------------------------------------------
 
 
-def _bundle_of_command(request: DoctorRequest) -> tuple[Path, Bundle]:
+def _bundle_of_command(request: DoctorRequest) -> tuple[Path | None, Bundle]:
     """Run it, and save a bundle; leaves with its exit code when there is nothing to examine.
 
-    What cannot be saved is examined all the same.
+    What cannot be saved is examined all the same; it has no folder then.
     """
     asked = request.options
     with ending_on_signals(), dead_runs.watched_runs(Environment.read().run_dir) as runs:
@@ -319,18 +349,24 @@ def _bundle_of_command(request: DoctorRequest) -> tuple[Path, Bundle]:
             deadlines,
             stdout,
         )
+        if ended.exit_code and is_without_driver(ended.stderr):
+            say(
+                "Triton looked for a GPU, as its autotuner does even in its interpreter; "
+                "`hypo check FILE` runs the launches of such a program without one"
+            )
         made = collect.collect(runs, ended, suspect=asked.suspect, with_prompts=asked.with_prompts)
         was_killed = ended.is_interrupted and ended.signal == signal.SIGKILL
         if made is None or (was_killed and not asked.suspect):
             sys.exit(_leave(request, ended, collect.main_run(runs)))
         if made.fault.kind == "none" and not _has_launches(made):
-            say(f"{how(ended)} and recorded no step and no launch, so nothing was examined")
+            lost = "".join(f"; {gap}" for gap in foreign_runs.lost_launches(made.events))
+            say(f"{how(ended)} and recorded no step and no launch, so nothing was examined{lost}")
             # No examination is no good result, whatever the command says of itself.
             sys.exit(exit_code(ended) or EXIT_ERROR)
         folder = _save_or_keep(made, asked.out, runs)
     if folder is None:
         say(f"{how(ended)}; it is examined all the same")
-        return Path(asked.out or DEFAULT_FOLDER), made
+        return None, made
     say(f"{how(ended)}; the bundle is in {folder}")
     return folder, bundle_at(str(folder))
 
@@ -352,11 +388,17 @@ def _save_or_keep(made: Bundle, out: str | None, runs: Path | None) -> Path | No
 
 
 def deadlines_of(request: DoctorRequest) -> Deadlines:
-    """What was asked for; else a step of ours has some minutes, and a foreign launch any time."""
+    """What was asked for; else a step of ours has some minutes, and so has a foreign launch in
+    Triton's interpreter; another one may take any time.
+    """
     seconds = request.options.deadline
     if seconds is not None:
         return Deadlines(seconds, seconds, start=max(seconds, START_SECONDS), idle=seconds)
-    return Deadlines() if request.is_own else Deadlines(math.inf, math.inf)
+    if request.is_own:
+        return Deadlines()
+    # A launch in Triton's interpreter may damage the process that it runs in, and never end.
+    longest = INTERPRETED_SECONDS if os.environ.get("TRITON_INTERPRET") == "1" else math.inf
+    return Deadlines(longest, longest)
 
 
 def command_of(request: DoctorRequest) -> list[str]:

@@ -33,8 +33,9 @@ def what_to_do(case: Case, root: RootCause, origin: Origin) -> Html:
         text = tag("code", spot.text) if spot.is_code else spot.text
         rows.append(tag("p", f"{spot.label} ", tag("code", spot.place), ": " * bool(text), text))
     if (when := when_of(root, origin)) is not None:
-        rows.append(tag("p", f"In {when.launch}. See it again: ", tag("code", when.command)))
-        use = launch_of_root(case, root)
+        again = (" See it again: ", tag("code", when.command)) if when.command else ()
+        rows.append(tag("p", f"In {when.launch}.", *again))
+        use = launch_of_root(case, root) if when.command else None
         if use is not None and use.launch.device != "cpu" and use.launch.source in case.sources:
             alone = tag("code", f"{when.command} --export repro.py")
             rows.append(tag("p", "As a program without hypocenter: ", alone, class_="note"))

@@ -89,7 +89,7 @@ def _replay_all(
 ) -> Iterator[_Seen]:
     """Those whose replay is whole and finds nothing, as long as there is time."""
     uses = {use.place: use for use in case.launches}
-    deadline = time.monotonic() + RUNG_SECONDS
+    deadline = case.limit.until(RUNG_SECONDS)
     for outcome in outcomes:
         left = deadline - time.monotonic()
         if left <= 0:

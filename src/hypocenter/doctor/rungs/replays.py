@@ -13,7 +13,6 @@ from typing import Any
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause, TestedBy, refutable
 from hypocenter.doctor.diagnosis import (
-    UNRECORDED,
     Claim,
     Proof,
     RootCause,
@@ -22,6 +21,8 @@ from hypocenter.doctor.diagnosis import (
     proven,
     row,
 )
+from hypocenter.doctor.examining.time_limit import OutOfTime
+from hypocenter.doctor.examining.untested import why_history_untested
 from hypocenter.doctor.installed_text import changes, installed_texts
 from hypocenter.doctor.rungs.dead_rows import uses_of_dead_rows
 from hypocenter.doctor.rungs.replaying.replay_cause import ReplayCause
@@ -118,13 +119,16 @@ def replays(case: Case) -> list[Claim]:
         from hypocenter.replay.recorded import replay_place
     except (MissingPackage, ImportError) as error:
         return list(_leave_untested(f"needs the replay of launches: {error}"))
-    rung = _Rung(case, replay_place, TensorCorrection, time.monotonic() + RUNG_SECONDS)
+    rung = _Rung(case, replay_place, TensorCorrection, case.limit.until(RUNG_SECONDS))
     claims: list[Claim] = []
     proven_of: set[str] = set()
     for use in _suspects(case):
         if use.launch.source in proven_of:
             continue
-        found = _climb(rung, use)
+        try:
+            found = _climb(rung, use)
+        except OutOfTime:  # what the launches before it said is told
+            found, rung.deadline = [], 0.0
         if any(claim.root is not None for claim in found):
             claims += _first_alike(rung, use, found)
             if not case.is_foreign:
@@ -136,6 +140,7 @@ def replays(case: Case) -> list[Claim]:
         claims += found
         if time.monotonic() > rung.deadline:
             case.leave_unseen(Gap.not_examined("launches that there was no time to replay"))
+            rung.vague["there was no time to replay others"] = None
             break
     case.unseen |= rung.failed
     return [*claims, *_refute(rung, claims)]
@@ -151,7 +156,7 @@ def claims_of_programs(
     from hypocenter.replay.corrections import TensorCorrection
     from hypocenter.replay.recorded import replay_place
 
-    rung = _Rung(case, replay_place, TensorCorrection, time.monotonic() + seconds, programs)
+    rung = _Rung(case, replay_place, TensorCorrection, case.limit.until(seconds), programs)
     report = rung.run(use)
     return _first_proven(rung, use, report) if report is not None else []
 
@@ -224,7 +229,7 @@ def _after_good_run(case: Case) -> list[Claim]:
         return untested
     if use is None:
         return untested
-    rung = _Rung(case, replay_place, TensorCorrection, time.monotonic() + 2 * REPLAY_SECONDS)
+    rung = _Rung(case, replay_place, TensorCorrection, case.limit.until(2 * REPLAY_SECONDS))
     report = rung.run(use)
     found = _first_proven(rung, use, report) if report is not None else []
     races = [claim for claim in found if claim.root and claim.root.cause is Cause.PROGRAM_RACE]
@@ -449,7 +454,8 @@ def _refute(rung: _Rung, claims: list[Claim]) -> Iterator[Claim]:
         if cause in told:
             continue
         if rung.case.is_foreign and cause in _OF_HISTORY:
-            yield row(cause, Verdict.NOT_TESTED, NAME, UNRECORDED, is_unrecorded=True)
+            reason = why_history_untested(rung.case)
+            yield row(cause, Verdict.NOT_TESTED, NAME, reason, is_unrecorded=True)
         elif rung.clean and not rung.partly and not rung.failed and not rung.vague:
             yield row(
                 cause,

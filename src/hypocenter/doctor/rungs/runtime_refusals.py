@@ -25,6 +25,8 @@ from hypocenter.refusals import (
 )
 
 NAME = "refusals"
+#: Who was refused, where nothing says it.
+_SOME = "a launch"
 
 #: Kernels of torch that check an index, and the call that a program makes of each.
 _INDEXING = {
@@ -68,7 +70,7 @@ def has_told_no_code(case: Case) -> bool:
 
 
 def _claim(refusal: AnyRefusal, kernel: str, site: str, case: Case, seq: int) -> Claim:
-    who = kernel or _statement(case) or "a launch"
+    who = kernel or _statement(case) or _SOME
     match refusal:
         case ResourceExceeded():
             root = _of_resource(refusal, who)
@@ -84,7 +86,8 @@ def _claim(refusal: AnyRefusal, kernel: str, site: str, case: Case, seq: int) ->
             root = _of_assertion(refusal, site, case)
         case _:
             raise TypeError(f"{type(refusal).__name__} is no refusal of a runtime")
-    told = msgspec.structs.replace(root, launched_at=site)
+    known = None if root.kernel == _SOME else root.kernel
+    told = msgspec.structs.replace(root, launched_at=site, kernel=known)
     return proven(told, NAME, (), "the same call without an error", seq)
 
 

@@ -1,0 +1,113 @@
+"""An examination ends in its time, and tells what it knows and what it left out."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from bundles import Run
+
+from hypocenter.doctor import doctor
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Claim, Diagnosis, Verdict, row
+from hypocenter.doctor.examining.time_limit import OutOfTime, TimeLimit
+from hypocenter.doctor.rungs import replays as replaying
+
+SECONDS = 0.5
+#: Far less than what the rungs below would take, and far more than a busy machine needs.
+MOST = 20.0
+
+
+def known(case: Case) -> list[Claim]:
+    return [row(Cause.WRONG_ANSWER, Verdict.INCONCLUSIVE, "known", "seen before")]
+
+
+def sleeping(case: Case) -> list[Claim]:
+    time.sleep(10 * MOST)
+    return []
+
+
+def deaf(case: Case) -> list[Claim]:
+    """Goes on whatever fails in it."""
+    while True:
+        try:
+            time.sleep(0.01)
+            raise ValueError
+        except Exception:
+            continue
+
+
+def diagnosed(monkeypatch: pytest.MonkeyPatch, **rungs: Any) -> Diagnosis:
+    monkeypatch.setattr(doctor, "LADDER", rungs)
+    return doctor.diagnose(Run().bundle(), seconds=SECONDS)
+
+
+@pytest.mark.parametrize("endless", [sleeping, deaf])
+def test_a_check_without_end_is_stopped_and_named(
+    monkeypatch: pytest.MonkeyPatch, endless: Any
+) -> None:
+    begun, before = time.monotonic(), signal.getsignal(signal.SIGALRM)
+    found = diagnosed(monkeypatch, known=known, endless=endless, last=known)
+    assert time.monotonic() - begun < MOST
+    assert [h.evidence for h in found.hypotheses if h.diagnostic == "known"] == [("seen before",)]
+    [gap] = [gap for gap in found.unseen if "checks" in gap.what]
+    assert gap.what == "what these checks look for: endless, last"
+    assert f"after {SECONDS:g} seconds" in gap.reason
+    assert "--examine-for" in gap.reason
+    assert [rung.left_out != "" for rung in found.rungs] == [False, True, True]
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
+
+
+def test_a_quick_one_is_told_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = diagnosed(monkeypatch, known=known)
+    assert not [gap for gap in found.unseen if "checks" in gap.what]
+
+
+def test_outside_of_the_main_thread_no_signal_is_used() -> None:
+    done: list[int] = []
+
+    def examine() -> None:
+        with TimeLimit(0.01).enforced():
+            time.sleep(0.1)
+            done.append(1)
+
+    thread = threading.Thread(target=examine)
+    thread.start()
+    thread.join()
+    assert done == [1]
+
+
+def test_what_a_part_may_take_is_at_most_what_is_left() -> None:
+    limit = TimeLimit(5.0)
+    assert limit.until(1.0) < time.monotonic() + 1.1
+    assert limit.until(100.0) == limit.ends
+    assert TimeLimit(0.0).left == 0.0
+
+
+def test_launches_before_the_one_that_took_too_long_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And nothing is refuted by those that there was time for."""
+    pytest.importorskip("triton")
+    uses = [SimpleNamespace(launch=SimpleNamespace(source=name), seq=0) for name in "ab"]
+    told = row(Cause.MISSING_MASK, Verdict.INCONCLUSIVE, "replay", "seen in a")
+
+    def climb(rung: Any, use: Any) -> list[Claim]:
+        if use is uses[1]:
+            raise OutOfTime
+        rung.clean += 1
+        return [told]
+
+    monkeypatch.setattr(replaying, "_suspects", lambda case: iter(uses))
+    monkeypatch.setattr(replaying, "_climb", climb)
+    case = Case(Run().bundle())
+    claims = replaying.replays(case)
+    assert claims[0] is told
+    assert not [claim for claim in claims if claim.hypothesis.verdict is Verdict.REFUTED]
+    assert any("no time to replay" in str(gap) for gap in case.unseen)
