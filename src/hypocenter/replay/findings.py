@@ -51,6 +51,7 @@ class FindingKind(enum.StrEnum):
     INT32_OVERFLOW = "int32 overflow"
     UINT32_OVERFLOW = "uint32 overflow"
     OUT_OF_BOUNDS = "out of bounds"
+    BETWEEN_ROWS = "between rows"
     UNINITIALISED_READ = "uninitialised read"
     NEVER_WRITTEN = "never written"
     RACE = "race"

@@ -285,6 +285,18 @@ class CheckedMemory:
                 lambda i: _outside(argument, int(outside[i])),
             )
             offsets, lanes = offsets[~bad], numbers[~bad]
+        if (gone := argument.between(offsets, width)) is not None:
+            numbers = np.arange(flat.size) if lanes is None else lanes
+            astray = offsets[gone]
+            self.report(
+                FindingKind.BETWEEN_ROWS,
+                operation,
+                argument,
+                shape,
+                numbers[gone],
+                lambda i: _outside(argument, int(astray[i])),
+            )
+            offsets, lanes = offsets[~gone], numbers[~gone]
         if offsets.size:
             yield _Hit(argument, offsets, lanes)
 

@@ -23,12 +23,13 @@ from hypocenter.doctor.rungs.replaying.replay_cause import (
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import TensorRecord
 from hypocenter.replay.findings import AXES, Finding, FindingKind, Site
+from hypocenter.tensor import contiguous_strides
 
 #: Of several findings of a launch the earlier kinds explain the later ones.
 _ORDER = (
     FindingKind.FREED_MEMORY, FindingKind.NULL_POINTER, FindingKind.ELEMENT_WIDTH,
-    FindingKind.INT32_OVERFLOW, FindingKind.OUT_OF_BOUNDS, FindingKind.UNINITIALISED_READ,
-    FindingKind.NEVER_WRITTEN, FindingKind.RACE,
+    FindingKind.INT32_OVERFLOW, FindingKind.OUT_OF_BOUNDS, FindingKind.BETWEEN_ROWS,
+    FindingKind.UNINITIALISED_READ, FindingKind.NEVER_WRITTEN, FindingKind.RACE,
 )  # fmt: skip
 
 
@@ -50,6 +51,8 @@ def classify(
         if not tensor.address:  # torch's tensors of no elements
             return _null(finding, tensor, site)
         return cause_outside(case, use, finding, tensor, site)
+    if finding.kind is FindingKind.BETWEEN_ROWS and tensor is not None:
+        return _between_rows(finding, tensor, site)
     if finding.kind is FindingKind.ELEMENT_WIDTH and tensor is not None:
         return _other_width(finding, tensor, site, all_of_them)
     if finding.kind is FindingKind.RACE:
@@ -65,6 +68,20 @@ def classify(
     if finding.kind in _ELSEWHERE and tensor is not None:
         return _elsewhere(finding, tensor, site)
     return None
+
+
+def _between_rows(finding: Finding, tensor: TensorRecord, site: Site | None) -> ReplayCause:
+    """A kernel that takes a view for a packed tensor; the same launch of a packed one says so."""
+    name, shape = finding.argument or "", tuple(tensor.shape)
+    packed = contiguous_strides(shape)
+    return ReplayCause(
+        Cause.WRONG_STRIDE,
+        f"Give the kernel the strides {tuple(tensor.strides)} of {name} and step by them, or give "
+        "it a packed tensor",
+        (f"{name} is a view of shape {shape}, whose rows do not lie one behind another",),
+        ((f"{name} packed", lambda make: {name: make(shape=shape, strides=packed)}),),
+        **place_of(site),
+    )
 
 
 #: Memory that the launch cannot reach, and what that is called.
