@@ -52,6 +52,7 @@ class FindingKind(enum.StrEnum):
     UINT32_OVERFLOW = "uint32 overflow"
     OUT_OF_BOUNDS = "out of bounds"
     BETWEEN_ROWS = "between rows"
+    UNDEFINED_LANE = "undefined lane"
     UNINITIALISED_READ = "uninitialised read"
     NEVER_WRITTEN = "never written"
     RACE = "race"

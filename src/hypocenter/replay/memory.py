@@ -5,7 +5,7 @@ Keeps what each program wrote and read, so that races and uninitialised reads sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +18,10 @@ from hypocenter.dtypes import Array
 from hypocenter.replay.arguments import MANY, SPACE_BITS, Argument
 from hypocenter.replay.findings import OVERFLOWS, Finding, FindingKind, races_once
 from hypocenter.replay.sites import (
+    Moment,
     address_is_loaded,
     kernel_frames,
+    moment_of,
     pointers_at,
     site_of,
     values_at,
@@ -56,6 +58,17 @@ class _Hit:
     lanes: Array | None  # None: all lanes, in order
 
 
+@dataclass(eq=False, slots=True)
+class LeftOut:
+    """A load without `other` of one program, and the lanes that its mask left out at first."""
+
+    frames: list[Moment]
+    shape: tuple[int, ...]
+    lanes: Array
+    argument: Argument | None
+    is_told: bool = False
+
+
 class CheckedMemory:
     """The Memory of an interpretation that checks each access and keeps Findings."""
 
@@ -85,6 +98,7 @@ class CheckedMemory:
         self._seen: set[int] = set()
         self._has_synchronised = False
         self._released: dict[tuple[int, int], set[int]] = {}
+        self._left_out: dict[Any, LeftOut] = {}
 
     # -- what a replay tells it -----------------------------------------------------------------
 
@@ -94,6 +108,7 @@ class CheckedMemory:
     def begin(self, program: tuple[int, int, int]) -> None:
         """The accesses that follow are `program`'s."""
         self._program = program
+        self._left_out = {}
         self._visible[list(self._seen)] = False
         self._seen = set()
         self._has_synchronised = False
@@ -141,13 +156,15 @@ class CheckedMemory:
         shape: tuple[int, ...],
         lanes: Array,
         describe: Callable[[int], _Place],
+        frames: Sequence[Moment] | None = None,
         **more: Any,
     ) -> None:
         """Note a fault of `lanes` (flat numbers); `describe(i)` tells of the i-th of them.
 
         The lowest program that has it is the one that is shown, in whatever order they are run.
+        `frames` are those of the kernel at that access, where it was made earlier.
         """
-        frames = kernel_frames()
+        frames = kernel_frames() if frames is None else frames
         name = argument.name if argument else None
         key = (kind, name, tuple((f.f_code, f.f_lasti) for f in frames))
         found = self._found.get(key)
@@ -361,6 +378,40 @@ class CheckedMemory:
         if found is not None:
             self._tables.append(found)
         return found
+
+    # -- lanes without a value ------------------------------------------------------------------
+
+    def left_out(self, pointers: Array, lanes: Array) -> LeftOut:
+        """A load without `other` that is being made leaves `lanes` out (`undefined.Watch`)."""
+        frames = kernel_frames()
+        key = tuple((frame.f_code, frame.f_lasti) for frame in frames)
+        if key not in self._left_out:
+            moments = [moment_of(frame) for frame in frames]
+            aimed = self._arguments.get(int(pointers.reshape(-1)[0]) >> SPACE_BITS)
+            numbers = np.flatnonzero(lanes)
+            self._left_out[key] = LeftOut(moments, pointers.shape, numbers, aimed)
+        return self._left_out[key]
+
+    def reached(self, load: LeftOut, what: str) -> None:
+        """A lane that `load` left out reaches `what` of the instruction that is being run."""
+        if load.is_told:
+            return
+        load.is_told = True
+        here, there = site_of(kernel_frames()[0]), site_of(load.frames[0])
+        line = f"line {here.line}" if here.file == there.file else f"{here.file}:{here.line}"
+        detail = (
+            "the mask leaves this lane out, and a load without `other` gives it no value; that "
+            f"reaches {what} in {line}: {here.expression}"
+        )
+        self.report(
+            FindingKind.UNDEFINED_LANE,
+            "load",
+            load.argument,
+            load.shape,
+            load.lanes,
+            lambda i: (detail, None, None),
+            load.frames,
+        )
 
     # -- who wrote, who read --------------------------------------------------------------------
 

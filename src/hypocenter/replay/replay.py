@@ -213,7 +213,7 @@ class _Run:
         total = math.prod(self.grid)
         started = time.thread_time()
         num_run = 0
-        with interpreting(self.memory, on_step=self._watch) as opened:
+        with interpreting(self.memory, on_step=self._watch, watch=self.memory) as opened:
             opened.set_grid(self.grid)
             self._values = self._bind(opened, values)
             for number in self._order(total, programs, started):

@@ -114,6 +114,8 @@ def loading(plain: Callable[..., Any]) -> Callable[..., Any]:
         pointers, inside = _pointers(pointer, checked)
         if inside is None:
             return plain(pointers, **options)
+        if not padding:  # what lies outside is undefined then
+            return plain(pointers, inside, **options)
         kind = pointer.base.dtype.element_ty
         if padding == "nan" and not kind.is_floating():
             raise ValueError(f"padding_option 'nan' is for floats, and this block holds {kind}")

@@ -60,6 +60,9 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
         self.memory = memory
         self.steps, self.steps_between = 0, STEPS_BETWEEN
         self._on_step = on_step
+        #: Who is told of lanes without a value, and the class of a builder that follows them.
+        self.watch: Any = None
+        self.following: type[Builder] | None = None
 
     def step(self) -> None:
         self.steps += 1
@@ -174,9 +177,19 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
         self.step()
         self.memory.exact = getattr(pointers, "exact", None)
 
-    def create_masked_load(self, pointers: Any, *rest: Any, **options: Any) -> Any:
+    def create_masked_load(
+        self, pointers: Any, mask: Any, other: Any, *rest: Any, **options: Any
+    ) -> Any:
         self._note_access(pointers)
-        return super().create_masked_load(pointers, *rest, **options)
+        result = super().create_masked_load(pointers, mask, other, *rest, **options)
+        if other is None and self.following is not None and not mask.data.all():
+            left_out = np.broadcast_to(~mask.data, result.data.shape)
+            result.undefined = {self.watch.left_out(pointers.data, left_out): left_out}
+            self.__class__ = self.following
+        return result
+
+    def branches_on(self, handle: Any) -> None:
+        """A program goes one way or another by this number."""
 
     def create_masked_store(self, pointers: Any, *rest: Any, **options: Any) -> Any:
         self._note_access(pointers)
