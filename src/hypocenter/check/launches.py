@@ -85,6 +85,7 @@ class Launches:
                 arguments,
                 budget_seconds=max(self._left * _SHARE, _LEAST_SECONDS),
                 headroom=self._is_new(jit, arguments),
+                num_warps=kwargs.get("num_warps"),
                 initialised=self.watch.flags,
                 find_storage=self.watch.find,
                 on_arguments=after.append,

@@ -33,7 +33,7 @@ class Region:
     """Bytes that one or more arguments lie in, and what this launch did to them.
 
     `writer` and `reader` hold, per granule, the epoch that wrote or read it last: 0 is nobody, -1
-    is several. `init` says of each byte whether it was ever written; None: all were. A region
+    is several; `stamps` and `stamped` are those of `lanes.py`. `init` says of each byte whether it was ever written; None: all were. A region
     without bytes (`data` None) keeps nothing: reads give zeros, writes vanish.
     """
 
@@ -46,6 +46,8 @@ class Region:
         num_granules = -(-num_bytes // granule) if data is not None else 0
         self.writer = _lazy_zeros(num_granules)
         self.reader = _lazy_zeros(num_granules)
+        self.stamps = _lazy_zeros(num_granules, np.int64)
+        self.stamped = 0
         self.is_written = False
 
 
@@ -206,13 +208,13 @@ def extent_bytes(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: i
     return span_of(shape, strides) * item_bytes
 
 
-def _lazy_zeros(count: int) -> Array:
-    """int32 zeros whose pages cost nothing until they are touched, however many there are."""
-    num_bytes = count * 4
+def _lazy_zeros(count: int, kind: Any = np.int32) -> Array:
+    """Zeros whose pages cost nothing until they are touched, however many there are."""
+    num_bytes = count * np.dtype(kind).itemsize
     if num_bytes < _LARGE_BYTES or not hasattr(mmap, "MAP_PRIVATE"):
-        return np.zeros(count, np.int32)
+        return np.zeros(count, kind)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    return np.frombuffer(mmap.mmap(-1, num_bytes, flags=flags), np.int32)
+    return np.frombuffer(mmap.mmap(-1, num_bytes, flags=flags), kind)
 
 
 def _is_aligned(data: Array, offsets: Array, width: int) -> bool:

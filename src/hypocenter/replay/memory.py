@@ -17,6 +17,7 @@ from hypocenter.device.interpret.interpret import block_of_others
 from hypocenter.dtypes import Array
 from hypocenter.replay.arguments import MANY, SPACE_BITS, Argument
 from hypocenter.replay.findings import OVERFLOWS, Finding, FindingKind, races_once
+from hypocenter.replay.lanes import Lanes
 from hypocenter.replay.sites import (
     Moment,
     address_is_loaded,
@@ -39,6 +40,11 @@ def _outside(argument: Argument, offset: int) -> _Place:
 def _too_wide(argument: Argument, offset: int, width: int) -> _Place:
     text = f"{width} bytes at a time, but its elements have {argument.item_bytes}: "
     return text + argument.place(offset), None, offset // argument.item_bytes
+
+
+def _bits(values: Array) -> Any:
+    """The type that holds the bits of a number, so that NaN is like itself."""
+    return np.dtype(f"u{values.dtype.itemsize}")
 
 
 @dataclass(slots=True)
@@ -99,6 +105,7 @@ class CheckedMemory:
         self._has_synchronised = False
         self._released: dict[tuple[int, int], set[int]] = {}
         self._left_out: dict[Any, LeftOut] = {}
+        self.lanes = Lanes()
 
     # -- what a replay tells it -----------------------------------------------------------------
 
@@ -109,6 +116,7 @@ class CheckedMemory:
         """The accesses that follow are `program`'s."""
         self._program = program
         self._left_out = {}
+        self.meet()
         self._visible[list(self._seen)] = False
         self._seen = set()
         self._has_synchronised = False
@@ -379,6 +387,10 @@ class CheckedMemory:
             self._tables.append(found)
         return found
 
+    def meet(self) -> None:
+        """All lanes of the program meet (`undefined.Watch`)."""
+        self.lanes.meet()
+
     # -- lanes without a value ------------------------------------------------------------------
 
     def left_out(self, pointers: Array, lanes: Array) -> LeftOut:
@@ -439,6 +451,16 @@ class CheckedMemory:
                 (writers, "reads what", "wrote"),
                 has_read=True,
             )
+        if (clash := self.lanes.clash(region, granules, hit.lanes)) is not None:
+            self._lanes_report(
+                FindingKind.RACE,
+                operation,
+                hit,
+                shape,
+                clash,
+                "reads what another lane of this program has stored, with no barrier between",
+                is_of_lanes=True,
+            )
         readers = region.reader[granules]
         mine = (readers == 0) | (readers == self._epoch)
         region.reader[granules] = np.where(mine, self._epoch, MANY)
@@ -491,17 +513,29 @@ class CheckedMemory:
     def _track_lanes(
         self, hit: _Hit, shape: tuple[int, ...], granules: Array, values: Array
     ) -> None:
-        """Two lanes of one store that write different values to one place: either may win."""
-        if granules.size < 2 or (np.diff(granules) > 0).all():
-            return
-        order = np.argsort(granules, kind="stable")
-        sorted_granules, sorted_values = granules[order], values[order]
-        same = sorted_granules[1:] == sorted_granules[:-1]
-        differ = same & (sorted_values[1:] != sorted_values[:-1])
-        if differ.any():
+        """Two lanes of a program that store different values to one place: either may win."""
+        region = hit.argument.region
+        if (clash := self.lanes.clash(region, granules, hit.lanes)) is not None:
+            differ = clash.copy()
+            before = hit.argument.read(hit.offsets[clash], values.dtype)
+            differ[clash] = before.view(_bits(values)) != values[clash].view(_bits(values))
+            told = "stores another value than another lane of this program has, with no barrier "
+            self._lanes_report(
+                FindingKind.RACE, "store", hit, shape, differ, f"{told}between", is_of_lanes=True
+            )
+        twice = None
+        if granules.size > 1 and not (np.diff(granules) > 0).all():
+            order = np.argsort(granules, kind="stable")
+            sorted_granules, sorted_values = granules[order], values[order]
+            same = sorted_granules[1:] == sorted_granules[:-1]
             bad = np.zeros(granules.size, bool)
-            bad[order[1:][differ]] = True
-            self._lanes_report(FindingKind.RACE, "store", hit, shape, bad, None)
+            bad[order[1:][same & (sorted_values[1:] != sorted_values[:-1])]] = True
+            told = "two lanes of one store write different values"
+            self._lanes_report(
+                FindingKind.RACE, "store", hit, shape, bad, told, is_of_lanes=True
+            )
+            twice = sorted_granules[1:][same]
+        self.lanes.store(region, granules, hit.lanes, twice)
 
     def _lanes_report(
         self,
@@ -510,7 +544,7 @@ class CheckedMemory:
         hit: _Hit,
         shape: tuple[int, ...],
         bad: Array,
-        others: tuple[Array, str, str] | None,
+        others: tuple[Array, str, str] | str | None,
         **more: Any,
     ) -> None:
         if not bad.any():
@@ -521,13 +555,13 @@ class CheckedMemory:
         def describe(i: int) -> _Place:
             offset = int(hit.offsets[numbers[i]])
             place = argument.place(offset)
-            if others is not None:
+            if isinstance(others, str):
+                place = f"{others}: {place}"
+            elif others is not None:
                 epochs, before, after = others
                 who = int(epochs[numbers[i]])
                 name = f"program {self._epochs[who]}" if who > 0 else "several programs"
                 place = f"{before} {name} {after}: {place}"
-            elif kind is FindingKind.RACE:
-                place = f"two lanes of one store write different values: {place}"
             elif kind is FindingKind.UNINITIALISED_READ:
                 place = f"nobody has written {place}"
             return place, argument.element(offset), offset // argument.item_bytes
@@ -604,6 +638,7 @@ class CheckedMemory:
             start = region.data.ctypes.data + hit.argument.start
             real.reshape(-1)[lanes] = hit.offsets.astype(np.uint64) + np.uint64(start)
             allowed.reshape(-1)[lanes] = True
+            self.meet()
             if pointers.size == 1:
                 self._synchronise((id(region), int(hit.offsets[0]) + hit.argument.start))
         return real, allowed

@@ -76,6 +76,7 @@ def replay(
     budget_seconds: float | None = None,
     program_seconds: float | None = None,
     headroom: bool = False,
+    num_warps: int | None = None,
     initialised: Mapping[int, Array] | None = None,
     find_storage: Callable[[int], tuple[int, int] | None] = lambda address: None,
     on_arguments: Callable[[tuple[Argument, ...]], None] = lambda arguments: None,
@@ -89,7 +90,8 @@ def replay(
     tensors whose contents nothing has defined yet, `outputs` those that must be written
     everywhere. `initialised` maps the data pointer of a storage to one bool per byte, read and
     updated; `find_storage` gives start and bytes of the storage at a real address, for kernels
-    that load pointers from memory. With `headroom` the report says from which program on int32
+    that load pointers from memory. Of a program of one warp (`num_warps`) the lanes go in step.
+    With `headroom` the report says from which program on int32
     offsets would overflow. `on_arguments` sees what became of each tensor, `on_lanes` each access,
     as `CheckedMemory.on_lanes` says.
 
@@ -109,6 +111,7 @@ def replay(
         lambda address: at_real_address(address, find_storage, known),
     )
     memory.on_lanes = on_lanes
+    memory.lanes.is_on = num_warps != 1
     run = _Run(jit, size, memory, budget_seconds, first, program_seconds or PROGRAM_SECONDS)
     values = {
         name: admit(memory, name, value, undefined, outputs, known) for name, value in bound.items()

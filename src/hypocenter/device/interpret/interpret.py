@@ -25,6 +25,7 @@ from hypocenter.device.interpret.builder import (
     STEPS_BETWEEN_CLOSE,
     Builder,
     Exact,
+    is_machinery,
     scalar,
 )
 from hypocenter.device.interpret.libdevice import LIBDEVICE
@@ -291,7 +292,8 @@ def _patch(changed: _Changes, memory: Memory, builder: Any, opened: Interpretati
 
 def _branching(builder: Any, plain: Callable[..., bool]) -> Callable[..., bool]:
     def truth(self: Any) -> bool:
-        builder.branches_on(self.handle)
+        if not is_machinery(sys._getframe(1).f_code.co_filename):  # Triton asks on its own account
+            builder.branches_on(self.handle)
         return plain(self)
 
     return truth

@@ -24,7 +24,10 @@ Undefined = dict[Any, Array]
 
 
 class Watch(Protocol):
-    """Who is told of lanes without a value."""
+    """Who is told of lanes that meet, and of lanes without a value."""
+
+    def meet(self) -> None:
+        """All lanes of the program have come as far as this."""
 
     def left_out(self, pointers: Array, lanes: Array) -> Any:
         """The load that is being made leaves `lanes` out; gives what stands for it from here on."""
@@ -252,6 +255,7 @@ def reducing(plain: Callable[..., Any]) -> Callable[..., Any]:
     def reduce(
         input: Any, axis: Any, combine_fn: Any, keep_dims: Any = False, **options: Any
     ) -> Any:
+        _interp.interpreter_semantic.builder.meet()
         result = plain(input, axis, combine_fn, keep_dims=keep_dims, **options)
         if undefined := _of_all(input):
             along = axis.value if isinstance(axis, tl.constexpr) else axis
@@ -266,6 +270,7 @@ def scanning(plain: Callable[..., Any]) -> Callable[..., Any]:
     """tl.associative_scan: a result has no value from the first lane on that has none."""
 
     def scan(input: Any, axis: Any, combine_fn: Any, reverse: Any = False, **options: Any) -> Any:
+        _interp.interpreter_semantic.builder.meet()
         result = plain(input, axis, combine_fn, reverse=reverse, **options)
         if undefined := _of_all(input):
             along = axis.value if isinstance(axis, tl.constexpr) else axis

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.kernel_text import (
@@ -15,6 +17,7 @@ from hypocenter.doctor.rungs.replaying.outside_causes import cause_outside
 from hypocenter.doctor.rungs.replaying.replay_cause import (
     MakeCorrection,
     ReplayCause,
+    TextEdit,
     indices_of,
     place_of,
     scalars_in,
@@ -29,7 +32,8 @@ from hypocenter.tensor import contiguous_strides
 _ORDER = (
     FindingKind.FREED_MEMORY, FindingKind.NULL_POINTER, FindingKind.ELEMENT_WIDTH,
     FindingKind.INT32_OVERFLOW, FindingKind.OUT_OF_BOUNDS, FindingKind.BETWEEN_ROWS,
-    FindingKind.UNINITIALISED_READ, FindingKind.NEVER_WRITTEN, FindingKind.RACE,
+    FindingKind.UNDEFINED_LANE, FindingKind.UNINITIALISED_READ, FindingKind.NEVER_WRITTEN,
+    FindingKind.RACE,
 )  # fmt: skip
 
 
@@ -55,6 +59,10 @@ def classify(
         return _between_rows(finding, tensor, site)
     if finding.kind is FindingKind.ELEMENT_WIDTH and tensor is not None:
         return _other_width(finding, tensor, site, all_of_them)
+    if finding.kind is FindingKind.RACE and finding.is_of_lanes:
+        return _race_of_lanes(finding, site)
+    if finding.kind is FindingKind.UNDEFINED_LANE:
+        return _undefined_lane(case, use, finding, site)
     if finding.kind is FindingKind.RACE:
         return _race(case, use, finding, site)
     if finding.kind is FindingKind.NEVER_WRITTEN:
@@ -235,6 +243,40 @@ def _race(case: Case, use: LaunchMade, finding: Finding, site: Site | None) -> R
         (f"`{folded[1]}` gives several programs one index",) if folded else (),
         (("a grid of one program, which has nobody to race with", lambda make: {"grid": single}),),
         **place,
+    )
+
+
+def _race_of_lanes(finding: Finding, site: Site | None) -> ReplayCause:
+    """No correction is tried: which lane is to store what, the kernel alone does not say."""
+    name = finding.argument or "it"
+    return ReplayCause(
+        Cause.LANE_RACE,
+        f"Put tl.debug_barrier() before the load, or keep what was stored to {name} in a variable"
+        if finding.operation == "load"
+        else f"Let one lane store each element of {name}, or add with an atomic",
+        (),
+        (),
+        **place_of(site),
+    )
+
+
+def _undefined_lane(
+    case: Case, use: LaunchMade, finding: Finding, site: Site | None
+) -> ReplayCause:
+    source = source_of(case, use, site)
+    expression = site.expression if site else ""
+    edit = None
+    if source is not None and source.text.count(expression) == 1 and expression.endswith(")"):
+        given = f"{expression[:-1]}, other=0)"
+        text = source.text.replace(expression, given)
+        edit = TextEdit(given, msgspec.structs.replace(source, text=text))
+    return ReplayCause(
+        Cause.UNDEFINED_LANE,
+        "Give the load the `other` that changes nothing: 0 for a sum, -inf for a maximum",
+        (finding.detail,),
+        (),
+        **place_of(site),
+        edit=edit,
     )
 
 
