@@ -33,8 +33,9 @@ class Region:
     """Bytes that one or more arguments lie in, and what this launch did to them.
 
     `writer` and `reader` hold, per granule, the epoch that wrote or read it last: 0 is nobody, -1
-    is several; `stamps` and `stamped` are those of `lanes.py`. `init` says of each byte whether it was ever written; None: all were. A region
-    without bytes (`data` None) keeps nothing: reads give zeros, writes vanish.
+    is several; `stamps` and `stamped` are those of `lanes.py`. `init` says of each byte whether it
+    was ever written; None: all were. A region without bytes (`data` None) keeps nothing: reads give
+    zeros, writes vanish.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Region:
         self.stamps = _lazy_zeros(num_granules, np.int64)
         self.stamped = 0
         self.is_written = False
+        self.is_changed = False  # by more than an atomic that leaves its word as it was
 
 
 @dataclass(eq=False, slots=True)
@@ -71,6 +73,7 @@ class Argument:
     keeps_width: bool = False
     was_written: bool = False
     was_read: bool = False
+    was_updated: bool = False  # by an atomic
     store_seen: bool = False
     #: Whether a store went where loaded values said, as that of rows into the slots of a pool.
     is_scattered: bool = False

@@ -56,6 +56,8 @@ class FindingKind(enum.StrEnum):
     UNINITIALISED_READ = "uninitialised read"
     NEVER_WRITTEN = "never written"
     RACE = "race"
+    TUNED_IN_PLACE = "tuned in place"
+    WAITS_FOR_EVER = "waits for ever"
     ASSERTION = "assertion"
     BAD_GRID = "bad grid"
 
@@ -138,12 +140,16 @@ class Headroom(msgspec.Struct, frozen=True):
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """How much of a launch was run: programs, and element accesses of them."""
+    """How much of a launch was run: programs, and element accesses of them.
+
+    `num_waiting` began and wait for ever.
+    """
 
     num_run: int
     num_launched: int
     num_lanes: int
     seconds: float
+    num_waiting: int = 0
 
     @property
     def is_complete(self) -> bool:

@@ -25,9 +25,11 @@ from hypocenter.replay.sites import (
     moment_of,
     pointers_at,
     site_of,
+    state_of,
     values_at,
     wrap_site,
 )
+from hypocenter.replay.waiting import Polls
 
 #: What is wrong at a lane, in words; its index in the tensor; its element number from the first.
 _Place = tuple[str, tuple[int, ...] | None, int | None]
@@ -92,6 +94,9 @@ class CheckedMemory:
         self.on_access: Callable[[str, Array, Array], None] | None = None
         #: Called with operation, addresses, mask and values of each, and the width of an element.
         self.on_lanes: Callable[[str, Array, Array, Array, int], None] | None = None
+        #: Called when a program waits for a word, with whether it got on since it last did.
+        self.on_wait: Callable[[bool], None] | None = None
+        self._polls = Polls()
         self._native = native
         self._arguments: dict[int, Argument] = {}
         self._tables: list[Argument] = []
@@ -116,11 +121,49 @@ class CheckedMemory:
         """The accesses that follow are `program`'s."""
         self._program = program
         self._left_out = {}
+        self._polls = Polls()
         self.meet()
         self._visible[list(self._seen)] = False
         self._seen = set()
         self._has_synchronised = False
         self._next_epoch()
+
+    def suspend(self) -> object:
+        """What belongs to the program that is running; `resume` goes on with it."""
+        own = self._program, self._epoch, self._seen, self._has_synchronised
+        return *own, self._left_out, self._polls
+
+    def resume(self, kept: Any) -> None:
+        self._visible[list(self._seen)] = False
+        self._program, self._epoch, self._seen, self._has_synchronised, *rest = kept
+        self._left_out, self._polls = rest
+        self._see(set())
+        self._visible[list(self._seen)] = True
+        self.meet()
+
+    def note_waiting(self, num_ended: int, num_waiting: int) -> bool:
+        """The program that waits does so for ever: a finding, if this launch changes that memory.
+
+        Otherwise somebody else may be meant to, another launch or the host: False.
+        """
+        operation, address = self._polls.place
+        argument = self._arguments.get(address >> SPACE_BITS)
+        if argument is None or not argument.region.is_changed:
+            return False
+        offset = address - argument.address
+        text = (
+            f"waits for {argument.place(offset)} to change, and no program is left that does it: "
+            f"{num_ended} have ended, and {num_waiting} wait"
+        )
+        self.report(
+            FindingKind.WAITS_FOR_EVER,
+            operation,
+            argument,
+            (),
+            np.zeros(1, np.int64),
+            lambda i: (text, argument.element(offset), offset // argument.item_bytes),
+        )
+        return True
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -499,6 +542,7 @@ class CheckedMemory:
             )
             self._track_lanes(hit, shape, granules, values)
             region.writer[granules] = self._epoch
+            region.is_changed = True
         else:
             writers = region.writer[granules]
             alone = (writers == 0) | self._visible[writers]
@@ -531,9 +575,7 @@ class CheckedMemory:
             bad = np.zeros(granules.size, bool)
             bad[order[1:][same & (sorted_values[1:] != sorted_values[:-1])]] = True
             told = "two lanes of one store write different values"
-            self._lanes_report(
-                FindingKind.RACE, "store", hit, shape, bad, told, is_of_lanes=True
-            )
+            self._lanes_report(FindingKind.RACE, "store", hit, shape, bad, told, is_of_lanes=True)
             twice = sorted_granules[1:][same]
         self.lanes.store(region, granules, hit.lanes, twice)
 
@@ -601,6 +643,7 @@ class CheckedMemory:
     ) -> Array:
         real, allowed = self._atomic("atomic", pointers, mask, values.dtype.itemsize)
         result: Array = self._native.atomic_rmw(operation, real, values, allowed, order)
+        self._note_change(pointers, result, allowed)
         self._note("atomic", pointers, mask, result)
         return result
 
@@ -613,14 +656,26 @@ class CheckedMemory:
         spare = scratch.ctypes.data + np.arange(pointers.size, dtype=np.uint64) * np.uint64(8)
         flat[~allowed] = spare[~allowed]
         result: Array = self._native.atomic_cas(real, compare, values, order)
+        self._note_change(pointers, result, allowed)
         self._note("atomic_cas", pointers, every, result)
         return result
 
     def _note(self, operation: str, pointers: Array, mask: Array, values: Array) -> None:
+        if self.on_wait is not None and self._polls.note(operation, pointers, values):
+            self.on_wait(self._polls.has_moved(state_of(kernel_frames())))
         if self.on_access is not None:
             self.on_access(operation, pointers, values)
         if self.on_lanes is not None:
             self.on_lanes(operation, pointers, mask, values, values.dtype.itemsize)
+
+    def _note_change(self, pointers: Array, before: Array, allowed: Array) -> None:
+        """Whether an atomic of one word has left another number there than it found."""
+        argument = self._arguments.get(int(pointers.reshape(-1)[0]) >> SPACE_BITS)
+        if argument is None or argument.region.is_changed or not allowed.any():
+            return
+        offsets = (pointers.reshape(-1) - np.uint64(argument.address)).view(np.int64)
+        now = argument.read(offsets[:1], before.dtype) if before.size == 1 else None
+        argument.region.is_changed = now is None or bool(now[0] != before.reshape(-1)[0])
 
     def _atomic(
         self, operation: str, pointers: Array, mask: Array, width: int
@@ -632,6 +687,7 @@ class CheckedMemory:
             region = hit.argument.region
             self._track_uninitialised(hit, operation, pointers.shape)
             self._track_write(hit, operation, pointers.shape, width, None)
+            hit.argument.was_updated = True
             lanes = slice(None) if hit.lanes is None else hit.lanes
             if region.data is None:
                 continue

@@ -157,6 +157,13 @@ class Interpretation:
         self._builder.set_grid_idx(*program)
         self.function(kernel)(**values)
 
+    def suspend(self) -> object:
+        """What belongs to the program that is running; `resume` goes on with it."""
+        return self._builder.grid_idx, self._builder.__class__
+
+    def resume(self, kept: Any) -> None:
+        self._builder.grid_idx, self._builder.__class__ = kept
+
     def function(self, kernel: Any) -> Callable[..., Any]:
         """The Python function that does what the JITFunction `kernel` says."""
         # By the Python function: a JITFunction's hash parses its source and all it refers to.

@@ -211,9 +211,9 @@ def _gather(self: Following, source: Any, indices: Any, axis: Any) -> Any:
 _MOVING = ("broadcast", "cat", "expand_dims", "join", "reshape", "split", "trans", "unsplat")
 #: Those that are handled on their own, or give nothing.
 _OTHERS = (
-    "assert", "assume", "atomic", "barrier", "descriptor", "dot", "extern", "gather", "get_",
-    "histogram", "inline", "load", "make", "masked", "print", "splat", "store",
-)  # fmt: skip
+    *("assert", "assume", "atomic", "barrier", "descriptor", "dot", "extern", "gather", "get_"),
+    *("histogram", "inline", "load", "make", "masked", "print", "splat", "store"),
+)
 for _name in [name for name in dir(Builder) if name.startswith("create_")]:
     _word = _name.removeprefix("create_")
     if _word in _MOVING:
