@@ -44,6 +44,12 @@ def _too_wide(argument: Argument, offset: int, width: int) -> _Place:
     return text + argument.place(offset), None, offset // argument.item_bytes
 
 
+def _some(addresses: Array) -> list[int]:
+    """The least and the largest address, and one between them in order."""
+    ordered = np.sort(addresses)
+    return [int(ordered[at]) for at in (0, ordered.size // 2, -1)]
+
+
 def _bits(values: Array) -> Any:
     """The type that holds the bits of a number, so that NaN is like itself."""
     return np.dtype(f"u{values.dtype.itemsize}")
@@ -371,7 +377,14 @@ class CheckedMemory:
     def _through_table(
         self, operation: str, shape: tuple[int, ...], flat: Array, numbers: Array, width: int
     ) -> Iterator[_Hit]:
-        """Addresses of no argument: those of a tensor that a table of pointers names, or wild."""
+        """Addresses of no argument: those of a tensor that a table of pointers names, or wild.
+
+        What lies in no tensor, where all others of the access lie in one, leaves that one.
+        """
+        beside = {
+            argument.address: argument for argument in map(self._lookup, _some(flat)) if argument
+        }
+        only = next(iter(beside.values())) if len(beside) == 1 else None
         while flat.size:
             address = int(flat[0])
             argument = self._lookup(address)
@@ -379,18 +392,22 @@ class CheckedMemory:
             if (
                 argument is None
                 and not is_null
-                and (aimed := self._argument_aimed_at()) is not None
+                and (aimed := only or self._argument_aimed_at()) is not None
             ):
                 # So far off that the address says nothing of the tensor that it was meant for.
                 far = (flat - np.uint64(aimed.address)).view(np.int64)
+                gone = (far < 0) | (far > aimed.num_bytes - width)
+                astray = far[gone]
                 self.report(
                     FindingKind.OUT_OF_BOUNDS,
                     operation,
                     aimed,
                     shape,
-                    numbers,
-                    lambda i, aimed=aimed, far=far: _outside(aimed, int(far[i])),  # type: ignore[misc]
+                    numbers[gone],
+                    lambda i, aimed=aimed, astray=astray: _outside(aimed, int(astray[i])),  # type: ignore[misc]
                 )
+                if not gone.all():
+                    yield _Hit(aimed, far[~gone], numbers[~gone])
                 return
             if argument is None:
                 same = flat >> np.uint64(SPACE_BITS) == address >> SPACE_BITS
