@@ -24,7 +24,7 @@ def spread(x_ptr, y_ptr, n, FAR: tl.constexpr, ATOMIC: tl.constexpr, BLOCK: tl.c
 
 
 def run(faulty):
-    x, y = torch.ones(50, device="cuda"), torch.zeros(50, device="cuda")
+    x, y = torch.arange(50.0, device="cuda"), torch.zeros(50, device="cuda")
     spread[(1,)](x, y, 50, FAR=4, ATOMIC=not faulty, BLOCK=64)
 
 
