@@ -196,11 +196,11 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
     ) -> Any:
         self._note_access(pointers)
         result = super().create_masked_load(pointers, mask, other, *rest, **options)
-        is_watched = self.following is not None and not self.gives_other
-        if other is None and is_watched and not mask.data.all():
+        following = None if self.gives_other or other is not None else self.following
+        if following is not None and not mask.data.all():
             left_out = np.broadcast_to(~mask.data, result.data.shape)
             result.undefined = {self.watch.left_out(pointers.data, left_out): left_out}
-            self.__class__ = self.following
+            self.__class__ = following
         return result
 
     def branches_on(self, handle: Any) -> None:

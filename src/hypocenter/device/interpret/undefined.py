@@ -53,9 +53,12 @@ def mark(handle: Any, undefined: Undefined) -> None:
         handle.undefined = found
 
 
-def _any(undefined: Undefined) -> Array | bool:
+def _any(undefined: Undefined) -> Any:
     """The lanes that have no value, from whichever load."""
-    return functools.reduce(np.logical_or, undefined.values(), False)
+    known: Any = False
+    for lanes in undefined.values():
+        known = known | lanes
+    return known
 
 
 def _united(parts: Iterable[Undefined]) -> Undefined:
