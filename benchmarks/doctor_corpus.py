@@ -191,6 +191,12 @@ TRUTH = {
     "print_in_capture": Truth(
         ("call not allowed during capture",), "", ".item()", (), PLAIN, needs_gpu=True
     ),
+    "padded_vocabulary": Truth(
+        ("wrong stride",), "clear_low", "logits_ptr + row * pitch", ("logits_ptr", "pitch"), SUSPECT
+    ),
+    "gradient_mean": Truth(
+        ("undefined lane",), "centre_gradient", "tl.load(grad_ptr", ("grad_ptr",), SUSPECT
+    ),
     "even_heuristic": Truth(_MASK, "add_vectors", "x_ptr + at) + tl.load(y_ptr", ()),
     "tuned_without_mask": Truth(
         _MASK, "square", "tl.load(x_ptr + at)", ("x_ptr", "out_ptr"), needs_gpu=True

@@ -403,13 +403,6 @@ def test_a_kernel_that_cannot_run_says_where() -> None:
         check(kernels.fails, 1, x_ptr=torch.zeros(1))
 
 
-def test_a_program_that_waits_for_a_later_one_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay_module, "PROGRAM_SECONDS", 0.3)
-    with pytest.raises(ProgramNeverEnds, match="it waits for a later program") as told:
-        check(kernels.waits_for_a_later_one, 2, flag_ptr=torch.zeros(1, dtype=torch.int32))
-    assert told.value.site is not None
-
-
 def test_a_slow_program_is_told_from_one_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_module, "PROGRAM_SECONDS", 0.1)
     with pytest.raises(ProgramTooSlow, match=r"is too slow here: .* still gets on$") as told:

@@ -238,3 +238,98 @@ def counted_rows(x_ptr, stride):
     for _ in range(row):
         tl.load(x_ptr)
     tl.load(x_ptr + row * stride)
+
+
+@triton.jit
+def meets_all(count_ptr, expected):
+    tl.debug_barrier()
+    tl.atomic_add(count_ptr, 1)
+    while tl.atomic_add(count_ptr, 0) < expected:
+        pass
+
+
+@triton.jit
+def two_phases(x_ptr, y_ptr, out_ptr, count_ptr, expected, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    own, other = tl.program_id(0), (tl.program_id(0) + 1) % tl.num_programs(0)
+    tl.store(y_ptr + own * BLOCK + at, tl.load(x_ptr + own * BLOCK + at) * 2)
+    meets_all(count_ptr, expected)
+    taken = tl.load(y_ptr + other * BLOCK + at)
+    meets_all(count_ptr, 2 * expected)
+    tl.store(out_ptr + own * BLOCK + at, taken)
+
+
+@triton.jit
+def waits_for_nobody(flag_ptr):
+    while tl.load(flag_ptr) == 0:
+        pass
+
+
+@triton.jit
+def reads_one_word_often(x_ptr, out_ptr, n):
+    total = 0.0
+    for _ in range(n):
+        total += tl.load(x_ptr)
+    tl.store(out_ptr, total)
+
+
+@triton.jit
+def back_by_others(x_ptr, y_ptr, BARRIER: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, at)
+    if BARRIER:
+        tl.debug_barrier()
+    tl.store(y_ptr + at, tl.load(x_ptr + BLOCK - 1 - at))
+
+
+@triton.jit
+def adds_around(x_ptr, SHIFT: tl.constexpr, SAME: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    own = tl.load(x_ptr + at)
+    next_one = tl.load(x_ptr + at + SHIFT)
+    tl.store(x_ptr + at, own * 0 if SAME else own + 1)
+    tl.store(x_ptr + at + SHIFT, next_one * 0 if SAME else next_one + 2)
+
+
+@triton.jit
+def sums_left_out(x_ptr, out_ptr, n, HOW: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    mask = at < n
+    x = tl.load(x_ptr + at, mask=mask)
+    if HOW == "sum":
+        tl.store(out_ptr + at, x - tl.sum(x), mask=mask)
+    elif HOW == "where":
+        tl.store(out_ptr + at, x - tl.sum(tl.where(mask, x, 0.0)), mask=mask)
+    elif HOW == "same mask":
+        tl.store(out_ptr + at, tl.exp(x.to(tl.float32)) * 2, mask=mask)
+    elif HOW == "other mask":
+        tl.store(out_ptr + at, x, mask=at <= n)
+    elif HOW == "branch":
+        if tl.max(x) > 0:
+            tl.store(out_ptr + at, 1.0, mask=mask)
+    elif HOW == "address":
+        tl.store(out_ptr + x.to(tl.int32) % 2, 1.0)
+    elif HOW == "mask":
+        tl.store(out_ptr + at, 1.0, mask=x > 0)
+    elif HOW == "narrowed mask":
+        tl.store(out_ptr + at, 1.0, mask=mask & (x > 0))
+    elif HOW == "cumsum":
+        tl.store(out_ptr + at, tl.cumsum(x, 0), mask=mask)
+    elif HOW == "reversed cumsum":
+        tl.store(out_ptr + at, tl.cumsum(x, 0, reverse=True), mask=mask)
+
+
+@triton.jit
+def rows_left_out(x_ptr, out_ptr, m, n, BOTH: tl.constexpr, BLOCK: tl.constexpr):
+    row, col = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    inside = (row < m) & (col < n) if BOTH else (row < m) & (col < BLOCK)
+    x = tl.load(x_ptr + row * BLOCK + col, mask=inside)
+    rows = tl.arange(0, BLOCK)
+    tl.store(out_ptr + rows, tl.sum(tl.trans(tl.trans(x)), axis=1), mask=rows < m)
+
+
+@triton.jit
+def scalar_left_out(x_ptr, out_ptr, at, OTHER: tl.constexpr):
+    mask = at >= 0
+    x = tl.load(x_ptr + at, mask=mask, other=0.0) if OTHER else tl.load(x_ptr + at, mask=mask)
+    tl.store(out_ptr, x)

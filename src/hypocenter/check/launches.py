@@ -10,7 +10,7 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -22,12 +22,13 @@ from hypocenter import package
 from hypocenter.check.configurations import configuration_text, configurations_once
 from hypocenter.check.report import CheckedLaunch
 from hypocenter.check.tensors import TensorWatch
+from hypocenter.check.tuning import changed_by_tuning, finding_of, storage_bytes, tensors_in
 from hypocenter.device.interpret.block_pointers import compile_problem
 from hypocenter.device.triton_lang import triton
 from hypocenter.dtypes import Array
 from hypocenter.replay.arguments import Argument
 from hypocenter.replay.findings import Coverage, Finding, Headroom, Site
-from hypocenter.replay.replay import StaticAssertFailed, replay
+from hypocenter.replay.replay import KernelFailed, StaticAssertFailed, replay
 
 CheckOutput = CheckedLaunch | Finding | Headroom
 
@@ -45,6 +46,9 @@ class Launches:
         self._left = budget_seconds
         self._configuration: str | None = None
         self._was_skipped = False
+        #: Of the last launch: who made it, whether it ran whole, and whether it worked in place.
+        self._site: Site | None = None
+        self._is_complete = self._is_in_place = False
         self._seen: set[Any] = set()
         self._tuned: dict[Any, Any] = {}
 
@@ -85,6 +89,7 @@ class Launches:
                 arguments,
                 budget_seconds=max(self._left * _SHARE, _LEAST_SECONDS),
                 headroom=self._is_new(jit, arguments),
+                num_warps=kwargs.get("num_warps"),
                 initialised=self.watch.flags,
                 find_storage=self.watch.find,
                 on_arguments=after.append,
@@ -100,6 +105,20 @@ class Launches:
                 )
             )
             return
+        except KernelFailed as error:
+            x, y, z = size.value
+            nothing = Coverage(0, x * y * z, 0, 0.0)
+            self._write(
+                CheckedLaunch(
+                    jit.__name__,
+                    size.value,
+                    nothing,
+                    site,
+                    self._configuration,
+                    stopped=f"not run to its end: {error.problem}",
+                )
+            )
+            raise
         finally:
             self._left -= time.thread_time() - started
         for finding in report.findings:
@@ -119,6 +138,12 @@ class Launches:
                 self._configuration,
                 problem=compile_problem() if report.has_block_pointers else "",
             )
+        )
+        self._site, self._is_complete = site, report.coverage.is_complete
+        self._is_in_place = any(
+            argument.was_updated or (argument.was_read and argument.was_written)
+            for tensors in after
+            for argument in tensors
         )
         for tensors in after:
             self.watch.note_launch(
@@ -140,26 +165,75 @@ class Launches:
             configs = tuner.early_config_prune(configs, tuner.nargs, **kwargs) or configs
         known = self._tuned.get(key)
         chosen = [known] if known else configurations_once(tuner, configs, every)
-        restore = self._snapshot(every) if len(chosen) > 1 else lambda: None
+        is_tuned = known is None and len(configs) > 1
+        restore = self._snapshot(every) if is_tuned else lambda: None
 
-        def run(same: list[Any]) -> bool:
+        def launch(same: list[Any]) -> None:
             config = same[-1]
-            restore()
             full = {**tuner.nargs, **kwargs, **config.all_kwargs()}
             tuner.pre_hook(full, reset_only=True)
             if config.pre_hook is not None:
                 config.pre_hook(full)
             with self._in_configuration(configuration_text(same)):
                 tuner.fn.run(*args, **kwargs, **config.all_kwargs())
+
+        def run(same: list[Any]) -> bool:
+            restore()
+            launch(same)
             return not self._was_skipped
 
         compiled = [same for same in chosen if run(same)]
         if compiled and self._was_skipped:  # the results must be those of a launch that happened
             run(compiled[-1])
+        if compiled and is_tuned and self._is_in_place and self._is_benchmarked(tuner, every):
+            self._tune_twice(
+                tuner, compiled[-1], args, kwargs, restore, lambda: launch(compiled[-1])
+            )
         if compiled:
             self._tuned[key] = compiled[-1]
             tuner.best_config = compiled[-1][-1]
         tuner.nargs = None
+
+    def _is_benchmarked(self, tuner: Any, every: Mapping[str, Any]) -> bool:
+        """Whether Triton would run benchmarks for this launch, after those that came before."""
+        values = (_signature(every[name]) for name in tuner.keys if name in every)
+        types = (str(v.dtype) for n, v in every.items() if n != "grid" and hasattr(v, "dtype"))
+        key = ("benchmarked", id(tuner), *values, *types)
+        is_new = key not in self._seen
+        self._seen.add(key)
+        return is_new
+
+    def _tune_twice(
+        self,
+        tuner: Any,
+        same: list[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        restore: Callable[[], None],
+        launch: Callable[[], None],
+    ) -> None:
+        """Report what one benchmark before the launch would change; the launch itself stays."""
+        config = same[-1]
+        full = {**tuner.nargs, **kwargs, **config.all_kwargs()}
+
+        def benchmark() -> None:
+            if config.pre_hook is not None:
+                config.pre_hook(full)
+            tuner.pre_hook(full)
+            tuner.fn.run(*args, **kwargs, **config.all_kwargs())
+            tuner.post_hook(full, exception=None)
+
+        write, self._write = self._write, lambda record: None
+        seen = set(self._seen)
+        try:
+            with self._in_configuration(configuration_text(same)):
+                found = changed_by_tuning(full, restore, launch, benchmark)
+        finally:
+            self._write, self._seen = write, seen
+        if found is not None and self._is_complete:
+            kernel = tuner.base_fn
+            name = configuration_text(same)
+            self.write_finding(finding_of(kernel.__name__, kernel, found, name, self._site))
 
     def write_finding(self, finding: Finding) -> None:
         """Write a finding unless its like has been written for this configuration."""
@@ -198,15 +272,12 @@ class Launches:
         """A function that puts the bytes of the tensors, and what is known of them, back."""
         kept: list[tuple[Array, Array]] = []
         with _plain_torch():
-            for value in arguments.values():
-                tensor = getattr(value, "base", None)
-                tensor = value if isinstance(value, torch.Tensor) else tensor
-                if isinstance(tensor, torch.Tensor):
-                    raw = torch.as_tensor(tensor.untyped_storage(), dtype=torch.uint8).numpy()
-                    kept.append((raw, raw.copy()))
-                    flags = self.watch.flags.get(tensor.untyped_storage().data_ptr())
-                    if flags is not None:
-                        kept.append((flags, flags.copy()))
+            for tensor in tensors_in(arguments).values():
+                raw = storage_bytes(tensor)
+                kept.append((raw, raw.copy()))
+                flags = self.watch.flags.get(tensor.untyped_storage().data_ptr())
+                if flags is not None:
+                    kept.append((flags, flags.copy()))
 
         def restore() -> None:
             for live, copy in kept:

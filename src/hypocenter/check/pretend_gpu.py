@@ -9,8 +9,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import types
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -38,12 +39,14 @@ _CUDA_VERSION, _HIP_VERSION = "12.8", "7.0.0"
 class OnCpu(TorchFunctionMode):
     """Sends every torch call that names a GPU to the CPU, and answers for tensors' devices.
 
-    A copy to or from the GPU stays a copy: `on_copy(source, copy)` is told of each.
+    A copy to or from the GPU stays a copy, and so does one into pinned memory:
+    `on_copy(source, copy)` is told of each.
     """
 
     def __init__(self, on_copy: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
         super().__init__()
         self._on_copy = on_copy
+        self._pinned: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -57,13 +60,15 @@ class OnCpu(TorchFunctionMode):
         if func in (torch.Tensor.cuda, torch.Tensor.cpu):
             return self._copy_tensor(args[0])
         if func is torch.Tensor.pin_memory:
-            return args[0]
+            return self._pin(self._copy_tensor(args[0]))
+        if func is torch.Tensor.is_pinned:
+            return any(args[0] is tensor for tensor in self._pinned)
         device = kwargs.get("device")
         names_device = _names_device(args) or isinstance(device, int) or _is_device(device)
         if func is torch.Tensor.to and len(args) > 1 and type(args[1]) is int:
             args, names_device = (args[0], _GPU, *args[2:]), True
         if kwargs.get("pin_memory"):
-            kwargs["pin_memory"] = False
+            return self._pin(func(*args, **{**kwargs, "pin_memory": False}))
         if not names_device:
             return func(*args, **kwargs)
         args = tuple(_on_cpu(value) for value in args)
@@ -73,6 +78,10 @@ class OnCpu(TorchFunctionMode):
         if func is torch.Tensor.to and result is args[0]:
             return self._copy_tensor(result)
         return result
+
+    def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._pinned.add(tensor)
+        return tensor
 
     def _copy_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         copy = tensor.clone()
@@ -107,8 +116,41 @@ def _on_cpu(value: Any, *, is_device: bool = False) -> Any:
     return "cpu" if is_device and isinstance(value, int) else value
 
 
-def pretend(gpu: GpuLimits) -> None:
-    """From now on torch and Triton answer as on a machine with one `gpu`."""
+class _Runtime:
+    """Stands in for `torch.cuda.cudart()`: kernels may use host memory that is registered."""
+
+    def __init__(self, memory: HostMemory) -> None:
+        self._memory = memory
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
+        self._memory.note_host(int(address), int(num_bytes))
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self._memory.forget_host(int(address))
+        return 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: 0
+
+
+class HostMemory(Protocol):
+    """Who is told of memory of the host that kernels may read and write."""
+
+    def note_host(self, address: int, num_bytes: int) -> None: ...
+    def forget_host(self, address: int) -> None: ...
+
+
+def pretend(gpu: GpuLimits, memory: HostMemory) -> None:
+    """From now on torch and Triton answer as on a machine with one `gpu`.
+
+    `memory` is told of what a program registers of the host's own memory.
+    """
+    anything: Any = torch.cuda
+    runtime = _Runtime(memory)
+    anything.cudart = lambda *args, **kwargs: runtime
     _torch_version(gpu)
     pretend_bindings(gpu)
     _torch_cuda(gpu)
@@ -211,7 +253,6 @@ def _torch_cuda(gpu: GpuLimits) -> None:
         "seed",
         "seed_all",
         "set_stream",
-        "cudart",
     ):
         setattr(cuda, name, answering(None))
     # A captured launch runs, and is checked, once; replaying its graph does nothing more.

@@ -25,6 +25,8 @@ class CheckedLaunch(msgspec.Struct, frozen=True):
     skipped: str | None = None
     #: Why the Triton that is installed does not compile this kernel, though it was run here.
     problem: str = ""
+    #: Why its replay came to no end, after which the file did not go on.
+    stopped: str = ""
     #: As on which GPU.
     arch: str = ""
 
@@ -161,7 +163,13 @@ def _covered_text(group: Sequence[CheckedLaunch]) -> str:
         return f"does not compile: {skipped[0]}"
     num_run = sum(launch.coverage.num_run for launch in group)
     num_launched = sum(launch.coverage.num_launched for launch in group)
-    sampled = " (sampled; --budget SECONDS runs more)" if num_run < num_launched else ""
+    num_waiting = sum(launch.coverage.num_waiting for launch in group)
+    if stopped := [launch.stopped for launch in group if launch.stopped]:
+        sampled = f" ({stopped[0]})"
+    elif num_waiting:
+        sampled = f" ({num_waiting} wait for ever)"
+    else:
+        sampled = " (sampled; --budget SECONDS runs more)" if num_run < num_launched else ""
     if any(0 in launch.grid for launch in group):
         sampled += " (an empty grid: nothing ran)"
     launches = count_text(len(group), "launch", "launches")

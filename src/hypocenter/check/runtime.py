@@ -74,7 +74,7 @@ def _run(request: CheckRequest, write: Any) -> End:
     except ImportError as error:
         return End(str(MissingPackage("a check", "torch" if error.name == "torch" else "triton")))
     launches = Launches(request.budget_seconds, write)
-    pretend(named_gpu(request.arch))
+    pretend(named_gpu(request.arch), launches.watch)
     launches.install()
     sys.argv = [request.path, *request.arguments]
     sys.path.insert(0, str(Path(request.path).resolve().parent))

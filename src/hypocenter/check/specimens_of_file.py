@@ -57,7 +57,7 @@ def record(path: str, arch: str) -> tuple[list[Specimen], str]:
     Raises HypoError when it ended early without a launch.
     """
     recorder = SpecimenRecorder()
-    pretend(named_gpu(arch))
+    pretend(named_gpu(arch), recorder.watch)
     recorder.install()
     sys.argv = [path]
     sys.path.insert(0, str(Path(path).resolve().parent))

@@ -75,6 +75,7 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.flags: dict[int, Array] = {}
         self._storages: dict[int, tuple[int, Any]] = {}
+        self._of_host: dict[int, int] = {}
         self._pending: list[Pending] = []
         self._report = report
 
@@ -97,11 +98,21 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.flags[copy.untyped_storage().data_ptr()] = flags.copy()
 
     def find(self, address: int) -> tuple[int, int] | None:
-        """Start and bytes of the live storage that holds a real address."""
+        """Start and bytes of the live storage, or host memory, that holds a real address."""
         for start, (num_bytes, reference) in self._storages.items():
             if start <= address < start + num_bytes and not reference.expired():
                 return start, num_bytes
+        for start, num_bytes in self._of_host.items():
+            if start <= address < start + num_bytes:
+                return start, num_bytes
         return None
+
+    def note_host(self, address: int, num_bytes: int) -> None:
+        """Kernels may use these bytes, which are the host's own and no tensor's of this watch."""
+        self._of_host[address] = num_bytes
+
+    def forget_host(self, address: int) -> None:
+        self._of_host.pop(address, None)
 
     # -- torch operations -----------------------------------------------------------------------
 

@@ -35,8 +35,10 @@ class Cause(enum.StrEnum):
     MISSING_MASK = "missing tail mask"
     OFF_BY_ONE = "off by one"
     PROGRAM_RACE = "race between programs"
+    LANE_RACE = "race between lanes"
     OUTPUT_NOT_WRITTEN = "output not written"
     UNINITIALISED_READ = "uninitialised read"
+    UNDEFINED_LANE = "undefined lane"
     NONFINITE_PADDING = "non-finite padding"
     NONFINITE_VALUE = "non-finite value"
     USE_AFTER_FREE = "use after free"
@@ -183,6 +185,14 @@ CAUSES: dict[Cause, CauseRow] = {
         symptoms=_OF_VALUES | _HANG, blames=Blame.KERNEL, untested=_REPLAY,
         tested_by=TestedBy.REPLAY,
         clean="no two programs touch the same element, one writing",
+    ),
+    Cause.LANE_RACE: CauseRow(
+        symptoms=_OF_VALUES, blames=Blame.KERNEL, untested=_REPLAY, tested_by=TestedBy.REPLAY,
+        clean="no two lanes of a program touch the same element, one writing, without a barrier",
+    ),
+    Cause.UNDEFINED_LANE: CauseRow(
+        symptoms=_OF_VALUES, blames=Blame.KERNEL, untested=_REPLAY, tested_by=TestedBy.REPLAY,
+        clean="no lane that a masked load leaves out reaches a result",
     ),
     Cause.MISCOMPILED: CauseRow(
         symptoms=_OF_VALUES, blames=Blame.LAUNCH, untested=_OUTCOMES

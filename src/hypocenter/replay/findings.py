@@ -51,9 +51,13 @@ class FindingKind(enum.StrEnum):
     INT32_OVERFLOW = "int32 overflow"
     UINT32_OVERFLOW = "uint32 overflow"
     OUT_OF_BOUNDS = "out of bounds"
+    BETWEEN_ROWS = "between rows"
+    UNDEFINED_LANE = "undefined lane"
     UNINITIALISED_READ = "uninitialised read"
     NEVER_WRITTEN = "never written"
     RACE = "race"
+    TUNED_IN_PLACE = "tuned in place"
+    WAITS_FOR_EVER = "waits for ever"
     ASSERTION = "assertion"
     BAD_GRID = "bad grid"
 
@@ -77,7 +81,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     `archs` are the GPUs as on which a checked program showed it.
     `layout` is that of the argument, where it is expanded or not contiguous.
     Of a race `has_read` says that one of the two reads, and `written_back_line` is the line in
-    which the same programs write what they have read.
+    which the same programs write what they have read; `is_of_lanes` says that both are lanes of
+    one program.
     """
 
     kind: FindingKind
@@ -100,6 +105,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     launched_at: Site | None = None
     width_bytes: int | None = None
     has_read: bool = False
+    is_of_lanes: bool = False
     written_back_line: int | None = None
     layout: StridedShape | None = None
     archs: tuple[str, ...] = ()
@@ -134,12 +140,16 @@ class Headroom(msgspec.Struct, frozen=True):
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """How much of a launch was run: programs, and element accesses of them."""
+    """How much of a launch was run: programs, and element accesses of them.
+
+    `num_waiting` began and wait for ever.
+    """
 
     num_run: int
     num_launched: int
     num_lanes: int
     seconds: float
+    num_waiting: int = 0
 
     @property
     def is_complete(self) -> bool:
@@ -171,12 +181,16 @@ def races_once(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(kept)
 
 
+def _party(race: Finding) -> tuple[str | None, int, bool]:
+    return race.argument, race.num_programs, race.is_of_lanes
+
+
 def _read_of(finding: Finding, before: Sequence[Finding]) -> Finding | None:
     if (finding.kind, finding.operation) != (FindingKind.RACE, "store"):
         return None
     for other in before:
         is_read = (other.kind, other.operation) == (FindingKind.RACE, "load")
-        same = (other.argument, other.num_programs) == (finding.argument, finding.num_programs)
+        same = _party(other) == _party(finding)
         if is_read and same and other.written_back_line is None:
             return other
     return None

@@ -23,7 +23,8 @@ from hypocenter.device.interpret.interpret import (
 from hypocenter.dtypes import Array
 from hypocenter.replay.arguments import SPACE_BITS, Argument
 from hypocenter.replay.findings import Site
-from hypocenter.replay.sites import SiteValue, kernel_frames, values_at, wrap_site
+from hypocenter.replay.sites import SiteValue, kernel_frames, state_of, values_at, wrap_site
+from hypocenter.replay.waiting import Polls
 
 #: Most programs along each axis: CUDA's and HIP's limits.
 MAX_PROGRAMS = (2**31 - 1, 65535, 65535)
@@ -153,6 +154,13 @@ class _Probe:
     def __init__(self, arguments: tuple[Argument, ...]) -> None:
         self.exact: Exact | None = None
         self._arguments = {a.number: a for a in arguments if a.real_address is None}
+        self._polls = Polls()
+
+    def _note(self, operation: str, pointers: Array, values: Array) -> Array:
+        is_wait = self._polls.note(operation, pointers, values)
+        if is_wait and not self._polls.has_moved(state_of(kernel_frames())):
+            raise _TooLong("a probe waits for another program")
+        return values
 
     def load(self, pointers: Array, mask: Array, other: Array, dtype: Any) -> Array:
         self._look(pointers)
@@ -166,7 +174,7 @@ class _Probe:
             offsets = (flat - np.uint64(argument.address)).view(np.int64)
             inside = (offsets >= 0) & (offsets <= argument.num_bytes - loaded.itemsize) & active
             out[inside] = argument.read(offsets[inside], loaded.dtype)
-        return loaded
+        return self._note("load", pointers, loaded)
 
     def store(self, pointers: Array, values: Array, mask: Array) -> None:
         self._look(pointers)
@@ -175,7 +183,7 @@ class _Probe:
         self, operation: Any, pointers: Array, values: Array, mask: Array, order: Any
     ) -> Array:
         self._look(pointers)
-        return np.zeros(pointers.shape, values.dtype)
+        return self._note("atomic", pointers, np.zeros(pointers.shape, values.dtype))
 
     def atomic_cas(self, pointers: Array, compare: Array, values: Array, order: Any) -> Array:
         """Always succeeds, so that a lock is had at once."""

@@ -49,6 +49,7 @@ def replay_launch(launch: Launch, program: tuple[int, int, int] | None = None) -
         grid,
         {**arguments, **constants},
         programs=programs,
+        num_warps=launch.options.get("num_warps"),
         budget_seconds=_MAX_SECONDS if programs is None else None,
     )
 

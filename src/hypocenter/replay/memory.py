@@ -5,7 +5,7 @@ Keeps what each program wrote and read, so that races and uninitialised reads sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,14 +17,19 @@ from hypocenter.device.interpret.interpret import block_of_others
 from hypocenter.dtypes import Array
 from hypocenter.replay.arguments import MANY, SPACE_BITS, Argument
 from hypocenter.replay.findings import OVERFLOWS, Finding, FindingKind, races_once
+from hypocenter.replay.lanes import Lanes
 from hypocenter.replay.sites import (
+    Moment,
     address_is_loaded,
     kernel_frames,
+    moment_of,
     pointers_at,
     site_of,
+    state_of,
     values_at,
     wrap_site,
 )
+from hypocenter.replay.waiting import Polls
 
 #: What is wrong at a lane, in words; its index in the tensor; its element number from the first.
 _Place = tuple[str, tuple[int, ...] | None, int | None]
@@ -37,6 +42,17 @@ def _outside(argument: Argument, offset: int) -> _Place:
 def _too_wide(argument: Argument, offset: int, width: int) -> _Place:
     text = f"{width} bytes at a time, but its elements have {argument.item_bytes}: "
     return text + argument.place(offset), None, offset // argument.item_bytes
+
+
+def _some(addresses: Array) -> list[int]:
+    """The least and the largest address, and one between them in order."""
+    ordered = np.sort(addresses)
+    return [int(ordered[at]) for at in (0, ordered.size // 2, -1)]
+
+
+def _bits(values: Array) -> Any:
+    """The type that holds the bits of a number, so that NaN is like itself."""
+    return np.dtype(f"u{values.dtype.itemsize}")
 
 
 @dataclass(slots=True)
@@ -56,6 +72,17 @@ class _Hit:
     lanes: Array | None  # None: all lanes, in order
 
 
+@dataclass(eq=False, slots=True)
+class LeftOut:
+    """A load without `other` of one program, and the lanes that its mask left out at first."""
+
+    frames: list[Moment]
+    shape: tuple[int, ...]
+    lanes: Array
+    argument: Argument | None
+    is_told: bool = False
+
+
 class CheckedMemory:
     """The Memory of an interpretation that checks each access and keeps Findings."""
 
@@ -73,6 +100,9 @@ class CheckedMemory:
         self.on_access: Callable[[str, Array, Array], None] | None = None
         #: Called with operation, addresses, mask and values of each, and the width of an element.
         self.on_lanes: Callable[[str, Array, Array, Array, int], None] | None = None
+        #: Called when a program waits for a word, with whether it got on since it last did.
+        self.on_wait: Callable[[bool], None] | None = None
+        self._polls = Polls()
         self._native = native
         self._arguments: dict[int, Argument] = {}
         self._tables: list[Argument] = []
@@ -85,6 +115,8 @@ class CheckedMemory:
         self._seen: set[int] = set()
         self._has_synchronised = False
         self._released: dict[tuple[int, int], set[int]] = {}
+        self._left_out: dict[Any, LeftOut] = {}
+        self.lanes = Lanes()
 
     # -- what a replay tells it -----------------------------------------------------------------
 
@@ -94,10 +126,50 @@ class CheckedMemory:
     def begin(self, program: tuple[int, int, int]) -> None:
         """The accesses that follow are `program`'s."""
         self._program = program
+        self._left_out = {}
+        self._polls = Polls()
+        self.meet()
         self._visible[list(self._seen)] = False
         self._seen = set()
         self._has_synchronised = False
         self._next_epoch()
+
+    def suspend(self) -> object:
+        """What belongs to the program that is running; `resume` goes on with it."""
+        own = self._program, self._epoch, self._seen, self._has_synchronised
+        return *own, self._left_out, self._polls
+
+    def resume(self, kept: Any) -> None:
+        self._visible[list(self._seen)] = False
+        self._program, self._epoch, self._seen, self._has_synchronised, *rest = kept
+        self._left_out, self._polls = rest
+        self._see(set())
+        self._visible[list(self._seen)] = True
+        self.meet()
+
+    def note_waiting(self, num_ended: int, num_waiting: int) -> bool:
+        """The program that waits does so for ever: a finding, if this launch changes that memory.
+
+        Otherwise somebody else may be meant to, another launch or the host: False.
+        """
+        operation, address = self._polls.place
+        argument = self._arguments.get(address >> SPACE_BITS)
+        if argument is None or not argument.region.is_changed:
+            return False
+        offset = address - argument.address
+        text = (
+            f"waits for {argument.place(offset)} to change, and no program is left that does it: "
+            f"{num_ended} have ended, and {num_waiting} wait"
+        )
+        self.report(
+            FindingKind.WAITS_FOR_EVER,
+            operation,
+            argument,
+            (),
+            np.zeros(1, np.int64),
+            lambda i: (text, argument.element(offset), offset // argument.item_bytes),
+        )
+        return True
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -141,13 +213,15 @@ class CheckedMemory:
         shape: tuple[int, ...],
         lanes: Array,
         describe: Callable[[int], _Place],
+        frames: Sequence[Moment] | None = None,
         **more: Any,
     ) -> None:
         """Note a fault of `lanes` (flat numbers); `describe(i)` tells of the i-th of them.
 
         The lowest program that has it is the one that is shown, in whatever order they are run.
+        `frames` are those of the kernel at that access, where it was made earlier.
         """
-        frames = kernel_frames()
+        frames = kernel_frames() if frames is None else frames
         name = argument.name if argument else None
         key = (kind, name, tuple((f.f_code, f.f_lasti) for f in frames))
         found = self._found.get(key)
@@ -285,13 +359,32 @@ class CheckedMemory:
                 lambda i: _outside(argument, int(outside[i])),
             )
             offsets, lanes = offsets[~bad], numbers[~bad]
+        if (gone := argument.between(offsets, width)) is not None:
+            numbers = np.arange(flat.size) if lanes is None else lanes
+            astray = offsets[gone]
+            self.report(
+                FindingKind.BETWEEN_ROWS,
+                operation,
+                argument,
+                shape,
+                numbers[gone],
+                lambda i: _outside(argument, int(astray[i])),
+            )
+            offsets, lanes = offsets[~gone], numbers[~gone]
         if offsets.size:
             yield _Hit(argument, offsets, lanes)
 
     def _through_table(
         self, operation: str, shape: tuple[int, ...], flat: Array, numbers: Array, width: int
     ) -> Iterator[_Hit]:
-        """Addresses of no argument: those of a tensor that a table of pointers names, or wild."""
+        """Addresses of no argument: those of a tensor that a table of pointers names, or wild.
+
+        What lies in no tensor, where all others of the access lie in one, leaves that one.
+        """
+        beside = {
+            argument.address: argument for argument in map(self._lookup, _some(flat)) if argument
+        }
+        only = next(iter(beside.values())) if len(beside) == 1 else None
         while flat.size:
             address = int(flat[0])
             argument = self._lookup(address)
@@ -299,18 +392,22 @@ class CheckedMemory:
             if (
                 argument is None
                 and not is_null
-                and (aimed := self._argument_aimed_at()) is not None
+                and (aimed := only or self._argument_aimed_at()) is not None
             ):
                 # So far off that the address says nothing of the tensor that it was meant for.
                 far = (flat - np.uint64(aimed.address)).view(np.int64)
+                gone = (far < 0) | (far > aimed.num_bytes - width)
+                astray = far[gone]
                 self.report(
                     FindingKind.OUT_OF_BOUNDS,
                     operation,
                     aimed,
                     shape,
-                    numbers,
-                    lambda i, aimed=aimed, far=far: _outside(aimed, int(far[i])),  # type: ignore[misc]
+                    numbers[gone],
+                    lambda i, aimed=aimed, astray=astray: _outside(aimed, int(astray[i])),  # type: ignore[misc]
                 )
+                if not gone.all():
+                    yield _Hit(aimed, far[~gone], numbers[~gone])
                 return
             if argument is None:
                 same = flat >> np.uint64(SPACE_BITS) == address >> SPACE_BITS
@@ -350,6 +447,44 @@ class CheckedMemory:
             self._tables.append(found)
         return found
 
+    def meet(self) -> None:
+        """All lanes of the program meet (`undefined.Watch`)."""
+        self.lanes.meet()
+
+    # -- lanes without a value ------------------------------------------------------------------
+
+    def left_out(self, pointers: Array, lanes: Array) -> LeftOut:
+        """A load without `other` that is being made leaves `lanes` out (`undefined.Watch`)."""
+        frames = kernel_frames()
+        key = tuple((frame.f_code, frame.f_lasti) for frame in frames)
+        if key not in self._left_out:
+            moments = [moment_of(frame) for frame in frames]
+            aimed = self._arguments.get(int(pointers.reshape(-1)[0]) >> SPACE_BITS)
+            numbers = np.flatnonzero(lanes)
+            self._left_out[key] = LeftOut(moments, pointers.shape, numbers, aimed)
+        return self._left_out[key]
+
+    def reached(self, load: LeftOut, what: str) -> None:
+        """A lane that `load` left out reaches `what` of the instruction that is being run."""
+        if load.is_told:
+            return
+        load.is_told = True
+        here, there = site_of(kernel_frames()[0]), site_of(load.frames[0])
+        line = f"line {here.line}" if here.file == there.file else f"{here.file}:{here.line}"
+        detail = (
+            "the mask leaves this lane out, and a load without `other` gives it no value; that "
+            f"reaches {what} in {line}: {here.expression}"
+        )
+        self.report(
+            FindingKind.UNDEFINED_LANE,
+            "load",
+            load.argument,
+            load.shape,
+            load.lanes,
+            lambda i: (detail, None, None),
+            load.frames,
+        )
+
     # -- who wrote, who read --------------------------------------------------------------------
 
     def _track_read(self, hit: _Hit, operation: str, shape: tuple[int, ...], width: int) -> None:
@@ -375,6 +510,16 @@ class CheckedMemory:
                 bad,
                 (writers, "reads what", "wrote"),
                 has_read=True,
+            )
+        if (clash := self.lanes.clash(region, granules, hit.lanes)) is not None:
+            self._lanes_report(
+                FindingKind.RACE,
+                operation,
+                hit,
+                shape,
+                clash,
+                "reads what another lane of this program has stored, with no barrier between",
+                is_of_lanes=True,
             )
         readers = region.reader[granules]
         mine = (readers == 0) | (readers == self._epoch)
@@ -414,6 +559,7 @@ class CheckedMemory:
             )
             self._track_lanes(hit, shape, granules, values)
             region.writer[granules] = self._epoch
+            region.is_changed = True
         else:
             writers = region.writer[granules]
             alone = (writers == 0) | self._visible[writers]
@@ -428,17 +574,27 @@ class CheckedMemory:
     def _track_lanes(
         self, hit: _Hit, shape: tuple[int, ...], granules: Array, values: Array
     ) -> None:
-        """Two lanes of one store that write different values to one place: either may win."""
-        if granules.size < 2 or (np.diff(granules) > 0).all():
-            return
-        order = np.argsort(granules, kind="stable")
-        sorted_granules, sorted_values = granules[order], values[order]
-        same = sorted_granules[1:] == sorted_granules[:-1]
-        differ = same & (sorted_values[1:] != sorted_values[:-1])
-        if differ.any():
+        """Two lanes of a program that store different values to one place: either may win."""
+        region = hit.argument.region
+        if (clash := self.lanes.clash(region, granules, hit.lanes)) is not None:
+            differ = clash.copy()
+            before = hit.argument.read(hit.offsets[clash], values.dtype)
+            differ[clash] = before.view(_bits(values)) != values[clash].view(_bits(values))
+            told = "stores another value than another lane of this program has, with no barrier "
+            self._lanes_report(
+                FindingKind.RACE, "store", hit, shape, differ, f"{told}between", is_of_lanes=True
+            )
+        twice = None
+        if granules.size > 1 and not (np.diff(granules) > 0).all():
+            order = np.argsort(granules, kind="stable")
+            sorted_granules, sorted_values = granules[order], values[order]
+            same = sorted_granules[1:] == sorted_granules[:-1]
             bad = np.zeros(granules.size, bool)
-            bad[order[1:][differ]] = True
-            self._lanes_report(FindingKind.RACE, "store", hit, shape, bad, None)
+            bad[order[1:][same & (sorted_values[1:] != sorted_values[:-1])]] = True
+            told = "two lanes of one store write different values"
+            self._lanes_report(FindingKind.RACE, "store", hit, shape, bad, told, is_of_lanes=True)
+            twice = sorted_granules[1:][same]
+        self.lanes.store(region, granules, hit.lanes, twice)
 
     def _lanes_report(
         self,
@@ -447,7 +603,7 @@ class CheckedMemory:
         hit: _Hit,
         shape: tuple[int, ...],
         bad: Array,
-        others: tuple[Array, str, str] | None,
+        others: tuple[Array, str, str] | str | None,
         **more: Any,
     ) -> None:
         if not bad.any():
@@ -458,13 +614,13 @@ class CheckedMemory:
         def describe(i: int) -> _Place:
             offset = int(hit.offsets[numbers[i]])
             place = argument.place(offset)
-            if others is not None:
+            if isinstance(others, str):
+                place = f"{others}: {place}"
+            elif others is not None:
                 epochs, before, after = others
                 who = int(epochs[numbers[i]])
                 name = f"program {self._epochs[who]}" if who > 0 else "several programs"
                 place = f"{before} {name} {after}: {place}"
-            elif kind is FindingKind.RACE:
-                place = f"two lanes of one store write different values: {place}"
             elif kind is FindingKind.UNINITIALISED_READ:
                 place = f"nobody has written {place}"
             return place, argument.element(offset), offset // argument.item_bytes
@@ -504,6 +660,7 @@ class CheckedMemory:
     ) -> Array:
         real, allowed = self._atomic("atomic", pointers, mask, values.dtype.itemsize)
         result: Array = self._native.atomic_rmw(operation, real, values, allowed, order)
+        self._note_change(pointers, result, allowed)
         self._note("atomic", pointers, mask, result)
         return result
 
@@ -516,14 +673,26 @@ class CheckedMemory:
         spare = scratch.ctypes.data + np.arange(pointers.size, dtype=np.uint64) * np.uint64(8)
         flat[~allowed] = spare[~allowed]
         result: Array = self._native.atomic_cas(real, compare, values, order)
+        self._note_change(pointers, result, allowed)
         self._note("atomic_cas", pointers, every, result)
         return result
 
     def _note(self, operation: str, pointers: Array, mask: Array, values: Array) -> None:
+        if self.on_wait is not None and self._polls.note(operation, pointers, values):
+            self.on_wait(self._polls.has_moved(state_of(kernel_frames())))
         if self.on_access is not None:
             self.on_access(operation, pointers, values)
         if self.on_lanes is not None:
             self.on_lanes(operation, pointers, mask, values, values.dtype.itemsize)
+
+    def _note_change(self, pointers: Array, before: Array, allowed: Array) -> None:
+        """Whether an atomic of one word has left another number there than it found."""
+        argument = self._arguments.get(int(pointers.reshape(-1)[0]) >> SPACE_BITS)
+        if argument is None or argument.region.is_changed or not allowed.any():
+            return
+        offsets = (pointers.reshape(-1) - np.uint64(argument.address)).view(np.int64)
+        now = argument.read(offsets[:1], before.dtype) if before.size == 1 else None
+        argument.region.is_changed = now is None or bool(now[0] != before.reshape(-1)[0])
 
     def _atomic(
         self, operation: str, pointers: Array, mask: Array, width: int
@@ -535,12 +704,14 @@ class CheckedMemory:
             region = hit.argument.region
             self._track_uninitialised(hit, operation, pointers.shape)
             self._track_write(hit, operation, pointers.shape, width, None)
+            hit.argument.was_updated = True
             lanes = slice(None) if hit.lanes is None else hit.lanes
             if region.data is None:
                 continue
             start = region.data.ctypes.data + hit.argument.start
             real.reshape(-1)[lanes] = hit.offsets.astype(np.uint64) + np.uint64(start)
             allowed.reshape(-1)[lanes] = True
+            self.meet()
             if pointers.size == 1:
                 self._synchronise((id(region), int(hit.offsets[0]) + hit.argument.start))
         return real, allowed

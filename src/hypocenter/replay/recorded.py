@@ -119,6 +119,7 @@ def _replay_launch(
             budget_seconds=budget_seconds,
             headroom=headroom,
             program_seconds=max(2 * budget_seconds, MIN_PROGRAM_SECONDS),
+            num_warps=launch.num_warps,
             on_arguments=done.extend,
         )
         return report, rebuilt, done

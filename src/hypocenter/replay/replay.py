@@ -33,17 +33,13 @@ from hypocenter.replay.findings import (
 from hypocenter.replay.headroom import MAX_PROGRAMS, GivenUp, Threshold, thresholds
 from hypocenter.replay.memory import CheckedMemory
 from hypocenter.replay.sites import kernel_frames, site_of, state_of
+from hypocenter.replay.waiting import Abandoned, Repetition, Turns
 
 #: Seconds of the processor that a program may take: another process that is busy costs it none.
 PROGRAM_SECONDS = 60.0
 #: For so much longer it is watched whether a program that takes more gets on.
 _WATCHED_SHARE = 0.25
 HEADROOM_SECONDS = 10.0
-#: Different accesses that are kept; a circle has few.
-_MAX_KNOWN = 1 << 16
-#: Accesses after which a program that goes on need not be watched for much longer.
-_ENOUGH_SEEN = 64
-
 _GOLDEN = 0.6180339887498949
 
 
@@ -76,6 +72,7 @@ def replay(
     budget_seconds: float | None = None,
     program_seconds: float | None = None,
     headroom: bool = False,
+    num_warps: int | None = None,
     initialised: Mapping[int, Array] | None = None,
     find_storage: Callable[[int], tuple[int, int] | None] = lambda address: None,
     on_arguments: Callable[[tuple[Argument, ...]], None] = lambda arguments: None,
@@ -89,7 +86,8 @@ def replay(
     tensors whose contents nothing has defined yet, `outputs` those that must be written
     everywhere. `initialised` maps the data pointer of a storage to one bool per byte, read and
     updated; `find_storage` gives start and bytes of the storage at a real address, for kernels
-    that load pointers from memory. With `headroom` the report says from which program on int32
+    that load pointers from memory. Of a program of one warp (`num_warps`) the lanes go in step.
+    With `headroom` the report says from which program on int32
     offsets would overflow. `on_arguments` sees what became of each tensor, `on_lanes` each access,
     as `CheckedMemory.on_lanes` says.
 
@@ -109,6 +107,7 @@ def replay(
         lambda address: at_real_address(address, find_storage, known),
     )
     memory.on_lanes = on_lanes
+    memory.lanes.is_on = num_warps != 1
     run = _Run(jit, size, memory, budget_seconds, first, program_seconds or PROGRAM_SECONDS)
     values = {
         name: admit(memory, name, value, undefined, outputs, known) for name, value in bound.items()
@@ -203,8 +202,10 @@ class _Run:
         self._failures: dict[Any, list[Finding]] = {}
         self._program = (0, 0, 0)
         self._program_started = 0.0
-        self._repetition: _Repetition | None = None
+        self._repetition: Repetition | None = None
         self._opened: Interpretation | None = None
+        self._turns: Turns | None = None
+        self._begun: set[int] = set()
         self._num_steps = 0
         self._values: dict[str, Any] = {}
         self.has_block_pointers = False
@@ -213,17 +214,77 @@ class _Run:
         total = math.prod(self.grid)
         started = time.thread_time()
         num_run = 0
-        with interpreting(self.memory, on_step=self._watch) as opened:
+        with interpreting(self.memory, on_step=self._watch, watch=self.memory) as opened:
             opened.set_grid(self.grid)
             self._values = self._bind(opened, values)
-            for number in self._order(total, programs, started):
-                before = opened.steps
-                self._one(opened, number)
-                num_run += 1
-                self._num_steps = max(self._num_steps, opened.steps - before)
+            order = self._order(total, programs, started)
+            self._turns = turns = self._make_turns(opened, order, total)
+            try:
+                for number in order:
+                    if number in self._begun:
+                        continue
+                    before = opened.steps
+                    num_run += self._one(opened, number)
+                    self._num_steps = max(self._num_steps, opened.steps - before)
+                    if turns.is_stuck:
+                        break
+                turns.drain()
+            finally:
+                turns.close()
             self.has_block_pointers = opened.has_block_pointers
-        seconds = time.thread_time() - started
-        return Coverage(num_run, total, self.memory.num_lanes, seconds)
+        seconds = time.thread_time() - started + turns.seconds
+        num_run += turns.num_ended
+        num_waiting = len(self._begun) - num_run
+        return Coverage(num_run, total, self.memory.num_lanes, seconds, num_waiting)
+
+    def _make_turns(self, opened: Interpretation, order: Iterator[int], total: int) -> Turns:
+        """Where a program waits, the next of `order` begin, and then any that have not."""
+        started = time.thread_time()
+
+        def begin_next() -> int | None:
+            number = next((n for n in order if n not in self._begun), None)
+            if number is not None or len(self._begun) >= total:
+                return number
+            if self._spent(started) > 2 * (self.budget or math.inf):
+                raise ProgramTooSlow(
+                    self.jit.__name__,
+                    f"program {self._program} waits for another one, and not all of them can be "
+                    f"run in {self.budget:g} s",
+                    None,
+                )
+            return next(n for n in range(total) if n not in self._begun)
+
+        def save() -> Any:
+            return self._program, opened.suspend(), self.memory.suspend()
+
+        def restore(kept: Any) -> None:
+            self._program, own, of_memory = kept
+            opened.resume(own)
+            self.memory.resume(of_memory)
+            self._watch_anew(opened)
+
+        def stuck(num_waiting: int) -> None:
+            ended = len(self._begun) - num_waiting
+            if not self.memory.note_waiting(ended, num_waiting):
+                frames = kernel_frames()
+                raise ProgramNeverEnds(
+                    self.jit.__name__,
+                    f"program {self._program} waits for a word that no program of this launch "
+                    "changes; another launch or the host may, and launches run one after another "
+                    "here",
+                    site_of(frames[0]) if frames else None,
+                )
+
+        turns = Turns(lambda n: self._note_end(opened, n), save, restore, begin_next, stuck)
+        self.memory.on_wait = turns.wait
+        return turns
+
+    def _note_end(self, opened: Interpretation, number: int) -> None:
+        if not self._one(opened, number):
+            raise Abandoned
+
+    def _spent(self, started: float) -> float:
+        return time.thread_time() - started + (self._turns.seconds if self._turns else 0.0)
 
     def thresholds(self, seen: tuple[int, int, int] | None) -> tuple[Threshold | GivenUp, ...]:
         seconds = HEADROOM_SECONDS if self.budget is None else min(HEADROOM_SECONDS, self.budget)
@@ -249,7 +310,7 @@ class _Run:
                 continue
             yield number
             num_run += 1
-            spent = time.thread_time() - started
+            spent = self._spent(started)
             if self.budget is not None and num_run < total:
                 expected = spent / num_run * total
                 if spent > self.budget or (spent > self.budget / 4 and expected > self.budget):
@@ -265,23 +326,30 @@ class _Run:
         if total - 1 not in self._first:
             yield total - 1
         position = 0.0
-        while len(done) < total - first and time.thread_time() - started < self.budget:
+        while len(done) < total - first and self._spent(started) < self.budget:
             position = (position + _GOLDEN) % 1.0
             number = first + int(position * (total - first))
             if number not in done:
                 done.add(number)
                 yield number
 
-    def _one(self, opened: Interpretation, number: int) -> None:
-        x, y, _ = self.grid
-        self._program = (number % x, number // x % y, number // x // y)
+    def _watch_anew(self, opened: Interpretation) -> None:
         self._program_started = time.thread_time()
         self._repetition, self.memory.on_access = None, None
         opened.watch_closely(False)
+
+    def _one(self, opened: Interpretation, number: int) -> bool:
+        """Run a program; whether it ran to its end, or to a failure that is noted."""
+        self._begun.add(number)
+        x, y, _ = self.grid
+        self._program = (number % x, number // x % y, number // x // y)
+        self._watch_anew(opened)
         self._opened = opened
         self.memory.begin(self._program)
         try:
             opened.run(self.jit, self._values, self._program)
+        except Abandoned:
+            return False
         except HypoError:
             raise
         except AssertionError as error:
@@ -291,9 +359,10 @@ class _Run:
             if absent and "NoneType" in str(error):
                 said = f"None for {' or '.join(absent)}: {error}"
                 self._note_failure(FindingKind.NULL_POINTER, said, error)
-                return
+                return True
             reason = f"{type(error).__name__}: {error}"
             raise KernelFailed(self.jit.__name__, reason, _last_site(error)) from error
+        return True
 
     def _bind(self, opened: Interpretation, values: Mapping[str, Any]) -> dict[str, Any]:
         try:
@@ -330,7 +399,7 @@ class _Run:
         if now <= self._program_started + self._program_seconds:
             return
         if watched is None:
-            self._repetition = watched = _Repetition(now)
+            self._repetition = watched = Repetition(now)
             self.memory.on_access = watched.note
             if self._opened is not None:
                 self._opened.watch_closely(True)
@@ -355,8 +424,7 @@ class _Run:
                 + (
                     "comes again and again to the same line with the same values"
                     if watched.has_no_access
-                    else "repeats the same accesses with the same values: its loop has no end, or "
-                    "it waits for a later program, and programs run one after another here"
+                    else "repeats the same accesses with the same values: its loop has no end"
                 ),
                 site_of(frames[0]) if frames else None,
             )
@@ -370,50 +438,6 @@ def _last_site(error: BaseException) -> Site | None:
             site = site_of(frame)
         inside |= frame.f_code is Interpretation.run.__code__
     return site
-
-
-class _Repetition:
-    """The accesses of one program from `since` on, in seconds of this thread's time."""
-
-    def __init__(self, since: float) -> None:
-        self.since = since
-        self._known: set[object] = set()
-        self._num_seen = self._num_since_new = 0
-        #: Until the first access, what names stand for at each step is looked at instead.
-        self.has_no_access = True
-
-    def note(self, operation: str, pointers: Array, values: Array) -> None:
-        """An access of these addresses, and what was read or written there."""
-        if self.has_no_access:
-            self.has_no_access = False
-            self._known.clear()
-            self._num_seen = self._num_since_new = 0
-        self._count((operation, hash(pointers.tobytes()), hash(values.tobytes())))
-
-    def note_state(self, state: object) -> None:
-        """Where a program is that has made no access, and what its names stand for there."""
-        self._count(hash(state))
-
-    def _count(self, seen: object) -> None:
-        self._num_seen += 1
-        if seen in self._known or len(self._known) >= _MAX_KNOWN:
-            self._num_since_new += seen in self._known
-            return
-        self._known.add(seen)
-        self._num_since_new = 0
-
-    @property
-    def has_seen_enough(self) -> bool:
-        """Whether a circle would show by now, if it is a short one."""
-        return self._num_seen >= _ENOUGH_SEEN
-
-    @property
-    def is_circle(self) -> bool:
-        """Whether the same comes again and again, with the same values, and nothing new.
-
-        Nothing changes then unless another program changes it.
-        """
-        return self._num_since_new > max(self._num_seen // 2, len(self._known))
 
 
 # -- what is said of the whole launch ------------------------------------------------------------

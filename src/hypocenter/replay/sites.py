@@ -12,9 +12,10 @@ import linecache
 import math
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,6 +30,32 @@ SiteValue = bool | int | float | str
 
 MAX_EXPRESSION_CHARS = 200
 _OUTERMOST = Interpretation.run.__code__
+
+
+class Moment(Protocol):
+    """A frame of a kernel, or what one held at an earlier moment."""
+
+    @property
+    def f_code(self) -> CodeType: ...
+    @property
+    def f_lasti(self) -> int: ...
+    @property
+    def f_lineno(self) -> int: ...
+    @property
+    def f_locals(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    f_code: CodeType
+    f_lasti: int
+    f_lineno: int
+    f_locals: Mapping[str, Any]
+
+
+def moment_of(frame: FrameType) -> Moment:
+    """What a frame holds now, whatever it does later."""
+    return _Kept(frame.f_code, frame.f_lasti, frame.f_lineno, dict(frame.f_locals))
 
 
 def kernel_frames() -> list[FrameType]:
@@ -58,7 +85,7 @@ def _held_by(value: Any) -> object:
     return data.tobytes() if data is not None else repr(value)
 
 
-def site_of(frame: FrameType) -> Site:
+def site_of(frame: Moment) -> Site:
     return site_at(frame.f_code, frame.f_lasti)
 
 
@@ -140,7 +167,7 @@ def _text(code: CodeType, positions: tuple[int | None, ...]) -> str:
 
 
 def values_at(
-    frame: FrameType, expression: str, lane: tuple[int, ...], shape: tuple[int, ...]
+    frame: Moment, expression: str, lane: tuple[int, ...], shape: tuple[int, ...]
 ) -> dict[str, SiteValue]:
     """What each name in `expression` is at lane `lane` of a block of `shape`; pointers left out.
 
@@ -197,7 +224,7 @@ def _unloaded_names(tree: ast.AST) -> Iterator[tuple[str, Any]]:
 
 
 def _made_of(
-    frame: FrameType,
+    frame: Moment,
     name: str,
     names_in: Callable[[ast.AST], Iterator[tuple[str, Any]]] | None = None,
 ) -> list[tuple[str, Any]]:

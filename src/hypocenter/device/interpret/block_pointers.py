@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device.interpret.builder import scalar
-from hypocenter.device.triton_lang import tl, triton
+from hypocenter.device.triton_lang import interpreter, tl, triton
 
 #: The last Triton whose compiler takes block pointers, which emulated them itself.
 _LAST_TRITON = (3, 8)
@@ -103,6 +103,7 @@ def loading(plain: Callable[..., Any]) -> Callable[..., Any]:
         **options: Any,
     ) -> Any:
         checked, padding = _sequence(boundary_check), str(_plain(padding_option) or "")
+        interpreter().interpreter_semantic.builder.gives_other = _plain(other) is not None
         if not isinstance(pointer, BlockPointer):
             _refuse(checked or padding, "boundary_check and padding_option are", "block pointers")
             return plain(pointer, mask, other, **options)
@@ -114,9 +115,12 @@ def loading(plain: Callable[..., Any]) -> Callable[..., Any]:
         pointers, inside = _pointers(pointer, checked)
         if inside is None:
             return plain(pointers, **options)
+        if not padding:  # what lies outside is undefined then
+            return plain(pointers, inside, **options)
         kind = pointer.base.dtype.element_ty
         if padding == "nan" and not kind.is_floating():
             raise ValueError(f"padding_option 'nan' is for floats, and this block holds {kind}")
+        interpreter().interpreter_semantic.builder.gives_other = True
         outside = tl.full(pointer.block_shape, float("nan") if padding == "nan" else 0, kind)
         return plain(pointers, inside, outside, **options)
 

@@ -60,6 +60,12 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
         self.memory = memory
         self.steps, self.steps_between = 0, STEPS_BETWEEN
         self._on_step = on_step
+        #: Who is told of lanes that meet and of those without a value, and the class of a builder
+        #: that follows these.
+        self.watch: Any = None
+        self.following: type[Builder] | None = None
+        #: Whether the load that is being made names an `other`; a scalar 0 gets lost in Triton.
+        self.gives_other = False
 
     def step(self) -> None:
         self.steps += 1
@@ -157,6 +163,7 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
         floats = (tl.float16, tl.bfloat16, tl.float32)
         if a.dtype.scalar not in floats or b.dtype.scalar not in floats:
             return super().create_dot(a, b, acc, *rest)
+        self.meet()
         self.step()
         left, right = (
             bf16_to_f32(part.data) if part.dtype.scalar == tl.bfloat16 else part.data
@@ -168,15 +175,36 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
             return _Handle(f32_to_bf16((product + bf16_to_f32(acc.data)).astype(np.float32)), kind)
         return _Handle((product + acc.data).astype(acc.data.dtype), kind)
 
+    # -- lanes that meet ------------------------------------------------------------------------
+
+    def meet(self) -> None:
+        """All lanes of the program have come as far as this."""
+        if self.watch is not None:
+            self.watch.meet()
+
+    def create_barrier(self, *args: Any) -> None:
+        self.meet()
+
     # -- accesses -------------------------------------------------------------------------------
 
     def _note_access(self, pointers: Any) -> None:
         self.step()
         self.memory.exact = getattr(pointers, "exact", None)
 
-    def create_masked_load(self, pointers: Any, *rest: Any, **options: Any) -> Any:
+    def create_masked_load(
+        self, pointers: Any, mask: Any, other: Any, *rest: Any, **options: Any
+    ) -> Any:
         self._note_access(pointers)
-        return super().create_masked_load(pointers, *rest, **options)
+        result = super().create_masked_load(pointers, mask, other, *rest, **options)
+        following = None if self.gives_other or other is not None else self.following
+        if following is not None and not mask.data.all():
+            left_out = np.broadcast_to(~mask.data, result.data.shape)
+            result.undefined = {self.watch.left_out(pointers.data, left_out): left_out}
+            self.__class__ = following
+        return result
+
+    def branches_on(self, handle: Any) -> None:
+        """A program goes one way or another by this number."""
 
     def create_masked_store(self, pointers: Any, *rest: Any, **options: Any) -> Any:
         self._note_access(pointers)
@@ -224,6 +252,17 @@ def _as_exact(operand: Any) -> Any:
     return _Handle(np.broadcast_to(values, operand.data.shape), tl.int64)
 
 
+def _meeting(name: str) -> Callable[..., Any]:
+    """The builder's operation `name`, for which lanes have to meet."""
+    plain = getattr(Builder, name)
+
+    def operation(self: Builder, *args: Any) -> Any:
+        self.meet()
+        return plain(self, *args)
+
+    return operation
+
+
 for _name in (
     "create_ashr",
     "create_broadcast",
@@ -243,6 +282,10 @@ for _name in (
     "create_urem",
 ):
     setattr(Builder, _name, _carrying(_name))
+
+
+for _name in ("create_gather", "create_histogram", "create_reshape", "create_trans"):
+    setattr(Builder, _name, _meeting(_name))
 
 
 def _create_splat(self: Builder, *args: Any) -> Any:

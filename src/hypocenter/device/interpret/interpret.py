@@ -25,11 +25,20 @@ from hypocenter.device.interpret.builder import (
     STEPS_BETWEEN_CLOSE,
     Builder,
     Exact,
+    is_machinery,
     scalar,
 )
 from hypocenter.device.interpret.libdevice import LIBDEVICE
 from hypocenter.device.interpret.libdevice_types import result_type
 from hypocenter.device.interpret.loops import counting
+from hypocenter.device.interpret.undefined import (
+    Following,
+    Watch,
+    carry,
+    reducing,
+    scanning,
+    transposed,
+)
 from hypocenter.device.triton_lang import interpreter, tl, triton
 from hypocenter.dtypes import Array
 from hypocenter.errors import HypoError, UsageError
@@ -144,8 +153,16 @@ class Interpretation:
 
     def run(self, kernel: Any, values: Mapping[str, Any], program: tuple[int, int, int]) -> None:
         """Run one program; whatever the kernel or the memory raises comes through."""
+        self._builder.__class__ = Builder  # until a lane has no value
         self._builder.set_grid_idx(*program)
         self.function(kernel)(**values)
+
+    def suspend(self) -> object:
+        """What belongs to the program that is running; `resume` goes on with it."""
+        return self._builder.grid_idx, self._builder.__class__
+
+    def resume(self, kept: Any) -> None:
+        self._builder.grid_idx, self._builder.__class__ = kept
 
     def function(self, kernel: Any) -> Callable[..., Any]:
         """The Python function that does what the JITFunction `kernel` says."""
@@ -182,12 +199,13 @@ class Interpretation:
 
 @contextlib.contextmanager
 def interpreting(
-    memory: Memory, *, on_step: Callable[[], None] = lambda: None
+    memory: Memory, *, on_step: Callable[[], None] = lambda: None, watch: Watch | None = None
 ) -> Iterator[Interpretation]:
     """Open Triton's language for running kernels in Python; restores it whatever happens.
 
     One at a time in a process: raises UsageError when one is open already, in this thread or in
     another. `on_step` is called each 4096 operations, or more often if asked, and may raise.
+    `watch` is told where lanes go that a load leaves out.
     """
     if not _BUSY.acquire(blocking=False):
         raise UsageError(
@@ -197,6 +215,8 @@ def interpreting(
     changed = _Changes()
     try:
         builder = Builder(memory, on_step)
+        if watch is not None:
+            builder.watch, builder.following = watch, Following
         opened = Interpretation(memory, builder)
         _patch(changed, memory, builder, opened)
         # Triton's interpreter reduces by NumPy's nanmax, which warns of rows that are all NaN;
@@ -256,6 +276,10 @@ def _patch(changed: _Changes, memory: Memory, builder: Any, opened: Interpretati
     tl.static_assert = tl.core.static_assert = _static_assert
     tl.make_block_ptr = tl.core.make_block_ptr = opened.make_block_ptr
     tl.advance = tl.core.advance = block_pointers.advance
+    tl.reduce = tl.core.reduce = reducing(tl.core.reduce)
+    tl.associative_scan = tl.core.associative_scan = scanning(tl.core.associative_scan)
+    tl.tensor.T = transposed(tl.tensor.T)
+    tl.tensor.__bool__ = _branching(builder, tl.tensor.__bool__)
     tl.load = tl.core.load = block_pointers.loading(tl.load)
     tl.store = tl.core.store = block_pointers.storing(tl.store)
 
@@ -271,6 +295,15 @@ def _patch(changed: _Changes, memory: Memory, builder: Any, opened: Interpretati
         if name.startswith("triton.language.extra") and name.endswith("libdevice"):
             for known in LIBDEVICE.keys() & vars(module).keys():
                 changed.put(module, known, _numpy_function(known))
+
+
+def _branching(builder: Any, plain: Callable[..., bool]) -> Callable[..., bool]:
+    def truth(self: Any) -> bool:
+        if not is_machinery(sys._getframe(1).f_code.co_filename):  # Triton asks on its own account
+            builder.branches_on(self.handle)
+        return plain(self)
+
+    return truth
 
 
 class _Native:
@@ -301,7 +334,9 @@ def _numpy_function(name: str) -> Callable[..., Any]:
         result = result.astype(_interp._get_np_dtype(given), copy=False)
         is_block = any(operand.type.is_block() for operand in operands)
         kind = tl.block_type(given, list(result.shape)) if is_block else given
-        return tl.tensor(_interp.TensorHandle(result, given), kind)
+        handle = _interp.TensorHandle(result, given)
+        carry([operand.handle for operand in operands], handle)
+        return tl.tensor(handle, kind)
 
     return call
 

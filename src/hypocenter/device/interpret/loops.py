@@ -38,4 +38,5 @@ def counting(first: Any, last: Any = None, step: Any = 1, **_: Any) -> Iterator[
 
 
 def _plain(bound: Any) -> int:
+    _interp.interpreter_semantic.builder.branches_on(bound.handle)
     return int(np.asarray(bound.handle.data).item())

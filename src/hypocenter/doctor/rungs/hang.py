@@ -70,6 +70,7 @@ def _replay(case: Case, use: LaunchMade, source: SourceRecord) -> Claim:
     text = line_text(source, line)
     where = f"{use.where}: {use.launch.kernel} has a loop that ends on a condition: `{text}`"
     try:
+        from hypocenter.replay.findings import FindingKind
         from hypocenter.replay.recorded import replay_place
         from hypocenter.replay.replay import ProgramNeverEnds
     except (MissingPackage, ImportError) as error:
@@ -84,7 +85,7 @@ def _replay(case: Case, use: LaunchMade, source: SourceRecord) -> Claim:
         )
     assert use.place is not None
     try:
-        replay_place(
+        report = replay_place(
             case.index,
             use.place,
             budget_seconds=_PROGRAM_SECONDS,
@@ -102,6 +103,9 @@ def _replay(case: Case, use: LaunchMade, source: SourceRecord) -> Claim:
             would_refute="a replay that ends",
             kernel=use.launch.kernel,
         )
+    waits = [f.detail for f in report.findings if f.kind == FindingKind.WAITS_FOR_EVER]
+    if waits:
+        return _endless(case, use, source, line, text, waits[0])
     if told := _seen_there(case, use):
         return row(
             Cause.ENDLESS_LOOP,

@@ -386,10 +386,15 @@ def _green(
     return _with_scalar(rung, use, finding, judged) if judged.scalar else None
 
 
+#: Accesses that miss the elements of their tensor.
+_ASTRAY = (FindingKind.OUT_OF_BOUNDS, FindingKind.BETWEEN_ROWS)
+
+
 def _has(report: ReplayReport, finding: Finding, *, any_line: bool = False) -> bool:
-    """Whether a replay has the finding again."""
+    """Whether a replay has the finding again; what now leaves the tensor is no better."""
+    same = _ASTRAY if finding.kind in _ASTRAY else (finding.kind,)
     return any(
-        again.kind == finding.kind
+        again.kind in same
         and again.argument == finding.argument
         and (any_line or again.line == finding.line)
         for again in report.findings

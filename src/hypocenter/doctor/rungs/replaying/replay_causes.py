@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.kernel_text import (
@@ -15,6 +17,7 @@ from hypocenter.doctor.rungs.replaying.outside_causes import cause_outside
 from hypocenter.doctor.rungs.replaying.replay_cause import (
     MakeCorrection,
     ReplayCause,
+    TextEdit,
     indices_of,
     place_of,
     scalars_in,
@@ -23,12 +26,14 @@ from hypocenter.doctor.rungs.replaying.replay_cause import (
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import TensorRecord
 from hypocenter.replay.findings import AXES, Finding, FindingKind, Site
+from hypocenter.tensor import contiguous_strides
 
 #: Of several findings of a launch the earlier kinds explain the later ones.
 _ORDER = (
     FindingKind.FREED_MEMORY, FindingKind.NULL_POINTER, FindingKind.ELEMENT_WIDTH,
-    FindingKind.INT32_OVERFLOW, FindingKind.OUT_OF_BOUNDS, FindingKind.UNINITIALISED_READ,
-    FindingKind.NEVER_WRITTEN, FindingKind.RACE,
+    FindingKind.INT32_OVERFLOW, FindingKind.OUT_OF_BOUNDS, FindingKind.BETWEEN_ROWS,
+    FindingKind.UNDEFINED_LANE, FindingKind.UNINITIALISED_READ, FindingKind.NEVER_WRITTEN,
+    FindingKind.RACE,
 )  # fmt: skip
 
 
@@ -50,8 +55,14 @@ def classify(
         if not tensor.address:  # torch's tensors of no elements
             return _null(finding, tensor, site)
         return cause_outside(case, use, finding, tensor, site)
+    if finding.kind is FindingKind.BETWEEN_ROWS and tensor is not None:
+        return _between_rows(finding, tensor, site)
     if finding.kind is FindingKind.ELEMENT_WIDTH and tensor is not None:
         return _other_width(finding, tensor, site, all_of_them)
+    if finding.kind is FindingKind.RACE and finding.is_of_lanes:
+        return _race_of_lanes(finding, site)
+    if finding.kind is FindingKind.UNDEFINED_LANE:
+        return _undefined_lane(case, use, finding, site)
     if finding.kind is FindingKind.RACE:
         return _race(case, use, finding, site)
     if finding.kind is FindingKind.NEVER_WRITTEN:
@@ -65,6 +76,20 @@ def classify(
     if finding.kind in _ELSEWHERE and tensor is not None:
         return _elsewhere(finding, tensor, site)
     return None
+
+
+def _between_rows(finding: Finding, tensor: TensorRecord, site: Site | None) -> ReplayCause:
+    """A kernel that takes a view for a packed tensor; the same launch of a packed one says so."""
+    name, shape = finding.argument or "", tuple(tensor.shape)
+    packed = contiguous_strides(shape)
+    return ReplayCause(
+        Cause.WRONG_STRIDE,
+        f"Give the kernel the strides {tuple(tensor.strides)} of {name} and step by them, or give "
+        "it a packed tensor",
+        (f"{name} is a view of shape {shape}, whose rows do not lie one behind another",),
+        ((f"{name} packed", lambda make: {name: make(shape=shape, strides=packed)}),),
+        **place_of(site),
+    )
 
 
 #: Memory that the launch cannot reach, and what that is called.
@@ -218,6 +243,40 @@ def _race(case: Case, use: LaunchMade, finding: Finding, site: Site | None) -> R
         (f"`{folded[1]}` gives several programs one index",) if folded else (),
         (("a grid of one program, which has nobody to race with", lambda make: {"grid": single}),),
         **place,
+    )
+
+
+def _race_of_lanes(finding: Finding, site: Site | None) -> ReplayCause:
+    """No correction is tried: which lane is to store what, the kernel alone does not say."""
+    name = finding.argument or "it"
+    return ReplayCause(
+        Cause.LANE_RACE,
+        f"Put tl.debug_barrier() before the load, or keep what was stored to {name} in a variable"
+        if finding.operation == "load"
+        else f"Let one lane store each element of {name}, or add with an atomic",
+        (),
+        (),
+        **place_of(site),
+    )
+
+
+def _undefined_lane(
+    case: Case, use: LaunchMade, finding: Finding, site: Site | None
+) -> ReplayCause:
+    source = source_of(case, use, site)
+    expression = site.expression if site else ""
+    edit = None
+    if source is not None and source.text.count(expression) == 1 and expression.endswith(")"):
+        given = f"{expression[:-1]}, other=0)"
+        text = source.text.replace(expression, given)
+        edit = TextEdit(given, msgspec.structs.replace(source, text=text))
+    return ReplayCause(
+        Cause.UNDEFINED_LANE,
+        "Give the load the `other` that changes nothing: 0 for a sum, -inf for a maximum",
+        (finding.detail,),
+        (),
+        **place_of(site),
+        edit=edit,
     )
 
 

@@ -1,0 +1,117 @@
+"""What tuning does to a kernel that works in place: it runs it on its own result.
+
+Triton runs a kernel in each configuration on the tensors of the launch before it launches the best.
+Decides by trial: a benchmark and the launch, against the launch alone. Runs nothing by itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from hypocenter.dtypes import Array
+from hypocenter.replay.findings import Finding, FindingKind, Site
+
+
+def storage_bytes(tensor: torch.Tensor) -> Array:
+    """The bytes of a tensor's storage, live."""
+    raw: Array = torch.as_tensor(tensor.untyped_storage(), dtype=torch.uint8).numpy()
+    return raw
+
+
+def tensors_in(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors among a launch's arguments, and those of descriptors."""
+    found = {}
+    for name, value in arguments.items():
+        tensor = value if isinstance(value, torch.Tensor) else getattr(value, "base", None)
+        if isinstance(tensor, torch.Tensor):
+            found[name] = tensor
+    return found
+
+
+def changed_by_tuning(
+    arguments: Mapping[str, Any],
+    restore: Callable[[], None],
+    launch: Callable[[], None],
+    benchmark: Callable[[], None],
+) -> tuple[str, tuple[int, ...], float | int, float | int, bool] | None:
+    """The first argument that holds another result after a benchmark and the launch.
+
+    Its name, an index, what the launch alone gives there and what it gives after a benchmark, and
+    whether the tensor was all zeros before. Leaves the tensors as the launch alone leaves them.
+    """
+    tensors = tensors_in(arguments)
+    restore()
+    zeros = {name for name, tensor in tensors.items() if not tensor.any()}
+    launch()
+    alone = {name: storage_bytes(tensor).copy() for name, tensor in tensors.items()}
+    restore()
+    benchmark()
+    launch()
+    found = None
+    for name, tensor in tensors.items():
+        raw = storage_bytes(tensor)
+        if found is None and not np.array_equal(raw, alone[name]):
+            found = _difference(name, tensor, alone[name], name in zeros)
+        np.copyto(raw, alone[name])
+    return found
+
+
+def _difference(
+    name: str, tensor: torch.Tensor, alone: Array, was_zero: bool
+) -> tuple[str, tuple[int, ...], float | int, float | int, bool] | None:
+    once = torch.from_numpy(alone.copy()).view(tensor.dtype)
+    once = once.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    differ = (once != tensor) & ~((once != once) & (tensor != tensor))
+    if not differ.any():  # beside the tensor's own elements, or NaN both times
+        return None
+    at = tuple(int(i) for i in differ.nonzero()[0])
+    return name, at, once[at].item(), tensor[at].item(), was_zero
+
+
+def finding_of(
+    kernel: str,
+    function: Any,
+    difference: tuple[str, tuple[int, ...], float | int, float | int, bool],
+    configuration: str | None,
+    launched_at: Site | None,
+) -> Finding:
+    """The difference as a finding at the line of the decorator that tunes."""
+    name, at, once, again, was_zero = difference
+    option = "reset_to_zero" if was_zero else "restore_value"
+    index = f"[{', '.join(map(str, at))}]"
+    site = decorator_of(function)
+    return Finding(
+        kind=FindingKind.TUNED_IN_PLACE,
+        kernel=kernel,
+        operation="tuning",
+        argument=name,
+        element=at,
+        detail=f"tuning runs the kernel on its own result: {name}{index} is {once:g} after the "
+        f'launch alone, and {again:g} after one benchmark and the launch; pass {option}=["{name}"] '
+        "to triton.autotune",
+        sites=(site,) if site is not None else (),
+        configuration=configuration,
+        launched_at=launched_at,
+    )
+
+
+def decorator_of(function: Any) -> Site | None:
+    """The line of the decorator that tunes `function`; of its `def` where it is tuned elsewhere."""
+    try:
+        lines, first = inspect.getsourcelines(function)
+        tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
+    except (OSError, SyntaxError, IndexError):
+        return None
+    if not isinstance(tree, ast.FunctionDef):
+        return None
+    tuners = [node for node in tree.decorator_list if "autotune" in ast.unparse(node)]
+    line = (tuners[0] if tuners else tree).lineno
+    text = lines[line - 1].strip()
+    return Site(function.__code__.co_filename, first + line - 1, function.__name__, text)
