@@ -44,6 +44,7 @@ class Cause(enum.StrEnum):
     REWRITTEN_IN_FLIGHT = "buffer rewritten in flight"
     MISSING_WAIT = "missing wait between streams"
     EMPTY_LAUNCH = "empty launch"
+    GRID_TOO_SMALL = "grid too small"
     GRID_LIMIT = "grid over the limit"
     GRID_PRODUCT = "grid product over 32 bits"
     SHARED_MEMORY = "shared memory over the limit"
@@ -194,7 +195,8 @@ CAUSES: dict[Cause, CauseRow] = {
         symptoms=_OF_MEMORY | _ERROR, blames=Blame.LAUNCH, tested_by=TestedBy.LIMITS
     ),
     Cause.NO_CODE_OBJECT: CauseRow(symptoms=_ERROR, blames=Blame.LAUNCH, untested=_REFUSED),
-    # Of which only a refusal tells: where there is none, they are not in question.
+    # Of which only a replay or a refusal tells: where there is none, they are not in question.
+    Cause.GRID_TOO_SMALL: CauseRow(symptoms=frozenset(), blames=Blame.LAUNCH),
     Cause.TENSOR_MEMORY: CauseRow(symptoms=frozenset(), blames=Blame.LAUNCH),
     Cause.NOT_COMPILED: CauseRow(symptoms=frozenset(), blames=Blame.KERNEL),
     Cause.NO_CONFIGURATION: CauseRow(symptoms=frozenset(), blames=Blame.LAUNCH),
