@@ -145,6 +145,22 @@ def test_conditions_that_fit_equally_are_alternatives() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("body", "argument"),
+    [
+        ("tl.store(o + i, 1.0)", "o"),
+        ("tl.store(o + tl.program_id(0), tl.sum(tl.load(x + i)))", "x"),
+    ],
+)
+def test_a_condition_that_leaves_out_elements_is_refuted(body: str, argument: str) -> None:
+    """Each number would end the access outside, and 20 or 30 accesses inside with it."""
+    text = NEITHER[: NEITHER.index("    tl.store")] + f"    {body}\n"
+    launch = Launch(text, floats(x=(100,), o=(100,)), {"p": 70, "q": 80}, (2,), {"BLOCK": 64})
+    root = launch.diagnosis().roots[0]
+    assert root.argument == argument
+    assert root.fix == "Mask the access with `i < 100`"
+
+
 def test_a_divided_index_that_is_right_is_not_blamed() -> None:
     ids = np.array([9, 8, 2, 1], np.int32)
     tensors = floats(x=(5, 60), o=(4, 60)) | {"ids": ("I32", (4,))}
