@@ -132,8 +132,8 @@ TRUTH = {
         "tl.store(out_ptr", ("out_ptr", "width"),
     ),
     "workspace_for_fewer": Truth(
-        ("buffer too small", "missing tail mask"), "partial_sums", "tl.store(partial_ptr",
-        ("partial_ptr",),
+        ("buffer too small", "missing tail mask", "access outside its tensor"), "partial_sums",
+        "tl.store(partial_ptr", ("partial_ptr",),
     ),
     "histogram_race": Truth(_RACE, "count_plain", "tl.store(bins_ptr", ("bins_ptr",), SUSPECT),
     "split_depth": Truth(_RACE, "split_matvec", "tl.store(y_ptr", ("y_ptr",), SUSPECT),
@@ -148,8 +148,30 @@ TRUTH = {
         ("uninitialised read",), "accumulate", "tl.load(out_ptr", ("out_ptr",), SUSPECT
     ),
     "tail_not_written": Truth(
-        ("output not written",), "double_blocks", "", ("out_ptr",), SUSPECT
+        ("grid too small",), "double_blocks", "double_blocks[(", ("out_ptr",), SUSPECT
     ),
+    "grid_short_in_y": Truth(
+        ("grid too small",), "copy_tiles", "copy_tiles[(", ("out_ptr",), SUSPECT
+    ),
+    "mask_ends_early": Truth(
+        ("output not written",), "triple", "mask=at < n - LESS", ("out_ptr",), SUSPECT
+    ),
+    "mask_not_passed": Truth(
+        ("missing tail mask",), "add_rows", "tl.store(target, y)", ("out_ptr",)
+    ),
+    "group_past_columns": Truth(
+        ("missing tail mask",), "scale_group", "mask=live", ("out_ptr",)
+    ),
+    "block_as_pitch": Truth(("wrong stride",), "halve", "row * BLOCK", ("BLOCK", "x_ptr")),
+    "leading_dimension": Truth(("wrong stride",), "row_sums", "row * lda", ("lda", "a_ptr")),
+    "first_difference": Truth(
+        ("missing tail mask",), "differences", "x_ptr + pid - 1", ("x_ptr",)
+    ),
+    "halved_rows": Truth(_INDEX, "take_rows", "tl.load(x_ptr + slot", ("slots_ptr",)),
+    "keys_of_longest": Truth(
+        ("missing tail mask",), "sum_own", "row[:, None] < longest", ("x_ptr",)
+    ),
+    "lost_count": Truth(_RACE, "add_up", "total", ("total_ptr",), SUSPECT),
     "statistics_of_few": Truth(
         ("uninitialised read", "output not written"), "", "", ("most_ptr",), SUSPECT
     ),

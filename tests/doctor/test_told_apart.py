@@ -156,8 +156,8 @@ CASES: dict[str, tuple[Launch, Cause, str, str]] = {
     ),
     "more keys than there are": (keys(32), Cause.BAD_SCALAR, "num_keys", "num_keys = 20"),
     "one row of keys too many": (keys(21), Cause.BAD_SCALAR, "num_keys", "num_keys = 20"),
-    "an end behind the last": (ends(0, 30, 90, 95), Cause.INDEX_RANGE, "ends", "ends[3] = 0"),
-    "a bin behind the last": (counts(4), Cause.INDEX_RANGE, "experts_ptr", "experts_ptr[7] = 0"),
+    "an end behind the last": (ends(0, 30, 90, 95), Cause.INDEX_RANGE, "ends", "ends[3] = 90"),
+    "a bin behind the last": (counts(4), Cause.INDEX_RANGE, "experts_ptr", "experts_ptr[7] = 3"),
     "a bin before the first": (
         counts(-1), Cause.SENTINEL_CONSUMED, "experts_ptr", "experts_ptr[7] = 0",
     ),
@@ -188,13 +188,15 @@ def test_floats_are_not_to_blame_where_zeros_turn_the_access_off() -> None:
     assert not [root for root in launch.diagnosis().roots if root.argument == "x"]
 
 
-def test_one_too_many_is_one_element_or_one_row_and_nothing_between() -> None:
-    for launch, is_by_one in (
-        (shifted(1, 100), True), (shifted(25, 4, 25), True), (shifted(24, 4, 25), False),
-        (shifted(30, 1, 100), False),
-    ):  # fmt: skip
-        [root] = launch.diagnosis().roots
-        assert (root.cause is Cause.OFF_BY_ONE) is is_by_one
+@pytest.mark.parametrize("halo", [1, 24, 25, 30])
+def test_a_condition_holds_for_the_index_that_leaves(halo: int) -> None:
+    """The mask compares an index, and the access goes further by a number."""
+    for shape in ((100,), (4, 25)):
+        [root] = shifted(halo, *shape).diagnosis().roots
+        assert root.cause is Cause.MISSING_MASK
+        assert root.fix == "Mask the access with `at + HALO < n` as well"
+        assert root.effect is not None
+        assert (root.effect.num_gone, root.effect.num_lost) == (halo, 0)
 
 
 def test_what_a_window_moves_on_by_is_no_stride_of_a_tensor() -> None:

@@ -58,7 +58,8 @@ def test_an_output_that_torch_reads_unwritten_is_proven(
     reader = lines.index('    print("sum", out.sum().item())') + 1
     missing = "6 of 96 elements of shape (96,), from [90] to [95]"
     assert f"{missing}; sum reads it at {SCRIPT}:{reader}" in root["sentence"]
-    assert root["proof"]["corrected"] == "out filled with zeros before"
+    assert root["proof"]["corrected"] == f"`at < 96` in line {mask}"
+    assert root["effect"]["num_filled"] == 6
     assert "no such finding" in root["proof"]["green"]
 
 

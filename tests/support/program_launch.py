@@ -38,6 +38,7 @@ class Launch:
             {name: name for name in self.tensors} | self.scalars,
             source=self.text,
             grid=self.grid,
+            site="program.py:40",
             constants=self.constants,
         )
         run.emit(Launched, launch=launch)

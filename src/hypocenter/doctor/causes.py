@@ -46,6 +46,7 @@ class Cause(enum.StrEnum):
     REWRITTEN_IN_FLIGHT = "buffer rewritten in flight"
     MISSING_WAIT = "missing wait between streams"
     EMPTY_LAUNCH = "empty launch"
+    GRID_TOO_SMALL = "grid too small"
     GRID_LIMIT = "grid over the limit"
     GRID_PRODUCT = "grid product over 32 bits"
     SHARED_MEMORY = "shared memory over the limit"
@@ -210,7 +211,8 @@ CAUSES: dict[Cause, CauseRow] = {
     ),
     Cause.NO_CODE_OBJECT: CauseRow(symptoms=_ERROR, blames=Blame.LAUNCH, untested=_REFUSED),
     Cause.CARD_HARDWARE: CauseRow(symptoms=frozenset()),
-    # Of which only a refusal tells: where there is none, they are not in question.
+    # Of which only a replay or a refusal tells: where there is none, they are not in question.
+    Cause.GRID_TOO_SMALL: CauseRow(symptoms=frozenset(), blames=Blame.LAUNCH),
     Cause.TENSOR_MEMORY: CauseRow(symptoms=frozenset(), blames=Blame.LAUNCH),
     Cause.NOT_COMPILED: CauseRow(symptoms=frozenset(), blames=Blame.KERNEL),
     Cause.NO_CONFIGURATION: CauseRow(symptoms=frozenset(), blames=Blame.LAUNCH),

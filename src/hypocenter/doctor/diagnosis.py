@@ -63,6 +63,45 @@ class Culprit(msgspec.Struct, frozen=True):
     does: str
 
 
+class Edit(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that puts a program right: in line `line` of `file`, `new` in place of `old`.
+
+    Both are whole lines without their indentation. With a `name` it is no text: the launch in that
+    line passes the value `new` for the parameter of that name (`grid`: for its grid).
+    """
+
+    file: str
+    line: int
+    old: str
+    new: str
+    name: str = ""
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
+    """What a fix does to a launch, by the replay with it: accesses of lanes, and elements.
+
+    `num_gone` were outside of their tensor and are no more. `num_lost` loads were inside and are
+    made no more, `num_moved` accesses go to another address, `num_unwritten` elements were written
+    and are no more. A fix that has any of them is told as one only where `excused` says why they
+    are no loss. `num_filled` elements that nobody wrote are written now.
+    """
+
+    num_gone: int = 0
+    num_lost: int = 0
+    num_moved: int = 0
+    num_unwritten: int = 0
+    num_filled: int = 0
+    excused: str = ""
+
+
+class Alternative(msgspec.Struct, frozen=True, kw_only=True):
+    """Another fix that the replay accepts as well: nothing tells which one is meant."""
+
+    fix: str
+    edits: tuple[Edit, ...]
+    effect: Effect
+
+
 class SolvedEntry(msgspec.Struct, frozen=True, kw_only=True):
     """An element of a tensor that nobody recorded, and what it must have held."""
 
@@ -80,7 +119,10 @@ class RootCause(msgspec.Struct, frozen=True, kw_only=True):
     `finding` is the access, with one lane as its example, where a replay proved the cause.
     `zeros` names what its address hangs on and was replayed as zeros; empty where nothing is.
     `entries` follow from where a GPU stopped. `entry` is the element of an index tensor with which
-    the proof is about, as it was recorded.
+    the proof is about, as it was recorded. `edits` are the fix as data, where it is a change of
+    a text or of what a launch passes, and `effect` what it did when it was applied and replayed:
+    None where the proof is of the cause alone. With `alternatives` none of them, nor `fix`, is
+    proven to be the one that is meant. `beside` is what else the same replay found, in words.
     """
 
     cause: Cause
@@ -101,6 +143,10 @@ class RootCause(msgspec.Struct, frozen=True, kw_only=True):
     zeros: str = ""
     entries: tuple[SolvedEntry, ...] = ()
     entry: SolvedEntry | None = None
+    edits: tuple[Edit, ...] = ()
+    effect: Effect | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    beside: tuple[str, ...] = ()
 
     def at(self, access: Access | None) -> RootCause:
         """The same, met at that line of the kernel, where one is known."""

@@ -15,6 +15,7 @@ from hypocenter.doctor.report_parts import (
     HypothesisRow,
     count_of_others,
     environment_rows,
+    fix_rows,
     headline,
     hypothesis_rows,
     proof_rows,
@@ -95,6 +96,9 @@ def _root(root: RootCause) -> Iterator[str]:
         yield ""
     yield f"**Fix.** {plain(root.fix)}."
     yield ""
+    for label, text in fix_rows(root):
+        yield f"**{label}.** {plain(text)}."
+        yield ""
     yield from _table(("proof", ""), proof_rows(root))
 
 

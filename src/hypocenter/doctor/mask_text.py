@@ -20,12 +20,14 @@ _STRICT: dict[type[ast.cmpop], tuple[str, str]] = {ast.LtE: ("<=", "<"), ast.GtE
 @dataclass(frozen=True, slots=True)
 class MaskEdit:
     """A kernel's whole `text` with one mask changed at `line` of its file: what stood there, and
-    what stands there now. `was` is empty where a condition is added."""
+    what stands there now. `was` is empty where a condition is added. `compare` is the comparison
+    that was changed, where one was."""
 
     line: int
     was: str
     now: str
     text: str
+    compare: ast.Compare | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,26 +64,21 @@ def accesses_at(source: SourceRecord, line: int, parameter: str) -> list[MaskedA
 
 def strict_edits(source: SourceRecord, access: MaskedAccess) -> Iterator[MaskEdit]:
     """The text with `<` where the mask has an index `<=` a bound; one such change at a time."""
-    for compare in _comparisons(access):
+    for compare in comparisons(access):
         left, right = compare.left, compare.comparators[0]
         index = left if isinstance(compare.ops[0], ast.LtE) else right
         signs = _STRICT.get(type(compare.ops[0]))
-        if signs is None or len(compare.ops) > 1 or not _roots_in(index, access.roots):
+        if signs is None or len(compare.ops) > 1 or not roots_in(index, access.roots):
             continue
         was = _segment(source, compare)
         start, stop = (_end(left), left.end_col_offset or 0), (right.lineno, right.col_offset)
         between = _between(source, start, stop)
-        text = _splice(source, start, stop, between.replace(*signs))
+        text = spliced(source, start, stop, between.replace(*signs))
         now = was.replace(*signs, 1)
-        yield MaskEdit(source.first_line + compare.lineno - 1, was, now, text)
+        yield MaskEdit(source.first_line + compare.lineno - 1, was, now, text, compare)
 
 
 # -- indices without a bound ----------------------------------------------------------------------
-
-
-def is_bounded(access: MaskedAccess) -> bool:
-    """Whether the mask compares every index of the address that varies within a program."""
-    return not list(_free_terms(access))
 
 
 def bound_edits(
@@ -97,23 +94,27 @@ def bound_edits(
         for condition in _upper_bounds(access, term, scalars)
     )
     for condition in dict.fromkeys(found):
-        yield _with_condition(source, access, condition)
+        yield with_condition(source, access, condition)
 
 
-def lower_edits(source: SourceRecord, access: MaskedAccess) -> Iterator[MaskEdit]:
-    """The text with `index >= 0` as one more condition, for each index of the address."""
-    whole, less = access.call.args[0] if access.call.args else None, ""
-    address = whole
-    if isinstance(whole, ast.BinOp) and isinstance(whole.op, ast.Sub):  # x_ptr + i - 1
-        address, less = whole.left, f" - {ast.unparse(whole.right)}"
-    for term in _terms(address, access) if address is not None else ():
-        yield _with_condition(source, access, f"{ast.unparse(term)}{less} >= 0")
+def uncast_edits(source: SourceRecord, line: int) -> Iterator[MaskEdit]:
+    """The text without a cast of a pointer in that line, or in one before that makes a name."""
+    function = function_of(source.text)
+    for node in ast.walk(function) if function else ():
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        at = source.first_line + node.lineno - 1
+        if node.func.attr != "to" or at > line or "pointer_type" not in ast.unparse(node):
+            continue
+        start, stop = (node.lineno, node.col_offset), (_end(node), node.end_col_offset or 0)
+        now = ast.unparse(node.func.value)
+        yield MaskEdit(at, _segment(source, node), now, spliced(source, start, stop, now))
 
 
 def _upper_bounds(access: MaskedAccess, term: ast.expr, scalars: Sequence[str]) -> Iterator[str]:
     index = ast.unparse(term)
-    for counter, last, step in _loops_around(access):
-        if counter in _names(term):
+    for counter, last, step in loops_around(access):
+        if counter in names_in(term):
             yield f"{index} < {last}"
         elif step is not None:
             yield f"{index} < {last} - {counter if step == '1' else f'{counter} * {step}'}"
@@ -121,7 +122,7 @@ def _upper_bounds(access: MaskedAccess, term: ast.expr, scalars: Sequence[str]) 
         yield f"{index} < {name}"
 
 
-def _loops_around(access: MaskedAccess) -> Iterator[tuple[str, str, str | None]]:
+def loops_around(access: MaskedAccess) -> Iterator[tuple[str, str, str | None]]:
     """Counter, end and step of each loop around the access; the step is in units of the counter.
 
     `range(0, K, BK)` counts elements: its step is 1. `range(cdiv(K, BK))` counts tiles of BK.
@@ -143,22 +144,22 @@ def _loops_around(access: MaskedAccess) -> Iterator[tuple[str, str, str | None]]
 def _free_terms(access: MaskedAccess) -> Iterator[ast.expr]:
     """Terms of the address that vary within a program, of which the mask compares no part."""
     compared: set[str] = set()
-    for compare in _comparisons(access):
-        compared |= _roots_in(compare, access.roots)
+    for compare in comparisons(access):
+        compared |= roots_in(compare, access.roots)
     for term in _terms(access.call.args[0], access) if access.call.args else ():
-        if not _roots_in(term, access.roots) & compared:
+        if not roots_in(term, access.roots) & compared:
             yield term
 
 
 def _terms(node: ast.expr, access: MaskedAccess, depth: int = 0) -> Iterator[ast.expr]:
     """The summands of an address that hold an index of lanes, without what multiplies them."""
-    if depth > _MAX_DEPTH or not _roots_in(node, access.roots):
+    if depth > _MAX_DEPTH or not roots_in(node, access.roots):
         return
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
         yield from _terms(node.left, access, depth + 1)
         yield from _terms(node.right, access, depth + 1)
     elif isinstance(node, ast.Name) and _is_pointer(access, node.id):
-        made = _made_of(access, node.id)
+        made = made_of(access, node.id)
         yield from _terms(made, access, depth + 1) if made is not None else ()
     elif isinstance(node, ast.Name | ast.Subscript | ast.BinOp):  # i - 1 is one term
         yield node
@@ -169,7 +170,7 @@ def _is_pointer(access: MaskedAccess, name: str) -> bool:
     for _ in range(_MAX_DEPTH):
         if name == access.parameter:
             return True
-        made = _made_of(access, name)
+        made = made_of(access, name)
         while isinstance(made, ast.BinOp) and isinstance(made.op, ast.Add):
             made = made.left
         if not isinstance(made, ast.Name):
@@ -178,27 +179,60 @@ def _is_pointer(access: MaskedAccess, name: str) -> bool:
     return False
 
 
-def _with_condition(source: SourceRecord, access: MaskedAccess, condition: str) -> MaskEdit:
+def with_condition(source: SourceRecord, access: MaskedAccess, condition: str) -> MaskEdit:
     """The text with one more condition in the mask, or with that as the mask."""
+    mask = access.mask
+    whole = f"({_segment(source, mask)}) & ({condition})" if mask is not None else condition
+    return _masked_by(source, access, whole, "", condition)
+
+
+def with_mask(source: SourceRecord, access: MaskedAccess, mask: str) -> MaskEdit:
+    """The text with another mask, or with that as the mask."""
+    was = _segment(source, access.mask) if access.mask is not None else ""
+    return _masked_by(source, access, mask, was, mask)
+
+
+def with_comparator(source: SourceRecord, compare: ast.Compare, text: str) -> MaskEdit:
+    """The text with `text` at the right side of a comparison."""
+    right = compare.comparators[-1]
+    start, stop = (right.lineno, right.col_offset), (_end(right), right.end_col_offset or 0)
+    was = _segment(source, compare)
+    now = f"{was[: len(was) - len(_segment(source, right))]}{text}"
+    line = source.first_line + compare.lineno - 1
+    return MaskEdit(line, was, now, spliced(source, start, stop, text))
+
+
+def without_layout(text: str) -> str:
+    """A text without what its layout alone makes: white space and brackets."""
+    return "".join(text.split()).replace("(", "").replace(")", "")
+
+
+def _masked_by(
+    source: SourceRecord, access: MaskedAccess, whole: str, was: str, now: str
+) -> MaskEdit:
     mask, call = access.mask, access.call
     if mask is not None:
         start, stop = (mask.lineno, mask.col_offset), (_end(mask), mask.end_col_offset or 0)
-        new = f"({_segment(source, mask)}) & ({condition})"
+        new = whole
     else:
         start = stop = (_end(call), (call.end_col_offset or 1) - 1)
         before = _between(source, (call.lineno, call.col_offset), stop).rstrip()
         comma = "" if before.endswith((",", "(")) else ", "
-        new = f"{comma}mask={condition}{', other=0' if access.operation == 'load' else ''}"
+        new = f"{comma}mask={whole}{', other=0' if access.operation == 'load' else ''}"
     line = source.first_line + call.lineno - 1
-    return MaskEdit(line, "", condition, _splice(source, start, stop, new))
+    return MaskEdit(line, was, now, spliced(source, start, stop, new))
 
 
 # -- the tree -------------------------------------------------------------------------------------
 
 
-def _comparisons(access: MaskedAccess) -> Iterator[ast.Compare]:
-    """Those that the mask is made of, its own and those of the lines that made its names."""
-    waiting: list[ast.expr] = [access.mask] if access.mask is not None else []
+def comparisons(access: MaskedAccess, mask: ast.expr | None = None) -> Iterator[ast.Compare]:
+    """Those that a mask is made of, its own and those of the lines that made its names.
+
+    Without a `mask` that of the access.
+    """
+    mask = access.mask if mask is None else mask
+    waiting: list[ast.expr] = [mask] if mask is not None else []
     seen: set[str] = set()
     while waiting:
         part = waiting.pop(0)
@@ -207,19 +241,35 @@ def _comparisons(access: MaskedAccess) -> Iterator[ast.Compare]:
                 yield node
             elif isinstance(node, ast.Name) and node.id not in seen:
                 seen.add(node.id)
-                made = _made_of(access, node.id)
+                made = made_of(access, node.id)
                 if made is not None:
                     waiting.append(made)
 
 
-def _made_of(access: MaskedAccess, name: str) -> ast.expr | None:
+def made_of(access: MaskedAccess, name: str) -> ast.expr | None:
     """What the last assignment before the access gives a name."""
     found = None
     for node in statements_in(access.function.body):
         is_before = node.lineno < access.call.lineno
-        if is_before and isinstance(node, ast.Assign) and name in map(_name, node.targets):
-            found = node.value
+        if is_before and isinstance(node, ast.Assign):
+            found = dict(assigned_in(node)).get(name, found)
     return found
+
+
+def assigned_in(node: ast.Assign) -> Iterator[tuple[str, ast.expr]]:
+    """Each name with what it is given; of a call that gives several, all have the call."""
+    for target in node.targets:
+        if isinstance(target, ast.Tuple):
+            values = (
+                node.value.elts
+                if isinstance(node.value, ast.Tuple) and len(node.value.elts) == len(target.elts)
+                else [node.value] * len(target.elts)
+            )
+            yield from (
+                (_name(into), value) for into, value in zip(target.elts, values, strict=True)
+            )
+        else:
+            yield _name(target), node.value
 
 
 def _lane_roots(function: ast.FunctionDef) -> dict[str, frozenset[str]]:
@@ -228,19 +278,18 @@ def _lane_roots(function: ast.FunctionDef) -> dict[str, frozenset[str]]:
     for _ in range(_MAX_DEPTH):  # a loop may use what a later line of it makes
         before = dict(roots)
         for node in statements_in(function.body):
-            if not isinstance(node, ast.Assign) or not (name := _name(node.targets[0])):
-                continue
-            found = _roots_in(node.value, roots) - {name}
-            if _has_arange(node.value):
-                found |= {name}
-            if found:
-                roots[name] = frozenset(found)
+            for name, value in assigned_in(node) if isinstance(node, ast.Assign) else ():
+                found = roots_in(value, roots) - {name}
+                if _has_arange(value):
+                    found |= {name}
+                if name and found:
+                    roots[name] = frozenset(found)
         if roots == before:
             break
     return roots
 
 
-def _roots_in(node: ast.AST, roots: dict[str, frozenset[str]]) -> set[str]:
+def roots_in(node: ast.AST, roots: dict[str, frozenset[str]]) -> set[str]:
     """What the indices in an expression come from; values that are loaded are no indices."""
     if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "load":
         return set()
@@ -248,7 +297,7 @@ def _roots_in(node: ast.AST, roots: dict[str, frozenset[str]]) -> set[str]:
         return set(roots.get(node.id, ()))
     found: set[str] = set()
     for child in ast.iter_child_nodes(node):
-        found |= _roots_in(child, roots)
+        found |= roots_in(child, roots)
     return found
 
 
@@ -259,7 +308,7 @@ def _has_arange(node: ast.AST) -> bool:
     )
 
 
-def _names(node: ast.AST) -> set[str]:
+def names_in(node: ast.AST) -> set[str]:
     return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
 
 
@@ -284,7 +333,7 @@ def _between(source: SourceRecord, start: tuple[int, int], stop: tuple[int, int]
     return data[_at(data, start) : _at(data, stop)].decode()
 
 
-def _splice(source: SourceRecord, start: tuple[int, int], stop: tuple[int, int], new: str) -> str:
+def spliced(source: SourceRecord, start: tuple[int, int], stop: tuple[int, int], new: str) -> str:
     data = textwrap.dedent(source.text).encode()
     return (data[: _at(data, start)] + new.encode() + data[_at(data, stop) :]).decode()
 

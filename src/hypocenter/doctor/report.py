@@ -16,6 +16,7 @@ from hypocenter.doctor.report_parts import (
     Origin,
     count_of_others,
     environment_rows,
+    fix_rows,
     headline,
     hypothesis_rows,
     preambles,
@@ -113,6 +114,8 @@ def _root_text(root: RootCause, origin: Origin) -> Iterator[str]:
         if spot.text:
             yield f"{'':<{_LABEL}}    {spot.text}"
     yield from _field("FIX", root.fix)
+    for label, text in fix_rows(root):
+        yield from _field(label.upper(), text)
     if (when := when_of(root, origin)) is not None:
         yield f"{'WHEN':<{_LABEL}}{when.launch}"
         if when.command:

@@ -13,6 +13,7 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import (
     WITH_VALUES,
     Diagnosis,
+    Effect,
     Hypothesis,
     RootCause,
     RunMade,
@@ -315,6 +316,38 @@ def when_of(root: RootCause, origin: Origin) -> When | None:
     if not origin.folder:
         return When(when, "")
     return When(when, f"hypo replay {shlex.quote(origin.folder)} {which}{sources}")
+
+
+def fix_rows(root: RootCause) -> tuple[tuple[str, str], ...]:
+    """Whether the fix itself was tried, other fixes that fit as well, what else was found."""
+    rows: list[tuple[str, str]] = []
+    if root.alternatives:
+        rows += [("Or", other.fix) for other in root.alternatives if other.fix != root.fix]
+        rows.append(("Tried", "each of these is clean when replayed; which is meant is not proven"))
+    elif root.effect is not None:
+        rows.append(("Tried", _effect_text(root.effect)))
+    elif root.finding is not None:
+        rows.append(("Tried", "not the fix: the change below is a test of the cause alone"))
+    if root.beside:
+        more = count_text(len(root.beside), "other fault")
+        rows.append(("Beside", f"{more} in the same replay: {root.beside[0]}"))
+    return tuple(rows)
+
+
+def _effect_text(effect: Effect) -> str:
+    """What a fix that was applied and replayed did."""
+    done = []
+    if effect.num_gone:
+        done.append(f"{count_text(effect.num_gone, 'access', 'accesses')} outside gone")
+    if effect.num_filled > 0:
+        done.append(f"{count_text(effect.num_filled, 'more element')} written")
+    lost = effect.num_lost + effect.num_moved
+    kept = "no access inside lost or moved"
+    if lost:
+        kept = f"{count_text(lost, 'access', 'accesses')} inside lost or moved ({effect.excused})"
+    if not effect.num_unwritten:
+        kept += ", every element written as before"
+    return "; ".join((*done, kept))
 
 
 def proof_rows(root: RootCause) -> tuple[tuple[str, str], ...]:

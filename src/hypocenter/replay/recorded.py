@@ -15,6 +15,7 @@ from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import Place, SourceRecord
 from hypocenter.replay.arguments import Argument as ReplayArgument
+from hypocenter.replay.census import Census
 from hypocenter.replay.corrections import Corrections, TensorCorrection, written_bytes
 from hypocenter.replay.findings import Finding, FindingKind, ReplayReport
 from hypocenter.replay.rebuild import Rebuilt, recorded_site
@@ -42,6 +43,7 @@ def replay_place(
     edited: SourceRecord | None = None,
     programs: Collection[int] | None = None,
     on_done: Callable[[Rebuilt, Sequence[ReplayArgument]], None] | None = None,
+    census: Census | None = None,
 ) -> ReplayReport:
     """Replay the launch at `place`, with `corrections` in place of what was recorded.
 
@@ -54,7 +56,8 @@ def replay_place(
     `edited` has another text for the recorded function of its id.
     With recorded `counts` elements that its contract has the launch write, and that it did not,
     are of kind `never written`. A read of undefined memory counts where it reaches a result.
-    `on_done` gets the launch as it was rebuilt, and its tensors as the programs left them.
+    `on_done` gets the launch as it was rebuilt, and its tensors as the programs left them;
+    `census`, which must be a new one, every access.
 
     Raises UsageError for a place that the bundle does not have, a CPU kernel or a correction of
     nothing; else NotReplayed: SourceNotAllowed, ProgramNeverEnds and ProgramTooSlow for a program
@@ -77,6 +80,7 @@ def replay_place(
             edited=edited,
             programs=programs,
             on_done=on_done,
+            census=census,
         )
     except HypoError:
         raise
@@ -97,6 +101,7 @@ def _replay_launch(
     edited: SourceRecord | None,
     programs: Collection[int] | None,
     on_done: Callable[[Rebuilt, Sequence[ReplayArgument]], None] | None,
+    census: Census | None,
 ) -> ReplayReport:
     """See `replay_place`; raises anything for records that do not fit together."""
     launch = index.launch(place)
@@ -107,9 +112,12 @@ def _replay_launch(
     else:
         kernel = kernel_of(index, launch, allow_source=allow_source, edited=edited)
 
-    def once(given: dict[str, Any]) -> tuple[ReplayReport, Rebuilt, list[ReplayArgument]]:
+    def once(
+        given: dict[str, Any], census: Census | None = None
+    ) -> tuple[ReplayReport, Rebuilt, list[ReplayArgument]]:
         rebuilt = Rebuilt(index, place, launch, given)
         done: list[ReplayArgument] = []
+        watched = {"on_lanes": census.note, "on_program": census.begin} if census else {}
         report = _replay(
             kernel,
             rebuilt.grid,
@@ -121,10 +129,13 @@ def _replay_launch(
             program_seconds=max(2 * budget_seconds, MIN_PROGRAM_SECONDS),
             num_warps=launch.num_warps,
             on_arguments=done.extend,
+            **watched,
         )
         return report, rebuilt, done
 
-    report, rebuilt, done = once(given)
+    report, rebuilt, done = once(given, census)
+    if census is not None:
+        census.end(done)
     if on_done is not None:
         on_done(rebuilt, done)
     findings = list(report.findings)

@@ -77,6 +77,7 @@ def replay(
     find_storage: Callable[[int], tuple[int, int] | None] = lambda address: None,
     on_arguments: Callable[[tuple[Argument, ...]], None] = lambda arguments: None,
     on_lanes: Callable[[str, Array, Array, Array, int], None] | None = None,
+    on_program: Callable[[tuple[int, int, int]], None] = lambda program: None,
 ) -> ReplayReport:
     """Run `kernel` over `grid` (1 to 3 numbers, or a function of the arguments) and check it.
 
@@ -89,7 +90,7 @@ def replay(
     that load pointers from memory. Of a program of one warp (`num_warps`) the lanes go in step.
     With `headroom` the report says from which program on int32
     offsets would overflow. `on_arguments` sees what became of each tensor, `on_lanes` each access,
-    as `CheckedMemory.on_lanes` says.
+    as `CheckedMemory.on_lanes` says, `on_program` each program before it is run.
 
     Seconds are those of the processor that this thread has had.
 
@@ -109,6 +110,7 @@ def replay(
     memory.on_lanes = on_lanes
     memory.lanes.is_on = num_warps != 1
     run = _Run(jit, size, memory, budget_seconds, first, program_seconds or PROGRAM_SECONDS)
+    run.on_program = on_program
     values = {
         name: admit(memory, name, value, undefined, outputs, known) for name, value in bound.items()
     }
@@ -209,6 +211,7 @@ class _Run:
         self._num_steps = 0
         self._values: dict[str, Any] = {}
         self.has_block_pointers = False
+        self.on_program: Callable[[tuple[int, int, int]], None] = lambda program: None
 
     def all(self, values: Mapping[str, Any], programs: Collection[int] | None) -> Coverage:
         total = math.prod(self.grid)
@@ -346,6 +349,7 @@ class _Run:
         self._watch_anew(opened)
         self._opened = opened
         self.memory.begin(self._program)
+        self.on_program(self._program)
         try:
             opened.run(self.jit, self._values, self._program)
         except Abandoned:

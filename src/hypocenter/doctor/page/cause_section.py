@@ -17,7 +17,7 @@ from hypocenter.doctor.page.address_life import first_values
 from hypocenter.doctor.page.example_access import ExampleAccess, launch_of_root
 from hypocenter.doctor.page.markup import Html, bytes_text, join_html, place_of_file, prose, tag
 from hypocenter.doctor.page.source_view import SourceMark, number_text, source_html, source_views
-from hypocenter.doctor.report_parts import Origin, proof_rows, spots_of, when_of
+from hypocenter.doctor.report_parts import Origin, fix_rows, proof_rows, spots_of, when_of
 from hypocenter.dtypes import NUMPY_DTYPES, Array
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import ArgumentRecord, TensorRecord, Values
@@ -29,6 +29,7 @@ _MAX_ARGUMENTS = 40
 def what_to_do(case: Case, root: RootCause, origin: Origin) -> Html:
     """The fix, the line that is to be changed, and the command that shows it again."""
     rows = [tag("p", prose(root.fix), class_="fix")]
+    rows += [tag("p", f"{label}: ", prose(text)) for label, text in fix_rows(root)]
     for spot in spots_of(root):
         text = tag("code", spot.text) if spot.is_code else spot.text
         rows.append(tag("p", f"{spot.label} ", tag("code", spot.place), ": " * bool(text), text))

@@ -6,9 +6,11 @@ Needs Triton and torch; without them every cause that only this rung can see sta
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import msgspec
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause, TestedBy, refutable
@@ -25,8 +27,10 @@ from hypocenter.doctor.examining.time_limit import OutOfTime
 from hypocenter.doctor.examining.untested import why_history_untested
 from hypocenter.doctor.installed_text import changes, installed_texts
 from hypocenter.doctor.rungs.dead_rows import uses_of_dead_rows
-from hypocenter.doctor.rungs.replaying.replay_cause import ReplayCause
+from hypocenter.doctor.rungs.replaying.fixes import beside_text, with_fix
+from hypocenter.doctor.rungs.replaying.replay_cause import ReplayCause, source_of
 from hypocenter.doctor.rungs.replaying.replay_causes import classify, weight
+from hypocenter.doctor.rungs.replaying.trials import Bench, Seen, fitting
 from hypocenter.doctor.rungs.replaying.zeros import (
     doubts,
     replayed_as_zeros,
@@ -64,6 +68,7 @@ class _Rung:
     case: Case
     replay: Replay
     make_correction: Any
+    make_census: Any
     deadline: float
     #: Those that are replayed, by their linear numbers; None for as many as there is time for.
     programs: tuple[int, ...] | None = None
@@ -82,8 +87,8 @@ class _Rung:
         *,
         use_installed: bool = False,
         edited: SourceRecord | None = None,
-    ) -> ReplayReport | None:
-        """The report, None when the launch cannot be replayed or the time is over.
+    ) -> Seen | None:
+        """What was seen, None when the launch cannot be replayed or the time is over.
 
         `use_installed`: with this installation's kernel in place of the recorded one. `edited` as
         for `replay_place`.
@@ -93,8 +98,9 @@ class _Rung:
             return None
         # Another grid has other programs.
         programs = None if "grid" in (corrections or {}) else self.programs
+        census = self.make_census()
         try:
-            return self.replay(
+            report = self.replay(
                 self.case.index,
                 use.place,
                 corrections=dict(corrections or {}),
@@ -103,11 +109,18 @@ class _Rung:
                 use_installed=use_installed,
                 edited=edited,
                 programs=programs,
+                census=census,
             )
+            return Seen(report, census)
         except HypoError as error:
             if not use_installed and not corrections and edited is None:
                 self.failed[_not_replayed(use, error)] = None
             return None
+
+    def report(self, use: LaunchMade, corrections: Mapping[str, Any]) -> ReplayReport | None:
+        """What was found with these corrections."""
+        seen = self.run(use, corrections)
+        return seen.report if seen is not None else None
 
 
 def replays(case: Case) -> list[Claim]:
@@ -115,11 +128,9 @@ def replays(case: Case) -> list[Claim]:
     if any(claim.root is not None for claim in case.claims):
         return _after_good_run(case)
     try:
-        from hypocenter.replay.corrections import TensorCorrection
-        from hypocenter.replay.recorded import replay_place
+        rung = _rung(case, RUNG_SECONDS)
     except (MissingPackage, ImportError) as error:
         return list(_leave_untested(f"needs the replay of launches: {error}"))
-    rung = _Rung(case, replay_place, TensorCorrection, case.limit.until(RUNG_SECONDS))
     claims: list[Claim] = []
     proven_of: set[str] = set()
     for use in _suspects(case):
@@ -153,12 +164,19 @@ def claims_of_programs(
 
     Nothing where they cannot be replayed; raises ImportError without Triton.
     """
+    rung = _rung(case, seconds, programs)
+    seen = rung.run(use)
+    return _first_proven(rung, use, seen) if seen is not None else []
+
+
+def _rung(case: Case, seconds: float, programs: tuple[int, ...] | None = None) -> _Rung:
+    """Raises MissingPackage and ImportError without Triton."""
+    from hypocenter.replay.census import Census
     from hypocenter.replay.corrections import TensorCorrection
     from hypocenter.replay.recorded import replay_place
 
-    rung = _Rung(case, replay_place, TensorCorrection, case.limit.until(seconds), programs)
-    report = rung.run(use)
-    return _first_proven(rung, use, report) if report is not None else []
+    end = case.limit.until(seconds)
+    return _Rung(case, replay_place, TensorCorrection, Census, end, programs)
 
 
 def _not_replayed(use: LaunchMade, error: HypoError) -> Gap:
@@ -170,16 +188,16 @@ def _not_replayed(use: LaunchMade, error: HypoError) -> Gap:
 
 def _climb(rung: _Rung, use: LaunchMade) -> list[Claim]:
     """What the replay of one launch says; counts it."""
-    report = rung.run(use)
-    if report is None:
+    seen = rung.run(use)
+    if seen is None:
         return []
     for name in replayed_as_zeros(rung.case, use):
         rung.case.leave_unseen(zeros_gap(rung.case, use, name))
-    found = _first_proven(rung, use, report)
+    found = _first_proven(rung, use, seen)
     if not any(claim.root and claim.root.cause not in _LATE for claim in found):
         # Two programs that meet in a dead row are a sight of the use of dead rows.
-        found = list(uses_of_dead_rows(rung.case, use, rung.run, rung.make_correction)) or found
-    if report.coverage.is_complete and not found:
+        found = list(uses_of_dead_rows(rung.case, use, rung.report, rung.make_correction)) or found
+    if seen.report.coverage.is_complete and not found:
         rung.clean += 1
         rung.vague |= dict.fromkeys(doubts(rung.case, use))
     elif not found:
@@ -223,15 +241,13 @@ def _after_good_run(case: Case) -> list[Claim]:
         return untested
     use = next((made for made in case.launches if made.place == root.place), None)
     try:
-        from hypocenter.replay.corrections import TensorCorrection
-        from hypocenter.replay.recorded import replay_place
+        rung = _rung(case, 2 * REPLAY_SECONDS)
     except (MissingPackage, ImportError):
         return untested
     if use is None:
         return untested
-    rung = _Rung(case, replay_place, TensorCorrection, case.limit.until(2 * REPLAY_SECONDS))
-    report = rung.run(use)
-    found = _first_proven(rung, use, report) if report is not None else []
+    seen = rung.run(use)
+    found = _first_proven(rung, use, seen) if seen is not None else []
     races = [claim for claim in found if claim.root and claim.root.cause is Cause.PROGRAM_RACE]
     if not races:
         return untested
@@ -268,59 +284,67 @@ def _number(place: Place | None) -> int:
     return place.launch if place is not None else 0
 
 
-def _first_proven(rung: _Rung, use: LaunchMade, report: ReplayReport) -> list[Claim]:
+def _first_proven(rung: _Rung, use: LaunchMade, seen: Seen) -> list[Claim]:
     """Of a launch's findings the first that has a proof; else what there is without one."""
-    ordered = sorted(report.findings, key=weight)
+    ordered = sorted(seen.report.findings, key=weight)
     claims = []
     rung.proven_text = None
     for finding in ordered:
-        claim = _claim(rung, use, finding, report)
+        claim = _claim(rung, use, finding, seen)
         if claim is None:
             continue
         if claim.root is not None:
-            return [claim, *_races_beside(rung, use)]
+            races = _races_beside(rung, use)
+            return [_told_apart(claim, races), *races]
         claims.append(claim)
     return claims
 
 
+def _told_apart(claim: Claim, races: Sequence[Claim]) -> Claim:
+    """The claim without what is told beside it with a proof of its own."""
+    assert claim.root is not None
+    told = {beside_text(race.root.finding) for race in races if race.root and race.root.finding}
+    left = tuple(text for text in claim.root.beside if text not in told)
+    return replace(claim, root=msgspec.structs.replace(claim.root, beside=left))
+
+
 def _races_beside(rung: _Rung, use: LaunchMade) -> list[Claim]:
     """A race that is there still with the mask put right is a defect of its own."""
-    report = rung.run(use, edited=rung.proven_text) if rung.proven_text is not None else None
-    races = [found for found in report.findings if found.kind is FindingKind.RACE] if report else []
-    claims = (_claim(rung, use, race, report) for race in races if report is not None)
+    seen = rung.run(use, edited=rung.proven_text) if rung.proven_text is not None else None
+    races = [one for one in seen.report.findings if one.kind is FindingKind.RACE] if seen else []
+    claims = (_claim(rung, use, race, seen) for race in races if seen is not None)
     return [replace(claim, tensors=()) for claim in claims if claim and claim.root][:1]
 
 
 # -- claims ---------------------------------------------------------------------------------------
 
 
-def _claim(rung: _Rung, use: LaunchMade, finding: Finding, report: ReplayReport) -> Claim | None:
+def _claim(rung: _Rung, use: LaunchMade, finding: Finding, seen: Seen) -> Claim | None:
     case, launch = rung.case, use.launch
-    classified = classify(case, use, finding, report.findings)
+    classified = classify(case, use, finding, seen.report.findings)
     if classified is None:
         return None
-    judged, green, zeros = classified, None, zeros_behind(case, use, finding)
+    zeros = zeros_behind(case, use, finding)
     is_made_up = finding.kind is FindingKind.RACE and bool(zeros)
-    for possible in () if is_made_up else (*classified.sooner, classified):
-        if (green := _green(rung, use, finding, possible)) is not None:
-            judged = possible
-            break
+    causes = () if is_made_up else (*classified.sooner, classified)
+    found = fitting(_bench(rung, use, finding, seen), finding, causes)
     argument = case.fact_of(launch, finding.argument) if finding.argument else None
     tensor = case.tensor_of(launch, finding.argument or "")
-    blamed = case.tensor_of(launch, judged.argument) if judged.argument else tensor
     where = f" in program {finding.program}" if finding.program else ""
     red = f"the replay of {use.where}{where}: {finding.kind}: {place_text(finding)}"
+    judged = found[0].cause if found else classified
     evidence = (
-        f"{extent_text(finding)}{report.coverage.num_run} of {report.coverage.num_launched} "
-        "programs replayed",
+        f"{extent_text(finding)}{seen.report.coverage.num_run} of "
+        f"{seen.report.coverage.num_launched} programs replayed",
         *(
             [f"at that lane {', '.join(f'{k} = {v}' for k, v in finding.values.items())}"]
             if finding.values
             else []
         ),
         *judged.evidence,
+        *judged.support,
     )
-    if green is None:
+    if not found:
         return row(
             judged.cause,
             Verdict.INCONCLUSIVE,
@@ -328,21 +352,21 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, report: ReplayReport)
             red,
             *evidence,
             f"{zeros} was replayed as zeros, and all of them lead to one place" * is_made_up
-            or "no single fact was found with which the replay is clean",
+            or "no single fact was found with which the replay is clean and loses nothing",
             would_refute="a clean replay",
             kernel=launch.kernel,
             argument=argument,
         )
-    corrected, text = green
+    rung.proven_text = judged.edit.source if judged.edit is not None else None
     root = RootCause(
         cause=judged.cause,
         sentence=f"{launch.kernel}: {finding.kind} at {argument or finding.operation}: "
         f"{place_text(finding, is_named=True)}",
         fix=judged.fix,
-        proof=Proof(red, corrected, text),
+        proof=Proof(red, found[0].green.corrected, found[0].green.passes),
         kernel=launch.kernel,
         argument=judged.argument or argument,
-        tensor=blamed.name if blamed else None,
+        tensor=_blamed(case, use, finding, judged),
         file=judged.file,
         line=judged.line,
         expression=judged.expression,
@@ -353,94 +377,31 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, report: ReplayReport)
         if judged.entry is not None and judged.argument
         else None,
     )
+    root = with_fix(root, found, finding, seen.report.findings)
     ids = (tensor.id,) if tensor else ()
     return proven(root, NAME, evidence, "a clean replay of the same launch", use.seq, ids)
 
 
-def _green(
-    rung: _Rung, use: LaunchMade, finding: Finding, judged: ReplayCause
-) -> tuple[str, str] | None:
-    """The correction with which the finding is gone, and what the replay says then."""
-    if judged.settled is not None:
-        return judged.settled
-    if judged.edit is not None:
-        report = rung.run(use, edited=judged.edit.source)
-        if report is None or _has(report, finding):
-            return None
-        rung.proven_text = judged.edit.source
-        return judged.edit.said, _green_text(judged.edit.said, report)
-    changed = changes(use.launch, rung.case.sources, installed_texts())
-    tries: list[tuple[str, Mapping[str, Any], bool]] = []
-    if changed and judged.in_kernel:
-        edit = changed[0]
-        tries.append((f"the kernel as it is installed (line {edit.line}: `{edit.was}`)", {}, True))
-    tries += [(text, facts, False) for text, facts in judged.corrections(rung.make_correction)]
-    for corrected, corrections, use_installed in tries:
-        report = rung.run(use, corrections, use_installed=use_installed)
-        if report is not None and not _has(report, finding, any_line=use_installed):
-            if judged.too_little is not None:
-                less = rung.run(use, judged.too_little(rung.make_correction))
-                if less is None or not _has(less, finding):
-                    return None
-            return corrected, _green_text(corrected, report)
-    return _with_scalar(rung, use, finding, judged) if judged.scalar else None
+def _blamed(case: Case, use: LaunchMade, finding: Finding, judged: ReplayCause) -> str | None:
+    tensor = case.tensor_of(use.launch, judged.argument or finding.argument or "")
+    return tensor.name if tensor is not None else None
 
 
-#: Accesses that miss the elements of their tensor.
-_ASTRAY = (FindingKind.OUT_OF_BOUNDS, FindingKind.BETWEEN_ROWS)
-
-
-def _has(report: ReplayReport, finding: Finding, *, any_line: bool = False) -> bool:
-    """Whether a replay has the finding again; what now leaves the tensor is no better."""
-    same = _ASTRAY if finding.kind in _ASTRAY else (finding.kind,)
-    return any(
-        again.kind in same
-        and again.argument == finding.argument
-        and (any_line or again.line == finding.line)
-        for again in report.findings
+def _bench(rung: _Rung, use: LaunchMade, finding: Finding, seen: Seen) -> Bench:
+    """What corrections of that finding are tried with."""
+    launch = use.launch
+    changed = changes(launch, rung.case.sources, installed_texts())
+    site = finding.sites[0] if finding.sites else None
+    given = {a.name: a.value for a in launch.arguments if a.tensor is None}
+    return Bench(
+        seen,
+        lambda facts, text, installed: rung.run(use, facts, edited=text, use_installed=installed),
+        rung.make_correction,
+        {**given, **launch.constants},
+        (changed[0].line, changed[0].was) if changed else None,
+        launch.site,
+        source_of(rung.case, use, site),
     )
-
-
-def _green_text(corrected: str, report: ReplayReport) -> str:
-    return (
-        f"the same replay with {corrected}: no such finding "
-        f"({report.coverage.num_run} of {report.coverage.num_launched} programs)"
-    )
-
-
-def _with_scalar(
-    rung: _Rung, use: LaunchMade, finding: Finding, judged: ReplayCause
-) -> tuple[str, str] | None:
-    """The largest value of a scalar with which the finding is gone, if it is the one expected."""
-    name = judged.scalar or ""
-    given = next((a.value for a in use.launch.arguments if a.name == name), None)
-    if not isinstance(given, int) or given < 2:
-        return None
-    passed: dict[int, ReplayReport] = {}
-
-    def is_right(value: int) -> bool:
-        report = rung.run(use, {name: value})
-        if report is None or _has(report, finding):
-            return False
-        passed[value] = report
-        return True
-
-    if judged.largest is not None:
-        value = judged.largest
-        if not 0 < value < given or not is_right(value) or is_right(value + 1):
-            return None
-    elif not is_right(1):
-        return None
-    else:
-        value, wrong = 1, given
-        while wrong - value > 1:
-            middle = (value + wrong) // 2
-            if is_right(middle):
-                value = middle
-            else:
-                wrong = middle
-    corrected = f"{name} = {value}, the largest that is right"
-    return corrected, _green_text(corrected, passed[value])
 
 
 # -- what is not found ----------------------------------------------------------------------------

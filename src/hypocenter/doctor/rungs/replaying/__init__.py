@@ -1,4 +1,4 @@
 """What the rung of replays makes of a finding: its class, masks to try, what stood as zeros.
 
-Door: `replay_causes.classify`. These files never replay anything: the rung does.
+Doors: `replay_causes.classify`, `trials.fitting`. These files never replay anything: the rung does.
 """

@@ -2,28 +2,57 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.edits.bound_text import (
+    Bound,
+    bound_edits_of,
+    bounds_of,
+    keeps_to_axes,
+    lower_bounds,
+    masks_beside,
+    pair_edits,
+    unused_masks,
+)
 from hypocenter.doctor.mask_text import (
     MaskedAccess,
     MaskEdit,
     accesses_at,
     bound_edits,
-    is_bounded,
-    lower_edits,
     strict_edits,
+    with_condition,
+)
+from hypocenter.doctor.rungs.replaying.lanes import is_tail
+from hypocenter.doctor.rungs.replaying.ranks import (
+    ANY_BOUND,
+    BESIDE,
+    BOUND,
+    BY_ONE,
+    LOWER,
+    NUMBER,
+    NUMBERS,
+    PAIR,
+    STRICT,
+    UNUSED,
 )
 from hypocenter.doctor.rungs.replaying.replay_cause import (
+    NOTHING,
+    TEST,
+    Allowed,
     MakeCorrection,
     ReplayCause,
     TextEdit,
     place_of,
 )
+from hypocenter.doctor.rungs.replaying.trials import Bench
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import SourceRecord, TensorRecord
 from hypocenter.replay.findings import Finding, Site
@@ -31,68 +60,191 @@ from hypocenter.tensor import span_of
 
 #: Conditions that are tried for one access; each is a replay.
 _MAX_TRIES = 6
+_AXIS = Allowed(lost=True, why="what the condition leaves out lies behind the end of its axis")
+_SAME_RESULTS = Allowed(
+    if_same_results=True, why="what is left out reaches no result: all that is written is the same"
+)
 
 
-def strict_masks(source: SourceRecord, finding: Finding, site: Site) -> Iterator[ReplayCause]:
+@dataclass(frozen=True)
+class MaskedSite:
+    """Where an access outside was found: the launch, the text, what is accessed."""
+
+    use: LaunchMade
+    source: SourceRecord
+    finding: Finding
+    tensor: TensorRecord
+    site: Site
+    #: Whether what the tensor held is on record, so that results say something.
+    is_known: bool = False
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether the text is the kernel's own, whose names are those of the launch."""
+        return self.source.id == self.use.launch.source
+
+    @property
+    def accesses(self) -> list[MaskedAccess]:
+        return accesses_at(self.source, self.site.line, self.finding.argument or "")
+
+    @property
+    def given(self) -> dict[str, object]:
+        """Numbers that the launch was given, by name."""
+        if not self.is_kernel:
+            return {}
+        launch = self.use.launch
+        given = {a.name: a.value for a in launch.arguments if a.tensor is None}
+        return {
+            name: value
+            for name, value in {**given, **launch.constants}.items()
+            if type(value) is int
+        }
+
+
+def mask_causes(at: MaskedSite) -> Iterator[ReplayCause]:
+    """Masks that may be right, by rank: made more strict, made and not used, one condition more,
+    two of them, and a number where no name has it."""
+    yield from _strict_masks(at)
+    if (at.finding.number or 0) < 0:
+        yield from _lower_masks(at)
+    yield from _masks_there(at)
+    yield from _axis_masks(at)
+    yield from _other_bounds(at)
+
+
+def _strict_masks(at: MaskedSite) -> Iterator[ReplayCause]:
     """One for each `<=` in the mask where `<` may be meant."""
-    for access in accesses_at(source, site.line, finding.argument or ""):
-        for edit in strict_edits(source, access):
+    for access in at.accesses:
+        for edit in strict_edits(at.source, access):
             was, now = ("<=", "<") if "<=" in edit.was else (">=", ">")
             yield ReplayCause(
                 Cause.OFF_BY_ONE,
                 f"Compare with {now} instead of {was} in `{edit.was}`",
                 (f"the access is masked, by line {edit.line}: {edit.was}",),
                 (),
-                source.file,
+                at.source.file,
                 edit.line,
                 edit.was,
-                edit=_text_edit(source, edit, f"`{edit.now}` in line {edit.line}"),
+                edit=_text_edit(at.source, edit, f"`{edit.now}` in line {edit.line}"),
+                is_fix=True,
+                rank=STRICT,
+                allowed=_allowed(at, access, _strict(edit.compare)),
             )
 
 
-def bounded_masks(
-    use: LaunchMade, source: SourceRecord, finding: Finding, tensor: TensorRecord, site: Site
-) -> Iterator[ReplayCause]:
-    """One for each condition that may be missing: an end of a loop, a number that was passed."""
-    scalars = _scalars(use, tensor) if source.id == use.launch.source else []
-    for access in accesses_at(source, site.line, finding.argument or ""):
-        for edit in itertools.islice(bound_edits(source, access, scalars), _MAX_TRIES):
-            compared = f"nothing in the mask compares `{edit.now.split(' < ')[0]}`"
-            yield _lacking(source, site, access, edit, (compared,) if access.mask else ())
-
-
-def lower_masks(source: SourceRecord, finding: Finding, site: Site) -> Iterator[ReplayCause]:
+def _lower_masks(at: MaskedSite) -> Iterator[ReplayCause]:
     """One for each index that the mask may have to keep from being negative."""
-    for access in accesses_at(source, site.line, finding.argument or ""):
-        for edit in itertools.islice(lower_edits(source, access), _MAX_TRIES):
-            yield _lacking(source, site, access, edit, ())
+    for access in at.accesses:
+        for condition in itertools.islice(lower_bounds(access), _MAX_TRIES):
+            edit = with_condition(at.source, access, condition)
+            yield _lacking(at, access, edit, rank=LOWER)
+
+
+def _masks_there(at: MaskedSite) -> Iterator[ReplayCause]:
+    """Masks that the kernel makes already, and that this access is not given."""
+    for access in at.accesses:
+        for masks, rank in (
+            (unused_masks(at.source, access), UNUSED),
+            (masks_beside(at.source, access), BESIDE),
+        ):
+            for edit, mask, told in masks:
+                allowed = _allowed(at, access, mask)
+                yield _lacking(at, access, edit, rank=rank, support=(told,), allowed=allowed)
+
+
+def _allowed(at: MaskedSite, access: MaskedAccess, mask: ast.expr | None) -> Allowed:
+    """What a mask may leave out: what is no element of its axis, or what reaches no result."""
+    if mask is not None and keeps_to_axes(access, mask, at.given, at.tensor):
+        return _AXIS
+    return _SAME_RESULTS if at.is_known else NOTHING
+
+
+def _strict(compare: ast.Compare | None) -> ast.Compare | None:
+    """`i < n` of `i <= n`."""
+    if compare is None:
+        return None
+    is_less = isinstance(compare.ops[0], ast.LtE)
+    return ast.Compare(compare.left, [ast.Lt() if is_less else ast.Gt()], compare.comparators)
+
+
+def _axis_masks(at: MaskedSite) -> Iterator[ReplayCause]:
+    """One for each index whose axis the strides of the tensor tell, then for pairs of them."""
+    for access in at.accesses:
+        bounds = list(bounds_of(access, at.given, at.tensor))
+        named = [bound for bound in bounds if not bound.is_number]
+        yield from _bounded(at, access, bound_edits_of(at.source, access, named), BOUND)
+        yield from _bounded(at, access, pair_edits(at.source, access, named), PAIR)
+        numbers = (
+            *_bounded(at, access, bound_edits_of(at.source, access, bounds), NUMBER),
+            *_bounded(at, access, pair_edits(at.source, access, bounds), NUMBERS),
+        )
+        for cause in numbers:
+            yield replace(cause, resolve=partial(_if_tail, cause))
+
+
+def _if_tail(cause: ReplayCause, bench: Bench, finding: Finding) -> Iterator[ReplayCause]:
+    """A number says nothing of what is meant where whole programs lie outside."""
+    if is_tail(bench.before, finding):
+        yield cause
+
+
+def _bounded(
+    at: MaskedSite,
+    access: MaskedAccess,
+    edits: Iterator[tuple[MaskEdit, tuple[Bound, ...]]],
+    rank: int,
+) -> Iterator[ReplayCause]:
+    for edit, used in itertools.islice(edits, _MAX_TRIES):
+        support = tuple(text for bound in used for text in bound.evidence)
+        size = next((bound.condition for bound in used if bound.is_number), "")
+        told = f"no number that the kernel is given has the value of `{size}`" if size else ""
+        yield _lacking(at, access, edit, rank=rank, support=support, allowed=_AXIS, told=told)
+
+
+def _other_bounds(at: MaskedSite) -> Iterator[ReplayCause]:
+    """Conditions with numbers whose axis is not known: ends of loops, and what was passed.
+
+    They may lose nothing at all.
+    """
+    scalars = _scalars(at.use, at.tensor) if at.is_kernel else []
+    for access in at.accesses:
+        for edit in itertools.islice(bound_edits(at.source, access, scalars), _MAX_TRIES):
+            yield _lacking(at, access, edit, rank=ANY_BOUND)
 
 
 def _lacking(
-    source: SourceRecord,
-    site: Site,
+    at: MaskedSite,
     access: MaskedAccess,
     edit: MaskEdit,
-    evidence: tuple[str, ...],
+    *,
+    rank: int,
+    support: tuple[str, ...] = (),
+    allowed: Allowed = NOTHING,
+    told: str = "",
 ) -> ReplayCause:
-    """A mask that lacks the condition of `edit`."""
+    """A mask that lacks the condition of `edit`, or is another one than it should be."""
     where = f"in the mask of line {edit.line}" if access.mask else "as the mask"
+    if edit.was:
+        fix, said = f"Mask the access with `{edit.now}` instead of `{edit.was}`", edit.now
+        evidence = f"the access is masked with `{edit.was}`"
+    else:
+        fix = f"Mask the access with `{edit.now}`{' as well' if access.mask else ''}"
+        said = edit.now
+        evidence = f"nothing in the mask holds `{edit.now}`" if access.mask else ""
     return ReplayCause(
         Cause.MISSING_MASK,
-        f"Mask the access with `{edit.now}`{' as well' if access.mask else ''}",
-        evidence,
+        fix,
+        tuple(filter(None, (evidence, told))),
         (),
-        site.file,
-        site.line,
-        site.expression,
-        edit=_text_edit(source, edit, f"`{edit.now}` {where}"),
+        at.site.file,
+        at.site.line,
+        at.site.expression,
+        edit=_text_edit(at.source, edit, f"`{said}` {where}"),
+        is_fix=True,
+        rank=rank,
+        support=support,
+        allowed=allowed,
     )
-
-
-def lacks_bound(source: SourceRecord, finding: Finding, site: Site) -> bool:
-    """Whether an access has a mask that leaves an index of its address free."""
-    found = accesses_at(source, site.line, finding.argument or "")
-    return any(access.mask is not None and not is_bounded(access) for access in found)
 
 
 def _scalars(use: LaunchMade, tensor: TensorRecord) -> list[str]:
@@ -113,42 +265,43 @@ def _scalars(use: LaunchMade, tensor: TensorRecord) -> list[str]:
 
 
 def _text_edit(source: SourceRecord, edit: MaskEdit, text: str) -> TextEdit:
-    return TextEdit(text, msgspec.structs.replace(source, text=edit.text))
+    return TextEdit(text, edited(source, edit))
+
+
+def edited(source: SourceRecord, edit: MaskEdit) -> SourceRecord:
+    """The function with the text of an edit."""
+    return msgspec.structs.replace(source, text=edit.text)
 
 
 def by_one_causes(
     finding: Finding,
-    tensor: TensorRecord,
     site: Site,
     guard: tuple[int, str] | None,
     extent: int,
     width: float,
 ) -> Iterator[ReplayCause]:
-    """One element too many, or one row: with room for that the replay is clean.
+    """One element too many: with room for that the replay is clean, and without it is not.
 
     `guard` is line and text of the mask, `extent` what the tensor holds, in elements of `width`
-    bytes.
+    bytes. The room is a test of how far it goes, and not the fix.
     """
     name = finding.argument or ""
-    if finding.number != extent:
+    if finding.number != extent or finding.num_lanes != finding.num_programs:
         return
-    has_rows = len(tensor.shape) > 1 and tensor.shape[0] > 1
-    steps = {"element": 1} | ({"row": max(tensor.strides)} if has_rows else {})
     masked = {"file": site.file, "line": guard[0], "expression": guard[1]} if guard else None
-    for what, step in steps.items():
-        text = f"room for one {what} more behind {name}"
-        yield ReplayCause(
-            Cause.OFF_BY_ONE,
-            f"Let the mask end 1 earlier: `{guard[1]}` lets one {what} too many through"
-            if guard
-            else f"End one {what} earlier at {name}",
-            (f"the access is masked, by line {guard[0]}: {guard[1]}",)
-            if guard
-            else (f"one {what}, and no mask",),
-            ((text, _room(name, int((extent + step) * width))),),
-            **(masked or place_of(site)),
-            too_little=_room(name, int((extent + step - 1) * width)),
-        )
+    yield ReplayCause(
+        Cause.OFF_BY_ONE,
+        f"Let the mask end 1 earlier: `{guard[1]}` lets one element too many through"
+        if guard
+        else f"End one element earlier at {name}",
+        (f"the access is masked, by line {guard[0]}: {guard[1]}",)
+        if guard
+        else ("one element, and no mask",),
+        ((f"room for one element more behind {name}", _room(name, int((extent + 1) * width))),),
+        **(masked or place_of(site)),
+        rank=BY_ONE,
+        allowed=TEST,
+    )
 
 
 def _room(name: str, num_bytes: int) -> Callable[[MakeCorrection], Mapping[str, Any]]:

@@ -5,35 +5,39 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
-from hypocenter.doctor.case import Case, array_of
-from hypocenter.doctor.causes import Cause, index_cause
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.kernel_text import (
-    follows_what_it_loads,
     guard_line,
     is_index_in,
     is_mask_in,
     is_masked,
     line_text,
 )
+from hypocenter.doctor.mask_text import uncast_edits
+from hypocenter.doctor.rungs.replaying.index_causes import ENTRIES, elements_of, index_causes
 from hypocenter.doctor.rungs.replaying.mask_causes import (
-    bounded_masks,
+    MaskedSite,
     by_one_causes,
-    lacks_bound,
-    lower_masks,
-    strict_masks,
+    edited,
+    mask_causes,
 )
+from hypocenter.doctor.rungs.replaying.ranks import INDEX, LAST
 from hypocenter.doctor.rungs.replaying.replay_cause import (
+    TEST,
+    Allowed,
     MakeCorrection,
     ReplayCause,
-    causes_sooner_than_room,
+    TextEdit,
+    counts_and_grids,
     indices_of,
     place_of,
     source_of,
 )
-from hypocenter.doctor.rungs.replaying.stride_causes import wrong_strides
+from hypocenter.doctor.rungs.replaying.stride_causes import stride_causes
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import SourceRecord, TensorRecord, Values
 from hypocenter.replay.findings import Finding, Site
@@ -51,11 +55,12 @@ def cause_outside(
 ) -> ReplayCause:
     """What an access outside `tensor` is taken for; what may be to blame instead comes before."""
     access = _Access(case, use, finding, tensor, site)
-    found = _of_cast(access) or _index_of(case, use, finding, tensor, access.number)
-    if found:
-        return found
-    of_floats, cause = _of_floats(access), _of_mask(access)
-    return cause if of_floats is None else replace(cause, sooner=(of_floats, *cause.sooner))
+    cast = _of_cast(access)
+    if cast is not None:
+        return cast
+    cause, of_floats = _of_mask(access), _of_floats(access)
+    entries = index_causes(case, use, finding, tensor)
+    return replace(cause, sooner=(*entries, *((of_floats,) if of_floats else ()), *cause.sooner))
 
 
 @dataclass(frozen=True)
@@ -132,16 +137,39 @@ class _Access:
 
 
 def _of_cast(access: _Access) -> ReplayCause | None:
-    site = access.site
+    site, source = access.site, access.source
     if not _CAST.search(f"{access.line} {site.expression if site else ''}"):
         return None
+    fix = (
+        f"Read {access.name} with the width of its elements ({access.width:.0f} bytes): take the "
+        "cast of the pointer away"
+    )
+    told = (f"the kernel casts the pointer {access.name}: {access.line}",)
+    uncast = [
+        ReplayCause(
+            Cause.DTYPE_WIDTH,
+            fix,
+            told,
+            (),
+            **place_of(site),
+            edit=TextEdit(f"`{edit.now}` in line {edit.line}", edited(source, edit)),
+            is_fix=True,
+            allowed=Allowed(
+                lost=True, anywhere=True, why="elements of the right width lie elsewhere"
+            ),
+        )
+        for edit in (uncast_edits(source, site.line) if source and site else ())
+        if source is not None
+    ]
     return ReplayCause(
         Cause.DTYPE_WIDTH,
-        f"Read {access.name} with the width of its elements ({access.width:.0f} bytes): take the "
-        "cast of the pointer away",
-        (f"the kernel casts the pointer {access.name}: {access.line}",),
+        fix,
+        told,
         (access.grown,),
         **place_of(site),
+        sooner=tuple(uncast),
+        rank=LAST,
+        allowed=TEST,
     )
 
 
@@ -159,64 +187,54 @@ def _of_floats(access: _Access) -> ReplayCause | None:
         ((f"all of {leader} = 0", elements_of(leader, zeros)),),
         **place_of(access.site),
         argument=leader,
+        rank=INDEX,
+        allowed=ENTRIES,
     )
 
 
 def _of_mask(access: _Access) -> ReplayCause:
-    """The mask, or the tensor; before that what else a replay may show to be wrong."""
-    source, site = access.source, access.site
-    is_own = not access.use.launch.facts
-    is_free = bool(is_own and source and site and lacks_bound(source, access.finding, site))
-    sooner = tuple(_sooner(access, is_free=is_free))
-    if not is_own and (by_one := _by_one_of_the_engine(access, sooner)) is not None:
+    """The access itself; before that what a replay may show to be wrong."""
+    sooner = tuple(_sooner(access))
+    if access.use.launch.facts and (by_one := _by_one_of_the_engine(access, sooner)) is not None:
         return by_one
-    if not access.has_mask or is_free:
+    masked = "its mask lets it through" if access.has_mask else "the access has no mask"
+    if access.use.launch.facts and not access.has_mask:
         return ReplayCause(
             Cause.MISSING_MASK,
             f"Mask the access: `mask=` with the columns or rows that {access.name} has",
-            (
-                access.beyond,
-                f"{access.lanes:.0f} lanes of a program are outside, and "
-                + (
-                    "its mask leaves an index free" if access.has_mask else "the access has no mask"
-                ),
-            ),
+            (access.beyond, f"{access.lanes:.0f} lanes of a program are outside, and {masked}"),
             (access.grown,),
-            **place_of(site),
+            **place_of(access.site),
             sooner=sooner,
+            rank=LAST,
+            allowed=TEST,
         )
     return ReplayCause(
-        Cause.BUFFER_TOO_SMALL,
-        f"Mask what lies beyond {access.name}, or make {access.tensor.name} larger",
-        (access.beyond,),
+        Cause.ACCESS_OUTSIDE,
+        f"Keep what this reaches inside {access.name}, by its index, its mask or the grid; or give "
+        f"{access.tensor.name} more elements: no one change that was tried does it without a loss",
+        (access.beyond, f"{access.lanes:.0f} lanes of a program are outside, and {masked}"),
         (access.grown,),
-        **place_of(site),
+        **place_of(access.site),
         sooner=sooner,
+        rank=LAST,
+        allowed=TEST,
     )
 
 
-def _sooner(access: _Access, *, is_free: bool) -> Iterator[ReplayCause]:
-    """What may be to blame instead, the likeliest first."""
+def _sooner(access: _Access) -> Iterator[ReplayCause]:
+    """What may be to blame instead."""
     use, finding, tensor, site = access.use, access.finding, access.tensor, access.site
     sizes = dict.fromkeys((access.extent, *tensor.shape))
     guard = access.guard[1] if access.guard else ""
-    numbers = causes_sooner_than_room(use, finding, sizes, guard, site)
+    found = list(counts_and_grids(use, finding, sizes, guard, site))
     source = access.source
-    if source is None or site is None or use.launch.facts:
-        yield from numbers
-        return
-    strides = partial(wrong_strides, use, source, finding, tensor, site)
-    by_one = by_one_causes(finding, tensor, site, access.guard, access.extent, access.width)
-    for cause in (
-        *strict_masks(source, finding, site),
-        *(lower_masks(source, finding, site) if access.number < 0 else ()),
-        *strides(exchanged=True),
-        *(cause for cause in numbers if cause.scalar),
-        *strides(exchanged=False),
-        *(cause for cause in numbers if not cause.scalar),
-        *bounded_masks(use, source, finding, tensor, site),
-        *(() if is_free else by_one),
-    ):
+    if source is not None and site is not None and not use.launch.facts:
+        is_known = access.case.index.values_of(tensor.id, use.seq) is not None
+        found += mask_causes(MaskedSite(use, source, finding, tensor, site, is_known))
+        found += stride_causes(use, source, finding, tensor, site)
+        found += by_one_causes(finding, site, access.guard, access.extent, access.width)
+    for cause in found:
         yield replace(cause, evidence=(access.beyond, *cause.evidence))
 
 
@@ -239,6 +257,8 @@ def _by_one_of_the_engine(access: _Access, sooner: tuple[ReplayCause, ...]) -> R
             guard[0],
             guard[1],
             sooner=sooner,
+            rank=LAST,
+            allowed=TEST,
         )
     if access.has_mask or access.lanes > 1:
         return None
@@ -248,52 +268,10 @@ def _by_one_of_the_engine(access: _Access, sooner: tuple[ReplayCause, ...]) -> R
         (access.beyond, "one element of one lane, and no mask"),
         (access.grown,),
         **place_of(site),
+        sooner=sooner,
+        rank=LAST,
+        allowed=TEST,
     )
-
-
-def _index_of(
-    case: Case, use: LaunchMade, finding: Finding, tensor: TensorRecord, number: int
-) -> ReplayCause | None:
-    """The entry of an index tensor that led out of `tensor`, in a kernel without a contract."""
-    source = case.sources.get(use.launch.source)
-    if use.launch.facts or not tensor.shape or not tensor.strides[0] or not source:
-        return None
-    name, access = finding.argument or "", finding.sites[-1].expression if finding.sites else ""
-    wanted, bound = number // tensor.strides[0], tensor.shape[0]
-    if 0 <= wanted < bound:
-        return None
-    for parameter, other in case.tensors_of(use.launch).items():
-        recorded = case.index.values_of(other.id, use.seq)
-        if recorded is None or parameter == name or not recorded.dtype.startswith(("I", "U")):
-            continue
-        is_index = is_index_in(source, access, parameter)
-        if not is_index and not follows_what_it_loads(source, parameter):
-            continue
-        entries = dict(zip(indices_of(recorded.shape), array_of(recorded).flat, strict=False))
-        # What only says where a loop or a mask ends may be as large as the tensor is.
-        most = bound - 1 if is_index else bound
-        bad = {at: int(value) for at, value in entries.items() if not 0 <= value <= most}
-        # An entry that is added to a row's start is known by its value at the faulty lane.
-        seen = {value for value in finding.values.values() if type(value) is int}
-        own = [v for v in bad.values() if v in seen or (is_index and v == wanted)]
-        if not own:
-            continue
-        at = next(at for at, value in bad.items() if value == own[0])
-        shown = f"{parameter}[{', '.join(map(str, at))}]"
-        others = f", and {len(bad) - 1} others" if len(bad) > 1 else ""
-        return ReplayCause(
-            index_cause(own[0]),
-            f"Keep {parameter} inside 0 to {most}: {name} has {bound} entries"
-            if own[0] == wanted or not is_index
-            else f"Keep {parameter} inside {name}: of {shown} = {own[0]} the address is "
-            f"element {number}",
-            (f"{shown} = {own[0]}, but {name} has {bound} entries",),
-            ((f"{shown} = 0{others}", elements_of(parameter, dict.fromkeys(bad, 0))),),
-            **place_of(finding.sites[0]),
-            argument=parameter,
-            entry=(at, own[0]),
-        )
-    return None
 
 
 def _led_by(case: Case, use: LaunchMade, finding: Finding) -> tuple[str, Values] | None:
@@ -309,9 +287,3 @@ def _led_by(case: Case, use: LaunchMade, finding: Finding) -> tuple[str, Values]
         if is_index_in(source, access, parameter) and not is_mask_in(source, access, parameter):
             return parameter, recorded
     return None
-
-
-def elements_of(
-    parameter: str, elements: Mapping[tuple[int, ...], int]
-) -> Callable[[MakeCorrection], Mapping[str, Any]]:
-    return lambda make: {parameter: make(elements=elements)}

@@ -13,6 +13,7 @@ from typing import Any
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.rungs.replaying.ranks import BOUND, SCALAR
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import SourceRecord
 from hypocenter.replay.findings import AXES, Finding, Site
@@ -31,10 +32,39 @@ class TextEdit:
 
 
 @dataclass(frozen=True, slots=True)
+class Allowed:
+    """What a right correction may do besides taking the finding away, and why that is no loss.
+
+    `lost`: loads that its condition leaves out are no elements of their axis. `moved`: arguments
+    whose accesses go elsewhere by the nature of the correction, `anywhere` all of them, with
+    what they write. `races`:
+    it changes values, which may meet. `if_same_results`: loads are lost, and what is written is
+    not another one for it. `is_test`: it is no correction and only shows the cause, so
+    it may leave out anything.
+    """
+
+    lost: bool = False
+    moved: frozenset[str] = frozenset()
+    anywhere: bool = False
+    races: bool = False
+    is_test: bool = False
+    if_same_results: bool = False
+    why: str = ""
+
+
+NOTHING = Allowed()
+#: Shows the cause, and is no correction.
+TEST = Allowed(is_test=True)
+
+
+@dataclass(frozen=True, slots=True)
 class ReplayCause:
     """The class of a finding, the guilty line, and corrections to try, the likeliest first.
 
-    `argument` where another one is to blame than the one whose access was found.
+    `argument` where another one is to blame than the one whose access was found. Causes of one
+    `rank` are tried together; of those that are right the one with most `support` is told, and
+    equal ones as alternatives. With `is_fix` the correction that is tried is `fix` itself, else a
+    test that proves the cause alone.
     """
 
     cause: Cause
@@ -59,6 +89,14 @@ class ReplayCause:
     sooner: tuple[ReplayCause, ...] = ()
     #: Of `argument` the element that led outside, and what it held.
     entry: tuple[tuple[int, ...], int] | None = None
+    is_fix: bool = False
+    rank: int = 0
+    support: tuple[str, ...] = ()
+    allowed: Allowed = NOTHING
+    #: The causes themselves, where it takes replays to say; called with a `trials.py:Bench`.
+    resolve: Callable[[Any, Finding], Iterable[ReplayCause]] | None = None
+    #: What the launch passes otherwise with this correction: the name, its value then and now.
+    passed: tuple[tuple[str, str, str], ...] = ()
 
     def corrections(self, make: MakeCorrection) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for text, put_right in self.tries:
@@ -85,20 +123,21 @@ def scalars_in(use: LaunchMade, finding: Finding, text: str = "") -> list[str]:
     ]
 
 
-def causes_sooner_than_room(
+def counts_and_grids(
     use: LaunchMade, finding: Finding, sizes: Iterable[int], guard: str, site: Site | None
 ) -> tuple[ReplayCause, ...]:
-    """What may be to blame for a masked access outside, rather than the buffer: a number of
-    elements that was passed, or programs that have no row of their own.
+    """What the launch may be to blame for: a number of elements that was passed, where the mask
+    `guard` compares with it, or programs that have no row of their own.
 
     `sizes` are what a number that is right may be: elements, rows, columns of the tensor.
     """
-    if use.launch.facts or not guard:
+    if use.launch.facts:
         return ()
+    given = {argument.name: argument.value for argument in use.launch.arguments}
     counts = [
         ReplayCause(
             Cause.BAD_SCALAR,
-            f"Pass at most {size} for {name}, which is what {finding.argument} holds",
+            f"Pass {size} for {name} instead of {given[name]}: {finding.argument} holds {size}",
             (f"the mask is `{guard}`",),
             (),
             **place_of(site),
@@ -106,15 +145,17 @@ def causes_sooner_than_room(
             in_kernel=False,
             scalar=name,
             largest=size,
+            is_fix=True,
+            rank=SCALAR,
         )
-        for name in scalars_in(use, finding, guard)
+        for name in (scalars_in(use, finding, guard) if guard else ())
         if name in _WORD.findall(guard)
         for size in sizes
     ]
     program, grid = finding.program or (0, 0, 0), use.launch.grid
     axes = [axis for axis, size in enumerate(grid) if 0 < program[axis] < size]
     is_whole = not any(finding.lane or ()) and len(axes) == 1
-    if not is_whole or finding.num_lanes < 2:
+    if not is_whole:
         return tuple(counts)
     axis = axes[0]
     cut = (*grid[:axis], program[axis], *grid[axis + 1 :])
@@ -126,6 +167,9 @@ def causes_sooner_than_room(
         ((f"grid {cut}, whose programs all have a row", lambda make: {"grid": cut}),),
         **place_of(site),
         in_kernel=False,
+        is_fix=True,
+        rank=BOUND,
+        passed=(("grid", str(grid), str(cut)),),
     )
     return (*counts, rows)
 

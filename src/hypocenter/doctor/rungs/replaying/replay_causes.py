@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.edits.product_text import atomic_edits, wide_edits
 from hypocenter.doctor.kernel_text import (
     guard_line,
     program_line,
 )
+from hypocenter.doctor.rungs.replaying.mask_causes import edited
 from hypocenter.doctor.rungs.replaying.outside_causes import cause_outside
+from hypocenter.doctor.rungs.replaying.ranks import LAST
 from hypocenter.doctor.rungs.replaying.replay_cause import (
+    TEST,
+    Allowed,
     MakeCorrection,
     ReplayCause,
     TextEdit,
@@ -23,8 +28,9 @@ from hypocenter.doctor.rungs.replaying.replay_cause import (
     scalars_in,
     source_of,
 )
+from hypocenter.doctor.rungs.replaying.unwritten_causes import grids, wider_masks
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.record.events import TensorRecord
+from hypocenter.record.events import SourceRecord, TensorRecord
 from hypocenter.replay.findings import AXES, Finding, FindingKind, Site
 from hypocenter.tensor import contiguous_strides
 
@@ -89,6 +95,7 @@ def _between_rows(finding: Finding, tensor: TensorRecord, site: Site | None) -> 
         (f"{name} is a view of shape {shape}, whose rows do not lie one behind another",),
         ((f"{name} packed", lambda make: {name: make(shape=shape, strides=packed)}),),
         **place_of(site),
+        allowed=TEST,
     )
 
 
@@ -135,7 +142,32 @@ def _overflow(case: Case, use: LaunchMade, finding: Finding) -> ReplayCause:
         tuple(tries),
         **place_of(finding.origin),
         scalar=scalars[0] if scalars else None,
+        sooner=tuple(_wider(case, use, finding)),
+        rank=LAST,
+        allowed=TEST,
     )
+
+
+def _wider(case: Case, use: LaunchMade, finding: Finding) -> Iterator[ReplayCause]:
+    """The product that overflows with one factor of 64 bits, the left one first."""
+    source = source_of(case, use, finding.origin)
+    if source is None or finding.origin is None or use.launch.facts:
+        return
+    edits = wide_edits(source, finding.origin.line, finding.origin.expression)
+    for rank, edit in enumerate(edits):
+        yield ReplayCause(
+            Cause.OFFSET_OVERFLOW,
+            f"Compute {edit.was} in 64 bits: `{edit.now}`",
+            (),
+            (),
+            **place_of(finding.origin),
+            edit=TextEdit(f"`{edit.now}` in line {edit.line}", edited(source, edit)),
+            is_fix=True,
+            rank=rank,
+            allowed=Allowed(
+                moved=frozenset({finding.argument or ""}), why="what has wrapped goes elsewhere"
+            ),
+        )
 
 
 def _small(
@@ -199,6 +231,7 @@ def _use_after_free(finding: Finding, tensor: TensorRecord, site: Site | None) -
         (),
         ((f"{tensor.name} not freed", lambda make: {name: make(is_alive=True)}),),
         **place_of(site),
+        is_fix=True,
     )
 
 
@@ -207,7 +240,9 @@ def _elsewhere(finding: Finding, tensor: TensorRecord, site: Site | None) -> Rep
     there = (f"{tensor.name} on the launch's device", lambda make: {name: make(is_alive=True)})
     fix = f"Copy {tensor.name} to the device of the launch"
     cause = _ELSEWHERE[finding.kind]
-    return ReplayCause(cause, fix, (finding.detail,), (there,), **place_of(site), in_kernel=False)
+    return ReplayCause(
+        cause, fix, (finding.detail,), (there,), **place_of(site), in_kernel=False, is_fix=True
+    )
 
 
 def _null(finding: Finding, tensor: TensorRecord | None, site: Site | None) -> ReplayCause:
@@ -219,6 +254,7 @@ def _null(finding: Finding, tensor: TensorRecord | None, site: Site | None) -> R
         (),
         ((f"{num_bytes} bytes behind {name}", lambda make: {name: make(num_bytes=num_bytes)}),),
         **place_of(site),
+        allowed=TEST,
     )
 
 
@@ -243,6 +279,9 @@ def _race(case: Case, use: LaunchMade, finding: Finding, site: Site | None) -> R
         (f"`{folded[1]}` gives several programs one index",) if folded else (),
         (("a grid of one program, which has nobody to race with", lambda make: {"grid": single}),),
         **place,
+        sooner=tuple(_added(source, finding, site)),
+        rank=LAST,
+        allowed=TEST,
     )
 
 
@@ -280,42 +319,65 @@ def _undefined_lane(
     )
 
 
+def _added(
+    source: SourceRecord | None, finding: Finding, site: Site | None
+) -> Iterator[ReplayCause]:
+    """An atomic in place of a load, an addition and a store."""
+    if source is None or site is None:
+        return
+    for edit in atomic_edits(source, site.line, finding.argument or ""):
+        yield ReplayCause(
+            Cause.PROGRAM_RACE,
+            f"Add with an atomic: `{edit.now}`",
+            (f"`{edit.was}` writes what it has read before, and so do other programs",),
+            (),
+            source.file,
+            edit.line,
+            edit.was,
+            edit=TextEdit(f"`{edit.now}` in line {edit.line}", edited(source, edit)),
+            is_fix=True,
+            allowed=Allowed(lost=True, why="the atomic reads what it adds to"),
+        )
+
+
 def _unwritten(case: Case, use: LaunchMade, finding: Finding) -> ReplayCause:
     launch = use.launch
     name = finding.argument or ""
     access = case.access(launch, name, "store")
     source = case.sources.get(launch.source)
-    guard = guard_line(source, access.line) if source and access else None
+    tensor = case.tensor_of(launch, name)
     counts = case.tensor_of(launch, "counts")
     tries: list[tuple[str, Callable[[MakeCorrection], Mapping[str, Any]]]] = []
-    if counts is not None:
-        parameter = case.parameter_of(launch, "counts")
-        none = {(i,): 0 for i in range(counts.shape[0])}
-        tries.append(("no row live", lambda make: {parameter: make(elements=none)}))
-    tensor = case.tensor_of(launch, name)
-    if tensor is not None and finding.element and len(finding.element) > 1:
-        columns, strides = finding.element[-1], tensor.strides
-        shape = (*tensor.shape[:-1], columns)
-        tries.insert(
-            0,
-            (
-                f"{name} only {columns} columns wide",
-                lambda make: {name: make(shape=shape, strides=strides)},
-            ),
-        )
     if case.is_foreign:
         text = f"{tensor.name if tensor else name} filled with zeros before"
         tries = [(text, lambda make: {name: make(defined_as=0.0)})]
+    elif counts is not None:
+        parameter = case.parameter_of(launch, "counts")
+        none = {(i,): 0 for i in range(counts.shape[0])}
+        tries.append(("no row live", lambda make: {parameter: make(elements=none)}))
+    sooner: list[ReplayCause] = []
+    if case.is_foreign and access is not None and source is not None and tensor is not None:
+        sooner += wider_masks(launch, source, access, tensor)
+    if case.is_foreign:
+        sooner.append(grids(launch, name))
+    guard = guard_line(source, access.line) if source and access else None
+    masked = guard if not case.is_foreign else None
     return ReplayCause(
         Cause.OUTPUT_NOT_WRITTEN,
-        f"Write every element of {name}: the mask of the store leaves some out"
-        if guard or not case.is_foreign
-        else f"Write every element of {name}: no program of the launch writes those",
-        (f"the store is masked, by line {guard[0]}: {guard[1]}",) if guard else (),
+        f"Write every element of {name}: "
+        + (
+            "no program of the launch writes those"
+            if case.is_foreign
+            else "the mask of the store leaves some out"
+        ),
+        (f"the store is masked, by line {masked[0]}: {masked[1]}",) if masked else (),
         tuple(tries),
         access.file if access else None,
-        guard[0] if guard else access.line if access else None,
-        guard[1] if guard else access.expression if access else None,
+        masked[0] if masked else access.line if access else None,
+        masked[1] if masked else access.expression if access else None,
+        sooner=tuple(sooner),
+        rank=LAST,
+        allowed=TEST,
     )
 
 
@@ -331,6 +393,7 @@ def _uninitialised_read(
             (f"entries of {tensor.name} that no token has written are read: 0 times NaN is NaN",),
             ((f"{tensor.name} cleared before", lambda make: {name: make(num_bytes=whole)}),),
             **place_of(site),
+            allowed=TEST,
         )
     return ReplayCause(
         Cause.UNINITIALISED_READ,
@@ -338,4 +401,5 @@ def _uninitialised_read(
         (),
         ((f"{tensor.name} cleared before", lambda make: {name: make(num_bytes=whole)}),),
         **place_of(site),
+        is_fix=True,
     )

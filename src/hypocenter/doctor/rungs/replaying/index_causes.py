@@ -1,0 +1,183 @@
+"""Entries of index tensors that led outside: known by the address that moves when they change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from hypocenter.doctor.case import Case, array_of
+from hypocenter.doctor.causes import index_cause
+from hypocenter.doctor.edits.index_text import sizes_along
+from hypocenter.doctor.kernel_text import follows_what_it_loads, is_index_in
+from hypocenter.doctor.rungs.replaying.lanes import lane_of, moved_by
+from hypocenter.doctor.rungs.replaying.ranks import INDEX
+from hypocenter.doctor.rungs.replaying.replay_cause import (
+    Allowed,
+    MakeCorrection,
+    ReplayCause,
+    indices_of,
+    place_of,
+)
+from hypocenter.doctor.rungs.replaying.trials import Bench
+from hypocenter.record.bundle_index import LaunchMade
+from hypocenter.record.events import TensorRecord
+from hypocenter.replay.findings import Finding
+from hypocenter.tensor import span_of
+
+_Entries = Mapping[tuple[int, ...], int]
+
+#: Other entries lead elsewhere, and may meet there: the test changes values and no text.
+ENTRIES = Allowed(anywhere=True, races=True)
+#: Entries of one tensor that are changed to see whether the lane hangs on them.
+_MAX_ASKED = 8
+
+
+def index_causes(
+    case: Case, use: LaunchMade, finding: Finding, tensor: TensorRecord
+) -> Iterator[ReplayCause]:
+    """One for each tensor of integers that the address or a loop may hang on.
+
+    Of kernels with a contract another rung has looked at the entries.
+    """
+    source = case.sources.get(use.launch.source)
+    if use.launch.facts or not tensor.shape or not source:
+        return
+    access = finding.sites[-1].expression if finding.sites else ""
+    for parameter, other in case.tensors_of(use.launch).items():
+        recorded = case.index.values_of(other.id, use.seq)
+        is_integers = recorded is not None and recorded.dtype.startswith(("I", "U"))
+        if recorded is None or not is_integers or parameter == finding.argument:
+            continue
+        is_index = is_index_in(source, access, parameter)
+        if not is_index and not follows_what_it_loads(source, parameter):
+            continue
+        values = array_of(recorded).flat
+        entries = {
+            at: int(value) for at, value in zip(indices_of(recorded.shape), values, strict=False)
+        }
+        yield ReplayCause(
+            index_cause(-1),
+            "",
+            (),
+            (),
+            rank=INDEX,
+            resolve=partial(_resolved, tensor, parameter, entries, is_index),
+        )
+
+
+def _resolved(
+    tensor: TensorRecord,
+    parameter: str,
+    entries: _Entries,
+    is_index: bool,
+    bench: Bench,
+    finding: Finding,
+) -> Iterator[ReplayCause]:
+    """The cause, where an entry leads to the lane of the finding and is none of the axis."""
+    lane = lane_of(bench.before, finding)
+    if lane is None:
+        return
+    if not is_index:
+        yield from _of_end(tensor, parameter, entries, finding)
+        return
+    for at, value in _asked(entries, finding, tensor):
+        other = 0 if value else 1
+        elements = {parameter: bench.make(elements={at: other})}
+        moved = moved_by(bench, lane, elements)
+        if not moved:
+            continue
+        bound = _bound(tensor, finding, value, moved, value - other)
+        if bound is not None:
+            yield _of_entry(parameter, entries, finding, at, bound)
+            return
+
+
+def _asked(
+    entries: _Entries, finding: Finding, tensor: TensorRecord
+) -> list[tuple[tuple[int, ...], int]]:
+    """Entries to ask of: those with values that are seen at the lane, then the extreme ones."""
+    seen = {value for value in finding.values.values() if type(value) is int}
+    if finding.number is not None and tensor.strides[0]:
+        seen.add(finding.number // tensor.strides[0])
+    first = [(at, value) for at, value in entries.items() if value in seen]
+    rest = sorted(entries.items(), key=lambda item: (item[1] >= 0, -item[1]))
+    return list(dict.fromkeys((*first[:_MAX_ASKED], *rest[:_MAX_ASKED])))
+
+
+def _bound(tensor: TensorRecord, finding: Finding, value: int, moved: int, by: int) -> int | None:
+    """How many entries there are to index, if that entry is none of them; None if it is one.
+
+    The address moved by `moved` elements with an entry that is less by `by`.
+    """
+    extent = span_of(tensor.shape, tensor.strides)
+    if moved % by:  # it is divided, say: the element that it leads to must be one
+        led_to = moved if by == value else moved + (finding.number or 0)
+        return None if 0 <= led_to < extent else extent
+    step = moved // by
+    sizes = sizes_along(tensor.shape, tensor.strides, abs(step)) or [-(-extent // abs(step))]
+    if value < 0 or value >= sizes[-1]:
+        return sizes[0] if value < 0 else sizes[-1]
+    rest = (finding.number or 0) - value * step
+    # Something else indexes the axes before, so that this one ends where its own axis does.
+    is_inner = rest // (sizes[0] * abs(step)) > 0
+    return sizes[0] if is_inner and value >= sizes[0] else None
+
+
+def _of_entry(
+    parameter: str,
+    entries: _Entries,
+    finding: Finding,
+    at: tuple[int, ...],
+    bound: int,
+) -> ReplayCause:
+    value, name = entries[at], finding.argument or ""
+    bad = {
+        at: max(0, min(value, bound - 1)) for at, value in entries.items() if not 0 <= value < bound
+    }
+    shown = f"{parameter}[{', '.join(map(str, at))}]"
+    others = f", and {len(bad) - 1} others" if len(bad) > 1 else ""
+    return ReplayCause(
+        index_cause(value),
+        f"Keep {parameter} inside 0 to {bound - 1}: {name} has {bound} entries for it",
+        (
+            f"{shown} = {value}, but {name} has {bound} entries",
+            f"the address moves with {shown}",
+        ),
+        ((f"{shown} = {bad[at]}{others}", elements_of(parameter, bad)),),
+        **place_of(finding.sites[0] if finding.sites else None),
+        argument=parameter,
+        allowed=ENTRIES,
+        entry=(at, value),
+    )
+
+
+def _of_end(
+    tensor: TensorRecord, parameter: str, entries: _Entries, finding: Finding
+) -> Iterator[ReplayCause]:
+    """An entry that only says where a loop or a mask ends, which may be as large as the tensor."""
+    bound, name = tensor.shape[0], finding.argument or ""
+    seen = {value for value in finding.values.values() if type(value) is int}
+    bad = {at: value for at, value in entries.items() if not 0 <= value <= bound}
+    own = next((at for at, value in bad.items() if value in seen), None)
+    if own is None:
+        return
+    right = {at: 0 if value < 0 else bound for at, value in bad.items()}
+    shown = f"{parameter}[{', '.join(map(str, own))}]"
+    others = f", and {len(bad) - 1} others" if len(bad) > 1 else ""
+    yield ReplayCause(
+        index_cause(bad[own]),
+        f"Keep {parameter} inside 0 to {bound}: {name} has {bound} entries",
+        (f"{shown} = {bad[own]}, but {name} has {bound} entries",),
+        ((f"{shown} = {right[own]}{others}", elements_of(parameter, right)),),
+        **place_of(finding.sites[0] if finding.sites else None),
+        argument=parameter,
+        allowed=ENTRIES,
+        entry=(own, bad[own]),
+    )
+
+
+def elements_of(
+    parameter: str, elements: Mapping[tuple[int, ...], int]
+) -> Callable[[MakeCorrection], Mapping[str, Any]]:
+    return lambda make: {parameter: make(elements=elements)}

@@ -1,0 +1,40 @@
+"""In which order corrections of an access outside are tried: the first rank that has one is told.
+
+A rank holds what one kind of evidence speaks for, the strongest first. Corrections of one rank are
+tried together, so that equal ones are told as alternatives.
+"""
+
+from __future__ import annotations
+
+#: An entry of a tensor that leads to the very lane, and is no entry of the axis that it indexes.
+INDEX = -1
+#: `<=` where `<` is meant.
+STRICT = 0
+#: An index below 0 without a condition.
+LOWER = 1
+#: Two strides that were exchanged, by which index each of them multiplies.
+EXCHANGED = 2
+#: A mask that is made and not used.
+UNUSED = 3
+#: That of another access to the same elements.
+BESIDE = 4
+#: A number of elements that the mask compares with.
+SCALAR = 5
+#: A stride that is not the tensor's own, passed otherwise.
+STRIDE = 6
+#: Another factor in the kernel's text.
+STRIDE_TEXT = 7
+#: Fewer programs, and one condition that names the size of its axis: which is meant, nobody knows.
+BOUND = 8
+#: Conditions for two axes.
+PAIR = 9
+#: A condition whose number has another meaning or none that is known.
+ANY_BOUND = 10
+#: The size of the axis as a number, for one axis.
+NUMBER = 11
+#: And for two.
+NUMBERS = 12
+#: One element or row too many, by how far the accesses go.
+BY_ONE = 13
+#: The access itself, where no correction is right.
+LAST = 14
