@@ -25,7 +25,7 @@ class Tier:
 TIERS = {
     "fast": Tier(
         "test",
-        ("house", "record", "coredump", "watch", "device", "foreign", "kernels", "model", "engine",
+        ("house", "record", "order", "coredump", "watch", "device", "foreign", "kernels", "model", "engine",
          "replay", "check", "doctor", "lab", "cli", "process", "server", "hub"),
         "every room on the CPU and on simulated GPUs, the smallest shapes of each layout",
     ),
