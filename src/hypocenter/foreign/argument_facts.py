@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from hypocenter.dtypes import RECORD_NAMES
@@ -32,8 +33,14 @@ def _bytes_of(tensor: Any) -> bytes:
     return ctypes.string_at(held.data_ptr(), held.numel() * held.element_size())
 
 
-def mark_undefined(torch: Any) -> None:
+def mark_undefined(
+    torch: Any,
+    begin: Callable[[], None] = lambda: None,
+    end: Callable[[bool], None] = lambda is_on_gpu: None,
+) -> None:
     """Fill what nobody has written in small new tensors of floats with UNDEFINED, which is NaN.
+
+    `begin` and `end` are called around that; `end` is told whether a GPU was asked to.
 
     Not what is made while a graph is captured, which would be filled at each replay, nor what is
     given to be written to (`out=`), nor what torch.compile only imagines.
@@ -45,8 +52,11 @@ def mark_undefined(torch: Any) -> None:
             tensor = original(*args, **options)
             if not torch.compiler.is_compiling() and options.get("out") is None:
                 # Tensors of vmap, and sparse ones, have no memory that could be filled.
+                begin()
+                is_on_gpu = False
                 with contextlib.suppress(RuntimeError):
-                    _fill(torch, tensor)
+                    is_on_gpu = _fill(torch, tensor)
+                end(is_on_gpu)
             return tensor
 
         return make
@@ -60,14 +70,17 @@ def mark_undefined(torch: Any) -> None:
         setattr(owner, name, mark(getattr(owner, name)))
 
 
-def _fill(torch: Any, tensor: Any) -> None:
+def _fill(torch: Any, tensor: Any) -> bool:
+    """Whether a GPU was asked to fill it."""
     kind = tensor.device.type
     if not tensor.dtype.is_floating_point:
-        return
+        return False
     if kind == "cpu" or (kind == "cuda" and not torch.cuda.is_current_stream_capturing()):
         storage = tensor.untyped_storage()
         if storage.nbytes() <= MAX_LOOKED_AT_BYTES:
             storage.fill_(UNDEFINED)
+            return bool(kind == "cuda")
+    return False
 
 
 def undefined_in(tensor: Any, number: int, dtype: str) -> list[Values]:

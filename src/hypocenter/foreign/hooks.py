@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,8 @@ from hypocenter.foreign.last_exception import MAX_CHARS, call_of, refusal_of
 from hypocenter.foreign.recorder import ForeignRecorder
 from hypocenter.foreign.repeats import Repeat
 from hypocenter.foreign.seen_reads import SeenReads, watch_reads
+from hypocenter.foreign.streams.install import TorchGpu, can_watch, install
+from hypocenter.foreign.streams.watch import StreamWatch, fields_of
 from hypocenter.record.events import Launched
 
 if TYPE_CHECKING:
@@ -58,6 +60,8 @@ class _State:
     #: How often Triton was asked for the code of a kernel.
     num_compiled = 0
     graphs: GraphWatch
+    #: In a run that is looked at closely, with a torch that can have a GPU.
+    streams: StreamWatch | None = None
     #: To be called when torch.compile has been loaded.
     on_compiler_loaded: Callable[[], None] = staticmethod(lambda: None)
 
@@ -68,9 +72,15 @@ def module_loaded(module: Any) -> None:
         _watch_the_end()
         _watch_waits(module)
         _State.graphs.watch(module)
-        if Environment.read().trace:
-            mark_undefined(module)
-            _State.on_compiler_loaded = watch_reads(module, _reads, _attempt)
+        environment = Environment.read()
+        if environment.trace:
+            mark_undefined(module, _begin_filling, _end_filling)
+        if environment.trace or environment.guard:
+            _watch_order(module)
+            run = _State.streams.operation if _State.streams is not None else None
+            reads = _reads if environment.trace else _no_reads
+            if environment.trace or run is not None:
+                _State.on_compiler_loaded = watch_reads(module, reads, _attempt_quietly, run)
     elif module.__name__ == "torch._dynamo":
         _State.on_compiler_loaded()
     elif module.__name__ == "triton.runtime.jit":
@@ -98,6 +108,10 @@ def _reads() -> SeenReads | None:
     return _State.recorder.reads
 
 
+def _no_reads() -> None:
+    """Nobody wants to know of what was not written."""
+
+
 def recorder() -> ForeignRecorder | None:
     """The recorder of this process, opened by the first thing that is worth it."""
     if _State.recorder is None and not _State.is_off:
@@ -117,6 +131,7 @@ def recorder() -> ForeignRecorder | None:
 
 def _close() -> None:
     _attempt(_note_captured)
+    _attempt(_note_order)
     if _State.recorder is not None:
         _attempt(_State.recorder.close)
         _State.recorder = None
@@ -146,6 +161,12 @@ def _attempt(do: Callable[..., Any], *args: Any) -> None:
         do(*args)
     except Exception as error:
         _note_error(error)
+
+
+def _attempt_quietly(do: Callable[..., Any], *args: Any) -> None:
+    """The same, for what asks torch for values: the waits of that are none of the program's."""
+    with _quiet():
+        _attempt(do, *args)
 
 
 def _note_error(error: Exception) -> None:
@@ -227,6 +248,9 @@ class _Launch:
                 device, stream = (
                     (INTERPRETER, "") if is_interpreted else device_and_stream(sys.modules["torch"])
                 )
+                watch = _State.streams if not is_interpreted else None
+                if watch is not None:
+                    watch.is_quiet = True
                 self.made = opened.record_launch(
                     self.jit,
                     self.args,
@@ -242,8 +266,15 @@ class _Launch:
                 )
                 # Nobody else keeps the program's tensors alive.
                 self.repeat, opened.repeat = opened.repeat, None
+                if watch is not None:
+                    watch.is_quiet = False
+                    given = dict(zip(self.jit.arg_names, self.args, strict=False)) | self.options
+                    watch.launch(self.jit, given, self.made.seq if self.made else 0, site, caller)
         except Exception as error:
             _note_error(error)
+        finally:
+            if _State.streams is not None:
+                _State.streams.is_quiet = False
         return size
 
 
@@ -319,7 +350,9 @@ def _run_guarded(original: Any, launch: _Launch, guarded: GuardedLaunch) -> Any:
     guarded.made, guarded.grid = launch.made, tuple(int(number) for number in size)
     if _State.recorder is not None:
         _State.recorder.count_guarded()
-    _attempt(_note_faults, guarded, guarding.settle(guarded))
+    with _quiet():
+        faults = guarding.settle(guarded)
+    _attempt(_note_faults, guarded, faults)
     return result
 
 
@@ -341,7 +374,8 @@ def _make_again(original: Any, launch: _Launch, repeat: Repeat, compiled: Any) -
         again = functools.partial(original, launch.jit, grid=launch.size, warmup=False)
         # Triton's interpreter runs a replay as well: it has nothing to say against one.
         make = None if launch.is_interpreted else again
-        _State.recorder.record_outcome(launch.made, repeat, make, compiled)
+        with _quiet():
+            _State.recorder.record_outcome(launch.made, repeat, make, compiled)
 
 
 def _note_compiled(jit: Any, given: Mapping[str, Any], size: tuple[int, ...]) -> None:
@@ -407,6 +441,70 @@ def _note_synchronisation() -> None:
     _note_captured()
     if _State.recorder is not None:
         _State.recorder.record_synchronisation(caller_of_now()[1])
+
+
+def _watch_order(torch: Any) -> None:
+    """Note what each stream uses, and what orders it; told at the end, if there was more than one.
+
+    A program whose work lies in one stream has nothing to order but what the host copies.
+    """
+    if not can_watch(torch):
+        return
+    watch = _State.streams = StreamWatch(TorchGpu(torch), _tell_disorder)
+    install(torch, watch, _attempt)
+    atexit.register(_close_order)
+
+
+def _close_order() -> None:
+    """Where nothing else was recorded, what is opened now is closed here."""
+    _attempt(_note_order)
+    if _State.recorder is not None:
+        _close()
+
+
+def _tell_disorder(fields: dict[str, Any]) -> None:
+    if (opened := recorder()) is not None:
+        opened.record_disorder(fields)
+
+
+def _note_order() -> None:
+    """How much of the order was watched; once."""
+    watch = _State.streams
+    if watch is None:
+        return
+    has_order = len(watch.streams) > 1 or watch.num_async > 0
+    if _State.recorder is None and not has_order:
+        return
+    if (opened := recorder()) is not None:
+        opened.record_order(fields_of(watch))
+        _State.streams = None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What torch does meanwhile is the doctor's business."""
+    watch = _State.streams
+    if watch is not None:
+        watch.is_quiet = True
+    try:
+        yield
+    finally:
+        if watch is not None:
+            watch.is_quiet = False
+
+
+def _begin_filling() -> None:
+    if _State.streams is not None:
+        _State.streams.is_quiet = True
+
+
+def _end_filling(is_on_gpu: bool) -> None:
+    """Where there are several streams, what was filled must not meet another one's work."""
+    watch = _State.streams
+    if watch is not None:
+        if is_on_gpu and len(watch.streams) > 1:
+            sys.modules["torch"]._C._cuda_synchronize()
+        watch.is_quiet = False
 
 
 def _watch_the_end() -> None:

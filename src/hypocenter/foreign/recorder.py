@@ -49,6 +49,7 @@ from hypocenter.record.events import (
 )
 from hypocenter.record.guard_faults import AccessFault
 from hypocenter.record.held.contents import LaunchOutcome, OtherBits
+from hypocenter.record.order_events import Disordered, OrderWatched
 from hypocenter.record.run_records import DeviceRecord
 from hypocenter.record.runtime_text import kind_of_text
 from hypocenter.refusals import AnyRefusal
@@ -414,6 +415,16 @@ class ForeignRecorder:
             self._log.keep_event(
                 UnwrittenRead(**self._log.now(), tensor=tensor, operation=operation, site=site)
             )
+
+    def record_disorder(self, fields: dict[str, Any]) -> None:
+        """Two uses of memory that nothing orders: the fields of a Disordered but for its number."""
+        with self._lock:
+            self._log.keep_event(Disordered(**self._log.now(), **fields))
+
+    def record_order(self, fields: dict[str, Any]) -> None:
+        """The program ends, and its order was watched: the fields of an OrderWatched."""
+        with self._lock:
+            self._log.keep_event(OrderWatched(**self._log.now(), **fields))
 
     def record_synchronisation(self, site: str) -> None:
         """The host has waited for everything."""

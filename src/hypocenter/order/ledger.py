@@ -153,7 +153,9 @@ class Ledger:
             waiting = self._freed.setdefault(memory.stream, deque(maxlen=MAX_FREED))
             waiting.append(Freed(number, memory.region, uses, memory.made, site()))
 
-    def _open(self, uses: Iterator[Use] | list[Use] | tuple[Use, ...], stream: str) -> tuple[Use, ...]:
+    def _open(
+        self, uses: Iterator[Use] | list[Use] | tuple[Use, ...], stream: str
+    ) -> tuple[Use, ...]:
         """Those that what the host asks for in a stream now would not come behind."""
         clocks = self.clocks
         return tuple(
@@ -173,7 +175,8 @@ class Ledger:
         """A memory is used; gives the earlier uses that nothing orders with this one."""
         memory = self._memories.get(number)
         if memory is None:
-            memory = self._memories[number] = _Memory(use.moment.stream, use.region)
+            # Nobody saw it made: whose it is when it is freed is not known.
+            memory = self._memories[number] = _Memory(HOST, use.region)
         found: list[Found] = []
         if memory.before:
             found += self._against_freed(number, memory, use)

@@ -21,6 +21,7 @@ from hypocenter.record.engine.engine_events import (
     LostRank,
 )
 from hypocenter.record.guard_faults import AccessFault
+from hypocenter.record.order_events import Disordered, OrderWatched
 from hypocenter.refusals import AnyRefusal
 
 ScalarValue = bool | int | float | str | None
@@ -431,6 +432,8 @@ AnyEvent = (
     | Rejected
     | MaskedOff
     | RanUnguarded
+    | Disordered
+    | OrderWatched
 )
 
 
@@ -438,7 +441,10 @@ def is_lasting(event: AnyEvent) -> bool:
     """Whether it stays without its step: of memory, found by a guard, or a graph's launch."""
     if isinstance(event, Launched):
         return event.graph > 0
-    return isinstance(event, Allocated | Freed | Captured | MaskedOff | RanUnguarded)
+    return isinstance(
+        event,
+        Allocated | Freed | Captured | MaskedOff | RanUnguarded | Disordered | OrderWatched,
+    )
 
 
 #: The plan of a Place whose launch belongs to no plan; its `launch` is the event's `seq` then.

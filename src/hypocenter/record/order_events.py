@@ -75,10 +75,14 @@ class Disordered(Event, frozen=True, kw_only=True, tag=True):
 
 
 class OrderWatched(Event, frozen=True, kw_only=True, tag=True):
-    """The order of a program was watched to its end: how much of it there was."""
+    """The order of a program was watched to its end: how much of it there was.
+
+    `num_dropped` pairs without order are not told of. `problem` is why not all of it was watched.
+    """
 
     num_operations: int
     num_launches: int
     streams: tuple[str, ...]
     num_waits: int
     num_dropped: int = 0
+    problem: str = ""

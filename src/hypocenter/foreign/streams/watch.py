@@ -1,0 +1,530 @@
+"""What a program's threads ask of a GPU, in order, and whose memory that uses.
+
+Called by `install.py` for each of torch's operations, events and waits, and by `hooks.py` for each
+Triton launch. `Gpu` is what it asks of torch, which tests answer without one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Protocol
+
+from hypocenter.foreign.caller import caller_of_now
+from hypocenter.foreign.streams.kernel_uses import uses_of
+from hypocenter.foreign.streams.names import StreamNames, tensor_name
+from hypocenter.foreign.streams.operations import Operation, Sort, operation_of, tensors_in
+from hypocenter.order.clocks import HOST
+from hypocenter.order.ledger import Found, Ledger, Moment, Use
+from hypocenter.order.regions import Region, bytes_at
+from hypocenter.record.order_events import Disordered, OrderStep, UseRecord
+
+#: After so many failures nothing is watched any more.
+MAX_FAILED = 10
+#: Pairs of places that are told of, and uses that are kept of a graph.
+MAX_TOLD, MAX_OF_GRAPH = 64, 4096
+#: Steps that a record of a pair holds.
+MAX_BETWEEN = 512
+BACKWARD = "the backward pass"
+_OF_HOST = -1
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+class Gpu(Protocol):
+    """What is asked of torch: `place_of` gives the number of a tensor's GPU, -1 for the host's."""
+
+    def place_of(self, tensor: Any) -> int: ...
+    def device_now(self) -> int: ...
+    def stream_now(self, device: int) -> int: ...
+    def is_pinned(self, tensor: Any) -> bool: ...
+    def number_of(self, stream: Any) -> int: ...
+    def is_blocking(self, stream: int) -> bool: ...
+    def number_of_device(self, device: Any) -> int: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Known:
+    """A storage of torch's: `stream` is the one that it was made in, "" if that was not seen."""
+
+    number: int
+    reference: Any
+    address: int
+    region: Region
+    stream: str
+
+
+@dataclass(slots=True, eq=False)
+class _Graph:
+    ledger: Ledger = field(default_factory=Ledger)
+    uses: dict[Any, tuple[int, Use]] = field(default_factory=dict)
+
+
+class StreamWatch:
+    """The order of one process. `tell` gets the fields of each Disordered, once per two places."""
+
+    def __init__(self, gpu: Gpu, tell: Tell) -> None:
+        self._gpu, self._tell = gpu, tell
+        self._lock = threading.RLock()
+        self._ledger = Ledger()
+        self._operations: dict[Any, Operation] = {}
+        self._known: dict[int, _Known] = {}
+        self._at: dict[int, _Known] = {}
+        self._alive: dict[int, int] = {}
+        self._of_host: set[int] = set()
+        self._shared: set[int] = set()
+        self._gone: deque[tuple[int, str]] = deque()
+        self._told: set[Any] = set()
+        self._names = StreamNames()
+        self._graphs: weakref.WeakKeyDictionary[Any, _Graph] = weakref.WeakKeyDictionary()
+        self._graph: _Graph | None = None
+        self._numbers = iter(range(1, 1 << 62)).__next__
+        #: In a launch what torch does is the recorder's business.
+        self.is_quiet = False
+        self.problem, self._num_failed, self.num_async = "", 0, 0
+        self.num_operations = self.num_launches = self.num_waits = self.num_dropped = 0
+        self.streams: dict[str, None] = {}
+
+    # -- torch's operations -----------------------------------------------------------------------
+
+    def operation(self, overload: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Run one of torch's operations, and note what it uses."""
+        known = self._operations.get(overload)
+        if known is None:
+            known = self._operations[overload] = operation_of(overload)
+        if known.sort is Sort.NOTHING or self.is_quiet:
+            return overload(*args, **keywords)
+        begun = self._attempt(self._before, known, args, keywords)
+        result = overload(*args, **keywords)
+        if begun is not None:
+            self._attempt(self._end, known, *begun, args, keywords, result)
+        return result
+
+    def _attempt(self, do: Callable[..., Any], *args: Any) -> Any:
+        """Do it, or keep why it cannot be done; after some failures nothing is watched any more."""
+        try:
+            with self._lock:
+                return do(*args)
+        except Exception as error:
+            self.problem = self.problem or f"{type(error).__name__}: {error}"
+            self._num_failed += 1
+            self.is_quiet = self.is_quiet or self._num_failed >= MAX_FAILED
+            return None
+
+    def _before(
+        self, known: Operation, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[list[tuple[Any, str, bool, int]], Moment | None] | None:
+        """None for an operation on tensors whose memory torch does not tell of."""
+        found = self._given(known, args, keywords)
+        if found is None:
+            return None
+        given, device = found
+        return given, self._begin(device) if device != _OF_HOST else None
+
+    def _given(
+        self, known: Operation, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[list[tuple[Any, str, bool, int]], int] | None:
+        """The tensors that are used, with their places; the GPU that does it, -1 for the host."""
+        given, device, place_of = [], _OF_HOST, self._gpu.place_of
+        for tensor, name, is_write in known.given(args, keywords):
+            if not _is_plain(type(tensor)):
+                return None
+            place = place_of(tensor)
+            given.append((tensor, name, is_write, place))
+            # A copy between two GPUs is made by that of its source.
+            if place != _OF_HOST and (device == _OF_HOST or known.sort is Sort.COPY):
+                device = place
+        if known.sort is Sort.COPY and device == _OF_HOST and "device" in keywords:
+            device = self._gpu.number_of_device(keywords["device"])
+        return given, device
+
+    def _begin(self, device: int) -> Moment:
+        """Work is asked for on a GPU, in the stream that this thread has now."""
+        self._drain()
+        return self._now.begin(self._stream(self._gpu.stream_now(device), device))
+
+    def _end(
+        self,
+        known: Operation,
+        given: list[tuple[Any, str, bool, int]],
+        moment: Moment | None,
+        args: tuple[Any, ...],
+        keywords: dict[str, Any],
+        result: Any,
+    ) -> None:
+        if known.sort is Sort.RECORD_STREAM:
+            self._keep_for(given[0][0], args[1] if len(args) > 1 else keywords["s"])
+            return
+        if moment is None:
+            self._end_on_host(known, given, result)
+            return
+        self.num_operations += 1
+        frame, site = caller_of_now()
+        site = site or BACKWARD
+        if known.sort is Sort.NUMBER:
+            self._take(OrderStep("host", moment.stream))
+        is_copy_by_host = False
+        if known.sort is Sort.COPY:
+            is_copy_by_host = self._copy(known, given, moment, args, keywords, result, frame, site)
+        for tensor, name, is_write, place in given:
+            if place == _OF_HOST:
+                if not is_copy_by_host:
+                    self._use_of_host(tensor, is_write, known.name, site, frame)
+                continue
+            self._use(tensor, moment, is_write, known.name, site, frame, argument=name)
+        self._results(known, moment, result, site, frame)
+
+    def _end_on_host(
+        self, known: Operation, given: list[tuple[Any, str, bool, int]], result: Any
+    ) -> None:
+        """An operation of the host: of use where a stream copies from or to its memory."""
+        if self._of_host:
+            frame: FrameType | None = None
+            site = ""
+            for tensor, _, is_write, _ in given:
+                if self._is_watched(tensor):
+                    if not site:
+                        frame, site = caller_of_now()
+                    self._use_of_host(tensor, is_write, known.name, site, frame)
+        for tensor in tensors_in(result):  # made for a GPU of nothing that lies on one
+            place = self._gpu.place_of(tensor)
+            if place == _OF_HOST:
+                return
+            moment = self._begin(place)
+            self.num_operations += 1
+            frame, site = caller_of_now()
+            self._results(known, moment, tensor, site or BACKWARD, frame)
+
+    def _results(
+        self, known: Operation, moment: Moment, result: Any, site: str, frame: FrameType | None
+    ) -> None:
+        for tensor in tensors_in(result):
+            if self._gpu.place_of(tensor) == _OF_HOST:
+                continue
+            storage = tensor.untyped_storage()
+            known_one = self._known.get(id(storage))
+            if known_one is not None and known_one.reference() is storage:
+                continue  # it was among the arguments
+            self._new(storage, moment.stream, site)
+            if known.makes:
+                self._use(tensor, moment, True, known.name, site, frame, argument="result")
+
+    def _copy(
+        self,
+        known: Operation,
+        given: list[tuple[Any, str, bool, int]],
+        moment: Moment,
+        args: tuple[Any, ...],
+        keywords: dict[str, Any],
+        result: Any,
+        frame: FrameType | None,
+        site: str,
+    ) -> bool:
+        """A copy between host and GPU; False for another one.
+
+        Of pageable memory the host reads and writes itself before the copy comes back
+        (CUDA's rules of API synchronisation). Of pinned memory the GPU does, unless it is waited
+        for.
+        """
+        [source] = [tensor for tensor, name, _, _ in given if name in ("src", "self")][-1:]
+        into = given[0][0] if len(given) > 1 else result
+        is_out = self._gpu.place_of(source) != _OF_HOST
+        if is_out == (self._gpu.place_of(into) != _OF_HOST):
+            return False
+        there = into if is_out else source
+        place = 2 if len(given) > 1 else 5
+        is_asked = args[place] if len(args) > place else keywords.get("non_blocking", False)
+        if is_asked and self._gpu.is_pinned(there):
+            self.num_async += 1
+            self._use(there, moment, is_out, known.name, site, frame, argument="host memory")
+        else:
+            self._use_of_host(there, is_out, known.name, site, frame)
+            if is_out or not is_asked:
+                self._take(OrderStep("host", moment.stream))
+        return True
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def _use(
+        self,
+        tensor: Any,
+        moment: Moment,
+        is_write: bool,
+        what: str,
+        site: str,
+        frame: FrameType | None,
+        *,
+        argument: str = "",
+        launch: int = 0,
+    ) -> None:
+        known = self._memory(tensor)
+        if moment.stream != known.stream:
+            self._shared.add(known.number)
+        region = Region(
+            tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.element_size()
+        )
+        use = Use(moment, region, is_write, what, site, launch, argument, is_sure=not launch)
+        if self._graph is not None:
+            key = known.number, region, is_write
+            if len(self._graph.uses) < MAX_OF_GRAPH:
+                self._graph.uses.setdefault(key, (known.number, use))
+        for found in self._now.use(known.number, use):
+            self._note(found, frame)
+
+    def _use_of_host(
+        self, tensor: Any, is_write: bool, what: str, site: str, frame: FrameType | None
+    ) -> None:
+        if self._is_watched(tensor):
+            self._drain()
+            self._use(tensor, self._ledger.begin(HOST), is_write, what, site, frame)
+
+    def _is_watched(self, tensor: Any) -> bool:
+        if not self._of_host or not hasattr(tensor, "untyped_storage"):
+            return False
+        known = self._known.get(id(tensor.untyped_storage()))
+        return known is not None and known.number in self._of_host
+
+    def _memory(self, tensor: Any) -> _Known:
+        storage = tensor.untyped_storage()
+        known = self._known.get(id(storage))
+        if known is not None and known.reference() is storage:
+            if known.address == storage.data_ptr():
+                return known
+            self._gone.append((known.number, ""))  # resized, which gave the memory back
+            self._drain()
+        found = self._new(storage, "", "")
+        if self._gpu.place_of(tensor) == _OF_HOST:
+            self._of_host.add(found.number)
+        return found
+
+    def _new(self, storage: Any, stream: str, site: str) -> _Known:
+        """A storage that was not seen before; two may share memory, by DLPack for instance."""
+        address = storage.data_ptr()
+        before = self._at.get(address)
+        region = bytes_at(address, storage.nbytes())
+        is_same = before is not None and before.reference() is not None and bool(address)
+        number = before.number if before is not None and is_same else self._numbers()
+        reference = weakref.ref(storage, lambda _: self._note_end(number))
+        known = _Known(number, reference, address, region, stream)
+        self._known[id(storage)] = self._at[address] = known
+        self._alive[number] = self._alive.get(number, 0) + 1
+        if not is_same and stream:
+            self._drain()
+            self._now.make(number, stream, region, site)
+        return known
+
+    def _note_end(self, number: int) -> None:
+        """Called by a finaliser: no lock is taken here."""
+        site = ""
+        if number in self._shared:
+            with contextlib.suppress(Exception):  # the interpreter may be shutting down
+                site = caller_of_now()[1]
+        self._gone.append((number, site))
+
+    def _drain(self) -> None:
+        """Tell of memory that went away before what is asked for now."""
+        while self._gone:
+            number, site = self._gone.popleft()
+            left = self._alive.get(number, 0) - 1
+            if left > 0:
+                self._alive[number] = left
+                continue
+            self._alive.pop(number, None)
+            self._of_host.discard(number)
+            self._shared.discard(number)
+            self._now.free(number, lambda site=site: site)  # type: ignore[misc]
+        if len(self._known) > 2 * len(self._alive) + 1024:
+            self._known = {
+                key: known for key, known in self._known.items() if known.reference() is not None
+            }
+            self._at = {
+                key: known for key, known in self._at.items() if known.reference() is not None
+            }
+
+    def _keep_for(self, tensor: Any, stream: Any) -> None:
+        place = self._gpu.place_of(tensor)
+        name = self._stream(self._gpu.number_of(stream), place)
+        self._drain()
+        self._now.keep_for(self._memory(tensor).number, name)
+
+    # -- launches ---------------------------------------------------------------------------------
+
+    def launch(
+        self, jit: Any, given: dict[str, Any], launch: int, site: str, frame: FrameType | None
+    ) -> None:
+        """A Triton launch is about to be made, by the event number `launch`."""
+        if self.is_quiet:
+            return
+        with self._lock:
+            uses = uses_of(jit)
+            device = self._gpu.device_now()
+            moment = self._begin(device)
+            self.num_launches += 1
+            name = getattr(jit, "__name__", "a kernel")
+            for parameter, (reads, writes) in uses.items():
+                tensor = given.get(parameter)
+                tensor = getattr(tensor, "base", tensor)
+                if (reads or writes) and hasattr(tensor, "untyped_storage"):
+                    self._use(
+                        tensor, moment, writes, name, site, frame,
+                        argument=parameter, launch=launch or -1,
+                    )  # fmt: skip
+
+    # -- order ------------------------------------------------------------------------------------
+
+    @property
+    def _now(self) -> Ledger:
+        return self._graph.ledger if self._graph is not None else self._ledger
+
+    def _stream(self, number: int, device: int) -> str:
+        name = f"{number:#x}" if number else (f"default of GPU {device}" if device else "default")
+        if name not in self.streams:
+            self.streams[name] = None
+            if number and self._gpu.is_blocking(number):
+                default = f"default of GPU {device}" if device else "default"
+                self._ledger.step(OrderStep("blocking", name, other=default))
+        return name
+
+    def _take(self, step: OrderStep) -> None:
+        self._drain()
+        self.num_waits += step.action != "record"
+        self._now.step(step)
+
+    def recorded(self, event: int, stream: int) -> None:
+        with self._lock:
+            if self.is_quiet:
+                return
+            self._take(OrderStep("record", self._stream(stream, self._gpu.device_now()), event))
+
+    def waited(self, event: int, stream: int) -> None:
+        with self._lock:
+            if self.is_quiet:
+                return
+            self._take(OrderStep("wait", self._stream(stream, self._gpu.device_now()), event))
+
+    def host_waited_for_event(self, event: int) -> None:
+        with self._lock:
+            if self.is_quiet:
+                return
+            self._take(OrderStep("host", event=event))
+
+    def host_waited_for_stream(self, stream: int) -> None:
+        with self._lock:
+            if self.is_quiet:
+                return
+            self._take(OrderStep("host", self._stream(stream, self._gpu.device_now())))
+
+    def host_waited(self) -> None:
+        with self._lock:
+            if self.is_quiet:
+                return
+            self._take(OrderStep("host"))
+
+    # -- graphs -----------------------------------------------------------------------------------
+
+    def capture_begins(self, graph: Any) -> None:
+        with self._lock:
+            self._drain()
+            self._graph = self._graphs[graph] = _Graph()
+
+    def capture_ends(self) -> None:
+        with self._lock:
+            self._drain()
+            self._graph = None
+
+    def replayed(self, graph: Any, frame: FrameType | None) -> None:
+        """All that was captured is asked for again, in the stream of now."""
+        with self._lock:
+            made = self._graphs.get(graph)
+            if made is None or self._graph is not None:
+                return
+            moment = self._begin(self._gpu.device_now())
+            frame, site = caller_of_now(frame)
+            for number, use in made.uses.values():
+                again = Use(
+                    moment, use.region, use.is_write, f"{use.what} of the graph", site,
+                    use.launch, use.argument, use.is_sure,
+                )  # fmt: skip
+                for found in self._ledger.use(number, again):
+                    self._note(found, frame)
+
+    # -- what was found ---------------------------------------------------------------------------
+
+    def _note(self, found: Found, frame: FrameType | None) -> None:
+        first, second = found.first, found.second
+        key = found.kind, first.site, first.what, second.site, second.what
+        if key in self._told:
+            return
+        if len(self._told) >= MAX_TOLD:
+            self.num_dropped += 1
+            return
+        freed = found.freed
+        if freed is not None and BACKWARD in (first.site, freed.made):
+            return  # autograd keeps memory for other streams by itself, of which nobody tells
+        self._told.add(key)
+        between, is_cut = self._now.between(first.moment)
+        if len(between) > MAX_BETWEEN:
+            between, is_cut = between[-MAX_BETWEEN:], True
+        name = tensor_name(frame, second.region.address)
+        self._tell(
+            {
+                "kind": found.kind,
+                "first": self._record(first, frame),
+                "second": self._record(second, frame),
+                "between": between,
+                "is_cut": is_cut,
+                "tensor": name,
+                "made": freed.made if freed is not None else self._now.made_at(found.memory),
+                "freed": freed.site if freed is not None else "",
+                "is_same": found.is_same,
+                "is_whole": first.is_sure and second.is_sure,
+                "graph": self._graph is not None,
+            }
+        )
+
+    def _record(self, use: Use, frame: FrameType | None) -> UseRecord:
+        start, end = use.region.span
+        stream = use.moment.stream
+        return UseRecord(
+            what=use.what,
+            site=use.site,
+            stream=stream,
+            stream_name=stream if stream == HOST else self._names.of(frame, stream),
+            is_write=use.is_write,
+            address=start,
+            end=end,
+            launch=use.launch,
+            argument=use.argument,
+        )
+
+
+@functools.cache
+def _is_plain(kind: type) -> bool:
+    """Whether tensors of a type are what they seem: no others stand behind them."""
+    return not any(
+        "__torch_dispatch__" in vars(one) and one.__module__ != "torch" for one in kind.__mro__
+    )
+
+
+def fields_of(watch: StreamWatch) -> dict[str, Any]:
+    """Those of an OrderWatched."""
+    return {
+        "num_operations": watch.num_operations,
+        "num_launches": watch.num_launches,
+        "streams": tuple(watch.streams),
+        "num_waits": watch.num_waits,
+        "num_dropped": watch.num_dropped,
+        "problem": watch.problem,
+    }
+
+
+def disorders(told: list[dict[str, Any]]) -> Iterator[Disordered]:
+    """What was told, as a record has it."""
+    for number, fields in enumerate(told, 1):
+        yield Disordered(seq=number, step=0, **fields)
