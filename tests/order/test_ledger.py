@@ -57,7 +57,7 @@ def races_by_trying(program: list[Asked]) -> set[tuple[int, int]]:
     places: dict[int, tuple[str, int]] = {}  # of a use, or of a record, in its queue
     for number, asked in enumerate(program):
         put, wait = None, []
-        if asked.action == "use" and asked.stream != HOST or asked.action in ("record", "wait"):
+        if (asked.action == "use" and asked.stream != HOST) or asked.action in ("record", "wait"):
             of = number
             if asked.action == "wait":
                 of = recorded.get(asked.event, -1)
@@ -183,7 +183,7 @@ def use(ledger: Ledger, stream: str, number: int, region: Region, *, write: bool
 
 
 def freed_while_read(*steps: OrderStep, kept: bool = False, after: int = 4096) -> list[Found]:
-    """x is made on the default stream, read on the other one and freed; y of `after` bytes comes."""
+    """x of the default stream is read on the other one and freed; y of `after` bytes comes."""
     ledger = Ledger()
     x, y = bytes_at(0, 4096), bytes_at(0 if after == 4096 else 1 << 16, after)
     ledger.make(1, "default", x)

@@ -4,13 +4,14 @@ Tensors are of the GPU where `on_gpu` was given them, or where an operation made
 """
 
 # mypy: ignore-errors
+# ruff: noqa: ANN001, ANN002, ANN003, ANN202, ANN204
 from __future__ import annotations
 
 import contextlib
 import itertools
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -119,7 +120,7 @@ class PretendGpu(TorchDispatchMode):
 class _Overload:
     """An operation whose results count as the GPU's; the watch knows it by its schema."""
 
-    _all: dict[Any, _Overload] = {}
+    _all: ClassVar[dict[Any, Any]] = {}
 
     def __init__(self, func: Any) -> None:
         self._schema = func._schema

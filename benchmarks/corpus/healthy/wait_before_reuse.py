@@ -1,4 +1,4 @@
-"""Memory is freed while a side stream reads it, and that stream is waited for before the next use."""
+"""Memory is freed while a side stream reads it, which is waited for before the next use."""
 
 import torch
 

@@ -26,7 +26,7 @@ _ROUND_BYTES, _SMALL_BYTES = 512, 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moment:
-    """When something was asked for: its stream, its number there, and how many steps were before."""
+    """When something was asked for: its stream, its number there, how many steps were before."""
 
     stream: str
     number: int

@@ -265,12 +265,12 @@ class _Touched:
         if source is None:
             return f"the text of {launch.kernel} is not recorded"
         access = self._case.access(launch, argument)
+        if access is None:
+            return f"the text of {launch.kernel} does not say where it finds {argument}"
         for other in launch.arguments:
-            if other.tensor is not None and other.name != argument and access is not None:
-                if is_index_in(source, access.expression, other.name):
-                    return (
-                        f"where {launch.kernel} finds {argument} hangs on what {other.name} holds"
-                    )
+            is_other = other.tensor is not None and other.name != argument
+            if is_other and is_index_in(source, access.expression, other.name):
+                return f"where {launch.kernel} finds {argument} hangs on what {other.name} holds"
         return ""
 
 

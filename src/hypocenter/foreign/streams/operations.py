@@ -56,7 +56,7 @@ class Operation:
     def given(
         self, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Iterator[tuple[Any, str, bool]]:
-        """The tensors that a call uses, with the name of the parameter and whether it is written."""
+        """The tensors that a call uses, by the parameter, and whether it is written."""
         num = len(args)
         for at, name, is_write in self.tensors:
             value = args[at] if at < num else keywords.get(name)
