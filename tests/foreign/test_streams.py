@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pretend_streams
 import pytest
 import torch
+import triton
+import triton.language as tl
 from pretend_streams import PretendGpu, Stream
 
 from hypocenter.foreign import caller
@@ -207,25 +208,28 @@ def test_what_a_graph_uses_it_uses_when_it_is_replayed(gpu: PretendGpu, waits: b
     assert y.shape == (64,)
 
 
-def helper(x_ptr: Any, at: Any, value: Any) -> None:
-    tl.store(x_ptr + at, value)  # type: ignore[name-defined] # noqa: F821
+@triton.jit
+def put(x_ptr, at, value):  # type: ignore[no-untyped-def]
+    tl.store(x_ptr + at, value)
 
 
-def kernel(x_ptr: Any, y_ptr: Any, z_ptr: Any, w_ptr: Any, n: int) -> None:
-    at = tl.arange(0, 64)  # type: ignore[name-defined] # noqa: F821
-    x = tl.load(x_ptr + at, mask=at < n)  # type: ignore[name-defined] # noqa: F821
+@triton.jit
+def mixed(x_ptr, y_ptr, z_ptr, w_ptr, d_ptr, n):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, 64)
+    x = tl.load(x_ptr + at, mask=at < n)
     out = y_ptr
     out += at
-    tl.store(out, x)  # type: ignore[name-defined] # noqa: F821
-    helper(z_ptr, tl.load(w_ptr), x)  # type: ignore[name-defined] # noqa: F821
+    tl.store(out, x)
+    put(z_ptr, tl.load(w_ptr), x)
+    rows = tl.make_tensor_descriptor(d_ptr, [n], [1], [64])
+    rows.store([0], rows.load([0]) + x)
 
 
-def test_what_a_kernel_reads_and_writes_by_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "helper", SimpleNamespace(fn=helper))
-    jit = SimpleNamespace(fn=kernel)
-    assert uses_of.__wrapped__(jit) == {
+def test_what_a_kernel_reads_and_writes_by_its_text() -> None:
+    assert uses_of(mixed) == {
         "x_ptr": (True, False),
         "y_ptr": (False, True),
         "z_ptr": (False, True),
         "w_ptr": (True, False),
+        "d_ptr": (True, True),
     }

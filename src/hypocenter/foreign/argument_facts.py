@@ -35,12 +35,12 @@ def _bytes_of(tensor: Any) -> bytes:
 
 def mark_undefined(
     torch: Any,
-    begin: Callable[[], None] = lambda: None,
-    end: Callable[[bool], None] = lambda is_on_gpu: None,
+    within: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    after: Callable[[], None] = lambda: None,
 ) -> None:
     """Fill what nobody has written in small new tensors of floats with UNDEFINED, which is NaN.
 
-    `begin` and `end` are called around that; `end` is told whether a GPU was asked to.
+    It is done `within` that, and `after` is called where a GPU was asked to.
 
     Not what is made while a graph is captured, which would be filled at each replay, nor what is
     given to be written to (`out=`), nor what torch.compile only imagines.
@@ -52,11 +52,9 @@ def mark_undefined(
             tensor = original(*args, **options)
             if not torch.compiler.is_compiling() and options.get("out") is None:
                 # Tensors of vmap, and sparse ones, have no memory that could be filled.
-                begin()
-                is_on_gpu = False
-                with contextlib.suppress(RuntimeError):
-                    is_on_gpu = _fill(torch, tensor)
-                end(is_on_gpu)
+                with contextlib.suppress(RuntimeError), within():
+                    if _fill(torch, tensor):
+                        after()
             return tensor
 
         return make

@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -74,7 +74,7 @@ def module_loaded(module: Any) -> None:
         _State.graphs.watch(module)
         environment = Environment.read()
         if environment.trace:
-            mark_undefined(module, _begin_filling, _end_filling)
+            mark_undefined(module, _quiet, _end_filling)
         if environment.trace or environment.guard:
             _watch_order(module)
             run = _State.streams.operation if _State.streams is not None else None
@@ -248,33 +248,28 @@ class _Launch:
                 device, stream = (
                     (INTERPRETER, "") if is_interpreted else device_and_stream(sys.modules["torch"])
                 )
-                watch = _State.streams if not is_interpreted else None
-                if watch is not None:
-                    watch.is_quiet = True
-                self.made = opened.record_launch(
-                    self.jit,
-                    self.args,
-                    self.options,
-                    size,
-                    device,
-                    None if is_interpreted else _limits,
-                    stream,
-                    caller,
-                    site,
-                    _State.graphs.captured_into,
-                    is_compiled=_State.num_compiled > self.num_compiled,
-                )
+                with _quiet():
+                    self.made = opened.record_launch(
+                        self.jit,
+                        self.args,
+                        self.options,
+                        size,
+                        device,
+                        None if is_interpreted else _limits,
+                        stream,
+                        caller,
+                        site,
+                        _State.graphs.captured_into,
+                        is_compiled=_State.num_compiled > self.num_compiled,
+                    )
                 # Nobody else keeps the program's tensors alive.
                 self.repeat, opened.repeat = opened.repeat, None
-                if watch is not None:
-                    watch.is_quiet = False
+                watch = _State.streams
+                if watch is not None and not is_interpreted:
                     given = dict(zip(self.jit.arg_names, self.args, strict=False)) | self.options
                     watch.launch(self.jit, given, self.made.seq if self.made else 0, site, caller)
         except Exception as error:
             _note_error(error)
-        finally:
-            if _State.streams is not None:
-                _State.streams.is_quiet = False
         return size
 
 
@@ -480,31 +475,17 @@ def _note_order() -> None:
         _State.streams = None
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> contextlib.AbstractContextManager[None]:
     """What torch does meanwhile is the doctor's business."""
     watch = _State.streams
-    if watch is not None:
-        watch.is_quiet = True
-    try:
-        yield
-    finally:
-        if watch is not None:
-            watch.is_quiet = False
+    return watch.quiet() if watch is not None else contextlib.nullcontext()
 
 
-def _begin_filling() -> None:
-    if _State.streams is not None:
-        _State.streams.is_quiet = True
-
-
-def _end_filling(is_on_gpu: bool) -> None:
+def _end_filling() -> None:
     """Where there are several streams, what was filled must not meet another one's work."""
     watch = _State.streams
-    if watch is not None:
-        if is_on_gpu and len(watch.streams) > 1:
-            sys.modules["torch"]._C._cuda_synchronize()
-        watch.is_quiet = False
+    if watch is not None and watch.has_streams:
+        sys.modules["torch"]._C._cuda_synchronize()
 
 
 def _watch_the_end() -> None:

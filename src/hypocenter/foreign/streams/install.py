@@ -89,14 +89,11 @@ def install(torch: Any, watch: StreamWatch, attempt: Attempt) -> None:
 
 
 def _end_own_work(torch: Any, watch: StreamWatch) -> None:
-    """What the doctor has filled with UNDEFINED until now must not meet the new stream's work."""
-    if torch.cuda.is_current_stream_capturing():
-        return
-    quiet, watch.is_quiet = watch.is_quiet, True
-    try:
-        torch._C._cuda_synchronize()
-    finally:
-        watch.is_quiet = quiet
+    """What the doctor has filled with UNDEFINED until now must not meet a new stream's work."""
+    watch.has_streams = True
+    if not watch.is_capturing:
+        with watch.quiet():
+            torch._C._cuda_synchronize()
 
 
 def watch_questions(torch: Any, watch: StreamWatch, attempt: Attempt) -> None:

@@ -85,11 +85,32 @@ class StreamWatch:
         self._graphs: weakref.WeakKeyDictionary[Any, _Graph] = weakref.WeakKeyDictionary()
         self._graph: _Graph | None = None
         self._numbers = iter(range(1, 1 << 62)).__next__
-        #: In a launch what torch does is the recorder's business.
-        self.is_quiet = False
+        #: What torch does now is the doctor's business, and none of the program's.
+        self._num_quiet = 0
+        #: The program has made a stream.
+        self.has_streams = False
         self.problem, self._num_failed, self.num_async = "", 0, 0
         self.num_operations = self.num_launches = self.num_waits = self.num_dropped = 0
         self.streams: dict[str, None] = {}
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing is noted now, or not any more."""
+        return self._num_quiet > 0 or self._num_failed >= MAX_FAILED
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether what is asked for is captured into a graph."""
+        return self._graph is not None
+
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """What torch does within is not the program's."""
+        self._num_quiet += 1
+        try:
+            yield
+        finally:
+            self._num_quiet -= 1
 
     # -- torch's operations -----------------------------------------------------------------------
 
@@ -114,7 +135,6 @@ class StreamWatch:
         except Exception as error:
             self.problem = self.problem or f"{type(error).__name__}: {error}"
             self._num_failed += 1
-            self.is_quiet = self.is_quiet or self._num_failed >= MAX_FAILED
             return None
 
     def _before(
