@@ -4,14 +4,14 @@ Tensors are of the GPU where `on_gpu` was given them, or where an operation made
 """
 
 # mypy: ignore-errors
-# ruff: noqa: ANN001, ANN002, ANN003, ANN202, ANN204
+# ruff: noqa: ANN001, ANN204
 from __future__ import annotations
 
 import contextlib
 import itertools
 import weakref
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -81,17 +81,7 @@ class PretendGpu(TorchDispatchMode):
         return tensor
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        def run(*given, **named):
-            result = func(*given, **named)
-            tensors = [t for one in (*given, *named.values()) for t in tensors_in(one)]
-            if any(self.place_of(t) == 0 for t in tensors):
-                for made in tensors_in(result):
-                    if made.untyped_storage() not in self._pinned:
-                        self._storages.add(made.untyped_storage())
-            return result
-
-        run._schema = func._schema
-        return self.watch.operation(_Overload.of(func, run), args, kwargs or {})
+        return self.watch.operation(func, args, kwargs or {})
 
     # -- what a StreamWatch asks --------------------------------------------------------------
 
@@ -116,21 +106,9 @@ class PretendGpu(TorchDispatchMode):
     def number_of_device(self, device: Any) -> int:
         return -1
 
-
-class _Overload:
-    """An operation whose results count as the GPU's; the watch knows it by its schema."""
-
-    _all: ClassVar[dict[Any, Any]] = {}
-
-    def __init__(self, func: Any) -> None:
-        self._schema = func._schema
-        self.run = None
-
-    @classmethod
-    def of(cls, func: Any, run: Any) -> _Overload:
-        found = cls._all.setdefault(func, cls(func))
-        found.run = run
-        return found
-
-    def __call__(self, *args: Any, **keywords: Any) -> Any:
-        return self.run(*args, **keywords)
+    def ran(self, args, keywords, result) -> None:
+        given = [tensor for one in (*args, *keywords.values()) for tensor in tensors_in(one)]
+        if any(self.place_of(tensor) == 0 for tensor in given):
+            for made in tensors_in(result):
+                if made.untyped_storage() not in self._pinned:
+                    self._storages.add(made.untyped_storage())

@@ -17,13 +17,14 @@ from hypocenter.doctor.diagnosis import Claim, Culprit, Proof, RootCause, Verdic
 from hypocenter.doctor.kernel_text import is_index_in
 from hypocenter.dtypes import Array
 from hypocenter.errors import HypoError
-from hypocenter.order.clocks import HOST
 from hypocenter.order.ledger import are_ordered
+from hypocenter.order.text import doing_of, failure_of, fix_of, missing_at, sentence_of
 from hypocenter.record.events import OUTSIDE_PLANS, Launched, LaunchRecord, Place
 from hypocenter.record.gap import Gap
 from hypocenter.record.order_events import Disorder, Disordered, OrderWatched, UseRecord
 from hypocenter.replay.arguments import Argument
 from hypocenter.replay.recorded import replay_place
+from hypocenter.replay.touched import touched
 from hypocenter.wording import count_text
 
 NAME = "order"
@@ -55,8 +56,8 @@ def program_order(case: Case) -> list[Claim]:
             )
         )
         return []
-    touched = _Touched(case)
-    claims = [claim for one in found if (claim := _claim(case, one, touched)) is not None]
+    seen = _Touched(case)
+    claims = [claim for one in found if (claim := _claim(one, seen)) is not None]
     if watched is not None and watched.problem:
         case.leave_unseen(Gap.not_recorded("a part of the order of streams", watched.problem))
     elif watched is not None:
@@ -92,36 +93,35 @@ def _refuted(watched: OrderWatched, confirmed: set[Cause]) -> Iterator[Claim]:
             )  # fmt: skip
 
 
-def _claim(case: Case, one: Disordered, touched: _Touched) -> Claim | None:
+def _claim(one: Disordered, seen: _Touched) -> Claim | None:
     """None where the record itself orders the two, or where they share no byte."""
     first, second, cause = one.first, one.second, CAUSES_OF[one.kind]
     if one.is_cut:
-        text = f"{_sentence(one)}; what was asked for first between the two is not recorded"
+        text = f"{sentence_of(one)}; what was asked for first between the two is not recorded"
         return row(cause, Verdict.INCONCLUSIVE, NAME, text, would_refute=_WOULD_REFUTE[one.kind])
     if are_ordered(first.stream, second.stream, one.between):
         return None
     if not are_ordered(first.stream, second.stream, one.between, with_wait=True):
         return None
     if not one.is_whole and one.is_same:
-        shares, why = touched.share(first, second)
+        shares, why = seen.share(first, second)
         if shares is False:
             return None
         if shares is None:
-            text = f"{_sentence(one)}; whether they touch the same bytes is not known: {why}"
+            text = f"{sentence_of(one)}; whether they touch the same bytes is not known: {why}"
             return row(
                 cause, Verdict.INCONCLUSIVE, NAME, text, would_refute=_WOULD_REFUTE[one.kind]
             )
-    launch = touched.launch_of(second) or touched.launch_of(first)
+    launch = seen.launch_of(second) or seen.launch_of(first)
     file, _, line = second.site.rpartition(":")
-    call = _call(one)
     where = one.freed if one.kind is Disorder.REUSED and one.freed else second.site
     root = RootCause(
         cause=cause,
-        sentence=f"{_sentence(one)}.",
-        fix=f"{call} {_place(one)}",
+        sentence=f"{sentence_of(one)}.",
+        fix=fix_of(one),
         proof=Proof(
-            _red(one),
-            f"{call} {_place(one)}",
+            failure_of(one),
+            fix_of(one),
             "walked through again with it, the second use lies behind the first",
         ),
         kernel=launch.kernel if launch is not None else None,
@@ -129,64 +129,11 @@ def _claim(case: Case, one: Disordered, touched: _Touched) -> Claim | None:
         tensor=one.tensor or None,
         file=file or None,
         line=int(line) if line.isdigit() else None,
-        expression=_doing(second),
-        place=touched.place_of(second) or touched.place_of(first),
-        culprit=Culprit(where, f"{call} is missing {_place(one, short=True)}") if where else None,
+        expression=doing_of(second),
+        place=seen.place_of(second) or seen.place_of(first),
+        culprit=Culprit(where, missing_at(one)) if where else None,
     )
     return proven(root, NAME, (), _WOULD_REFUTE[one.kind], one.seq)
-
-
-def _sentence(one: Disordered) -> str:
-    """What uses what, where, in which streams."""
-    first, second = one.first, one.second
-    memory = one.tensor or (f"the tensor made at {one.made}" if one.made else "a tensor")
-    uses = f"{_doing(first)} in {first.stream_name} ({first.site or 'no line is known'})"
-    then = f"{_doing(second)} in {second.stream_name} ({second.site or 'no line is known'})"
-    if second.stream == HOST:
-        then = f"{_doing(second)} on the host ({second.site})"
-    if one.kind is Disorder.REUSED:
-        gets = "has the same memory" if one.is_same else "may be given the same memory"
-        return (
-            f"memory made at {one.made or 'a line that is not known'} is still used by {uses} when "
-            f"it is freed ({one.freed or 'no line is known'}); {memory}, which comes next, {gets}, "
-            f"and {then} waits for nothing"
-        )
-    return f"{memory}: {uses} and {then} use the same memory, and nothing orders the two"
-
-
-def _doing(use: UseRecord) -> str:
-    named = f" ({use.argument})" if use.argument else ""
-    return f"{use.what}{named} {'writes' if use.is_write else 'reads'}"
-
-
-def _call(one: Disordered) -> str:
-    """The call that is missing, as a program writes it."""
-    first, second = one.first, one.second
-    if one.kind is Disorder.REUSED:
-        return f"record_stream({first.stream_name})"
-    if HOST in (first.stream, second.stream):
-        return f"{first.stream_name}.synchronize()"
-    return f"{second.stream_name}.wait_stream({first.stream_name})"
-
-
-def _place(one: Disordered, *, short: bool = False) -> str:
-    if one.kind is Disorder.REUSED:
-        made = f" of the tensor made at {one.made}" if one.made and not short else ""
-        freed = f" at {one.freed}" if one.freed and not short else " here" if short else ""
-        return f"{made.strip()} before it is freed{freed}".strip()
-    return "before this line" if short else f"before {one.second.site}"
-
-
-def _red(one: Disordered) -> str:
-    first, second = one.first, one.second
-    num = len(one.between)
-    steps = "nothing is waited for between"
-    if num:
-        steps = f"none of {count_text(num, 'record or wait', 'records and waits')} between"
-    return (
-        f"{steps} {_doing(first)} in {first.stream_name} and {_doing(second)} in "
-        f"{second.stream_name} puts the second behind the first"
-    )
 
 
 class _Touched:
@@ -257,7 +204,8 @@ class _Touched:
         argument = next((one for one in done if one.name == use.argument), None)
         if argument is None or argument.region.data is None:
             return f"{use.argument} of {use.what} is too large to be replayed"
-        return _spans(argument, use.address), num <= len(programs)
+        spans = touched(argument, writes=True, reads=True) + use.address
+        return spans, num <= len(programs)
 
     def _hangs_on_values(self, launch: LaunchRecord, argument: str) -> str:
         """Why a replay does not know its addresses: they come of what a tensor holds."""
@@ -272,17 +220,6 @@ class _Touched:
             if is_other and is_index_in(source, access.expression, other.name):
                 return f"where {launch.kernel} finds {argument} hangs on what {other.name} holds"
         return ""
-
-
-def _spans(argument: Argument, address: int) -> Array:
-    """Starts and ends of the granules that programs have read or written, from `address` on."""
-    region, granule = argument.region, argument.region.granule
-    first = argument.start // granule
-    last = -(-(argument.start + argument.num_bytes) // granule)
-    is_touched = (region.writer[first:last] != 0) | (region.reader[first:last] != 0)
-    at = np.flatnonzero(is_touched).astype(np.int64) * granule
-    starts = at + (first * granule - argument.start) + address
-    return np.stack([starts, starts + granule], axis=1)
 
 
 def _meet(one: Array, other: Array) -> bool:

@@ -48,6 +48,9 @@ class TorchGpu:
             return -1
         return int(self.device_now() if device.index is None else device.index)
 
+    def ran(self, args: tuple[Any, ...], keywords: dict[str, Any], result: Any) -> None:
+        """torch knows by itself where its results lie."""
+
     def is_blocking(self, stream: int) -> bool:
         """Of a stream that torch did not make; its own are non-blocking."""
         flags = ctypes.c_uint(_NON_BLOCKING)

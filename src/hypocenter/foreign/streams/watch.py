@@ -33,6 +33,8 @@ MAX_TOLD, MAX_OF_GRAPH = 64, 4096
 MAX_BETWEEN = 512
 BACKWARD = "the backward pass"
 _OF_HOST = -1
+#: That of `non_blocking` among the arguments of copy_.
+_PLACE_IN_COPY = 2
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -47,6 +49,7 @@ class Gpu(Protocol):
     def number_of(self, stream: Any) -> int: ...
     def is_blocking(self, stream: int) -> bool: ...
     def number_of_device(self, device: Any) -> int: ...
+    def ran(self, args: tuple[Any, ...], keywords: dict[str, Any], result: Any) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -123,6 +126,7 @@ class StreamWatch:
             return overload(*args, **keywords)
         begun = self._attempt(self._before, known, args, keywords)
         result = overload(*args, **keywords)
+        self._gpu.ran(args, keywords, result)
         if begun is not None:
             self._attempt(self._end, known, *begun, args, keywords, result)
         return result
@@ -191,7 +195,9 @@ class StreamWatch:
             self._take(OrderStep("host", moment.stream))
         is_copy_by_host = False
         if known.sort is Sort.COPY:
-            is_copy_by_host = self._copy(known, given, moment, args, keywords, result, frame, site)
+            is_copy_by_host = self._copy_of(
+                known, given, moment, args, keywords, result, frame, site
+            )
         for tensor, name, is_write, place in given:
             if place == _OF_HOST:
                 if not is_copy_by_host:
@@ -235,7 +241,7 @@ class StreamWatch:
             if known.makes:
                 self._use(tensor, moment, True, known.name, site, frame, argument="result")
 
-    def _copy(
+    def _copy_of(
         self,
         known: Operation,
         given: list[tuple[Any, str, bool, int]],
@@ -246,28 +252,45 @@ class StreamWatch:
         frame: FrameType | None,
         site: str,
     ) -> bool:
-        """A copy between host and GPU; False for another one.
-
-        Of pageable memory the host reads and writes itself before the copy comes back
-        (CUDA's rules of API synchronisation). Of pinned memory the GPU does, unless it is waited
-        for.
-        """
-        [source] = [tensor for tensor, name, _, _ in given if name in ("src", "self")][-1:]
+        """A copy between host and GPU; False for another one."""
+        source = [tensor for tensor, name, _, _ in given if name in ("src", "self")][-1]
         into = given[0][0] if len(given) > 1 else result
-        is_out = self._gpu.place_of(source) != _OF_HOST
-        if is_out == (self._gpu.place_of(into) != _OF_HOST):
+        is_out = self._gpu.place_of(into) == _OF_HOST
+        if is_out == (self._gpu.place_of(source) == _OF_HOST):
             return False
-        there = into if is_out else source
-        place = 2 if len(given) > 1 else 5
+        place = _PLACE_IN_COPY if len(given) > 1 else len(args)
         is_asked = args[place] if len(args) > place else keywords.get("non_blocking", False)
+        self._copy(
+            source, into, moment, known.name, site, frame, is_out=is_out, is_asked=bool(is_asked)
+        )
+        return True
+
+    def _copy(
+        self,
+        source: Any,
+        into: Any,
+        moment: Moment,
+        what: str,
+        site: str,
+        frame: FrameType | None,
+        *,
+        is_out: bool,
+        is_asked: bool,
+    ) -> None:
+        """What a copy does to the memory of the host; `is_asked`: it need not be waited for.
+
+        Of pageable memory the host reads and writes itself before the copy comes back, and of such
+        a copy to the host all has ended then (CUDA's rules of API synchronisation). Of pinned
+        memory the GPU does, unless it is waited for.
+        """
+        there = into if is_out else source
         if is_asked and self._gpu.is_pinned(there):
             self.num_async += 1
-            self._use(there, moment, is_out, known.name, site, frame, argument="host memory")
-        else:
-            self._use_of_host(there, is_out, known.name, site, frame)
-            if is_out or not is_asked:
-                self._take(OrderStep("host", moment.stream))
-        return True
+            self._use(there, moment, is_out, what, site, frame, argument="host memory")
+            return
+        self._use_of_host(there, is_out, what, site, frame)
+        if is_out or not is_asked:
+            self._take(OrderStep("host", moment.stream))
 
     # -- memory -----------------------------------------------------------------------------------
 
@@ -282,11 +305,12 @@ class StreamWatch:
         *,
         argument: str = "",
         launch: int = 0,
+        region: Region | None = None,
     ) -> None:
         known = self._memory(tensor)
         if moment.stream != known.stream:
             self._shared.add(known.number)
-        region = Region(
+        region = region or Region(
             tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.element_size()
         )
         use = Use(moment, region, is_write, what, site, launch, argument, is_sure=not launch)
@@ -372,6 +396,50 @@ class StreamWatch:
         name = self._stream(self._gpu.number_of(stream), place)
         self._drain()
         self._now.keep_for(self._memory(tensor).number, name)
+
+    # -- what is told without an operation of torch's -----------------------------------------------
+
+    def kept_for(self, tensor: Any, stream: Any) -> None:
+        """record_stream was called."""
+        with self._lock:
+            self._keep_for(tensor, stream)
+
+    def made(self, tensor: Any, what: str, *, is_written: bool) -> None:
+        """New memory of a GPU, in the stream of now."""
+        with self._lock:
+            moment = self._begin(self._gpu.place_of(tensor))
+            self.num_operations += 1
+            frame, site = caller_of_now()
+            self._new(tensor.untyped_storage(), moment.stream, site)
+            if is_written:
+                self._use(tensor, moment, True, what, site, frame, argument="result")
+
+    def copied(self, source: Any, into: Any, what: str, *, is_asked: bool) -> None:
+        """A copy between host and GPU into new memory; `is_asked`: not to be waited for."""
+        with self._lock:
+            gpu = max(self._gpu.place_of(source), self._gpu.place_of(into))
+            moment = self._begin(gpu)
+            self.num_operations += 1
+            frame, site = caller_of_now()
+            is_out = self._gpu.place_of(into) == _OF_HOST
+            self._copy(source, into, moment, what, site, frame, is_out=is_out, is_asked=is_asked)
+            if is_out:
+                self._use(source, moment, False, what, site, frame, argument="self")
+            else:
+                self._new(into.untyped_storage(), moment.stream, site)
+                self._use(into, moment, True, what, site, frame, argument="result")
+
+    def ran_kernel(self, kernel: str, uses: list[tuple[Any, Region, bool, str]], site: str) -> None:
+        """A launch has touched these parts: tensor, part, whether it wrote it, and parameter."""
+        with self._lock:
+            moment = self._begin(self._gpu.device_now())
+            self.num_launches += 1
+            frame, _ = caller_of_now()
+            for tensor, region, is_write, parameter in uses:
+                self._use(
+                    tensor, moment, is_write, kernel, site, frame,
+                    argument=parameter, region=region,
+                )  # fmt: skip
 
     # -- launches ---------------------------------------------------------------------------------
 
