@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "worker": frozenset({"words", "record", "device", "model", "engine"}),
     "server": frozenset({"words", "record", "watch"}),
     "replay": frozenset({"words", "record", "device", "kernels"}),
-    "check": frozenset({"words", "device", "model", "replay"}),
+    "check": frozenset({"words", "record", "order", "device", "foreign", "model", "replay"}),
     "doctor": frozenset({"words", "record", "order", "device", "kernels", "replay"}),
     "lab": frozenset(
         {

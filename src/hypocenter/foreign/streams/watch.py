@@ -157,7 +157,7 @@ class StreamWatch:
         """The tensors that are used, with their places; the GPU that does it, -1 for the host."""
         given, device, place_of = [], _OF_HOST, self._gpu.place_of
         for tensor, name, is_write in known.given(args, keywords):
-            if not _is_plain(type(tensor)):
+            if not _is_plain(tensor.__class__):
                 return None
             place = place_of(tensor)
             given.append((tensor, name, is_write, place))
@@ -397,7 +397,7 @@ class StreamWatch:
         self._drain()
         self._now.keep_for(self._memory(tensor).number, name)
 
-    # -- what is told without an operation of torch's -----------------------------------------------
+    # -- what is told without an operation of torch's ---------------------------------------------
 
     def kept_for(self, tensor: Any, stream: Any) -> None:
         """record_stream was called."""
