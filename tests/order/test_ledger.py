@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import pytest
 
 from hypocenter.order.clocks import HOST
-from hypocenter.order.ledger import Found, Ledger, Moment, Use, are_ordered
-from hypocenter.order.regions import Region, bytes_at, covers, share
+from hypocenter.order.extents import Extent, bytes_at, covers, share
+from hypocenter.order.ledger import Found, Instant, Ledger, Use, are_ordered
 from hypocenter.record.order_events import Disorder, OrderStep
 
 STREAMS, MEMORIES, EVENTS = ("default", "left", "right"), (1, 2), (1, 2)
@@ -124,10 +124,10 @@ def races_by_trying(program: list[Asked]) -> set[tuple[int, int]]:
 
 def races_by_clocks(
     program: list[Asked],
-) -> tuple[list[tuple[int, int, Found]], Ledger, dict[int, tuple[Moment, int]]]:
+) -> tuple[list[tuple[int, int, Found]], Ledger, dict[int, tuple[Instant, int]]]:
     ledger = Ledger()
     numbers: dict[int, int] = {}
-    moments: dict[int, tuple[Moment, int]] = {}
+    moments: dict[int, tuple[Instant, int]] = {}
     found = []
     for number, asked in enumerate(program):
         if asked.action == "use":
@@ -178,7 +178,7 @@ def test_what_lies_between_two_uses_decides_their_order(seed: int) -> None:
             assert are_ordered(one.stream, other.stream, kept, with_wait=True)
 
 
-def use(ledger: Ledger, stream: str, number: int, region: Region, *, write: bool) -> list[Found]:
+def use(ledger: Ledger, stream: str, number: int, region: Extent, *, write: bool) -> list[Found]:
     return ledger.use(number, Use(ledger.begin(stream), region, write, "op", "a.py:1"))
 
 
@@ -241,13 +241,13 @@ def test_a_blocking_stream_and_the_default_stream_order_themselves() -> None:
 
 
 def test_columns_of_one_tensor_share_nothing() -> None:
-    left, right = Region(0, (8, 4), (8, 1), 4), Region(16, (8, 4), (8, 1), 4)
-    both = Region(0, (8, 8), (8, 1), 4)
+    left, right = Extent(0, (8, 4), (8, 1), 4), Extent(16, (8, 4), (8, 1), 4)
+    both = Extent(0, (8, 8), (8, 1), 4)
     assert share(left, right) is False
     assert share(left, both) is True
-    assert share(left, Region(12, (8, 4), (8, 1), 4)) is True
-    assert share(left, Region(0, (0,), (1,), 4)) is False
+    assert share(left, Extent(12, (8, 4), (8, 1), 4)) is True
+    assert share(left, Extent(0, (0,), (1,), 4)) is False
     assert covers(both, left)
     assert not covers(left, right)
-    many = Region(0, (1 << 15, 1), (2, 1), 4)
-    assert share(many, Region(4, (1 << 15, 1), (2, 1), 4)) is None
+    many = Extent(0, (1 << 15, 1), (2, 1), 4)
+    assert share(many, Extent(4, (1 << 15, 1), (2, 1), 4)) is None

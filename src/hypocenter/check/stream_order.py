@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hypocenter.check.pretend_gpu import Nothing
 from hypocenter.foreign.streams.operations import tensors_in
 from hypocenter.foreign.streams.watch import StreamWatch, disorders
-from hypocenter.order.regions import Region, bytes_at
+from hypocenter.order.extents import Extent, bytes_at
 from hypocenter.order.text import call_of, sentence_of
 from hypocenter.record.order_events import Disorder
 from hypocenter.replay.arguments import Argument
@@ -72,7 +72,9 @@ class StreamOrder:
                 super().__init__(order)
 
         class Capture(_Capture):
-            def __init__(self, cuda_graph: Any, pool: Any = None, stream: Any = None, **_: Any):
+            def __init__(
+                self, cuda_graph: Any, pool: Any = None, stream: Any = None, **_: Any
+            ) -> None:
                 super().__init__(order, cuda_graph, stream or Stream())
 
         default = Stream()
@@ -107,7 +109,7 @@ class StreamOrder:
         arguments: tuple[Argument, ...],
     ) -> None:
         """A launch was replayed: `given` are its tensors, `arguments` what became of each."""
-        uses: list[tuple[Any, Region, bool, str]] = []
+        uses: list[tuple[Any, Extent, bool, str]] = []
         for argument in arguments:
             tensor = given.get(argument.name)
             if not isinstance(tensor, torch.Tensor) or argument.real_address is not None:

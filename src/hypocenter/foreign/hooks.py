@@ -29,7 +29,7 @@ from hypocenter.foreign.last_exception import MAX_CHARS, call_of, refusal_of
 from hypocenter.foreign.recorder import ForeignRecorder
 from hypocenter.foreign.repeats import Repeat
 from hypocenter.foreign.seen_reads import SeenReads, watch_reads
-from hypocenter.foreign.streams.install import TorchGpu, can_watch, install
+from hypocenter.foreign.streams.install import TorchAnswers, can_watch, install
 from hypocenter.foreign.streams.watch import StreamWatch, fields_of
 from hypocenter.record.events import Launched
 
@@ -445,7 +445,7 @@ def _watch_order(torch: Any) -> None:
     """
     if not can_watch(torch):
         return
-    watch = _State.streams = StreamWatch(TorchGpu(torch), _tell_disorder)
+    watch = _State.streams = StreamWatch(TorchAnswers(torch), _tell_disorder)
     install(torch, watch, _attempt)
     atexit.register(_close_order)
 

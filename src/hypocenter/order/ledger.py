@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from hypocenter.order.clocks import HOST, Clocks
-from hypocenter.order.regions import Region, covers, share
+from hypocenter.order.extents import Extent, covers, share
 from hypocenter.record.order_events import Disorder, OrderStep
 
 #: Uses of one memory, and freed memories of one stream, that are kept; then the oldest goes, which
@@ -25,7 +25,7 @@ _ROUND_BYTES, _SMALL_BYTES = 512, 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Moment:
+class Instant:
     """When something was asked for: its stream, its number there, how many steps were before."""
 
     stream: str
@@ -40,8 +40,8 @@ class Use:
     `is_sure`: it uses every byte of the region; else it may use some of them.
     """
 
-    moment: Moment
-    region: Region
+    moment: Instant
+    region: Extent
     is_write: bool
     what: str
     site: str
@@ -51,11 +51,11 @@ class Use:
 
 
 @dataclass(slots=True, eq=False)
-class Freed:
+class Released:
     """Memory that was given back while other streams may still use it, by these uses."""
 
     number: int
-    region: Region
+    region: Extent
     uses: tuple[Use, ...]
     made: str
     site: str
@@ -69,7 +69,7 @@ class Found:
     memory: int
     first: Use
     second: Use
-    freed: Freed | None = None
+    freed: Released | None = None
     is_same: bool = True
 
 
@@ -78,11 +78,11 @@ class _Memory:
     """`stream` is the one that it was made in, "the host" of host memory."""
 
     stream: str
-    region: Region
+    region: Extent
     made: str = ""
     uses: list[Use] = field(default_factory=list)
     kept_for: set[str] = field(default_factory=set)
-    before: list[tuple[Freed, bool]] = field(default_factory=list)
+    before: list[tuple[Released, bool]] = field(default_factory=list)
 
 
 class Ledger:
@@ -91,16 +91,16 @@ class Ledger:
     def __init__(self) -> None:
         self.clocks = Clocks()
         self._memories: dict[int, _Memory] = {}
-        self._freed: dict[str, deque[Freed]] = {}
+        self._freed: dict[str, deque[Released]] = {}
         self._steps: deque[OrderStep] = deque(maxlen=MAX_STEPS)
         self._blocking: list[OrderStep] = []
         self.num_steps = 0
 
     # -- order ------------------------------------------------------------------------------------
 
-    def begin(self, stream: str) -> Moment:
+    def begin(self, stream: str) -> Instant:
         """Work is asked for in a stream, or done by the host; its uses follow."""
-        return Moment(stream, self.clocks.tick(stream), self.num_steps)
+        return Instant(stream, self.clocks.tick(stream), self.num_steps)
 
     def step(self, step: OrderStep) -> None:
         """Something that orders."""
@@ -111,7 +111,7 @@ class Ledger:
         self._steps.append(step)
         self.num_steps += 1
 
-    def between(self, first: Moment) -> tuple[tuple[OrderStep, ...], bool]:
+    def between(self, first: Instant) -> tuple[tuple[OrderStep, ...], bool]:
         """The steps since `first`, and whether the beginning of them is gone."""
         wanted = self.num_steps - first.num_steps
         kept = [*self._steps][max(len(self._steps) - wanted, 0) :] if wanted else []
@@ -119,13 +119,13 @@ class Ledger:
 
     # -- memory -----------------------------------------------------------------------------------
 
-    def make(self, number: int, stream: str, region: Region, made: str = "") -> None:
+    def make(self, number: int, stream: str, region: Extent, made: str = "") -> None:
         """Memory `number` is there; what it is of may have been freed a moment ago."""
         memory = self._memories[number] = _Memory(stream, region, made)
         waiting = self._freed.get(stream)
         if not waiting:
             return
-        left: deque[Freed] = deque(maxlen=MAX_FREED)
+        left: deque[Released] = deque(maxlen=MAX_FREED)
         for freed in waiting:
             open_uses = self._open(freed.uses, stream)
             if not open_uses:
@@ -151,7 +151,7 @@ class Ledger:
         uses = self._open(others, memory.stream)
         if uses and memory.stream != HOST:
             waiting = self._freed.setdefault(memory.stream, deque(maxlen=MAX_FREED))
-            waiting.append(Freed(number, memory.region, uses, memory.made, site()))
+            waiting.append(Released(number, memory.region, uses, memory.made, site()))
 
     def _open(
         self, uses: Iterator[Use] | list[Use] | tuple[Use, ...], stream: str
@@ -251,12 +251,12 @@ def _kind(first: Use, second: Use) -> Disorder:
     return Disorder.WAIT
 
 
-def _fits(region: Region, freed: Region) -> bool:
+def _fits(region: Extent, freed: Extent) -> bool:
     """Whether torch's allocator might give `region` of what was `freed`."""
     wanted, there = (_rounded(r) for r in (region, freed))
     return wanted <= there and (wanted <= _SMALL_BYTES) == (there <= _SMALL_BYTES)
 
 
-def _rounded(region: Region) -> int:
+def _rounded(region: Extent) -> int:
     start, end = region.span
     return -(-(end - start) // _ROUND_BYTES) * _ROUND_BYTES

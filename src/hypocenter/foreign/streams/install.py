@@ -20,7 +20,7 @@ _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING of the driver's interface
 Attempt = Callable[..., None]
 
 
-class TorchGpu:
+class TorchAnswers:
     """torch's answers to a StreamWatch; see `watch.Gpu`."""
 
     def __init__(self, torch: Any) -> None:

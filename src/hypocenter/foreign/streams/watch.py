@@ -21,8 +21,8 @@ from hypocenter.foreign.streams.kernel_uses import uses_of
 from hypocenter.foreign.streams.names import StreamNames, tensor_name
 from hypocenter.foreign.streams.operations import Operation, Sort, operation_of, tensors_in
 from hypocenter.order.clocks import HOST
-from hypocenter.order.ledger import Found, Ledger, Moment, Use
-from hypocenter.order.regions import Region, bytes_at
+from hypocenter.order.extents import Extent, bytes_at
+from hypocenter.order.ledger import Found, Instant, Ledger, Use
 from hypocenter.record.order_events import Disordered, OrderStep, UseRecord
 
 #: After so many failures nothing is watched any more.
@@ -59,7 +59,7 @@ class _Known:
     number: int
     reference: Any
     address: int
-    region: Region
+    region: Extent
     stream: str
 
 
@@ -143,7 +143,7 @@ class StreamWatch:
 
     def _before(
         self, known: Operation, args: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> tuple[list[tuple[Any, str, bool, int]], Moment | None] | None:
+    ) -> tuple[list[tuple[Any, str, bool, int]], Instant | None] | None:
         """None for an operation on tensors whose memory torch does not tell of."""
         found = self._given(known, args, keywords)
         if found is None:
@@ -168,7 +168,7 @@ class StreamWatch:
             device = self._gpu.number_of_device(keywords["device"])
         return given, device
 
-    def _begin(self, device: int) -> Moment:
+    def _begin(self, device: int) -> Instant:
         """Work is asked for on a GPU, in the stream that this thread has now."""
         self._drain()
         return self._now.begin(self._stream(self._gpu.stream_now(device), device))
@@ -177,7 +177,7 @@ class StreamWatch:
         self,
         known: Operation,
         given: list[tuple[Any, str, bool, int]],
-        moment: Moment | None,
+        moment: Instant | None,
         args: tuple[Any, ...],
         keywords: dict[str, Any],
         result: Any,
@@ -228,7 +228,7 @@ class StreamWatch:
             self._results(known, moment, tensor, site or BACKWARD, frame)
 
     def _results(
-        self, known: Operation, moment: Moment, result: Any, site: str, frame: FrameType | None
+        self, known: Operation, moment: Instant, result: Any, site: str, frame: FrameType | None
     ) -> None:
         for tensor in tensors_in(result):
             if self._gpu.place_of(tensor) == _OF_HOST:
@@ -245,7 +245,7 @@ class StreamWatch:
         self,
         known: Operation,
         given: list[tuple[Any, str, bool, int]],
-        moment: Moment,
+        moment: Instant,
         args: tuple[Any, ...],
         keywords: dict[str, Any],
         result: Any,
@@ -269,7 +269,7 @@ class StreamWatch:
         self,
         source: Any,
         into: Any,
-        moment: Moment,
+        moment: Instant,
         what: str,
         site: str,
         frame: FrameType | None,
@@ -297,7 +297,7 @@ class StreamWatch:
     def _use(
         self,
         tensor: Any,
-        moment: Moment,
+        moment: Instant,
         is_write: bool,
         what: str,
         site: str,
@@ -305,12 +305,12 @@ class StreamWatch:
         *,
         argument: str = "",
         launch: int = 0,
-        region: Region | None = None,
+        region: Extent | None = None,
     ) -> None:
         known = self._memory(tensor)
         if moment.stream != known.stream:
             self._shared.add(known.number)
-        region = region or Region(
+        region = region or Extent(
             tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.element_size()
         )
         use = Use(moment, region, is_write, what, site, launch, argument, is_sure=not launch)
@@ -429,7 +429,7 @@ class StreamWatch:
                 self._new(into.untyped_storage(), moment.stream, site)
                 self._use(into, moment, True, what, site, frame, argument="result")
 
-    def ran_kernel(self, kernel: str, uses: list[tuple[Any, Region, bool, str]], site: str) -> None:
+    def ran_kernel(self, kernel: str, uses: list[tuple[Any, Extent, bool, str]], site: str) -> None:
         """A launch has touched these parts: tensor, part, whether it wrote it, and parameter."""
         with self._lock:
             moment = self._begin(self._gpu.device_now())

@@ -13,7 +13,7 @@ from hypocenter.dtypes import Array
 MAX_RUNS = 1 << 14
 
 
-class Region(NamedTuple):
+class Extent(NamedTuple):
     """The elements of a tensor: `strides` count elements of `item_bytes`."""
 
     address: int
@@ -38,12 +38,12 @@ class Region(NamedTuple):
         return num == end - start
 
 
-def bytes_at(address: int, num_bytes: int) -> Region:
-    """A region without gaps."""
-    return Region(address, (num_bytes,), (1,), 1)
+def bytes_at(address: int, num_bytes: int) -> Extent:
+    """One without gaps."""
+    return Extent(address, (num_bytes,), (1,), 1)
 
 
-def share(one: Region, other: Region) -> bool | None:
+def share(one: Extent, other: Extent) -> bool | None:
     """Whether they have a byte in common; None where that is not found out."""
     if one == other:
         return 0 not in one.shape
@@ -62,7 +62,7 @@ def share(one: Region, other: Region) -> bool | None:
     return bool((begins[at[inside]] < ends[inside]).any())
 
 
-def covers(one: Region, other: Region) -> bool:
+def covers(one: Extent, other: Extent) -> bool:
     """Whether `one` surely has every byte of `other`."""
     if one == other:
         return True
@@ -71,7 +71,7 @@ def covers(one: Region, other: Region) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _runs(region: Region) -> tuple[Array, Array]:
+def _runs(region: Extent) -> tuple[Array, Array]:
     """Starts and ends of runs of bytes, in order and apart; empty where they are too many."""
     width = region.item_bytes
     axes = sorted(
