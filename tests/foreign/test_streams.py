@@ -204,7 +204,7 @@ def test_what_a_graph_uses_it_uses_when_it_is_replayed(gpu: PretendGpu, waits: b
     if waits:
         side.wait_stream(gpu.default)
     with gpu.stream(side):
-        gpu.watch.replayed(graph, None)
+        gpu.watch.note_replay(graph, None)
     assert kinds(gpu) == ([] if waits else [Disorder.WAIT])
     assert y.shape == (64,)
 

@@ -85,7 +85,7 @@ FENCES: dict[str, tuple[str, ...]] = {
         "device/arrays.py", "device/group.py", "device/limits.py",
         "device/gpu/", "device/interpret/", "device/sim/",
         "replay/", "check/",
-        "foreign/planted_gpu.py",
+        "foreign/planted_gpu.py", "foreign/streams/install.py",
     ),
     "starlette": ("server/",),
     "uvicorn": ("server/",),

@@ -17,7 +17,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hypocenter.foreign.streams.operations import tensors_in
-from hypocenter.foreign.streams.watch import StreamWatch, disorders
+from hypocenter.foreign.streams.telling import disorders
+from hypocenter.foreign.streams.watch import StreamWatch
 from hypocenter.record.order_events import Disordered
 
 
@@ -35,11 +36,11 @@ class Stream:
 
     def record_event(self) -> int:
         event = next(self._gpu.events)
-        self._gpu.watch.recorded(event, self.cuda_stream)
+        self._gpu.watch.note_record(event, self.cuda_stream)
         return event
 
     def wait_event(self, event: int) -> None:
-        self._gpu.watch.waited(event, self.cuda_stream)
+        self._gpu.watch.note_wait(event, self.cuda_stream)
 
     def synchronize(self) -> None:
         self._gpu.watch.host_waited_for_stream(self.cuda_stream)

@@ -76,7 +76,7 @@ def _run(request: CheckRequest, write: Any) -> End:
         return End(str(MissingPackage("a check", "torch" if error.name == "torch" else "triton")))
     launches = Launches(request.budget_seconds, write)
     order = StreamOrder(launches.write_finding)
-    launches.on_launch = order.launched
+    launches.on_launch = order.note_launch
     pretend(named_gpu(request.arch))
     order.install()
     launches.install()

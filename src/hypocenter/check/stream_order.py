@@ -18,13 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hypocenter.check.pretend_gpu import Nothing
 from hypocenter.foreign.streams.operations import tensors_in
-from hypocenter.foreign.streams.watch import StreamWatch, disorders
+from hypocenter.foreign.streams.telling import disorders
+from hypocenter.foreign.streams.watch import StreamWatch
 from hypocenter.order.extents import Extent, bytes_at
 from hypocenter.order.text import call_of, sentence_of
 from hypocenter.record.order_events import Disorder
 from hypocenter.replay.arguments import Argument
 from hypocenter.replay.findings import Finding, FindingKind, Site
-from hypocenter.replay.touched import touched
+from hypocenter.replay.touched import touched_bytes
 
 _KINDS = {
     Disorder.WAIT: FindingKind.MISSING_WAIT,
@@ -101,7 +102,7 @@ class StreamOrder:
         """From now on work goes to that one."""
         self.now = stream if stream is not None else self.now
 
-    def launched(
+    def note_launch(
         self,
         kernel: str,
         site: Site | None,
@@ -115,7 +116,7 @@ class StreamOrder:
             if not isinstance(tensor, torch.Tensor) or argument.real_address is not None:
                 continue
             for is_write in (False, True):
-                spans = touched(argument, writes=is_write, reads=not is_write)
+                spans = touched_bytes(argument, writes=is_write, reads=not is_write)
                 if len(spans) <= _MAX_PARTS:
                     uses += (
                         (
@@ -175,7 +176,7 @@ class StreamOrder:
 
     def ran(self, args: tuple[Any, ...], keywords: dict[str, Any], result: Any) -> None:
         """What comes of a GPU's tensors is a GPU's."""
-        given = (tensor for one in (*args, *keywords.values()) for tensor in tensors_in(one))
+        given = (tensor for value in (*args, *keywords.values()) for tensor in tensors_in(value))
         if any(self.place_of(tensor) == 0 for tensor in given):
             for made in tensors_in(result):
                 if made.untyped_storage() not in self._pinned:
@@ -220,7 +221,7 @@ class _Functions(TorchFunctionMode):
             if order.place_of(tensor) != 0:
                 order.mark(tensor)
                 name = getattr(func, "__name__", "an operation")
-                watch.made(tensor, f"torch.{name}", is_written=func not in _UNWRITTEN)
+                watch.note_made(tensor, f"torch.{name}", is_written=func not in _UNWRITTEN)
         return result
 
     def _move(
@@ -238,9 +239,9 @@ class _Functions(TorchFunctionMode):
         elif is_asked and was_on_gpu:
             order.pin(result)  # torch gives such a copy pinned memory
         if is_to_gpu and was_on_gpu:  # torch would give the tensor itself
-            order.watch.made(result, f"torch.{func.__name__}", is_written=False)
+            order.watch.note_made(result, f"torch.{func.__name__}", is_written=False)
         elif is_to_gpu != was_on_gpu:
-            order.watch.copied(source, result, f"torch.{func.__name__}", is_asked=is_asked)
+            order.watch.note_copy(source, result, f"torch.{func.__name__}", is_asked=is_asked)
         return result
 
 
@@ -301,10 +302,10 @@ class _Event(Nothing):
         self._order, self._number = order, next(order.numbers)
 
     def record(self, stream: Any = None) -> None:
-        self._order.watch.recorded(self._number, (stream or self._order.now).cuda_stream)
+        self._order.watch.note_record(self._number, (stream or self._order.now).cuda_stream)
 
     def wait(self, stream: Any = None) -> None:
-        self._order.watch.waited(self._number, (stream or self._order.now).cuda_stream)
+        self._order.watch.note_wait(self._number, (stream or self._order.now).cuda_stream)
 
     def synchronize(self) -> None:
         self._order.watch.host_waited_for_event(self._number)
@@ -340,7 +341,7 @@ class _Graph(Nothing):
         self._order.watch.capture_ends()
 
     def replay(self) -> None:
-        self._order.watch.replayed(self, None)
+        self._order.watch.note_replay(self, None)
 
 
 class _Capture(_StreamContext):

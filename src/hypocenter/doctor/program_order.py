@@ -24,7 +24,7 @@ from hypocenter.record.gap import Gap
 from hypocenter.record.order_events import Disorder, Disordered, OrderWatched, UseRecord
 from hypocenter.replay.arguments import Argument
 from hypocenter.replay.recorded import replay_place
-from hypocenter.replay.touched import touched
+from hypocenter.replay.touched import touched_bytes
 from hypocenter.wording import count_text
 
 NAME = "order"
@@ -57,11 +57,11 @@ def program_order(case: Case) -> list[Claim]:
         )
         return []
     seen = _Touched(case)
-    claims = [claim for one in found if (claim := _claim(one, seen)) is not None]
+    claims = [claim for pair in found if (claim := _claim(pair, seen)) is not None]
     if watched is not None and watched.problem:
         case.leave_unseen(Gap.not_recorded("a part of the order of streams", watched.problem))
     elif watched is not None:
-        claims += _refuted(watched, {claim.hypothesis.cause for claim in claims})
+        claims += _rows_of_clean(watched, {claim.hypothesis.cause for claim in claims})
     if watched is not None and watched.num_dropped:
         more = count_text(watched.num_dropped, "other pair")
         case.leave_unseen(Gap.left_out(f"{more} of uses without order"))
@@ -75,7 +75,7 @@ def program_order(case: Case) -> list[Claim]:
     return claims
 
 
-def _refuted(watched: OrderWatched, confirmed: set[Cause]) -> Iterator[Claim]:
+def _rows_of_clean(watched: OrderWatched, confirmed: set[Cause]) -> Iterator[Claim]:
     streams = count_text(len(watched.streams), "stream")
     asked = count_text(watched.num_operations, "operation") + " of torch's and "
     asked += count_text(watched.num_launches, "Triton launch", "Triton launches")
@@ -88,9 +88,12 @@ def _refuted(watched: OrderWatched, confirmed: set[Cause]) -> Iterator[Claim]:
     for kind, cause in CAUSES_OF.items():
         if cause not in confirmed:
             yield row(
-                cause, Verdict.REFUTED, NAME, texts[cause],
+                cause,
+                Verdict.REFUTED,
+                NAME,
+                texts[cause],
                 would_refute=f"two uses without {_WOULD_REFUTE[kind]}",
-            )  # fmt: skip
+            )
 
 
 def _claim(one: Disordered, seen: _Touched) -> Claim | None:
@@ -175,10 +178,10 @@ class _Touched:
             return np.array([[use.address, use.end]], np.int64), True
         key = use.launch, use.argument
         if key not in self._kept:
-            self._kept[key] = self._replayed(use)
+            self._kept[key] = self._replay(use)
         return self._kept[key]
 
-    def _replayed(self, use: UseRecord) -> tuple[Array, bool] | str:
+    def _replay(self, use: UseRecord) -> tuple[Array, bool] | str:
         place, launch = self.place_of(use), self.launch_of(use)
         if place is None or launch is None:
             return f"the launch of {use.what} is not recorded any more"
@@ -201,10 +204,10 @@ class _Touched:
             )
         except HypoError as error:
             return f"{use.what} was not replayed: {error}"
-        argument = next((one for one in done if one.name == use.argument), None)
+        argument = next((given for given in done if given.name == use.argument), None)
         if argument is None or argument.region.data is None:
             return f"{use.argument} of {use.what} is too large to be replayed"
-        spans = touched(argument, writes=True, reads=True) + use.address
+        spans = touched_bytes(argument, writes=True, reads=True) + use.address
         return spans, num <= len(programs)
 
     def _hangs_on_values(self, launch: LaunchRecord, argument: str) -> str:

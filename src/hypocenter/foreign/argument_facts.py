@@ -53,8 +53,7 @@ def mark_undefined(
             if not torch.compiler.is_compiling() and options.get("out") is None:
                 # Tensors of vmap, and sparse ones, have no memory that could be filled.
                 with contextlib.suppress(RuntimeError), within():
-                    if _fill(torch, tensor):
-                        after()
+                    _fill(torch, tensor, after)
             return tensor
 
         return make
@@ -68,17 +67,17 @@ def mark_undefined(
         setattr(owner, name, mark(getattr(owner, name)))
 
 
-def _fill(torch: Any, tensor: Any) -> bool:
-    """Whether a GPU was asked to fill it."""
+def _fill(torch: Any, tensor: Any, after: Callable[[], None]) -> None:
+    """Fill one; `after` is called where a GPU was asked to."""
     kind = tensor.device.type
     if not tensor.dtype.is_floating_point:
-        return False
+        return
     if kind == "cpu" or (kind == "cuda" and not torch.cuda.is_current_stream_capturing()):
         storage = tensor.untyped_storage()
         if storage.nbytes() <= MAX_LOOKED_AT_BYTES:
             storage.fill_(UNDEFINED)
-            return bool(kind == "cuda")
-    return False
+            if kind == "cuda":
+                after()
 
 
 def undefined_in(tensor: Any, number: int, dtype: str) -> list[Values]:

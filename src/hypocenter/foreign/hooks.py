@@ -29,8 +29,7 @@ from hypocenter.foreign.last_exception import MAX_CHARS, call_of, refusal_of
 from hypocenter.foreign.recorder import ForeignRecorder
 from hypocenter.foreign.repeats import Repeat
 from hypocenter.foreign.seen_reads import SeenReads, watch_reads
-from hypocenter.foreign.streams.install import TorchAnswers, can_watch, install
-from hypocenter.foreign.streams.watch import StreamWatch, fields_of
+from hypocenter.foreign.streams.session import OrderSession
 from hypocenter.record.events import Launched
 
 if TYPE_CHECKING:
@@ -60,8 +59,8 @@ class _State:
     #: How often Triton was asked for the code of a kernel.
     num_compiled = 0
     graphs: GraphWatch
-    #: In a run that is looked at closely, with a torch that can have a GPU.
-    streams: StreamWatch | None = None
+    #: In a run that is looked at closely, or guarded, once torch is loaded.
+    order: OrderSession | None = None
     #: To be called when torch.compile has been loaded.
     on_compiler_loaded: Callable[[], None] = staticmethod(lambda: None)
 
@@ -73,14 +72,13 @@ def module_loaded(module: Any) -> None:
         _watch_waits(module)
         _State.graphs.watch(module)
         environment = Environment.read()
-        if environment.trace:
-            mark_undefined(module, _quiet, _end_filling)
         if environment.trace or environment.guard:
-            _watch_order(module)
-            run = _State.streams.operation if _State.streams is not None else None
-            reads = _reads if environment.trace else _no_reads
-            if environment.trace or run is not None:
-                _State.on_compiler_loaded = watch_reads(module, reads, _attempt_quietly, run)
+            order = _State.order = OrderSession(module, recorder, _attempt, _close)
+            reads = _reads if environment.trace else lambda: None
+            if environment.trace:
+                mark_undefined(module, order.quiet, order.end_filling)
+            if environment.trace or order.run is not None:
+                _State.on_compiler_loaded = watch_reads(module, reads, _attempt_quietly, order.run)
     elif module.__name__ == "torch._dynamo":
         _State.on_compiler_loaded()
     elif module.__name__ == "triton.runtime.jit":
@@ -108,8 +106,9 @@ def _reads() -> SeenReads | None:
     return _State.recorder.reads
 
 
-def _no_reads() -> None:
-    """Nobody wants to know of what was not written."""
+def _quiet() -> contextlib.AbstractContextManager[None]:
+    """What torch does meanwhile is no part of the program's order."""
+    return _State.order.quiet() if _State.order is not None else contextlib.nullcontext()
 
 
 def recorder() -> ForeignRecorder | None:
@@ -131,10 +130,15 @@ def recorder() -> ForeignRecorder | None:
 
 def _close() -> None:
     _attempt(_note_captured)
-    _attempt(_note_order)
+    _attempt(_finish_order)
     if _State.recorder is not None:
         _attempt(_State.recorder.close)
         _State.recorder = None
+
+
+def _finish_order() -> None:
+    if _State.order is not None:
+        _State.order.finish(is_recorded=_State.recorder is not None)
 
 
 def _forget() -> None:
@@ -264,7 +268,7 @@ class _Launch:
                     )
                 # Nobody else keeps the program's tensors alive.
                 self.repeat, opened.repeat = opened.repeat, None
-                watch = _State.streams
+                watch = _State.order.watch if _State.order is not None else None
                 if watch is not None and not is_interpreted:
                     given = dict(zip(self.jit.arg_names, self.args, strict=False)) | self.options
                     watch.launch(self.jit, given, self.made.seq if self.made else 0, site, caller)
@@ -436,56 +440,6 @@ def _note_synchronisation() -> None:
     _note_captured()
     if _State.recorder is not None:
         _State.recorder.record_synchronisation(caller_of_now()[1])
-
-
-def _watch_order(torch: Any) -> None:
-    """Note what each stream uses, and what orders it; told at the end, if there was more than one.
-
-    A program whose work lies in one stream has nothing to order but what the host copies.
-    """
-    if not can_watch(torch):
-        return
-    watch = _State.streams = StreamWatch(TorchAnswers(torch), _tell_disorder)
-    install(torch, watch, _attempt)
-    atexit.register(_close_order)
-
-
-def _close_order() -> None:
-    """Where nothing else was recorded, what is opened now is closed here."""
-    _attempt(_note_order)
-    if _State.recorder is not None:
-        _close()
-
-
-def _tell_disorder(fields: dict[str, Any]) -> None:
-    if (opened := recorder()) is not None:
-        opened.record_disorder(fields)
-
-
-def _note_order() -> None:
-    """How much of the order was watched; once."""
-    watch = _State.streams
-    if watch is None:
-        return
-    has_order = len(watch.streams) > 1 or watch.num_async > 0
-    if _State.recorder is None and not has_order:
-        return
-    if (opened := recorder()) is not None:
-        opened.record_order(fields_of(watch))
-        _State.streams = None
-
-
-def _quiet() -> contextlib.AbstractContextManager[None]:
-    """What torch does meanwhile is the doctor's business."""
-    watch = _State.streams
-    return watch.quiet() if watch is not None else contextlib.nullcontext()
-
-
-def _end_filling() -> None:
-    """Where there are several streams, what was filled must not meet another one's work."""
-    watch = _State.streams
-    if watch is not None and watch.has_streams:
-        sys.modules["torch"]._C._cuda_synchronize()
 
 
 def _watch_the_end() -> None:

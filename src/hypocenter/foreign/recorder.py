@@ -416,15 +416,10 @@ class ForeignRecorder:
                 UnwrittenRead(**self._log.now(), tensor=tensor, operation=operation, site=site)
             )
 
-    def record_disorder(self, fields: dict[str, Any]) -> None:
-        """Two uses of memory that nothing orders: the fields of a Disordered but for its number."""
+    def record_order(self, kind: type[Disordered | OrderWatched], fields: dict[str, Any]) -> None:
+        """Of the order of the program's work: the fields of such an event but for its number."""
         with self._lock:
-            self._log.keep_event(Disordered(**self._log.now(), **fields))
-
-    def record_order(self, fields: dict[str, Any]) -> None:
-        """The program ends, and its order was watched: the fields of an OrderWatched."""
-        with self._lock:
-            self._log.keep_event(OrderWatched(**self._log.now(), **fields))
+            self._log.keep_event(kind(**self._log.now(), **fields))
 
     def record_synchronisation(self, site: str) -> None:
         """The host has waited for everything."""

@@ -37,7 +37,7 @@ class Clocks:
     def tick(self, stream: str) -> int:
         """The host asks for work in a stream, or does some itself; returns the work's number."""
         number = self.now[stream] = self.now.get(stream, 0) + 1
-        known = self._known(stream)
+        known = self._knowledge(stream)
         _join(known, self._seen[HOST])
         if self._blocking:
             for other, default in self._blocking.items():
@@ -51,12 +51,12 @@ class Clocks:
     def record(self, event: int, stream: str) -> None:
         """From now on `event` stands for all that was asked for in the stream so far."""
         self.tick(stream)
-        self._events[event] = dict(self._known(stream))
+        self._events[event] = dict(self._knowledge(stream))
 
     def wait(self, event: int, stream: str) -> bool:
         """Whether the event was recorded before; else nothing is waited for."""
         made = self._events.get(event)
-        _join(self._known(stream), made or {})
+        _join(self._knowledge(stream), made or {})
         return made is not None
 
     def host_waits(self, stream: str | None) -> None:
@@ -80,7 +80,7 @@ class Clocks:
         """Whether work `number` of `stream` lies before what `other` does last, or does next."""
         return self._seen.get(other, {}).get(stream, 0) >= number
 
-    def _known(self, stream: str) -> Clock:
+    def _knowledge(self, stream: str) -> Clock:
         known = self._seen.get(stream)
         if known is None:
             known = self._seen[stream] = {}

@@ -199,7 +199,7 @@ class Ledger:
         kept = []
         for freed, is_same in memory.before:
             uses = self._open(freed.uses, use.moment.stream)
-            other = next((one for one in uses if one.is_write or use.is_write), None)
+            other = next((past for past in uses if past.is_write or use.is_write), None)
             if other is not None and (not is_same or share(freed.region, use.region)):
                 yield Found(Disorder.REUSED, number, other, use, freed, is_same)
             elif uses:
@@ -253,10 +253,10 @@ def _kind(first: Use, second: Use) -> Disorder:
 
 def _fits(region: Extent, freed: Extent) -> bool:
     """Whether torch's allocator might give `region` of what was `freed`."""
-    wanted, there = (_rounded(r) for r in (region, freed))
+    wanted, there = (_rounded_bytes(r) for r in (region, freed))
     return wanted <= there and (wanted <= _SMALL_BYTES) == (there <= _SMALL_BYTES)
 
 
-def _rounded(region: Extent) -> int:
+def _rounded_bytes(region: Extent) -> int:
     start, end = region.span
     return -(-(end - start) // _ROUND_BYTES) * _ROUND_BYTES

@@ -10,16 +10,22 @@ from hypocenter.wording import count_text
 def sentence_of(one: Disordered) -> str:
     """What uses what, where, in which streams; no period ends it."""
     first, second = one.first, one.second
-    memory = one.tensor or (f"the tensor made at {one.made}" if one.made else "a tensor")
+    made = f"the tensor made {_at(one.made)}" if one.made else "a tensor"
+    memory = one.tensor or made
     uses, then = _use_text(first), _use_text(second)
     if one.kind is Disorder.REUSED:
         gets = "has the same memory" if one.is_same else "may be given the same memory"
         return (
-            f"memory made at {one.made or 'a line that is not known'} is still used when it is "
+            f"memory made {_at(one.made or 'a line that is not known')} is still used when it is "
             f"freed ({one.freed or 'no line is known'}): {uses}; {memory}, which comes next, "
             f"{gets}, and {then} without a wait"
         )
     return f"{memory}: {uses} and {then} use the same memory, and nothing orders the two"
+
+
+def _at(site: str) -> str:
+    """`at script.py:9`; autograd's own work has no line."""
+    return f"at {site}" if ":" in site or " " not in site else f"in {site}"
 
 
 def _use_text(use: UseRecord) -> str:
@@ -62,11 +68,10 @@ def missing_at(one: Disordered) -> str:
 def failure_of(one: Disordered) -> str:
     """What the walk through the record shows."""
     num = len(one.between)
-    steps = "nothing is waited for between"
-    if num:
-        steps = f"none of {count_text(num, 'record or wait', 'records and waits')} between"
+    steps = f"the {count_text(num, 'record or wait', 'records and waits')}" if num else "nothing"
+    verb = "do not put" if num > 1 else "does not put" if num else "puts"
     first, second = one.first, one.second
     return (
-        f"{steps} {doing_of(first)} in {first.stream_name} and {doing_of(second)} in "
-        f"{second.stream_name} puts the second behind the first"
+        f"{steps} asked for between the two {verb} {second.what} at {second.site} behind "
+        f"{first.what} at {first.site}"
     )

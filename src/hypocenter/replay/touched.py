@@ -8,7 +8,7 @@ from hypocenter.dtypes import Array
 from hypocenter.replay.arguments import Argument
 
 
-def touched(argument: Argument, *, writes: bool, reads: bool) -> Array:
+def touched_bytes(argument: Argument, *, writes: bool, reads: bool) -> Array:
     """Rows of start and end, in bytes from the argument's first one, in order and apart.
 
     Empty as well where a tensor is so large that its replay keeps none of it.

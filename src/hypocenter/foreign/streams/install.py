@@ -73,16 +73,15 @@ def can_watch(torch: Any) -> bool:
 
 def install(torch: Any, watch: StreamWatch, attempt: Attempt) -> None:
     """From now on `watch` is told; `attempt` calls what may fail. Operations are told elsewhere."""
-    import importlib
+    from torch.cuda import _gpu_trace as trace  # torch is loaded, but this part of it may not be
 
-    trace = importlib.import_module("torch.cuda._gpu_trace")
     torch._C._activate_gpu_trace()
 
     def telling(tell: Callable[..., None]) -> Callable[..., None]:
         return functools.partial(attempt, tell)
 
-    trace.register_callback_for_event_record(telling(watch.recorded))
-    trace.register_callback_for_event_wait(telling(watch.waited))
+    trace.register_callback_for_event_record(telling(watch.note_record))
+    trace.register_callback_for_event_wait(telling(watch.note_wait))
     trace.register_callback_for_event_synchronization(telling(watch.host_waited_for_event))
     trace.register_callback_for_stream_synchronization(telling(watch.host_waited_for_stream))
     trace.register_callback_for_device_synchronization(telling(watch.host_waited))
@@ -143,7 +142,7 @@ def watch_graphs(torch: Any, watch: StreamWatch, attempt: Attempt) -> None:
 
     @functools.wraps(replay)
     def replay_graph(graph: Any, *args: Any, **options: Any) -> Any:
-        attempt(watch.replayed, graph, sys._getframe(1))
+        attempt(watch.note_replay, graph, sys._getframe(1))
         return replay(graph, *args, **options)
 
     kind.capture_begin, kind.capture_end, kind.replay = capture_begin, capture_end, replay_graph

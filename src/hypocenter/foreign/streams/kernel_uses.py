@@ -39,7 +39,9 @@ def _uses(source: SourceRecord, known: Mapping[str, SourceRecord], depth: int) -
         return {}
     names = [arg.arg for arg in (*function.args.posonlyargs, *function.args.args)]
     names += [arg.arg for arg in function.args.kwonlyargs]
-    callees = {known[one].function: known[one] for one in source.callees if one in known}
+    callees = {
+        known[number].function: known[number] for number in source.callees if number in known
+    }
     return _Walk(names, callees, known, depth).walk(function)
 
 
@@ -127,7 +129,7 @@ def _first(call: ast.Call) -> ast.expr | None:
     if call.args:
         return call.args[0]
     named = ("pointer", "desc")
-    return next((one.value for one in call.keywords if one.arg in named), None)
+    return next((keyword.value for keyword in call.keywords if keyword.arg in named), None)
 
 
 def _operation(call: ast.Call) -> str:

@@ -41,6 +41,10 @@ _SORTS = {
 }
 
 
+#: Operations that programs know by another name.
+_SPELLED = {"_to_copy": "Tensor.to", "_local_scalar_dense": "Tensor.item"}
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """`tensors` are place, name and whether it is written, of each parameter of tensors.
@@ -53,7 +57,7 @@ class Operation:
     tensors: tuple[tuple[int, str, bool], ...]
     makes: bool
 
-    def given(
+    def tensors_of(
         self, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Iterator[tuple[Any, str, bool]]:
         """The tensors that a call uses, by the parameter, and whether it is written."""
@@ -84,13 +88,18 @@ def operation_of(overload: Any) -> Operation:
             tensors.append((at, str(argument.name), True))
         elif info is None and not _LIKE.fullmatch(name):
             tensors.append((at, str(argument.name), False))
-    returns = [one for one in schema.returns if "Tensor" in str(one.type)]
+    returns = [made for made in schema.returns if "Tensor" in str(made.type)]
     is_view = bool(returns) and all(
-        one.alias_info is not None and not one.alias_info.is_write for one in returns
+        made.alias_info is not None and not made.alias_info.is_write for made in returns
     )
     if is_view and sort is Sort.PLAIN and not any(written for _, _, written in tensors):
         sort = Sort.NOTHING
-    return Operation(f"torch.{name}", sort, tuple(tensors), makes=not _UNWRITTEN.fullmatch(name))
+    return Operation(
+        f"torch.{_SPELLED.get(name, name)}",
+        sort,
+        tuple(tensors),
+        makes=not _UNWRITTEN.fullmatch(name),
+    )
 
 
 def tensors_in(result: Any) -> Iterator[Any]:

@@ -7,60 +7,32 @@ Triton launch. `Gpu` is what it asks of torch, which tests answer without one.
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from hypocenter.foreign.caller import caller_of_now
+from hypocenter.foreign.streams.gpu import OF_HOST, Gpu, is_plain
 from hypocenter.foreign.streams.kernel_uses import uses_of
-from hypocenter.foreign.streams.names import StreamNames, tensor_name
 from hypocenter.foreign.streams.operations import Operation, Sort, operation_of, tensors_in
+from hypocenter.foreign.streams.storages import KnownStorage, KnownStorages
+from hypocenter.foreign.streams.telling import BACKWARD, Telling
 from hypocenter.order.clocks import HOST
-from hypocenter.order.extents import Extent, bytes_at
-from hypocenter.order.ledger import Found, Instant, Ledger, Use
-from hypocenter.record.order_events import Disordered, OrderStep, UseRecord
+from hypocenter.order.extents import Extent
+from hypocenter.order.ledger import Instant, Ledger, Use
+from hypocenter.record.order_events import OrderStep
 
 #: After so many failures nothing is watched any more.
 MAX_FAILED = 10
-#: Pairs of places that are told of, and uses that are kept of a graph.
-MAX_TOLD, MAX_OF_GRAPH = 64, 4096
-#: Steps that a record of a pair holds.
-MAX_BETWEEN = 512
-BACKWARD = "the backward pass"
-_OF_HOST = -1
+#: Uses that are kept of a graph.
+MAX_OF_GRAPH = 4096
 #: That of `non_blocking` among the arguments of copy_.
 _PLACE_IN_COPY = 2
 
 Tell = Callable[[dict[str, Any]], None]
-
-
-class Gpu(Protocol):
-    """What is asked of torch: `place_of` gives the number of a tensor's GPU, -1 for the host's."""
-
-    def place_of(self, tensor: Any) -> int: ...
-    def device_now(self) -> int: ...
-    def stream_now(self, device: int) -> int: ...
-    def is_pinned(self, tensor: Any) -> bool: ...
-    def number_of(self, stream: Any) -> int: ...
-    def is_blocking(self, stream: int) -> bool: ...
-    def number_of_device(self, device: Any) -> int: ...
-    def ran(self, args: tuple[Any, ...], keywords: dict[str, Any], result: Any) -> None: ...
-
-
-@dataclass(slots=True, eq=False)
-class _Known:
-    """A storage of torch's: `stream` is the one that it was made in, "" if that was not seen."""
-
-    number: int
-    reference: Any
-    address: int
-    region: Extent
-    stream: str
 
 
 @dataclass(slots=True, eq=False)
@@ -73,33 +45,30 @@ class StreamWatch:
     """The order of one process. `tell` gets the fields of each Disordered, once per two places."""
 
     def __init__(self, gpu: Gpu, tell: Tell) -> None:
-        self._gpu, self._tell = gpu, tell
+        self._gpu = gpu
         self._lock = threading.RLock()
         self._ledger = Ledger()
         self._operations: dict[Any, Operation] = {}
-        self._known: dict[int, _Known] = {}
-        self._at: dict[int, _Known] = {}
-        self._alive: dict[int, int] = {}
-        self._of_host: set[int] = set()
-        self._shared: set[int] = set()
-        self._gone: deque[tuple[int, str]] = deque()
-        self._told: set[Any] = set()
-        self._names = StreamNames()
+        self._storages, self._telling = KnownStorages(), Telling(tell)
         self._graphs: weakref.WeakKeyDictionary[Any, _Graph] = weakref.WeakKeyDictionary()
         self._graph: _Graph | None = None
-        self._numbers = iter(range(1, 1 << 62)).__next__
         #: What torch does now is the doctor's business, and none of the program's.
         self._num_quiet = 0
         #: The program has made a stream.
         self.has_streams = False
         self.problem, self._num_failed, self.num_async = "", 0, 0
-        self.num_operations = self.num_launches = self.num_waits = self.num_dropped = 0
+        self.num_operations = self.num_launches = self.num_waits = 0
         self.streams: dict[str, None] = {}
 
     @property
     def is_quiet(self) -> bool:
         """Whether nothing is noted now, or not any more."""
         return self._num_quiet > 0 or self._num_failed >= MAX_FAILED
+
+    @property
+    def num_dropped(self) -> int:
+        """Pairs without order that were too many to be told of."""
+        return self._telling.num_dropped
 
     @property
     def is_capturing(self) -> bool:
@@ -145,26 +114,26 @@ class StreamWatch:
         self, known: Operation, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[list[tuple[Any, str, bool, int]], Instant | None] | None:
         """None for an operation on tensors whose memory torch does not tell of."""
-        found = self._given(known, args, keywords)
+        found = self._tensors_of(known, args, keywords)
         if found is None:
             return None
         given, device = found
-        return given, self._begin(device) if device != _OF_HOST else None
+        return given, self._begin(device) if device != OF_HOST else None
 
-    def _given(
+    def _tensors_of(
         self, known: Operation, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[list[tuple[Any, str, bool, int]], int] | None:
         """The tensors that are used, with their places; the GPU that does it, -1 for the host."""
-        given, device, place_of = [], _OF_HOST, self._gpu.place_of
-        for tensor, name, is_write in known.given(args, keywords):
-            if not _is_plain(tensor.__class__):
+        given, device, place_of = [], OF_HOST, self._gpu.place_of
+        for tensor, name, is_write in known.tensors_of(args, keywords):
+            if not is_plain(tensor.__class__):
                 return None
             place = place_of(tensor)
             given.append((tensor, name, is_write, place))
             # A copy between two GPUs is made by that of its source.
-            if place != _OF_HOST and (device == _OF_HOST or known.sort is Sort.COPY):
+            if place != OF_HOST and (device == OF_HOST or known.sort is Sort.COPY):
                 device = place
-        if known.sort is Sort.COPY and device == _OF_HOST and "device" in keywords:
+        if known.sort is Sort.COPY and device == OF_HOST and "device" in keywords:
             device = self._gpu.number_of_device(keywords["device"])
         return given, device
 
@@ -199,7 +168,7 @@ class StreamWatch:
                 known, given, moment, args, keywords, result, frame, site
             )
         for tensor, name, is_write, place in given:
-            if place == _OF_HOST:
+            if place == OF_HOST:
                 if not is_copy_by_host:
                     self._use_of_host(tensor, is_write, known.name, site, frame)
                 continue
@@ -210,7 +179,7 @@ class StreamWatch:
         self, known: Operation, given: list[tuple[Any, str, bool, int]], result: Any
     ) -> None:
         """An operation of the host: of use where a stream copies from or to its memory."""
-        if self._of_host:
+        if self._storages.of_host:
             frame: FrameType | None = None
             site = ""
             for tensor, _, is_write, _ in given:
@@ -220,7 +189,7 @@ class StreamWatch:
                     self._use_of_host(tensor, is_write, known.name, site, frame)
         for tensor in tensors_in(result):  # made for a GPU of nothing that lies on one
             place = self._gpu.place_of(tensor)
-            if place == _OF_HOST:
+            if place == OF_HOST:
                 return
             moment = self._begin(place)
             self.num_operations += 1
@@ -231,11 +200,10 @@ class StreamWatch:
         self, known: Operation, moment: Instant, result: Any, site: str, frame: FrameType | None
     ) -> None:
         for tensor in tensors_in(result):
-            if self._gpu.place_of(tensor) == _OF_HOST:
+            if self._gpu.place_of(tensor) == OF_HOST:
                 continue
             storage = tensor.untyped_storage()
-            known_one = self._known.get(id(storage))
-            if known_one is not None and known_one.reference() is storage:
+            if self._storages.find(storage) is not None:
                 continue  # it was among the arguments
             self._new(storage, moment.stream, site)
             if known.makes:
@@ -255,8 +223,8 @@ class StreamWatch:
         """A copy between host and GPU; False for another one."""
         source = [tensor for tensor, name, _, _ in given if name in ("src", "self")][-1]
         into = given[0][0] if len(given) > 1 else result
-        is_out = self._gpu.place_of(into) == _OF_HOST
-        if is_out == (self._gpu.place_of(source) == _OF_HOST):
+        is_out = self._gpu.place_of(into) == OF_HOST
+        if is_out == (self._gpu.place_of(source) == OF_HOST):
             return False
         place = _PLACE_IN_COPY if len(given) > 1 else len(args)
         is_asked = args[place] if len(args) > place else keywords.get("non_blocking", False)
@@ -309,7 +277,7 @@ class StreamWatch:
     ) -> None:
         known = self._memory(tensor)
         if moment.stream != known.stream:
-            self._shared.add(known.number)
+            self._storages.share(known.number)
         region = region or Extent(
             tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.element_size()
         )
@@ -319,7 +287,7 @@ class StreamWatch:
             if len(self._graph.uses) < MAX_OF_GRAPH:
                 self._graph.uses.setdefault(key, (known.number, use))
         for found in self._now.use(known.number, use):
-            self._note(found, frame)
+            self._telling.note(found, self._now, frame, in_graph=self.is_capturing)
 
     def _use_of_host(
         self, tensor: Any, is_write: bool, what: str, site: str, frame: FrameType | None
@@ -329,67 +297,34 @@ class StreamWatch:
             self._use(tensor, self._ledger.begin(HOST), is_write, what, site, frame)
 
     def _is_watched(self, tensor: Any) -> bool:
-        if not self._of_host or not hasattr(tensor, "untyped_storage"):
+        of_host = self._storages.of_host
+        if not of_host or not hasattr(tensor, "untyped_storage"):
             return False
-        known = self._known.get(id(tensor.untyped_storage()))
-        return known is not None and known.number in self._of_host
+        known = self._storages.find(tensor.untyped_storage())
+        return known is not None and known.number in of_host
 
-    def _memory(self, tensor: Any) -> _Known:
+    def _memory(self, tensor: Any) -> KnownStorage:
         storage = tensor.untyped_storage()
-        known = self._known.get(id(storage))
-        if known is not None and known.reference() is storage:
-            if known.address == storage.data_ptr():
-                return known
-            self._gone.append((known.number, ""))  # resized, which gave the memory back
-            self._drain()
+        known = self._storages.find(storage)
+        if known is not None and not self._storages.has_moved(known, storage):
+            return known
         found = self._new(storage, "", "")
-        if self._gpu.place_of(tensor) == _OF_HOST:
-            self._of_host.add(found.number)
+        if self._gpu.place_of(tensor) == OF_HOST:
+            self._storages.of_host.add(found.number)
         return found
 
-    def _new(self, storage: Any, stream: str, site: str) -> _Known:
-        """A storage that was not seen before; two may share memory, by DLPack for instance."""
-        address = storage.data_ptr()
-        before = self._at.get(address)
-        region = bytes_at(address, storage.nbytes())
-        is_same = before is not None and before.reference() is not None and bool(address)
-        number = before.number if before is not None and is_same else self._numbers()
-        reference = weakref.ref(storage, lambda _: self._note_end(number))
-        known = _Known(number, reference, address, region, stream)
-        self._known[id(storage)] = self._at[address] = known
-        self._alive[number] = self._alive.get(number, 0) + 1
-        if not is_same and stream:
-            self._drain()
-            self._now.make(number, stream, region, site)
+    def _new(self, storage: Any, stream: str, site: str) -> KnownStorage:
+        """A storage that was not seen before."""
+        self._drain()
+        known, is_new = self._storages.add(storage, stream)
+        if is_new and stream:
+            self._now.make(known.number, stream, known.extent, site)
         return known
-
-    def _note_end(self, number: int) -> None:
-        """Called by a finaliser: no lock is taken here."""
-        site = ""
-        if number in self._shared:
-            with contextlib.suppress(Exception):  # the interpreter may be shutting down
-                site = caller_of_now()[1]
-        self._gone.append((number, site))
 
     def _drain(self) -> None:
         """Tell of memory that went away before what is asked for now."""
-        while self._gone:
-            number, site = self._gone.popleft()
-            left = self._alive.get(number, 0) - 1
-            if left > 0:
-                self._alive[number] = left
-                continue
-            self._alive.pop(number, None)
-            self._of_host.discard(number)
-            self._shared.discard(number)
+        for number, site in self._storages.ended():
             self._now.free(number, lambda site=site: site)  # type: ignore[misc]
-        if len(self._known) > 2 * len(self._alive) + 1024:
-            self._known = {
-                key: known for key, known in self._known.items() if known.reference() is not None
-            }
-            self._at = {
-                key: known for key, known in self._at.items() if known.reference() is not None
-            }
 
     def _keep_for(self, tensor: Any, stream: Any) -> None:
         place = self._gpu.place_of(tensor)
@@ -404,7 +339,7 @@ class StreamWatch:
         with self._lock:
             self._keep_for(tensor, stream)
 
-    def made(self, tensor: Any, what: str, *, is_written: bool) -> None:
+    def note_made(self, tensor: Any, what: str, *, is_written: bool) -> None:
         """New memory of a GPU, in the stream of now."""
         with self._lock:
             moment = self._begin(self._gpu.place_of(tensor))
@@ -414,14 +349,14 @@ class StreamWatch:
             if is_written:
                 self._use(tensor, moment, True, what, site, frame, argument="result")
 
-    def copied(self, source: Any, into: Any, what: str, *, is_asked: bool) -> None:
+    def note_copy(self, source: Any, into: Any, what: str, *, is_asked: bool) -> None:
         """A copy between host and GPU into new memory; `is_asked`: not to be waited for."""
         with self._lock:
             gpu = max(self._gpu.place_of(source), self._gpu.place_of(into))
             moment = self._begin(gpu)
             self.num_operations += 1
             frame, site = caller_of_now()
-            is_out = self._gpu.place_of(into) == _OF_HOST
+            is_out = self._gpu.place_of(into) == OF_HOST
             self._copy(source, into, moment, what, site, frame, is_out=is_out, is_asked=is_asked)
             if is_out:
                 self._use(source, moment, False, what, site, frame, argument="self")
@@ -437,9 +372,15 @@ class StreamWatch:
             frame, _ = caller_of_now()
             for tensor, region, is_write, parameter in uses:
                 self._use(
-                    tensor, moment, is_write, kernel, site, frame,
-                    argument=parameter, region=region,
-                )  # fmt: skip
+                    tensor,
+                    moment,
+                    is_write,
+                    kernel,
+                    site,
+                    frame,
+                    argument=parameter,
+                    region=region,
+                )
 
     # -- launches ---------------------------------------------------------------------------------
 
@@ -460,9 +401,15 @@ class StreamWatch:
                 tensor = getattr(tensor, "base", tensor)
                 if (reads or writes) and hasattr(tensor, "untyped_storage"):
                     self._use(
-                        tensor, moment, writes, name, site, frame,
-                        argument=parameter, launch=launch or -1,
-                    )  # fmt: skip
+                        tensor,
+                        moment,
+                        writes,
+                        name,
+                        site,
+                        frame,
+                        argument=parameter,
+                        launch=launch or -1,
+                    )
 
     # -- order ------------------------------------------------------------------------------------
 
@@ -484,35 +431,27 @@ class StreamWatch:
         self.num_waits += step.action != "record"
         self._now.step(step)
 
-    def recorded(self, event: int, stream: int) -> None:
+    def _note(self, action: str, stream: int | None = None, event: int = 0) -> None:
         with self._lock:
-            if self.is_quiet:
-                return
-            self._take(OrderStep("record", self._stream(stream, self._gpu.device_now()), event))
+            if not self.is_quiet:
+                device = self._gpu.device_now()
+                name = self._stream(stream, device) if stream is not None else ""
+                self._take(OrderStep(action, name, event))
 
-    def waited(self, event: int, stream: int) -> None:
-        with self._lock:
-            if self.is_quiet:
-                return
-            self._take(OrderStep("wait", self._stream(stream, self._gpu.device_now()), event))
+    def note_record(self, event: int, stream: int) -> None:
+        self._note("record", stream, event)
+
+    def note_wait(self, event: int, stream: int) -> None:
+        self._note("wait", stream, event)
 
     def host_waited_for_event(self, event: int) -> None:
-        with self._lock:
-            if self.is_quiet:
-                return
-            self._take(OrderStep("host", event=event))
+        self._note("host", event=event)
 
     def host_waited_for_stream(self, stream: int) -> None:
-        with self._lock:
-            if self.is_quiet:
-                return
-            self._take(OrderStep("host", self._stream(stream, self._gpu.device_now())))
+        self._note("host", stream)
 
     def host_waited(self) -> None:
-        with self._lock:
-            if self.is_quiet:
-                return
-            self._take(OrderStep("host"))
+        self._note("host")
 
     # -- graphs -----------------------------------------------------------------------------------
 
@@ -526,7 +465,7 @@ class StreamWatch:
             self._drain()
             self._graph = None
 
-    def replayed(self, graph: Any, frame: FrameType | None) -> None:
+    def note_replay(self, graph: Any, frame: FrameType | None) -> None:
         """All that was captured is asked for again, in the stream of now."""
         with self._lock:
             made = self._graphs.get(graph)
@@ -536,68 +475,17 @@ class StreamWatch:
             frame, site = caller_of_now(frame)
             for number, use in made.uses.values():
                 again = Use(
-                    moment, use.region, use.is_write, f"{use.what} of the graph", site,
-                    use.launch, use.argument, use.is_sure,
-                )  # fmt: skip
+                    moment,
+                    use.region,
+                    use.is_write,
+                    f"{use.what} of the graph",
+                    site,
+                    use.launch,
+                    use.argument,
+                    use.is_sure,
+                )
                 for found in self._ledger.use(number, again):
-                    self._note(found, frame)
-
-    # -- what was found ---------------------------------------------------------------------------
-
-    def _note(self, found: Found, frame: FrameType | None) -> None:
-        first, second = found.first, found.second
-        key = found.kind, first.site, first.what, second.site, second.what
-        if key in self._told:
-            return
-        if len(self._told) >= MAX_TOLD:
-            self.num_dropped += 1
-            return
-        freed = found.freed
-        if freed is not None and BACKWARD in (first.site, freed.made):
-            return  # autograd keeps memory for other streams by itself, of which nobody tells
-        self._told.add(key)
-        between, is_cut = self._now.between(first.moment)
-        if len(between) > MAX_BETWEEN:
-            between, is_cut = between[-MAX_BETWEEN:], True
-        name = tensor_name(frame, second.region.address)
-        self._tell(
-            {
-                "kind": found.kind,
-                "first": self._record(first, frame),
-                "second": self._record(second, frame),
-                "between": between,
-                "is_cut": is_cut,
-                "tensor": name,
-                "made": freed.made if freed is not None else self._now.made_at(found.memory),
-                "freed": freed.site if freed is not None else "",
-                "is_same": found.is_same,
-                "is_whole": first.is_sure and second.is_sure,
-                "graph": self._graph is not None,
-            }
-        )
-
-    def _record(self, use: Use, frame: FrameType | None) -> UseRecord:
-        start, end = use.region.span
-        stream = use.moment.stream
-        return UseRecord(
-            what=use.what,
-            site=use.site,
-            stream=stream,
-            stream_name=stream if stream == HOST else self._names.of(frame, stream),
-            is_write=use.is_write,
-            address=start,
-            end=end,
-            launch=use.launch,
-            argument=use.argument,
-        )
-
-
-@functools.cache
-def _is_plain(kind: type) -> bool:
-    """Whether tensors of a type are what they seem: no others stand behind them."""
-    return not any(
-        "__torch_dispatch__" in vars(one) and one.__module__ != "torch" for one in kind.__mro__
-    )
+                    self._telling.note(found, self._now, frame, in_graph=self.is_capturing)
 
 
 def fields_of(watch: StreamWatch) -> dict[str, Any]:
@@ -610,9 +498,3 @@ def fields_of(watch: StreamWatch) -> dict[str, Any]:
         "num_dropped": watch.num_dropped,
         "problem": watch.problem,
     }
-
-
-def disorders(told: list[dict[str, Any]]) -> Iterator[Disordered]:
-    """What was told, as a record has it."""
-    for number, fields in enumerate(told, 1):
-        yield Disordered(seq=number, step=0, **fields)
