@@ -32,7 +32,7 @@ MAX_SECONDS, DEADLINE_SECONDS = 300, 15
 #: Of those in `corpus/healthy` what only a GPU has.
 HEALTHY_ON_GPU = (
     "captured_steps", "compiled_model", "two_streams", "columns_in_streams", "pinned_loader",
-    "backward_on_side_stream", "wait_before_reuse",
+    "backward_on_side_stream", "wait_before_reuse", "graph_with_branches", "compiled_on_streams",
 )  # fmt: skip
 SANITIZERS, SANITIZER_SECONDS = ("memcheck", "racecheck", "initcheck"), 40
 
@@ -204,6 +204,7 @@ TRUTH = {
         _WAIT, "scale_filled", "scale_filled[", ("x_ptr",), SUSPECT, needs_gpu=True
     ),
     "side_result_early": Truth(_WAIT, "", "shifted = product", (), SUSPECT, needs_gpu=True),
+    "alias_on_side": Truth(_WAIT, "", "alias.mul_(", (), SUSPECT, needs_gpu=True),
     "event_too_early": Truth(_WAIT, "", "c = b.relu()", (), SUSPECT, needs_gpu=True),
     "prefetch_no_wait": Truth(_WAIT, "", "there @ weight", (), SUSPECT, needs_gpu=True),
     "graph_input_early": Truth(_WAIT, "", "graph.replay()", (), SUSPECT, needs_gpu=True),
