@@ -177,7 +177,7 @@ def test_a_number_that_is_asked_for_is_waited_for(gpu: PretendGpu) -> None:
 def test_a_view_uses_nothing_and_an_alias_is_the_same_memory(gpu: PretendGpu) -> None:
     side, x = Stream(gpu), gpu.on_gpu(torch.ones(64))
     x.add_(1)
-    alias = torch.from_dlpack(x)
+    alias = torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x))
     gpu._storages.add(alias.untyped_storage())
     with gpu.stream(side):
         part = alias.view(8, 8)[2:]

@@ -183,7 +183,7 @@ class StreamOrder:
                     self.mark(made)
 
 
-class _Operations(TorchDispatchMode):  # type: ignore[misc]
+class _Operations(TorchDispatchMode):
     def __init__(self, watch: StreamWatch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
@@ -285,7 +285,7 @@ class _Stream(Nothing):
         event.wait(self)
 
     def record_event(self, event: Any = None) -> Any:
-        made = event if event is not None else torch.cuda.Event()
+        made = event if event is not None else _Event(self._order)
         made.record(self)
         return made
 

@@ -1,4 +1,7 @@
-"""Which bytes of a tensor the programs of a replay have touched."""
+"""Which bytes of a tensor the programs of a replay have touched, and whether two such lists meet.
+
+Reads what the memory of a replay has noted; runs nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,3 +29,13 @@ def touched_bytes(argument: Argument, *, writes: bool, reads: bool) -> Array:
     edges = np.flatnonzero(np.diff(is_touched, prepend=False, append=False))
     spans: Array = edges.reshape(-1, 2).astype(np.int64) * granule
     return spans + (first * granule - argument.start)
+
+
+def share_bytes(one: Array, other: Array) -> bool:
+    """Whether two lists of spans, each in order and apart, have a byte in common."""
+    if not len(one) or not len(other):
+        return False
+    # The first span of the other that ends behind a span's start may begin before its end.
+    at = np.searchsorted(other[:, 1], one[:, 0], side="right")
+    is_there = at < len(other)
+    return bool((other[at[is_there], 0] < one[is_there, 1]).any())

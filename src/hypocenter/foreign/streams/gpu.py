@@ -13,16 +13,31 @@ OF_HOST = -1
 
 
 class Gpu(Protocol):
-    """What is asked of torch: `place_of` gives the number of a tensor's GPU, -1 for the host's."""
+    """What is asked of torch; streams are known by the numbers that the runtime gives them."""
 
-    def place_of(self, tensor: Any) -> int: ...
-    def device_now(self) -> int: ...
-    def stream_now(self, device: int) -> int: ...
-    def is_pinned(self, tensor: Any) -> bool: ...
-    def number_of(self, stream: Any) -> int: ...
-    def is_blocking(self, stream: int) -> bool: ...
-    def number_of_device(self, device: Any) -> int: ...
-    def ran(self, args: tuple[Any, ...], keywords: dict[str, Any], result: Any) -> None: ...
+    def place_of(self, tensor: Any) -> int:
+        """The number of a tensor's GPU, OF_HOST for the host's."""
+
+    def device_now(self) -> int:
+        """The GPU that this thread has chosen."""
+
+    def stream_now(self, device: int) -> int:
+        """The stream that this thread's work goes to on a GPU, 0 for the default one."""
+
+    def is_pinned(self, tensor: Any) -> bool:
+        """Whether memory of the host is such as a GPU reads and writes by itself."""
+
+    def number_of(self, stream: Any) -> int:
+        """That of one of torch's streams."""
+
+    def is_blocking(self, stream: int) -> bool:
+        """Whether a stream and the default one wait for each other."""
+
+    def number_of_device(self, device: Any) -> int:
+        """That of one of torch's devices, OF_HOST for the host."""
+
+    def ran(self, args: tuple[Any, ...], keywords: dict[str, Any], result: Any) -> None:
+        """One of torch's operations has given that."""
 
 
 @functools.cache

@@ -86,7 +86,7 @@ class KnownStorages:
                 site = caller_of_now()[1]
         self._gone.append((number, site))
 
-    def ended(self) -> Iterator[tuple[int, str]]:
+    def take_ended(self) -> Iterator[tuple[int, str]]:
         """Number and line of all memory that went away since this was asked last."""
         while self._gone:
             number, site = self._gone.popleft()

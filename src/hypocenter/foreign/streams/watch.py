@@ -323,7 +323,7 @@ class StreamWatch:
 
     def _drain(self) -> None:
         """Tell of memory that went away before what is asked for now."""
-        for number, site in self._storages.ended():
+        for number, site in self._storages.take_ended():
             self._now.free(number, lambda site=site: site)  # type: ignore[misc]
 
     def _keep_for(self, tensor: Any, stream: Any) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
-from hypocenter.doctor.program_order import program_order
+from hypocenter.doctor.rungs.order.program_order import program_order
 from hypocenter.order.clocks import HOST, Clocks
 from hypocenter.record.events import (
     AnyEvent,

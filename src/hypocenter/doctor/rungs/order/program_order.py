@@ -24,7 +24,7 @@ from hypocenter.record.gap import Gap
 from hypocenter.record.order_events import Disorder, Disordered, OrderWatched, UseRecord
 from hypocenter.replay.arguments import Argument
 from hypocenter.replay.recorded import replay_place
-from hypocenter.replay.touched import touched_bytes
+from hypocenter.replay.touched import share_bytes, touched_bytes
 from hypocenter.wording import count_text
 
 NAME = "order"
@@ -166,7 +166,7 @@ class _Touched:
                 return None, found
         assert not isinstance(one, str)
         assert not isinstance(other, str)
-        if _meet(one[0], other[0]):
+        if share_bytes(one[0], other[0]):
             return True, ""
         if one[1] and other[1]:
             return False, ""
@@ -223,12 +223,3 @@ class _Touched:
             if is_other and is_index_in(source, access.expression, other.name):
                 return f"where {launch.kernel} finds {argument} hangs on what {other.name} holds"
         return ""
-
-
-def _meet(one: Array, other: Array) -> bool:
-    """Whether two lists of spans, each in order, have a byte in common."""
-    if not len(one) or not len(other):
-        return False
-    at = np.searchsorted(other[:, 1], one[:, 0], side="right")
-    inside = at < len(other)
-    return bool((other[at[inside], 0] < one[inside, 1]).any())
