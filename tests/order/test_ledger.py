@@ -251,3 +251,13 @@ def test_columns_of_one_tensor_share_nothing() -> None:
     assert not covers(left, right)
     many = Extent(0, (1 << 15, 1), (2, 1), 4)
     assert share(many, Extent(4, (1 << 15, 1), (2, 1), 4)) is None
+
+
+def test_streams_that_block_are_among_what_lies_between_two_uses() -> None:
+    ledger = Ledger()
+    ledger.step(OrderStep("blocking", "side", other="default"))
+    first = ledger.begin("default")
+    between, is_cut = ledger.between(first)
+    assert not is_cut
+    assert are_ordered("default", "side", between)
+    assert not are_ordered("default", "third", between)
