@@ -110,6 +110,7 @@ class PretendGpu(TorchDispatchMode):
     def ran(self, args, keywords, result) -> None:
         given = [tensor for one in (*args, *keywords.values()) for tensor in tensors_in(one)]
         if any(self.place_of(tensor) == 0 for tensor in given):
+            old = {tensor.untyped_storage().data_ptr() for tensor in given}
             for made in tensors_in(result):
-                if made.untyped_storage() not in self._pinned:
+                if made.untyped_storage().data_ptr() not in old:
                     self._storages.add(made.untyped_storage())

@@ -176,10 +176,11 @@ class StreamOrder:
 
     def ran(self, args: tuple[Any, ...], keywords: dict[str, Any], result: Any) -> None:
         """What comes of a GPU's tensors is a GPU's."""
-        given = (tensor for value in (*args, *keywords.values()) for tensor in tensors_in(value))
+        given = [tensor for value in (*args, *keywords.values()) for tensor in tensors_in(value)]
         if any(self.place_of(tensor) == 0 for tensor in given):
-            for made in tensors_in(result):
-                if made.untyped_storage() not in self._pinned:
+            old = {tensor.untyped_storage().data_ptr() for tensor in given}
+            for made in tensors_in(result):  # what was copied into stays where it is
+                if made.untyped_storage().data_ptr() not in old:
                     self.mark(made)
 
 

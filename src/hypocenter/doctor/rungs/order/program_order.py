@@ -52,7 +52,7 @@ def program_order(case: Case) -> list[Claim]:
         case.leave_unseen(
             Gap.not_recorded(
                 "the order of streams",
-                "`--suspect` watches it where torch is one for GPUs and the program ends by itself",
+                "the events and waits of this run were not watched",
             )
         )
         return []
