@@ -38,7 +38,10 @@ PROGRAMS = ROOT / "benchmarks" / "corpus"
 WRITTEN = PROGRAMS / "written"
 MAX_SECONDS, DEADLINE_SECONDS = 300, 15
 #: Of those in `corpus/healthy` what only a GPU has.
-HEALTHY_ON_GPU = ("captured_steps", "compiled_model", "two_streams")
+HEALTHY_ON_GPU = (
+    "captured_steps", "compiled_model", "two_streams", "columns_in_streams", "pinned_loader",
+    "backward_on_side_stream", "wait_before_reuse", "graph_with_branches", "compiled_on_streams",
+)  # fmt: skip
 SANITIZERS, SANITIZER_SECONDS = ("memcheck", "racecheck", "initcheck"), 40
 
 
@@ -69,6 +72,8 @@ _MASK = ("missing tail mask", "off by one", "scalar out of range", "buffer too s
 _INDEX = ("index out of range", "sentinel consumed")
 _RACE = ("race between programs",)
 _COMPILER = ("wrong code of the compiler",)
+_WAIT = ("missing wait between streams",)
+_REUSED = ("memory reused in flight",)
 
 TRUTH = {
     "cache_rows": Truth(_OVERFLOW, "copy_row", "row * stride", ("cache_ptr", "stride")),
@@ -232,6 +237,32 @@ TRUTH = {
     "staged_scale": Truth(
         _COMPILER, "scale_rows", "tl.store(out_ptr", ("out_ptr",), SUSPECT, needs_gpu=True,
         beside="broken_compiler",
+    ),
+    "side_stream_early": Truth(
+        _WAIT, "scale_filled", "scale_filled[", ("x_ptr",), SUSPECT, needs_gpu=True
+    ),
+    "side_result_early": Truth(_WAIT, "", "shifted = product", (), SUSPECT, needs_gpu=True),
+    "alias_on_side": Truth(_WAIT, "", "alias.mul_(", (), SUSPECT, needs_gpu=True),
+    "event_too_early": Truth(_WAIT, "", "c = b.relu()", (), SUSPECT, needs_gpu=True),
+    "prefetch_no_wait": Truth(_WAIT, "", "there @ weight", (), SUSPECT, needs_gpu=True),
+    "graph_input_early": Truth(_WAIT, "", "graph.replay()", (), SUSPECT, needs_gpu=True),
+    "weights_replaced_early": Truth(_WAIT, "", "optimizer.step()", (), SUSPECT, needs_gpu=True),
+    "bucket_added_early": Truth(_WAIT, "", "parameter.sub_(", (), SUSPECT, needs_gpu=True),
+    "freed_for_side": Truth(_REUSED, "", "x = torch.randn(", (), SUSPECT, needs_gpu=True),
+    "prefetch_not_kept": Truth(
+        _REUSED, "", "self.ready = batch.cuda(", (), SUSPECT, needs_gpu=True
+    ),
+    "kernel_of_freed_scratch": Truth(
+        _REUSED, "add_scratch", "scratch = torch.ones(", ("scratch_ptr",), SUSPECT, needs_gpu=True
+    ),
+    "host_reads_early": Truth(
+        ("buffer read in flight",), "", "losses[step].item()", (), SUSPECT, needs_gpu=True
+    ),
+    "host_copy_early": Truth(
+        ("buffer read in flight",), "", "largest = y.max()", (), SUSPECT, needs_gpu=True
+    ),
+    "staging_rewritten": Truth(
+        ("buffer rewritten in flight",), "", "staged.copy_(batch)", (), SUSPECT, needs_gpu=True
     ),
     "altered_code": Truth(
         _COMPILER, "squares", "tl.store(out_ptr", ("out_ptr",), SUSPECT, needs_gpu=True

@@ -26,7 +26,7 @@ from hypocenter.cli import app
 from hypocenter.cli.child_run import environment_of
 from hypocenter.cli.verbs import doctor as cli_doctor
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.rungs.streams import order
+from hypocenter.doctor.rungs.order.streams import order
 from hypocenter.foreign import hooks
 from hypocenter.foreign import recorder as foreign
 from hypocenter.foreign.argument_facts import INTERPRETER, undefined_in

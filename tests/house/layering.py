@@ -41,10 +41,11 @@ WORDS = frozenset(
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "words": frozenset(),
     "record": frozenset({"words"}),
+    "order": frozenset({"words", "record"}),
     "coredump": frozenset({"words", "record"}),
     "watch": frozenset({"words", "record", "coredump"}),
     "device": frozenset({"words", "record"}),
-    "foreign": frozenset({"words", "record", "device"}),
+    "foreign": frozenset({"words", "record", "order", "device"}),
     "kernels": frozenset({"words", "record", "device"}),
     "hub": frozenset({"words"}),
     "model": frozenset({"words", "device", "kernels", "hub"}),
@@ -52,8 +53,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "worker": frozenset({"words", "record", "device", "model", "engine"}),
     "server": frozenset({"words", "record", "watch"}),
     "replay": frozenset({"words", "record", "device", "kernels"}),
-    "check": frozenset({"words", "device", "model", "replay"}),
-    "doctor": frozenset({"words", "record", "device", "kernels", "replay"}),
+    "check": frozenset({"words", "record", "order", "device", "foreign", "model", "replay"}),
+    "doctor": frozenset({"words", "record", "order", "device", "kernels", "replay"}),
     "lab": frozenset(
         {
             "words",
@@ -84,7 +85,7 @@ FENCES: dict[str, tuple[str, ...]] = {
         "device/arrays.py", "device/group.py", "device/limits.py",
         "device/gpu/", "device/interpret/", "device/sim/",
         "replay/", "check/",
-        "foreign/planted_gpu.py",
+        "foreign/planted_gpu.py", "foreign/streams/install.py",
     ),
     "starlette": ("server/",),
     "uvicorn": ("server/",),

@@ -51,6 +51,8 @@ class Launches:
         self._is_complete = self._is_in_place = False
         self._seen: set[Any] = set()
         self._tuned: dict[Any, Any] = {}
+        #: Is told of each launch: kernel, line, its arguments, and what became of its tensors.
+        self.on_launch: Callable[..., None] = lambda *told: None
 
     def install(self) -> None:
         """From now on every launch of this process comes here."""
@@ -146,6 +148,7 @@ class Launches:
             for argument in tensors
         )
         for tensors in after:
+            self.on_launch(jit.__name__, site, arguments, tensors)
             self.watch.note_launch(
                 jit.__name__, self._configuration, site, tensors, report.coverage.is_complete
             )

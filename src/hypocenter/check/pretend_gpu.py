@@ -177,8 +177,8 @@ def _torch_version(gpu: GpuLimits) -> None:
     version.hip = _HIP_VERSION if is_amd else None
 
 
-class _Nothing:
-    """Stands in for streams, events and other things that only order work."""
+class Nothing:
+    """Stands in for what only orders work; `stream_order.py` knows more of streams."""
 
     cuda_stream = 0
     device = _GPU
@@ -266,8 +266,8 @@ def _torch_cuda(gpu: GpuLimits) -> None:
         "CUDAGraph",
         "graph",
     ):
-        setattr(cuda, name, type(name, (_Nothing,), {}))
-    cuda.current_stream = cuda.default_stream = lambda *args, **kwargs: _Nothing()
+        setattr(cuda, name, type(name, (Nothing,), {}))
+    cuda.current_stream = cuda.default_stream = lambda *args, **kwargs: Nothing()
     cuda._device_t = Any
     cuda.default_generators = (torch.default_generator,)
     cuda.get_rng_state = lambda *args, **kwargs: torch.get_rng_state()

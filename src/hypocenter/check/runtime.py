@@ -68,20 +68,24 @@ def _run(request: CheckRequest, write: Any) -> End:
     try:
         from hypocenter.check.launches import Launches
         from hypocenter.check.pretend_gpu import OnCpu, keep_in_backward, pretend
+        from hypocenter.check.stream_order import StreamOrder
         from hypocenter.device.limits import named_gpu
     except HypoError as error:
         return End(str(error))
     except ImportError as error:
         return End(str(MissingPackage("a check", "torch" if error.name == "torch" else "triton")))
     launches = Launches(request.budget_seconds, write)
+    order = StreamOrder(launches.write_finding)
+    launches.on_launch = order.note_launch
     pretend(named_gpu(request.arch), launches.watch)
+    order.install()
     launches.install()
     sys.argv = [request.path, *request.arguments]
     sys.path.insert(0, str(Path(request.path).resolve().parent))
     try:
         mode = OnCpu(launches.watch.note_copy)
         keep_in_backward(mode)
-        with mode, launches.watch:
+        with mode, order.functions, launches.watch, order.operations:
             runpy.run_path(request.path, run_name="__main__")
     except SystemExit as left:
         return _left(left, launches)

@@ -25,6 +25,7 @@ from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Launched, MaskedOff
 from hypocenter.record.fault_record import FaultRecord
+from hypocenter.record.order_events import Disordered, OrderWatched
 from hypocenter.watch import collect, dead_runs, sanitizers
 from hypocenter.watch.child import Deadlines, Ended, watch
 
@@ -174,9 +175,8 @@ class Escalation:
 
 
 def _tells(made: Bundle) -> bool:
-    return any(isinstance(event, Launched | MaskedOff) for event in made.events) or bool(
-        made.reports
-    )
+    told = Launched | MaskedOff | Disordered | OrderWatched
+    return any(isinstance(event, told) for event in made.events) or bool(made.reports)
 
 
 def _examine(made: Bundle, seconds: float) -> ExaminedRun:

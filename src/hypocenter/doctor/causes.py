@@ -45,6 +45,8 @@ class Cause(enum.StrEnum):
     CAPTURED_POINTER = "captured pointer freed"
     REWRITTEN_IN_FLIGHT = "buffer rewritten in flight"
     MISSING_WAIT = "missing wait between streams"
+    READ_IN_FLIGHT = "buffer read in flight"
+    REUSED_IN_FLIGHT = "memory reused in flight"
     EMPTY_LAUNCH = "empty launch"
     GRID_TOO_SMALL = "grid too small"
     GRID_LIMIT = "grid over the limit"
@@ -297,6 +299,9 @@ CAUSES: dict[Cause, CauseRow] = {
     Cause.CAPTURED_POINTER: CauseRow(symptoms=_OF_MEMORY, blames=Blame.FREE),
     Cause.MISSING_WAIT: CauseRow(symptoms=_OF_MEMORY | _HANG, is_of_engine=True),
     Cause.REWRITTEN_IN_FLIGHT: CauseRow(symptoms=_OF_MEMORY, is_of_engine=True),
+    # Of which only the order of a program tells: where it was not watched, no row does.
+    Cause.READ_IN_FLIGHT: CauseRow(symptoms=frozenset()),
+    Cause.REUSED_IN_FLIGHT: CauseRow(symptoms=frozenset()),
     Cause.PENDING_ERROR: CauseRow(symptoms=_ERROR | {"crash"}),
     Cause.LATE_OUT_OF_MEMORY: CauseRow(
         symptoms=_ERROR | {"crash"}, untested="refusals: no call reported that memory was out"

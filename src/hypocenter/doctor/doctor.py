@@ -44,11 +44,11 @@ from hypocenter.doctor.rungs.hang import hang
 from hypocenter.doctor.rungs.hints import hints
 from hypocenter.doctor.rungs.limits import limits
 from hypocenter.doctor.rungs.numbers import numbers
+from hypocenter.doctor.rungs.order.streams import order
 from hypocenter.doctor.rungs.refusals import refusals
 from hypocenter.doctor.rungs.replays import replays
 from hypocenter.doctor.rungs.seen.card_hardware import card_hardware
 from hypocenter.doctor.rungs.seen.unwritten_reads import unwritten_reads
-from hypocenter.doctor.rungs.streams import order
 from hypocenter.doctor.rungs.values import values
 from hypocenter.doctor.rungs.watched_access import guarded_run, sanitizer
 from hypocenter.doctor.surfaced import describe_surface, symptom

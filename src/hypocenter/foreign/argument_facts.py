@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from hypocenter.dtypes import RECORD_NAMES
@@ -33,8 +34,14 @@ def _bytes_of(tensor: Any) -> bytes:
     return ctypes.string_at(held.data_ptr(), held.numel() * held.element_size())
 
 
-def mark_undefined(torch: Any) -> None:
+def mark_undefined(
+    torch: Any,
+    within: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    after: Callable[[], None] = lambda: None,
+) -> None:
     """Fill what nobody has written in small new tensors of floats with UNDEFINED, which is NaN.
+
+    It is done `within` that, and `after` is called where a GPU was asked to.
 
     Not what is made while a graph is captured, which would be filled at each replay, nor what is
     given to be written to (`out=`), nor what torch.compile only imagines.
@@ -46,8 +53,8 @@ def mark_undefined(torch: Any) -> None:
             tensor = original(*args, **options)
             if not torch.compiler.is_compiling() and options.get("out") is None:
                 # Tensors of vmap, and sparse ones, have no memory that could be filled.
-                with contextlib.suppress(RuntimeError):
-                    _fill(torch, tensor)
+                with contextlib.suppress(RuntimeError), within():
+                    _fill(torch, tensor, after)
             return tensor
 
         return make
@@ -61,7 +68,8 @@ def mark_undefined(torch: Any) -> None:
         setattr(owner, name, mark(getattr(owner, name)))
 
 
-def _fill(torch: Any, tensor: Any) -> None:
+def _fill(torch: Any, tensor: Any, after: Callable[[], None]) -> None:
+    """Fill one; `after` is called where a GPU was asked to."""
     kind = tensor.device.type
     if not tensor.dtype.is_floating_point:
         return
@@ -69,6 +77,8 @@ def _fill(torch: Any, tensor: Any) -> None:
         storage = tensor.untyped_storage()
         if storage.nbytes() <= MAX_LOOKED_AT_BYTES:
             storage.fill_(UNDEFINED)
+            if kind == "cuda":
+                after()
 
 
 def undefined_in(tensor: Any, number: int, dtype: str) -> list[Values]:

@@ -21,6 +21,8 @@ from hypocenter.package import is_own_file
 
 #: Parts of file names in which no program of anybody's own lies.
 _FOLDERS = ("site-packages", "dist-packages")
+#: Where Python's own library lies.
+_STANDARD = os.path.dirname(os.__file__) + os.sep
 _LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("triton", "torch", "hypocenter"))
 #: Functions and methods of torch that always take memory; others may return a view of older memory.
 _MAKERS = frozenset(
@@ -74,7 +76,7 @@ def _look_at(frame: FrameType) -> tuple[_Whose, str, CodeType]:
 def _whose(file: str) -> _Whose:
     if file.startswith("<") or is_library(file) or is_written_by_inductor(file):
         return _Whose.NOBODYS
-    is_installed = any(part in file for part in _FOLDERS)
+    is_installed = any(part in file for part in _FOLDERS) or file.startswith(_STANDARD)
     return _Whose.INSTALLED if is_installed else _Whose.OWN
 
 

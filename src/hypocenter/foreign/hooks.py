@@ -30,6 +30,7 @@ from hypocenter.foreign.lost_launches import LostLaunches
 from hypocenter.foreign.recorder import ForeignRecorder
 from hypocenter.foreign.repeats import Repeat
 from hypocenter.foreign.seen_reads import SeenReads, watch_reads
+from hypocenter.foreign.streams.session import OrderSession
 from hypocenter.record.events import Launched
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class _State:
     #: How often Triton was asked for the code of a kernel.
     num_compiled = 0
     graphs: GraphWatch
+    #: In a run that is looked at closely, or guarded, once torch is loaded.
+    order: OrderSession | None = None
     #: To be called when torch.compile has been loaded.
     on_compiler_loaded: Callable[[], None] = staticmethod(lambda: None)
 
@@ -70,9 +73,14 @@ def module_loaded(module: Any) -> None:
         _watch_the_end()
         _watch_waits(module)
         _State.graphs.watch(module)
-        if Environment.read().trace:
-            mark_undefined(module)
-            _State.on_compiler_loaded = watch_reads(module, _reads, _attempt)
+        environment = Environment.read()
+        if environment.trace or environment.guard:
+            order = _State.order = OrderSession(module, recorder, _attempt, _close)
+            reads = _reads if environment.trace else lambda: None
+            if environment.trace:
+                mark_undefined(module, order.quiet, order.end_filling)
+            if environment.trace or order.run is not None:
+                _State.on_compiler_loaded = watch_reads(module, reads, _attempt_quietly, order.run)
     elif module.__name__ == "torch._dynamo":
         _State.on_compiler_loaded()
     elif module.__name__ == "triton.runtime.jit":
@@ -100,6 +108,11 @@ def _reads() -> SeenReads | None:
     return _State.recorder.reads
 
 
+def _quiet() -> contextlib.AbstractContextManager[None]:
+    """What torch does meanwhile is no part of the program's order."""
+    return _State.order.quiet() if _State.order is not None else contextlib.nullcontext()
+
+
 def recorder() -> ForeignRecorder | None:
     """The recorder of this process, opened by the first thing that is worth it."""
     if _State.recorder is None and not _State.is_off:
@@ -120,9 +133,15 @@ def recorder() -> ForeignRecorder | None:
 def _close() -> None:
     _attempt(_note_captured)
     _State.lost.tell()
+    _attempt(_finish_order)
     if _State.recorder is not None:
         _attempt(_State.recorder.close)
         _State.recorder = None
+
+
+def _finish_order() -> None:
+    if _State.order is not None:
+        _State.order.finish(is_recorded=_State.recorder is not None)
 
 
 def _forget() -> None:
@@ -149,6 +168,12 @@ def _attempt(do: Callable[..., Any], *args: Any) -> None:
         do(*args)
     except Exception as error:
         _note_error(error)
+
+
+def _attempt_quietly(do: Callable[..., Any], *args: Any) -> None:
+    """The same, for what asks torch for values: the waits of that are none of the program's."""
+    with _quiet():
+        _attempt(do, *args)
 
 
 def _attempt_launch(do: Callable[..., Any], tuner: Any, *args: Any) -> None:
@@ -259,21 +284,26 @@ class _Launch:
                 device, stream = (
                     (INTERPRETER, "") if is_interpreted else device_and_stream(sys.modules["torch"])
                 )
-                self.made = opened.record_launch(
-                    self.jit,
-                    self.args,
-                    self.options,
-                    size,
-                    device,
-                    None if is_interpreted else _limits,
-                    stream,
-                    caller,
-                    site,
-                    _State.graphs.captured_into,
-                    is_compiled=_State.num_compiled > self.num_compiled,
-                )
+                with _quiet():
+                    self.made = opened.record_launch(
+                        self.jit,
+                        self.args,
+                        self.options,
+                        size,
+                        device,
+                        None if is_interpreted else _limits,
+                        stream,
+                        caller,
+                        site,
+                        _State.graphs.captured_into,
+                        is_compiled=_State.num_compiled > self.num_compiled,
+                    )
                 # Nobody else keeps the program's tensors alive.
                 self.repeat, opened.repeat = opened.repeat, None
+                watch = _State.order.watch if _State.order is not None else None
+                if watch is not None and not is_interpreted:
+                    given = dict(zip(self.jit.arg_names, self.args, strict=False)) | self.options
+                    watch.launch(self.jit, given, self.made.seq if self.made else 0, site, caller)
         except Exception as error:
             _note_error(error, _name_of(self.jit))
         return size
@@ -351,7 +381,9 @@ def _run_guarded(original: Any, launch: _Launch, guarded: GuardedLaunch) -> Any:
     guarded.made, guarded.grid = launch.made, tuple(int(number) for number in size)
     if _State.recorder is not None:
         _State.recorder.count_guarded()
-    _attempt(_note_faults, guarded, guarding.settle(guarded))
+    with _quiet():
+        faults = guarding.settle(guarded)
+    _attempt(_note_faults, guarded, faults)
     return result
 
 
@@ -373,7 +405,8 @@ def _make_again(original: Any, launch: _Launch, repeat: Repeat, compiled: Any) -
         again = functools.partial(original, launch.jit, grid=launch.size, warmup=False)
         # Triton's interpreter runs a replay as well: it has nothing to say against one.
         make = None if launch.is_interpreted else again
-        _State.recorder.record_outcome(launch.made, repeat, make, compiled)
+        with _quiet():
+            _State.recorder.record_outcome(launch.made, repeat, make, compiled)
 
 
 def _note_compiled(jit: Any, given: Mapping[str, Any], size: tuple[int, ...]) -> None:

@@ -50,6 +50,7 @@ from hypocenter.record.events import (
 )
 from hypocenter.record.guard_faults import AccessFault
 from hypocenter.record.held.contents import LaunchOutcome, OtherBits
+from hypocenter.record.order_events import Disordered, OrderWatched
 from hypocenter.record.run_records import DeviceRecord
 from hypocenter.record.runtime_text import kind_of_text
 from hypocenter.refusals import AnyRefusal
@@ -420,6 +421,11 @@ class ForeignRecorder:
         with self._lock:
             lost = LostLaunch(**self._log.now(), kernel=kernel, reason=reason, num=num)
             self._log.keep_event(lost)
+
+    def record_order(self, kind: type[Disordered | OrderWatched], fields: dict[str, Any]) -> None:
+        """Of the order of the program's work: the fields of such an event but for its number."""
+        with self._lock:
+            self._log.keep_event(kind(**self._log.now(), **fields))
 
     def record_synchronisation(self, site: str) -> None:
         """The host has waited for everything."""

@@ -219,12 +219,16 @@ class SeenReads:
 
 
 def watch_reads(
-    torch: Any, seen: Callable[[], SeenReads | None], attempt: Callable[..., None]
+    torch: Any,
+    seen: Callable[[], SeenReads | None],
+    attempt: Callable[..., None],
+    run: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any] | None = None,
 ) -> Callable[[], None]:
     """Have each operation of this thread noted, below autograd, from now on.
 
-    `seen` is asked each time: nothing is looked at until a launch is recorded. What is returned is
-    to be called once the program has loaded torch.compile.
+    `seen` is asked each time: nothing is looked at until a launch is recorded. `run` runs an
+    operation, where somebody else looks at it too. What is returned is to be called once the
+    program has loaded torch.compile.
     """
     mode: Any = torch.utils._python_dispatch.TorchDispatchMode
     is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
@@ -240,9 +244,10 @@ def watch_reads(
         def __torch_dispatch__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
         ) -> Any:
-            result = func(*args, **(kwargs or {}))
+            keywords = kwargs or {}
+            result = func(*args, **keywords) if run is None else run(func, args, keywords)
             if (looking := seen()) is not None and looking.is_needed:
-                attempt(looking.note, func, args, kwargs or {}, result)
+                attempt(looking.note, func, args, keywords, result)
             return result
 
     hidden: Any = Watch.__torch_dispatch__

@@ -56,6 +56,7 @@ from hypocenter.record.held.bundle_arrays import (
     read_arrays,
 )
 from hypocenter.record.held.contents import MAX_OUTCOMES, LaunchOutcome, Snapshot
+from hypocenter.record.order_events import Disordered, OrderWatched
 from hypocenter.record.run_records import CheckRecord, ModelRecord
 
 VERSION = 3
@@ -133,8 +134,10 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether a program was recorded that is not this package's, and of it launches alone."""
-        return bool(self.tensors) and all(tensor.owner == FOREIGN for tensor in self.tensors)
+        """Whether a program was recorded that is not this package's: its launches, or its order."""
+        if not self.tensors:
+            return any(isinstance(event, Disordered | OrderWatched) for event in self.events)
+        return all(tensor.owner == FOREIGN for tensor in self.tensors)
 
     def declaration(self, launch: LaunchRecord) -> Declaration | None:
         """What the contract of a launch says."""

@@ -22,6 +22,7 @@ from hypocenter.record.engine.engine_events import (
     TextAsked,
 )
 from hypocenter.record.guard_faults import AccessFault
+from hypocenter.record.order_events import Disordered, OrderWatched
 from hypocenter.refusals import AnyRefusal
 
 ScalarValue = bool | int | float | str | None
@@ -449,13 +450,17 @@ AnyEvent = (
     | MaskedOff
     | RanUnguarded
     | LostLaunch
+    | Disordered
+    | OrderWatched
 )
 
 
 def is_lasting(event: AnyEvent) -> bool:
     """Whether it stays without its step: of memory, found by a guard, or a graph's launch."""
+    if isinstance(event, Launched):
+        return event.graph > 0
     of_memory = Allocated | Freed | Captured | MaskedOff | RanUnguarded | LostLaunch
-    return event.graph > 0 if isinstance(event, Launched) else isinstance(event, of_memory)
+    return isinstance(event, of_memory | Disordered | OrderWatched)
 
 
 #: The plan of a Place whose launch belongs to no plan; its `launch` is the event's `seq` then.

@@ -60,6 +60,10 @@ class FindingKind(enum.StrEnum):
     WAITS_FOR_EVER = "waits for ever"
     ASSERTION = "assertion"
     BAD_GRID = "bad grid"
+    MISSING_WAIT = "missing wait"
+    READ_IN_FLIGHT = "read in flight"
+    REWRITTEN_IN_FLIGHT = "rewritten in flight"
+    REUSED_IN_FLIGHT = "reused in flight"
 
 
 #: An offset left its type; by the type's name in Triton.

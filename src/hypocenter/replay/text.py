@@ -47,6 +47,8 @@ def finding_text(finding: Finding, configurations: Sequence[str] = ()) -> str:
 
 def _of_what(finding: Finding) -> str:
     """`load of x_ptr in add`; of a whole launch what that did, or left undone."""
+    if finding.operation == "order":
+        return f"{finding.argument}, by {finding.kernel}" if finding.argument else finding.kernel
     if finding.operation == "launch":
         whose = f"{finding.argument}, by " if finding.argument else ""
         return f"{whose}this launch of {finding.kernel}"

@@ -45,6 +45,7 @@ from hypocenter.errors import (
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Launched, Rejected, Stepped
+from hypocenter.record.order_events import Disordered, OrderWatched
 from hypocenter.record.ring import Run
 from hypocenter.record.runtime_text import is_without_driver
 from hypocenter.watch import collect, dead_runs, foreign_runs
@@ -445,7 +446,8 @@ def _quiet_victim(request: DoctorRequest) -> str | None:
 
 
 def _has_launches(made: Bundle) -> bool:
-    return any(isinstance(event, Stepped | Launched | Rejected) for event in made.events)
+    told = Stepped | Launched | Rejected | Disordered | OrderWatched
+    return any(isinstance(event, told) for event in made.events)
 
 
 def _save(made: Bundle, out: str | None) -> Path:

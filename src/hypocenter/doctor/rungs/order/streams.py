@@ -7,11 +7,13 @@ order to the streams that wait for it, a host that waits has everything behind i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.rungs.order.program_order import program_order
+from hypocenter.order.clocks import HOST, Clocks
 from hypocenter.record.events import (
     AnyEvent,
     Copied,
@@ -23,10 +25,8 @@ from hypocenter.record.events import (
     StreamEvent,
     Waited,
 )
-from hypocenter.record.gap import Gap
 
 NAME = "order"
-_HOST = "the host"
 #: What speaks against a cause of which there is a proof.
 _WOULD_REFUTE = {
     Cause.MISSING_WAIT: "a wait between the two",
@@ -57,54 +57,6 @@ class _Touch:
     tensor: int = -1
 
 
-@dataclass(slots=True)
-class _Clocks:
-    """For each stream how far it is, and how far of the others it knows to be behind it."""
-
-    now: dict[str, int] = field(default_factory=dict)
-    seen: dict[str, dict[str, int]] = field(default_factory=dict)
-    events: dict[int, tuple[str, dict[str, int]]] = field(default_factory=dict)
-
-    def tick(self, stream: str) -> int:
-        self.now[stream] = self.now.get(stream, 0) + 1
-        known = self.seen.setdefault(stream, {})
-        for other, at in self.seen.get(_HOST, {}).items():
-            known[other] = max(known.get(other, 0), at)
-        known[stream] = self.now[stream]
-        return self.now[stream]
-
-    def record(self, event: int, stream: str) -> None:
-        self.tick(stream)
-        self.events[event] = stream, dict(self.seen[stream])
-
-    def wait(self, event: int, stream: str) -> bool:
-        """Whether the event was recorded before."""
-        made = self.events.get(event)
-        known = self.seen.setdefault(stream, {})
-        for other, at in (made[1] if made else {}).items():
-            known[other] = max(known.get(other, 0), at)
-        return made is not None
-
-    def host_waits(self, stream: str | None) -> None:
-        for waited in [stream] if stream is not None else list(self.now):
-            self.host_waited(self.behind(waited))
-
-    def behind(self, stream: str) -> dict[str, int]:
-        """What lies before whatever is asked for in a stream now."""
-        return {**self.seen.get(stream, {}), stream: self.now.get(stream, 0)}
-
-    def host_waited(self, behind: dict[str, int]) -> None:
-        known = self.seen.setdefault(_HOST, {})
-        for other, at in behind.items():
-            known[other] = max(known.get(other, 0), at)
-
-    def is_before(self, touch: _Touch, stream: str) -> bool:
-        return self.seen.get(stream, {}).get(touch.stream, 0) >= touch.tick
-
-    def is_done(self, touch: _Touch) -> bool:
-        return self.seen.get(_HOST, {}).get(touch.stream, 0) >= touch.tick
-
-
 @dataclass(frozen=True, slots=True)
 class _Disorder:
     cause: Cause
@@ -116,12 +68,7 @@ class _Disorder:
 def order(case: Case) -> list[Claim]:
     """Waits that are missing, and events that were never recorded."""
     if case.is_foreign:
-        case.leave_unseen(
-            Gap.not_recorded(
-                "the order of streams", "a program's own events and waits are not recorded"
-            )
-        )
-        return []
+        return program_order(case)
     events = case.bundle.events
     if not events:
         return [
@@ -167,7 +114,7 @@ def _disorder(
     case: Case, events: Sequence[AnyEvent], waits: frozenset[int] = frozenset()
 ) -> list[_Disorder]:
     """Pairs in no order. Before each event of `waits` the host is taken to wait for everything."""
-    clocks, found = _Clocks(), list[_Disorder]()
+    clocks, found = Clocks(), list[_Disorder]()
     tensors: dict[int, list[_Touch]] = {}
     is_parallel = len(_streams(case)) > 1
     pinned: list[tuple[int, int, _Touch]] = []
@@ -246,7 +193,7 @@ def _beginnings(case: Case, events: Sequence[AnyEvent]) -> dict[int, list[Steppe
     return begins
 
 
-def _stream_event(clocks: _Clocks, event: StreamEvent) -> Iterator[_Disorder]:
+def _stream_event(clocks: Clocks, event: StreamEvent) -> Iterator[_Disorder]:
     if event.action == "record":
         clocks.record(event.event, event.stream)
     elif event.action == "synchronise":
@@ -271,14 +218,18 @@ def _stream_event(clocks: _Clocks, event: StreamEvent) -> Iterator[_Disorder]:
 
 
 def _rewritten(
-    clocks: _Clocks, event: HostWrote, pinned: list[tuple[int, int, _Touch]]
+    clocks: Clocks, event: HostWrote, pinned: list[tuple[int, int, _Touch]]
 ) -> Iterator[_Disorder]:
     end = event.host_address + event.num_bytes
     for address, num_bytes, copy in pinned:
-        if address < end and event.host_address < address + num_bytes and not clocks.is_done(copy):
+        if (
+            address < end
+            and event.host_address < address + num_bytes
+            and not clocks.is_before(copy.stream, copy.tick, HOST)
+        ):
             write = _Touch(
                 "the host's write",
-                _HOST,
+                HOST,
                 0,
                 event.seq,
                 True,
@@ -297,14 +248,14 @@ def _rewritten(
 
 
 def _against(
-    clocks: _Clocks, touch: _Touch, tensors: dict[int, list[_Touch]]
+    clocks: Clocks, touch: _Touch, tensors: dict[int, list[_Touch]]
 ) -> Iterator[_Disorder]:
     before = tensors.setdefault(touch.tensor, [])
     for other in before:
         if (
             (other.is_write or touch.is_write)
             and other.stream != touch.stream
-            and not clocks.is_before(other, touch.stream)
+            and not clocks.is_before(other.stream, other.tick, touch.stream)
         ):
             verb = "writes" if other.is_write else "reads"
             yield _Disorder(
@@ -323,7 +274,7 @@ def _against(
     before.append(touch)
 
 
-def _copy_touches(case: Case, event: Copied, clocks: _Clocks) -> Iterator[_Touch]:
+def _copy_touches(case: Case, event: Copied, clocks: Clocks) -> Iterator[_Touch]:
     tick = clocks.tick(event.stream)
     tensor = case.tensors.get(event.tensor) if event.tensor is not None else None
     if tensor is not None:
@@ -340,7 +291,7 @@ def _copy_touches(case: Case, event: Copied, clocks: _Clocks) -> Iterator[_Touch
         )
 
 
-def _launch_touches(case: Case, event: Stepped | Launched, clocks: _Clocks) -> Iterator[_Touch]:
+def _launch_touches(case: Case, event: Stepped | Launched, clocks: Clocks) -> Iterator[_Touch]:
     uses = case.index.launches_of(event)
     streams = {use.launch.stream for use in uses}
     ticks = {stream: clocks.tick(stream) for stream in streams}
