@@ -34,6 +34,7 @@ class ErrorKind(enum.StrEnum):
     OUT_OF_MEMORY = "out of memory"
     NO_CODE = "no code for this architecture"
     ENDLESS = "a launch that does not end"
+    NOT_A_NUMBER = "a number that is none"
 
 
 class HypoError(Exception):

@@ -130,6 +130,15 @@ class DoctorOptions:
             **SWITCH,
         ),
     ] = False
+    nan: Annotated[
+        bool,
+        Parameter(
+            name="--nan",
+            help="Find the first operation of a torch program that made NaN or infinity of finite "
+            "numbers. The bundle then holds a few numbers of that operation.",
+            **SWITCH,
+        ),
+    ] = False
     again: Annotated[
         bool,
         Parameter(

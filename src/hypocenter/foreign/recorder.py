@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from hypocenter.errors import ErrorKind
 from hypocenter.foreign.argument_facts import (
     INTERPRETER,
     MAX_LOOKED_AT_BYTES,
@@ -50,7 +51,7 @@ from hypocenter.record.events import (
 from hypocenter.record.guard_faults import AccessFault
 from hypocenter.record.held.contents import LaunchOutcome, OtherBits
 from hypocenter.record.run_records import DeviceRecord
-from hypocenter.record.runtime_text import kind_of_text
+from hypocenter.record.runtime_text import is_of_numbers, kind_of_text
 from hypocenter.refusals import AnyRefusal
 
 MAX_KERNELS = 1024
@@ -399,6 +400,11 @@ class ForeignRecorder:
             self._of_guard.append(event)
             self._log.keep_event(event)
 
+    def record_number(self, event: Any, **fields: Any) -> None:
+        """An event of `record/nonfinite.py`, with its own fields."""
+        with self._lock:
+            self._log.keep_event(event(**self._log.now(), **fields))
+
     def begin(self) -> None:
         """A wait for the GPU begins, which may take longer than anyone waits for."""
         self.reads.is_in_launch = True
@@ -424,6 +430,9 @@ class ForeignRecorder:
 
     def record_failure(self, call: str, outcome: str, site: str, *, is_statement: bool) -> None:
         """An exception ends the program; see Called."""
+        kind = kind_of_text(outcome)
+        if kind is ErrorKind.OTHER and is_of_numbers(f"{outcome} {call}"):
+            kind = ErrorKind.NOT_A_NUMBER
         with self._lock:
             self._has_failed = True
             self._memory.drain()
@@ -433,7 +442,7 @@ class ForeignRecorder:
                     call=call,
                     outcome=outcome,
                     site=site,
-                    kind=kind_of_text(outcome),
+                    kind=kind,
                     is_statement=is_statement,
                 )
             )

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from hypocenter.cards import MAX_CARDS, Card
-from hypocenter.errors import BadBundle
+from hypocenter.errors import BadBundle, ErrorKind
 from hypocenter.record.bundle_json import (
     DAMAGE,
     NONFINITE,
@@ -55,6 +55,7 @@ from hypocenter.record.held.bundle_arrays import (
     read_arrays,
 )
 from hypocenter.record.held.contents import MAX_OUTCOMES, LaunchOutcome, Snapshot
+from hypocenter.record.nonfinite import NumbersWatched
 from hypocenter.record.run_records import CheckRecord, ModelRecord
 
 VERSION = 3
@@ -123,6 +124,9 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_foreign(self) -> bool:
         """Whether a program was recorded that is not this package's, and of it launches alone."""
+        if not self.tensors and not self.plans:
+            is_of_numbers = self.fault.error_kind is ErrorKind.NOT_A_NUMBER
+            return is_of_numbers or any(isinstance(e, NumbersWatched) for e in self.events)
         return bool(self.tensors) and all(tensor.owner == FOREIGN for tensor in self.tensors)
 
     def declaration(self, launch: LaunchRecord) -> Declaration | None:

@@ -21,6 +21,7 @@ from hypocenter.record.engine.engine_events import (
     LostRank,
 )
 from hypocenter.record.guard_faults import AccessFault
+from hypocenter.record.nonfinite import NonFinite, NonFiniteReached, NumbersWatched
 from hypocenter.refusals import AnyRefusal
 
 ScalarValue = bool | int | float | str | None
@@ -431,14 +432,18 @@ AnyEvent = (
     | Rejected
     | MaskedOff
     | RanUnguarded
+    | NonFinite
+    | NonFiniteReached
+    | NumbersWatched
 )
 
 
 def is_lasting(event: AnyEvent) -> bool:
-    """Whether it stays without its step: of memory, found by a guard, or a graph's launch."""
+    """Whether it stays without its step: of memory, found by a watch, or a graph's launch."""
     if isinstance(event, Launched):
         return event.graph > 0
-    return isinstance(event, Allocated | Freed | Captured | MaskedOff | RanUnguarded)
+    of_numbers = NonFinite | NonFiniteReached | NumbersWatched
+    return isinstance(event, Allocated | Freed | Captured | MaskedOff | RanUnguarded | of_numbers)
 
 
 #: The plan of a Place whose launch belongs to no plan; its `launch` is the event's `seq` then.

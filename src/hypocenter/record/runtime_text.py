@@ -89,6 +89,18 @@ def kind_of_text(text: str) -> ErrorKind:
     return next((kind for words, kind in _KINDS if words.search(text)), ErrorKind.OTHER)
 
 
+#: In the exception, or in the statement, with which a program ends at NaN or infinity.
+_OF_NUMBERS = re.compile(
+    r"(?<![a-z])(nans?|is_?nan|is_?inf|is_?finite|infs?|infinity|non-?finite|finite)(?![a-z])",
+    re.IGNORECASE,
+)
+
+
+def is_of_numbers(text: str) -> bool:
+    """Whether what ended a program is about NaN or infinity."""
+    return bool(_OF_NUMBERS.search(text))
+
+
 def is_of_capture(code: int | None) -> bool:
     """Whether an error of this number is about a graph that is being captured."""
     return code is not None and 900 <= code <= 908

@@ -44,6 +44,7 @@ from hypocenter.errors import (
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Launched, Rejected, Stepped
+from hypocenter.record.nonfinite import NumbersWatched
 from hypocenter.record.ring import Run
 from hypocenter.watch import collect, dead_runs, foreign_runs
 from hypocenter.watch.child import START_SECONDS, Deadlines, Ended, watch
@@ -90,6 +91,7 @@ class DoctorRequest:
         if not self.command:
             given = {
                 "--suspect": asked.suspect,
+                "--nan": asked.nan,
                 "--again": asked.again,
                 "--deadline": asked.deadline is not None,
             }
@@ -104,6 +106,13 @@ class DoctorRequest:
                 "--again is for programs that are not hypocenter's; its own engine has "
                 "--launch-mode guarded, and `hypo doctor --suspect`"
             )
+        if asked.nan and self.is_own:
+            raise UsageError(
+                "--nan is for programs that are not hypocenter's; of its own engine "
+                "`hypo doctor --suspect` finds the first number that is none"
+            )
+        if asked.nan and asked.again:
+            raise UsageError("--again looks for numbers that are none by itself; leave --nan out")
         if asked.again and asked.good is not None:
             raise UsageError("--again looks for a cause without a good run; leave --good out")
         if asked.deadline is not None and not 0 < asked.deadline <= MAX_DEADLINE_SECONDS:
@@ -313,13 +322,17 @@ def _bundle_of_command(request: DoctorRequest) -> tuple[Path, Bundle]:
         stdout = sys.stderr.fileno() if request.as_json or asked.markdown else None
         ended = watch(
             command_of(request),
-            environment_of(runs, suspect=asked.suspect, is_own=request.is_own),
+            environment_of(
+                runs, suspect=asked.suspect, is_own=request.is_own, is_nan=asked.nan
+            ),
             runs,
             pass_on,
             deadlines,
             stdout,
         )
-        made = collect.collect(runs, ended, suspect=asked.suspect, with_prompts=asked.with_prompts)
+        made = collect.collect(
+            runs, ended, suspect=asked.suspect or asked.nan, with_prompts=asked.with_prompts
+        )
         was_killed = ended.is_interrupted and ended.signal == signal.SIGKILL
         if made is None or (was_killed and not asked.suspect):
             sys.exit(_leave(request, ended, collect.main_run(runs)))
@@ -403,7 +416,8 @@ def _quiet_victim(request: DoctorRequest) -> str | None:
 
 
 def _has_launches(made: Bundle) -> bool:
-    return any(isinstance(event, Stepped | Launched | Rejected) for event in made.events)
+    told = Stepped | Launched | Rejected | NumbersWatched
+    return any(isinstance(event, told) for event in made.events)
 
 
 def _save(made: Bundle, out: str | None) -> Path:
