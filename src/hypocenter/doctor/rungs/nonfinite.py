@@ -109,16 +109,20 @@ def _chain(last: int, made: dict[int, NonFinite]) -> list[NonFinite]:
     """From what made the first number to what made the one that came out."""
     chain = [made[last]]
     while chain[0].comes_from and len(chain) <= len(made):
-        before = made.get(chain[0].comes_from[0])
-        if before is None:
+        before = [made[number] for number in chain[0].comes_from if number in made]
+        if not before:
             break
-        chain.insert(0, before)
+        chain.insert(0, min(before, key=_is_meant))
     return chain
 
 
+def _is_meant(event: NonFinite) -> bool:
+    """An infinity that stands in the source or the data, as in a mask."""
+    return event.kind is NumberKind.GIVEN and math.isinf(event.result.value)
+
+
 def _claim(reached: NonFiniteReached, chain: list[NonFinite]) -> Claim:
-    meant = [e for e in chain if e.kind is NumberKind.GIVEN and math.isinf(e.result.value)]
-    rest = [event for event in chain if event not in meant]
+    rest = [event for event in chain if not _is_meant(event)]
     root = rest[0] if rest else chain[-1]
     evidence = tuple(link_text(event) for event in chain if event is not root)
     evidence = (*evidence, reached_text(reached))

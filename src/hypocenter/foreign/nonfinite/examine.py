@@ -67,6 +67,8 @@ class Examiner:
         self._taints: weakref.WeakKeyDictionary[Any, Taint] = weakref.WeakKeyDictionary()
         self._events: dict[int, Found] = {}
         self._known: dict[object, int] = {}
+        #: By id those whose numbers it all began with; none for infinities that are meant.
+        self._roots: dict[int, frozenset[int]] = {0: frozenset()}
         self.num_lost = 0
         self.tested: Tested | None = None
         self.last_nan = 0
@@ -197,7 +199,6 @@ class Examiner:
         """Note who made what a result holds."""
         nans = {number for is_nan, number in new if is_nan}
         infs = {number for is_nan, number in new if not is_nan}
-        is_sure = all(sources[id(one)].is_sure for one in guilty)
         has_nan, has_inf = bool((rest & nan).any()), bool((rest & ~nan).any())
         old = self._taints.get(result.untyped_storage()) or Taint()
         if has_nan:
@@ -212,12 +213,12 @@ class Examiner:
             )
             nans = nans or ({unknown} if has_nan else set())
             infs = infs or ({unknown} if has_inf else set())
-            is_sure = is_sure and scalar is not None
         is_part = result.nbytes < result.untyped_storage().nbytes()
         if is_part:
             nans |= {old.nan} - {0}
             infs |= {old.inf} - {0}
-        is_sure = is_sure and len(nans) <= 1 and len(infs) <= 1
+        is_sure = self._is_one(nans) and self._is_one(infs)
+        is_sure = is_sure and all(sources[id(one)].is_sure for one in guilty)
         taint = Taint(min(nans, default=0), min(infs, default=0), is_sure)
         self._taints[result.untyped_storage()] = taint
         self.last_nan = taint.nan or self.last_nan
@@ -278,6 +279,10 @@ class Examiner:
         return self._event(
             made, mask, kind=kind, name=one.name, made_at=made_at if is_undefined else ""
         )
+
+    def _is_one(self, numbers: set[int]) -> bool:
+        """Whether what these made began with one operation."""
+        return len({root for number in numbers for root in self._roots[number]}) <= 1
 
     def _given_number(self, made: _Made, scalar: float) -> int:
         """The event of a number that stands in the source, as in `masked_fill(mask, -inf)`."""
@@ -344,6 +349,10 @@ class Examiner:
         if len(self._events) >= MAX_TOLD:
             return 0
         found.id = self._known[whole] = len(self._events) + 1
+        before = {root for one in found.comes_from for root in self._roots[one]}
+        found.is_sure = found.is_sure and len(before) <= 1
+        is_meant = found.kind is NumberKind.GIVEN and math.isinf(found.result.value)
+        self._roots[found.id] = frozenset() if is_meant else frozenset(before or {found.id})
         self._events[found.id] = found
         self._tell(NonFinite, **found.fields())
         return found.id

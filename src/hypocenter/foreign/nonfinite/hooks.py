@@ -46,7 +46,7 @@ class NumberHooks:
         if opened is None:
             return
         self.watch = NumberWatch(torch, opened.record_number, self._may_look)
-        _enter_mode(torch, self)
+        enter_mode(torch, self)
         for name in ("tolist", "__repr__"):
             self._watch_reader(torch.Tensor, name)
         self._watch_compile(torch)
@@ -134,7 +134,8 @@ class NumberHooks:
         torch.compile = compile_model
 
 
-def _enter_mode(torch: Any, hooks: NumberHooks) -> None:
+def enter_mode(torch: Any, hooks: NumberHooks) -> Any:
+    """Have each operation of this thread made by `hooks`, below autograd; the mode, to be left."""
     base: Any = torch.utils._python_dispatch.TorchDispatchMode
 
     class Watch(base):  # type: ignore[misc]
@@ -152,4 +153,4 @@ def _enter_mode(torch: Any, hooks: NumberHooks) -> None:
     if plain is not None and "torch._dynamo" not in sys.modules:
         # Torch hides the method from its compiler, for which it loads that: seconds, for nothing.
         Watch.__torch_dispatch__ = plain  # type: ignore[method-assign]
-    Watch().__enter__()
+    return Watch().__enter__()

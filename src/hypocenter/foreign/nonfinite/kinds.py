@@ -311,7 +311,10 @@ def _try_change(torch: Any, found: Found, trial: Trial) -> None:
     if change is Change.DENOMINATOR:
         of = {"addcdiv": "tensor2", "reciprocal": "self", "rsqrt": "self", "pow": "self"}
         wanted = of.get(name, "other")
-        found.changed = trial.value(lambda n, t: t.masked_fill(t == 0, 1.0) if n == wanted else t)
+        found.changed = trial.value(
+            lambda n, t: t.masked_fill(t == 0, 1.0) if n == wanted else t,
+            lambda n, x: 1.0 if n == wanted and x == 0 else x,
+        )
     elif change is Change.CLAMPED:
         low = _LOGS.get(name, 0.0) + _TINY
         found.changed = trial.value(
@@ -320,7 +323,10 @@ def _try_change(torch: Any, found: Found, trial: Trial) -> None:
     elif change is Change.UNMASKED:
         found.changed = trial.value(lambda n, t: t.masked_fill(t == -math.inf, 0.0))
     else:
-        found.changed = trial.value(lambda n, t: t.nan_to_num(0.0, 1.0, -1.0))
+        found.changed = trial.value(
+            lambda n, t: t.nan_to_num(0.0, 1.0, -1.0),
+            lambda n, x: math.copysign(1.0, x) if math.isinf(x) else x,
+        )
 
 
 def _inside(tensor: Any, name: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 from hypocenter.foreign.nonfinite.ops import Op, is_looked_at
 
 Change = Callable[[str, Any], Any]
+Number = Callable[[str, float], float]
 #: Inputs of more bytes are not computed with again.
 MAX_BYTES = 1 << 30
 
@@ -30,6 +31,7 @@ class Trial:
     ) -> None:
         self._torch, self._op, self._number, self._at = torch, op, number, at
         self._value, self._pairs = value, pairs
+        self._number_of: Number = lambda name, value: value
         self._is_list = op.facts.name.startswith("_foreach_")
         result = op.results[number]
         self.result_dtype = str(result.dtype).removeprefix("torch.")
@@ -43,10 +45,12 @@ class Trial:
             return False
         return again == self._value or (math.isnan(again) and math.isnan(self._value))
 
-    def value(self, change: Change) -> float | None:
-        """What it leaves there with changed inputs; None where it cannot be made."""
+    def value(self, change: Change, number: Number = lambda name, value: value) -> float | None:
+        """What it leaves there with changed inputs, tensors and numbers; None where it cannot be
+        made."""
         if not self._can_run:
             return None
+        self._number_of = number
         try:
             return self._run(change, None)
         except (RuntimeError, TypeError, ValueError, IndexError):
@@ -58,6 +62,7 @@ class Trial:
         for dtype in (torch.float64, torch.float32):
             if not self._can_run or str(dtype)[6:] == self.result_dtype:
                 continue
+            self._number_of = lambda name, value: value
             try:
                 return str(dtype)[6:], self._run(lambda name, tensor: tensor.to(dtype), dtype)
             except (RuntimeError, TypeError, ValueError, IndexError):
@@ -95,6 +100,8 @@ class Trial:
             value = list(value)[self._number : self._number + 1]
         if isinstance(value, list | tuple):
             return [self._argument(name, part, change, left, written) for part in value]
+        if isinstance(value, float | int) and not isinstance(value, bool):
+            return self._number_of(name, value)
         if not is_looked_at(self._torch, value):
             return value.clone() if is_written and hasattr(value, "clone") else value
         if left and left[0][0] == name:

@@ -15,7 +15,7 @@ from typing import Any
 
 from hypocenter.foreign.caller import caller_of_now
 from hypocenter.foreign.nonfinite.chunk import Chunk
-from hypocenter.foreign.nonfinite.examine import Examiner
+from hypocenter.foreign.nonfinite.examine import Examiner, Tested
 from hypocenter.foreign.nonfinite.ops import (
     Op,
     OpFacts,
@@ -225,7 +225,7 @@ class NumberWatch:
         site = caller_of_now()[1]
         self.flush()
         with self._quiet():
-            if value is None and not bool(tensor.isnan().any()):
+            if value is None and tensor.numel() > 1 and not bool(tensor.isnan().any()):
                 return
             self._tell_reached(tensor, how, site)
 
@@ -236,6 +236,8 @@ class NumberWatch:
         event, value, is_sure = found
         if how is Outcome.READ and self._has_scaler and event.op.node:
             return  # a norm that GradScaler skips a step for
+        if how is Outcome.READ:
+            self._examiner.tested = Tested(event.id, value, site, is_sure)
         self._tell_once(event.id, how, value, site, is_sure=is_sure)
 
     def _tell_once(
