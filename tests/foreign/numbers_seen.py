@@ -30,7 +30,7 @@ def events_of(program: Callable[[], object]) -> list[Any]:
         events.append(event(seq=next(numbers), step=0, **fields))
 
     hooks = NumberHooks(lambda: None, lambda: True)
-    hooks.watch = NumberWatch(torch, tell, lambda: True)
+    hooks.watch = NumberWatch(torch, tell, lambda: True, lambda made, given: None)
     readers = {name: getattr(torch.Tensor, name) for name in ("tolist", "__repr__")}
     for name in readers:
         hooks._watch_reader(torch.Tensor, name)

@@ -21,7 +21,11 @@ from hypocenter.wording import signal_name
 
 
 def environment_of(
-    runs: Path, *, suspect: bool = False, is_own: bool = True, is_guarded: bool = False,
+    runs: Path,
+    *,
+    suspect: bool = False,
+    is_own: bool = True,
+    is_guarded: bool = False,
     is_nan: bool = False,
 ) -> dict[str, str]:
     """The child's: it records into `runs`, and writes its stacks when it is aborted.

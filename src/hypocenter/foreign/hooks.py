@@ -113,7 +113,7 @@ def recorder() -> ForeignRecorder | None:
         _State.recorder = ForeignRecorder(
             environment.run_dir,
             sees_frees=_storages_are_kept(),
-            is_guarded=_is_guarded_run(),
+            is_guarded=_is_guarded_run() or environment.nan,
             looks_closely=environment.trace,
         )
         atexit.register(_close)

@@ -60,6 +60,8 @@ _CELL_STEP, _CELL_STEP_STARTED = ring.CELL_STEP, ring.CELL_STEP_STARTED
 #: What is kept of a tensor of integers of a launch that left one of its tensors, and how many
 #: findings of a guarded run are.
 GUARD_BYTES, MAX_OF_GUARD = 1 << 20, 512
+#: What is kept of all tensors of a launch that gave a number which is none.
+GIVEN_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,6 +406,22 @@ class ForeignRecorder:
         """An event of `record/nonfinite.py`, with its own fields."""
         with self._lock:
             self._log.keep_event(event(**self._log.now(), **fields))
+
+    def record_given(self, made: Launched, given: Mapping[str, Any]) -> None:
+        """What a launch was given, by parameter, as far as that is known and not too much."""
+        found, num_bytes = [], 0
+        for argument in made.launch.arguments:
+            tensor = given.get(argument.name)
+            if argument.tensor is None or tensor is None:
+                continue
+            num_bytes += tensor.numel() * tensor.element_size()
+            if num_bytes > GIVEN_BYTES:
+                return
+            found.append(values_of(tensor, argument.tensor, dtype_of(tensor.dtype)))
+        with self._lock:
+            self._log.keep_outcome(
+                LaunchOutcome(step=made.step, launch=made.seq, given=tuple(found), gave=())
+            )
 
     def begin(self) -> None:
         """A wait for the GPU begins, which may take longer than anyone waits for."""

@@ -73,6 +73,8 @@ class CheckedMemory:
         self.on_access: Callable[[str, Array, Array], None] | None = None
         #: Called with operation, addresses, mask and values of each, and the width of an element.
         self.on_lanes: Callable[[str, Array, Array, Array, int], None] | None = None
+        #: Told of program, operation, operands and result where that is not finite.
+        self.on_numbers: Callable[..., Array | None] | None = None
         self._native = native
         self._arguments: dict[int, Argument] = {}
         self._tables: list[Argument] = []
@@ -98,6 +100,13 @@ class CheckedMemory:
         self._seen = set()
         self._has_synchronised = False
         self._next_epoch()
+
+    def see_numbers(
+        self, operation: str, operands: tuple[Array, ...], result: Array
+    ) -> Array | None:
+        """A result of the program that runs is not finite; what is to stand in its place."""
+        assert self.on_numbers is not None
+        return self.on_numbers(self._program, operation, operands, result)
 
     @property
     def arguments(self) -> tuple[Argument, ...]:

@@ -80,6 +80,7 @@ def replay(
     find_storage: Callable[[int], tuple[int, int] | None] = lambda address: None,
     on_arguments: Callable[[tuple[Argument, ...]], None] = lambda arguments: None,
     on_lanes: Callable[[str, Array, Array, Array, int], None] | None = None,
+    on_numbers: Callable[..., Array | None] | None = None,
 ) -> ReplayReport:
     """Run `kernel` over `grid` (1 to 3 numbers, or a function of the arguments) and check it.
 
@@ -91,7 +92,7 @@ def replay(
     updated; `find_storage` gives start and bytes of the storage at a real address, for kernels
     that load pointers from memory. With `headroom` the report says from which program on int32
     offsets would overflow. `on_arguments` sees what became of each tensor, `on_lanes` each access,
-    as `CheckedMemory.on_lanes` says.
+    as `CheckedMemory.on_lanes` says, and `on_numbers` each result that is not finite.
 
     Seconds are those of the processor that this thread has had.
 
@@ -108,7 +109,7 @@ def replay(
         interpreter()._interpreter,
         lambda address: at_real_address(address, find_storage, known),
     )
-    memory.on_lanes = on_lanes
+    memory.on_lanes, memory.on_numbers = on_lanes, on_numbers
     run = _Run(jit, size, memory, budget_seconds, first, program_seconds or PROGRAM_SECONDS)
     values = {
         name: admit(memory, name, value, undefined, outputs, known) for name, value in bound.items()
@@ -213,7 +214,8 @@ class _Run:
         total = math.prod(self.grid)
         started = time.thread_time()
         num_run = 0
-        with interpreting(self.memory, on_step=self._watch) as opened:
+        see = self.memory.see_numbers if self.memory.on_numbers is not None else None
+        with interpreting(self.memory, on_step=self._watch, on_numbers=see) as opened:
             opened.set_grid(self.grid)
             self._values = self._bind(opened, values)
             for number in self._order(total, programs, started):

@@ -322,9 +322,7 @@ def _bundle_of_command(request: DoctorRequest) -> tuple[Path, Bundle]:
         stdout = sys.stderr.fileno() if request.as_json or asked.markdown else None
         ended = watch(
             command_of(request),
-            environment_of(
-                runs, suspect=asked.suspect, is_own=request.is_own, is_nan=asked.nan
-            ),
+            environment_of(runs, suspect=asked.suspect, is_own=request.is_own, is_nan=asked.nan),
             runs,
             pass_on,
             deadlines,

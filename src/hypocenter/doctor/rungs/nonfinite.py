@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import msgspec
-
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import (
@@ -22,6 +20,7 @@ from hypocenter.doctor.diagnosis import (
     proven,
     row,
 )
+from hypocenter.doctor.rungs.nonfinite_kernel import claim_of_kernel
 from hypocenter.doctor.rungs.nonfinite_text import (
     change_text,
     fix_text,
@@ -65,7 +64,7 @@ def nonfinite(case: Case) -> list[Claim]:
     first = next((e for e in ends if e.how is Outcome.ENDED), next(iter(ends), None))
     if first is None:
         return [_nothing_reached(made.values(), watched)]
-    return [_claim(first, _chain(first.of, made))]
+    return [_claim(case, first, _chain(first.of, made))]
 
 
 def _leave_unseen(case: Case, watched: NumbersWatched) -> None:
@@ -92,7 +91,9 @@ def _leave_unseen(case: Case, watched: NumbersWatched) -> None:
         case.leave_unseen(Gap.not_examined("some operations", watched.problem))
 
 
-def _nothing_reached(made: Sequence[NonFinite] | object, watched: Sequence[NumbersWatched]) -> Claim:
+def _nothing_reached(
+    made: Sequence[NonFinite] | object, watched: Sequence[NumbersWatched]
+) -> Claim:
     """Masks of -infinity, and NaN that nobody used, are no cause."""
     num = sum(event.num_operations + event.num_launches for event in watched)
     return row(
@@ -121,7 +122,7 @@ def _is_meant(event: NonFinite) -> bool:
     return event.kind is NumberKind.GIVEN and math.isinf(event.result.value)
 
 
-def _claim(reached: NonFiniteReached, chain: list[NonFinite]) -> Claim:
+def _claim(case: Case, reached: NonFiniteReached, chain: list[NonFinite]) -> Claim:
     rest = [event for event in chain if not _is_meant(event)]
     root = rest[0] if rest else chain[-1]
     evidence = tuple(link_text(event) for event in chain if event is not root)
@@ -129,6 +130,12 @@ def _claim(reached: NonFiniteReached, chain: list[NonFinite]) -> Claim:
     is_sure = reached.is_sure and all(event.is_sure for event in chain)
     cause = Cause.UNINITIALISED_READ if root.kind is NumberKind.UNDEFINED else Cause.NONFINITE_VALUE
     sentence = sentence_of(root)
+    if root.kind is NumberKind.IN_KERNEL:
+        inside = claim_of_kernel(case, root)
+        if is_sure and isinstance(inside, RootCause):
+            return proven(inside, NAME, evidence, "finite results of a replay", root.launched)
+        told = inside if isinstance(inside, str) else inside.sentence
+        evidence = (*evidence, told)
     changed = root.changed
     is_tried = changed is not None and math.isfinite(changed) and root.is_reproduced
     if not (is_sure and is_tried and root.change is not Change.NONE):
@@ -178,7 +185,3 @@ def _culprit(root: NonFinite) -> Culprit | None:
     if root.forward_site and root.forward_site != root.site:
         return Culprit(root.forward_site, f"makes what {root.node} differentiates")
     return None
-
-
-def with_expression(root: RootCause, text: str) -> RootCause:
-    return msgspec.structs.replace(root, expression=text)

@@ -12,6 +12,7 @@ from hypocenter.foreign.nonfinite.chunk import Chunk
 from hypocenter.foreign.nonfinite.kinds import Found, explain, operand_at, where
 from hypocenter.foreign.nonfinite.ops import Op, Role, is_looked_at, tensors_in
 from hypocenter.foreign.nonfinite.spread import OVERWRITING, reached
+from hypocenter.record.events import Launched
 from hypocenter.record.nonfinite import NonFinite, NumberKind
 
 #: Operations that are told of, at most; a loop makes the same ones again and again.
@@ -62,8 +63,10 @@ class Examiner:
         chunk: Chunk,
         undefined: weakref.WeakKeyDictionary[Any, str],
         tell: Callable[..., None],
+        keep: Callable[[Launched, Mapping[str, Any]], None],
     ) -> None:
-        self._torch, self._chunk, self._undefined, self._tell = torch, chunk, undefined, tell
+        self._torch, self._chunk, self._undefined = torch, chunk, undefined
+        self._tell, self._keep = tell, keep
         self._taints: weakref.WeakKeyDictionary[Any, Taint] = weakref.WeakKeyDictionary()
         self._events: dict[int, Found] = {}
         self._known: dict[object, int] = {}
@@ -338,6 +341,16 @@ class Examiner:
         found.num_elements = made.after.numel()
         return self._tell_once(found, key)
 
+    def _keep_given(self, op: Op) -> None:
+        """All that a launch was given, for its replay; not where some of it is gone."""
+        known = {
+            name: self._chunk.content(value, op.number - 1)
+            for name, value in op.inputs.items()
+            if hasattr(value, "untyped_storage")
+        }
+        if all(content is not None for content in known.values()):
+            self._keep(op.made, known)
+
     def _key(self, op: Op, more: tuple[Any, ...]) -> object:
         return (op.facts.name, op.site, op.node, op.forward_site, *more)
 
@@ -354,6 +367,8 @@ class Examiner:
         is_meant = found.kind is NumberKind.GIVEN and math.isinf(found.result.value)
         self._roots[found.id] = frozenset() if is_meant else frozenset(before or {found.id})
         self._events[found.id] = found
+        if found.kind is NumberKind.IN_KERNEL:
+            self._keep_given(op)
         self._tell(NonFinite, **found.fields())
         return found.id
 

@@ -45,7 +45,7 @@ class NumberHooks:
         opened = self._recorder()
         if opened is None:
             return
-        self.watch = NumberWatch(torch, opened.record_number, self._may_look)
+        self.watch = NumberWatch(torch, opened.record_number, self._may_look, opened.record_given)
         enter_mode(torch, self)
         for name in ("tolist", "__repr__"):
             self._watch_reader(torch.Tensor, name)
@@ -65,7 +65,11 @@ class NumberHooks:
             self._problem = f"{type(error).__name__}: {error}"[:_MAX_CHARS]
             self._num_failed += 1
             if self._num_failed == 1:
-                log.warning("an operation was not looked at: %s", self._problem, exc_info=log.isEnabledFor(logging.DEBUG))
+                log.warning(
+                    "an operation was not looked at: %s",
+                    self._problem,
+                    exc_info=log.isEnabledFor(logging.DEBUG),
+                )
             if self._num_failed >= MAX_FAILURES:
                 self.close()
             return None
@@ -88,9 +92,7 @@ class NumberHooks:
         if made is None:
             self.watch.is_paused = False
             return
-        self.attempt(
-            self.watch.after_launch, op, made.launch.kernel, made.launch.site, made.seq
-        )
+        self.attempt(self.watch.after_launch, op, made)
 
     def note_end(self, error: BaseException, site: str, statement: str) -> None:
         """An exception ends the program at `site`."""

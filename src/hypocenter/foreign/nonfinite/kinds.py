@@ -63,7 +63,7 @@ class Found:
             "site": op.site,
             "node": op.node,
             "forward_site": op.forward_site,
-            "launched": op.launched,
+            "launched": op.made.seq if op.made is not None else 0,
         }
 
 
@@ -96,7 +96,9 @@ def explain(
     """Why element `at` of result `number` (`after`) is none; `pairs` are the tensors it read."""
     result = operand_at("result", after, at)
     if op.is_launch:
-        return Found(op, NumberKind.IN_KERNEL, result)
+        wanted = op.results[number]
+        name = next(name for name, value in op.inputs.items() if value is wanted)
+        return Found(op, NumberKind.IN_KERNEL, operand_at(name, after, at))
     is_elementwise = op.facts.is_pointwise or op.facts.name.startswith("_foreach_")
     operands = _operands(op, after, at, pairs) if is_elementwise else ()
     values = {operand.name: operand.value for operand in operands}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 #: Floats of these types are looked at; those of others (complex ones) are not.
@@ -98,7 +98,7 @@ class Op:
     """An operation that has run: what it was given, and what it left (`results`).
 
     `before` has copies of what it wrote, as that was, by `place_of`. `slots` are the flags of its
-    results. `name`, `tensors` and `launched` are of a launch of Triton's, which has no `func`.
+    results. A launch of Triton's has no `func`, and `kwargs` are all its arguments.
     """
 
     number: int
@@ -112,9 +112,9 @@ class Op:
     node: str = ""
     forward_site: str = ""
     slots: tuple[int, int] = (0, 0)
-    launched: int = 0
+    #: Of a launch: its event, once it has been made.
+    made: Any = None
     is_launch: bool = False
-    names: dict[int, str] = field(default_factory=dict)
 
     @property
     def inputs(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from hypocenter.foreign.nonfinite.ops import (
     place_of,
     tensors_in,
 )
+from hypocenter.record.events import Launched
 from hypocenter.record.nonfinite import NonFiniteReached, NumbersWatched, Outcome
 from hypocenter.record.runtime_text import is_of_numbers
 
@@ -41,11 +42,16 @@ class NumberWatch:
     """Sees the operations of one process; `tell` writes an event of a class with its fields.
 
     Calls raise what goes wrong in here, which `hooks.py` keeps from the program. `may_look` is
-    asked before each operation: False while a graph is captured.
+    asked before each operation: False while a graph is captured. `keep` writes what a launch was
+    given.
     """
 
     def __init__(
-        self, torch: Any, tell: Callable[..., None], may_look: Callable[[], bool]
+        self,
+        torch: Any,
+        tell: Callable[..., None],
+        may_look: Callable[[], bool],
+        keep: Callable[[Launched, Mapping[str, Any]], None],
     ) -> None:
         self._torch, self._tell, self._may_look = torch, tell, may_look
         self._facts: dict[Any, OpFacts] = {}
@@ -55,7 +61,7 @@ class NumberWatch:
         self.chunk = Chunk(torch)
         #: Memory that was made and filled here: where.
         self._undefined: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._examiner = Examiner(torch, self.chunk, self._undefined, tell)
+        self._examiner = Examiner(torch, self.chunk, self._undefined, tell, keep)
         self._told: set[tuple[int, Outcome]] = set()
         self._has_scaler = False
         self.is_paused = self.is_eager = False
@@ -199,11 +205,11 @@ class NumberWatch:
         self.is_paused = True
         return op
 
-    def after_launch(self, op: Op, kernel: str, site: str, launched: int) -> None:
-        """It has been made, as the event number `launched`."""
+    def after_launch(self, op: Op, made: Launched) -> None:
+        """It has been made."""
         self.is_paused = False
-        op.facts = OpFacts(kernel, Role.PLAIN)
-        op.site, op.launched = site, launched
+        op.facts = OpFacts(made.launch.kernel, Role.PLAIN)
+        op.site, op.made = made.launch.site, made
         if op.results:
             with self._quiet():
                 self._keep(op)
@@ -240,14 +246,10 @@ class NumberWatch:
             self._examiner.tested = Tested(event.id, value, site, is_sure)
         self._tell_once(event.id, how, value, site, is_sure=is_sure)
 
-    def _tell_once(
-        self, of: int, how: Outcome, value: float, site: str, *, is_sure: bool
-    ) -> None:
+    def _tell_once(self, of: int, how: Outcome, value: float, site: str, *, is_sure: bool) -> None:
         if (of, how) not in self._told and len(self._told) < MAX_REACHED:
             self._told.add((of, how))
-            self._tell(
-                NonFiniteReached, of=of, how=how, value=value, site=site, is_sure=is_sure
-            )
+            self._tell(NonFiniteReached, of=of, how=how, value=value, site=site, is_sure=is_sure)
 
     def note_end(self, error: BaseException, site: str, statement: str) -> None:
         """An exception ends the program at `site`, in `statement`; it counts where it is about that."""
@@ -255,9 +257,7 @@ class NumberWatch:
         is_about = is_of_numbers(f"{error} {statement}")
         tested = self._examiner.tested
         if tested is not None and (is_about or tested.site == site):
-            self._tell_once(
-                tested.of, Outcome.ENDED, tested.value, site, is_sure=tested.is_sure
-            )
+            self._tell_once(tested.of, Outcome.ENDED, tested.value, site, is_sure=tested.is_sure)
         elif is_about and self._examiner.last_nan:
             last = self._examiner.last_nan
             self._tell_once(last, Outcome.ENDED, math.nan, site, is_sure=False)
