@@ -34,6 +34,9 @@ def events_of(program: Callable[[], object]) -> list[Any]:
     readers = {name: getattr(torch.Tensor, name) for name in ("tolist", "__repr__")}
     for name in readers:
         hooks._watch_reader(torch.Tensor, name)
+    passes = {name: getattr(torch.autograd, name) for name in ("backward", "grad")}
+    for name in passes:
+        hooks._watch_backward(torch.autograd, name)
     mode = enter_mode(torch, hooks)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -47,6 +50,8 @@ def events_of(program: Callable[[], object]) -> list[Any]:
         mode.__exit__(None, None, None)
         for name, reader in readers.items():
             setattr(torch.Tensor, name, reader)
+        for name, run in passes.items():
+            setattr(torch.autograd, name, run)
     return events
 
 

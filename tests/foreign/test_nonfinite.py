@@ -5,25 +5,24 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from numbers_seen import events_of, judged
-
-torch = pytest.importorskip("torch")
+from numbers_seen import judged
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Verdict
-from hypocenter.record.nonfinite import NonFinite, NumbersWatched
 
+torch: Any = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 INF = float("inf")
 
 
-def read(tensor: torch.Tensor) -> float:
+def read(tensor: Any) -> float:
     return float(tensor.float().sum().item())
 
 
-# -- faulty programs: the comment HERE marks the line of the first such operation -------------------
+# -- faulty programs: the comment HERE marks the line of the first such operation ----------------
 
 
 def half_square() -> None:
@@ -234,7 +233,7 @@ def test_what_was_not_computed_anew_is_told_and_not_proven(program: Callable[[],
     assert SEEN[program] in claim.hypothesis.evidence[0]
 
 
-# -- healthy programs -------------------------------------------------------------------------------
+# -- healthy programs -----------------------------------------------------------------------------
 
 
 def half_square_in_range() -> None:
@@ -375,5 +374,6 @@ HEALTHY = (
 @pytest.mark.parametrize("program", HEALTHY, ids=lambda p: p.__name__)
 def test_a_healthy_program_is_left_alone(program: Callable[[], None]) -> None:
     claim = judged(program)
-    assert claim.root is None and claim.hypothesis.cause is Cause.NONFINITE_VALUE
+    assert claim.root is None
+    assert claim.hypothesis.cause is Cause.NONFINITE_VALUE
     assert claim.hypothesis.verdict is Verdict.REFUTED, claim.hypothesis

@@ -143,8 +143,9 @@ class DoctorOptions:
         bool,
         Parameter(
             name="--again",
-            help="Run the command again until a cause is proven: guarded, with blocking launches, "
-            "below compute-sanitizer. It must do no harm when it runs up to four times.",
+            help="Run the command again until a cause is proven: as with --nan, guarded, with "
+            "blocking launches, below compute-sanitizer. It must do no harm when it runs up to five "
+            "times.",
             **SWITCH,
         ),
     ] = False

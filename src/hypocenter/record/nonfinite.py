@@ -74,7 +74,7 @@ class NonFinite(Event, frozen=True, kw_only=True, tag=True):
     the largest of its own type. `comes_from` are the ids of those whose numbers it read, and
     `is_sure` says that no other can have led here. `made_at` is where memory of kind UNDEFINED was
     made. `is_reproduced`: the operation gave the same again with the same inputs; with `change`
-    it gave `changed`, None where that was not tried. `launched` is the number of its launch's event.
+    it gave `changed`, None where that was not tried. `launched` is the event of its launch.
     """
 
     id: int

@@ -191,8 +191,8 @@ def interpreting(
     """Open Triton's language for running kernels in Python; restores it whatever happens.
 
     One at a time in a process: raises UsageError when one is open already, in this thread or in
-    another. `on_step` is called each 4096 operations, or more often if asked, and may raise. `on_numbers` is told of
-    results that are not finite (`numbers.py`).
+    another. `on_step` is called each 4096 operations, or more often if asked, and may raise.
+    `on_numbers` is told of results that are not finite (`numbers.py`).
     """
     if not _BUSY.acquire(blocking=False):
         raise UsageError(

@@ -177,8 +177,10 @@ def _claim(case: Case, reached: NonFiniteReached, chain: list[NonFinite]) -> Cla
 
 
 #: Seen as it is, without an operation that could be made again.
-_CERTAIN = (NumberKind.GIVEN, NumberKind.UNDEFINED, NumberKind.NO_ELEMENTS, NumberKind.TOO_FEW)
-_CERTAIN = (*_CERTAIN, NumberKind.ALL_IGNORED)
+_CERTAIN = frozenset(
+    {NumberKind.GIVEN, NumberKind.UNDEFINED, NumberKind.NO_ELEMENTS, NumberKind.TOO_FEW}
+    | {NumberKind.ALL_IGNORED}
+)
 
 
 def _culprit(root: NonFinite) -> Culprit | None:

@@ -80,8 +80,8 @@ def _overflow_text(event: NonFinite) -> str:
     if abs(event.exact) > (event.limit or 0.0):
         return f"an overflow, it is {value_text(event.exact)}, and {limit}"
     return (
-        f"an overflow on the way: the result is {value_text(event.exact)}, but what is summed up to "
-        f"it exceeds {event.result.dtype}"
+        f"an overflow on the way: the result is {value_text(event.exact)}, but what is summed up "
+        f"to it exceeds {event.result.dtype}"
     )
 
 

@@ -79,7 +79,7 @@ class Examiner:
     def look(self) -> list[tuple[Op, Any]]:
         """Look at the chunk and clear it; parameters that are not finite now, with their writer."""
         chunk, parameters = self._chunk, []
-        flagged = {op.number for op in chunk.flagged()}
+        flagged = chunk.flagged()
         try:
             for op in chunk.ops if flagged or self._taints else ():
                 if op.number not in flagged:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from hypocenter.foreign.caller import caller_of_now
 from hypocenter.foreign.nonfinite.ops import Op
 from hypocenter.record.nonfinite import Outcome
 
@@ -49,6 +49,8 @@ class NumberHooks:
         enter_mode(torch, self)
         for name in ("tolist", "__repr__"):
             self._watch_reader(torch.Tensor, name)
+        for name in ("backward", "grad"):
+            self._watch_backward(torch.autograd, name)
         self._watch_compile(torch)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -123,6 +125,18 @@ class NumberHooks:
 
         setattr(kind, name, read)
 
+    def _watch_backward(self, autograd: Any, name: str) -> None:
+        """Note the line of the program that asks for a backward pass."""
+        original = getattr(autograd, name)
+
+        @functools.wraps(original)
+        def run(*args: Any, **options: Any) -> Any:
+            if self.watch is not None:
+                self.watch.backward_site = caller_of_now()[1]
+            return original(*args, **options)
+
+        setattr(autograd, name, run)
+
     def _watch_compile(self, torch: Any) -> None:
         """Note that a program asks for compiled code, which a run with `--nan` does without."""
         original = torch.compile
@@ -150,9 +164,8 @@ def enter_mode(torch: Any, hooks: NumberHooks) -> Any:
         ) -> Any:
             return hooks.run(func, args, kwargs or {})
 
-    hidden: Any = Watch.__torch_dispatch__
-    plain = getattr(hidden, "__wrapped__", None)
-    if plain is not None and "torch._dynamo" not in sys.modules:
-        # Torch hides the method from its compiler, for which it loads that: seconds, for nothing.
+    # Torch hides the method from its compiler, which a run with `--nan` does not use.
+    plain = getattr(Watch.__torch_dispatch__, "__wrapped__", None)
+    if plain is not None:
         Watch.__torch_dispatch__ = plain  # type: ignore[method-assign]
     return Watch().__enter__()

@@ -6,6 +6,7 @@ Knows torch's operators by what they answer.
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,9 @@ def facts_of(torch: Any, func: Any) -> OpFacts:
     )
     new = tuple(value.alias_info is None for value in schema.returns)
     role = Role.PLAIN
-    if name in _EMPTY:
+    if name == "_unsafe_view":  # a view, whatever its schema says
+        role = Role.PASS
+    elif name in _EMPTY:
         role = Role.EMPTY
     elif name == "_local_scalar_dense":
         role = Role.ITEM
@@ -97,8 +100,8 @@ def tensors_in(value: Any) -> Iterator[Any]:
 class Op:
     """An operation that has run: what it was given, and what it left (`results`).
 
-    `before` has copies of what it wrote, as that was, by `place_of`. `slots` are the flags of its
-    results. A launch of Triton's has no `func`, and `kwargs` are all its arguments.
+    `before` has copies of what it wrote, as that was, by `place_of`. A launch of Triton's has no
+    `func`, and `kwargs` are all its arguments.
     """
 
     number: int
@@ -111,7 +114,6 @@ class Op:
     site: str = ""
     node: str = ""
     forward_site: str = ""
-    slots: tuple[int, int] = (0, 0)
     #: Of a launch: its event, once it has been made.
     made: Any = None
     is_launch: bool = False
@@ -126,13 +128,18 @@ def place_of(tensor: Any) -> tuple[Any, ...]:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
 
 
+@functools.cache
+def _floats(torch: Any) -> frozenset[Any]:
+    return frozenset(getattr(torch, name) for name in FLOATS if hasattr(torch, name))
+
+
 def is_looked_at(torch: Any, tensor: Any) -> bool:
     """Whether it is a plain tensor of floats in memory of the CPU or of a GPU."""
     return (
         isinstance(tensor, torch.Tensor)
+        and tensor.dtype in _floats(torch)
         and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
         and tensor.layout is torch.strided
         and tensor.device.type in ("cpu", "cuda")
-        and str(tensor.dtype)[6:] in FLOATS
         and tensor.numel() > 0
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -64,7 +65,7 @@ class Trial:
                 continue
             self._number_of = lambda name, value: value
             try:
-                return str(dtype)[6:], self._run(lambda name, tensor: tensor.to(dtype), dtype)
+                return str(dtype)[6:], self._run(functools.partial(_cast, dtype), dtype)
             except (RuntimeError, TypeError, ValueError, IndexError):
                 continue
         return "", None
@@ -119,3 +120,7 @@ class Trial:
             if is_new:
                 found = part if isinstance(part, list | tuple) else (part,)
                 yield from (t for t in found if is_looked_at(self._torch, t))
+
+
+def _cast(dtype: Any, name: str, tensor: Any) -> Any:
+    return tensor.to(dtype)

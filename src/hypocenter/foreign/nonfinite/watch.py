@@ -35,6 +35,8 @@ MAX_SITES = 1 << 20
 MAX_FILLED_BYTES, UNDEFINED = 64 << 20, 0xFF
 #: Endings that are told of, at most.
 MAX_REACHED = 64
+#: More tensors than these are copied together.
+MAX_SINGLE = 4
 _SCALER = "_amp_foreach_non_finite_check_and_unscale"
 
 
@@ -65,6 +67,8 @@ class NumberWatch:
         self._told: set[tuple[int, Outcome]] = set()
         self._has_scaler = False
         self.is_paused = self.is_eager = False
+        #: The line that has asked for a backward pass last.
+        self.backward_site = ""
         self._is_busy = False
 
     # -- operations of torch ----------------------------------------------------------------------
@@ -86,10 +90,14 @@ class NumberWatch:
             self._num_in_graphs += 1
             return func(*args, **kwargs)
         self._number += 1
-        before = attempt(self._before, facts, args, kwargs) if facts.written else None
+        written: list[Any] = []
+        before = None
+        if facts.written:
+            written += self._written(facts, args, kwargs)
+            before = attempt(self._copies, written)
         result = func(*args, **kwargs)
         if facts.role is Role.PLAIN:
-            attempt(self._note, facts, func, args, kwargs, result, before or {})
+            attempt(self._note, facts, func, args, kwargs, result, written, before or {})
         elif facts.role is Role.EMPTY:
             attempt(self._fill, result)
         elif facts.role is Role.TEST:
@@ -98,21 +106,21 @@ class NumberWatch:
             attempt(self.reached, args[0], Outcome.READ, result)
         return result
 
-    def _before(
-        self, facts: OpFacts, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> dict[tuple[Any, ...], Any]:
-        """Copies of what an operation is about to write."""
-        tensors = list(self._written(facts, args, kwargs))
-        return self._copies(tensors)
-
     def _copies(self, tensors: list[Any]) -> dict[tuple[Any, ...], Any]:
+        """Copies of what is about to be written, by `place_of`."""
         num_bytes = sum(t.nbytes for t in tensors)
         if self.chunk.is_full(num_bytes):
             self.flush()
         if self.chunk.is_full(num_bytes):  # more than is kept of all together
             return {}
         self.chunk.num_bytes += num_bytes
-        return {place_of(t): t.detach().clone() for t in tensors}
+        places = [place_of(tensor) for tensor in tensors]
+        tensors = [tensor.detach() for tensor in tensors]
+        # Many at once, where they are many: a launch for each would cost more than the copy.
+        is_list = len(tensors) > MAX_SINGLE and len({(t.device, t.dtype) for t in tensors}) == 1
+        if is_list and "float8" not in str(tensors[0].dtype):
+            return dict(zip(places, self._torch._foreach_mul(tensors, 1.0), strict=True))
+        return {place: tensor.clone() for place, tensor in zip(places, tensors, strict=True)}
 
     def _written(
         self, facts: OpFacts, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -130,9 +138,10 @@ class NumberWatch:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         result: Any,
+        results: list[Any],
         before: dict[tuple[Any, ...], Any],
     ) -> None:
-        results = list(self._written(facts, args, kwargs))
+        """`results` are the tensors that it wrote; those that it made come to them."""
         parts = result if isinstance(result, tuple) else (result,)
         for part, is_new in zip(parts, facts.new, strict=False):
             if is_new or facts.name == "lift_fresh":
@@ -146,9 +155,12 @@ class NumberWatch:
 
     def _place(self, op: Op) -> None:
         """The line that an operation stands for, and of a backward pass the line forward."""
-        op.site = caller_of_now()[1]
         torch = self._torch
         node = torch._C._current_autograd_node()
+        if node is None or node.name().endswith("AccumulateGrad"):
+            op.site = caller_of_now()[1]
+        else:
+            op.site = self._site_in(node)
         if node is not None:
             op.node = node.name()
             op.forward_site = self._sites.get(node._sequence_nr(), "")
@@ -157,6 +169,14 @@ class NumberWatch:
             if len(self._sites) > MAX_SITES:
                 for number in list(self._sites)[: MAX_SITES // 2]:
                     del self._sites[number]
+
+    def _site_in(self, node: Any) -> str:
+        """The line of a backward pass: that which asked for it, or that of a program's own node.
+
+        Of a GPU the nodes run in a thread that has no line of the program's.
+        """
+        is_own = isinstance(node, self._torch.autograd.function.BackwardCFunction)
+        return (is_own and caller_of_now()[1]) or self.backward_site
 
     def _keep(self, op: Op) -> None:
         self.chunk.add(op)
@@ -252,7 +272,7 @@ class NumberWatch:
             self._tell(NonFiniteReached, of=of, how=how, value=value, site=site, is_sure=is_sure)
 
     def note_end(self, error: BaseException, site: str, statement: str) -> None:
-        """An exception ends the program at `site`, in `statement`; it counts where it is about that."""
+        """An exception ends the program at `site`, in `statement`; told where it is about NaN."""
         self.flush()
         is_about = is_of_numbers(f"{error} {statement}")
         tested = self._examiner.tested
