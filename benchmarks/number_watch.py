@@ -2,8 +2,8 @@
 
     python benchmarks/number_watch.py [cpu|cuda]
 
-prints the median milliseconds of a step for each size. `--pair` runs itself both ways in turn, three
-times each, and prints the ratios.
+prints the median milliseconds of a step for each size. `--pair` runs itself both ways in turn, and
+prints the ratios.
 """
 
 from __future__ import annotations

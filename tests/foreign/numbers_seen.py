@@ -11,7 +11,7 @@ from typing import Any
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.diagnosis import Claim
-from hypocenter.doctor.rungs.nonfinite import nonfinite
+from hypocenter.doctor.rungs.nonfinite.first import nonfinite
 from hypocenter.foreign.last_exception import call_of
 from hypocenter.foreign.nonfinite.hooks import NumberHooks, enter_mode
 from hypocenter.foreign.nonfinite.watch import NumberWatch

@@ -1,7 +1,7 @@
 """Runs a foreign command in one way after another until the doctor has proven a cause.
 
-First as it is; where it ended at NaN with an eye on its numbers; then guarded, with blocking launches, and below compute-sanitizer. Each run is told
-in a line on stderr.
+First as it is; where it ended at NaN with an eye on its numbers; then guarded, with blocking
+launches, and below compute-sanitizer. Each run is told in a line on stderr.
 """
 
 from __future__ import annotations

@@ -144,8 +144,8 @@ class DoctorOptions:
         Parameter(
             name="--again",
             help="Run the command again until a cause is proven: as with --nan, guarded, with "
-            "blocking launches, below compute-sanitizer. It must do no harm when it runs up to five "
-            "times.",
+            "blocking launches, below compute-sanitizer. It must do no harm when it runs up to "
+            "five times.",
             **SWITCH,
         ),
     ] = False

@@ -42,7 +42,7 @@ from hypocenter.doctor.rungs.gpu_stop import gpu_stops
 from hypocenter.doctor.rungs.hang import hang
 from hypocenter.doctor.rungs.hints import hints
 from hypocenter.doctor.rungs.limits import limits
-from hypocenter.doctor.rungs.nonfinite import nonfinite
+from hypocenter.doctor.rungs.nonfinite.first import nonfinite
 from hypocenter.doctor.rungs.numbers import numbers
 from hypocenter.doctor.rungs.refusals import refusals
 from hypocenter.doctor.rungs.replays import replays

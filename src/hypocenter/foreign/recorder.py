@@ -15,7 +15,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hypocenter.errors import ErrorKind
 from hypocenter.foreign.argument_facts import (
     INTERPRETER,
     MAX_LOOKED_AT_BYTES,
@@ -51,7 +50,7 @@ from hypocenter.record.events import (
 from hypocenter.record.guard_faults import AccessFault
 from hypocenter.record.held.contents import LaunchOutcome, OtherBits
 from hypocenter.record.run_records import DeviceRecord
-from hypocenter.record.runtime_text import is_of_numbers, kind_of_text
+from hypocenter.record.runtime_text import kind_of_end
 from hypocenter.refusals import AnyRefusal
 
 MAX_KERNELS = 1024
@@ -60,8 +59,6 @@ _CELL_STEP, _CELL_STEP_STARTED = ring.CELL_STEP, ring.CELL_STEP_STARTED
 #: What is kept of a tensor of integers of a launch that left one of its tensors, and how many
 #: findings of a guarded run are.
 GUARD_BYTES, MAX_OF_GUARD = 1 << 20, 512
-#: What is kept of all tensors of a launch that gave a number which is none.
-GIVEN_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,21 +404,10 @@ class ForeignRecorder:
         with self._lock:
             self._log.keep_event(event(**self._log.now(), **fields))
 
-    def record_given(self, made: Launched, given: Mapping[str, Any]) -> None:
-        """What a launch was given, by parameter, as far as that is known and not too much."""
-        found, num_bytes = [], 0
-        for argument in made.launch.arguments:
-            tensor = given.get(argument.name)
-            if argument.tensor is None or tensor is None:
-                continue
-            num_bytes += tensor.numel() * tensor.element_size()
-            if num_bytes > GIVEN_BYTES:
-                return
-            found.append(values_of(tensor, argument.tensor, dtype_of(tensor.dtype)))
+    def keep_outcome(self, outcome: LaunchOutcome) -> None:
+        """What a launch was given, or gave, which others have put together."""
         with self._lock:
-            self._log.keep_outcome(
-                LaunchOutcome(step=made.step, launch=made.seq, given=tuple(found), gave=())
-            )
+            self._log.keep_outcome(outcome)
 
     def begin(self) -> None:
         """A wait for the GPU begins, which may take longer than anyone waits for."""
@@ -448,9 +434,6 @@ class ForeignRecorder:
 
     def record_failure(self, call: str, outcome: str, site: str, *, is_statement: bool) -> None:
         """An exception ends the program; see Called."""
-        kind = kind_of_text(outcome)
-        if kind is ErrorKind.OTHER and is_of_numbers(f"{outcome} {call}"):
-            kind = ErrorKind.NOT_A_NUMBER
         with self._lock:
             self._has_failed = True
             self._memory.drain()
@@ -460,7 +443,7 @@ class ForeignRecorder:
                     call=call,
                     outcome=outcome,
                     site=site,
-                    kind=kind,
+                    kind=kind_of_end(outcome, call),
                     is_statement=is_statement,
                 )
             )

@@ -39,7 +39,7 @@ class NumberKind(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
-class Change(enum.StrEnum):
+class ChangedFact(enum.StrEnum):
     """The one fact of an operation that was changed for the second run of it."""
 
     NONE = "none"
@@ -96,12 +96,12 @@ class NonFinite(Event, frozen=True, kw_only=True, tag=True):
     is_sure: bool = True
     made_at: str = ""
     is_reproduced: bool = False
-    change: Change = Change.NONE
+    change: ChangedFact = ChangedFact.NONE
     changed: float | None = None
     launched: int = 0
 
 
-class Outcome(enum.StrEnum):
+class NumberEnd(enum.StrEnum):
     """How a number that is none came to matter."""
 
     #: The host read it: `item`, `tolist`, or its text.
@@ -118,7 +118,7 @@ class NonFiniteReached(Event, frozen=True, kw_only=True, tag=True):
     """
 
     of: int
-    how: Outcome
+    how: NumberEnd
     value: float
     site: str = ""
     is_sure: bool = True

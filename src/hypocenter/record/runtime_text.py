@@ -101,6 +101,13 @@ def is_of_numbers(text: str) -> bool:
     return bool(_OF_NUMBERS.search(text))
 
 
+def kind_of_end(outcome: str, call: str) -> ErrorKind:
+    """What the exception `outcome`, with which a program ends in `call`, is about."""
+    kind = kind_of_text(outcome)
+    is_plain = kind is ErrorKind.OTHER and is_of_numbers(f"{outcome} {call}")
+    return ErrorKind.NOT_A_NUMBER if is_plain else kind
+
+
 def is_of_capture(code: int | None) -> bool:
     """Whether an error of this number is about a graph that is being captured."""
     return code is not None and 900 <= code <= 908

@@ -14,7 +14,7 @@ MAX_OPS, MAX_RESULTS = 512, 1024
 MAX_BYTES, MAX_GPU_BYTES = 256 << 20, 1 << 30
 
 
-class Chunk:
+class OpChunk:
     """Operations in order; `num_bytes` is what they keep alive that nobody else might."""
 
     def __init__(self, torch: Any) -> None:

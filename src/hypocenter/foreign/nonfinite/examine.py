@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hypocenter.foreign.nonfinite.chunk import Chunk
+from hypocenter.foreign.nonfinite.chunk import OpChunk
 from hypocenter.foreign.nonfinite.kinds import Found, explain, operand_at, where
 from hypocenter.foreign.nonfinite.ops import Op, Role, is_looked_at, tensors_in
 from hypocenter.foreign.nonfinite.spread import OVERWRITING, reached
@@ -60,7 +60,7 @@ class Examiner:
     def __init__(
         self,
         torch: Any,
-        chunk: Chunk,
+        chunk: OpChunk,
         undefined: weakref.WeakKeyDictionary[Any, str],
         tell: Callable[..., None],
         keep: Callable[[Launched, Mapping[str, Any]], None],

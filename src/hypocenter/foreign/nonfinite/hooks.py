@@ -8,9 +8,11 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from hypocenter.foreign.argument_facts import dtype_of, values_of
 from hypocenter.foreign.caller import caller_of_now
 from hypocenter.foreign.nonfinite.ops import Op
-from hypocenter.record.nonfinite import Outcome
+from hypocenter.record.held.contents import LaunchOutcome
+from hypocenter.record.nonfinite import NumberEnd
 
 if TYPE_CHECKING:
     from hypocenter.foreign.nonfinite.watch import NumberWatch
@@ -22,6 +24,8 @@ log = logging.getLogger("hypocenter.foreign")
 #: After so many failures in here the watch is given up.
 MAX_FAILURES = 10
 _MAX_CHARS = 500
+#: What is kept of all tensors of a launch that gave a number which is none.
+GIVEN_BYTES = 16 << 20
 
 
 class NumberHooks:
@@ -45,7 +49,12 @@ class NumberHooks:
         opened = self._recorder()
         if opened is None:
             return
-        self.watch = NumberWatch(torch, opened.record_number, self._may_look, opened.record_given)
+        self.watch = NumberWatch(
+            torch,
+            opened.record_number,
+            self._may_look,
+            lambda made, given: _keep_given(opened, made, given),
+        )
         enter_mode(torch, self)
         for name in ("tolist", "__repr__"):
             self._watch_reader(torch.Tensor, name)
@@ -120,7 +129,7 @@ class NumberHooks:
         @functools.wraps(original)
         def read(tensor: Any, *args: Any, **options: Any) -> Any:
             if self.watch is not None:
-                self.attempt(self.watch.reached, tensor, Outcome.READ)
+                self.attempt(self.watch.reached, tensor, NumberEnd.READ)
             return original(tensor, *args, **options)
 
         setattr(kind, name, read)
@@ -148,6 +157,19 @@ class NumberHooks:
             return original(*args, **options)
 
         torch.compile = compile_model
+
+
+def _keep_given(opened: ForeignRecorder, made: Launched, given: Mapping[str, Any]) -> None:
+    """Write what a launch was given, by parameter, unless that is too much."""
+    found, num_bytes = [], 0
+    for argument in made.launch.arguments:
+        tensor = given.get(argument.name)
+        if argument.tensor is not None and tensor is not None:
+            num_bytes += tensor.nbytes
+            if num_bytes > GIVEN_BYTES:
+                return
+            found.append(values_of(tensor, argument.tensor, dtype_of(tensor.dtype)))
+    opened.keep_outcome(LaunchOutcome(step=made.step, launch=made.seq, given=tuple(found), gave=()))
 
 
 def enter_mode(torch: Any, hooks: NumberHooks) -> Any:

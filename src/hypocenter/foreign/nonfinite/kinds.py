@@ -14,7 +14,7 @@ from typing import Any
 from hypocenter.foreign.nonfinite.ops import Op
 from hypocenter.foreign.nonfinite.spread import ALONG_AXIS, PRODUCTS
 from hypocenter.foreign.nonfinite.trial import Trial
-from hypocenter.record.nonfinite import Change, NumberKind, Operand
+from hypocenter.record.nonfinite import ChangedFact, NumberKind, Operand
 
 #: Functions by their names and the range in which their results are real.
 _DOMAINS: dict[str, Callable[[float], bool]] = {
@@ -42,7 +42,7 @@ class Found:
     limit: float | None = None
     wide: str = ""
     is_reproduced: bool = False
-    change: Change = Change.NONE
+    change: ChangedFact = ChangedFact.NONE
     changed: float | None = None
     id: int = 0
     comes_from: tuple[int, ...] = ()
@@ -310,19 +310,19 @@ def _try_change(torch: Any, found: Found, trial: Trial) -> None:
         return
     found.change = change
     name = found.op.facts.name.removeprefix("_foreach_")
-    if change is Change.DENOMINATOR:
+    if change is ChangedFact.DENOMINATOR:
         of = {"addcdiv": "tensor2", "reciprocal": "self", "rsqrt": "self", "pow": "self"}
         wanted = of.get(name, "other")
         found.changed = trial.value(
             lambda n, t: t.masked_fill(t == 0, 1.0) if n == wanted else t,
             lambda n, x: 1.0 if n == wanted and x == 0 else x,
         )
-    elif change is Change.CLAMPED:
+    elif change is ChangedFact.CLAMPED:
         low = _LOGS.get(name, 0.0) + _TINY
         found.changed = trial.value(
             lambda n, t: _inside(t, name) if name in _DOMAINS else t.clamp(min=low)
         )
-    elif change is Change.UNMASKED:
+    elif change is ChangedFact.UNMASKED:
         found.changed = trial.value(lambda n, t: t.masked_fill(t == -math.inf, 0.0))
     else:
         found.changed = trial.value(
@@ -338,17 +338,17 @@ def _inside(tensor: Any, name: str) -> Any:
 
 
 _CHANGES = {
-    NumberKind.ZERO_OVER_ZERO: Change.DENOMINATOR,
-    NumberKind.OVER_ZERO: Change.DENOMINATOR,
-    NumberKind.LOG_OF_ZERO: Change.CLAMPED,
-    NumberKind.LOG_OF_NEGATIVE: Change.CLAMPED,
-    NumberKind.ROOT_OF_NEGATIVE: Change.CLAMPED,
-    NumberKind.POWER_OF_NEGATIVE: Change.CLAMPED,
-    NumberKind.OUTSIDE_DOMAIN: Change.CLAMPED,
-    NumberKind.MASKED_ROW: Change.UNMASKED,
-    NumberKind.INF_MINUS_INF: Change.FINITE_INPUTS,
-    NumberKind.ZERO_TIMES_INF: Change.FINITE_INPUTS,
-    NumberKind.INF_OVER_INF: Change.FINITE_INPUTS,
+    NumberKind.ZERO_OVER_ZERO: ChangedFact.DENOMINATOR,
+    NumberKind.OVER_ZERO: ChangedFact.DENOMINATOR,
+    NumberKind.LOG_OF_ZERO: ChangedFact.CLAMPED,
+    NumberKind.LOG_OF_NEGATIVE: ChangedFact.CLAMPED,
+    NumberKind.ROOT_OF_NEGATIVE: ChangedFact.CLAMPED,
+    NumberKind.POWER_OF_NEGATIVE: ChangedFact.CLAMPED,
+    NumberKind.OUTSIDE_DOMAIN: ChangedFact.CLAMPED,
+    NumberKind.MASKED_ROW: ChangedFact.UNMASKED,
+    NumberKind.INF_MINUS_INF: ChangedFact.FINITE_INPUTS,
+    NumberKind.ZERO_TIMES_INF: ChangedFact.FINITE_INPUTS,
+    NumberKind.INF_OVER_INF: ChangedFact.FINITE_INPUTS,
 }
 
 
@@ -362,7 +362,7 @@ def _try_wider(torch: Any, found: Found, trial: Trial) -> None:
         return
     if not math.isfinite(exact):
         return
-    found.kind, found.change, found.wide = NumberKind.OVERFLOW, Change.WIDER_TYPE, wide
+    found.kind, found.change, found.wide = NumberKind.OVERFLOW, ChangedFact.WIDER_TYPE, wide
     found.exact = found.changed = exact
     found.limit = float(torch.finfo(getattr(torch, trial.result_dtype)).max)
 

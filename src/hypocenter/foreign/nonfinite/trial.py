@@ -9,7 +9,7 @@ from typing import Any
 
 from hypocenter.foreign.nonfinite.ops import Op, is_looked_at
 
-Change = Callable[[str, Any], Any]
+TensorChange = Callable[[str, Any], Any]
 Number = Callable[[str, float], float]
 #: Inputs of more bytes are not computed with again.
 MAX_BYTES = 1 << 30
@@ -46,7 +46,9 @@ class Trial:
             return False
         return again == self._value or (math.isnan(again) and math.isnan(self._value))
 
-    def value(self, change: Change, number: Number = lambda name, value: value) -> float | None:
+    def value(
+        self, change: TensorChange, number: Number = lambda name, value: value
+    ) -> float | None:
         """What it leaves there with changed inputs, tensors and numbers; None where it cannot be
         made."""
         if not self._can_run:
@@ -70,7 +72,7 @@ class Trial:
                 continue
         return "", None
 
-    def _run(self, change: Change, dtype: Any) -> float:
+    def _run(self, change: TensorChange, dtype: Any) -> float:
         op, left = self._op, list(self._pairs)
         written: list[Any] = []
         names = op.facts.names
@@ -92,7 +94,12 @@ class Trial:
         return float(results[wanted].reshape(-1)[self._at])
 
     def _argument(
-        self, name: str, value: Any, change: Change, left: list[tuple[str, Any]], written: list[Any]
+        self,
+        name: str,
+        value: Any,
+        change: TensorChange,
+        left: list[tuple[str, Any]],
+        written: list[Any],
     ) -> Any:
         """An argument with what was read in place of each tensor of floats."""
         is_written = any(name == own for _, own in self._op.facts.written)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hypocenter.foreign.caller import caller_of_now
-from hypocenter.foreign.nonfinite.chunk import Chunk
+from hypocenter.foreign.nonfinite.chunk import OpChunk
 from hypocenter.foreign.nonfinite.examine import Examiner, Tested
 from hypocenter.foreign.nonfinite.ops import (
     Op,
@@ -26,7 +26,7 @@ from hypocenter.foreign.nonfinite.ops import (
     tensors_in,
 )
 from hypocenter.record.events import Launched
-from hypocenter.record.nonfinite import NonFiniteReached, NumbersWatched, Outcome
+from hypocenter.record.nonfinite import NonFiniteReached, NumberEnd, NumbersWatched
 from hypocenter.record.runtime_text import is_of_numbers
 
 #: Lines of operations whose backward pass may still come.
@@ -60,11 +60,11 @@ class NumberWatch:
         self._number = self._num_launches = self._num_in_graphs = 0
         #: By torch's number of a node the line that made it.
         self._sites: dict[int, str] = {}
-        self.chunk = Chunk(torch)
+        self.chunk = OpChunk(torch)
         #: Memory that was made and filled here: where.
         self._undefined: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._examiner = Examiner(torch, self.chunk, self._undefined, tell, keep)
-        self._told: set[tuple[int, Outcome]] = set()
+        self._told: set[tuple[int, NumberEnd]] = set()
         self._has_scaler = False
         self.is_paused = self.is_eager = False
         #: The line that has asked for a backward pass last.
@@ -103,7 +103,7 @@ class NumberWatch:
         elif facts.role is Role.TEST:
             attempt(self._note_test, facts, func, args, kwargs)
         elif isinstance(result, float) and not math.isfinite(result):
-            attempt(self.reached, args[0], Outcome.READ, result)
+            attempt(self.reached, args[0], NumberEnd.READ, result)
         return result
 
     def _copies(self, tensors: list[Any]) -> dict[tuple[Any, ...], Any]:
@@ -242,9 +242,9 @@ class NumberWatch:
             return
         with self._quiet():
             for op, result in self._examiner.look():
-                self._tell_reached(result, Outcome.PARAMETER, op.site)
+                self._tell_reached(result, NumberEnd.PARAMETER, op.site)
 
-    def reached(self, tensor: Any, how: Outcome, value: float | None = None) -> None:
+    def reached(self, tensor: Any, how: NumberEnd, value: float | None = None) -> None:
         """The program reads a tensor; `value` is what it is, where that is one number."""
         if self._is_busy or not is_looked_at(self._torch, tensor):
             return
@@ -255,18 +255,20 @@ class NumberWatch:
                 return
             self._tell_reached(tensor, how, site)
 
-    def _tell_reached(self, tensor: Any, how: Outcome, site: str) -> None:
+    def _tell_reached(self, tensor: Any, how: NumberEnd, site: str) -> None:
         found = self._examiner.whence(tensor)
         if found is None:
             return
         event, value, is_sure = found
-        if how is Outcome.READ and self._has_scaler and event.op.node:
+        if how is NumberEnd.READ and self._has_scaler and event.op.node:
             return  # a norm that GradScaler skips a step for
-        if how is Outcome.READ:
+        if how is NumberEnd.READ:
             self._examiner.tested = Tested(event.id, value, site, is_sure)
         self._tell_once(event.id, how, value, site, is_sure=is_sure)
 
-    def _tell_once(self, of: int, how: Outcome, value: float, site: str, *, is_sure: bool) -> None:
+    def _tell_once(
+        self, of: int, how: NumberEnd, value: float, site: str, *, is_sure: bool
+    ) -> None:
         if (of, how) not in self._told and len(self._told) < MAX_REACHED:
             self._told.add((of, how))
             self._tell(NonFiniteReached, of=of, how=how, value=value, site=site, is_sure=is_sure)
@@ -277,10 +279,10 @@ class NumberWatch:
         is_about = is_of_numbers(f"{error} {statement}")
         tested = self._examiner.tested
         if tested is not None and (is_about or tested.site == site):
-            self._tell_once(tested.of, Outcome.ENDED, tested.value, site, is_sure=tested.is_sure)
+            self._tell_once(tested.of, NumberEnd.ENDED, tested.value, site, is_sure=tested.is_sure)
         elif is_about and self._examiner.last_nan:
             last = self._examiner.last_nan
-            self._tell_once(last, Outcome.ENDED, math.nan, site, is_sure=False)
+            self._tell_once(last, NumberEnd.ENDED, math.nan, site, is_sure=False)
 
     def close(self, problem: str = "") -> None:
         """The program ends."""

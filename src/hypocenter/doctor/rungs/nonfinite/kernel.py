@@ -6,18 +6,27 @@ from __future__ import annotations
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Proof, RootCause
-from hypocenter.doctor.rungs.nonfinite_text import value_text
+from hypocenter.doctor.rungs.nonfinite.text import value_text
 from hypocenter.errors import HypoError, MissingPackage
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.nonfinite import NonFinite
 
 #: Names of NumPy's functions, by which Triton's interpreter computes, and what they do.
 _DOES = {
-    "subtract": "a difference", "add": "a sum", "multiply": "a product", "divide": "a quotient",
-    "true_divide": "a quotient", "exp": "an exponential", "exp2": "an exponential",
-    "log": "a logarithm", "log2": "a logarithm", "sqrt": "a root", "dot": "a product of matrices",
-    "fma": "a product and a sum", "cast": "a change of type",
-}  # fmt: skip
+    "subtract": "a difference",
+    "add": "a sum",
+    "multiply": "a product",
+    "divide": "a quotient",
+    "true_divide": "a quotient",
+    "exp": "an exponential",
+    "exp2": "an exponential",
+    "log": "a logarithm",
+    "log2": "a logarithm",
+    "sqrt": "a root",
+    "dot": "a product of matrices",
+    "fma": "a product and a sum",
+    "cast": "a change of type",
+}
 _MINUS, _TIMES, _OVER = ("subtract", "add"), ("multiply", "fma", "dot"), ("divide", "true_divide")
 
 

@@ -20,8 +20,8 @@ from hypocenter.doctor.diagnosis import (
     proven,
     row,
 )
-from hypocenter.doctor.rungs.nonfinite_kernel import claim_of_kernel
-from hypocenter.doctor.rungs.nonfinite_text import (
+from hypocenter.doctor.rungs.nonfinite.kernel import claim_of_kernel
+from hypocenter.doctor.rungs.nonfinite.text import (
     change_text,
     fix_text,
     link_text,
@@ -33,12 +33,12 @@ from hypocenter.doctor.rungs.nonfinite_text import (
 from hypocenter.errors import ErrorKind
 from hypocenter.record.gap import Gap
 from hypocenter.record.nonfinite import (
-    Change,
+    ChangedFact,
     NonFinite,
     NonFiniteReached,
+    NumberEnd,
     NumberKind,
     NumbersWatched,
-    Outcome,
 )
 from hypocenter.wording import count_text
 
@@ -61,7 +61,7 @@ def nonfinite(case: Case) -> list[Claim]:
         _leave_unseen(case, event)
     made = {event.id: event for event in case.index.events_of(NonFinite)}
     ends = [e for e in case.index.events_of(NonFiniteReached) if e.of in made]
-    first = next((e for e in ends if e.how is Outcome.ENDED), next(iter(ends), None))
+    first = next((e for e in ends if e.how is NumberEnd.ENDED), next(iter(ends), None))
     if first is None:
         return [_nothing_reached(made.values(), watched)]
     return [_claim(case, first, _chain(first.of, made))]
@@ -138,7 +138,7 @@ def _claim(case: Case, reached: NonFiniteReached, chain: list[NonFinite]) -> Cla
         evidence = (*evidence, told)
     changed = root.changed
     is_tried = changed is not None and math.isfinite(changed) and root.is_reproduced
-    if not (is_sure and is_tried and root.change is not Change.NONE):
+    if not (is_sure and is_tried and root.change is not ChangedFact.NONE):
         verdict = Verdict.CONFIRMED if is_sure and root.kind in _CERTAIN else Verdict.INCONCLUSIVE
         return row(
             cause,

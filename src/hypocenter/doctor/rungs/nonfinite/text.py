@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from hypocenter.record.nonfinite import (
-    Change,
+    ChangedFact,
     NonFinite,
     NonFiniteReached,
+    NumberEnd,
     NumberKind,
     Operand,
-    Outcome,
 )
 
 _WAYS = {
-    Outcome.READ: "the host read {value} at {site}",
-    Outcome.PARAMETER: "a parameter became {value} at {site}",
-    Outcome.ENDED: "the program ended at {site}, where it found {value}",
+    NumberEnd.READ: "the host read {value} at {site}",
+    NumberEnd.PARAMETER: "a parameter became {value} at {site}",
+    NumberEnd.ENDED: "the program ended at {site}, where it found {value}",
 }
 
 
@@ -129,16 +129,16 @@ def fix_text(event: NonFinite) -> str:
 
 
 _CHANGES = {
-    Change.DENOMINATOR: "1 in place of each zero in the denominator",
-    Change.CLAMPED: "its argument kept inside the domain",
-    Change.UNMASKED: "0 in place of each -infinity",
-    Change.FINITE_INPUTS: "1 and -1 in place of the infinities, 0 in place of NaN",
+    ChangedFact.DENOMINATOR: "1 in place of each zero in the denominator",
+    ChangedFact.CLAMPED: "its argument kept inside the domain",
+    ChangedFact.UNMASKED: "0 in place of each -infinity",
+    ChangedFact.FINITE_INPUTS: "1 and -1 in place of the infinities, 0 in place of NaN",
 }
 
 
 def change_text(event: NonFinite) -> str:
     """The one fact that was changed."""
-    if event.change is Change.WIDER_TYPE:
+    if event.change is ChangedFact.WIDER_TYPE:
         return f"the same inputs in {event.wide}"
     return _CHANGES.get(event.change, "")
 
