@@ -84,6 +84,8 @@ class NonFinite(Event, frozen=True, kw_only=True, tag=True):
     result: Operand
     operands: tuple[Operand, ...] = ()
     site: str = ""
+    #: What stands in that line.
+    statement: str = ""
     node: str = ""
     forward_site: str = ""
     num_nan: int = 0

@@ -80,7 +80,7 @@ class _Seen:
         if program != self.program:
             self.program, self.num_of_program = program, 0
         self.num_of_program += 1
-        made = _made(operation, operands, result)
+        made = _mask_of_made(operation, operands, result)
         if made is None:
             return None
         sites = tuple(recorded_site(site_of(frame)) for frame in kernel_frames())
@@ -198,7 +198,7 @@ def _address(
     return argument.address + offset * argument.item_bytes
 
 
-def _made(operation: str, operands: tuple[Array, ...], result: Array) -> Array | None:
+def _mask_of_made(operation: str, operands: tuple[Array, ...], result: Array) -> Array | None:
     """Where an operation gave NaN of numbers that are none, or infinity of finite ones."""
     if operation in _PASSING and not (operation == "cast" and operands):
         return None

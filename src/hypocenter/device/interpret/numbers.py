@@ -33,7 +33,7 @@ class NumberBuilder(Builder):
         values = _floats(result)
         if np.isfinite(values).all():
             return result
-        known = tuple(_floats(one) for one in operands if hasattr(one, "data"))
+        known = tuple(_floats(operand) for operand in operands if hasattr(operand, "data"))
         instead = self._on_numbers(operation, known, values)
         if instead is not None:
             is_short = result.dtype.scalar == tl.bfloat16 and result.data.dtype == np.uint16

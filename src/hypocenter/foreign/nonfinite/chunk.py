@@ -46,7 +46,7 @@ class OpChunk:
         self._num_results += len(op.results)
         self.ops.append(op)
 
-    def flagged(self) -> set[int]:
+    def find_flagged(self) -> set[int]:
         """The numbers of those of which a result is not finite; the device is waited for once.
 
         The largest absolute number of each result is found there, many results to a launch: it is

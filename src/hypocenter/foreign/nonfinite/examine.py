@@ -11,7 +11,7 @@ from typing import Any
 from hypocenter.foreign.nonfinite.chunk import OpChunk
 from hypocenter.foreign.nonfinite.kinds import Found, explain, operand_at, where
 from hypocenter.foreign.nonfinite.ops import Op, Role, is_looked_at, tensors_in
-from hypocenter.foreign.nonfinite.spread import OVERWRITING, reached
+from hypocenter.foreign.nonfinite.spread import OVERWRITING, reach_of
 from hypocenter.record.events import Launched
 from hypocenter.record.nonfinite import NonFinite, NumberKind
 
@@ -79,7 +79,7 @@ class Examiner:
     def look(self) -> list[tuple[Op, Any]]:
         """Look at the chunk and clear it; parameters that are not finite now, with their writer."""
         chunk, parameters = self._chunk, []
-        flagged = chunk.flagged()
+        flagged = chunk.find_flagged()
         try:
             for op in chunk.ops if flagged or self._taints else ():
                 if op.number not in flagged:
@@ -97,7 +97,7 @@ class Examiner:
 
         None for a finite tensor, infinities that are meant, and data as it came in.
         """
-        bad = self._bad(tensor)
+        bad = self._mask_of_bad(tensor)
         if not bool(bad.any()):
             return None
         nan = _plain(tensor).isnan()
@@ -138,7 +138,7 @@ class Examiner:
             if after is None:
                 self.num_lost += 1
                 continue
-            bad = self._bad(after)
+            bad = self._mask_of_bad(after)
             if op.is_launch:
                 before = self._chunk.content(result, op.number - 1)
                 if before is None:
@@ -154,13 +154,13 @@ class Examiner:
     def _judge(self, op: Op, number: int, result: Any, after: Any, bad: Any) -> None:
         torch = self._torch
         inputs, is_known = self._inputs(op, number)
-        guilty = [one for one in inputs if bool(one.bad.any())]
-        sources = {id(one): self._taint_of(op, one) for one in guilty}
+        guilty = [own for own in inputs if bool(own.bad.any())]
+        sources = {id(own): self._taint_of(op, own) for own in guilty}
         scalar = _nonfinite_number(op)
         nan = after.isnan() & bad
-        passed = reached(torch, op, _by_name(guilty, "bad"), after)
-        with_nan = [one for one in guilty if bool(one.nan.any())]
-        passed_nan = reached(torch, op, _by_name(with_nan, "nan"), after)
+        passed = reach_of(torch, op, _by_name(guilty, "bad"), after)
+        with_nan = [own for own in guilty if bool(own.nan.any())]
+        passed_nan = reach_of(torch, op, _by_name(with_nan, "nan"), after)
         nothing = torch.zeros_like(bad)
         born = nothing
         if is_known and scalar is None and passed is not None:
@@ -169,8 +169,8 @@ class Examiner:
         if is_known and passed_nan is not None and not (scalar is not None and math.isnan(scalar)):
             became = nan & ~passed_nan & ~born
         made = _Made(op, number, after, inputs)
-        new = self._born(made, born, nan)
-        of_inf = tuple(sorted({sources[id(one)].inf for one in guilty} - {0}))
+        new = self._note_born(made, born, nan)
+        of_inf = tuple(sorted({sources[id(own)].inf for own in guilty} - {0}))
         if bool(became.any()):
             if scalar is not None and not of_inf:
                 of_inf = (self._given_number(made, scalar),)
@@ -178,7 +178,7 @@ class Examiner:
         rest = bad & ~born & ~became
         self._taint(made, result, new, rest, nan, guilty, sources, scalar, is_known=is_known)
 
-    def _born(self, made: _Made, born: Any, nan: Any) -> list[tuple[bool, int]]:
+    def _note_born(self, made: _Made, born: Any, nan: Any) -> list[tuple[bool, int]]:
         """Events of what an operation made of finite numbers, and whether each is NaN."""
         found = []
         for is_nan, mask in ((True, born & nan), (False, born & ~nan)):
@@ -205,9 +205,9 @@ class Examiner:
         has_nan, has_inf = bool((rest & nan).any()), bool((rest & ~nan).any())
         old = self._taints.get(result.untyped_storage()) or Taint()
         if has_nan:
-            nans |= {sources[id(one)].nan for one in guilty} - {0}
+            nans |= {sources[id(own)].nan for own in guilty} - {0}
         if has_inf:
-            infs |= {sources[id(one)].inf for one in guilty} - {0}
+            infs |= {sources[id(own)].inf for own in guilty} - {0}
         if (has_nan and not nans) or (has_inf and not infs):
             unknown = (
                 self._given_number(made, scalar)
@@ -221,7 +221,7 @@ class Examiner:
             nans |= {old.nan} - {0}
             infs |= {old.inf} - {0}
         is_sure = self._is_one(nans) and self._is_one(infs)
-        is_sure = is_sure and all(sources[id(one)].is_sure for one in guilty)
+        is_sure = is_sure and all(sources[id(own)].is_sure for own in guilty)
         taint = Taint(min(nans, default=0), min(infs, default=0), is_sure)
         self._taints[result.untyped_storage()] = taint
         self.last_nan = taint.nan or self.last_nan
@@ -246,22 +246,22 @@ class Examiner:
                 if content is None:
                     is_known = False
                     continue
-                bad = self._bad(content)
+                bad = self._mask_of_bad(content)
                 if op.is_launch:
                     bad &= ~self._nobodys(tensor, content)
                 plain = _plain(content)
                 found.append(_Input(name, tensor, plain, bad, plain.isnan() & bad))
         return found, is_known
 
-    def _taint_of(self, op: Op, one: _Input) -> Taint:
+    def _taint_of(self, op: Op, own: _Input) -> Taint:
         """Who made what an input holds; where nobody was seen to, it came in."""
-        storage = one.tensor.untyped_storage()
+        storage = own.tensor.untyped_storage()
         taint = self._taints.get(storage) or Taint(is_source=True)
-        has_nan = bool(one.nan.any())
-        has_inf = bool((one.bad & ~one.nan).any())
+        has_nan = bool(own.nan.any())
+        has_inf = bool((own.bad & ~own.nan).any())
         if (has_nan and not taint.nan) or (has_inf and not taint.inf):
-            mask = one.nan if has_nan and not taint.nan else one.bad & ~one.nan
-            number = self._source(op, one, mask)
+            mask = own.nan if has_nan and not taint.nan else own.bad & ~own.nan
+            number = self._source(op, own, mask)
             taint = Taint(
                 taint.nan or number * has_nan,
                 taint.inf or number * has_inf,
@@ -271,16 +271,16 @@ class Examiner:
             self._taints[storage] = taint
         return taint
 
-    def _source(self, op: Op, one: _Input, mask: Any) -> int:
+    def _source(self, op: Op, own: _Input, mask: Any) -> int:
         at = where(self._torch, mask)
-        made_at = self._undefined.get(one.tensor.untyped_storage(), "")
+        made_at = self._undefined.get(own.tensor.untyped_storage(), "")
         is_undefined = bool(made_at) and bool(
-            self._nobodys(one.tensor, one.content.to(one.tensor.dtype)).reshape(-1)[at]
+            self._nobodys(own.tensor, own.content.to(own.tensor.dtype)).reshape(-1)[at]
         )
         kind = NumberKind.UNDEFINED if is_undefined else NumberKind.GIVEN
-        made = _Made(op, 0, one.content, [])
+        made = _Made(op, 0, own.content, [])
         return self._event(
-            made, mask, kind=kind, name=one.name, made_at=made_at if is_undefined else ""
+            made, mask, kind=kind, name=own.name, made_at=made_at if is_undefined else ""
         )
 
     def _is_one(self, numbers: set[int]) -> bool:
@@ -306,7 +306,7 @@ class Examiner:
         kind = getattr(self._torch, _INTEGERS[tensor.element_size()])
         return tensor.contiguous().view(kind) if tensor.dim() else tensor.reshape(1).view(kind)[0]
 
-    def _bad(self, tensor: Any) -> Any:
+    def _mask_of_bad(self, tensor: Any) -> Any:
         return ~self._torch.isfinite(_plain(tensor))
 
     # -- events -----------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ class Examiner:
         if len(self._events) >= MAX_TOLD:
             return 0
         found.id = self._known[whole] = len(self._events) + 1
-        before = {root for one in found.comes_from for root in self._roots[one]}
+        before = {root for own in found.comes_from for root in self._roots[own]}
         found.is_sure = found.is_sure and len(before) <= 1
         is_meant = found.kind is NumberKind.GIVEN and math.isinf(found.result.value)
         self._roots[found.id] = frozenset() if is_meant else frozenset(before or {found.id})
@@ -384,7 +384,7 @@ class _Made:
 
     @property
     def pairs(self) -> list[tuple[str, Any]]:
-        return [(one.name, one.content) for one in self.inputs]
+        return [(own.name, own.content) for own in self.inputs]
 
 
 def _plain(tensor: Any) -> Any:
@@ -394,8 +394,8 @@ def _plain(tensor: Any) -> Any:
 
 def _by_name(inputs: list[_Input], field: str) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
-    for one in inputs:
-        found.setdefault(one.name, []).append(getattr(one, field))
+    for own in inputs:
+        found.setdefault(own.name, []).append(getattr(own, field))
     return found
 
 

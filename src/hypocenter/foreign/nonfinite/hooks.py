@@ -129,7 +129,7 @@ class NumberHooks:
         @functools.wraps(original)
         def read(tensor: Any, *args: Any, **options: Any) -> Any:
             if self.watch is not None:
-                self.attempt(self.watch.reached, tensor, NumberEnd.READ)
+                self.attempt(self.watch.note_read, tensor, NumberEnd.READ)
             return original(tensor, *args, **options)
 
         setattr(kind, name, read)

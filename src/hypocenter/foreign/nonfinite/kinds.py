@@ -6,6 +6,7 @@ What is found is tried: the operation is made again as it was, and with one fact
 
 from __future__ import annotations
 
+import linecache
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from hypocenter.foreign.nonfinite.spread import ALONG_AXIS, PRODUCTS
 from hypocenter.foreign.nonfinite.trial import Trial
 from hypocenter.record.nonfinite import ChangedFact, NumberKind, Operand
 
+#: Of a line of the program's.
+MAX_CHARS = 200
 #: Functions by their names and the range in which their results are real.
 _DOMAINS: dict[str, Callable[[float], bool]] = {
     "acos": lambda x: -1 <= x <= 1,
@@ -61,10 +64,17 @@ class Found:
             "number": op.number,
             "operation": op.facts.name,
             "site": op.site,
+            "statement": _statement_at(op.site),
             "node": op.node,
             "forward_site": op.forward_site,
             "launched": op.made.seq if op.made is not None else 0,
         }
+
+
+def _statement_at(site: str) -> str:
+    """The text of a line, as far as it can be read."""
+    file, _, line = site.rpartition(":")
+    return linecache.getline(file, int(line)).strip()[:MAX_CHARS] if line.isdigit() else ""
 
 
 def where(torch: Any, mask: Any) -> int:

@@ -81,7 +81,9 @@ def facts_of(torch: Any, func: Any) -> OpFacts:
     )
 
 
-def given(facts: OpFacts, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def given_by_name(
+    facts: OpFacts, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
     """The arguments of a call by name, those that were left out aside."""
     return {**dict(zip(facts.names, args, strict=False)), **kwargs}
 
@@ -120,7 +122,11 @@ class Op:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        return dict(self.kwargs) if self.is_launch else given(self.facts, self.args, self.kwargs)
+        return (
+            dict(self.kwargs)
+            if self.is_launch
+            else given_by_name(self.facts, self.args, self.kwargs)
+        )
 
 
 def place_of(tensor: Any) -> tuple[Any, ...]:

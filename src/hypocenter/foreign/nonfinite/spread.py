@@ -25,7 +25,7 @@ OVERWRITING = frozenset(
 )
 
 
-def reached(torch: Any, op: Op, masks: Mapping[str, Sequence[Any]], result: Any) -> Any | None:
+def reach_of(torch: Any, op: Op, masks: Mapping[str, Sequence[Any]], result: Any) -> Any | None:
     """Which elements of a result the marked elements of inputs can have come to.
 
     `masks` are by parameter. None where that is not known of the operation: all of them may be.

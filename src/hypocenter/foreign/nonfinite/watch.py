@@ -93,7 +93,7 @@ class NumberWatch:
         written: list[Any] = []
         before = None
         if facts.written:
-            written += self._written(facts, args, kwargs)
+            written += self._tensors_written(facts, args, kwargs)
             before = attempt(self._copies, written)
         result = func(*args, **kwargs)
         if facts.role is Role.PLAIN:
@@ -103,7 +103,7 @@ class NumberWatch:
         elif facts.role is Role.TEST:
             attempt(self._note_test, facts, func, args, kwargs)
         elif isinstance(result, float) and not math.isfinite(result):
-            attempt(self.reached, args[0], NumberEnd.READ, result)
+            attempt(self.note_read, args[0], NumberEnd.READ, result)
         return result
 
     def _copies(self, tensors: list[Any]) -> dict[tuple[Any, ...], Any]:
@@ -122,7 +122,7 @@ class NumberWatch:
             return dict(zip(places, self._torch._foreach_mul(tensors, 1.0), strict=True))
         return {place: tensor.clone() for place, tensor in zip(places, tensors, strict=True)}
 
-    def _written(
+    def _tensors_written(
         self, facts: OpFacts, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Iterator[Any]:
         for place, name in facts.written:
@@ -244,7 +244,7 @@ class NumberWatch:
             for op, result in self._examiner.look():
                 self._tell_reached(result, NumberEnd.PARAMETER, op.site)
 
-    def reached(self, tensor: Any, how: NumberEnd, value: float | None = None) -> None:
+    def note_read(self, tensor: Any, how: NumberEnd, value: float | None = None) -> None:
         """The program reads a tensor; `value` is what it is, where that is one number."""
         if self._is_busy or not is_looked_at(self._torch, tensor):
             return

@@ -164,7 +164,7 @@ def _claim(case: Case, reached: NonFiniteReached, chain: list[NonFinite]) -> Cla
         kernel=operation_text(root),
         file=place or None,
         line=int(line) if place and line.isdigit() else None,
-        expression="",
+        expression=root.statement,
         culprit=_culprit(root),
     )
     return proven(
