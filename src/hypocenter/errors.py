@@ -35,6 +35,7 @@ class ErrorKind(enum.StrEnum):
     NO_CODE = "no code for this architecture"
     ENDLESS = "a launch that does not end"
     HARDWARE = "hardware of the GPU"
+    NOT_A_NUMBER = "a number that is none"
 
 
 class HypoError(Exception):

@@ -21,13 +21,19 @@ from hypocenter.wording import signal_name
 
 
 def environment_of(
-    runs: Path, *, suspect: bool = False, is_own: bool = True, is_guarded: bool = False
+    runs: Path,
+    *,
+    suspect: bool = False,
+    is_own: bool = True,
+    is_guarded: bool = False,
+    is_nan: bool = False,
 ) -> dict[str, str]:
     """The child's: it records into `runs`, and writes its stacks when it is aborted.
 
     `suspect`: its engines trace what they compute. A program that is not `is_own` is recorded by
     what each Python below it runs first, unless HYPO_RECORD is 0. `is_guarded`: its Triton launches
-    run guarded.
+    run guarded. `is_nan`: its numbers are looked at, and torch.compile runs its programs as they
+    are.
     """
     environment = environment_for(runs)
     is_recorded = Environment.read().record
@@ -38,6 +44,7 @@ def environment_of(
     if not is_own and not is_recorded:
         environment["HYPO_RECORD"] = "0"
     environment |= {"HYPO_TRACE": "1"} if suspect else {}
+    environment |= {"HYPO_NAN": "1", "TORCHDYNAMO_DISABLE": "1"} if is_nan else {}
     return environment | ({"HYPO_GUARD": "1"} if is_guarded else {})
 
 

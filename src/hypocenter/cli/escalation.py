@@ -1,7 +1,7 @@
 """Runs a foreign command in one way after another until the doctor has proven a cause.
 
-First as it is; then guarded, with blocking launches, and below compute-sanitizer. Each run is told
-in a line on stderr.
+First as it is; where it ended at NaN with an eye on its numbers; then guarded, with blocking
+launches, and below compute-sanitizer. Each run is told in a line on stderr.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.examining.time_limit import EXAMINE_SECONDS
 from hypocenter.doctor.report_parts import headline, run_text
 from hypocenter.environment import launch_blocking
+from hypocenter.errors import ErrorKind
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Launched, MaskedOff
 from hypocenter.record.fault_record import FaultRecord
+from hypocenter.record.nonfinite import NumbersWatched
 from hypocenter.record.order_events import Disordered, OrderWatched
 from hypocenter.watch import collect, dead_runs, sanitizers
 from hypocenter.watch.child import Deadlines, Ended, watch
@@ -46,10 +48,12 @@ class Way:
     variables: Mapping[str, str] = field(default_factory=dict)
     is_guarded: bool = False
     is_checked: bool = False
+    is_nan: bool = False
 
 
 WAYS = (
     Way("as it is"),
+    Way("with an eye on its numbers", is_nan=True),
     Way("guarded", is_guarded=True),
     Way("with blocking launches", BLOCKING),
     Way("below compute-sanitizer", sanitizers.VARIABLES, is_checked=True),
@@ -84,6 +88,8 @@ class Escalation:
     def run(self) -> ExaminedRun | None:
         """Until a cause is proven or no way is left; the run to report on, None without any."""
         for number, way in enumerate(WAYS):
+            if way.is_nan and not self._ended_at_number():
+                continue
             if reason := self._left_out(way):
                 self._tell(RunMade(name=way.name, left_out=reason))
                 continue
@@ -104,6 +110,11 @@ class Escalation:
             say("no run proved a cause" + ("" if self.suspect else f"; {UNGUARDED}"))
         return self._best()
 
+    def _ended_at_number(self) -> bool:
+        """Whether the command, run as it is, found NaN or infinity itself and ended there."""
+        first = self._examined.get(0)
+        return first is not None and first.bundle.fault.error_kind is ErrorKind.NOT_A_NUMBER
+
     def _tell(self, run: RunMade) -> None:
         self._made.append(run)
         say(f"run {len(self._made)}, {run_text(run)}")
@@ -111,7 +122,7 @@ class Escalation:
     def _left_out(self, way: Way) -> str:
         """Why this way can tell nothing more; empty where it may."""
         first = self._examined.get(0)
-        if way.name == WAYS[0].name or way.is_guarded:
+        if way.name == WAYS[0].name or way.is_guarded or way.is_nan:
             return ""
         if first is None or first.bundle.fault.kind == "none":
             return "the command ended without a fault, and this only says where one is made"
@@ -131,7 +142,7 @@ class Escalation:
 
     def _run_below(self, runs: Path, way: Way) -> tuple[Ended, ExaminedRun | None]:
         environment = environment_of(
-            runs, suspect=self.suspect, is_own=False, is_guarded=way.is_guarded
+            runs, suspect=self.suspect, is_own=False, is_guarded=way.is_guarded, is_nan=way.is_nan
         )
         command = list(self.command)
         if way.is_checked and (program := sanitizers.memcheck()) is not None:
@@ -175,7 +186,7 @@ class Escalation:
 
 
 def _tells(made: Bundle) -> bool:
-    told = Launched | MaskedOff | Disordered | OrderWatched
+    told = Launched | MaskedOff | Disordered | OrderWatched | NumbersWatched
     return any(isinstance(event, told) for event in made.events) or bool(made.reports)
 
 

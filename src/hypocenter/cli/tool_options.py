@@ -131,12 +131,22 @@ class DoctorOptions:
             **SWITCH,
         ),
     ] = False
+    nan: Annotated[
+        bool,
+        Parameter(
+            name="--nan",
+            help="Find the first operation of a torch program that made NaN or infinity of finite "
+            "numbers. The bundle then holds a few numbers of that operation.",
+            **SWITCH,
+        ),
+    ] = False
     again: Annotated[
         bool,
         Parameter(
             name="--again",
-            help="Run the command again until a cause is proven: guarded, with blocking launches, "
-            "below compute-sanitizer. It must do no harm when it runs up to four times.",
+            help="Run the command again until a cause is proven: as with --nan, guarded, with "
+            "blocking launches, below compute-sanitizer. It must do no harm when it runs up to "
+            "five times.",
             **SWITCH,
         ),
     ] = False

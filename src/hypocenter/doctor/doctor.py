@@ -43,6 +43,7 @@ from hypocenter.doctor.rungs.gpu_stop import gpu_stops
 from hypocenter.doctor.rungs.hang import hang
 from hypocenter.doctor.rungs.hints import hints
 from hypocenter.doctor.rungs.limits import limits
+from hypocenter.doctor.rungs.nonfinite.first import nonfinite
 from hypocenter.doctor.rungs.numbers import numbers
 from hypocenter.doctor.rungs.order.streams import order
 from hypocenter.doctor.rungs.refusals import refusals
@@ -84,6 +85,7 @@ LADDER: dict[str, Rung] = {
     "replay": replays,
     "unwritten reads": unwritten_reads,
     "values": values,
+    "first of the numbers": nonfinite,
     "compiled code": compiled_code,
     "good results": good_results,
 }

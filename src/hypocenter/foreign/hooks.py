@@ -27,11 +27,13 @@ from hypocenter.foreign.graph_hooks import GraphWatch
 from hypocenter.foreign.inductor import name_of, watch_inductor
 from hypocenter.foreign.last_exception import MAX_CHARS, call_of, refusal_of
 from hypocenter.foreign.lost_launches import LostLaunches
+from hypocenter.foreign.nonfinite.hooks import NumberHooks
 from hypocenter.foreign.recorder import ForeignRecorder
 from hypocenter.foreign.repeats import Repeat
 from hypocenter.foreign.seen_reads import SeenReads, watch_reads
 from hypocenter.foreign.streams.session import OrderSession
 from hypocenter.record.events import Launched
+from hypocenter.record.runtime_text import is_of_numbers
 
 if TYPE_CHECKING:
     from hypocenter.foreign.guarding import GuardedLaunch, Guarding
@@ -63,6 +65,7 @@ class _State:
     graphs: GraphWatch
     #: In a run that is looked at closely, or guarded, once torch is loaded.
     order: OrderSession | None = None
+    numbers: NumberHooks
     #: To be called when torch.compile has been loaded.
     on_compiler_loaded: Callable[[], None] = staticmethod(lambda: None)
 
@@ -74,6 +77,8 @@ def module_loaded(module: Any) -> None:
         _watch_waits(module)
         _State.graphs.watch(module)
         environment = Environment.read()
+        if environment.nan:
+            _State.numbers.start(module)
         if environment.trace or environment.guard:
             order = _State.order = OrderSession(module, recorder, _attempt, _close)
             reads = _reads if environment.trace else lambda: None
@@ -123,7 +128,7 @@ def recorder() -> ForeignRecorder | None:
         _State.recorder = ForeignRecorder(
             environment.run_dir,
             sees_frees=_storages_are_kept(),
-            is_guarded=_is_guarded_run(),
+            is_guarded=_is_guarded_run() or environment.nan,
             looks_closely=environment.trace,
         )
         atexit.register(_close)
@@ -134,6 +139,7 @@ def _close() -> None:
     _attempt(_note_captured)
     _State.lost.tell()
     _attempt(_finish_order)
+    _State.numbers.close()
     if _State.recorder is not None:
         _attempt(_State.recorder.close)
         _State.recorder = None
@@ -146,6 +152,7 @@ def _finish_order() -> None:
 
 def _forget() -> None:
     """In the child of a fork: the folder is the parent's."""
+    _State.numbers.abandon()
     if _State.recorder is not None:
         _State.recorder.abandon()
         _State.recorder = None
@@ -207,6 +214,7 @@ def _lose_off(kernel: str) -> None:
 
 _State.lost = LostLaunches(lambda: _State.recorder)
 _State.graphs = GraphWatch(recorder, _attempt)
+_State.numbers = NumberHooks(recorder, lambda: _State.graphs.captured_into is None)
 
 
 # -- launches -------------------------------------------------------------------------------------
@@ -226,6 +234,7 @@ def _watch_launches(kind: Any, *, is_interpreted: bool) -> None:
         launch = _Launch(self, args, options, grid, is_interpreted, _State.num_compiled, outside)
         if _is_guarded_run():
             _attempt(_prepare, launch)
+        numbers = _State.numbers.before_launch(self, args, options)
         try:
             if launch.guarded is not None:
                 with contextlib.suppress(_NotGuarded):
@@ -237,6 +246,7 @@ def _watch_launches(kind: Any, *, is_interpreted: bool) -> None:
             return result
         finally:
             _over()
+            _State.numbers.after_launch(numbers, launch.made)
 
     watched: Any = run
     _RUNS.add(watched.__code__)
@@ -492,13 +502,15 @@ def _watch_the_end() -> None:
 
 
 def _note_end(error: BaseException, trace: TracebackType | None) -> None:
+    call, site, is_statement = call_of(trace)
+    _State.numbers.note_end(error, site, call)
     text = f"{type(error).__name__}: {error}"[:MAX_CHARS]
     is_of_gpu = any(words in text for words in _OF_A_GPU)
     refused = refusal_of(error, *_kernel_of(trace), _limits)
-    opened = recorder() if is_of_gpu or refused else _State.recorder
+    is_of_any = is_of_gpu or refused or is_of_numbers(f"{text} {call}")
+    opened = recorder() if is_of_any else _State.recorder
     if opened is None:
         return
-    call, site, is_statement = call_of(trace)
     if refused is not None:
         opened.record_refusal(*refused, site)
     opened.record_failure(call, text, site, is_statement=is_statement)

@@ -52,7 +52,7 @@ from hypocenter.record.guard_faults import AccessFault
 from hypocenter.record.held.contents import LaunchOutcome, OtherBits
 from hypocenter.record.order_events import Disordered, OrderWatched
 from hypocenter.record.run_records import DeviceRecord
-from hypocenter.record.runtime_text import kind_of_text
+from hypocenter.record.runtime_text import kind_of_end
 from hypocenter.refusals import AnyRefusal
 
 MAX_KERNELS = 1024
@@ -402,6 +402,16 @@ class ForeignRecorder:
             self._of_guard.append(event)
             self._log.keep_event(event)
 
+    def record_number(self, event: Any, **fields: Any) -> None:
+        """An event of `record/nonfinite.py`, with its own fields."""
+        with self._lock:
+            self._log.keep_event(event(**self._log.now(), **fields))
+
+    def keep_outcome(self, outcome: LaunchOutcome) -> None:
+        """What a launch was given, or gave, which others have put together."""
+        with self._lock:
+            self._log.keep_outcome(outcome)
+
     def begin(self) -> None:
         """A wait for the GPU begins, which may take longer than anyone waits for."""
         self.reads.is_in_launch = True
@@ -445,7 +455,7 @@ class ForeignRecorder:
                     call=call,
                     outcome=outcome,
                     site=site,
-                    kind=kind_of_text(outcome),
+                    kind=kind_of_end(outcome, call),
                     is_statement=is_statement,
                 )
             )

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from hypocenter.cards import MAX_CARDS, Card
-from hypocenter.errors import BadBundle
+from hypocenter.errors import BadBundle, ErrorKind
 from hypocenter.record.bundle_json import (
     DAMAGE,
     NONFINITE,
@@ -56,6 +56,7 @@ from hypocenter.record.held.bundle_arrays import (
     read_arrays,
 )
 from hypocenter.record.held.contents import MAX_OUTCOMES, LaunchOutcome, Snapshot
+from hypocenter.record.nonfinite import NumbersWatched
 from hypocenter.record.order_events import Disordered, OrderWatched
 from hypocenter.record.run_records import CheckRecord, ModelRecord
 
@@ -134,10 +135,12 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether a program was recorded that is not this package's: its launches, or its order."""
-        if not self.tensors:
-            return any(isinstance(event, Disordered | OrderWatched) for event in self.events)
-        return all(tensor.owner == FOREIGN for tensor in self.tensors)
+        """Whether a program was recorded that is not this package's, and of it launches alone."""
+        if not self.tensors and not self.plans:
+            told = Disordered | OrderWatched | NumbersWatched
+            is_of_numbers = self.fault.error_kind is ErrorKind.NOT_A_NUMBER
+            return is_of_numbers or any(isinstance(event, told) for event in self.events)
+        return bool(self.tensors) and all(tensor.owner == FOREIGN for tensor in self.tensors)
 
     def declaration(self, launch: LaunchRecord) -> Declaration | None:
         """What the contract of a launch says."""

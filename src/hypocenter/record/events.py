@@ -22,6 +22,7 @@ from hypocenter.record.engine.engine_events import (
     TextAsked,
 )
 from hypocenter.record.guard_faults import AccessFault
+from hypocenter.record.nonfinite import NonFinite, NonFiniteReached, NumbersWatched
 from hypocenter.record.order_events import Disordered, OrderWatched
 from hypocenter.refusals import AnyRefusal
 
@@ -452,15 +453,20 @@ AnyEvent = (
     | LostLaunch
     | Disordered
     | OrderWatched
+    | NonFinite
+    | NonFiniteReached
+    | NumbersWatched
 )
 
 
 def is_lasting(event: AnyEvent) -> bool:
-    """Whether it stays without its step: of memory, found by a guard, or a graph's launch."""
+    """Whether it stays without its step: of memory, found by a watch, or a graph's launch."""
     if isinstance(event, Launched):
         return event.graph > 0
     of_memory = Allocated | Freed | Captured | MaskedOff | RanUnguarded | LostLaunch
-    return isinstance(event, of_memory | Disordered | OrderWatched)
+    of_order = Disordered | OrderWatched
+    of_numbers = NonFinite | NonFiniteReached | NumbersWatched
+    return isinstance(event, of_memory | of_order | of_numbers)
 
 
 #: The plan of a Place whose launch belongs to no plan; its `launch` is the event's `seq` then.

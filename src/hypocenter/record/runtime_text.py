@@ -103,6 +103,25 @@ def is_without_driver(text: str) -> bool:
     return "0 active drivers" in text
 
 
+#: In the exception, or in the statement, with which a program ends at NaN or infinity.
+_OF_NUMBERS = re.compile(
+    r"(?<![a-z])(nans?|is_?nan|is_?inf|is_?finite|infs?|infinity|non-?finite|finite)(?![a-z])",
+    re.IGNORECASE,
+)
+
+
+def is_of_numbers(text: str) -> bool:
+    """Whether what ended a program is about NaN or infinity."""
+    return bool(_OF_NUMBERS.search(text))
+
+
+def kind_of_end(outcome: str, call: str) -> ErrorKind:
+    """What the exception `outcome`, with which a program ends in `call`, is about."""
+    kind = kind_of_text(outcome)
+    is_plain = kind is ErrorKind.OTHER and is_of_numbers(f"{outcome} {call}")
+    return ErrorKind.NOT_A_NUMBER if is_plain else kind
+
+
 def is_of_capture(code: int | None) -> bool:
     """Whether an error of this number is about a graph that is being captured."""
     return code is not None and 900 <= code <= 908

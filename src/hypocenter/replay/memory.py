@@ -103,6 +103,8 @@ class CheckedMemory:
         #: Called when a program waits for a word, with whether it got on since it last did.
         self.on_wait: Callable[[bool], None] | None = None
         self._polls = Polls()
+        #: Told of program, operation, operands and result where that is not finite.
+        self.on_numbers: Callable[..., Array | None] | None = None
         self._native = native
         self._arguments: dict[int, Argument] = {}
         self._tables: list[Argument] = []
@@ -170,6 +172,13 @@ class CheckedMemory:
             lambda i: (text, argument.element(offset), offset // argument.item_bytes),
         )
         return True
+
+    def see_numbers(
+        self, operation: str, operands: tuple[Array, ...], result: Array
+    ) -> Array | None:
+        """A result of the program that runs is not finite; what is to stand in its place."""
+        assert self.on_numbers is not None
+        return self.on_numbers(self._program, operation, operands, result)
 
     @property
     def arguments(self) -> tuple[Argument, ...]:

@@ -78,6 +78,7 @@ def replay(
     on_arguments: Callable[[tuple[Argument, ...]], None] = lambda arguments: None,
     on_lanes: Callable[[str, Array, Array, Array, int], None] | None = None,
     on_program: Callable[[tuple[int, int, int]], None] = lambda program: None,
+    on_numbers: Callable[..., Array | None] | None = None,
 ) -> ReplayReport:
     """Run `kernel` over `grid` (1 to 3 numbers, or a function of the arguments) and check it.
 
@@ -90,7 +91,8 @@ def replay(
     that load pointers from memory. Of a program of one warp (`num_warps`) the lanes go in step.
     With `headroom` the report says from which program on int32
     offsets would overflow. `on_arguments` sees what became of each tensor, `on_lanes` each access,
-    as `CheckedMemory.on_lanes` says, `on_program` each program before it is run.
+    as `CheckedMemory.on_lanes` says, `on_program` each program before it is run, and `on_numbers`
+    each result that is not finite.
 
     Seconds are those of the processor that this thread has had.
 
@@ -107,7 +109,7 @@ def replay(
         interpreter()._interpreter,
         lambda address: at_real_address(address, find_storage, known),
     )
-    memory.on_lanes = on_lanes
+    memory.on_lanes, memory.on_numbers = on_lanes, on_numbers
     memory.lanes.is_on = num_warps != 1
     run = _Run(jit, size, memory, budget_seconds, first, program_seconds or PROGRAM_SECONDS)
     run.on_program = on_program
@@ -217,7 +219,10 @@ class _Run:
         total = math.prod(self.grid)
         started = time.thread_time()
         num_run = 0
-        with interpreting(self.memory, on_step=self._watch, watch=self.memory) as opened:
+        see = self.memory.see_numbers if self.memory.on_numbers is not None else None
+        with interpreting(
+            self.memory, on_step=self._watch, on_numbers=see, watch=self.memory
+        ) as opened:
             opened.set_grid(self.grid)
             self._values = self._bind(opened, values)
             order = self._order(total, programs, started)

@@ -45,6 +45,7 @@ from hypocenter.errors import (
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Launched, Rejected, Stepped
+from hypocenter.record.nonfinite import NumbersWatched
 from hypocenter.record.order_events import Disordered, OrderWatched
 from hypocenter.record.ring import Run
 from hypocenter.record.runtime_text import is_without_driver
@@ -95,6 +96,7 @@ class DoctorRequest:
         if not self.command:
             given = {
                 "--suspect": asked.suspect,
+                "--nan": asked.nan,
                 "--again": asked.again,
                 "--deadline": asked.deadline is not None,
             }
@@ -109,6 +111,13 @@ class DoctorRequest:
                 "--again is for programs that are not hypocenter's; its own engine has "
                 "--launch-mode guarded, and `hypo doctor --suspect`"
             )
+        if asked.nan and self.is_own:
+            raise UsageError(
+                "--nan is for programs that are not hypocenter's; of its own engine "
+                "`hypo doctor --suspect` finds the first number that is none"
+            )
+        if asked.nan and asked.again:
+            raise UsageError("--again looks for numbers that are none by itself; leave --nan out")
         if asked.again and asked.good is not None:
             raise UsageError("--again looks for a cause without a good run; leave --good out")
         if asked.deadline is not None and not 0 < asked.deadline <= MAX_DEADLINE_SECONDS:
@@ -344,7 +353,7 @@ def _bundle_of_command(request: DoctorRequest) -> tuple[Path | None, Bundle]:
         stdout = sys.stderr.fileno() if request.as_json or asked.markdown else None
         ended = watch(
             command_of(request),
-            environment_of(runs, suspect=asked.suspect, is_own=request.is_own),
+            environment_of(runs, suspect=asked.suspect, is_own=request.is_own, is_nan=asked.nan),
             runs,
             pass_on,
             deadlines,
@@ -355,7 +364,9 @@ def _bundle_of_command(request: DoctorRequest) -> tuple[Path | None, Bundle]:
                 "Triton looked for a GPU, as its autotuner does even in its interpreter; "
                 "`hypo check FILE` runs the launches of such a program without one"
             )
-        made = collect.collect(runs, ended, suspect=asked.suspect, with_prompts=asked.with_prompts)
+        made = collect.collect(
+            runs, ended, suspect=asked.suspect or asked.nan, with_prompts=asked.with_prompts
+        )
         was_killed = ended.is_interrupted and ended.signal == signal.SIGKILL
         if made is None or (was_killed and not asked.suspect):
             sys.exit(_leave(request, ended, collect.main_run(runs)))
@@ -446,7 +457,7 @@ def _quiet_victim(request: DoctorRequest) -> str | None:
 
 
 def _has_launches(made: Bundle) -> bool:
-    told = Stepped | Launched | Rejected | Disordered | OrderWatched
+    told = Stepped | Launched | Rejected | Disordered | OrderWatched | NumbersWatched
     return any(isinstance(event, told) for event in made.events)
 
 

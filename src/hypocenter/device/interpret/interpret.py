@@ -31,6 +31,7 @@ from hypocenter.device.interpret.builder import (
 from hypocenter.device.interpret.libdevice import LIBDEVICE
 from hypocenter.device.interpret.libdevice_types import result_type
 from hypocenter.device.interpret.loops import counting
+from hypocenter.device.interpret.numbers import NumberBuilder, OnNumbers
 from hypocenter.device.interpret.undefined import (
     Following,
     Watch,
@@ -199,13 +200,18 @@ class Interpretation:
 
 @contextlib.contextmanager
 def interpreting(
-    memory: Memory, *, on_step: Callable[[], None] = lambda: None, watch: Watch | None = None
+    memory: Memory,
+    *,
+    on_step: Callable[[], None] = lambda: None,
+    on_numbers: OnNumbers | None = None,
+    watch: Watch | None = None,
 ) -> Iterator[Interpretation]:
     """Open Triton's language for running kernels in Python; restores it whatever happens.
 
     One at a time in a process: raises UsageError when one is open already, in this thread or in
     another. `on_step` is called each 4096 operations, or more often if asked, and may raise.
-    `watch` is told where lanes go that a load leaves out.
+    `on_numbers` is told of results that are not finite (`numbers.py`). `watch` is told where lanes
+    go that a load leaves out, but for a run whose numbers are looked at.
     """
     if not _BUSY.acquire(blocking=False):
         raise UsageError(
@@ -215,8 +221,11 @@ def interpreting(
     changed = _Changes()
     try:
         builder = Builder(memory, on_step)
+        if on_numbers is not None:
+            builder = NumberBuilder(memory, on_step, on_numbers)
         if watch is not None:
-            builder.watch, builder.following = watch, Following
+            builder.watch = watch
+            builder.following = Following if on_numbers is None else None
         opened = Interpretation(memory, builder)
         _patch(changed, memory, builder, opened)
         # Triton's interpreter reduces by NumPy's nanmax, which warns of rows that are all NaN;

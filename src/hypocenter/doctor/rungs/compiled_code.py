@@ -54,7 +54,7 @@ class _Seen:
 
 def compiled_code(case: Case) -> list[Claim]:
     """Compare what launches gave with their replays; where they differ, find out who is wrong."""
-    outcomes = case.bundle.outcomes
+    outcomes = [outcome for outcome in case.bundle.outcomes if outcome.num_again]
     if not outcomes:
         return []
     if {launch.launch.device for launch in case.launches} == {"interpreter"}:

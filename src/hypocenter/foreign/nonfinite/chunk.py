@@ -1,0 +1,99 @@
+"""The operations whose results have not been looked at yet, with all that they read and wrote."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from hypocenter.foreign.nonfinite.ops import Op, Role, place_of, tensors_in
+
+#: Operations, results and bytes that are kept, at most; a GPU has more to be waited for.
+MAX_OPS, MAX_RESULTS = 512, 1024
+MAX_BYTES, MAX_GPU_BYTES = 256 << 20, 1 << 30
+
+
+class OpChunk:
+    """Operations in order; `num_bytes` is what they keep alive that nobody else might."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._most_bytes = MAX_BYTES
+        self.clear()
+
+    def clear(self) -> None:
+        self.ops: list[Op] = []
+        self._num_results = 0
+        self.num_bytes = 0
+        #: By storage the operations that wrote it, ascending.
+        self._writers: collections.defaultdict[int, list[Op]] = collections.defaultdict(list)
+
+    def is_full(self, more_bytes: int) -> bool:
+        """Whether it has to be looked at before so much more is kept."""
+        has_room = self._num_results < MAX_RESULTS and len(self.ops) < MAX_OPS
+        return not has_room or self.num_bytes + more_bytes > self._most_bytes
+
+    def add(self, op: Op) -> None:
+        """Keep an operation that has run."""
+        is_written = op.facts.role is not Role.TEST and op.facts.name != "lift_fresh"
+        for result in op.results:
+            self.num_bytes += result.nbytes
+            if is_written:
+                self._writers[result.untyped_storage()._cdata].append(op)
+        if op.results[0].device.type == "cuda":
+            self._most_bytes = MAX_GPU_BYTES
+        self._num_results += len(op.results)
+        self.ops.append(op)
+
+    def find_flagged(self) -> set[int]:
+        """The numbers of those of which a result is not finite; the device is waited for once.
+
+        The largest absolute number of each result is found there, many results to a launch: it is
+        finite only where all are.
+        """
+        torch, groups = self._torch, self._by_kind()
+        sums = []
+        for found in groups.values():
+            norms = torch._foreach_norm([tensor for _, tensor in found], math.inf)
+            sums.append((found, torch.stack(norms).float()))
+        bad: set[int] = set()
+        for found, norms in sums:
+            finite = torch.isfinite(norms)
+            if not bool(finite.all()):
+                places = torch.nonzero(~finite).flatten().tolist()
+                bad |= {found[place][0] for place in places}
+        return bad
+
+    def _by_kind(self) -> dict[tuple[Any, Any], list[tuple[int, Any]]]:
+        """Results with the numbers of their operations, by device and type."""
+        groups: dict[tuple[Any, Any], list[tuple[int, Any]]] = collections.defaultdict(list)
+        for number, tensor in self._contents():
+            if "float8" in str(tensor.dtype):
+                tensor = tensor.float()
+            groups[tensor.device, tensor.dtype].append((number, tensor))
+        return groups
+
+    def _contents(self) -> Iterator[tuple[int, Any]]:
+        for op in self.ops:
+            of = op.number - (op.facts.role is Role.TEST)
+            for result in op.results:
+                found = self.content(result, of)
+                if found is not None:
+                    yield op.number, found
+
+    def content(self, tensor: Any, number: int) -> Any | None:
+        """What a tensor held after operation `number`; None where that is gone."""
+        for writer in self._writers[tensor.untyped_storage()._cdata]:
+            if writer.number > number:
+                return writer.before.get(place_of(tensor))
+        return tensor.detach()
+
+    def inputs(self, op: Op) -> dict[str, list[Any]]:
+        """By parameter the tensors that an operation read, as they were then; None: it is gone."""
+        found = {}
+        for name, value in op.inputs.items():
+            tensors = list(tensors_in(value))
+            if tensors:
+                found[name] = [self.content(tensor, op.number - 1) for tensor in tensors]
+        return found
