@@ -21,9 +21,11 @@ from hypocenter.coredump.names import source_name
 from hypocenter.coredump.sass import (
     INSTRUCTION_BYTES,
     MAX_BEHIND,
+    MemoryInstruction,
     known_bits,
     memory_instruction,
 )
+from hypocenter.coredump.sources import MAX_CODE_BYTES, Sources, parameter_sources
 from hypocenter.errors import BadCoreDump
 from hypocenter.record.gpu_stop import (
     MAX_DEEP_WARPS,
@@ -347,7 +349,22 @@ class _Dump:
             width_bytes=instruction.width_bytes,
             addresses=addresses,
             known_bits=known if addresses else 0,
+            parameters=(sources := self._sources(place, warp, instruction)).parameters,
+            is_of_loaded=sources.is_loaded,
         )
+
+    def _sources(self, place: _Place, warp: _Warp, instruction: MemoryInstruction) -> Sources:
+        """The parameters that the address may have been made of; none in a function that a kernel
+        calls, to which others are passed."""
+        function = place.function
+        kernel = self._grid_rows[warp.grid][2] if 0 <= warp.grid < len(self._grid_rows) else None
+        if kernel is None or _u64(kernel, 24) != function.first:
+            return Sources()
+        number = min(function.past - function.first, MAX_CODE_BYTES + 1)
+        code = place.image.code(function.first, number)
+        sm = re.search(r"sm_(\d{2,4})\)", self._device())
+        at = warp.pc - function.first
+        return parameter_sources(code, at, instruction, int(sm[1])) if sm else Sources()
 
     def _code(self, place: _Place, first: int, last: int) -> bytes:
         """The instructions from `first` to before `last`, one at least, of one function."""

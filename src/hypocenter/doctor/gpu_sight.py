@@ -5,10 +5,12 @@ Proves nothing: `rungs/gpu_stop.py` does.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.diagnosis import GpuSight
+from hypocenter.doctor.driver_sight import driver_sight, parameter_rows
 from hypocenter.doctor.kernel_text import line_text
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import LaunchRecord
@@ -177,6 +179,8 @@ def _parameters(
         for arg in use.launch.arguments[:_MAX_PARAMETERS]:
             tensor = case.tensors.get(arg.tensor) if arg.tensor is not None else None
             yield arg.name, f"{tensor.name} ({tensor.address:#x})" if tensor else str(arg.value)
+    elif grid is not None and (driven := driver_sight(case, grid)) is not None:
+        yield from itertools.islice(parameter_rows(driven), _MAX_PARAMETERS)
     elif grid is not None:
         for number, word in enumerate(words64(grid)[:_MAX_PARAMETERS]):
             yield f"word {number}", f"{word:#x}"

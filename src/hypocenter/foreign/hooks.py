@@ -23,6 +23,7 @@ from hypocenter.device.limits import GpuLimits, present_gpu
 from hypocenter.environment import Environment
 from hypocenter.foreign.argument_facts import INTERPRETER, device_and_stream, mark_undefined
 from hypocenter.foreign.caller import caller_of_now
+from hypocenter.foreign.driver.arming import GPU_MODULES, PROFILERS, Arming
 from hypocenter.foreign.graph_hooks import GraphWatch
 from hypocenter.foreign.inductor import watch_inductor
 from hypocenter.foreign.last_exception import MAX_CHARS, call_of, refusal_of
@@ -58,6 +59,7 @@ class _State:
     #: How often Triton was asked for the code of a kernel.
     num_compiled = 0
     graphs: GraphWatch
+    driver: Arming
     #: To be called when torch.compile has been loaded.
     on_compiler_loaded: Callable[[], None] = staticmethod(lambda: None)
 
@@ -68,9 +70,15 @@ def module_loaded(module: Any) -> None:
         _watch_the_end()
         _watch_waits(module)
         _State.graphs.watch(module)
+        _State.driver.watch_torch(module)
         if Environment.read().trace:
             mark_undefined(module)
             _State.on_compiler_loaded = watch_reads(module, _reads, _attempt)
+    elif module.__name__ in GPU_MODULES:
+        _watch_the_end()
+        _State.driver.watch_module(module)
+    elif module.__name__ in PROFILERS:
+        _State.driver.make_room_in(module)
     elif module.__name__ == "torch._dynamo":
         _State.on_compiler_loaded()
     elif module.__name__ == "triton.runtime.jit":
@@ -116,6 +124,7 @@ def recorder() -> ForeignRecorder | None:
 
 
 def _close() -> None:
+    _attempt(_State.driver.end)
     _attempt(_note_captured)
     if _State.recorder is not None:
         _attempt(_State.recorder.close)
@@ -124,6 +133,7 @@ def _close() -> None:
 
 def _forget() -> None:
     """In the child of a fork: the folder is the parent's."""
+    _State.driver.abandon()
     if _State.recorder is not None:
         _State.recorder.abandon()
         _State.recorder = None
@@ -156,6 +166,7 @@ def _note_error(error: Exception) -> None:
 
 
 _State.graphs = GraphWatch(recorder, _attempt)
+_State.driver = Arming(recorder, _attempt)
 
 
 # -- launches -------------------------------------------------------------------------------------
@@ -427,6 +438,7 @@ def _watch_the_end() -> None:
 
 
 def _note_end(error: BaseException, trace: TracebackType | None) -> None:
+    _State.driver.note_end(trace)
     text = f"{type(error).__name__}: {error}"[:MAX_CHARS]
     is_of_gpu = any(words in text for words in _OF_A_GPU)
     refused = refusal_of(error, *_kernel_of(trace), _limits)

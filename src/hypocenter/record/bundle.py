@@ -32,6 +32,7 @@ from hypocenter.record.bundle_json import (
     split,
     with_nonfinite,
 )
+from hypocenter.record.driver_run import DriverRun
 from hypocenter.record.events import (
     FOREIGN,
     AnyEvent,
@@ -83,7 +84,8 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     the device, None for a CPU; `cards` are the GPUs of the machine; `contracts` the declarations of
     the kernels' contracts; `gpu_stops` where GPUs stood that left a dump. `fault_before` is how the
     same command ended when it was run as it is, before a run that was not; `reports` what a
-    sanitizer saw in this one. `outcomes` is what launches gave that were made again. `missing` what
+    sanitizer saw in this one. `driver_run` is what the process asked of its GPU's driver, None where
+    nobody watched that. `outcomes` is what launches gave that were made again. `missing` what
     could not be recovered; `redacted` whether token ids inside the vocabulary were replaced by 0.
     """
 
@@ -115,6 +117,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     gpu_stops: tuple[GpuStop, ...] = ()
     fault_before: FaultRecord | None = None
     reports: tuple[SanitizerReport, ...] = ()
+    driver_run: DriverRun | None = None
     stderr: str = ""
     kernel_log: tuple[str, ...] = ()
     missing: tuple[Gap, ...] = ()
@@ -123,6 +126,8 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_foreign(self) -> bool:
         """Whether a program was recorded that is not this package's, and of it launches alone."""
+        if self.driver_run is not None and not self.plans and not self.tensors:
+            return True
         return bool(self.tensors) and all(tensor.owner == FOREIGN for tensor in self.tensors)
 
     def declaration(self, launch: LaunchRecord) -> Declaration | None:

@@ -56,12 +56,17 @@ class GpuAccess(msgspec.Struct, frozen=True, kw_only=True):
 
     `addresses` has what each lane of the warp asked for, as far as its registers still tell, by
     the lane's number; only the bits in `known_bits` count. Without an address it is empty.
+    `parameters` are offsets in the kernel's parameters that the address may have been made of, by
+    the code before it: all of them, and perhaps more. It is empty where that is not known.
+    `is_of_loaded`: so may something of 8 bytes that was loaded, which may be an address itself.
     """
 
     operation: str
     width_bytes: int
     addresses: dict[int, int] = {}
     known_bits: int = 0
+    parameters: tuple[int, ...] = ()
+    is_of_loaded: bool = False
 
 
 class GpuLane(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +161,10 @@ class GpuStop(msgspec.Struct, frozen=True, kw_only=True):
             "lines": (len(self.standing), MAX_STANDINGS),
             "parameters": (max((len(grid.words) for grid in self.grids), default=0), MAX_WORDS),
             "lanes": (max((len(warp.lanes) for warp in self.warps), default=0), MAX_LANES),
+            "sources": (
+                max((len(w.access.parameters) for w in self.warps if w.access), default=0),
+                MAX_WORDS,
+            ),
             "frames": (max((len(warp.frames) for warp in self.warps), default=0), MAX_FRAMES),
         }
         over = (f"{n} {name}, limit {limit}" for name, (n, limit) in sizes.items() if n > limit)
