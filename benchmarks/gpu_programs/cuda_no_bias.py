@@ -1,4 +1,4 @@
-"""A kernel in CUDA C that adds a bias, which nobody has given: a null pointer. `right` gives one."""
+"""A kernel in CUDA C adds a bias that nobody has given: a null pointer. `right` gives one."""
 
 # mypy: ignore-errors
 # ruff: noqa: ANN001, ANN201

@@ -1,4 +1,4 @@
-"""What the watch of the driver costs: microseconds a launch of torch's and of CUDA C, on the host."""
+"""What the watch of the driver costs: microseconds a launch of torch and of CUDA C."""
 
 # mypy: ignore-errors
 # ruff: noqa: ANN001, ANN201

@@ -312,6 +312,7 @@ class _Dump:
             block=warp.block,
             warp=warp.number,
             kernel=source_name(place.function.symbol) if place else "",
+            symbol=place.function.symbol if place else "",
             pc=warp.pc,
             offset=warp.pc - place.function.first if place else 0,
             is_error=warp.is_error,
@@ -357,8 +358,8 @@ class _Dump:
         """The parameters that the address may have been made of; none in a function that a kernel
         calls, to which others are passed."""
         function = place.function
-        kernel = self._grid_rows[warp.grid][2] if 0 <= warp.grid < len(self._grid_rows) else None
-        if kernel is None or _u64(kernel, 24) != function.first:
+        # A kernel alone has parameters in constant memory, and a section for them.
+        if place.image.section_of_name(f".nv.constant0.{function.symbol}") is None:
             return Sources()
         number = min(function.past - function.first, MAX_CODE_BYTES + 1)
         code = place.image.code(function.first, number)

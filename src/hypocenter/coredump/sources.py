@@ -88,17 +88,21 @@ def parameter_sources(
     number = at // INSTRUCTION_BYTES
     while number > 0 and number not in targets:
         number -= 1
-        one = instructions[number]
-        if one.is_branch:
+        instruction = instructions[number]
+        if instruction.is_branch:
             break
-        if written := one.targets & wanted:
-            wanted -= set() if one.is_guarded else written
-            wanted |= one.registers
-            found |= one.constants
-            is_loaded |= one.is_load
+        if written := instruction.targets & wanted:
+            wanted -= set() if instruction.is_guarded else written
+            wanted |= instruction.registers
+            found |= instruction.constants
+            is_loaded |= instruction.is_load
     if number > 0:
         more, is_more_loaded = _anywhere(instructions, wanted)
-        found, is_loaded = found | more, is_loaded or is_more_loaded
+        is_loaded |= is_more_loaded
+        if is_loaded and more - found:
+            # An address that was loaded may be all there is; these may belong to other code.
+            return Sources(is_loaded=True)
+        found |= more
     return Sources(tuple(sorted(offset - base for offset in found if offset >= base)), is_loaded)
 
 
@@ -110,11 +114,11 @@ def _anywhere(instructions: list[_Instruction], wanted: set[_Register]) -> tuple
     while new := wanted - seen:
         seen |= new
         wanted = set()
-        for one in instructions:
-            if one.targets & new:
-                wanted |= one.registers
-                found |= one.constants
-                is_loaded |= one.is_load
+        for instruction in instructions:
+            if instruction.targets & new:
+                wanted |= instruction.registers
+                found |= instruction.constants
+                is_loaded |= instruction.is_load
     return found, is_loaded
 
 

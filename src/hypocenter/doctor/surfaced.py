@@ -84,6 +84,10 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
             "memory of the host's own was read or overwritten, which shows wherever it is used next"
         )
     if case.kind == "error":
+        run = case.bundle.driver_run
+        if run is not None and run.refusals:
+            by = f" by {fault.call}" if fault.call else ""
+            return f"reported{by} after a launch that the driver had refused, and not by it"
         by = f"by {fault.call} itself, " if fault.call else ""
         return f"reported {by}before anything was launched"
     if fault.waiting:

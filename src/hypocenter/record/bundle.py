@@ -84,8 +84,8 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     the device, None for a CPU; `cards` are the GPUs of the machine; `contracts` the declarations of
     the kernels' contracts; `gpu_stops` where GPUs stood that left a dump. `fault_before` is how the
     same command ended when it was run as it is, before a run that was not; `reports` what a
-    sanitizer saw in this one. `driver_run` is what the process asked of its GPU's driver, None where
-    nobody watched that. `outcomes` is what launches gave that were made again. `missing` what
+    sanitizer saw in this one. `driver_run` is what the process asked of its GPU's driver, None
+    where nobody watched that. `outcomes` is what launches gave that were made again. `missing` what
     could not be recovered; `redacted` whether token ids inside the vocabulary were replaced by 0.
     """
 

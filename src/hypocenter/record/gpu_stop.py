@@ -87,9 +87,9 @@ class GpuWarp(msgspec.Struct, frozen=True, kw_only=True):
 
     `pc` is the instruction at fault where `is_error`, else the one that comes next. `frames` are
     the lines there, the innermost first; none without line information. `offset` counts bytes from
-    the start of `kernel`. `uniform` are the registers that all lanes share. `block` is None where
-    the dump does not tell, as of warps that had left when it was made; `grid` is -1 then, or where
-    there is none.
+    the start of `kernel`, which the compiler calls `symbol`. `uniform` are the registers that all
+    lanes share. `block` is None where the dump does not tell, as of warps that had left when it was
+    made; `grid` is -1 then, or where there is none.
     """
 
     grid: int
@@ -97,6 +97,7 @@ class GpuWarp(msgspec.Struct, frozen=True, kw_only=True):
     warp: int
     kernel: str
     pc: int
+    symbol: str = ""
     offset: int = 0
     is_error: bool = False
     exception: str = ""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypocenter.environment import Environment
 from hypocenter.foreign.caller import made_at
-from hypocenter.foreign.driver.library import Cupti, Driver, NotHere
+from hypocenter.foreign.driver.library import Cupti, DriverLibrary, NotHere
 from hypocenter.foreign.driver.named import named_tensors
 from hypocenter.foreign.driver.watch import DriverWatch
 from hypocenter.record.held.driver_log import DriverLogWriter
@@ -107,11 +107,14 @@ class Arming:
         opened.on_moved = self._move
         try:
             self._watch = DriverWatch(
-                writer, Driver(), Environment.read().cache_dir, lambda: opened.reads.is_in_launch
+                writer,
+                DriverLibrary(),
+                Environment.read().cache_dir,
+                lambda: opened.reads.is_in_launch,
             )
             self._cupti = Cupti(self._watch.callback)
         except NotHere as error:
-            writer.nothing(str(error))
+            writer.note_nothing(str(error))
 
     def _move(self, folder: Path) -> None:
         """The recording begins anew in another folder."""
@@ -130,7 +133,7 @@ class Arming:
             self._cupti = None
             if why and self._writer is not None:
                 with contextlib.suppress(OSError):
-                    self._writer.nothing(f"{why}; what was launched from then on is not known")
+                    self._writer.note_nothing(f"{why}; what was launched from then on is not known")
 
     def abandon(self) -> None:
         """In the child of a fork: the subscription and the files are the parent's."""
@@ -141,6 +144,4 @@ class Arming:
     def note_end(self, trace: TracebackType | None) -> None:
         """Write down which tensors variables stand for, where an exception ends the program."""
         if self._writer is not None and self._cupti is not None:
-            self._writer.named(named_tensors(trace, made_at))
-
-
+            self._writer.note_tensors(named_tensors(trace, made_at))

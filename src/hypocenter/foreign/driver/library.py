@@ -45,7 +45,7 @@ class NotHere(Exception):
     """CUPTI or the driver cannot be had; says why in one sentence."""
 
 
-class Driver:
+class DriverLibrary:
     """The driver's functions that tell of kernels and limits; raises NotHere without a driver."""
 
     def __init__(self, name: str = "libcuda.so.1") -> None:
@@ -111,7 +111,7 @@ class Cupti:
 
 def cupti_files() -> Iterator[Path]:
     """Libraries that may be CUPTI: what the process has mapped, torch's, the toolkit's."""
-    yield from _mapped()
+    yield from _mapped_files()
     roots = dict.fromkeys([sysconfig.get_path("purelib"), *sys.path])
     for root in filter(None, roots):
         for pattern in ("nvidia/*/lib/libcupti.so.*", "nvidia/*/*/lib/libcupti.so.*"):
@@ -120,7 +120,7 @@ def cupti_files() -> Iterator[Path]:
         yield from sorted(Path("/usr/local/cuda").glob(pattern), reverse=True)
 
 
-def _mapped() -> Iterator[Path]:
+def _mapped_files() -> Iterator[Path]:
     """Those of CUPTI's libraries that this process has loaded already."""
     try:
         lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()

@@ -57,9 +57,7 @@ def _tensor(name: str, value: Any, made_at: str) -> DriverTensor | None:
             if getattr(value.device, "type", "") != "cuda":
                 return None
             size = value.element_size()
-            reach = sum(
-                (n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True)
-            )
+            reach = sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
             return DriverTensor(
                 name=name,
                 dtype=dtype_of(value.dtype),

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from hypocenter.foreign.caller import caller_of_now
-from hypocenter.foreign.driver.library import Driver, NotHere
+from hypocenter.foreign.driver.library import DriverLibrary, NotHere
+from hypocenter.package import CALLBACK
 from hypocenter.record.driver_run import DriverRefusal
 from hypocenter.record.held.driver_log import DriverLogWriter
 from hypocenter.record.held.driver_table import header_text, place
@@ -41,21 +42,26 @@ class DriverWatch:
     """
 
     def __init__(
-        self, writer: DriverLogWriter, driver: Driver, cache: Path, is_noted: Callable[[], bool]
+        self,
+        writer: DriverLogWriter,
+        driver: DriverLibrary,
+        cache: Path,
+        is_noted: Callable[[], bool],
     ) -> None:
         self._writer, self._driver, self._is_noted = writer, driver, is_noted
         self._num_refused = 0
-        self._code: Any = ctypes.CDLL(str(compiled(cache)))
+        self._code: Any = ctypes.CDLL(str(compile_callback(cache)))
         self.callback = ctypes.cast(self._code.hypo_callback, c_void_p)
-        self._asked = _SITE(self._site), _REFUSAL(self._refused)
+        self._asked = _SITE(self._site), _REFUSAL(self._note_refusal)
         self.begin()
 
     def begin(self) -> None:
         """Write from now on, into the writer's table as it is now."""
         mapped = (ctypes.c_char * len(self._writer.table)).from_buffer(self._writer.table)
         thread = ctypes.cast(ctypes.pythonapi.PyGILState_GetThisThreadState, c_void_p)
-        tell = self._driver.address("cuFuncGetParamInfo"), self._driver.address(
-            "cuKernelGetParamInfo"
+        tell = (
+            self._driver.address("cuFuncGetParamInfo"),
+            self._driver.address("cuKernelGetParamInfo"),
         )
         self._code.hypo_begin(ctypes.byref(mapped), *tell, thread, *self._asked)
         self._mapped = mapped
@@ -70,14 +76,14 @@ class DriverWatch:
             return 0 if self._is_noted() else self._writer.site(_line())
         return 0
 
-    def _refused(self, at: int, function: int, code: int) -> None:
+    def _note_refusal(self, at: int, function: int, code: int) -> None:
         """The driver's answer was no success: of this launch, or of what ran before it."""
         self._num_refused += 1
         if self._num_refused > MAX_REFUSALS:
             return
         try:
             name, sentence = self._driver.error(code)
-            self._writer.refused(
+            self._writer.note_refusal(
                 DriverRefusal(
                     seq=place(self._writer.table, at),
                     code=code,
@@ -94,12 +100,12 @@ def _line() -> str:
     return caller_of_now(sys._getframe(2))[1]
 
 
-def compiled(cache: Path) -> Path:
+def compile_callback(cache: Path) -> Path:
     """The machine code of `callback.c`, compiled for this Python's machine if that was not done.
 
     Raises NotHere where there is no compiler, or it fails.
     """
-    source = Path(__file__).with_name("callback.c").read_bytes()
+    source = CALLBACK.read_bytes()
     header = header_text().encode()
     name = hashlib.sha256(source + header + os.uname().machine.encode()).hexdigest()[:16]
     folder = cache / "driver"

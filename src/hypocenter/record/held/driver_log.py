@@ -99,16 +99,16 @@ class DriverLogWriter:
                 self._write(_Site(number, text))
         return number
 
-    def refused(self, refusal: DriverRefusal) -> None:
+    def note_refusal(self, refusal: DriverRefusal) -> None:
         """The driver's answer to a launch was no success."""
         self._write(_Refused(**msgspec.structs.asdict(refusal)))
 
-    def named(self, tensors: Sequence[DriverTensor]) -> None:
+    def note_tensors(self, tensors: Sequence[DriverTensor]) -> None:
         """What variables stood for when the program failed."""
         for tensor in tensors[:MAX_TENSORS]:
             self._write(_Named(**msgspec.structs.asdict(tensor)))
 
-    def nothing(self, why: str) -> None:
+    def note_nothing(self, why: str) -> None:
         """Why no launch is recorded, or none any more."""
         self._write(_Nothing(why))
 

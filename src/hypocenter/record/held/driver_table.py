@@ -1,4 +1,4 @@
-"""The table in which machine code leaves what a process asks of its driver: its layout, and reading.
+"""The table in which machine code leaves what a process asks of its driver: layout, and reading.
 
 A file of one size that the process has mapped, so that what was written outlives it: a head, then
 kernels, memory and the last launches, each in slots of one size. `header_text` gives the same

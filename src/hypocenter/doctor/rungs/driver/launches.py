@@ -7,20 +7,20 @@ by the machine code that made it. What led to it is not known here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
-from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
-from hypocenter.doctor.driver_sight import (
+from hypocenter.doctor.diagnosis import Claim, Culprit, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.gpu_sight import grid_of, own_frame, sight_of, sight_text
+from hypocenter.doctor.rungs.driver.launch_sight import (
     DriverSight,
+    KnownMemory,
     Parameter,
-    Region,
-    driver_region,
+    driver_memory,
     driver_sight,
 )
-from hypocenter.doctor.gpu_sight import grid_of, launch_of, own_frame, sight_of, sight_text
 from hypocenter.record.driver_run import DriverLaunch, DriverRefusal, DriverRun
 from hypocenter.record.gpu_stop import GpuAccess, GpuFrame, GpuStop, GpuWarp
 
@@ -36,7 +36,7 @@ def driver_launches(case: Case) -> list[Claim]:
     run = case.bundle.driver_run
     if run is None or any(claim.root is not None for claim in case.claims):
         return []
-    return [*_refused(case, run), *_stopped(case, run)]
+    return [*_claims_of_refusals(case, run), *_claims_of_stops(case, run)]
 
 
 # -- what the driver refused ----------------------------------------------------------------------
@@ -60,7 +60,7 @@ class _Limit:
     fix: str
 
 
-def _refused(case: Case, run: DriverRun) -> Iterator[Claim]:
+def _claims_of_refusals(case: Case, run: DriverRun) -> Iterator[Claim]:
     """Launches that were not made because they exceed a limit."""
     launches = {launch.seq: launch for launch in run.launches}
     found = [
@@ -78,7 +78,7 @@ def _refused(case: Case, run: DriverRun) -> Iterator[Claim]:
         if limit is not None and is_told and len(names) == 1:
             yield _of_limit(case, launch, refusal, name, limit)
         else:
-            yield _not_made(launch, refusal, name, limit, is_told=is_told)
+            yield _claim_not_made(launch, refusal, name, limit, is_told=is_told)
 
 
 def _has_said(case: Case, refusal: DriverRefusal) -> bool:
@@ -101,32 +101,44 @@ def _limit_of(launch: DriverLaunch, refusal: DriverRefusal) -> _Limit | None:
     ]
     if 0 in (*launch.grid, *launch.block):
         return _Limit(
-            Cause.EMPTY_LAUNCH, "grid", 0, 1,
+            Cause.EMPTY_LAUNCH,
+            "grid",
+            0,
+            1,
             f"grid {launch.grid} with blocks of {launch.block} threads is empty",
             "Do not launch where there is nothing to do",
-        )  # fmt: skip
+        )
     if most and threads > min(most):
         return _Limit(
-            Cause.THREAD_LIMIT, "block", threads, min(most),
+            Cause.THREAD_LIMIT,
+            "block",
+            threads,
+            min(most),
             f"a block of {launch.block} has {threads} threads, and {min(most)} are allowed",
             f"Launch blocks of at most {min(most)} threads",
-        )  # fmt: skip
+        )
     for axis, asked in zip("xyz", launch.block, strict=True):
         limit = limits.get(f"threads of a block along {axis}", asked)
         if asked > limit:
             return _Limit(
-                Cause.THREAD_LIMIT, "block", asked, limit,
+                Cause.THREAD_LIMIT,
+                "block",
+                asked,
+                limit,
                 f"a block has {asked} threads along {axis}, and {limit} are allowed",
                 f"Launch blocks of at most {limit} threads along {axis}",
-            )  # fmt: skip
+            )
     for axis, asked in zip("xyz", launch.grid, strict=True):
         limit = limits.get(f"blocks along {axis}", asked)
         if asked > limit:
             return _Limit(
-                Cause.GRID_LIMIT, "grid", asked, limit,
+                Cause.GRID_LIMIT,
+                "grid",
+                asked,
+                limit,
                 f"the grid has {asked} blocks along {axis}, and {limit} are allowed",
                 f"Keep the grid at or below {limit} blocks along {axis}",
-            )  # fmt: skip
+            )
     return _shared_limit(launch, limits)
 
 
@@ -142,11 +154,14 @@ def _shared_limit(launch: DriverLaunch, limits: dict[str, int]) -> _Limit | None
         else f"Use at most {room} bytes of dynamic shared memory"
     )
     return _Limit(
-        Cause.SHARED_MEMORY, "shared memory", launch.shared_bytes, allowed,
+        Cause.SHARED_MEMORY,
+        "shared memory",
+        launch.shared_bytes,
+        allowed,
         f"{launch.shared_bytes} bytes of dynamic shared memory were asked for, and the kernel may "
         f"have {allowed}",
         fix,
-    )  # fmt: skip
+    )
 
 
 def _of_limit(
@@ -171,7 +186,7 @@ def _of_limit(
     return proven(root, NAME, (), "a launch of that size that the driver makes", _last_seq(case))
 
 
-def _not_made(
+def _claim_not_made(
     launch: DriverLaunch, refusal: DriverRefusal, name: str, limit: _Limit | None, *, is_told: bool
 ) -> Claim:
     """A launch that was refused, where it is not sure that the program minded."""
@@ -218,9 +233,12 @@ class _Stop:
     @property
     def made_of(self) -> list[Parameter]:
         """What may be an address and goes into the one at fault, by the machine code."""
+        return self._made_of(self.sight.parameters)
+
+    def _made_of(self, parameters: Sequence[Parameter]) -> list[Parameter]:
         return [
             parameter
-            for parameter in self.sight.parameters
+            for parameter in parameters
             if parameter.may_point
             and any(parameter.offset <= at < parameter.offset + 8 for at in self.access.parameters)
         ]
@@ -229,26 +247,31 @@ class _Stop:
     def pointer(self) -> Parameter | None:
         """The one of them that points into known memory; None unless it is one."""
         pointing = [parameter for parameter in self.made_of if parameter.region is not None]
-        return pointing[0] if len(pointing) == 1 else None
+        return pointing[0] if len(pointing) == 1 and self._is_sure(pointing[0]) else None
+
+    def _is_sure(self, parameter: Parameter) -> bool:
+        """Whether each launch that it may have been has the same for a parameter."""
+        return all(parameter in parameters for parameters in self.sight.others)
 
     @property
     def null(self) -> Parameter | None:
         """The one of them that is null, where no other can be the pointer: none points anywhere,
         and nothing that was loaded has the size of an address."""
         made_of = self.made_of
-        nulls = [parameter for parameter in made_of if not parameter.value]
+        nulls = [p for p in made_of if not p.value and self._is_sure(p)]
         if self.access.is_of_loaded or any(parameter.region for parameter in made_of):
             return None
         return nulls[0] if len(nulls) == 1 else None
 
 
-def _stopped(case: Case, run: DriverRun) -> Iterator[Claim]:
+def _claims_of_stops(case: Case, run: DriverRun) -> Iterator[Claim]:
     for stop in case.bundle.gpu_stops:
         at = _stop_of(case, stop)
         if at is None:
             continue
-        claim = _misaligned(at) or _null(at) or _freed(at, run) or _outside(at, run)
-        yield claim or _undecided(at)
+        claim = _claim_of_misaligned(at) or _claim_of_null(at)
+        claim = claim or _claim_of_freed(at, run) or _claim_of_outside(at, run)
+        yield claim or _claim_left_open(at)
         return
 
 
@@ -256,17 +279,17 @@ def _stop_of(case: Case, stop: GpuStop) -> _Stop | None:
     warp = stop.faulting
     grid = grid_of(stop, warp) if warp is not None else None
     sight = sight_of(case, stop)
-    if warp is None or grid is None or warp.access is None or sight is None:
+    if warp is None or warp.access is None or sight is None or sight.is_triton:
         return None
-    if not (stop.exception or warp.exception) or launch_of(case, grid) is not None:
+    if not (stop.exception or warp.exception):
         return None
-    found = driver_sight(case, grid)
+    found = driver_sight(case, warp, grid)
     if found is None:
         return None
     return _Stop(case, warp, warp.access, found, own_frame(case, warp, None), sight_text(sight))
 
 
-def _misaligned(at: _Stop) -> Claim | None:
+def _claim_of_misaligned(at: _Stop) -> Claim | None:
     """A pointer that is no multiple of what is read through it at a time."""
     width, pointer = at.access.width_bytes, at.pointer
     if "misaligned" not in f"{at.told} {at.warp.exception}" or not width or pointer is None:
@@ -279,7 +302,7 @@ def _misaligned(at: _Stop) -> Claim | None:
         Cause.MISALIGNMENT,
         pointer,
         f"{pointer.name} ({_region_text(pointer)}) is {pointer.value:#x}, no multiple of the "
-        f"{width} bytes that are {_verb(at)} at a time",
+        f"{width} bytes that are {_verb_of(at)} at a time",
         f"Pass an address that is a multiple of {width}: this one lies {rest} bytes behind one",
         f"the address of a multiple of {width}",
         f"the same test holds for {pointer.value - rest:#x} and not for {pointer.value:#x}",
@@ -287,53 +310,55 @@ def _misaligned(at: _Stop) -> Claim | None:
     )
 
 
-def _null(at: _Stop) -> Claim | None:
+def _claim_of_null(at: _Stop) -> Claim | None:
     pointer, addresses = at.null, at.addresses
-    if not addresses or addresses[0] >= NULL_BYTES or pointer is None:
+    if pointer is None or (addresses and addresses[0] >= NULL_BYTES):
         return None
+    where = f"{addresses[0]:#x} is {_verb_of(at)} through it" if addresses else _access_text(at)
     return _root(
         at,
         Cause.NULL_POINTER,
         pointer,
-        f"{pointer.name} is null, and {addresses[0]:#x} is {_verb(at)} through it",
+        f"{pointer.name} is null, and {where}",
         f"Pass memory for {pointer.name}, or do not launch",
         f"memory for {pointer.name}",
-        f"the machine code adds {addresses[0]} bytes to {pointer.name} alone, which no memory that "
-        "is there begins below",
+        "no other parameter that may be an address is in this one, and at null there is no memory",
         "another parameter in the address",
     )
 
 
-def _freed(at: _Stop, run: DriverRun) -> Claim | None:
+def _claim_of_freed(at: _Stop, run: DriverRun) -> Claim | None:
     """Memory that the driver had taken back, and that a parameter still points into."""
-    for address in at.addresses:
-        region = driver_region(run, address)
-        if region is None or not region.is_freed:
-            continue
-        for parameter in at.sight.parameters:
-            if parameter.region != region or (at.pointer not in (None, parameter)):
-                continue
-            return _root(
-                at,
-                Cause.USE_AFTER_FREE,
-                parameter,
-                f"{parameter.name} points into {region.what}"
-                f"{_made(region)}, which was freed"
-                f"{f' at {region.freed_site}' if region.freed_site else ''}",
-                "Free it once the last launch that uses it has ended",
-                f"{region.what} not freed",
-                f"{address:#x} lies in it, and in nothing that the driver gave since",
-                "memory at that address that is there",
-            )
-    return None
+    pointer = at.pointer
+    region = pointer.region if pointer is not None else None
+    if pointer is None or region is None or not region.is_freed:
+        return None
+    inside = [address for address in at.addresses if region.first <= address < region.past]
+    if at.addresses and (not inside or _is_there(run, inside[0])):
+        return None
+    where = f"{inside[0]:#x}" if inside else f"{pointer.value:#x}"
+    return _root(
+        at,
+        Cause.USE_AFTER_FREE,
+        pointer,
+        f"{pointer.name} points into {region.what}{_maker_text(region)}, which was freed"
+        f"{f' at {region.freed_site}' if region.freed_site else ''}",
+        "Free it once the last launch that uses it has ended",
+        f"{region.what} not freed",
+        f"{where} lies in it, and in nothing that the driver gave since",
+        "memory at that address that is there",
+        Culprit(region.freed_site, "frees it") if region.freed_site else None,
+    )
 
 
-def _outside(at: _Stop, run: DriverRun) -> Claim | None:
+def _claim_of_outside(at: _Stop, run: DriverRun) -> Claim | None:
     """An address outside of what its pointer points into, and in nothing that is there."""
     pointer = at.pointer
     region = pointer.region if pointer is not None else None
     if pointer is None or region is None or region.is_freed:
         return None
+    if not at.addresses:
+        return _claim_of_somewhere(at, pointer, region)
     outside = [address for address in at.addresses if not region.first <= address < region.past]
     gone = [address for address in outside if not _is_there(run, address)]
     if not gone:
@@ -342,16 +367,14 @@ def _outside(at: _Stop, run: DriverRun) -> Claim | None:
     far = address - region.past if address >= region.past else region.first - address
     side = "behind its end" if address >= region.past else "before its start"
     name = pointer.name
-    what = f"{name} points into {region.what}{_made(region)}"
-    text = at.frame.text if at.frame is not None else ""
+    what = f"{name} points into {region.what}{_maker_text(region)}"
     return _root(
         at,
         Cause.ACCESS_OUTSIDE,
         pointer,
-        f"{name}, {region.what}{_made(region)}: {address:#x} is {_verb(at)}, {far} bytes {side}",
-        f"Keep what `{text}` reaches inside the {region.num_bytes} bytes of {name}"
-        if text
-        else f"Keep what is {_verb(at)} through {name} inside its {region.num_bytes} bytes",
+        f"{name}, {region.what}{_maker_text(region)}: {address:#x} is {_verb_of(at)}, {far} bytes "
+        f"{side}",
+        _fix_of(at, pointer, region),
         f"an address inside {region.what}",
         f"{what}: the same test, {region.first:#x} <= address < {region.past:#x}, holds for each "
         f"address in it, and not for {address:#x}",
@@ -359,13 +382,43 @@ def _outside(at: _Stop, run: DriverRun) -> Claim | None:
     )
 
 
+def _claim_of_somewhere(at: _Stop, pointer: Parameter, region: KnownMemory) -> Claim | None:
+    """An access that left its memory, for that is there; how far is not known any more."""
+    if "illegal address" not in f"{at.told} {at.warp.exception}":
+        return None
+    name = pointer.name
+    return _root(
+        at,
+        Cause.ACCESS_OUTSIDE,
+        pointer,
+        f"{name}, {region.what}{_maker_text(region)}: memory outside of it is {_verb_of(at)}; how "
+        "far, the registers do not tell any more",
+        _fix_of(at, pointer, region),
+        f"an address inside {region.what}",
+        f"{region.first:#x} to {region.past:#x} was there at the end, so an address in it is none "
+        "at which a GPU stops",
+        "another parameter in the address",
+    )
+
+
+def _fix_of(at: _Stop, pointer: Parameter, region: KnownMemory) -> str:
+    text = at.frame.text if at.frame is not None else ""
+    if text:
+        return f"Keep what `{text}` reaches inside the {region.num_bytes} bytes of {pointer.name}"
+    return f"Keep what is {_verb_of(at)} through {pointer.name} inside its {region.num_bytes} bytes"
+
+
+def _access_text(at: _Stop) -> str:
+    return f"memory is {_verb_of(at)} through it"
+
+
 def _is_there(run: DriverRun, address: int) -> bool:
     """Whether an address lies in memory that the driver gave and has not taken back."""
-    region = driver_region(run, address)
+    region = driver_memory(run, address)
     return region is not None and not region.is_freed
 
 
-def _undecided(at: _Stop) -> Claim:
+def _claim_left_open(at: _Stop) -> Claim:
     addresses = at.addresses
     shown = f"{addresses[0]:#x} to {addresses[-1]:#x}" if addresses else "not in registers any more"
     known = "" if at.pointer is None else f"; the code makes them of {at.pointer.name}"
@@ -391,15 +444,16 @@ def _root(
     corrected: str,
     green: str,
     would_refute: str,
+    culprit: Culprit | None = None,
 ) -> Claim:
     frame = at.frame
-    is_made_of = parameter in (at.pointer, at.null)
-    made_of = f"the machine code makes the address of {parameter.name}; " * is_made_of
+    launched = f"launched at {at.sight.site}; " if at.sight.site else ""
+    made_of = f"{launched}the machine code makes the address of {parameter.name}"
     root = RootCause(
         cause=cause,
         sentence=f"{at.sight.kernel}: {sentence}",
         fix=fix,
-        proof=Proof(f"{at.told}; {made_of}{sentence}", corrected, green),
+        proof=Proof(f"{at.told}; {made_of}; {sentence}", corrected, green),
         kernel=at.sight.kernel,
         argument=parameter.name,
         tensor=parameter.region.what if parameter.region is not None else None,
@@ -407,16 +461,17 @@ def _root(
         line=frame.line if frame is not None else None,
         expression=frame.text if frame is not None and frame.text else None,
         launched_at=at.sight.site,
+        culprit=culprit,
     )
     return proven(root, NAME, (_OPEN,), would_refute, _last_seq(at.case))
 
 
-def _verb(at: _Stop) -> str:
+def _verb_of(at: _Stop) -> str:
     verbs = {"load": "read", "store": "written", "atomic": "changed"}
     return verbs.get(at.access.operation, "accessed")
 
 
-def _made(region: Region) -> str:
+def _maker_text(region: KnownMemory) -> str:
     return f", made at {region.made_at}" if region.made_at else ""
 
 

@@ -1,11 +1,12 @@
 """A launch that the driver recorded, joined with a dump and with the memory of then; facts only.
 
 For kernels that are not Triton's: CUDA C, numba, CuPy, torch's own. Proves nothing:
-`rungs/driver_launches.py` does.
+`launches.py` does.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,15 +16,19 @@ from hypocenter.record.driver_run import (
     DriverMemory,
     DriverRun,
 )
-from hypocenter.record.gpu_stop import GpuGrid
+from hypocenter.record.gpu_stop import GpuGrid, GpuWarp
 
 #: A pointer has so many bytes, and lies at a multiple of them.
 POINTER_BYTES = 8
 _NULL_BYTES = 1 << 16
+#: Answers of the driver to a launch that it did not make: what was asked for is too much, or wrong.
+_NOT_MADE = frozenset({1, 2, 98, 200, 201, 209, 400, 701})
+#: Other launches of a kernel that are looked at.
+_MAX_OTHERS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class KnownMemory:
     """Memory that an address lies in: `what` tells of it, `num_bytes` from `first` on.
 
     `is_freed`: it was there once; `freed_site` is the line that gave it back. `is_exact`: it is a
@@ -57,7 +62,7 @@ class Parameter:
     num_bytes: int
     value: int
     place: int = 0
-    region: Region | None = None
+    region: KnownMemory | None = None
 
     @property
     def name(self) -> str:
@@ -72,12 +77,17 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class DriverSight:
-    """A grid of a dump as the driver was asked for it, and the lines that asked for such a one."""
+    """A launch of a dump as the driver was asked for it, and the lines that asked for such a one.
+
+    `others` are the parameters of other launches of the kernel, where the dump does not tell which
+    one it was.
+    """
 
     kernel: str
     launch: DriverLaunch
     parameters: tuple[Parameter, ...]
     sites: tuple[str, ...]
+    others: tuple[tuple[Parameter, ...], ...] = ()
 
     @property
     def site(self) -> str:
@@ -85,37 +95,44 @@ class DriverSight:
         return self.sites[0] if len(self.sites) == 1 else ""
 
 
-def driver_sight(case: Case, grid: GpuGrid) -> DriverSight | None:
-    """The launch that a grid of a dump is, by name, size and parameters; None without a record."""
+def driver_sight(case: Case, warp: GpuWarp, grid: GpuGrid | None) -> DriverSight | None:
+    """The launch that a warp of a dump ran in: by name, size and parameters of its grid.
+
+    Where the dump has no grid, since all of its warps had left: the last one of that kernel. None
+    without a record.
+    """
     run = case.bundle.driver_run
-    if run is None:
+    symbol = grid.symbol if grid is not None else warp.symbol
+    if run is None or not symbol:
         return None
-    symbols = {kernel.id: kernel for kernel in run.kernels}
-    data = b"".join(word.to_bytes(4, "little") for word in grid.words)
+    kernels = {kernel.id: kernel for kernel in run.kernels if kernel.symbol == symbol}
+    data = b"".join(word.to_bytes(4, "little") for word in grid.words) if grid is not None else b""
     found = [
         launch
         for launch in run.launches
-        if launch.kernel in symbols
-        and symbols[launch.kernel].symbol == grid.symbol
-        and launch.grid == grid.grid
-        and launch.block == grid.block
-        and not launch.code
-        and _same(launch.data, data)
+        if launch.kernel in kernels
+        and (grid is None or (launch.grid, launch.block) == (grid.grid, grid.block))
+        and launch.code not in _NOT_MADE
+        and _agree(launch.data, data)
     ]
     if not found:
         return None
     last = found[-1]
-    layout = symbols[last.kernel].parameters
-    sites = dict.fromkeys(launch.site for launch in found)
+    layout = kernels[last.kernel].parameters
+    others = {launch.data: None for launch in found if not data and launch.data != last.data}
     return DriverSight(
-        kernel=grid.kernel,
+        kernel=warp.kernel or symbol,
         launch=last,
         parameters=tuple(parameters_of(case, run, layout, data or last.data)),
-        sites=tuple(sites),
+        sites=tuple(dict.fromkeys(launch.site for launch in found)),
+        others=tuple(
+            tuple(parameters_of(case, run, layout, other))
+            for other in itertools.islice(others, _MAX_OTHERS)
+        ),
     )
 
 
-def _same(recorded: bytes, dumped: bytes) -> bool:
+def _agree(recorded: bytes, dumped: bytes) -> bool:
     """Whether parameters agree as far as both are known."""
     known = min(len(recorded), len(dumped))
     return recorded[:known] == dumped[:known]
@@ -132,9 +149,7 @@ def parameters_of(
         value = int.from_bytes(text[:POINTER_BYTES], "little")
         whole = Parameter(number, offset, num_bytes, value)
         if whole.may_point:
-            yield Parameter(
-                number, offset, num_bytes, value, region=region_of(case, run, value)
-            )
+            yield Parameter(number, offset, num_bytes, value, region=region_of(case, run, value))
             continue
         yield whole
         for place in range(-offset % POINTER_BYTES, num_bytes - POINTER_BYTES + 1, POINTER_BYTES):
@@ -144,14 +159,15 @@ def parameters_of(
                 yield Parameter(number, offset + place, POINTER_BYTES, word, place, region)
 
 
-def region_of(case: Case, run: DriverRun, address: int) -> Region | None:
+def region_of(case: Case, run: DriverRun, address: int) -> KnownMemory | None:
     """The innermost memory that is known to hold an address: a tensor, a block of torch's, what the
     driver gave and has not taken back, else what it has."""
     if address < _NULL_BYTES:
         return None
     tensors = [
-        Region(
-            what=f"{tensor.name} ({tensor.dtype} {list(tensor.shape)}, {tensor.extent_bytes} bytes)",
+        KnownMemory(
+            what=f"{tensor.name} ({tensor.dtype} {list(tensor.shape)}, "
+            f"{tensor.extent_bytes} bytes)",
             first=tensor.address,
             num_bytes=tensor.extent_bytes,
             made_at=tensor.made_at,
@@ -164,10 +180,10 @@ def region_of(case: Case, run: DriverRun, address: int) -> Region | None:
     for regions in (begins, tensors, list(_blocks(case, address))):
         if regions:
             return max(regions, key=lambda region: region.num_bytes)
-    return driver_region(run, address)
+    return driver_memory(run, address)
 
 
-def driver_region(run: DriverRun, address: int) -> Region | None:
+def driver_memory(run: DriverRun, address: int) -> KnownMemory | None:
     """What the driver gave that holds an address: what is there, else what was freed last."""
     held = [memory for memory in run.memory if memory.holds(address)]
     alive = [memory for memory in held if not memory.freed_seq]
@@ -176,8 +192,8 @@ def driver_region(run: DriverRun, address: int) -> Region | None:
     return _region(memory) if memory is not None else None
 
 
-def _region(memory: DriverMemory) -> Region:
-    return Region(
+def _region(memory: DriverMemory) -> KnownMemory:
+    return KnownMemory(
         what=f"{memory.num_bytes} bytes of {memory.call}",
         first=memory.address,
         num_bytes=memory.num_bytes,
@@ -187,13 +203,13 @@ def _region(memory: DriverMemory) -> Region:
     )
 
 
-def _blocks(case: Case, address: int) -> Iterator[Region]:
+def _blocks(case: Case, address: int) -> Iterator[KnownMemory]:
     """Memory of torch's allocator, as it stood at the end."""
     for record in case.allocations.values():
         if record.kind != "device" or record.id in case.freed:
             continue
         if record.address <= address < record.address + record.num_bytes:
-            yield Region(
+            yield KnownMemory(
                 what=f"{record.name} ({record.num_bytes} bytes)",
                 first=record.address,
                 num_bytes=record.num_bytes,
