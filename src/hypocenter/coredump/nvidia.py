@@ -18,6 +18,7 @@ from pathlib import Path
 from hypocenter.coredump.elf import STRTAB, Elf, Function, Section, string_at
 from hypocenter.coredump.lines import frames_at
 from hypocenter.coredump.names import source_name
+from hypocenter.coredump.parameters import parameters_of
 from hypocenter.coredump.sass import (
     INSTRUCTION_BYTES,
     MAX_BEHIND,
@@ -184,6 +185,7 @@ class _Dump:
             grid=(dims[0], dims[1], dims[2]),
             block=(dims[3], dims[4], dims[5]),
             words=words,
+            layout=parameters_of(place.image, symbol) if place else (),
         )
 
     def _place(self, grid: int, pc: int) -> _Place | None:

@@ -30,7 +30,7 @@ def sight_of(case: Case, stop: GpuStop) -> GpuSight | None:
     grid = grid_of(stop, warp)
     use = launch_of(case, grid) if grid is not None else None
     frame = own_frame(case, warp, use)
-    address, parameters = lowest_address(warp), tuple(_parameters(case, warp, grid, use))
+    address, parameters = lowest_address(warp), tuple(_parameters(case, stop, grid, use))
     at = (frame.file, frame.line) if frame else ("", 0)
     access = warp.access
     return GpuSight(
@@ -173,13 +173,16 @@ def _has_addresses(case: Case, launch: LaunchRecord, grid: GpuGrid) -> bool:
 
 
 def _parameters(
-    case: Case, warp: GpuWarp, grid: GpuGrid | None, use: LaunchMade | None
+    case: Case, stop: GpuStop, grid: GpuGrid | None, use: LaunchMade | None
 ) -> Iterator[tuple[str, str]]:
     if use is not None:
         for arg in use.launch.arguments[:_MAX_PARAMETERS]:
             tensor = case.tensors.get(arg.tensor) if arg.tensor is not None else None
             yield arg.name, f"{tensor.name} ({tensor.address:#x})" if tensor else str(arg.value)
-    elif (driven := driver_sight(case, warp, grid)) is not None:
+    elif (
+        stop.faulting is not None
+        and (driven := driver_sight(case, stop, stop.faulting, grid)) is not None
+    ):
         yield from itertools.islice(parameter_rows(driven), _MAX_PARAMETERS)
     elif grid is not None:
         for number, word in enumerate(words64(grid)[:_MAX_PARAMETERS]):

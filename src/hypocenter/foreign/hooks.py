@@ -438,7 +438,6 @@ def _watch_the_end() -> None:
 
 
 def _note_end(error: BaseException, trace: TracebackType | None) -> None:
-    _State.driver.note_end(trace)
     text = f"{type(error).__name__}: {error}"[:MAX_CHARS]
     is_of_gpu = any(words in text for words in _OF_A_GPU)
     refused = refusal_of(error, *_kernel_of(trace), _limits)
@@ -451,6 +450,7 @@ def _note_end(error: BaseException, trace: TracebackType | None) -> None:
     opened.record_failure(call, text, site, is_statement=is_statement)
     if is_of_gpu:
         _blocks(opened)
+        _State.driver.note_end(opened, trace)
 
 
 def _kernel_of(trace: TracebackType | None) -> tuple[Any, dict[str, Any]]:

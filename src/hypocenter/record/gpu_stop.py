@@ -111,6 +111,8 @@ class GpuGrid(msgspec.Struct, frozen=True, kw_only=True):
     """A launch that ran: `symbol` is the kernel's name as the compiler has it.
 
     `words` are its parameters, 4 bytes each, as they lie in memory; `block` counts threads.
+    `layout` has offset and bytes of each parameter, as the code itself says; empty where it does
+    not.
     """
 
     kernel: str
@@ -118,6 +120,7 @@ class GpuGrid(msgspec.Struct, frozen=True, kw_only=True):
     grid: Block
     block: Block
     words: tuple[int, ...] = ()
+    layout: tuple[tuple[int, int], ...] = ()
 
 
 class GpuStanding(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +136,9 @@ class GpuStop(msgspec.Struct, frozen=True, kw_only=True):
     """What one dump says. `source` names the kind of dump, `pid` the process, 0 where unknown.
 
     `exception` is the first that the dump names, empty for one made on request; `address` the
-    fault's where the dump itself names one. `num_warps` were on the GPU, of which `warps` are kept.
+    fault's where the dump itself names one. `is_of_run_before`: the same command had left it when
+    it was run without the driver being watched; addresses are those of then. `num_warps` were on
+    the GPU, of which `warps` are kept.
     """
 
     source: str
@@ -143,6 +148,7 @@ class GpuStop(msgspec.Struct, frozen=True, kw_only=True):
     exception: str = ""
     address: int | None = None
     is_on_request: bool = False
+    is_of_run_before: bool = False
     grids: tuple[GpuGrid, ...] = ()
     warps: tuple[GpuWarp, ...] = ()
     standing: tuple[GpuStanding, ...] = ()
@@ -160,6 +166,7 @@ class GpuStop(msgspec.Struct, frozen=True, kw_only=True):
             "grids": (len(self.grids), MAX_GRIDS),
             "warps": (len(self.warps), MAX_WARPS),
             "lines": (len(self.standing), MAX_STANDINGS),
+            "layout": (max((len(grid.layout) for grid in self.grids), default=0), MAX_WORDS),
             "parameters": (max((len(grid.words) for grid in self.grids), default=0), MAX_WORDS),
             "lanes": (max((len(warp.lanes) for warp in self.warps), default=0), MAX_LANES),
             "sources": (

@@ -100,7 +100,7 @@ class Arming:
     def begin(self) -> None:
         """Subscribe, once; whatever is in the way is written down and nothing else."""
         self._has_begun = True
-        opened = self._recorder()
+        opened = self._recorder() if Environment.read().driver else None
         if opened is None:
             return
         self._writer = writer = DriverLogWriter(opened.folder)
@@ -141,7 +141,7 @@ class Arming:
             self._watch.end()
         self._cupti = self._watch = self._writer = None
 
-    def note_end(self, trace: TracebackType | None) -> None:
+    def note_end(self, opened: ForeignRecorder, trace: TracebackType | None) -> None:
         """Write down which tensors variables stand for, where an exception ends the program."""
-        if self._writer is not None and self._cupti is not None:
-            self._writer.note_tensors(named_tensors(trace, made_at))
+        writer = self._writer or DriverLogWriter(opened.folder)
+        writer.note_tensors(named_tensors(trace, made_at))

@@ -140,9 +140,10 @@ static void note_launch(const char *symbol, uint64_t function, const uint32_t *s
     launch->code = code;
     memcpy(launch->sizes, sizes, sizeof launch->sizes);
     launch->stream = (uint64_t)stream;
-    /* Of a launch that was refused nobody has looked at what its pointers lead to. */
+    /* Of a launch that was refused nobody has looked at what its pointers lead to. From 700 on, but
+       for 701, an answer is of what ran, and the launch was made. */
     launch->num_bytes = 0;
-    if (!code)
+    if (!code || (code >= 700 && code != 701))
         launch->num_bytes =
             copy_parameters(number ? kernel_at(number) : 0, given, extra, launch->data);
     launch->site = site_of_now();

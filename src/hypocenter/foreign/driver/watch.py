@@ -52,6 +52,7 @@ class DriverWatch:
         self._num_refused = 0
         self._code: Any = ctypes.CDLL(str(compile_callback(cache)))
         self.callback = ctypes.cast(self._code.hypo_callback, c_void_p)
+        self._writer.make_table()
         self._asked = _SITE(self._site), _REFUSAL(self._note_refusal)
         self.begin()
 

@@ -6,6 +6,7 @@ in `record/driver_run.py`.
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -53,14 +54,22 @@ _Fact = _Site | _Nothing | _Refused | _Named
 
 
 class DriverLogWriter:
-    """Writes both files into a run folder, which must be there. Raises OSError."""
+    """Writes both files into a run folder, which must be there. Raises OSError.
+
+    The table is made by `make_table`, for whoever watches the driver.
+    """
 
     def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._encoder = msgspec.msgpack.Encoder()
         self._lock = threading.RLock()
         self._sites: dict[str, int] = {}
-        self.table = driver_table.make(folder)
         self._open(folder)
+
+    def make_table(self) -> mmap.mmap:
+        """The table, which is made now."""
+        self.table = driver_table.make(self._folder)
+        return self.table
 
     def move(self, folder: Path) -> None:
         """Go on in another folder, with a copy of the table so far; lines are told again.
@@ -68,8 +77,8 @@ class DriverLogWriter:
         Whoever writes into the table is told of the new one by its caller.
         """
         with self._lock:
-            old, self.table = self.table, driver_table.make(folder)
-            self.table[:] = old[:]
+            old, self._folder = self.table, folder
+            self.make_table()[:] = old[:]
             os.close(self._file)
             self._open(folder)
             for text, number in self._sites.items():

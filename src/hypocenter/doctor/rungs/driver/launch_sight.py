@@ -6,23 +6,21 @@ For kernels that are not Triton's: CUDA C, numba, CuPy, torch's own. Proves noth
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hypocenter.doctor.case import Case
-from hypocenter.record.driver_run import (
-    DriverLaunch,
-    DriverMemory,
-    DriverRun,
-)
-from hypocenter.record.gpu_stop import GpuGrid, GpuWarp
+from hypocenter.environment import launch_blocking
+from hypocenter.record.driver_run import DriverMemory, DriverRun
+from hypocenter.record.gpu_stop import GpuGrid, GpuStop, GpuWarp
 
 #: A pointer has so many bytes, and lies at a multiple of them.
 POINTER_BYTES = 8
 _NULL_BYTES = 1 << 16
 #: Answers of the driver to a launch that it did not make: what was asked for is too much, or wrong.
 _NOT_MADE = frozenset({1, 2, 98, 200, 201, 209, 400, 701})
+#: Answers from here on, but for 701, are of what ran: a fault of the GPU.
+_FIRST_OF_FAULTS = 699
 #: Other launches of a kernel that are looked at.
 _MAX_OTHERS = 64
 
@@ -80,62 +78,89 @@ class DriverSight:
     """A launch of a dump as the driver was asked for it, and the lines that asked for such a one.
 
     `others` are the parameters of other launches of the kernel, where the dump does not tell which
-    one it was.
+    one it was. `before` are the parameters in the dump, where that is of another run of the same
+    command, in which memory lay elsewhere; None where both are of one run.
     """
 
     kernel: str
-    launch: DriverLaunch
     parameters: tuple[Parameter, ...]
     sites: tuple[str, ...]
     others: tuple[tuple[Parameter, ...], ...] = ()
+    before: bytes | None = None
 
     @property
     def site(self) -> str:
         """The line of the program; "" where several made the same launch."""
         return self.sites[0] if len(self.sites) == 1 else ""
 
+    def here(self, address: int, pointer: Parameter) -> int | None:
+        """Where an address of the dump, that was made of `pointer`, would be in this run."""
+        if self.before is None:
+            return address
+        text = self.before[pointer.offset : pointer.offset + POINTER_BYTES]
+        if len(text) < POINTER_BYTES:
+            return None
+        return address - int.from_bytes(text, "little") + pointer.value
 
-def driver_sight(case: Case, warp: GpuWarp, grid: GpuGrid | None) -> DriverSight | None:
+
+def driver_sight(
+    case: Case, stop: GpuStop, warp: GpuWarp, grid: GpuGrid | None
+) -> DriverSight | None:
     """The launch that a warp of a dump ran in: by name, size and parameters of its grid.
 
-    Where the dump has no grid, since all of its warps had left: the last one of that kernel. None
-    without a record.
+    Where the dump has no grid, since all of its warps had left: the last one of that kernel. Where
+    the driver was not watched, the parameters are all that the dump has of it. None without either.
     """
-    run = case.bundle.driver_run
+    run = case.bundle.driver_run or DriverRun()
     symbol = grid.symbol if grid is not None else warp.symbol
-    if run is None or not symbol:
-        return None
-    kernels = {kernel.id: kernel for kernel in run.kernels if kernel.symbol == symbol}
     data = b"".join(word.to_bytes(4, "little") for word in grid.words) if grid is not None else b""
+    kernels = {kernel.id: kernel for kernel in run.kernels if kernel.symbol == symbol and symbol}
     found = [
         launch
         for launch in run.launches
         if launch.kernel in kernels
         and (grid is None or (launch.grid, launch.block) == (grid.grid, grid.block))
         and launch.code not in _NOT_MADE
-        and _agree(launch.data, data)
     ]
-    if not found:
+    if not run.launches and grid is not None and grid.layout and data:
+        parameters = tuple(parameters_of(case, run, grid.layout, data))
+        return DriverSight(warp.kernel or symbol, parameters, ())
+    if launch_blocking(case.bundle.environment):
+        # The first answer that tells of a fault is that of the launch which made it.
+        found = [launch for launch in found if launch.code > _FIRST_OF_FAULTS][:1] or found
+    layouts = {launch.seq: kernels[launch.kernel].parameters for launch in found}
+    told = {
+        launch.seq: tuple(parameters_of(case, run, layouts[launch.seq], launch.data))
+        for launch in found[-_MAX_OTHERS:]
+    }
+    same = [
+        launch
+        for launch in found[-_MAX_OTHERS:]
+        if _agree(launch.data, data, told[launch.seq] if stop.is_of_run_before else ())
+    ]
+    if not same:
         return None
-    last = found[-1]
-    layout = kernels[last.kernel].parameters
-    others = {launch.data: None for launch in found if not data and launch.data != last.data}
+    last = same[-1]
+    different = (told[launch.seq] for launch in same if told[launch.seq] != told[last.seq])
     return DriverSight(
         kernel=warp.kernel or symbol,
-        launch=last,
-        parameters=tuple(parameters_of(case, run, layout, data or last.data)),
-        sites=tuple(dict.fromkeys(launch.site for launch in found)),
-        others=tuple(
-            tuple(parameters_of(case, run, layout, other))
-            for other in itertools.islice(others, _MAX_OTHERS)
-        ),
+        parameters=told[last.seq],
+        sites=tuple(dict.fromkeys(launch.site for launch in same)),
+        others=tuple(dict.fromkeys(different)),
+        before=data if stop.is_of_run_before else None,
     )
 
 
-def _agree(recorded: bytes, dumped: bytes) -> bool:
-    """Whether parameters agree as far as both are known."""
+def _agree(recorded: bytes, dumped: bytes, apart: Sequence[Parameter]) -> bool:
+    """Whether parameters agree as far as both are known, but for the pointers among `apart`."""
     known = min(len(recorded), len(dumped))
-    return recorded[:known] == dumped[:known]
+    texts = [bytearray(recorded[:known]), bytearray(dumped[:known])]
+    for parameter in apart:
+        if parameter.region is not None:
+            for text in texts:
+                first = parameter.offset
+                text[first : first + POINTER_BYTES] = bytes(len(text[first:][:POINTER_BYTES]))
+    return texts[0] == texts[1]
 
 
 def parameters_of(

@@ -33,8 +33,8 @@ _OPEN = "what leads there is not known: values on the GPU and branches of the ke
 
 def driver_launches(case: Case) -> list[Claim]:
     """What the driver refused, and which parameter led outside, of kernels of any language."""
-    run = case.bundle.driver_run
-    if run is None or any(claim.root is not None for claim in case.claims):
+    run = case.bundle.driver_run or DriverRun()
+    if any(claim.root is not None for claim in case.claims):
         return []
     return [*_claims_of_refusals(case, run), *_claims_of_stops(case, run)]
 
@@ -230,6 +230,11 @@ class _Stop:
         """Those of its lanes, the lowest first; empty where registers hold none any more."""
         return sorted(self.access.addresses.values()) if self.access.known_bits == _WHOLE else []
 
+    def addresses_by(self, pointer: Parameter) -> list[int]:
+        """The same, as they would be in this run, made of that pointer."""
+        moved = (self.sight.here(address, pointer) for address in self.addresses)
+        return [address for address in moved if address is not None]
+
     @property
     def made_of(self) -> list[Parameter]:
         """What may be an address and goes into the one at fault, by the machine code."""
@@ -283,9 +288,9 @@ def _stop_of(case: Case, stop: GpuStop) -> _Stop | None:
         return None
     if not (stop.exception or warp.exception):
         return None
-    found = driver_sight(case, warp, grid)
-    if found is None:
-        return None
+    found = driver_sight(case, stop, warp, grid)
+    if found is None or any(warp.symbol == use.launch.kernel for use in case.launches):
+        return None  # of Triton's the replay knows more
     return _Stop(case, warp, warp.access, found, own_frame(case, warp, None), sight_text(sight))
 
 
@@ -333,8 +338,9 @@ def _claim_of_freed(at: _Stop, run: DriverRun) -> Claim | None:
     region = pointer.region if pointer is not None else None
     if pointer is None or region is None or not region.is_freed:
         return None
-    inside = [address for address in at.addresses if region.first <= address < region.past]
-    if at.addresses and (not inside or _is_there(run, inside[0])):
+    addresses = at.addresses_by(pointer)
+    inside = [address for address in addresses if region.first <= address < region.past]
+    if addresses and (not inside or _is_there(run, inside[0])):
         return None
     where = f"{inside[0]:#x}" if inside else f"{pointer.value:#x}"
     return _root(
@@ -357,9 +363,10 @@ def _claim_of_outside(at: _Stop, run: DriverRun) -> Claim | None:
     region = pointer.region if pointer is not None else None
     if pointer is None or region is None or region.is_freed:
         return None
-    if not at.addresses:
+    addresses = at.addresses_by(pointer)
+    if not addresses:
         return _claim_of_somewhere(at, pointer, region)
-    outside = [address for address in at.addresses if not region.first <= address < region.past]
+    outside = [address for address in addresses if not region.first <= address < region.past]
     gone = [address for address in outside if not _is_there(run, address)]
     if not gone:
         return None

@@ -1,7 +1,8 @@
 """An index that is inside of its table, and whose product with a row's length left 32 bits.
 
-By its address alone such an index cannot be told from another one that is outside of the table: the
-address is the same. The registers of the GPU decide, which hold what was loaded; else both are told.
+By its address alone such an index cannot be told from another one that is outside of the table:
+the address is the same. The registers of the GPU decide, which hold what was loaded; else both are
+told.
 """
 
 from __future__ import annotations
