@@ -160,7 +160,10 @@ def test_of_two_refused_kernels_neither_is_proven() -> None:
 def test_each_limit_has_its_cause(changed: dict[str, Any], cause: Cause, text: str) -> None:
     run = run_of("cuda_threads")
     launches = tuple(replace(one, **changed) if one.code else one for one in run.launches)
-    [root] = examined("cuda_threads", driver_run=replace(run, launches=launches)).roots
+    [refusal] = run.refusals
+    limits = {**refusal.limits, "dynamic shared bytes of the kernel": 49152}
+    changed_run = replace(run, launches=launches, refusals=(replace(refusal, limits=limits),))
+    [root] = examined("cuda_threads", driver_run=changed_run).roots
     assert root.cause is cause
     assert text in root.sentence
 
@@ -200,7 +203,7 @@ def test_an_aligned_pointer_is_not_blamed_for_a_misaligned_access() -> None:
 def test_a_null_pointer_is_named() -> None:
     root = root_of("cuda_no_bias", stopped("add_bias", "load", (8,)))
     assert (root.cause, root.argument) == (Cause.NULL_POINTER, "parameter 1")
-    assert root.launched_at == f"{HOME}/cuda_no_bias.py:29"
+    assert root.launched_at == f"{HOME}/cuda_no_bias.py:27"
 
 
 def test_a_null_number_is_not_blamed_where_an_address_was_loaded() -> None:

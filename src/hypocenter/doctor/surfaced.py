@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import RootCause
 from hypocenter.environment import launch_blocking
 from hypocenter.record.events import OUTSIDE_PLANS, Called, CodePlace, Place
@@ -57,6 +57,11 @@ def symptom_of(fault: FaultRecord) -> str:
 def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
     """Where the fault was reported, and why there: the interval that nobody had waited for."""
     fault = case.bundle.fault
+    run = case.bundle.driver_run
+    is_refused = bool(roots) and roots[0].blames is Blame.LAUNCH and not case.launches
+    if run is not None and run.refusals and is_refused:
+        by = f" by {fault.call}" if fault.call else ""
+        return f"reported{by} after a launch that the driver had refused, and not by it"
     if fault.kind in ("none", "differs", "nonfinite"):
         return "nothing was reported by the device; the run was examined for what it left behind"
     if (variable := launch_blocking(case.bundle.environment)) and case.kind == "crash":
@@ -84,10 +89,6 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
             "memory of the host's own was read or overwritten, which shows wherever it is used next"
         )
     if case.kind == "error":
-        run = case.bundle.driver_run
-        if run is not None and run.refusals:
-            by = f" by {fault.call}" if fault.call else ""
-            return f"reported{by} after a launch that the driver had refused, and not by it"
         by = f"by {fault.call} itself, " if fault.call else ""
         return f"reported {by}before anything was launched"
     if fault.waiting:
@@ -104,9 +105,10 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
             f"{_who_killed(fault)}"
         )
     elif not case.launches:
+        seen = f"{run.num_launches} are known to the driver alone" if run is not None else ""
         told = (
-            f"the process was ended{f' at {fault.call}' if fault.call else ''}; none of its "
-            "launches was recorded"
+            f"the process was ended{f' at {fault.call}' if fault.call else ''}; "
+            f"{seen or 'none of its launches was recorded'}"
         )
     elif not fault.call:
         told = "reported by the driver, which ended the process while the host went on"

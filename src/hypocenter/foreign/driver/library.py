@@ -77,8 +77,11 @@ class DriverLibrary:
             if not self._lib.cuDeviceGetAttribute(ctypes.byref(value), number, device):
                 found[name] = value.value
         for name, number in OF_KERNEL.items():
-            kernel = ctypes.c_void_p(function)
-            if not self._lib.cuFuncGetAttribute(ctypes.byref(value), number, kernel):
+            kernel, where = ctypes.c_void_p(function), ctypes.byref(value)
+            code = self._lib.cuFuncGetAttribute(where, number, kernel)
+            if code and hasattr(self._lib, "cuKernelGetAttribute"):  # the runtime's handles
+                code = self._lib.cuKernelGetAttribute(where, number, kernel, device)
+            if not code:
                 found[name] = value.value
         return found
 
