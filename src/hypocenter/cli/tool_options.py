@@ -134,8 +134,8 @@ class DoctorOptions:
         bool,
         Parameter(
             name="--again",
-            help="Run the command again until a cause is proven: guarded, with blocking launches, "
-            "below compute-sanitizer. It must do no harm when it runs up to four times.",
+            help="Run the command again until a cause is proven: guarded, with blocking launches "
+            "and the driver watched, below compute-sanitizer. It must do no harm when it runs up to four times.",
             **SWITCH,
         ),
     ] = False
