@@ -56,12 +56,23 @@ def symptom_of(fault: FaultRecord) -> str:
 
 def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
     """Where the fault was reported, and why there: the interval that nobody had waited for."""
-    fault = case.bundle.fault
-    run = case.bundle.driver_run
+    run, call = case.bundle.driver_run, case.bundle.fault.call
     is_refused = bool(roots) and roots[0].blames is Blame.LAUNCH and not case.launches
     if run is not None and run.refusals and is_refused:
-        by = f" by {fault.call}" if fault.call else ""
+        by = f" by {call}" if call else ""
         return f"reported{by} after a launch that the driver had refused, and not by it"
+    return _describe_interval(case, roots)
+
+
+def _of_launches(case: Case) -> str:
+    run = case.bundle.driver_run
+    if run is None or not run.num_launches:
+        return "none of its launches was recorded"
+    return f"{count_text(run.num_launches, 'launch', 'launches')} were recorded by the driver alone"
+
+
+def _describe_interval(case: Case, roots: tuple[RootCause, ...]) -> str:
+    fault = case.bundle.fault
     if fault.kind in ("none", "differs", "nonfinite"):
         return "nothing was reported by the device; the run was examined for what it left behind"
     if (variable := launch_blocking(case.bundle.environment)) and case.kind == "crash":
@@ -105,10 +116,9 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
             f"{_who_killed(fault)}"
         )
     elif not case.launches:
-        seen = f"{run.num_launches} are known to the driver alone" if run is not None else ""
         told = (
             f"the process was ended{f' at {fault.call}' if fault.call else ''}; "
-            f"{seen or 'none of its launches was recorded'}"
+            f"{_of_launches(case)}"
         )
     elif not fault.call:
         told = "reported by the driver, which ended the process while the host went on"

@@ -315,11 +315,11 @@ class _Solver:
                     address=address,
                     largest=self._largest(number, entry, base, step) if alone is None else alone,
                     is_alone=alone is not None,
-                    wrapped=tuple(self._wrapped(number, entry, chosen, step, address)),
+                    wrapped=tuple(self._wrapped_entries(number, entry, chosen, step, address)),
                 )
         return None
 
-    def _wrapped(
+    def _wrapped_entries(
         self, number: int, entry: LoadedEntry, value: int, step: int, address: int
     ) -> Iterator[Wrapped]:
         """Entries of the table itself whose product with the row's length leaves 32 bits, and that

@@ -44,12 +44,29 @@ NUM_BYTES = _LAUNCHES_AT + NUM_LAUNCHES * _LAUNCH_BYTES
 #: Functions of the driver by CUPTI's numbers (`cupti_driver_cbid.h` of CUDA 13.0), which are never
 #: given anew. An argument list that changes gets another name (_v2) and another number.
 CALLS = {
-    "LAUNCH": 307, "LAUNCH_PTSZ": 442, "COOPERATIVE": 477, "COOPERATIVE_PTSZ": 478,
-    "EXTENDED": 652, "EXTENDED_PTSZ": 653, "ALLOC": 243, "PITCH": 244, "FREE": 245,
-    "MANAGED": 371, "MAP": 551, "UNMAP": 552, "ASYNC": 598, "ASYNC_PTSZ": 599, "FREE_ASYNC": 600,
-    "FREE_ASYNC_PTSZ": 601, "POOL": 611, "POOL_PTSZ": 612, "GRAPH": 514, "GRAPH_PTSZ": 515,
-    "MODULE_UNLOAD": 22, "LIBRARY_UNLOAD": 680,
-}  # fmt: skip
+    "LAUNCH": 307,
+    "LAUNCH_PTSZ": 442,
+    "COOPERATIVE": 477,
+    "COOPERATIVE_PTSZ": 478,
+    "EXTENDED": 652,
+    "EXTENDED_PTSZ": 653,
+    "ALLOC": 243,
+    "PITCH": 244,
+    "FREE": 245,
+    "MANAGED": 371,
+    "MAP": 551,
+    "UNMAP": 552,
+    "ASYNC": 598,
+    "ASYNC_PTSZ": 599,
+    "FREE_ASYNC": 600,
+    "FREE_ASYNC_PTSZ": 601,
+    "POOL": 611,
+    "POOL_PTSZ": 612,
+    "GRAPH": 514,
+    "GRAPH_PTSZ": 515,
+    "MODULE_UNLOAD": 22,
+    "LIBRARY_UNLOAD": 680,
+}
 #: How those are called that give memory.
 _MAKERS = {
     CALLS[name]: call
