@@ -135,7 +135,8 @@ class DoctorOptions:
         Parameter(
             name="--again",
             help="Run the command again until a cause is proven: guarded, with blocking launches "
-            "and the driver watched, below compute-sanitizer. It must do no harm when it runs up to four times.",
+            "and the driver watched, below compute-sanitizer. It must do no harm when it runs "
+            "up to four times.",
             **SWITCH,
         ),
     ] = False

@@ -29,13 +29,13 @@ def claims_of_wrapped(
     """
     held = {register & _WORD for lane in warp.lanes for register in lane.registers}
     held |= {register & _WORD for register in warp.uniform}
-    in_registers = [one for one in solution.wrapped if one.value & _WORD in held]
+    in_registers = [entry for entry in solution.wrapped if entry.value & _WORD in held]
     is_other_held = solution.value & _WORD in held
     if is_other_held and not in_registers:
         return None
     kernel, argument = use.launch.kernel, case.fact_of(use.launch, solution.entry.argument)
     if len(in_registers) != 1 or is_other_held or not in_registers[0].is_clean_wide:
-        inside = " or ".join(str(one.value) for one in solution.wrapped)
+        inside = " or ".join(str(entry.value) for entry in solution.wrapped)
         return [
             row(
                 Cause.OFFSET_OVERFLOW,
