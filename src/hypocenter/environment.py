@@ -25,6 +25,7 @@ class Environment:
     trace: bool
     guard: bool
     nan: bool
+    driver: bool
     instructions: str
     packed_bytes: int
     api_key: str
@@ -57,6 +58,7 @@ class Environment:
             _flag("HYPO_TRACE", environ, "0"),
             _flag("HYPO_GUARD", environ, "0"),
             _flag("HYPO_NAN", environ, "0"),
+            _flag("HYPO_DRIVER", environ, "0"),
             _instructions(environ),
             _gib("HYPO_PACKED_GIB", environ, "32"),
             environ.get("HYPO_API_KEY", ""),
@@ -106,6 +108,7 @@ KNOWN: dict[str, str] = {
     "HYPO_TRACE_BYTES": "bytes of arguments that a traced run keeps (default: 67108864)",
     "HYPO_GUARD": "1 guards the Triton launches of a program that is recorded, as hypo guard does",
     "HYPO_NAN": "1 looks at the numbers of a program that is recorded, as hypo doctor --nan does",
+    "HYPO_DRIVER": "1 has CUPTI record each launch of a program that is recorded, of any kernel",
     "HYPO_INSTRUCTIONS": "path that CPU kernels take: " + ", ".join(INSTRUCTIONS),
     "HYPO_API_KEY": "key that clients of hypo serve must have, and that bench-serve sends",
     "HYPO_ADMIN_KEY": "key of the routes of hypo serve below /debug/",

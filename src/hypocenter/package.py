@@ -21,6 +21,8 @@ _COMMANDS = ("hypo", NAME)
 FOLDER = Path(__file__).parent
 #: What is no code.
 ASSETS = FOLDER / "assets"
+#: What is compiled where a program's driver is watched.
+CALLBACK = FOLDER / "foreign" / "driver" / "callback.c"
 #: What the GPU kernels were run and compiled with: on GPUs, and on the CPU.
 _TESTED_TRITONS = ("3.6", "3.9")
 #: Rooms in which kernels lie that a bundle may name: ours, and those that the lab plants.

@@ -211,7 +211,8 @@ def test_all_ways_are_tried_of_a_crash_that_nobody_explains(
     assert left.value.code == 3
     assert (tmp_path / "ran").read_text() == " \n \n1 \n 1\n"
     assert [run["name"] for run in found["runs"] if not run["left_out"]] == [
-        "as it is", "guarded", "with blocking launches", "below compute-sanitizer",
+        "as it is", "guarded", "with blocking launches, the driver watched",
+        "below compute-sanitizer",
     ]  # fmt: skip
     assert found["runs"][3]["is_told"]
     confirmed = [row for row in found["hypotheses"] if row["verdict"] == "CONFIRMED"]

@@ -18,6 +18,7 @@ import pytest
 
 from hypocenter.cli import app
 from hypocenter.cli.verbs import guard as verb
+from hypocenter.doctor.guard_findings import GuardFinding
 from hypocenter.doctor.guard_report import GuardReport, UnguardedKernel, report_text
 from hypocenter.watch.child import Ended
 
@@ -95,6 +96,8 @@ def test_what_leaves_its_tensor_is_masked_off_and_told_once_a_site(
         assert finding["lane"] is not None
         assert values.items() <= finding["values"].items()
         assert finding["launched_at"].startswith(f"{script}:")
+        # Of an index that is too large the product fits its type all the same.
+        assert finding["overflow"] == ("int32" if program == "overflow" else "")
     assert "sum" in err, "the program went on to its end"
 
 
@@ -243,6 +246,24 @@ def test_all_processes_below_the_command_are_guarded(
     assert (code, report["exit_code"], report["num_processes"]) == (4, 7, 4)
     [finding] = report["findings"]
     assert (finding["element"], finding["extent_bytes"]) == (15, 60)
+
+
+def test_an_offset_that_left_its_type_is_told_as_an_overflow() -> None:
+    plain = GuardFinding(
+        kernel="k", operation="load", argument="x_ptr", file="rows.py", line=19, function="k",
+        expression="tl.load(x_ptr + start)", called_from=(), program=(2, 0, 0),
+        byte_offset=-2147483648, is_far=False, is_null=False, element=-2147483648,
+    )  # fmt: skip
+    report = GuardReport(
+        command=("true",), exit_code=0, signal=None, findings=(plain,), unguarded=(),
+        num_launches=1, num_guarded=1, num_processes=1,
+    )  # fmt: skip
+    assert "overflows" not in report_text(report)
+    found = msgspec.structs.replace(
+        plain, overflow="int32", overflows_at=("rows.py:18", "row * stride")
+    )
+    told = report_text(msgspec.structs.replace(report, findings=(found,)))
+    assert "row * stride (rows.py:18) overflows int32" in told
 
 
 def test_a_clean_run_has_its_summary_once(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """Runs a foreign command in one way after another until the doctor has proven a cause.
 
 First as it is; where it ended at NaN with an eye on its numbers; then guarded, with blocking
-launches, and below compute-sanitizer. Each run is told in a line on stderr.
+launches and the driver watched, and below compute-sanitizer. Each run is told in a line on stderr.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from hypocenter.record.nonfinite import NumbersWatched
 from hypocenter.record.order_events import Disordered, OrderWatched
 from hypocenter.watch import collect, dead_runs, sanitizers
 from hypocenter.watch.child import Deadlines, Ended, watch
+from hypocenter.watch.gpu_dumps import WATCHES_DRIVER
 
 #: What none of the runs looks for without --suspect.
 UNGUARDED = (
@@ -38,6 +39,10 @@ UNGUARDED = (
 )
 #: Has each vendor's runtime finish a launch before it returns.
 BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1", "AMD_SERIALIZE_KERNEL": "3", "HIP_LAUNCH_BLOCKING": "1"}
+
+
+#: Has CUPTI record each launch, of kernels that are not Triton's as well.
+WATCHED = {WATCHES_DRIVER: "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +54,14 @@ class Way:
     is_guarded: bool = False
     is_checked: bool = False
     is_nan: bool = False
+    is_waited_for: bool = False
 
 
 WAYS = (
     Way("as it is"),
     Way("with an eye on its numbers", is_nan=True),
     Way("guarded", is_guarded=True),
-    Way("with blocking launches", BLOCKING),
+    Way("with blocking launches, the driver watched", {**BLOCKING, **WATCHED}, is_waited_for=True),
     Way("below compute-sanitizer", sanitizers.VARIABLES, is_checked=True),
 )
 
@@ -128,8 +134,6 @@ class Escalation:
             return "the command ended without a fault, and this only says where one is made"
         if first.bundle.device == "interpreter":
             return "the launches ran on the CPU, one after the other"
-        if way.variables == BLOCKING and launch_blocking():
-            return f"{launch_blocking()} was set before"
         if way.is_checked and first.bundle.device.startswith("hip"):
             return "compute-sanitizer is for GPUs of NVIDIA"
         if way.is_checked and sanitizers.memcheck() is None:
@@ -160,7 +164,24 @@ class Escalation:
         )
         if made is None or (made.fault.kind == "none" and not _tells(made)):
             return ended, None
+        if way.is_waited_for:
+            made = self._with_dump_before(made)
         return ended, _examine(made, self.seconds)
+
+    def _with_dump_before(self, made: Bundle) -> Bundle:
+        """With what the GPU left when the command was run as it is, if it ended the same way.
+
+        Beside CUPTI no dump is written; that one names kernel, line and machine code.
+        """
+        first = self._examined.get(0)
+        if first is None or made.gpu_stops or made.fault.kind != first.bundle.fault.kind:
+            return made
+        if made.fault.error_kind is not first.bundle.fault.error_kind:
+            return made
+        stops = tuple(
+            msgspec.structs.replace(stop, is_of_run_before=True) for stop in first.bundle.gpu_stops
+        )
+        return msgspec.structs.replace(made, gpu_stops=stops)
 
     def _fault_before(self) -> FaultRecord | None:
         """How the command ended as it is; None for that run itself."""

@@ -145,8 +145,8 @@ class DoctorOptions:
         Parameter(
             name="--again",
             help="Run the command again until a cause is proven: as with --nan, guarded, with "
-            "blocking launches, below compute-sanitizer. It must do no harm when it runs up to "
-            "five times.",
+            "blocking launches and the driver watched, below compute-sanitizer. It must do no harm "
+            "when it runs up to five times.",
             **SWITCH,
         ),
     ] = False

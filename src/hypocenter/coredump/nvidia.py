@@ -18,12 +18,15 @@ from pathlib import Path
 from hypocenter.coredump.elf import STRTAB, Elf, Function, Section, string_at
 from hypocenter.coredump.lines import frames_at
 from hypocenter.coredump.names import source_name
+from hypocenter.coredump.parameters import parameters_of
 from hypocenter.coredump.sass import (
     INSTRUCTION_BYTES,
     MAX_BEHIND,
+    MemoryInstruction,
     known_bits,
     memory_instruction,
 )
+from hypocenter.coredump.sources import MAX_CODE_BYTES, Sources, parameter_sources
 from hypocenter.errors import BadCoreDump
 from hypocenter.record.gpu_stop import (
     MAX_DEEP_WARPS,
@@ -182,6 +185,7 @@ class _Dump:
             grid=(dims[0], dims[1], dims[2]),
             block=(dims[3], dims[4], dims[5]),
             words=words,
+            layout=parameters_of(place.image, symbol) if place else (),
         )
 
     def _place(self, grid: int, pc: int) -> _Place | None:
@@ -310,6 +314,7 @@ class _Dump:
             block=warp.block,
             warp=warp.number,
             kernel=source_name(place.function.symbol) if place else "",
+            symbol=place.function.symbol if place else "",
             pc=warp.pc,
             offset=warp.pc - place.function.first if place else 0,
             is_error=warp.is_error,
@@ -347,7 +352,22 @@ class _Dump:
             width_bytes=instruction.width_bytes,
             addresses=addresses,
             known_bits=known if addresses else 0,
+            parameters=(sources := self._sources(place, warp, instruction)).parameters,
+            is_of_loaded=sources.is_loaded,
         )
+
+    def _sources(self, place: _Place, warp: _Warp, instruction: MemoryInstruction) -> Sources:
+        """The parameters that the address may have been made of; none in a function that a kernel
+        calls, to which others are passed."""
+        function = place.function
+        # A kernel alone has parameters in constant memory, and a section for them.
+        if place.image.section_of_name(f".nv.constant0.{function.symbol}") is None:
+            return Sources()
+        number = min(function.past - function.first, MAX_CODE_BYTES + 1)
+        code = place.image.code(function.first, number)
+        sm = re.search(r"sm_(\d{2,4})\)", self._device())
+        at = warp.pc - function.first
+        return parameter_sources(code, at, instruction, int(sm[1])) if sm else Sources()
 
     def _code(self, place: _Place, first: int, last: int) -> bytes:
         """The instructions from `first` to before `last`, one at least, of one function."""

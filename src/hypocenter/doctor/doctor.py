@@ -28,6 +28,7 @@ from hypocenter.doctor.rungs.address import addresses
 from hypocenter.doctor.rungs.captured import captured_pointers
 from hypocenter.doctor.rungs.compiled_code import compiled_code
 from hypocenter.doctor.rungs.contracts import contracts
+from hypocenter.doctor.rungs.driver.launches import driver_launches
 from hypocenter.doctor.rungs.engine.adopted_blocks import adopted_blocks
 from hypocenter.doctor.rungs.engine.draws import draws
 from hypocenter.doctor.rungs.engine.kept_blocks import kept_blocks
@@ -66,6 +67,7 @@ LADDER: dict[str, Rung] = {
     "refusals": refusals,
     "address": addresses,
     "core dump": gpu_stops,
+    "driver": driver_launches,
     "guarded run": guarded_run,
     "sanitizer": sanitizer,
     "ownership": ownership,

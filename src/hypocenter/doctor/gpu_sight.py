@@ -5,11 +5,13 @@ Proves nothing: `rungs/gpu_stop.py` does.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.diagnosis import GpuSight
 from hypocenter.doctor.kernel_text import line_text
+from hypocenter.doctor.rungs.driver.launch_sight import driver_sight, parameter_rows
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import LaunchRecord
 from hypocenter.record.gpu_stop import Block, GpuFrame, GpuGrid, GpuStop, GpuWarp
@@ -28,7 +30,7 @@ def sight_of(case: Case, stop: GpuStop) -> GpuSight | None:
     grid = grid_of(stop, warp)
     use = launch_of(case, grid) if grid is not None else None
     frame = own_frame(case, warp, use)
-    address, parameters = lowest_address(warp), tuple(_parameters(case, grid, use))
+    address, parameters = lowest_address(warp), tuple(_parameters(case, stop, grid, use))
     at = (frame.file, frame.line) if frame else ("", 0)
     access = warp.access
     return GpuSight(
@@ -171,12 +173,17 @@ def _has_addresses(case: Case, launch: LaunchRecord, grid: GpuGrid) -> bool:
 
 
 def _parameters(
-    case: Case, grid: GpuGrid | None, use: LaunchMade | None
+    case: Case, stop: GpuStop, grid: GpuGrid | None, use: LaunchMade | None
 ) -> Iterator[tuple[str, str]]:
     if use is not None:
         for arg in use.launch.arguments[:_MAX_PARAMETERS]:
             tensor = case.tensors.get(arg.tensor) if arg.tensor is not None else None
             yield arg.name, f"{tensor.name} ({tensor.address:#x})" if tensor else str(arg.value)
+    elif (
+        stop.faulting is not None
+        and (driven := driver_sight(case, stop, stop.faulting, grid)) is not None
+    ):
+        yield from itertools.islice(parameter_rows(driven), _MAX_PARAMETERS)
     elif grid is not None:
         for number, word in enumerate(words64(grid)[:_MAX_PARAMETERS]):
             yield f"word {number}", f"{word:#x}"

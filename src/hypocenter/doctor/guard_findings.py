@@ -15,10 +15,12 @@ from hypocenter.errors import HypoError, MissingPackage
 from hypocenter.record.bundle_index import BundleIndex, LaunchMade
 from hypocenter.record.events import OUTSIDE_PLANS, LaunchRecord, MaskedOff, Place, TensorRecord
 from hypocenter.record.guard_faults import SourceLine
-from hypocenter.replay.findings import Finding, ReplayReport
+from hypocenter.replay.findings import OVERFLOWS, Finding, ReplayReport
 
 #: Of the replay of one program.
 REPLAY_SECONDS = 4.0
+#: By the kind of a finding the type that an offset left.
+OVERFLOWN = {kind: name for name, kind in OVERFLOWS.items()}
 #: Sites that are replayed; of further ones only the guard's own facts are told.
 MAX_REPLAYED = 16
 
@@ -32,7 +34,8 @@ class GuardFinding(msgspec.Struct, frozen=True, kw_only=True):
     known any more. `is_inside_storage`: a view was passed, and what it is a view of has that byte.
     `first_program` is the first at fault in a replay: of the launch, where that ends in time, else
     of that program alone. `lane` and `values` are of its first lane at fault, `lane_element` is its
-    element; where no replay makes the access again `unreplayed` says why.
+    element; where no replay makes the access again `unreplayed` says why. `overflow` is the type
+    that its offset left in that replay, and `overflows_at` the line and the text of what did.
     """
 
     kernel: str
@@ -60,6 +63,8 @@ class GuardFinding(msgspec.Struct, frozen=True, kw_only=True):
     lane_element: int | None = None
     values: dict[str, bool | int | float | str] = {}
     unreplayed: str = ""
+    overflow: str = ""
+    overflows_at: tuple[str, str] | None = None
     launch: int = 0
     launched_at: str = ""
     pid: int | None = None
@@ -181,8 +186,12 @@ def _with_replay(
             before = [again for again in report.findings if is_that_access(again, finding)]
             first = next(iter(before), first)
     element = first.number if first.argument == finding.argument else None
+    wrapped = next((again for again in report.findings if _is_overflow_at(again, finding)), None)
+    origin = wrapped.origin if wrapped is not None else None
     return msgspec.structs.replace(
         finding,
+        overflow=OVERFLOWN[wrapped.kind] if wrapped is not None else "",
+        overflows_at=(f"{origin.file}:{origin.line}", origin.expression) if origin else None,
         first_program=first.program,
         lane=first.lane,
         lane_element=element,
@@ -198,6 +207,11 @@ def _replay_programs(
     return replay_place(
         index, place, budget_seconds=REPLAY_SECONDS, allow_source=allow_source, programs=programs
     )
+
+
+def _is_overflow_at(again: Finding, finding: GuardFinding) -> bool:
+    """Whether an offset wrapped in the very access that the guard refused."""
+    return again.is_overflow and is_that_access(again, finding)
 
 
 def is_that_access(again: Finding, finding: GuardFinding) -> bool:

@@ -92,6 +92,10 @@ def _lines(finding: GuardFinding) -> Iterator[str]:
     null = ", which is null or empty" if finding.is_null else ", outside its tensor"
     yield _one_line(f"{finding.file}:{finding.line}: {what}{null}")
     yield _one_line(f"    {finding.expression}")
+    if finding.overflow:
+        place, text = finding.overflows_at or ("", "")
+        what = f"{text} ({place})" if text else "its offset"
+        yield _one_line(f"    {what} overflows {finding.overflow}: the address is of what is left")
     program = f"program {finding.program}" if finding.program else "a program of a large grid"
     if finding.first_program is not None:
         lane = f" lane ({', '.join(map(str, finding.lane))})" if finding.lane else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from hypocenter.doctor.case import Case
-from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import RootCause
 from hypocenter.environment import launch_blocking
 from hypocenter.record.events import OUTSIDE_PLANS, Called, CodePlace, Place
@@ -58,6 +58,22 @@ def symptom_of(fault: FaultRecord) -> str:
 
 def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
     """Where the fault was reported, and why there: the interval that nobody had waited for."""
+    run, call = case.bundle.driver_run, case.bundle.fault.call
+    is_refused = bool(roots) and roots[0].blames is Blame.LAUNCH and not case.launches
+    if run is not None and run.refusals and is_refused:
+        by = f" by {call}" if call else ""
+        return f"reported{by} after a launch that the driver had refused, and not by it"
+    return _describe_interval(case, roots)
+
+
+def _of_launches(case: Case) -> str:
+    run = case.bundle.driver_run
+    if run is None or not run.num_launches:
+        return "none of its launches was recorded"
+    return f"{count_text(run.num_launches, 'launch', 'launches')} were recorded by the driver alone"
+
+
+def _describe_interval(case: Case, roots: tuple[RootCause, ...]) -> str:
     fault = case.bundle.fault
     if fault.kind in ("none", "differs", "nonfinite"):
         return "nothing was reported by the device; the run was examined for what it left behind"
@@ -103,8 +119,8 @@ def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
         )
     elif not case.launches:
         told = (
-            f"the process was ended{f' at {fault.call}' if fault.call else ''}; none of its "
-            "launches was recorded"
+            f"the process was ended{f' at {fault.call}' if fault.call else ''}; "
+            f"{_of_launches(case)}"
         )
     elif not fault.call:
         told = "reported by the driver, which ended the process while the host went on"

@@ -23,6 +23,7 @@ from hypocenter.device.limits import GpuLimits, present_gpu
 from hypocenter.environment import Environment
 from hypocenter.foreign.argument_facts import INTERPRETER, device_and_stream, mark_undefined
 from hypocenter.foreign.caller import caller_of_now
+from hypocenter.foreign.driver.arming import GPU_MODULES, PROFILERS, Arming
 from hypocenter.foreign.graph_hooks import GraphWatch
 from hypocenter.foreign.inductor import name_of, watch_inductor
 from hypocenter.foreign.last_exception import MAX_CHARS, call_of, refusal_of
@@ -66,6 +67,7 @@ class _State:
     #: In a run that is looked at closely, or guarded, once torch is loaded.
     order: OrderSession | None = None
     numbers: NumberHooks
+    driver: Arming
     #: To be called when torch.compile has been loaded.
     on_compiler_loaded: Callable[[], None] = staticmethod(lambda: None)
 
@@ -76,6 +78,7 @@ def module_loaded(module: Any) -> None:
         _watch_the_end()
         _watch_waits(module)
         _State.graphs.watch(module)
+        _State.driver.watch_torch(module)
         environment = Environment.read()
         if environment.nan:
             _State.numbers.start(module)
@@ -86,6 +89,11 @@ def module_loaded(module: Any) -> None:
                 mark_undefined(module, order.quiet, order.end_filling)
             if environment.trace or order.run is not None:
                 _State.on_compiler_loaded = watch_reads(module, reads, _attempt_quietly, order.run)
+    elif module.__name__ in GPU_MODULES:
+        _watch_the_end()
+        _State.driver.watch_module(module)
+    elif module.__name__ in PROFILERS:
+        _State.driver.make_room_in(module)
     elif module.__name__ == "torch._dynamo":
         _State.on_compiler_loaded()
     elif module.__name__ == "triton.runtime.jit":
@@ -136,6 +144,7 @@ def recorder() -> ForeignRecorder | None:
 
 
 def _close() -> None:
+    _attempt(_State.driver.end)
     _attempt(_note_captured)
     _State.lost.tell()
     _attempt(_finish_order)
@@ -153,6 +162,7 @@ def _finish_order() -> None:
 def _forget() -> None:
     """In the child of a fork: the folder is the parent's."""
     _State.numbers.abandon()
+    _State.driver.abandon()
     if _State.recorder is not None:
         _State.recorder.abandon()
         _State.recorder = None
@@ -215,6 +225,7 @@ def _lose_off(kernel: str) -> None:
 _State.lost = LostLaunches(lambda: _State.recorder)
 _State.graphs = GraphWatch(recorder, _attempt)
 _State.numbers = NumberHooks(recorder, lambda: _State.graphs.captured_into is None)
+_State.driver = Arming(recorder, _attempt)
 
 
 # -- launches -------------------------------------------------------------------------------------
@@ -516,6 +527,7 @@ def _note_end(error: BaseException, trace: TracebackType | None) -> None:
     opened.record_failure(call, text, site, is_statement=is_statement)
     if is_of_gpu:
         _blocks(opened)
+        _State.driver.note_end(opened, trace)
 
 
 def _kernel_of(trace: TracebackType | None) -> tuple[Any, dict[str, Any]]:

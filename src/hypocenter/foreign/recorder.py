@@ -101,6 +101,8 @@ class ForeignRecorder:
     ) -> None:
         self._looks_closely = looks_closely
         self._log = RunLog(base, static_bytes)
+        #: Told of a folder in which the recording begins anew.
+        self.on_moved: Callable[[Path], None] = lambda _: None
         self.reads = SeenReads(self._record_read)
         self._memory = SeenMemory(self._log, self.reads, sees_frees=sees_frees)
         self._launches = KnownLaunches(self._log, self._memory.tensor_types)
@@ -136,6 +138,7 @@ class ForeignRecorder:
         self._memory.forget()
         self._launches.forget()
         self._log.begin_anew()
+        self.on_moved(self.folder)
         self._begin()
         for name, limits in self._devices.items():
             self._tell_device(name, limits)

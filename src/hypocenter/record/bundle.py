@@ -32,6 +32,7 @@ from hypocenter.record.bundle_json import (
     split,
     with_nonfinite,
 )
+from hypocenter.record.driver_run import DriverRun
 from hypocenter.record.engine.module_texts import ModuleText
 from hypocenter.record.events import (
     FOREIGN,
@@ -91,9 +92,10 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     machine; `contracts` the declarations of the kernels' contracts; `modules` the engine's own
     Python; `others` what the processes of the other ranks recorded; `gpu_stops` where GPUs stood
     that left a dump. `fault_before` is how the same command ended when it was run as it is, before
-    a run that was not; `reports` what a sanitizer saw in this one. `pid` is the process that the
-    events are of. `outcomes` is what launches gave that were made again. `missing` what could not
-    be recovered; `redacted` whether token ids inside the vocabulary were replaced by 0.
+    a run that was not; `reports` what a sanitizer saw in this one. `driver_run` is what the process
+    asked of its GPU's driver, None where nobody watched that. `pid` is the process that the events
+    are of. `outcomes` is what launches gave that were made again. `missing` what could not be
+    recovered; `redacted` whether token ids inside the vocabulary were replaced by 0.
     """
 
     version: int = VERSION
@@ -128,6 +130,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     gpu_stops: tuple[GpuStop, ...] = ()
     fault_before: FaultRecord | None = None
     reports: tuple[SanitizerReport, ...] = ()
+    driver_run: DriverRun | None = None
     stderr: str = ""
     kernel_log: tuple[str, ...] = ()
     missing: tuple[Gap, ...] = ()
@@ -139,7 +142,8 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
         if not self.tensors and not self.plans:
             told = Disordered | OrderWatched | NumbersWatched
             is_of_numbers = self.fault.error_kind is ErrorKind.NOT_A_NUMBER
-            return is_of_numbers or any(isinstance(event, told) for event in self.events)
+            is_told = any(isinstance(event, told) for event in self.events)
+            return is_told or is_of_numbers or self.driver_run is not None
         return bool(self.tensors) and all(tensor.owner == FOREIGN for tensor in self.tensors)
 
     def declaration(self, launch: LaunchRecord) -> Declaration | None:

@@ -56,12 +56,17 @@ class GpuAccess(msgspec.Struct, frozen=True, kw_only=True):
 
     `addresses` has what each lane of the warp asked for, as far as its registers still tell, by
     the lane's number; only the bits in `known_bits` count. Without an address it is empty.
+    `parameters` are offsets in the kernel's parameters that the address may have been made of, by
+    the code before it: all of them, and perhaps more. It is empty where that is not known.
+    `is_of_loaded`: so may something of 8 bytes that was loaded, which may be an address itself.
     """
 
     operation: str
     width_bytes: int
     addresses: dict[int, int] = {}
     known_bits: int = 0
+    parameters: tuple[int, ...] = ()
+    is_of_loaded: bool = False
 
 
 class GpuLane(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,9 +87,9 @@ class GpuWarp(msgspec.Struct, frozen=True, kw_only=True):
 
     `pc` is the instruction at fault where `is_error`, else the one that comes next. `frames` are
     the lines there, the innermost first; none without line information. `offset` counts bytes from
-    the start of `kernel`. `uniform` are the registers that all lanes share. `block` is None where
-    the dump does not tell, as of warps that had left when it was made; `grid` is -1 then, or where
-    there is none.
+    the start of `kernel`, which the compiler calls `symbol`. `uniform` are the registers that all
+    lanes share. `block` is None where the dump does not tell, as of warps that had left when it was
+    made; `grid` is -1 then, or where there is none.
     """
 
     grid: int
@@ -92,6 +97,7 @@ class GpuWarp(msgspec.Struct, frozen=True, kw_only=True):
     warp: int
     kernel: str
     pc: int
+    symbol: str = ""
     offset: int = 0
     is_error: bool = False
     exception: str = ""
@@ -105,6 +111,8 @@ class GpuGrid(msgspec.Struct, frozen=True, kw_only=True):
     """A launch that ran: `symbol` is the kernel's name as the compiler has it.
 
     `words` are its parameters, 4 bytes each, as they lie in memory; `block` counts threads.
+    `layout` has offset and bytes of each parameter, as the code itself says; empty where it does
+    not.
     """
 
     kernel: str
@@ -112,6 +120,7 @@ class GpuGrid(msgspec.Struct, frozen=True, kw_only=True):
     grid: Block
     block: Block
     words: tuple[int, ...] = ()
+    layout: tuple[tuple[int, int], ...] = ()
 
 
 class GpuStanding(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +136,9 @@ class GpuStop(msgspec.Struct, frozen=True, kw_only=True):
     """What one dump says. `source` names the kind of dump, `pid` the process, 0 where unknown.
 
     `exception` is the first that the dump names, empty for one made on request; `address` the
-    fault's where the dump itself names one. `num_warps` were on the GPU, of which `warps` are kept.
+    fault's where the dump itself names one. `is_of_run_before`: the same command had left it when
+    it was run without the driver being watched; addresses are those of then. `num_warps` were on
+    the GPU, of which `warps` are kept.
     """
 
     source: str
@@ -137,6 +148,7 @@ class GpuStop(msgspec.Struct, frozen=True, kw_only=True):
     exception: str = ""
     address: int | None = None
     is_on_request: bool = False
+    is_of_run_before: bool = False
     grids: tuple[GpuGrid, ...] = ()
     warps: tuple[GpuWarp, ...] = ()
     standing: tuple[GpuStanding, ...] = ()
@@ -154,8 +166,13 @@ class GpuStop(msgspec.Struct, frozen=True, kw_only=True):
             "grids": (len(self.grids), MAX_GRIDS),
             "warps": (len(self.warps), MAX_WARPS),
             "lines": (len(self.standing), MAX_STANDINGS),
+            "layout": (max((len(grid.layout) for grid in self.grids), default=0), MAX_WORDS),
             "parameters": (max((len(grid.words) for grid in self.grids), default=0), MAX_WORDS),
             "lanes": (max((len(warp.lanes) for warp in self.warps), default=0), MAX_LANES),
+            "sources": (
+                max((len(w.access.parameters) for w in self.warps if w.access), default=0),
+                MAX_WORDS,
+            ),
             "frames": (max((len(warp.frames) for warp in self.warps), default=0), MAX_FRAMES),
         }
         over = (f"{n} {name}, limit {limit}" for name, (n, limit) in sizes.items() if n > limit)

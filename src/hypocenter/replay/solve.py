@@ -23,6 +23,8 @@ from hypocenter.replay.trace import LaneAccess, ProgramTrace, trace_program
 
 #: Loads whose entries are tried, and those of one load.
 MAX_LOADS, MAX_ENTRIES = 16, 4096
+#: Entries that may have wrapped are tried, the lowest first.
+MAX_WRAPPED = 16
 #: Accesses behind the first that is solved, in which the same line may come again.
 MAX_ROUNDS = 64
 #: Neighbouring elements that one thread of a GPU may have, of an access in a row.
@@ -73,6 +75,19 @@ class LoadedEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Wrapped:
+    """An entry inside of the table with which the address comes out as well, for its product wraps.
+
+    `finding` is what the replay with it says of that. `is_clean_wide`: with the entry in 64 bits
+    nothing is wrong at the access.
+    """
+
+    value: int
+    finding: Finding
+    is_clean_wide: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Solution:
     """`entry` held `value`, or that and a multiple of `modulus` where this is not 0.
 
@@ -80,7 +95,8 @@ class Solution:
     access goes `step` bytes farther for each; it aims at `target`, None where the entry is itself
     an address. `finding` is what the replay with that entry says of the access, in which `address`
     is where the GPU stopped. `largest` is the last entry with which nothing is wrong there; with
-    `is_alone` it is what the first of the elements is by itself.
+    `is_alone` it is what the first of the elements is by itself. `wrapped` are other entries that
+    lead to the address.
     """
 
     entry: LoadedEntry
@@ -94,6 +110,7 @@ class Solution:
     largest: int | None
     is_alone: bool = False
     others: tuple[LoadedEntry, ...] = ()
+    wrapped: tuple[Wrapped, ...] = ()
 
 
 def matching(trace: ProgramTrace, asked: GpuRequest) -> list[LaneAccess]:
@@ -298,8 +315,33 @@ class _Solver:
                     address=address,
                     largest=self._largest(number, entry, base, step) if alone is None else alone,
                     is_alone=alone is not None,
+                    wrapped=tuple(self._wrapped_entries(number, entry, chosen, step, address)),
                 )
         return None
+
+    def _wrapped_entries(
+        self, number: int, entry: LoadedEntry, value: int, step: int, address: int
+    ) -> Iterator[Wrapped]:
+        """Entries of the table itself whose product with the row's length leaves 32 bits, and that
+        lead to the address so: those that differ from `value` by what 32 bits lose."""
+        access = self.zeros.accesses[number]
+        base = self.zeros.argument_of(access)
+        if base is None or step <= 0 or step % base.item_bytes or entry.is_cast:
+            return
+        lost = (1 << 32) // math.gcd(step // base.item_bytes, 1 << 32)
+        past = int(access.pointers.max()) - base.address + access.width_bytes
+        largest = min((base.num_bytes - past) // step, (1 << 8 * entry.width_bytes - 1) - 1)
+        for candidate in range(value % lost, largest + 1, lost)[:MAX_WRAPPED]:
+            elements = entry.elements(candidate)
+            trace = self._trace({entry.argument: TensorCorrection(elements=elements)})
+            if candidate == value or len(trace.accesses) <= number:
+                continue
+            asked_for = {at & self._asked.known for at in trace.real(trace.accesses[number], base)}
+            found = trace.findings_at(trace.accesses[number])
+            wrapping = next((finding for finding in found if finding.is_overflow), None)
+            if wrapping is not None and address in asked_for:
+                is_clean = self._is_clean(number, entry.argument, elements, dtype="I64")
+                yield Wrapped(candidate, wrapping, is_clean)
 
     def _loaded_at(self, entry: LoadedEntry) -> Site:
         return next(
@@ -355,8 +397,10 @@ class _Solver:
                     return argument.address
         return None
 
-    def _is_clean(self, number: int, argument: str, elements: Elements) -> bool:
-        trace = self._trace({argument: TensorCorrection(elements=elements)})
+    def _is_clean(
+        self, number: int, argument: str, elements: Elements, dtype: str | None = None
+    ) -> bool:
+        trace = self._trace({argument: TensorCorrection(elements=elements, dtype=dtype)})
         return len(trace.accesses) > number and not trace.findings_at(trace.accesses[number])
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from hypocenter import package
 from hypocenter.cards import Card
+from hypocenter.coredump.names import source_name
 from hypocenter.errors import EXIT_ERROR, EXIT_FAULT, ErrorKind
 from hypocenter.package import place_of_own_name
 from hypocenter.record import ring
@@ -29,6 +30,7 @@ from hypocenter.record.events import (
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gap import UNWATCHED, Gap
 from hypocenter.record.gpu_stop import GpuStop, SanitizerReport
+from hypocenter.record.held.driver_log import read_driver_log
 from hypocenter.record.held.trace_log import read_trace
 from hypocenter.record.run_records import DeviceRecord
 from hypocenter.watch import foreign_runs
@@ -249,6 +251,7 @@ def _bundle(
     if run is not None:
         device, trace = _device(run), read_trace(run.folder)
         modules, changed = read_texts(run.modules)
+        driver_run, damaged = read_driver_log(run.folder, source_name)
         bundle = msgspec.structs.replace(
             bundle,
             device=device.name if device else "",
@@ -271,8 +274,10 @@ def _bundle(
             statistics=trace.statistics,
             snapshots=trace.snapshots,
             outcomes=trace.outcomes,
+            driver_run=driver_run,
         )
-        missing = [*missing, *run.missing, *trace.missing, *changed, *foreign_runs.unseen(run)]
+        missing = [*missing, *run.missing, *trace.missing, *changed, *damaged]
+        missing += foreign_runs.unseen(run, driver_run)
         if is_watched(run.folder.parent):  # where the doctor had it recorded says nothing
             bundle.environment.pop("HYPO_RUN_DIR", None)
     # A program may run in an installation that has none of this package, which recorded it.

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hypocenter.record import ring
+from hypocenter.record.driver_run import DriverRun
 from hypocenter.record.events import (
     AnyEvent,
     Captured,
@@ -65,10 +66,15 @@ def num_launches(run: ring.Run) -> int:
     return made[-1].step if made else 0
 
 
-def unseen(run: ring.Run) -> Iterator[Gap]:
-    """What could not be looked at; nothing of a run of this package's engine."""
+def unseen(run: ring.Run, driver_run: DriverRun | None = None) -> Iterator[Gap]:
+    """What could not be looked at; nothing of a run of this package's engine.
+
+    `driver_run` is what the process asked of its driver, where that was watched.
+    """
     made = launches(run.events)
     yield from lost_launches(run.events)
+    if driver_run is not None:
+        yield from _of_driver(driver_run)
     if run.plans or not made:
         return
     devices = {event.launch.device for event in made}
@@ -76,7 +82,7 @@ def unseen(run: ring.Run) -> Iterator[Gap]:
     is_read_back = any(device.is_read_back for device in run.devices)
     of_device = _SMALL_VALUES if is_read_back else _DEVICE_VALUES
     yield from (_INTERPRETER, _HOST_VALUES) if is_interpreted else (of_device,)
-    yield from (_LIBRARIES, _MEMORY)
+    yield from (_MEMORY,) if driver_run is not None else (_LIBRARIES, _MEMORY)
     num_lost = made[-1].step - len(made)
     if num_lost > 0:
         yield Gap.left_out(
@@ -94,6 +100,17 @@ def lost_launches(events: Iterable[AnyEvent]) -> Iterator[Gap]:
     for (kernel, reason), num in last.items():
         made = count_text(num, "launch", "launches")
         yield Gap(GapKind.LOST_LAUNCH, f"{made} of {kernel}", f"not recorded: {reason}")
+
+
+def _of_driver(run: DriverRun) -> Iterator[Gap]:
+    """What of other kernels is not known, where the driver was watched or was to be."""
+    if run.why_not:
+        yield Gap.not_recorded(_LIBRARIES.what, run.why_not)
+    if run.num_graphs:
+        yield Gap.not_recorded(
+            f"kernels of {count_text(run.num_graphs, 'launch', 'launches')} of graphs one by one",
+            "the driver launches a graph as a whole; those of Triton in it are recorded",
+        )
 
 
 def _never_replayed(run: ring.Run, made: Sequence[Launched]) -> Iterator[Gap]:

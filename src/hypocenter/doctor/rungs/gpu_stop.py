@@ -24,6 +24,7 @@ from hypocenter.doctor.gpu_sight import (
     sight_text,
     thread_number,
 )
+from hypocenter.doctor.rungs.driver.wrapped_index import claims_of_wrapped
 from hypocenter.doctor.rungs.replays import claims_of_programs
 from hypocenter.errors import HypoError, MissingPackage
 from hypocenter.record.bundle_index import LaunchMade
@@ -196,9 +197,13 @@ def _claims_of_replay(case: Case, stopped: _Stop) -> list[Claim]:
         claims = claims_of_programs(case, use, (stopped.program,), RUNG_SECONDS)
         return [_with_dump(claim, stopped) for claim in claims]
     solution = solve(case.index, place, stopped.program, asked, allow_source=case.allow_source)
-    return [
-        _by_entry(case, stopped, solution) if solution is not None else _claim_of_nothing(stopped)
-    ]
+    if solution is None:
+        return [_claim_of_nothing(stopped)]
+    wrapped = None
+    if solution.wrapped:
+        shown = _name_of(solution)
+        wrapped = claims_of_wrapped(case, use, stopped.warp, stopped.told, solution, shown)
+    return wrapped or [_by_entry(case, stopped, solution)]
 
 
 def _request_of(stopped: _Stop) -> Any:

@@ -22,6 +22,12 @@ MODULES = (
     "triton.runtime.interpreter",
     "triton.compiler.compiler",
     "torch._inductor.runtime.triton_heuristics",
+    "numba.cuda.cudadrv.driver",
+    "cupy",
+    "jax_plugins.xla_cuda12",
+    "jax_plugins.xla_cuda13",
+    "jax._src.profiler",
+    "triton.profiler",
 )
 _HERE = os.path.dirname(os.path.abspath(__file__))
 #: Begins the name of a file that says why a process was not recorded.
