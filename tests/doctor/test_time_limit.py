@@ -73,7 +73,7 @@ def test_outside_of_the_main_thread_no_signal_is_used() -> None:
     done: list[int] = []
 
     def examine() -> None:
-        with TimeLimit(0.01).enforced():
+        with TimeLimit(0.01).enforce():
             time.sleep(0.1)
             done.append(1)
 

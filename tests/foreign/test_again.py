@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from hypocenter.cli import app
-from hypocenter.cli.escalation import Escalation, ExaminedRun
+from hypocenter.cli.escalation import BLOCKING, WATCHED, Escalation, ExaminedRun
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Proof, RootCause, Verdict
 from hypocenter.doctor.doctor import LADDER, diagnose
@@ -282,8 +282,13 @@ LEFT_OUT = [
     ("crash", "interpreter", {}, "/bin/true", ["the launches ran on the CPU"] * 2),
     ("crash", "hip:0", {}, "/bin/true", ["", "compute-sanitizer is for GPUs of NVIDIA"]),
     ("crash", "cuda:0", {}, None, ["", "compute-sanitizer is not on PATH"]),
-    ("crash", "cuda:0", {"CUDA_LAUNCH_BLOCKING": "1"}, "/bin/true",
-     ["CUDA_LAUNCH_BLOCKING=1 was set before", ""]),
+    # The driver's own record of launches is new all the same.
+    ("crash", "cuda:0", {"CUDA_LAUNCH_BLOCKING": "1"}, "/bin/true", ["", ""]),
+    ("crash", "cuda:0", {"HYPO_DRIVER": "1"}, "/bin/true", ["", ""]),
+    ("crash", "cuda:0", {"CUDA_LAUNCH_BLOCKING": "1", "HYPO_DRIVER": "1"}, "/bin/true",
+     ["CUDA_LAUNCH_BLOCKING=1 and HYPO_DRIVER were set before", ""]),
+    ("crash", "hip:0", {"AMD_SERIALIZE_KERNEL": "3"}, "/bin/true",
+     ["AMD_SERIALIZE_KERNEL=3 was set before", "compute-sanitizer is for GPUs of NVIDIA"]),
     ("crash", "cuda:0", {}, "/bin/true", ["", ""]),
 ]  # fmt: skip
 
@@ -293,7 +298,8 @@ def test_a_run_that_can_tell_nothing_more_is_left_out_with_its_reason(
     kind: str, device: str, variables: dict[str, str], tool: str | None, reasons: list[str],
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 ) -> None:  # fmt: skip
-    monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
+    for name in (*BLOCKING, *WATCHED):
+        monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(Escalation, "_run", lambda self, way: (ended(), examined(kind, device)))

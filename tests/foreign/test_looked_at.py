@@ -13,7 +13,7 @@ from fake_gpu_tensors import JIT, FakeTensor, Launching, Storage
 from hypocenter.foreign import hooks
 from hypocenter.foreign.argument_facts import UNDEFINED, mark_undefined
 from hypocenter.foreign.recorder import ForeignRecorder
-from hypocenter.foreign.seen_reads import watch_reads
+from hypocenter.foreign.seen_reads import SeenReads, watch_reads
 from hypocenter.record import ring
 from hypocenter.record.events import Launched
 from hypocenter.record.held.contents import Snapshot
@@ -190,11 +190,18 @@ def test_reads_are_watched_unless_torch_would_compile_nothing(
     mode: Any = type("Mode", (), {"__enter__": lambda self: entered.append(self)})
     if is_new:
         mode.ignore_compile_internals = None
+    tensor = type("Tensor", (), {"tolist": len, "numpy": len})
+    plain = tensor.__repr__
     fake: Any = SimpleNamespace(
-        utils=SimpleNamespace(_python_dispatch=SimpleNamespace(TorchDispatchMode=mode))
+        utils=SimpleNamespace(_python_dispatch=SimpleNamespace(TorchDispatchMode=mode)),
+        Tensor=tensor,
     )
+    monkeypatch.setattr(SeenReads, "is_watching", False)
     watch_reads(fake, lambda: None, lambda do, *args: do(*args))
-    assert len(entered) == (is_new or interpreted == "1")
+    is_watched = is_new or interpreted == "1"
+    assert len(entered) == is_watched
+    assert SeenReads.is_watching == is_watched
+    assert (tensor.__repr__ is not plain) == is_watched
 
 
 def test_of_a_guarded_launch_small_floats_are_kept_as_well(tmp_path: Path) -> None:

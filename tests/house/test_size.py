@@ -22,9 +22,6 @@ MAX_MODULES = 24
 EXCEPTIONS = {
     "foreign/startup/sitecustomize.py": "it is read by Pythons that know little of today's syntax",
     "device/triton_lang.py": "the one file outside kernels that imports Triton",
-    "device/sim/sim.py": "one device, whose arguments, copies, launches and events share its lock",
-    "device/gpu/torch_gpu.py": "one device, whose memory, copies, launches and graphs share state",
-    "cli/options.py": "the options of one engine, whose order in --help is that of the file",
     "foreign/planted_gpu.py": "a program of anybody's, as short as such a program is",
     "kernels/mark_gpu.py": "a kernel has a file of its own, beside its op",
     "model/text/chat_frames.py": "what two processes say to each other, of which neither owns it",

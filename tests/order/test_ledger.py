@@ -10,7 +10,7 @@ import pytest
 
 from hypocenter.order.clocks import HOST
 from hypocenter.order.extents import Extent, bytes_at, covers, share
-from hypocenter.order.ledger import Found, Instant, Ledger, Use, are_ordered
+from hypocenter.order.ledger import Conflict, Instant, Ledger, Use, are_ordered
 from hypocenter.record.order_events import Disorder, OrderStep
 
 STREAMS, MEMORIES, EVENTS = ("default", "left", "right"), (1, 2), (1, 2)
@@ -124,7 +124,7 @@ def races_by_trying(program: list[Asked]) -> set[tuple[int, int]]:
 
 def races_by_clocks(
     program: list[Asked],
-) -> tuple[list[tuple[int, int, Found]], Ledger, dict[int, tuple[Instant, int]]]:
+) -> tuple[list[tuple[int, int, Conflict]], Ledger, dict[int, tuple[Instant, int]]]:
     ledger = Ledger()
     numbers: dict[int, int] = {}
     moments: dict[int, tuple[Instant, int]] = {}
@@ -178,11 +178,11 @@ def test_what_lies_between_two_uses_decides_their_order(seed: int) -> None:
             assert are_ordered(one.stream, other.stream, kept, with_wait=True)
 
 
-def use(ledger: Ledger, stream: str, number: int, region: Extent, *, write: bool) -> list[Found]:
+def use(ledger: Ledger, stream: str, number: int, region: Extent, *, write: bool) -> list[Conflict]:
     return ledger.use(number, Use(ledger.begin(stream), region, write, "op", "a.py:1"))
 
 
-def freed_while_read(*steps: OrderStep, kept: bool = False, after: int = 4096) -> list[Found]:
+def freed_while_read(*steps: OrderStep, kept: bool = False, after: int = 4096) -> list[Conflict]:
     """x of the default stream is read on the other one and freed; y of `after` bytes comes."""
     ledger = Ledger()
     x, y = bytes_at(0, 4096), bytes_at(0 if after == 4096 else 1 << 16, after)

@@ -46,6 +46,9 @@ class FakeTensor:
     def data_ptr(self) -> int:
         return self._storage.address + self._offset * self.element_size()
 
+    def size(self) -> tuple[int, ...]:
+        return self.shape
+
     def stride(self) -> tuple[int, ...]:
         return tuple(torch.empty(self.shape, device="meta").stride())
 

@@ -52,7 +52,7 @@ def check(
     launches = tuple(launch for run in runs for launch in run.launches)
     errors = {run.arch: run.error for run in runs if run.error is not None}
     findings = merge_findings({run.arch: run.findings for run in runs})
-    if not findings:
+    if not _of(kernel, findings):
         _refuse_empty_check(path, kernel, launches, errors)
     return CheckReport(
         str(path),

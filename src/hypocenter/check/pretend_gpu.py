@@ -158,13 +158,15 @@ def pretend(gpu: GpuLimits, memory: HostMemory) -> None:
     _triton_driver(gpu)
 
 
-def keep_in_backward(mode: OnCpu) -> None:
+def keep_in_backward(*modes: TorchFunctionMode) -> None:
     """A mode is off while a torch function runs under it; but a backward pass runs user's code."""
     anything: Any = torch.autograd
     plain = anything._engine_run_backward
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        with mode:
+        with contextlib.ExitStack() as entered:
+            for mode in modes:
+                entered.enter_context(mode)
             return plain(*args, **kwargs)
 
     anything._engine_run_backward = run_backward

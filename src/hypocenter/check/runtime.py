@@ -75,7 +75,7 @@ def _run(request: CheckRequest, write: Any) -> End:
     except ImportError as error:
         return End(str(MissingPackage("a check", "torch" if error.name == "torch" else "triton")))
     launches = Launches(request.budget_seconds, write)
-    order = StreamOrder(launches.write_finding)
+    order = StreamOrder(launches.write_finding, launches.watch.is_of_host)
     launches.on_launch = order.note_launch
     pretend(named_gpu(request.arch), launches.watch)
     order.install()
@@ -84,7 +84,7 @@ def _run(request: CheckRequest, write: Any) -> End:
     sys.path.insert(0, str(Path(request.path).resolve().parent))
     try:
         mode = OnCpu(launches.watch.note_copy)
-        keep_in_backward(mode)
+        keep_in_backward(mode, order.functions)
         with mode, order.functions, launches.watch, order.operations:
             runpy.run_path(request.path, run_name="__main__")
     except SystemExit as left:

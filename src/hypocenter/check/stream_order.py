@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils import _device
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hypocenter.check.pretend_gpu import Nothing
@@ -41,10 +42,15 @@ _UNWRITTEN = {torch.empty, torch.empty_strided}
 
 
 class StreamOrder:
-    """`functions` and `operations` are modes to run the file in; each pair is reported once."""
+    """`functions` and `operations` are modes to run the file in; each pair is reported once.
 
-    def __init__(self, report: Callable[[Finding], None]) -> None:
-        self._report = report
+    `is_registered` says of an address whether the file has registered that memory of the host.
+    """
+
+    def __init__(
+        self, report: Callable[[Finding], None], is_registered: Callable[[int], bool]
+    ) -> None:
+        self._report, self._is_registered = report, is_registered
         self._of_gpu: weakref.WeakSet[Any] = weakref.WeakSet()
         self._pinned: weakref.WeakSet[Any] = weakref.WeakSet()
         self.numbers = itertools.count(1)
@@ -95,8 +101,20 @@ class StreamOrder:
         }
         for name, value in replaced.items():
             setattr(anything, name, value)
+        _watch_default_device(self)
         # torch itself takes no stream of another's making, and asks no mode before it says so.
         _tensor.record_stream = lambda tensor, stream: order.watch.kept_for(tensor, stream)
+
+    def make_on_gpu(self, func: Any, make: Callable[[], Any]) -> Any:
+        """What `func` gives, by `make`, is new memory of a GPU."""
+        with self.watch.quiet():
+            result = make()
+        for tensor in tensors_in(result):
+            if self.place_of(tensor) != 0:
+                self.mark(tensor)
+                name = getattr(func, "__name__", "an operation")
+                self.watch.note_made(tensor, f"torch.{name}", is_written=func not in _UNWRITTEN)
+        return result
 
     def set_stream(self, stream: Any) -> None:
         """From now on work goes to that one."""
@@ -115,6 +133,8 @@ class StreamOrder:
             tensor = given.get(argument.name)
             if not isinstance(tensor, torch.Tensor) or argument.real_address is not None:
                 continue
+            if not (self.is_pinned(tensor) or self._is_registered(tensor.data_ptr())):
+                self.mark(tensor)  # Triton refuses other memory of the host
             for is_write in (False, True):
                 spans = touched_bytes(argument, writes=is_write, reads=not is_write)
                 if len(spans) <= _MAX_PARTS:
@@ -206,7 +226,7 @@ class _Functions(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        order, watch = self._order, self._order.watch
+        order = self._order
         if func in _MOVES and (place := _place_of_move(order, func, args, kwargs)) is not None:
             return self._move(func, args, kwargs, is_to_gpu=place == 0)
         is_for_gpu = func not in _MOVES and _is_gpu(kwargs.get("device"))
@@ -216,14 +236,7 @@ class _Functions(TorchFunctionMode):
             if is_pinned and isinstance(result, torch.Tensor):
                 order.pin(result)
             return result
-        with watch.quiet():
-            result = func(*args, **kwargs)
-        for tensor in tensors_in(result):
-            if order.place_of(tensor) != 0:
-                order.mark(tensor)
-                name = getattr(func, "__name__", "an operation")
-                watch.note_made(tensor, f"torch.{name}", is_written=func not in _UNWRITTEN)
-        return result
+        return order.make_on_gpu(func, lambda: func(*args, **kwargs))
 
     def _move(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_to_gpu: bool
@@ -260,6 +273,32 @@ def _place_of_move(
     if isinstance(asked, torch.device | str) or type(asked) is int:
         return 0 if _is_gpu(asked) else -1
     return None
+
+
+def _watch_default_device(order: StreamOrder) -> None:
+    """What is made within `with torch.device("cuda")`, or after set_default_device, is a GPU's."""
+    context: Any = _device.DeviceContext
+    begin, plain, makers = context.__init__, context.__torch_function__, _makers()
+
+    def __init__(self: Any, device: Any) -> None:
+        begin(self, device)
+        self.is_of_gpu = _is_gpu(device)
+
+    def __torch_function__(
+        self: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        is_asked = func in makers and (kwargs or {}).get("device") is None
+        if not (is_asked and self.is_of_gpu):
+            return plain(self, func, types, args, kwargs)
+        return order.make_on_gpu(func, lambda: plain(self, func, types, args, kwargs))
+
+    context.__init__, context.__torch_function__ = __init__, __torch_function__
+
+
+def _makers() -> frozenset[Any]:
+    """Functions that make a tensor where the default device is."""
+    anything: Any = _device
+    return frozenset(anything._device_constructors())
 
 
 def _is_gpu(device: Any) -> bool:

@@ -111,6 +111,10 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Kernels may use these bytes, which are the host's own and no tensor's of this watch."""
         self._of_host[address] = num_bytes
 
+    def is_of_host(self, address: int) -> bool:
+        """Whether `note_host` was told of that byte."""
+        return any(at <= address < at + num for at, num in self._of_host.items())
+
     def forget_host(self, address: int) -> None:
         self._of_host.pop(address, None)
 

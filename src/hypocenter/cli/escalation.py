@@ -30,7 +30,7 @@ from hypocenter.record.nonfinite import NumbersWatched
 from hypocenter.record.order_events import Disordered, OrderWatched
 from hypocenter.watch import collect, dead_runs, sanitizers
 from hypocenter.watch.child import Deadlines, Ended, watch
-from hypocenter.watch.gpu_dumps import WATCHES_DRIVER
+from hypocenter.watch.gpu_dumps import WATCHES_DRIVER, watches_driver
 
 #: What none of the runs looks for without --suspect.
 UNGUARDED = (
@@ -134,7 +134,13 @@ class Escalation:
             return "the command ended without a fault, and this only says where one is made"
         if first.bundle.device == "interpreter":
             return "the launches ran on the CPU, one after the other"
-        if way.is_checked and first.bundle.device.startswith("hip"):
+        is_of_amd = first.bundle.device.startswith("hip")
+        if way.is_waited_for and (blocking := launch_blocking()):
+            if is_of_amd:  # CUPTI is for GPUs of NVIDIA
+                return f"{blocking} was set before"
+            if watches_driver():
+                return f"{blocking} and {WATCHES_DRIVER} were set before"
+        if way.is_checked and is_of_amd:
             return "compute-sanitizer is for GPUs of NVIDIA"
         if way.is_checked and sanitizers.memcheck() is None:
             return "compute-sanitizer is not on PATH"

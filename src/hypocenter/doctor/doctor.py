@@ -124,7 +124,7 @@ def diagnose(
         begun = time.perf_counter()
         failed = ""
         try:
-            with case.limit.enforced():
+            with case.limit.enforce():
                 case.claims += rung(case)
         except OutOfTime:
             failed = _NO_TIME

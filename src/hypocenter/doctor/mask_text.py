@@ -73,7 +73,7 @@ def strict_edits(source: SourceRecord, access: MaskedAccess) -> Iterator[MaskEdi
         was = _segment(source, compare)
         start, stop = (_end(left), left.end_col_offset or 0), (right.lineno, right.col_offset)
         between = _between(source, start, stop)
-        text = spliced(source, start, stop, between.replace(*signs))
+        text = splice_text(source, start, stop, between.replace(*signs))
         now = was.replace(*signs, 1)
         yield MaskEdit(source.first_line + compare.lineno - 1, was, now, text, compare)
 
@@ -108,7 +108,7 @@ def uncast_edits(source: SourceRecord, line: int) -> Iterator[MaskEdit]:
             continue
         start, stop = (node.lineno, node.col_offset), (_end(node), node.end_col_offset or 0)
         now = ast.unparse(node.func.value)
-        yield MaskEdit(at, _segment(source, node), now, spliced(source, start, stop, now))
+        yield MaskEdit(at, _segment(source, node), now, splice_text(source, start, stop, now))
 
 
 def _upper_bounds(access: MaskedAccess, term: ast.expr, scalars: Sequence[str]) -> Iterator[str]:
@@ -199,7 +199,7 @@ def with_comparator(source: SourceRecord, compare: ast.Compare, text: str) -> Ma
     was = _segment(source, compare)
     now = f"{was[: len(was) - len(_segment(source, right))]}{text}"
     line = source.first_line + compare.lineno - 1
-    return MaskEdit(line, was, now, spliced(source, start, stop, text))
+    return MaskEdit(line, was, now, splice_text(source, start, stop, text))
 
 
 def without_layout(text: str) -> str:
@@ -220,7 +220,7 @@ def _masked_by(
         comma = "" if before.endswith((",", "(")) else ", "
         new = f"{comma}mask={whole}{', other=0' if access.operation == 'load' else ''}"
     line = source.first_line + call.lineno - 1
-    return MaskEdit(line, was, now, spliced(source, start, stop, new))
+    return MaskEdit(line, was, now, splice_text(source, start, stop, new))
 
 
 # -- the tree -------------------------------------------------------------------------------------
@@ -333,7 +333,9 @@ def _between(source: SourceRecord, start: tuple[int, int], stop: tuple[int, int]
     return data[_at(data, start) : _at(data, stop)].decode()
 
 
-def spliced(source: SourceRecord, start: tuple[int, int], stop: tuple[int, int], new: str) -> str:
+def splice_text(
+    source: SourceRecord, start: tuple[int, int], stop: tuple[int, int], new: str
+) -> str:
     data = textwrap.dedent(source.text).encode()
     return (data[: _at(data, start)] + new.encode() + data[_at(data, stop) :]).decode()
 

@@ -37,7 +37,7 @@ def result_mask(
     """The mask of the result, or of the first of several results; None where it is not known."""
     name = name_of(operation)
     if name in CHOOSING:
-        return _chosen(name, args, masks)
+        return _choose(name, args, masks)
     if name == "where":
         return _where(args, masks)
     if name in ("masked_fill", "masked_fill_"):
@@ -46,9 +46,9 @@ def result_mask(
         source = args[1] if name == "copy_" else args[0]
         return _of(source, masks).expand(args[0].shape)
     if name in _MOVING:
-        return _moved(operation, args, masks)
+        return _move(operation, args, masks)
     if name in _REDUCING or name in _ALONG:
-        return _reduced(operation, name, args, keywords, masks)
+        return _reduce(operation, name, args, keywords, masks)
     if name in ("mm", "bmm", "addmm", "baddbmm"):
         left, right = (_of(tensor, masks) for tensor in args[-2:])
         product = left.any(-1, keepdim=True) | right.any(-2, keepdim=True)
@@ -86,7 +86,7 @@ def _bool(tensor: Any) -> Any:
     return (tensor == tensor).dtype
 
 
-def _chosen(name: str, args: tuple[Any, ...], masks: Masks) -> Any:
+def _choose(name: str, args: tuple[Any, ...], masks: Masks) -> Any:
     if name.startswith("nll_loss"):
         return None  # what it chooses by has a value that stands for none
     mask = _of(args[0], masks)
@@ -107,7 +107,7 @@ def _where(args: tuple[Any, ...], masks: Masks) -> Any:
     return chosen | _of(condition, masks)
 
 
-def _moved(operation: Any, args: tuple[Any, ...], masks: Masks) -> Any:
+def _move(operation: Any, args: tuple[Any, ...], masks: Masks) -> Any:
     def as_mask(value: Any) -> Any:
         if isinstance(value, list | tuple) and value and hasattr(value[0], "shape"):
             return [_of(part, masks) for part in value]
@@ -116,7 +116,7 @@ def _moved(operation: Any, args: tuple[Any, ...], masks: Masks) -> Any:
     return operation(*map(as_mask, args))
 
 
-def _reduced(
+def _reduce(
     operation: Any, name: str, args: tuple[Any, ...], keywords: Mapping[str, Any], masks: Masks
 ) -> Any:
     given = {
@@ -171,7 +171,7 @@ def _pointwise(
             continue
         others = [other for other in args[:2] if other is not value]
         if decides is not None and len(others) == 1 and _is_value(others[0]):
-            mask = mask & ~_decided(decides, others[0], masks, mask)
+            mask = mask & ~_decide(decides, others[0], masks, mask)
         found = found | mask
     return found
 
@@ -180,7 +180,7 @@ def _is_value(value: Any) -> bool:
     return hasattr(value, "untyped_storage") or isinstance(value, int | float)
 
 
-def _decided(decides: Callable[[Any], Any], other: Any, masks: Masks, mask: Any) -> Any:
+def _decide(decides: Callable[[Any], Any], other: Any, masks: Masks, mask: Any) -> Any:
     """Where the other operand alone decides, and was written."""
     if not hasattr(other, "untyped_storage"):
         return mask.new_full((), bool(decides(other)))

@@ -62,7 +62,7 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Conflict:
     """Two uses without order; of what was REUSED `freed`, and whether it is the very memory."""
 
     kind: Disorder
@@ -171,13 +171,13 @@ class Ledger:
         memory = self._memories.get(number)
         return memory.made if memory is not None else ""
 
-    def use(self, number: int, use: Use) -> list[Found]:
+    def use(self, number: int, use: Use) -> list[Conflict]:
         """A memory is used; gives the earlier uses that nothing orders with this one."""
         memory = self._memories.get(number)
         if memory is None:
             # Nobody saw it made: whose it is when it is freed is not known.
             memory = self._memories[number] = _Memory(HOST, use.region)
-        found: list[Found] = []
+        found: list[Conflict] = []
         if memory.before:
             found += self._against_freed(number, memory, use)
         stream = use.moment.stream
@@ -189,19 +189,19 @@ class Ledger:
                 if (use.is_write or not other.is_write) and covers(use.region, other.region):
                     continue
             elif (use.is_write or other.is_write) and share(use.region, other.region):
-                found.append(Found(_kind(other, use), number, other, use))
+                found.append(Conflict(_kind(other, use), number, other, use))
             left.append(other)
         left.append(use)
         memory.uses = left if len(left) <= MAX_USES else left[-MAX_USES:]
         return found
 
-    def _against_freed(self, number: int, memory: _Memory, use: Use) -> Iterator[Found]:
+    def _against_freed(self, number: int, memory: _Memory, use: Use) -> Iterator[Conflict]:
         kept = []
         for freed, is_same in memory.before:
             uses = self._open(freed.uses, use.moment.stream)
             other = next((past for past in uses if past.is_write or use.is_write), None)
             if other is not None and (not is_same or share(freed.region, use.region)):
-                yield Found(Disorder.REUSED, number, other, use, freed, is_same)
+                yield Conflict(Disorder.REUSED, number, other, use, freed, is_same)
             elif uses:
                 kept.append((freed, is_same))
         memory.before = kept

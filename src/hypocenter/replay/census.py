@@ -23,7 +23,7 @@ Program = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class SeenAccess:
     """One access of a program: addresses of all its lanes, and which of them the mask lets through.
 
     `line` is the innermost line of the kernel, `operation` load, store or atomic.
@@ -44,7 +44,7 @@ class Census:
     """The accesses of one replay; `begin` and `note` are called by it, `end` when it is over."""
 
     def __init__(self, max_lanes: int = MAX_LANES) -> None:
-        self.accesses: dict[_Key, Access] = {}
+        self.accesses: dict[_Key, SeenAccess] = {}
         self.programs: set[Program] = set()
         self.arguments: tuple[Argument, ...] = ()
         #: Of what was written, by argument, a digest.
@@ -73,7 +73,7 @@ class Census:
         chain = tuple((frame.f_code.co_name, frame.f_lineno) for frame in kernel_frames())
         place = (*chain, operation)
         turn = self._turns[place] = self._turns.get(place, -1) + 1
-        self.accesses[self._program, place, turn] = Access(
+        self.accesses[self._program, place, turn] = SeenAccess(
             operation.removesuffix("_cas"),
             chain[0][1] if chain else 0,
             pointers.reshape(-1).copy(),
@@ -89,7 +89,7 @@ class Census:
             if argument.was_written
         }
 
-    def inside(self, access: Access) -> Array:
+    def inside(self, access: SeenAccess) -> Array:
         """Of each lane whether it is let through and lies within the tensor that it is aimed at."""
         found = np.zeros(access.pointers.shape, bool)
         spaces = access.pointers >> np.uint64(SPACE_BITS)
@@ -101,13 +101,13 @@ class Census:
                 found[aimed] = offsets <= np.uint64(last)
         return found & access.active
 
-    def aims_at(self, access: Access) -> str:
+    def aims_at(self, access: SeenAccess) -> str:
         """The argument that the lanes aim at; empty for several, or none."""
         spaces = {int(space) for space in np.unique(access.pointers >> np.uint64(SPACE_BITS))}
         names = [a.name for a in self.arguments if a.address >> SPACE_BITS in spaces]
         return names[0] if len(names) == len(spaces) == 1 else ""
 
-    def of(self, program: Program, line: int, argument: str) -> Iterator[Access]:
+    def of(self, program: Program, line: int, argument: str) -> Iterator[SeenAccess]:
         """What a program does to an argument in a line, in its order."""
         for (who, _, _), access in self.accesses.items():
             if who == program and access.line == line and self.aims_at(access) == argument:
@@ -115,7 +115,7 @@ class Census:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class CensusChange:
     """What a second replay of a launch does otherwise than the first one.
 
     Lanes, of the programs that both have run: `num_gone` were outside and are no more, `num_lost`
@@ -134,7 +134,7 @@ class Change:
     has_same_results: bool = False
 
 
-def change_of(before: Census, after: Census) -> Change:
+def change_of(before: Census, after: Census) -> CensusChange:
     """Of programs that not both kept whole, only those that both kept count."""
     is_whole = before.is_whole and after.is_whole
     common = before.programs & after.programs
@@ -171,7 +171,7 @@ def change_of(before: Census, after: Census) -> Change:
             written.append(access.pointers[inside])
         else:
             lost += int(np.count_nonzero(inside & ~now))
-    return Change(
+    return CensusChange(
         gone,
         lost,
         moved,
@@ -182,7 +182,7 @@ def change_of(before: Census, after: Census) -> Change:
     )
 
 
-def _is_same(access: Access, again: Access) -> bool:
+def _is_same(access: SeenAccess, again: SeenAccess) -> bool:
     return np.array_equal(access.active, again.active) and np.array_equal(
         access.pointers, again.pointers
     )

@@ -19,7 +19,7 @@ from hypocenter.replay.arguments import MANY, SPACE_BITS, Argument
 from hypocenter.replay.findings import OVERFLOWS, Finding, FindingKind, races_once
 from hypocenter.replay.lanes import Lanes
 from hypocenter.replay.sites import (
-    Moment,
+    FrameMoment,
     address_is_loaded,
     kernel_frames,
     moment_of,
@@ -76,7 +76,7 @@ class _Hit:
 class LeftOut:
     """A load without `other` of one program, and the lanes that its mask left out at first."""
 
-    frames: list[Moment]
+    frames: list[FrameMoment]
     shape: tuple[int, ...]
     lanes: Array
     argument: Argument | None
@@ -222,7 +222,7 @@ class CheckedMemory:
         shape: tuple[int, ...],
         lanes: Array,
         describe: Callable[[int], _Place],
-        frames: Sequence[Moment] | None = None,
+        frames: Sequence[FrameMoment] | None = None,
         **more: Any,
     ) -> None:
         """Note a fault of `lanes` (flat numbers); `describe(i)` tells of the i-th of them.
@@ -473,7 +473,7 @@ class CheckedMemory:
             self._left_out[key] = LeftOut(moments, pointers.shape, numbers, aimed)
         return self._left_out[key]
 
-    def reached(self, load: LeftOut, what: str) -> None:
+    def tell_reached(self, load: LeftOut, what: str) -> None:
         """A lane that `load` left out reaches `what` of the instruction that is being run."""
         if load.is_told:
             return

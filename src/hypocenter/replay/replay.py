@@ -253,7 +253,7 @@ class _Run:
             number = next((n for n in order if n not in self._begun), None)
             if number is not None or len(self._begun) >= total:
                 return number
-            if self._spent(started) > 2 * (self.budget or math.inf):
+            if self._seconds_spent(started) > 2 * (self.budget or math.inf):
                 raise ProgramTooSlow(
                     self.jit.__name__,
                     f"program {self._program} waits for another one, and not all of them can be "
@@ -271,7 +271,7 @@ class _Run:
             self.memory.resume(of_memory)
             self._watch_anew(opened)
 
-        def stuck(num_waiting: int) -> None:
+        def note_stuck(num_waiting: int) -> None:
             ended = len(self._begun) - num_waiting
             if not self.memory.note_waiting(ended, num_waiting):
                 frames = kernel_frames()
@@ -283,7 +283,7 @@ class _Run:
                     site_of(frames[0]) if frames else None,
                 )
 
-        turns = Turns(lambda n: self._note_end(opened, n), save, restore, begin_next, stuck)
+        turns = Turns(lambda n: self._note_end(opened, n), save, restore, begin_next, note_stuck)
         self.memory.on_wait = turns.wait
         return turns
 
@@ -291,7 +291,7 @@ class _Run:
         if not self._one(opened, number):
             raise Abandoned
 
-    def _spent(self, started: float) -> float:
+    def _seconds_spent(self, started: float) -> float:
         return time.thread_time() - started + (self._turns.seconds if self._turns else 0.0)
 
     def thresholds(self, seen: tuple[int, int, int] | None) -> tuple[Threshold | GivenUp, ...]:
@@ -318,7 +318,7 @@ class _Run:
                 continue
             yield number
             num_run += 1
-            spent = self._spent(started)
+            spent = self._seconds_spent(started)
             if self.budget is not None and num_run < total:
                 expected = spent / num_run * total
                 if spent > self.budget or (spent > self.budget / 4 and expected > self.budget):
@@ -334,7 +334,7 @@ class _Run:
         if total - 1 not in self._first:
             yield total - 1
         position = 0.0
-        while len(done) < total - first and self._spent(started) < self.budget:
+        while len(done) < total - first and self._seconds_spent(started) < self.budget:
             position = (position + _GOLDEN) % 1.0
             number = first + int(position * (total - first))
             if number not in done:

@@ -32,7 +32,7 @@ MAX_EXPRESSION_CHARS = 200
 _OUTERMOST = Interpretation.run.__code__
 
 
-class Moment(Protocol):
+class FrameMoment(Protocol):
     """A frame of a kernel, or what one held at an earlier moment."""
 
     @property
@@ -53,7 +53,7 @@ class _Kept:
     f_locals: Mapping[str, Any]
 
 
-def moment_of(frame: FrameType) -> Moment:
+def moment_of(frame: FrameType) -> FrameMoment:
     """What a frame holds now, whatever it does later."""
     return _Kept(frame.f_code, frame.f_lasti, frame.f_lineno, dict(frame.f_locals))
 
@@ -85,7 +85,7 @@ def _held_by(value: Any) -> object:
     return data.tobytes() if data is not None else repr(value)
 
 
-def site_of(frame: Moment) -> Site:
+def site_of(frame: FrameMoment) -> Site:
     return site_at(frame.f_code, frame.f_lasti)
 
 
@@ -167,7 +167,7 @@ def _text(code: CodeType, positions: tuple[int | None, ...]) -> str:
 
 
 def values_at(
-    frame: Moment, expression: str, lane: tuple[int, ...], shape: tuple[int, ...]
+    frame: FrameMoment, expression: str, lane: tuple[int, ...], shape: tuple[int, ...]
 ) -> dict[str, SiteValue]:
     """What each name in `expression` is at lane `lane` of a block of `shape`; pointers left out.
 
@@ -224,7 +224,7 @@ def _unloaded_names(tree: ast.AST) -> Iterator[tuple[str, Any]]:
 
 
 def _made_of(
-    frame: Moment,
+    frame: FrameMoment,
     name: str,
     names_in: Callable[[ast.AST], Iterator[tuple[str, Any]]] | None = None,
 ) -> list[tuple[str, Any]]:

@@ -153,6 +153,11 @@ def has_driver(root: Path = Path("/")) -> bool:
     return any((root / name).exists() for name in _DRIVER)
 
 
+def watches_driver(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a command that gets `environment` has CUPTI record its launches."""
+    return environment.get(WATCHES_DRIVER, "0") not in ("", "0")
+
+
 @contextlib.contextmanager
 def gpu_dumps(
     environment: Mapping[str, str], command: Sequence[str] = (), root: Path = Path("/")
@@ -166,7 +171,7 @@ def gpu_dumps(
     if not has_driver(root):
         yield GpuDumps()
         return
-    if environment.get(WATCHES_DRIVER, "0") not in ("", "0"):
+    if watches_driver(environment):
         yield GpuDumps(why="CUPTI watches the driver, and beside it the driver writes no core dump")
         return
     if (debugger := Path(command[0]).name if command else "") in _DEBUGGERS:

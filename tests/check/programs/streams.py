@@ -90,6 +90,60 @@ def replays(side, waits):
     return y
 
 
+def on_default_device(waits):
+    """Nothing names a GPU where these tensors are made."""
+    with torch.device("cuda"):
+        x = torch.zeros(256)
+    fill[(2,)](x, 0, 1.0, BLOCK=128)
+    assert (x == 1).all()
+    there = x.to("cpu", non_blocking=True)
+    if waits:
+        torch.cuda.synchronize()
+    total = there.sum()  # FAULT read in flight
+    torch.set_default_device("cuda")
+    y = torch.zeros(256)
+    torch.set_default_device(None)
+    fill[(2,)](y, 0, 1.0, BLOCK=128)
+    there = (x + y).to("cpu", non_blocking=True)
+    if waits:
+        torch.cuda.synchronize()
+    total += there.sum()  # FAULT read in flight
+    torch.cuda.synchronize()
+    return total
+
+
+class Filled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        made = torch.zeros(256, device="cuda")
+        fill[(2,)](made, 0, 2.0, BLOCK=128)
+        assert (made == 2).all()
+        there = made.to("cpu", non_blocking=True)
+        if Filled.waits:
+            torch.cuda.synchronize()
+        Filled.total = there.sum()  # FAULT read in flight
+        return grad * made
+
+
+def backward(waits):
+    x = torch.ones(256, device="cuda", requires_grad=True)
+    Filled.waits = waits
+    Filled.apply(x).sum().backward()
+    torch.cuda.synchronize()
+    return x.grad
+
+
+def of_an_array():
+    """Made where nothing tells of a GPU; a launch that takes it tells."""
+    x = torch.frombuffer(bytearray(1024), dtype=torch.float32)
+    fill[(2,)](x, 0, 1.0, BLOCK=128)
+    assert (x == 1).all()
+
+
 def main(is_right):
     side = torch.cuda.Stream()
     launches(side, is_right)
@@ -98,6 +152,9 @@ def main(is_right):
     staged(is_right)
     scratch(side, is_right)
     replays(side, is_right)
+    on_default_device(is_right)
+    backward(is_right)
+    of_an_array()
 
 
 main(True)

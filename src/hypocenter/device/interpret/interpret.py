@@ -38,7 +38,7 @@ from hypocenter.device.interpret.undefined import (
     carry,
     reducing,
     scanning,
-    transposed,
+    transpose_defined,
 )
 from hypocenter.device.triton_lang import interpreter, tl, triton
 from hypocenter.dtypes import Array
@@ -118,6 +118,8 @@ class Interpretation:
     def __init__(self, memory: Memory, builder: Any) -> None:
         self._memory = memory
         self._builder = builder
+        #: Of each program at its start; it becomes another where a lane has no value.
+        self._kind = type(builder)
         self._functions: dict[Any, Callable[..., Any]] = {}
         #: Whether a kernel made block pointers, which not every Triton compiles.
         self.has_block_pointers = False
@@ -154,7 +156,7 @@ class Interpretation:
 
     def run(self, kernel: Any, values: Mapping[str, Any], program: tuple[int, int, int]) -> None:
         """Run one program; whatever the kernel or the memory raises comes through."""
-        self._builder.__class__ = Builder  # until a lane has no value
+        self._builder.__class__ = self._kind
         self._builder.set_grid_idx(*program)
         self.function(kernel)(**values)
 
@@ -287,7 +289,7 @@ def _patch(changed: _Changes, memory: Memory, builder: Any, opened: Interpretati
     tl.advance = tl.core.advance = block_pointers.advance
     tl.reduce = tl.core.reduce = reducing(tl.core.reduce)
     tl.associative_scan = tl.core.associative_scan = scanning(tl.core.associative_scan)
-    tl.tensor.T = transposed(tl.tensor.T)
+    tl.tensor.T = transpose_defined(tl.tensor.T)
     tl.tensor.__bool__ = _branching(builder, tl.tensor.__bool__)
     tl.load = tl.core.load = block_pointers.loading(tl.load)
     tl.store = tl.core.store = block_pointers.storing(tl.store)

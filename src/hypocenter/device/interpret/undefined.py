@@ -32,7 +32,7 @@ class Watch(Protocol):
     def left_out(self, pointers: Array, lanes: Array) -> Any:
         """The load that is being made leaves `lanes` out; gives what stands for it from here on."""
 
-    def reached(self, load: Any, what: str) -> None:
+    def tell_reached(self, load: Any, what: str) -> None:
         """A lane that `load` left out reaches `what` of the instruction that is being run."""
 
 
@@ -61,7 +61,7 @@ def _any(undefined: Undefined) -> Any:
     return known
 
 
-def _united(parts: Iterable[Undefined]) -> Undefined:
+def _unite(parts: Iterable[Undefined]) -> Undefined:
     total: Undefined = {}
     for part in parts:
         for load, lanes in part.items():
@@ -75,40 +75,40 @@ class Following(Builder):
     def create_masked_load(
         self, pointers: Any, mask: Any, other: Any, *rest: Any, **options: Any
     ) -> Any:
-        self._addressed(pointers, mask)
+        self._look_at_address(pointers, mask)
         result = super().create_masked_load(pointers, mask, other, *rest, **options)
         if other is not None and (given := undefined_of(other)):
             mark(result, {load: lanes & ~mask.data for load, lanes in given.items()})
         return result
 
     def create_masked_store(self, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
-        self._addressed(pointers, mask)
-        self._taken(value, mask.data, "the value")
+        self._look_at_address(pointers, mask)
+        self._look_at(value, mask.data, "the value")
         return super().create_masked_store(pointers, value, mask, *rest)
 
     def create_atomic_cas(self, pointers: Any, compare: Any, value: Any, *rest: Any) -> Any:
         for part, what in ((pointers, "the address"), (compare, "the value"), (value, "the value")):
-            self._taken(part, True, what)
+            self._look_at(part, True, what)
         return super().create_atomic_cas(pointers, compare, value, *rest)
 
     def create_atomic_rmw(
         self, operation: Any, pointers: Any, value: Any, mask: Any, *rest: Any
     ) -> Any:
-        self._addressed(pointers, mask)
-        self._taken(value, mask.data, "the value")
+        self._look_at_address(pointers, mask)
+        self._look_at(value, mask.data, "the value")
         return super().create_atomic_rmw(operation, pointers, value, mask, *rest)
 
-    def _addressed(self, pointers: Any, mask: Any) -> None:
-        self._taken(mask, True, "the mask")
-        self._taken(pointers, mask.data, "the address")
+    def _look_at_address(self, pointers: Any, mask: Any) -> None:
+        self._look_at(mask, True, "the mask")
+        self._look_at(pointers, mask.data, "the address")
 
-    def _taken(self, handle: Any, active: Array | bool, what: str) -> None:
+    def _look_at(self, handle: Any, active: Array | bool, what: str) -> None:
         for load, lanes in undefined_of(handle).items():
             if (lanes & active).any():
-                self.watch.reached(load, what)
+                self.watch.tell_reached(load, what)
 
     def branches_on(self, handle: Any) -> None:
-        self._taken(handle, True, "the condition")
+        self._look_at(handle, True, "the condition")
 
     def create_dot(self, a: Any, b: Any, acc: Any, *rest: Any) -> Any:
         result = super().create_dot(a, b, acc, *rest)
@@ -119,7 +119,7 @@ class Following(Builder):
             parts = [undefined_of(acc)]
             parts.append({load: _meets(lanes, ~zero_b) for load, lanes in left.items()})
             parts.append({load: _meets(~zero_a, lanes) for load, lanes in right.items()})
-            mark(result, _united(parts))
+            mark(result, _unite(parts))
         return result
 
 
@@ -139,28 +139,28 @@ def _is(handle: Any, number: int) -> Array:
 _ABSORBING = {"create_and": 0, "create_mul": 0, "create_fmul": 0, "create_or": -1}
 
 
-def _absorbed(number: int, left: Any, right: Any) -> Undefined:
+def _absorb(number: int, left: Any, right: Any) -> Undefined:
     parts = []
     for one, other in ((left, right), (right, left)):
         wanted = 1 if number == -1 and other.data.dtype == np.bool_ else number
         matters = ~_is(other, wanted)
         parts.append({load: lanes & matters for load, lanes in undefined_of(one).items()})
-    return _united(parts)
+    return _unite(parts)
 
 
-def _selected(condition: Any, yes: Any, no: Any) -> Undefined:
+def _select(condition: Any, yes: Any, no: Any) -> Undefined:
     parts = [undefined_of(condition)]
     parts.append({load: lanes & condition.data for load, lanes in undefined_of(yes).items()})
     parts.append({load: lanes & ~condition.data for load, lanes in undefined_of(no).items()})
-    return _united(parts)
+    return _unite(parts)
 
 
 def _rule_of(name: str) -> Callable[..., Undefined]:
     if name in _ABSORBING:
-        return functools.partial(_absorbed, _ABSORBING[name])
+        return functools.partial(_absorb, _ABSORBING[name])
     if name == "create_select":
-        return _selected
-    return lambda *operands: _united(map(undefined_of, operands))
+        return _select
+    return lambda *operands: _unite(map(undefined_of, operands))
 
 
 def _by_lanes(name: str) -> Callable[..., Any]:
@@ -184,12 +184,12 @@ def _moving(name: str) -> Callable[..., Any]:
     def operation(self: Following, *args: Any) -> Any:
         result = plain(self, *args)
         operands = [arg for arg in args if isinstance(arg, _Handle)]
-        for load in _united(map(undefined_of, operands)):
+        for load in _unite(map(undefined_of, operands)):
             moved = plain(self, *(_flags(arg, load) for arg in args))
             results = result if isinstance(result, tuple) else (result,)
             flags = moved if isinstance(moved, tuple) else (moved,)
             for part, flag in zip(results, flags, strict=True):
-                mark(part, _united([undefined_of(part), {load: flag.data}]))
+                mark(part, _unite([undefined_of(part), {load: flag.data}]))
         return result
 
     return operation
@@ -207,7 +207,7 @@ def _gather(self: Following, source: Any, indices: Any, axis: Any) -> Any:
         load: np.take_along_axis(lanes, indices.data, axis=axis)
         for load, lanes in undefined_of(source).items()
     }
-    mark(result, _united([moved, undefined_of(indices)]))
+    mark(result, _unite([moved, undefined_of(indices)]))
     return result
 
 
@@ -235,7 +235,7 @@ def _create_splat(self: Following, kind: Any, arg: Any) -> Any:
 Following.create_splat = _create_splat
 
 
-def transposed(plain: Any) -> Any:
+def transpose_defined(plain: Any) -> Any:
     """tl.tensor.T."""
 
     def get(self: Any) -> Any:
@@ -249,7 +249,7 @@ def transposed(plain: Any) -> Any:
 
 def carry(operands: Sequence[Any], result: Any) -> None:
     """`result` has no value where one of the handles `operands` has none."""
-    mark(result, _united(map(undefined_of, operands)))
+    mark(result, _unite(map(undefined_of, operands)))
 
 
 def reducing(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -291,7 +291,7 @@ def scanning(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _of_all(tensors: Any) -> Undefined:
     parts = tensors if isinstance(tensors, Sequence | tl.tuple) else (tensors,)
-    return _united(undefined_of(part.handle) for part in parts if isinstance(part, tl.tensor))
+    return _unite(undefined_of(part.handle) for part in parts if isinstance(part, tl.tensor))
 
 
 def _mark_all(tensors: Any, lanes: Undefined) -> None:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from hypocenter.doctor.edits.index_text import Index, indices_of, number_of, sizes_of
+from hypocenter.doctor.edits.index_text import AddressIndex, indices_of, number_of, sizes_of
 from hypocenter.doctor.kernel_text import calls_in, statements_in
 from hypocenter.doctor.mask_text import (
     MaskedAccess,
@@ -40,7 +40,7 @@ class Bound:
     `is_number` the bound is a number, for none that the kernel was given has that value.
     """
 
-    index: Index
+    index: AddressIndex
     condition: str
     is_of_axis: bool
     evidence: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ def bounds_of(
 
 def axes_of(
     access: MaskedAccess, given: Mapping[str, object], tensor: TensorRecord
-) -> list[tuple[Index, list[int]]]:
+) -> list[tuple[AddressIndex, list[int]]]:
     """The indices of an address, each with the sizes that its axis may be said to have.
 
     An index to which the offset of a row was added runs over all of the tensor.
@@ -109,8 +109,8 @@ def keeps_to_axes(
 
 def _named_bounds(
     access: MaskedAccess,
-    index: Index,
-    indices: list[Index],
+    index: AddressIndex,
+    indices: list[AddressIndex],
     given: Mapping[str, object],
     sizes: list[int],
 ) -> Iterator[Bound]:
@@ -141,7 +141,7 @@ def _named_bounds(
         yield Bound(index, f"{index.text} < {name}", True, tuple(evidence))
 
 
-def _compared_with(access: MaskedAccess, index: Index, name: str) -> int:
+def _compared_with(access: MaskedAccess, index: AddressIndex, name: str) -> int:
     """The line, counted from that of the function, that compares that index with a name, or 0."""
     roots = roots_in(index.node, access.roots)
     for node in ast.walk(access.function):

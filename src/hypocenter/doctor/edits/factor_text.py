@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hypocenter.doctor.kernel_text import calls_in, function_of, line_text
-from hypocenter.doctor.mask_text import MaskedAccess, accesses_at, made_of, spliced
+from hypocenter.doctor.mask_text import MaskedAccess, accesses_at, made_of, splice_text
 from hypocenter.record.events import SourceRecord
 
 _MAX_DEPTH = 8
@@ -65,7 +65,7 @@ def with_factor(source: SourceRecord, factor: Factor, text: str) -> str:
     """The function's text with `text` in place of the factor."""
     node = factor.node
     stop = (node.end_lineno or node.lineno, node.end_col_offset or 0)
-    return spliced(source, (node.lineno, node.col_offset), stop, text)
+    return splice_text(source, (node.lineno, node.col_offset), stop, text)
 
 
 def is_used_elsewhere(source: SourceRecord, name: str) -> bool:

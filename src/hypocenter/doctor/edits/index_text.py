@@ -16,7 +16,7 @@ _MAX_DEPTH = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class AddressIndex:
     """A summand of an address: an index, and the expressions that it is multiplied by."""
 
     node: ast.expr
@@ -29,7 +29,7 @@ class Index:
 
 def indices_of(
     access: MaskedAccess, is_step: Callable[[ast.expr], bool] = lambda factor: False
-) -> list[Index]:
+) -> list[AddressIndex]:
     """Those of the address that vary between lanes; of a single lane all that it is made of.
 
     What is multiplied by what `is_step` says is the step of an axis is an index by itself, and no
@@ -51,7 +51,9 @@ class _Walk:
     of_lanes: bool
 
 
-def _indices(node: ast.expr, walk: _Walk, by: tuple[ast.expr, ...], depth: int) -> Iterator[Index]:
+def _indices(
+    node: ast.expr, walk: _Walk, by: tuple[ast.expr, ...], depth: int
+) -> Iterator[AddressIndex]:
     access = walk.access
     if depth > _MAX_DEPTH or _is_pointer(node, access) or isinstance(node, ast.Constant):
         return
@@ -78,16 +80,16 @@ def _indices(node: ast.expr, walk: _Walk, by: tuple[ast.expr, ...], depth: int) 
     elif isinstance(node, ast.Subscript) and _is_offset(node.value, walk):
         for inner in _indices(node.value, walk, by, depth + 1):
             placed = ast.Subscript(inner.node, node.slice, ast.Load())
-            yield Index(placed, inner.multipliers)
+            yield AddressIndex(placed, inner.multipliers)
         return
     if not parts:
-        yield Index(node, by)
+        yield AddressIndex(node, by)
     for part, multipliers in parts:
         yield from _indices(part, walk, multipliers, depth + 1)
 
 
 def _split(node: ast.BinOp, walk: _Walk) -> tuple[ast.expr, ast.expr]:
-    """Index and factor of a product."""
+    """An index and the factor of its product."""
     if walk.of_lanes:
         is_left = bool(roots_in(node.left, walk.access.roots))
     else:
@@ -170,7 +172,7 @@ def _result(operator: ast.operator, left: int | None, right: int | None) -> int 
 
 
 def sizes_of(
-    index: Index, access: MaskedAccess, given: Mapping[str, object], tensor: TensorRecord
+    index: AddressIndex, access: MaskedAccess, given: Mapping[str, object], tensor: TensorRecord
 ) -> list[int]:
     """How many entries the index may have, by the strides of the tensor; empty if they don't say.
 

@@ -14,7 +14,7 @@ from hypocenter.doctor.mask_text import (
     MaskEdit,
     accesses_at,
     made_of,
-    spliced,
+    splice_text,
     without_layout,
 )
 from hypocenter.record.events import SourceRecord
@@ -44,7 +44,7 @@ def wide_edits(source: SourceRecord, line: int, expression: str) -> Iterator[Mas
             parts = [
                 cast if part is side else ast.unparse(part) for part in (node.left, node.right)
             ]
-            yield MaskEdit(line, was, " * ".join(parts), spliced(source, start, stop, cast))
+            yield MaskEdit(line, was, " * ".join(parts), splice_text(source, start, stop, cast))
 
 
 def atomic_edits(source: SourceRecord, line: int, parameter: str) -> Iterator[MaskEdit]:
@@ -67,7 +67,7 @@ def atomic_edits(source: SourceRecord, line: int, parameter: str) -> Iterator[Ma
         mask = f", mask={ast.unparse(access.mask)}" if access.mask is not None else ""
         now = f"tl.atomic_add({address}, {ast.unparse(added)}{mask})"
         start, stop = _span(call)
-        text = spliced(source, start, stop, now)
+        text = splice_text(source, start, stop, now)
         if load_line is not None:
             if load_line.lineno >= call.lineno:
                 continue

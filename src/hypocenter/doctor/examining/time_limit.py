@@ -44,7 +44,7 @@ class TimeLimit:
         return min(time.monotonic() + seconds, self.ends)
 
     @contextlib.contextmanager
-    def enforced(self) -> Iterator[None]:
+    def enforce(self) -> Iterator[None]:
         """Within, OutOfTime is raised when the time is over, and again for as long as one stays."""
         if threading.current_thread() is not threading.main_thread():
             yield

@@ -100,8 +100,8 @@ def why_history_untested(case: Case) -> str:
             "who wrote which element was not watched: --suspect marks new memory and sees it read; "
             "`hypo check` watches a run of it"
         )
-    others = list(_unmarked(case))
-    marked = [tensor for tensor in _given(case) if tensor not in others]
+    others = list(_unmarked_tensors(case))
+    marked = [tensor for tensor in _given_memory(case) if tensor not in others]
     seen = count_text(len(marked), "tensor")
     if not case.bundle.sees_reads:
         return (
@@ -112,7 +112,7 @@ def why_history_untested(case: Case) -> str:
     read = f"torch was seen to read {nothing} unwritten of {seen} of floats"
     if not others:
         return f"{read}; what kernels read of each other's output `hypo check` watches"
-    names = ", ".join(_named(tensor) for tensor in others[:_MAX_NAMED])
+    names = ", ".join(_name_and_size(tensor) for tensor in others[:_MAX_NAMED])
     more = f" and {len(others) - _MAX_NAMED} more" if len(others) > _MAX_NAMED else ""
     return (
         f"{read}; not watched: {names}{more}, for only floats of up to {MARKED_BYTES} bytes are; "
@@ -120,7 +120,7 @@ def why_history_untested(case: Case) -> str:
     )
 
 
-def _given(case: Case) -> list[TensorRecord]:
+def _given_memory(case: Case) -> list[TensorRecord]:
     """Each memory that launches were given once, by the largest tensor on it."""
     largest: dict[int, TensorRecord] = {}
     for use in case.launches:
@@ -131,13 +131,13 @@ def _given(case: Case) -> list[TensorRecord]:
     return list(largest.values())
 
 
-def _unmarked(case: Case) -> Iterator[TensorRecord]:
-    for tensor in _given(case):
+def _unmarked_tensors(case: Case) -> Iterator[TensorRecord]:
+    for tensor in _given_memory(case):
         memory = case.allocations.get(tensor.allocation)
         num_bytes = memory.num_bytes if memory is not None else tensor.extent_bytes
         if tensor.dtype not in _FLOATS or num_bytes > MARKED_BYTES:
             yield tensor
 
 
-def _named(tensor: TensorRecord) -> str:
+def _name_and_size(tensor: TensorRecord) -> str:
     return f"{tensor.name} ({tensor.dtype}, {tensor.extent_bytes} bytes)"

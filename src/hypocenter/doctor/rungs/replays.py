@@ -311,7 +311,8 @@ def _told_apart(claim: Claim, races: Sequence[Claim]) -> Claim:
 def _races_beside(rung: _Rung, use: LaunchMade) -> list[Claim]:
     """A race that is there still with the mask put right is a defect of its own."""
     seen = rung.run(use, edited=rung.proven_text) if rung.proven_text is not None else None
-    races = [one for one in seen.report.findings if one.kind is FindingKind.RACE] if seen else []
+    found = seen.report.findings if seen else ()
+    races = [finding for finding in found if finding.kind is FindingKind.RACE]
     claims = (_claim(rung, use, race, seen) for race in races if seen is not None)
     return [replace(claim, tensors=()) for claim in claims if claim and claim.root][:1]
 
@@ -366,7 +367,7 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, seen: Seen) -> Claim 
         proof=Proof(red, found[0].green.corrected, found[0].green.passes),
         kernel=launch.kernel,
         argument=judged.argument or argument,
-        tensor=_blamed(case, use, finding, judged),
+        tensor=_blamed_tensor(case, use, finding, judged),
         file=judged.file,
         line=judged.line,
         expression=judged.expression,
@@ -382,7 +383,9 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, seen: Seen) -> Claim 
     return proven(root, NAME, evidence, "a clean replay of the same launch", use.seq, ids)
 
 
-def _blamed(case: Case, use: LaunchMade, finding: Finding, judged: ReplayCause) -> str | None:
+def _blamed_tensor(
+    case: Case, use: LaunchMade, finding: Finding, judged: ReplayCause
+) -> str | None:
     tensor = case.tensor_of(use.launch, judged.argument or finding.argument or "")
     return tensor.name if tensor is not None else None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypocenter.foreign.streams.names import StreamNames, tensor_name
 from hypocenter.order.clocks import HOST
-from hypocenter.order.ledger import Found, Ledger, Use
+from hypocenter.order.ledger import Conflict, Ledger, Use
 from hypocenter.record.order_events import Disordered, UseRecord
 
 #: Pairs of places that are told of, and steps that a record of a pair holds.
@@ -26,7 +26,7 @@ class Telling:
         self.num_dropped = 0
 
     def note(
-        self, found: Found, ledger: Ledger, frame: FrameType | None, *, in_graph: bool
+        self, found: Conflict, ledger: Ledger, frame: FrameType | None, *, in_graph: bool
     ) -> None:
         """Tell of a pair that `ledger` found; `frame` is where the second use is made."""
         first, second, released = found.first, found.second, found.freed

@@ -16,14 +16,13 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Culprit, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.kernel_text import is_index_in
 from hypocenter.dtypes import Array
-from hypocenter.errors import HypoError
+from hypocenter.errors import HypoError, MissingPackage
 from hypocenter.order.ledger import are_ordered
 from hypocenter.order.text import doing_of, failure_of, fix_of, missing_at, sentence_of
 from hypocenter.record.events import OUTSIDE_PLANS, Launched, LaunchRecord, Place
 from hypocenter.record.gap import Gap
 from hypocenter.record.order_events import Disorder, Disordered, OrderWatched, UseRecord
 from hypocenter.replay.arguments import Argument
-from hypocenter.replay.recorded import replay_place
 from hypocenter.replay.touched import share_bytes, touched_bytes
 from hypocenter.wording import count_text
 
@@ -189,6 +188,10 @@ class _Touched:
             return "too many launches would have to be replayed"
         if why := self._hangs_on_values(launch, use.argument):
             return why
+        try:
+            from hypocenter.replay.recorded import replay_place
+        except (MissingPackage, ImportError) as error:
+            return f"it needs the replay of launches: {error}"
         self._num_replays += 1
         num = int(np.prod([max(size, 1) for size in launch.grid], dtype=np.int64)) or 1
         programs = sorted({0, num // 2, num - 1})

@@ -62,11 +62,11 @@ def index_causes(
             (),
             (),
             rank=INDEX,
-            resolve=partial(_resolved, tensor, parameter, entries, is_index),
+            resolve=partial(_resolve, tensor, parameter, entries, is_index),
         )
 
 
-def _resolved(
+def _resolve(
     tensor: TensorRecord,
     parameter: str,
     entries: _Entries,
@@ -81,7 +81,7 @@ def _resolved(
     if not is_index:
         yield from _of_end(tensor, parameter, entries, finding)
         return
-    for at, value in _asked(entries, finding, tensor):
+    for at, value in _entries_to_ask(entries, finding, tensor):
         other = 0 if value else 1
         elements = {parameter: bench.make(elements={at: other})}
         moved = moved_by(bench, lane, elements)
@@ -93,7 +93,7 @@ def _resolved(
             return
 
 
-def _asked(
+def _entries_to_ask(
     entries: _Entries, finding: Finding, tensor: TensorRecord
 ) -> list[tuple[tuple[int, ...], int]]:
     """Entries to ask of: those with values that are seen at the lane, then the extreme ones."""

@@ -16,7 +16,7 @@ from hypocenter.replay.findings import Finding
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class FaultyLane:
     """The access of a finding in one replay, and the number of its lane."""
 
     key: object
@@ -25,7 +25,7 @@ class Lane:
     width_bytes: int
 
 
-def lane_of(seen: Seen, finding: Finding) -> Lane | None:
+def lane_of(seen: Seen, finding: Finding) -> FaultyLane | None:
     """The first lane outside, in the program and the line of the finding."""
     if finding.program is None:
         return None
@@ -36,11 +36,11 @@ def lane_of(seen: Seen, finding: Finding) -> Lane | None:
         outside = np.flatnonzero(access.active & ~seen.census.inside(access))
         if outside.size:
             number = int(outside[0])
-            return Lane(key, number, int(access.pointers[number]), access.width_bytes)
+            return FaultyLane(key, number, int(access.pointers[number]), access.width_bytes)
     return None
 
 
-def moved_by(bench: Bench, lane: Lane, corrections: Mapping[str, Any]) -> int | None:
+def moved_by(bench: Bench, lane: FaultyLane, corrections: Mapping[str, Any]) -> int | None:
     """Elements by which the lane is elsewhere with these corrections; None if it is not to be seen.
 
     Positive: the recorded address is the higher one.

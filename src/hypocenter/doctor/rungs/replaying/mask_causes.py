@@ -128,7 +128,7 @@ def _strict_masks(at: MaskedSite) -> Iterator[ReplayCause]:
                 edit=_text_edit(at.source, edit, f"`{edit.now}` in line {edit.line}"),
                 is_fix=True,
                 rank=STRICT,
-                allowed=_allowed(at, access, _strict(edit.compare)),
+                allowed=_losses_allowed(at, access, _strict(edit.compare)),
             )
 
 
@@ -148,11 +148,11 @@ def _masks_there(at: MaskedSite) -> Iterator[ReplayCause]:
             (masks_beside(at.source, access), BESIDE),
         ):
             for edit, mask, told in masks:
-                allowed = _allowed(at, access, mask)
+                allowed = _losses_allowed(at, access, mask)
                 yield _lacking(at, access, edit, rank=rank, support=(told,), allowed=allowed)
 
 
-def _allowed(at: MaskedSite, access: MaskedAccess, mask: ast.expr | None) -> Allowed:
+def _losses_allowed(at: MaskedSite, access: MaskedAccess, mask: ast.expr | None) -> Allowed:
     """What a mask may leave out: what is no element of its axis, or what reaches no result."""
     if mask is not None and keeps_to_axes(access, mask, at.given, at.tensor):
         return _AXIS
@@ -172,11 +172,11 @@ def _axis_masks(at: MaskedSite) -> Iterator[ReplayCause]:
     for access in at.accesses:
         bounds = list(bounds_of(access, at.given, at.tensor))
         named = [bound for bound in bounds if not bound.is_number]
-        yield from _bounded(at, access, bound_edits_of(at.source, access, named), BOUND)
-        yield from _bounded(at, access, pair_edits(at.source, access, named), PAIR)
+        yield from _bound_causes(at, access, bound_edits_of(at.source, access, named), BOUND)
+        yield from _bound_causes(at, access, pair_edits(at.source, access, named), PAIR)
         numbers = (
-            *_bounded(at, access, bound_edits_of(at.source, access, bounds), NUMBER),
-            *_bounded(at, access, pair_edits(at.source, access, bounds), NUMBERS),
+            *_bound_causes(at, access, bound_edits_of(at.source, access, bounds), NUMBER),
+            *_bound_causes(at, access, pair_edits(at.source, access, bounds), NUMBERS),
         )
         for cause in numbers:
             yield replace(cause, resolve=partial(_if_tail, cause))
@@ -188,7 +188,7 @@ def _if_tail(cause: ReplayCause, bench: Bench, finding: Finding) -> Iterator[Rep
         yield cause
 
 
-def _bounded(
+def _bound_causes(
     at: MaskedSite,
     access: MaskedAccess,
     edits: Iterator[tuple[MaskEdit, tuple[Bound, ...]]],
@@ -265,10 +265,10 @@ def _scalars(use: LaunchMade, tensor: TensorRecord) -> list[str]:
 
 
 def _text_edit(source: SourceRecord, edit: MaskEdit, text: str) -> TextEdit:
-    return TextEdit(text, edited(source, edit))
+    return TextEdit(text, with_edit(source, edit))
 
 
-def edited(source: SourceRecord, edit: MaskEdit) -> SourceRecord:
+def with_edit(source: SourceRecord, edit: MaskEdit) -> SourceRecord:
     """The function with the text of an edit."""
     return msgspec.structs.replace(source, text=edit.text)
 

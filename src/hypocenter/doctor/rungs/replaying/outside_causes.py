@@ -22,8 +22,8 @@ from hypocenter.doctor.rungs.replaying.index_causes import ENTRIES, elements_of,
 from hypocenter.doctor.rungs.replaying.mask_causes import (
     MaskedSite,
     by_one_causes,
-    edited,
     mask_causes,
+    with_edit,
 )
 from hypocenter.doctor.rungs.replaying.ranks import INDEX, LAST
 from hypocenter.doctor.rungs.replaying.replay_cause import (
@@ -152,7 +152,7 @@ def _of_cast(access: _Access) -> ReplayCause | None:
             told,
             (),
             **place_of(site),
-            edit=TextEdit(f"`{edit.now}` in line {edit.line}", edited(source, edit)),
+            edit=TextEdit(f"`{edit.now}` in line {edit.line}", with_edit(source, edit)),
             is_fix=True,
             allowed=Allowed(
                 lost=True, anywhere=True, why="elements of the right width lie elsewhere"

@@ -14,7 +14,7 @@ from hypocenter.doctor.kernel_text import (
     guard_line,
     program_line,
 )
-from hypocenter.doctor.rungs.replaying.mask_causes import edited
+from hypocenter.doctor.rungs.replaying.mask_causes import with_edit
 from hypocenter.doctor.rungs.replaying.outside_causes import cause_outside
 from hypocenter.doctor.rungs.replaying.ranks import LAST
 from hypocenter.doctor.rungs.replaying.replay_cause import (
@@ -161,7 +161,7 @@ def _wider(case: Case, use: LaunchMade, finding: Finding) -> Iterator[ReplayCaus
             (),
             (),
             **place_of(finding.origin),
-            edit=TextEdit(f"`{edit.now}` in line {edit.line}", edited(source, edit)),
+            edit=TextEdit(f"`{edit.now}` in line {edit.line}", with_edit(source, edit)),
             is_fix=True,
             rank=rank,
             allowed=Allowed(
@@ -279,7 +279,7 @@ def _race(case: Case, use: LaunchMade, finding: Finding, site: Site | None) -> R
         (f"`{folded[1]}` gives several programs one index",) if folded else (),
         (("a grid of one program, which has nobody to race with", lambda make: {"grid": single}),),
         **place,
-        sooner=tuple(_added(source, finding, site)),
+        sooner=tuple(_atomic_causes(source, finding, site)),
         rank=LAST,
         allowed=TEST,
     )
@@ -319,7 +319,7 @@ def _undefined_lane(
     )
 
 
-def _added(
+def _atomic_causes(
     source: SourceRecord | None, finding: Finding, site: Site | None
 ) -> Iterator[ReplayCause]:
     """An atomic in place of a load, an addition and a store."""
@@ -334,7 +334,7 @@ def _added(
             source.file,
             edit.line,
             edit.was,
-            edit=TextEdit(f"`{edit.now}` in line {edit.line}", edited(source, edit)),
+            edit=TextEdit(f"`{edit.now}` in line {edit.line}", with_edit(source, edit)),
             is_fix=True,
             allowed=Allowed(lost=True, why="the atomic reads what it adds to"),
         )

@@ -74,14 +74,14 @@ def stride_causes(
         return
     at = _Strided(use, source, finding, tensor, site)
     for rank, found in (
-        (EXCHANGED, _exchanged),
+        (EXCHANGED, _exchanges),
         (STRIDE, _passed_otherwise),
         (STRIDE_TEXT, _written_otherwise),
     ):
         yield ReplayCause(Cause.WRONG_STRIDE, "", (), (), rank=rank, resolve=partial(found, at))
 
 
-def _exchanged(at: _Strided, bench: Bench, finding: Finding) -> Iterator[ReplayCause]:
+def _exchanges(at: _Strided, bench: Bench, finding: Finding) -> Iterator[ReplayCause]:
     given = {name: value for name, value in at.given.items() if value in at.own or value == 1}
     for one, two in combinations(given, 2):
         if given[one] == given[two]:
@@ -191,11 +191,11 @@ def _is_of_axis(at: _Strided, bench: Bench, right: Mapping[str, int], name: str)
 def _is_axis_in_text(at: _Strided, bench: Bench, factor: Factor, stride: int) -> bool:
     """The same of a factor in the text."""
 
-    def replayed(number: int) -> Seen | None:
+    def replay_with(number: int) -> Seen | None:
         text = with_factor(at.source, factor, str(number))
         return bench.replay({}, msgspec.structs.replace(at.source, text=text), False)
 
-    return _stays(at, replayed(stride), replayed(stride + _STEP), stride)
+    return _stays(at, replay_with(stride), replay_with(stride + _STEP), stride)
 
 
 def _stays(at: _Strided, seen: Seen | None, more: Seen | None, stride: int) -> bool:

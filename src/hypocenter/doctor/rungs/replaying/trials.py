@@ -95,28 +95,26 @@ def judge(
         excused=allowed.why if change.num_lost or change.num_moved else "",
     )
 
-    def refuted(why: str) -> Ruling:
+    def refute(why: str) -> Ruling:
         return Ruling(False, effect, why)
 
     if has(after.report, finding, any_line=other_text):
-        return refuted("the finding is still there")
+        return refute("the finding is still there")
     for worse in _new_damage(before.report, after.report, allowed, any_line=other_text):
-        return refuted(f"{worse.kind} at {worse.argument or worse.operation} instead")
+        return refute(f"{worse.kind} at {worse.argument or worse.operation} instead")
     if allowed.is_test:
         return Ruling(True, effect)
     if change.num_unwritten and not allowed.anywhere:
-        return refuted(f"{count_text(change.num_unwritten, 'element')} written no more")
+        return refute(f"{count_text(change.num_unwritten, 'element')} written no more")
     if change.num_unread:
-        return refuted(f"{count_text(change.num_unread, 'element')} read no more")
+        return refute(f"{count_text(change.num_unread, 'element')} read no more")
     if other_text:
         return Ruling(True, effect)
     is_spare = allowed.if_same_results and change.has_same_results
     if effect.num_lost and not allowed.lost and not is_spare:
-        return refuted(f"{count_text(effect.num_lost, 'access', 'accesses')} inside lost")
+        return refute(f"{count_text(effect.num_lost, 'access', 'accesses')} inside lost")
     if change.moved - allowed.moved and not allowed.anywhere:
-        return refuted(
-            f"accesses of {', '.join(sorted(change.moved - allowed.moved))} go elsewhere"
-        )
+        return refute(f"accesses of {', '.join(sorted(change.moved - allowed.moved))} go elsewhere")
     return Ruling(True, effect)
 
 
@@ -133,8 +131,8 @@ def _new_damage(
         is_due = found.kind in _OF_VALUES and (allowed.races or allowed.is_test)
         if is_due:
             continue
-        old = [one for one in before.findings if is_same(one, found, any_line=any_line)]
-        is_more = found.kind in _COUNTED and found.num_lanes > sum(one.num_lanes for one in old)
+        old = [known for known in before.findings if is_same(known, found, any_line=any_line)]
+        is_more = found.kind in _COUNTED and found.num_lanes > sum(known.num_lanes for known in old)
         if not old or is_more:
             yield found
 
@@ -142,7 +140,7 @@ def _new_damage(
 # -- trying ---------------------------------------------------------------------------------------
 
 #: Replays a launch with corrections of its arguments, or with another text.
-Replay = Callable[[Mapping[str, Any], SourceRecord | None, bool], Seen | None]
+TriedReplay = Callable[[Mapping[str, Any], SourceRecord | None, bool], Seen | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +151,7 @@ class Bench:
     """
 
     before: Seen
-    replay: Replay
+    replay: TriedReplay
     make: Callable[..., Any]
     given: Mapping[str, Any]
     changed: tuple[int, str] | None = None
@@ -167,9 +165,9 @@ def fitting(bench: Bench, finding: Finding, causes: Sequence[ReplayCause]) -> li
     ranked = sorted(causes, key=lambda cause: cause.rank)
     for _, same in groupby(ranked, key=lambda cause: cause.rank):
         resolved = (
-            one
+            candidate
             for cause in same
-            for one in (cause.resolve(bench, finding) if cause.resolve else (cause,))
+            for candidate in (cause.resolve(bench, finding) if cause.resolve else (cause,))
         )
         found = [fit for cause in resolved if (fit := _try(bench, finding, cause)) is not None]
         if found:
@@ -215,7 +213,7 @@ def _try(bench: Bench, finding: Finding, cause: ReplayCause) -> Fitting | None:
             less = bench.replay(cause.too_little(bench.make), None, False)
             if less is None or not has(less.report, finding):
                 return None
-        return Fitting(cause, green, _passed(bench, cause.passed))
+        return Fitting(cause, green, _passed_values(bench, cause.passed))
     return _with_scalar(bench, finding, cause) if cause.scalar else None
 
 
@@ -276,11 +274,11 @@ def _with_scalar(bench: Bench, finding: Finding, cause: ReplayCause) -> Fitting 
             value, wrong = (middle, wrong) if is_clean(middle) else (value, middle)
         if not is_right(value):
             return None
-    edits = _passed(bench, ((name, str(given), str(value)),))
+    edits = _passed_values(bench, ((name, str(given), str(value)),))
     return Fitting(cause, passed[value], edits if cause.is_fix else ())
 
 
-def _passed(bench: Bench, values: Sequence[tuple[str, str, str]]) -> tuple[Edit, ...]:
+def _passed_values(bench: Bench, values: Sequence[tuple[str, str, str]]) -> tuple[Edit, ...]:
     """What the launch passes otherwise, as edits of its line."""
     file, _, line = bench.site.rpartition(":")
     if not line.isdigit():

@@ -10,7 +10,7 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.edits.bound_text import wider_conditions
 from hypocenter.doctor.kernel_text import Access
 from hypocenter.doctor.mask_text import accesses_at
-from hypocenter.doctor.rungs.replaying.mask_causes import edited
+from hypocenter.doctor.rungs.replaying.mask_causes import with_edit
 from hypocenter.doctor.rungs.replaying.ranks import BOUND, SCALAR
 from hypocenter.doctor.rungs.replaying.replay_cause import ReplayCause, TextEdit
 from hypocenter.doctor.rungs.replaying.trials import Bench, Seen, is_same
@@ -44,13 +44,13 @@ def _larger(
     for axes in (*one_axis, *itertools.combinations(range(len(grid)), 2)):
         if len(axes) > 1 and is_found:
             return
-        needed = _needed(bench, finding, grid, axes)
+        needed = _needed_grid(bench, finding, grid, axes)
         if needed is not None:
             is_found = True
             yield _grid_cause(launch, argument, grid, needed, axes)
 
 
-def _needed(
+def _needed_grid(
     bench: Bench, finding: Finding, grid: tuple[int, ...], axes: tuple[int, ...]
 ) -> tuple[int, ...] | None:
     """The least grid that is larger along these axes and leaves nothing unwritten."""
@@ -83,7 +83,7 @@ def _missing(seen: Seen | None, finding: Finding) -> int | None:
     """How many elements are not written."""
     if seen is None:
         return None
-    return sum(one.num_lanes for one in seen.report.findings if is_same(one, finding))
+    return sum(found.num_lanes for found in seen.report.findings if is_same(found, finding))
 
 
 def _grid_cause(
@@ -129,7 +129,7 @@ def wider_masks(
                 source.file,
                 edit.line,
                 edit.was,
-                edit=TextEdit(f"`{edit.now}` in line {edit.line}", edited(source, edit)),
+                edit=TextEdit(f"`{edit.now}` in line {edit.line}", with_edit(source, edit)),
                 is_fix=True,
                 rank=SCALAR,
             )

@@ -32,7 +32,7 @@ def card_hardware(case: Case) -> list[Claim]:
 
 def _claims(case: Case) -> Iterator[Claim]:
     fault = case.bundle.fault
-    seen = list(dict.fromkeys(_seen(case)))
+    seen = list(dict.fromkeys(_xids(case)))
     ours = [xid for xid in seen if HARDWARE_XIDS[xid.number].ends_work and _is_ours(case, xid)]
     if fault.error_kind is ErrorKind.HARDWARE:
         said = f"the runtime said: {fault.error or fault.message}"
@@ -41,7 +41,9 @@ def _claims(case: Case) -> Iterator[Claim]:
         others = tuple(_text(xid) for xid in seen if xid != ours[0])
         yield _root(_text(ours[0]), _way_out(ours), others)
     elif seen:
-        new = f"what befell it while this ran cannot be told to be why the run {_ended(case)}"
+        new = (
+            f"what befell it while this ran cannot be told to be why the run {_how_it_ended(case)}"
+        )
         yield row(
             Cause.CARD_HARDWARE,
             Verdict.INCONCLUSIVE,
@@ -65,7 +67,7 @@ def _claims(case: Case) -> Iterator[Claim]:
         )
 
 
-def _seen(case: Case) -> Iterator[XidSeen]:
+def _xids(case: Case) -> Iterator[XidSeen]:
     """What the kernel's log has; else what NVML told, which names no process."""
     logged = list(hardware_xids(case.bundle.kernel_log))
     yield from logged
@@ -106,7 +108,7 @@ def _way_out(seen: Sequence[XidSeen]) -> str:
     return text[0].upper() + text[1:]
 
 
-def _ended(case: Case) -> str:
+def _how_it_ended(case: Case) -> str:
     return "ended well" if case.bundle.fault.kind == "none" else "ended as it did"
 
 
