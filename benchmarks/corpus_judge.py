@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 CLAIMS = ("cause", "kernel", "argument", "line", "fix")
+#: What is said where an access left its tensor and nothing tells why: true, and little.
+VAGUE = "access outside its tensor"
 #: No fix of a tensor whose size is what its shape says.
 _LARGER = r"\b(make|give|let)\b[^.;]*\b(larger|more room)\b|room for"
 
@@ -88,7 +90,7 @@ FIXES = {
     "step_of_nothing": Fix(r"step|end|loop|while|at\b"),
     "stride_in_bytes": Fix(r"stride = 100|100|stride", never=_LARGER),
     "table_behind_end": Fix(rf"{_INSIDE}|MORE|earlier|page|loop|entry|length"),
-    "tail_not_written": Fix(r"grid|program", never=r"\bmask\b"),
+    "tail_not_written": Fix(r"Launch|grid|program", never=r"\bmask\b"),
     "tile_too_large": Fix(r"smaller|tile|block|stage|shared"),
     "torch_embedding": Fix(_INSIDE),
     "transpose_mask": Fix(r"row|column|mask|exchange|earlier", never=_LARGER),
@@ -98,6 +100,32 @@ FIXES = {
     "vocabulary_logits": Fix(_WIDE),
     "waits_for_flag": Fix(r"flag|end|loop|while|wait"),
     "workspace_for_fewer": Fix(r"larger|room|79|grid|program|mask", never=r"\bat < n\b|stride"),
+    "padded_vocabulary": Fix(r"stride|pitch|packed"),
+    "gradient_mean": Fix(r"other"),
+    "mask_not_passed": Fix(r"mask"),
+    "group_past_columns": Fix(r"inside|columns|\bn\b|offs_n|< 33"),
+    "block_as_pitch": Fix(r"BLOCK|width|pitch|stride|60"),
+    "leading_dimension": Fix(r"lda|stride|60", never=r"\bmask\b"),
+    "first_difference": Fix(r">= 0|> 0"),
+    "halved_rows": Fix(_INSIDE),
+    "grid_short_in_y": Fix(r"Launch|grid|program", never=r"\bmask\b"),
+    "mask_ends_early": Fix(r"mask|< n|later", never=r"grid"),
+    "keys_of_longest": Fix(r"mask|seqlen|length|own|<"),
+    "lost_count": Fix(r"atomic|one program"),
+    "side_stream_early": Fix(r"wait"),
+    "side_result_early": Fix(r"wait"),
+    "alias_on_side": Fix(r"wait"),
+    "event_too_early": Fix(r"wait"),
+    "prefetch_no_wait": Fix(r"wait"),
+    "graph_input_early": Fix(r"wait"),
+    "weights_replaced_early": Fix(r"wait"),
+    "bucket_added_early": Fix(r"wait"),
+    "freed_for_side": Fix(r"record_stream|wait"),
+    "prefetch_not_kept": Fix(r"record_stream|wait"),
+    "kernel_of_freed_scratch": Fix(r"record_stream|wait"),
+    "host_reads_early": Fix(r"synchronize"),
+    "host_copy_early": Fix(r"synchronize"),
+    "staging_rewritten": Fix(r"synchronize|wait"),
 }  # fmt: skip
 
 
@@ -114,7 +142,7 @@ def judged(
     """What of the first root is right, and whether all roots are.
 
     Without `lines`, `arguments` or `fix` there is no such claim to be wrong. A root whose line lies
-    in another file is told by its kernel. `says` is right, silent or false.
+    in another file is told by its kernel. `says` is right, vague, silent or false.
     """
     known = {"causes": tuple(causes), "arguments": tuple(arguments)}
     told = [
@@ -123,7 +151,11 @@ def judged(
     ]
     found: dict[str, Any] = {f"{claim}_right": told[0][claim] for claim in CLAIMS}
     is_right = all(all(claims.values()) for claims in told)
-    says = "silent" if not roots else "right" if is_right else "false"
+    is_vague = bool(roots) and all(
+        root["cause"] == VAGUE and claims["kernel"] and claims["argument"] and claims["line"]
+        for root, claims in zip(roots or (), told, strict=False)
+    )
+    says = "silent" if not roots else "right" if is_right else "vague" if is_vague else "false"
     return found | {"is_right": says == "right", "says": says}
 
 

@@ -279,8 +279,8 @@ CLASSES = {
     "wrong stride": ("wrong stride", "scalar out of range"),
     "index out of range": (*_INDEX, *_MASK),
     "race between programs": _RACE,
-    "lost update in a program": ("lost update", *_RACE),
-    "undefined lanes": ("undefined lanes", "uninitialised read"),
+    "lost update in a program": ("race between lanes", *_RACE),
+    "undefined lanes": ("undefined lane", "uninitialised read"),
     "uninitialised read": ("uninitialised read", "output not written"),
     "output not written": ("output not written", "grid too small"),
     "offset overflow": _OVERFLOW,
@@ -593,11 +593,12 @@ def table(found: dict[str, Any]) -> Iterator[str]:
             yield f"healthy {row['program']}: exit code {row['exit_code']}, {told}{unseen}"
     faulty, healthy = found["faulty"], found["healthy"]
     seconds = [row["seconds"] for row in faulty]
-    by = {says: sum(row["says"] == says for row in faulty) for says in ("right", "silent", "false")}
+    kinds = ("right", "vague", "silent", "false")
+    by = {says: sum(row["says"] == says for row in faulty) for says in kinds}
     mended = [row["mended"] for row in faulty if "mended" in row]
     yield (
         f"{sum(row['is_right'] for row in faulty)} of {len(faulty)} as they should be; "
-        f"{by['right']} right, {by['silent']} silent, {by['false']} false; "
+        f"{by['right']} right, {by['vague']} vague, {by['silent']} silent, {by['false']} false; "
         f"{sum(mended)} of {len(mended)} fixes that were applied put the program right; "
         f"{sum(not row['is_right'] for row in healthy)} of {len(healthy)} healthy programs not; "
         f"median {statistics.median(seconds) if seconds else 0:.1f} s"

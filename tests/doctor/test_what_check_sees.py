@@ -101,16 +101,16 @@ class Seen:
 TABLE = {"table": ("F32", 100, 64), "ids": ("I64", 4), "out": ("F32", 4, 64)}
 CASES = {
     "an index of 2**40": Seen(
-        GATHER, TABLE, {"width": 64}, (4,), Cause.INDEX_RANGE, "ids", "ids[2] = 0",
+        GATHER, TABLE, {"width": 64}, (4,), Cause.INDEX_RANGE, "ids", "ids[2] = 99",
         values={"ids": [1, 5, 2**40, 7]},
     ),
     "the same through a pointer of a line before": Seen(
-        POINTER, TABLE, {"width": 64}, (4,), Cause.INDEX_RANGE, "ids", "ids[2] = 0",
+        POINTER, TABLE, {"width": 64}, (4,), Cause.INDEX_RANGE, "ids", "ids[2] = 99",
         values={"ids": [1, 5, 2**40, 7]},
     ),
     "a label far outside, in a row's own place": Seen(
         LOSS, {"logits": ("F32", 6, 100), "labels": ("I64", 6), "out": ("F32", 6)},
-        {"vocab": 100}, (6,), Cause.INDEX_RANGE, "labels", "labels[2] = 0",
+        {"vocab": 100}, (6,), Cause.INDEX_RANGE, "labels", "labels[2] = 99",
         values={"labels": [3, 50, 10**8, 99, 0, 7]}, constants={},
     ),
     "a number of bytes for a number of elements": Seen(
@@ -123,19 +123,23 @@ CASES = {
     ),
     "one program too many": Seen(
         ROWS, {"x": ("F32", 7, 60), "out": ("F32", 8, 60)}, {"stride": 60, "n": 60}, (8,),
+        Cause.ACCESS_OUTSIDE, "x", "room for", fix="by its index, its mask or the grid",
+    ),
+    "one program too many, of those that write as well": Seen(
+        ROWS, {"x": ("F32", 7, 60), "out": ("F32", 7, 60)}, {"stride": 60, "n": 60}, (8,),
         Cause.MISSING_MASK, "x", "grid (7,), whose programs all have a row",
         fix="Launch 7 programs along x",
     ),
     "row times stride beyond 32 bits": Seen(
         ROWS, {"x": ("I8", (5 << 29) + 64), "out": ("I8", 6, 64)},
         {"stride": 1 << 29, "n": 64}, (5,), Cause.OFFSET_OVERFLOW, "x",
-        "grid (4,), which ends before the first program that overflows", fix="in 64 bits",
+        "`row.to(tl.int64) * stride` in line 6", fix="in 64 bits",
         evidence=("it overflows from program x = 4 on",),
     ),
     "column times stride beyond 32 bits, in every program": Seen(
         COLUMNS, {"x": ("I8", (63 << 26) + 128), "out": ("I8", 2, 64)},
         {"stride": 1 << 26, "n": 64}, (1,), Cause.OFFSET_OVERFLOW, "x",
-        f"stride = {(2**31 - 1) // 63}, the largest that is right", fix="in 64 bits",
+        "`cols.to(tl.int64) * stride` in line 6", fix="in 64 bits",
     ),
 }  # fmt: skip
 

@@ -72,7 +72,7 @@ def test_a_wild_index_is_proven_by_the_integers_that_a_guarded_run_keeps(
     [root] = found["roots"]
     assert (root["cause"], root["argument"]) == ("index out of range", "ids_ptr")
     assert root["proof"]["red"].startswith("the guarded run masked off this access: load of table")
-    assert root["proof"]["corrected"] == "ids_ptr[1999] = 0"
+    assert root["proof"]["corrected"] == "ids_ptr[1999] = 99"
     assert "no such finding" in root["proof"]["green"]
     assert [run["is_told"] for run in found["runs"]] == [False, True]
     assert "run as it is: crash" in found["symptom"]

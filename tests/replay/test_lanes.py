@@ -146,3 +146,10 @@ def test_a_loop_that_counts_is_no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.coverage.is_complete
     assert {finding.kind for finding in report.findings} == {"race"}  # both store the sum
     assert out.item() == 300
+
+
+@pytest.mark.parametrize(("value", "is_race"), [(1, False), (0, True), (2, True)])
+def test_a_flag_that_several_programs_raise_is_no_race(value: int, is_race: bool) -> None:
+    flag = torch.zeros(1, dtype=torch.int32)
+    report = check(kernels.raises_flag, (4,), flag_ptr=flag, VALUE=value)
+    assert [finding.kind for finding in report.findings] == ["race"] * is_race

@@ -333,3 +333,8 @@ def scalar_left_out(x_ptr, out_ptr, at, OTHER: tl.constexpr):
     mask = at >= 0
     x = tl.load(x_ptr + at, mask=mask, other=0.0) if OTHER else tl.load(x_ptr + at, mask=mask)
     tl.store(out_ptr, x)
+
+
+@triton.jit
+def raises_flag(flag_ptr, VALUE: tl.constexpr):
+    tl.store(flag_ptr, VALUE + tl.program_id(0) * (VALUE == 2))

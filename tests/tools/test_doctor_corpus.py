@@ -28,7 +28,7 @@ def test_each_truth_is_about_a_program_that_is_there(script: Script) -> None:
         assert '"right" in sys.argv' in text, name
         assert truth.causes, name
     healthy = {path.stem for path in (script.PROGRAMS / "healthy").glob("*.py")}
-    assert len(healthy) == 20
+    assert len(healthy) == 26
     assert set(script.HEALTHY_ON_GPU) <= healthy
 
 
@@ -88,6 +88,15 @@ def test_what_is_named_is_held_against_the_truth(
     assert beside["says"] == ("false" if wrong else "right"), "a second root is a claim as well"
 
 
+def test_what_is_true_and_little_is_no_false_claim(script: Script) -> None:
+    program = script.PROGRAMS / "cache_rows.py"
+    lines = program.read_text().splitlines()
+    at = 1 + next(i for i, line in enumerate(lines) if "row * stride" in line)
+    root = RIGHT | {"cause": "access outside its tensor", "line": at, "fix": "Keep it inside"}
+    assert script._judged([root], "cache_rows", program)["says"] == "vague"
+    assert script._judged([root | {"line": 1}], "cache_rows", program)["says"] == "false"
+
+
 def test_silence_is_no_false_claim(script: Script) -> None:
     judged = script._judged([], "cache_rows", script.PROGRAMS / "cache_rows.py")
     assert (judged["says"], judged["is_right"]) == ("silent", False)
@@ -112,7 +121,7 @@ def test_a_program_and_its_twin_are_run_and_told(script: Script, tmp_path: Path)
     assert (twin["is_right"], twin["exit_code"]) == (True, 0)
     [first, *_, last] = script.table({"faulty": [row], "healthy": [twin]})
     assert "memcheck" in first
-    assert last.startswith("1 of 1 as they should be; 1 right, 0 silent, 0 false; ")
+    assert last.startswith("1 of 1 as they should be; 1 right, 0 vague, 0 silent, 0 false; ")
     assert "; 0 of 1 healthy programs not" in last
     twin |= {"is_right": False, "exit_code": 3}
     without = script.ablation(["padded_expert"], [row], tmp_path, jobs=1)

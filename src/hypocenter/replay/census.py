@@ -98,7 +98,9 @@ class Census:
             aimed = spaces == np.uint64(base >> SPACE_BITS)
             if last >= 0 and aimed.any():
                 offsets = access.pointers[aimed] - np.uint64(base)  # before it: wraps, so is large
-                found[aimed] = offsets <= np.uint64(last)
+                own = offsets <= np.uint64(last)
+                between = argument.between(offsets.view(np.int64), access.width_bytes)
+                found[aimed] = own if between is None else own & ~between
         return found & access.active
 
     def aims_at(self, access: SeenAccess) -> str:
@@ -120,8 +122,8 @@ class CensusChange:
 
     Lanes, of the programs that both have run: `num_gone` were outside and are no more, `num_lost`
     loads were inside and are made no more, `num_moved` are at another address. `num_unwritten`
-    elements were written and are no more, whoever wrote them, and `num_unread` were read by
-    programs that are run no more, and by nobody else. `moved` has the arguments of those lanes.
+    elements were written and are no more, whoever wrote them, and `num_unread` were read by lanes
+    or programs that read no more, and now by nobody. `moved` has the arguments of those lanes.
     `has_same_results`: all that was written has the same value.
     """
 
@@ -171,6 +173,9 @@ def change_of(before: Census, after: Census) -> CensusChange:
             written.append(access.pointers[inside])
         else:
             lost += int(np.count_nonzero(inside & ~now))
+            # The lanes behind the end of a row that is still read may lie where nobody reads.
+            if access.pointers.ndim > 1 or not (inside & now).any():
+                read.append(access.pointers[inside & ~now])
     return CensusChange(
         gone,
         lost,

@@ -1,7 +1,7 @@
 """Uses of memory without order, each beside one that is in order; `FAULT` marks the lines."""
 
 # mypy: ignore-errors
-# ruff: noqa: ANN001, ANN201
+# ruff: noqa: ANN001, ANN201, ANN205
 import torch
 import triton
 import triton.language as tl

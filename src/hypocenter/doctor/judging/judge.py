@@ -22,7 +22,7 @@ from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause, explains
 from hypocenter.doctor.culprit import with_culprit
 from hypocenter.doctor.diagnosis import Claim, RootCause
-from hypocenter.doctor.judging.origin import with_origin
+from hypocenter.doctor.judging.origin import last_writer, with_origin
 from hypocenter.errors import HypoError
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import OUTSIDE_PLANS
@@ -135,6 +135,8 @@ def _follows(case: Case, claim: Claim, root: Claim) -> bool:
     if set(root.tensors).intersection(claim.tensors):
         return True
     one, other = _root(root), _root(claim)
+    if _has_written_entry(case, one, other):
+        return True
     if is_of_good_run(claim) and _position(claim) >= _position(root):
         return explain(case, one)
     if other.cause in _OF_NUMBERS:
@@ -144,11 +146,27 @@ def _follows(case: Case, claim: Claim, root: Claim) -> bool:
     return _position(root) < _position(claim) and not _is_changed(case, other)
 
 
+def _has_written_entry(case: Case, one: RootCause, other: RootCause) -> bool:
+    """Whether the launch of one cause was the last to write the index that the other blames."""
+    if other.entry is None or one.place is None:
+        return False
+    use = _use_of(case, other)
+    if use is None:
+        return False
+    tensor = case.tensor_of(use.launch, other.entry.argument)
+    writer = last_writer(case, use, tensor)
+    return writer is not None and writer.place == one.place
+
+
+def _use_of(case: Case, root: RootCause) -> LaunchMade | None:
+    return next((use for use in case.launches if use.place == root.place), None)
+
+
 def _is_changed(case: Case, root: RootCause) -> bool:
     """Whether the kernel of a cause has another text than in the good run."""
     assert case.good is not None
     texts = {source.id for source in case.good.sources}
-    use = next((use for use in case.launches if use.place == root.place), None)
+    use = _use_of(case, root)
     return use is not None and bool(use.launch.source) and use.launch.source not in texts
 
 
@@ -178,7 +196,7 @@ def _is_alike(one: RootCause, other: RootCause) -> bool:
 
 def _is_replayed_alike(case: Case, good: Case, root: RootCause) -> bool:
     """Whether the replay of the good run's launch at that place finds the same."""
-    use = next((use for use in case.launches if use.place == root.place), None)
+    use = _use_of(case, root)
     there = _counterpart(case, good, use) if use is not None else None
     if there is None or there.place is None or root.finding is None:
         return False

@@ -116,12 +116,11 @@ def _bound(tensor: TensorRecord, finding: Finding, value: int, moved: int, by: i
         return None if 0 <= led_to < extent else extent
     step = moved // by
     sizes = sizes_along(tensor.shape, tensor.strides, abs(step)) or [-(-extent // abs(step))]
-    if value < 0 or value >= sizes[-1]:
-        return sizes[0] if value < 0 else sizes[-1]
     rest = (finding.number or 0) - value * step
     # Something else indexes the axes before, so that this one ends where its own axis does.
     is_inner = rest // (sizes[0] * abs(step)) > 0
-    return sizes[0] if is_inner and value >= sizes[0] else None
+    bound = sizes[0] if is_inner or value < 0 else sizes[-1]
+    return None if 0 <= value < bound else bound
 
 
 def _of_entry(

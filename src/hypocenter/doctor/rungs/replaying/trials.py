@@ -100,7 +100,7 @@ def judge(
 
     if has(after.report, finding, any_line=other_text):
         return refute("the finding is still there")
-    for worse in _new_damage(before.report, after.report, allowed, any_line=other_text):
+    for worse in _new_damage(finding, before.report, after.report, allowed, any_line=other_text):
         return refute(f"{worse.kind} at {worse.argument or worse.operation} instead")
     if allowed.is_test:
         return Ruling(True, effect)
@@ -125,16 +125,30 @@ def _num_missing(seen: Seen) -> int:
 
 
 def _new_damage(
-    before: ReplayReport, after: ReplayReport, allowed: Allowed, *, any_line: bool
+    finding: Finding,
+    before: ReplayReport,
+    after: ReplayReport,
+    allowed: Allowed,
+    *,
+    any_line: bool,
 ) -> Iterator[Finding]:
     for found in after.findings:
         is_due = found.kind in _OF_VALUES and (allowed.races or allowed.is_test)
-        if is_due:
+        if is_due or (_leaves_undefined(found, finding) and not any_line):
             continue
         old = [known for known in before.findings if is_same(known, found, any_line=any_line)]
         is_more = found.kind in _COUNTED and found.num_lanes > sum(known.num_lanes for known in old)
         if not old or is_more:
             yield found
+
+
+def _leaves_undefined(found: Finding, finding: Finding) -> bool:
+    """Whether lanes have no value that read outside before: what they had was none either.
+
+    Lanes that read inside and do no more are counted as lost, whatever is found of them.
+    """
+    is_undefined = found.kind is FindingKind.UNDEFINED_LANE and finding.kind in _ASTRAY
+    return is_undefined and (found.argument, found.line) == (finding.argument, finding.line)
 
 
 # -- trying ---------------------------------------------------------------------------------------
