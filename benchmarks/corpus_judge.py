@@ -59,7 +59,7 @@ FIXES = {
     "listed_addresses": Fix(r"keep|alive|free|address|pointer|entry"),
     "lock_not_released": Fix(r"lock|release|end|loop|while"),
     "mask_of_bytes": Fix(r"width|cast|int32|type|bytes"),
-    "matmul_depth": Fix(r"< K|k\b.*mask|mask.*\bk\b|K\b", never=rf"< [MN]\b|{_LARGER}"),
+    "matmul_depth": Fix(r"< K`|< K\)", never=rf"< [MN]\b|{_LARGER}"),
     "moving_pointer": Fix(_WIDE),
     "narrow_indices": Fix(r"width|cast|int64|type|bytes"),
     "no_adapter": Fix(rf"{_INSIDE}|-1"),

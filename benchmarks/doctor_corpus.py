@@ -5,9 +5,9 @@ in Triton's interpreter, which leaves out what only a GPU has. Each program of `
 twice: as it stands, where cause, kernel, line, argument and fix must be named as in `TRUTH`, and
 healthy (`right`), where nothing may be found. Nor may it of those in `corpus/healthy`. Those in
 `corpus/written` are by somebody who had not seen the doctor; `truth.json` has what is wrong there.
-A fix that the report has as data is applied: with it nothing may be found, and the program must
-print what its twin prints. A root with any wrong claim is a false one, and fails its row. Of no
-healthy program may a launch go unrecorded.
+A fix that the report has as data is applied: what it mends may not be found again. Told beside is
+how many of them leave nothing at all to find, with what the twin prints. A root with any wrong
+claim is a false one, and fails its row. Of no healthy program may a launch go unrecorded.
 `--sanitizer` adds what NVIDIA's compute-sanitizer says of the programs as they stand, and
 `--ablation` how many are named rightly without each of the doctor's checks. Prints a table, and
 leaves it as JSON in OUT.
@@ -421,16 +421,22 @@ def _applied(
     (mended / file.name).write_text(text)
     command = [sys.executable, str(mended / file.name)]
     code, report, _ = run_doctor(command, mended, options, environment)
-    is_mended = code == 0 and not roots_of(report)
+    left, was = roots_of(report) or [], row["roots"][0]
+    is_mended = not any(_is_same_place(root, was) for root in left)
+    is_whole = code == 0 and not left
     if name not in TRUTH:  # its twin has the same input
         printed = [
             _printed([sys.executable, path], environment)
             for path in (command[1], *_program(name, twin=True))
         ]
-        is_mended = is_mended and printed[0] == printed[1]
-    is_right = row["is_right"] and is_mended
+        is_whole = is_whole and printed[0] == printed[1]
     says = row["says"] if is_mended else "false"
-    return {"mended": is_mended, "is_right": is_right, "says": says}
+    is_right = row["is_right"] and is_mended
+    return {"mended": is_mended, "whole": is_whole, "is_right": is_right, "says": says}
+
+
+def _is_same_place(root: Mapping[str, Any], was: Mapping[str, Any]) -> bool:
+    return all(root[key] == was[key] for key in ("kernel", "argument", "line"))
 
 
 def with_edits(file: Path, edits: Iterable[Mapping[str, Any]]) -> str | None:
@@ -599,7 +605,8 @@ def table(found: dict[str, Any]) -> Iterator[str]:
     yield (
         f"{sum(row['is_right'] for row in faulty)} of {len(faulty)} as they should be; "
         f"{by['right']} right, {by['vague']} vague, {by['silent']} silent, {by['false']} false; "
-        f"{sum(mended)} of {len(mended)} fixes that were applied put the program right; "
+        f"{sum(mended)} of {len(mended)} fixes that were applied take the fault away, "
+        f"{sum(row.get('whole', False) for row in faulty)} of them every fault; "
         f"{sum(not row['is_right'] for row in healthy)} of {len(healthy)} healthy programs not; "
         f"median {statistics.median(seconds) if seconds else 0:.1f} s"
     )

@@ -79,7 +79,7 @@ def test_the_command_to_attach_gives_the_result_that_was_shown(
     assert left.value.code == EXIT_FAULT
     again = " ".join(capfd.readouterr().out.replace("\\", "").split())
     missing = "232 of 1000 elements of shape (1000,), from [768] to [999]"
-    for said in ("output not written", missing, f"{script}:27"):
+    for said in ("grid too small", missing, f"{script}:27"):
         assert said in shown
         assert said in again
     assert "none found" not in again

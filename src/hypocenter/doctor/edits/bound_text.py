@@ -19,6 +19,7 @@ from hypocenter.doctor.mask_text import (
     assigned_in,
     comparisons,
     loops_around,
+    made_of,
     names_in,
     roots_in,
     with_comparator,
@@ -120,7 +121,7 @@ def _named_bounds(
             continue
         around = last
         told = (f"the loop around it ends at {last}",)
-        if counter in names_in(index.node):
+        if counter in _names_behind(access, index.node):
             yield Bound(index, f"{index.text} < {last}", True, told)
         elif step is not None:
             taken = counter if step == "1" else f"{counter} * {step}"
@@ -139,6 +140,18 @@ def _named_bounds(
         if line := _compared_with(access, index, name):
             evidence.append(f"line {line} of the kernel compares the same index with {name}")
         yield Bound(index, f"{index.text} < {name}", True, tuple(evidence))
+
+
+def _names_behind(access: MaskedAccess, node: ast.expr) -> set[str]:
+    """Names in an expression, and those that they were made of."""
+    found: set[str] = set()
+    waiting = [node]
+    while waiting:
+        for name in names_in(waiting.pop()) - found:
+            found.add(name)
+            if (made := made_of(access, name)) is not None:
+                waiting.append(made)
+    return found
 
 
 def _compared_with(access: MaskedAccess, index: AddressIndex, name: str) -> int:

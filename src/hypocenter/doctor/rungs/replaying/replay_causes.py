@@ -142,13 +142,15 @@ def _overflow(case: Case, use: LaunchMade, finding: Finding) -> ReplayCause:
         tuple(tries),
         **place_of(finding.origin),
         scalar=scalars[0] if scalars else None,
-        sooner=tuple(_wider(case, use, finding)),
+        sooner=tuple(_wider(case, use, finding, evidence)),
         rank=LAST,
         allowed=TEST,
     )
 
 
-def _wider(case: Case, use: LaunchMade, finding: Finding) -> Iterator[ReplayCause]:
+def _wider(
+    case: Case, use: LaunchMade, finding: Finding, evidence: tuple[str, ...]
+) -> Iterator[ReplayCause]:
     """The product that overflows with one factor of 64 bits, the left one first."""
     source = source_of(case, use, finding.origin)
     if source is None or finding.origin is None or use.launch.facts:
@@ -158,7 +160,7 @@ def _wider(case: Case, use: LaunchMade, finding: Finding) -> Iterator[ReplayCaus
         yield ReplayCause(
             Cause.OFFSET_OVERFLOW,
             f"Compute {edit.was} in 64 bits: `{edit.now}`",
-            (),
+            evidence,
             (),
             **place_of(finding.origin),
             edit=TextEdit(f"`{edit.now}` in line {edit.line}", with_edit(source, edit)),
