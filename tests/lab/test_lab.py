@@ -45,6 +45,19 @@ WITHOUT_VICTIM: dict[Cause, str] = {
         ),
         "programs of others have it; tests/doctor/test_runtime_refusals.py has their words",
     ),
+    **dict.fromkeys(
+        (Cause.GRID_TOO_SMALL, Cause.LANE_RACE, Cause.UNDEFINED_LANE),
+        "kernels of others have it; benchmarks/corpus/ and tests/replay/test_lanes.py have some",
+    ),
+    **dict.fromkeys(
+        (Cause.READ_IN_FLIGHT, Cause.REUSED_IN_FLIGHT),
+        "programs of others have it; tests/doctor/test_program_order.py and the corpus have some",
+    ),
+    **dict.fromkeys(
+        (Cause.PASSED_OVER, Cause.CHANGED_LINE),
+        "it is the engine's own Python; benchmarks/engine_faults/ plants some",
+    ),
+    Cause.CARD_HARDWARE: "nothing breaks a card; tests/doctor/test_card_hardware.py has its words",
     Cause.LOST_RANK: "a victim has one process; tests/engine/test_rank_faults.py has two",
     Cause.ACCESS_OUTSIDE: "a guard or a sanitizer sees it; tests/foreign/test_again.py has some",
     **dict.fromkeys(

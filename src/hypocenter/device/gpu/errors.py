@@ -80,7 +80,7 @@ class RuntimeFault:
     @property
     def is_found_later(self) -> bool:
         """Whether something that ran has made it, and not the call that returned it."""
-        return self.kind in (ErrorKind.FOUND_LATER, ErrorKind.ENDLESS)
+        return self.kind in (ErrorKind.FOUND_LATER, ErrorKind.ENDLESS, ErrorKind.HARDWARE)
 
     def __str__(self) -> str:
         return f"{self.name} ({self.code}): {self.sentence}"

@@ -49,8 +49,13 @@ class OrderSession:
         return self.watch.quiet() if self.watch is not None else contextlib.nullcontext()
 
     def end_filling(self) -> None:
-        """Where there are several streams, what was filled must not meet another one's work."""
-        if self.watch is not None and self.watch.has_streams:
+        """Where there are several streams, what was filled must not meet another one's work.
+
+        While a graph is captured nothing may be waited for, and nothing runs.
+        """
+        if self.watch is None or not self.watch.has_streams:
+            return
+        if not self._torch.cuda.is_current_stream_capturing():
             self._torch._C._cuda_synchronize()
 
     def finish(self, *, is_recorded: bool) -> None:
