@@ -53,7 +53,7 @@ def processes_of(llm: LLM) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.tier("sim", fast=lambda case: case.name in ("llama", "gpt-oss"))
+@pytest.mark.tier("sim", fast=lambda case: case.name in ("llama", "gpt-oss", "command-r-plus"))
 def test_two_parts_give_the_logits_of_the_whole(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,7 +137,7 @@ class TensorReader:
         info = self.file.tensors.get(name)
         if info is None:
             raise self._missing(name)
-        if info.shape != without_leading_ones(shape):
+        if without_leading_ones(info.shape) != without_leading_ones(shape):
             raise BadModelFile(
                 self.file.path, f"{name} shape", info.shape, f"the metadata say {shape}"
             )
