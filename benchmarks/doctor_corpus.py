@@ -16,6 +16,7 @@ leaves it as JSON in OUT.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import re
@@ -294,9 +295,8 @@ CLASSES = {
 
 
 def written() -> dict[str, dict[str, Any]]:
-    """The truth of each program in `corpus/written` by its name."""
-    file = WRITTEN / "truth.json"
-    return {row["name"]: row for row in json.loads(file.read_text())} if file.exists() else {}
+    """The truth of each program in `corpus/written` by its name; its fix makes the healthy twin."""
+    return {row["name"]: row for row in json.loads((WRITTEN / "truth.json").read_text())}
 
 
 def healthy_programs() -> dict[str, Path]:
@@ -369,8 +369,18 @@ def _program(name: str, *, twin: bool) -> list[str]:
     """A program's file, and what it is given."""
     if name in TRUTH:
         return [str(PROGRAMS / f"{name}.py"), *(["right"] if twin else [])]
-    healthy = healthy_programs()
-    return [str(healthy.get(name) or WRITTEN / f"{name}{'_right' if twin else ''}.py")]
+    if name in healthy_programs():
+        return [str(healthy_programs()[name])]
+    return [str(_twin_of(name) if twin else WRITTEN / f"{name}.py")]
+
+
+@functools.cache
+def _twin_of(name: str) -> Path:
+    """A written program with its true fix, in a file of its own."""
+    row, text = written()[name], (WRITTEN / f"{name}.py").read_text()
+    file = Path(tempfile.mkdtemp(prefix="doctor-corpus-twin-")) / f"{name}_right.py"
+    file.write_text(text.replace(row["fix_old"], row["fix_new"]))
+    return file
 
 
 def examine(name: str, twin: bool, *, is_gpu: bool, work: Path) -> dict[str, Any]:
