@@ -197,3 +197,60 @@ def test_a_larger_tensor_is_no_correction() -> None:
 )
 def test_a_twin_has_no_cause(launch: Launch) -> None:
     assert not launch.diagnosis().roots
+
+
+GROUPS = """@triton.jit
+def groups_kernel(x, o, width, GROUP: tl.constexpr):
+    row, group = tl.program_id(0), tl.program_id(1)
+    at = row * width + group * GROUP + tl.arange(0, GROUP)
+    tl.store(o + row * 128 + group * GROUP + tl.arange(0, GROUP), tl.load(x + at))
+"""
+
+
+def test_a_condition_that_takes_whole_rows_away_is_refuted() -> None:
+    """`at < width` silences the access, and with it all rows but the first."""
+    launch = Launch(GROUPS, floats(x=(5, 88), o=(5, 128)), {"width": 88}, (5, 3), {"GROUP": 32})
+    root = launch.diagnosis().roots[0]
+    assert root.argument == "x"
+    assert all("at < width" not in fix for fix in (root.fix, *(a.fix for a in root.alternatives)))
+
+
+DEPTH = """@triton.jit
+def depth_kernel(a, o, m, K, BM: tl.constexpr, BK: tl.constexpr):
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    total = tl.zeros([BM], tl.float32)
+    for start in range(0, K, BK):
+        k = start + tl.arange(0, BK)
+        total += tl.sum(tl.load(a + rows[:, None] * K + k[None, :]), axis=1)
+    tl.store(o + rows, total, mask=rows < m)
+"""
+
+
+def test_an_index_made_of_the_counter_ends_where_the_loop_ends() -> None:
+    """It holds the counter by way of a name: what is left of the loop is no bound of it."""
+    launch = Launch(
+        DEPTH, floats(a=(32, 50), o=(32,)), {"m": 32, "K": 50}, (2,), {"BM": 16, "BK": 32}
+    )
+    root = launch.diagnosis().roots[0]
+    assert (root.cause, root.argument) == (Cause.MISSING_MASK, "a")
+    assert root.fix == "Mask the access with `k[None, :] < K`"
+    assert not applied(launch, root.edits).diagnosis().roots
+
+
+SWAPPED = """@triton.jit
+def swapped_kernel(x, o, m, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    live = (row < n) & (col < m)
+    v = tl.load(x + row * n + col, mask=live, other=0.0)
+    tl.store(o + col * m + row, v, mask=live)
+"""
+
+
+def test_a_race_of_the_very_mask_is_told_beside_it() -> None:
+    launch = Launch(
+        SWAPPED, floats(x=(20, 44), o=(44, 20)), {"m": 20, "n": 44}, (3, 3), {"BLOCK": 16}
+    )
+    roots = launch.diagnosis().roots
+    assert [(root.cause, root.argument) for root in roots] == [(Cause.MISSING_MASK, "x")]
+    assert any("race" in text for text in roots[0].beside)

@@ -8,7 +8,8 @@ Every rung says what it proved, whatever others did. Here alone is decided what 
 4. Of what is left the earliest place is the root. A step's inputs come before its launches.
 5. At one place a check of that launch tells more than that the good run had another result there.
    A number outside its range tells less than that it is not the step's.
-6. A later proof follows from the root where it hangs on what memory held, or is of its tensors.
+6. A later proof follows from the root where it hangs on what memory held, is of its tensors, or
+   blames an index that the root's launch was the last to write.
 7. Where the good run tells of a wrong result, and no test which fact made it, what hangs on memory
    that was written since is no root: it may follow from that.
 """
