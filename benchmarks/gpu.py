@@ -50,6 +50,7 @@ _DOOR = (
     "hypocenter.device.plan:PlanBuilder.add_gpu",
     "hypocenter.kernels.weights.packing:place",
 )
+_MODEL = ("hypocenter.model.layers.decoder:Decoder", "hypocenter.model.tensors.weights:Weights")
 SECTIONS = (
     Section(
         "environment", "gpu:environment", 60, ("torch", "hypocenter.device.limits:present_gpu"),
@@ -62,12 +63,12 @@ SECTIONS = (
     ),
     Section(
         "decode", "gpu_speed:decode", 180,
-        (*_DOOR, "hypocenter.model.decoder:Decoder", "hypocenter.model.weights:Weights"),
+        (*_DOOR, *_MODEL),
         "copy bandwidth, and batch-1 decode of an 8B-shaped model as a share of it",
     ),
     Section(
         "rows", "gpu_rows:run", 240,
-        (*_DOOR, "hypocenter.model.decoder:Decoder", "hypocenter.model.weights:Weights"),
+        (*_DOOR, *_MODEL),
         "prompts and batches of an 8B-shaped model, as steps of many rows",
     ),
     Section(

@@ -22,11 +22,11 @@ from typing import Any
 import attention_bounds
 import numpy as np
 
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, devices, launch, memory
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import attention, attention_gpu
 from hypocenter.kernels.attention.attention_gpu import Form
-from hypocenter.tensor import DType, Tensor
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 BEYOND_L2_BYTES = 256 << 20

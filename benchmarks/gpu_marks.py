@@ -13,19 +13,19 @@ from fake_runner import FakeTokenizer
 from gpu_model import large_weights, llama_8b
 from gpu_speed import event_seconds
 
-from hypocenter.config import EngineConfig
+from hypocenter.base.tensor import DType
 from hypocenter.device import copies, devices, launch
 from hypocenter.device.plan import Plan
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.runner import Runner
-from hypocenter.model.architecture import Architecture
-from hypocenter.model.decoder import Decoder
-from hypocenter.model.layer_shapes import LayerShape
-from hypocenter.model.step_buffers import KVPages, StepInputs
-from hypocenter.model.weight_tensors import Weights
+from hypocenter.model.facts.architecture import Architecture
+from hypocenter.model.facts.layer_shapes import LayerShape
+from hypocenter.model.layers.decoder import Decoder
+from hypocenter.model.layers.step_buffers import KVPages, StepInputs
+from hypocenter.model.tensors.weight_tensors import Weights
 from hypocenter.record import recorder, ring
 from hypocenter.record.not_recording import UNREAD_HEADER
-from hypocenter.tensor import DType
+from hypocenter.settings.config import EngineConfig
 
 CONTEXT, BLOCK_SIZE = 2048, 16
 MAX_SHARE = 0.01

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from kernel_launch import random_rows
 
+from hypocenter.base.tensor import Allocation, DType, Tensor, contiguous_strides
 from hypocenter.device import copies, devices, memory
 from hypocenter.kernels.attention import rope
 from hypocenter.kernels.weights import packing
 from hypocenter.kernels.weights.gpu_layout import UNITS
 from hypocenter.kernels.weights.row_groups import ROWS_PER_ITEM, padded_rows
-from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides
 
 _ids = itertools.count(1 << 32)
 _KINDS = {
@@ -32,9 +32,9 @@ _KINDS = {
 
 def llama_8b(context: int) -> Any:
     """The shape of Llama 3.1 8B: its config.json, without its long-context scaling."""
-    from hypocenter.model.architecture import Architecture, Rope
-    from hypocenter.model.families import FAMILIES
-    from hypocenter.model.layer_shapes import LayerShape
+    from hypocenter.model.facts.architecture import Architecture, Rope
+    from hypocenter.model.facts.families import FAMILIES
+    from hypocenter.model.facts.layer_shapes import LayerShape
 
     turns = Rope(base=500000.0, dim=128)
     return Architecture(
@@ -46,8 +46,8 @@ def llama_8b(context: int) -> Any:
 
 def large_weights(facts: Any, dtype: DType, context: int, device: str) -> tuple[Any, int]:
     """Weights of that shape, made on the device, and the bytes of them that a step reads."""
-    from hypocenter.model.rope_tables import RopeTables
-    from hypocenter.model.weight_tensors import FeedForward, LayerWeights, Weights
+    from hypocenter.model.tensors.rope_tables import RopeTables
+    from hypocenter.model.tensors.weight_tensors import FeedForward, LayerWeights, Weights
 
     num_bytes = 0
 

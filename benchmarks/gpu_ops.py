@@ -16,6 +16,7 @@ import attention_bounds
 import numpy as np
 from kernel_launch import random_rows
 
+from hypocenter.base.tensor import WEIGHT_TYPES, DType, Tensor
 from hypocenter.device import copies, devices, launch, memory
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import attention, kv_write, rope, rope_write
@@ -25,7 +26,6 @@ from hypocenter.kernels.rowwise import activation, embedding, norm
 from hypocenter.kernels.weights import gpu_layout, packing
 from hypocenter.kernels.weights.block_types import dequantise
 from hypocenter.kernels.weights.row_groups import padded_rows
-from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 Array = np.ndarray[Any, Any]
 EPS = 2.0**-24

@@ -14,11 +14,11 @@ import numpy as np
 from gpu_model import large_weights, llama_8b
 from gpu_speed import _by_kernel, event_seconds
 
+from hypocenter.base.tensor import DType
 from hypocenter.device import copies, devices
 from hypocenter.device.marks import mark_memory
-from hypocenter.model.decoder import Decoder
-from hypocenter.model.step_buffers import KVPages, StepInputs
-from hypocenter.tensor import DType
+from hypocenter.model.layers.decoder import Decoder
+from hypocenter.model.layers.step_buffers import KVPages, StepInputs
 
 #: Tokens of a prompt, and sequences of a decode step at DEPTH.
 PROMPTS, BATCHES, DEPTH = (512, 2048), (1, 2, 4, 8, 16, 32, 64), 512

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 from gpu_model import large_weight, large_weights, llama_8b
 
-from hypocenter.config import LAUNCH_MODES
+from hypocenter.base.errors import HypoError
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, devices, launch, memory
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.errors import HypoError
 from hypocenter.kernels.attention import attention, rope, rope_write
 from hypocenter.kernels.linear import linear
 from hypocenter.kernels.rowwise import norm
-from hypocenter.tensor import DType, Tensor
+from hypocenter.settings.config import LAUNCH_MODES
 
 GIB = 1 << 30
 COPY_BYTES = 2 * GIB
@@ -304,8 +304,8 @@ def decode(device: str) -> dict[str, Any]:
 
 def _decode_one(device: str, dtype: DType, bytes_per_s: float) -> dict[str, Any]:
     from hypocenter.device.marks import mark_memory
-    from hypocenter.model.decoder import Decoder
-    from hypocenter.model.step_buffers import KVPages, StepInputs
+    from hypocenter.model.layers.decoder import Decoder
+    from hypocenter.model.layers.step_buffers import KVPages, StepInputs
 
     backend: Any = devices.backend_of(device)
     # Made with the first mark, and to outlive what this one allocates.

@@ -29,7 +29,7 @@ from fake_runner import FakeTokenizer  # noqa: E402
 from kernel_launch import random_rows  # noqa: E402
 
 from hypocenter import LLM  # noqa: E402
-from hypocenter.config import EngineConfig, SamplingParams  # noqa: E402
+from hypocenter.base.tensor import DType, Tensor  # noqa: E402
 from hypocenter.device import copies, devices, launch, memory  # noqa: E402
 from hypocenter.device.cpu.native import NativeLaunches  # noqa: E402
 from hypocenter.device.plan import Plan  # noqa: E402
@@ -37,15 +37,15 @@ from hypocenter.engine.engine import Engine  # noqa: E402
 from hypocenter.engine.runner import Runner  # noqa: E402
 from hypocenter.kernels.attention import rope  # noqa: E402
 from hypocenter.kernels.weights import packing  # noqa: E402
-from hypocenter.model.architecture import Architecture, Rope  # noqa: E402
-from hypocenter.model.families import FAMILIES  # noqa: E402
-from hypocenter.model.layer_shapes import LayerShape  # noqa: E402
-from hypocenter.model.rope_tables import RopeTables  # noqa: E402
-from hypocenter.model.weight_tensors import FeedForward, LayerWeights, Weights  # noqa: E402
+from hypocenter.model.facts.architecture import Architecture, Rope  # noqa: E402
+from hypocenter.model.facts.families import FAMILIES  # noqa: E402
+from hypocenter.model.facts.layer_shapes import LayerShape  # noqa: E402
+from hypocenter.model.tensors.rope_tables import RopeTables  # noqa: E402
+from hypocenter.model.tensors.weight_tensors import FeedForward, LayerWeights, Weights  # noqa: E402
 from hypocenter.record import recorder  # noqa: E402
 from hypocenter.record.not_recording import NotRecording  # noqa: E402
 from hypocenter.record.recorder import Recorder  # noqa: E402
-from hypocenter.tensor import DType, Tensor  # noqa: E402
+from hypocenter.settings.config import EngineConfig, SamplingParams  # noqa: E402
 
 MAX_SHARE, MAX_NS_PER_LAUNCH = 0.01, 100.0
 CONTEXT = 512

@@ -23,7 +23,7 @@ from vs_models import (
     written_whole,
 )
 
-from hypocenter.tensor import DType
+from hypocenter.base.tensor import DType
 
 #: Different rows of a matrix.
 TILE_ROWS = 64

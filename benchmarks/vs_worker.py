@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from hypocenter import __version__
 from hypocenter.cli.verbs import bench
-from hypocenter.config import EngineConfig
 from hypocenter.device.cpu import lang, vector
 from hypocenter.device.cpu.vector_ir import LANES
 from hypocenter.engine.runner import load_runner
 from hypocenter.model.gguf.file import open_gguf
+from hypocenter.settings.config import EngineConfig
 
 READ_BYTES = 512 << 20
 NUM_READ_PASSES = 10

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
-    from hypocenter.config import EngineConfig, SamplingParams
+    from hypocenter.base.errors import HypoError
+    from hypocenter.base.results import Completion, Delta, Route, Timings, TokenLogprob, TopLogprob
     from hypocenter.engine.async_llm import AsyncLLM
     from hypocenter.engine.async_stream import AsyncStream
     from hypocenter.engine.llm import LLM
-    from hypocenter.errors import HypoError
-    from hypocenter.results import Completion, Delta, Route, Timings, TokenLogprob, TopLogprob
+    from hypocenter.settings.config import EngineConfig, SamplingParams
 
 __all__ = [
     "LLM",
@@ -36,21 +36,21 @@ _NAME_TO_MODULE = {
     "LLM": "hypocenter.engine.llm",
     "AsyncLLM": "hypocenter.engine.async_llm",
     "AsyncStream": "hypocenter.engine.async_stream",
-    "Completion": "hypocenter.results",
-    "Delta": "hypocenter.results",
-    "EngineConfig": "hypocenter.config",
-    "HypoError": "hypocenter.errors",
-    "Route": "hypocenter.results",
-    "SamplingParams": "hypocenter.config",
-    "Timings": "hypocenter.results",
-    "TokenLogprob": "hypocenter.results",
-    "TopLogprob": "hypocenter.results",
+    "Completion": "hypocenter.base.results",
+    "Delta": "hypocenter.base.results",
+    "EngineConfig": "hypocenter.settings.config",
+    "HypoError": "hypocenter.base.errors",
+    "Route": "hypocenter.base.results",
+    "SamplingParams": "hypocenter.settings.config",
+    "Timings": "hypocenter.base.results",
+    "TokenLogprob": "hypocenter.base.results",
+    "TopLogprob": "hypocenter.base.results",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from hypocenter.package import version
+        from hypocenter.base.package import version
 
         return version()
     if name not in _NAME_TO_MODULE:

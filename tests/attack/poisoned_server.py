@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from hypocenter.config import EngineConfig
 from hypocenter.lab.model import model_path
 from hypocenter.server.serve import Listener, ServerConfig, serve
+from hypocenter.settings.config import EngineConfig
 
 
 def main(words: list[str]) -> int:

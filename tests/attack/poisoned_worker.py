@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.dtypes import Int32s
+from hypocenter.base.dtypes import Int32s
+from hypocenter.base.tensor import Tensor
 from hypocenter.engine.batch import Batch
 from hypocenter.engine.runner import Runner
-from hypocenter.tensor import Tensor
 from hypocenter.worker import worker
 
 #: Token ids that no other prompt has behind each other.

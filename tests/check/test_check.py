@@ -15,9 +15,9 @@ from terminal import hypo_in_process
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from hypocenter.base.errors import UsageError
 from hypocenter.check.report import FAR, CheckReport, report_text
 from hypocenter.cli.verbs.check import split_target
-from hypocenter.errors import UsageError
 from hypocenter.replay.findings import Finding, FindingKind, Headroom, Site
 from hypocenter.replay.text import extent_text, finding_text, place_text
 

@@ -17,7 +17,7 @@ from hypocenter.device.offline.compiled import CompiledKernel
 from hypocenter.device.offline.specimen import Specimen
 
 
-def specimens(file: str | None = None, arch: str = "") -> tuple[Sequence[Specimen], str]:
+def specimens() -> tuple[Sequence[Specimen], str]:
     import gpu_specimens
 
     return gpu_specimens.SPECIMENS, ""
@@ -36,5 +36,4 @@ def compile_specimen(specimen: Specimen, arch: str, *, guarded: bool = False) ->
 if __name__ == "__main__":
     _compile_specimen = compile.compile_specimen
     compile.compile_specimen = compile_specimen
-    compile_worker.collect = specimens
-    compile_worker.main(sys.argv[1:])
+    compile_worker.serve(specimens)

@@ -9,14 +9,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from hypocenter.base.results import Route
 from hypocenter.cli import machine
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.tool_options import BenchOptions
 from hypocenter.cli.verbs import bench
 from hypocenter.cli.verbs.bench import Measurement, ModelFacts, bandwidth_share, remarks, table
-from hypocenter.config import EngineConfig
 from hypocenter.engine.batch import Batch
-from hypocenter.results import Route
+from hypocenter.settings.config import EngineConfig
 
 FACTS = ModelFacts("llama Q8_0", 1000, 500, bytes_per_token=1000)
 STEP_SECONDS = 0.004

@@ -31,11 +31,11 @@ from terminal import (
     on_terminal,
 )
 
+from hypocenter.base.errors import OutOfBlocks, OutOfMemory, UnsupportedModel
 from hypocenter.cli.model_app import ModelOptions
 from hypocenter.cli.options import EngineOptions, SamplingOptions, message_of
-from hypocenter.config import EngineConfig, SamplingParams, defaults
-from hypocenter.errors import OutOfBlocks, OutOfMemory, UnsupportedModel
 from hypocenter.model.gguf.file import open_gguf
+from hypocenter.settings.config import EngineConfig, SamplingParams, defaults
 
 PROMPT = "def add(a, b):"
 

@@ -31,13 +31,13 @@ from terminal import (
     on_terminal,
 )
 
+from hypocenter.base.errors import UsageError
 from hypocenter.cli import app
 from hypocenter.cli.child_run import environment_of
 from hypocenter.cli.output import printable
 from hypocenter.cli.tool_options import DoctorOptions
 from hypocenter.cli.verbs import doctor as cli_doctor
 from hypocenter.cli.verbs.doctor import DoctorRequest, command_of, split_words
-from hypocenter.errors import UsageError
 from hypocenter.lab.model import model_path
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
@@ -48,7 +48,7 @@ from hypocenter.watch.child import START_SECONDS, Deadlines
 #: A process that records, and then does what `{end}` says.
 RECORDED = """
 import os, sys, time
-from hypocenter.environment import Environment
+from hypocenter.settings.environment import Environment
 from hypocenter.record import recorder, ring
 from hypocenter.record.events import Stepped
 opened = recorder.open_recorder()
@@ -697,7 +697,7 @@ def test_a_run_that_somebody_ended_did_not_die(
 FAULTING_RUN = """
 from hypocenter.cli import app
 from hypocenter.cli.verbs import run
-from hypocenter.errors import DeviceFault
+from hypocenter.base.errors import DeviceFault
 from hypocenter.record import recorder
 def fault(*args, **keywords):
     error = DeviceFault("cuda", "copy_out", "an illegal memory access was encountered",

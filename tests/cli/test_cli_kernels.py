@@ -14,13 +14,14 @@ import pytest
 from repository import SUPPORT
 from terminal import lines_without_progress
 
+from hypocenter.base.errors import HypoError, UsageError
+from hypocenter.base.package import module_command
 from hypocenter.check import compile_pool
 from hypocenter.check.compile_worker import Listed
 from hypocenter.cli import app
 from hypocenter.cli.verbs import kernels
 from hypocenter.device.limits import TABLE, named_archs
 from hypocenter.device.offline.compiled import CompiledKernel
-from hypocenter.errors import HypoError, UsageError
 
 HERE = Path(__file__).parent
 
@@ -28,7 +29,7 @@ HERE = Path(__file__).parent
 @pytest.fixture
 def kernels_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels of `gpu_specimens.py` in place of the project's."""
-    monkeypatch.setattr(compile_pool, "WORKER", "kernels_worker")
+    monkeypatch.setattr(kernels, "OWN_KERNELS", "kernels_worker")
     monkeypatch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{SUPPORT}")
 
 
@@ -142,10 +143,9 @@ def test_without_triton_one_line_says_what_to_install(tmp_path: Path) -> None:
     assert "pip install triton" in done.stderr
 
 
-def test_a_worker_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_pool, "WORKER", "hypocenter.no_such_module")
+def test_a_worker_that_cannot_start_is_an_error() -> None:
     with (
-        compile_pool.Worker() as worker,
+        compile_pool.Worker(module_command("hypocenter.no_such_module")) as worker,
         pytest.raises(HypoError, match=r"ended with exit code 1: .*No module named"),
     ):
         worker.start()

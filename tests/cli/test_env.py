@@ -19,7 +19,7 @@ from terminal import hypo, hypo_in_process
 
 from hypocenter.cli.verbs import env
 from hypocenter.device.cpu.instructions import NEEDED
-from hypocenter.environment import INSTRUCTIONS, KNOWN
+from hypocenter.settings.environment import INSTRUCTIONS, KNOWN
 
 
 @pytest.fixture(scope="module")

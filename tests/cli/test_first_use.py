@@ -15,10 +15,10 @@ from terminal import TIMEOUT_SECONDS, assert_one_line, hypo, hypo_in_process, on
 from tiny_gguf import write_tiny
 
 from hypocenter import LLM
+from hypocenter.base.errors import UsageError
 from hypocenter.cli.answer import _speed
 from hypocenter.cli.app import app, own_verbs
 from hypocenter.cli.usage import VERBS
-from hypocenter.errors import UsageError
 
 #: Hides packages from a command, as an installation without them would.
 WITHOUT = """

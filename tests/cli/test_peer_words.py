@@ -30,7 +30,7 @@ from hypocenter.cli.words.table import (
     names_and_operand,
     words_of,
 )
-from hypocenter.config import EngineConfig
+from hypocenter.settings.config import EngineConfig
 
 LINES = tomllib.loads((Path(__file__).parent / "peer_lines.toml").read_text())
 OPTIONS = {verb: Options(app[verb].assemble_argument_collection()) for verb in VERBS}

@@ -15,8 +15,8 @@ from bundles import background
 from core_dumps import bundle_folder
 from foreign_launch import TAKE, launch_of
 
+from hypocenter.base.errors import EXIT_FAULT, EXIT_OK, EXIT_USAGE
 from hypocenter.cli import app
-from hypocenter.errors import EXIT_FAULT, EXIT_OK, EXIT_USAGE
 from hypocenter.record import bundle as bundles
 
 #: Of 100 entries one is too large.

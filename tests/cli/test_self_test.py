@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from terminal import hypo
 
+from hypocenter.base.errors import EXIT_GATE
 from hypocenter.cli import app
 from hypocenter.cli.verbs import self_test
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Proof, RootCause
-from hypocenter.errors import EXIT_GATE
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")

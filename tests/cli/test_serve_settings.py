@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from terminal import assert_one_line, hypo_in_process
 
+from hypocenter.base.errors import UsageError
 from hypocenter.cli.app import app
 from hypocenter.cli.options import EngineOptions
 from hypocenter.cli.serve_options import ServeOptions
 from hypocenter.cli.words.reading import in_our_words
-from hypocenter.environment import Environment
-from hypocenter.errors import UsageError
+from hypocenter.settings.environment import Environment
 
 FILE = """
 model = "m.gguf"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from core_dumps import FIXTURES, fixture, put_together, take_apart
 
+from hypocenter.base.errors import BadCoreDump
 from hypocenter.coredump.nvidia import MAX_DUMP_BYTES, read_core_dump
-from hypocenter.errors import BadCoreDump
 from hypocenter.record.gpu_stop import MAX_DEEP_WARPS, GpuFrame, GpuStop
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import triton
 
+from hypocenter.base.errors import BadCoreDump
 from hypocenter.coredump.elf import SYMTAB, Elf, string_at
 from hypocenter.coredump.lines import frames_at
 from hypocenter.coredump.sass import WORD, known_bits, memory_instruction
-from hypocenter.errors import BadCoreDump
 from hypocenter.record.gpu_stop import GpuFrame
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"

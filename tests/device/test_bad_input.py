@@ -22,17 +22,17 @@ from kernel_launch import counts, rows_tensor, tensor
 from test_limits import H200
 from tiny_gguf import write_tiny
 
+from hypocenter.base.errors import BadModelFile, HypoError, LaunchRejected, UsageError
+from hypocenter.base.tensor import Allocation, DType, Tensor
 from hypocenter.device import copies, devices, limits, memory
 from hypocenter.device.gpu import torch_gpu
 from hypocenter.device.gpu.torch_gpu import TorchGpu, open_gpu
 from hypocenter.device.launch import run
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.sim.sim import open_sim
-from hypocenter.errors import BadModelFile, HypoError, LaunchRejected, UsageError
 from hypocenter.kernels.attention import rope
-from hypocenter.model.architecture import read_architecture
+from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.tensor import Allocation, DType, Tensor
 
 SIM, OTHER = "sim:h200", "sim:mi300x"
 

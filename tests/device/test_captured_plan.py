@@ -14,8 +14,10 @@ from fake_torch import FakeJit, FakeTorch
 from kernel_launch import counts, rows_tensor, tensor
 from repository import DEMO
 
+from hypocenter.base.errors import UsageError
+from hypocenter.base.results import Completion, Route, Timings
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.cli.answer import closing_line
-from hypocenter.config import EngineConfig, SamplingParams
 from hypocenter.device import copies, devices, limits, memory
 from hypocenter.device.gpu.torch_gpu import TorchGpu
 from hypocenter.device.launch import Launch
@@ -23,14 +25,12 @@ from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.device.sim.sim import SimGpu, open_sim
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.runner import load_runner
-from hypocenter.errors import UsageError
 from hypocenter.kernels.attention import rope
 from hypocenter.kernels.sampling.draw import TokenChoice
 from hypocenter.kernels.sampling.sampling import sample
 from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.results import Completion, Route, Timings
-from hypocenter.tensor import DType, Tensor
+from hypocenter.settings.config import EngineConfig, SamplingParams
 
 SIM = "sim:rx7900xtx"
 

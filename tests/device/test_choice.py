@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from hypocenter.cards import Card
-from hypocenter.config import EngineConfig
+from hypocenter.base.cards import Card
+from hypocenter.base.errors import BadSetting, UsageError
 from hypocenter.device import choice
 from hypocenter.device.choice import choose_device, with_device
-from hypocenter.errors import BadSetting, UsageError
+from hypocenter.settings.config import EngineConfig
 
 GIB = 1 << 30
 

@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 from kernel_launch import counts, rows_tensor, tensor
 
+from hypocenter.base.errors import CopyRejected, DeviceFault
+from hypocenter.base.refusals import FreedTensor
+from hypocenter.base.tensor import Allocation, DType, Tensor
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.launch import run
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.device.sim.sim import SimGpu, open_sim
 from hypocenter.device.stream_order import AddressRange, StreamClocks, Writes
-from hypocenter.errors import CopyRejected, DeviceFault
 from hypocenter.kernels.rowwise import activation
 from hypocenter.record import recorder, ring
 from hypocenter.record.events import Rejected
-from hypocenter.refusals import FreedTensor
-from hypocenter.tensor import Allocation, DType, Tensor
 
 SIM, OTHER = "sim:h200", "sim:mi300x"
 

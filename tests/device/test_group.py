@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hypocenter.base.errors import DeviceFault
+from hypocenter.base.tensor import Tensor
 from hypocenter.device.group import Group
 from hypocenter.device.launch import Launch
-from hypocenter.errors import DeviceFault
-from hypocenter.tensor import Tensor
 
 
 class Sums:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hypocenter.base.errors import CopyRejected
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.inputs import Inputs
-from hypocenter.errors import CopyRejected
-from hypocenter.tensor import DType, Tensor
 
 SIM = "sim:h200"
 SHAPES = {"ids": (5,), "counts": (2,), "tables": (3, 70)}

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from kernel_launch import counts, rows_tensor, tensor
 
+from hypocenter.base.errors import LaunchRejected, UsageError
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.launch import Launch, prepare, run
 from hypocenter.device.plan import MIN_PARALLEL_WORK, PlanBuilder
-from hypocenter.errors import LaunchRejected, UsageError
 from hypocenter.kernels.attention import rope, rope_cpu
 from hypocenter.kernels.rowwise import activation, activation_gpu, embedding, embedding_cpu
-from hypocenter.tensor import DType, Tensor
 
 
 def _rope(positions: list[int]) -> tuple[Launch, Tensor]:

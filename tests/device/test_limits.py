@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hypocenter.base.errors import HypoError, LaunchRejected, UsageError
 from hypocenter.device.limits import (
     PRODUCTS,
     TABLE,
@@ -21,7 +22,6 @@ from hypocenter.device.limits import (
     named_gpu,
     present_gpu,
 )
-from hypocenter.errors import HypoError, LaunchRejected, UsageError
 
 KIB = 1024
 

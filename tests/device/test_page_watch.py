@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hypocenter.base.tensor import DType
 from hypocenter.device import memory, page_watch
 from hypocenter.device.page_watch import MAX_WATCHED, PageWatch
 from hypocenter.engine.kv_cache import KVCache
-from hypocenter.model.step_buffers import KVPages
-from hypocenter.tensor import DType
+from hypocenter.model.layers.step_buffers import KVPages
 
 BLOCKS, BLOCK = 40, 4
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from hypocenter.base.errors import NotShareable
+from hypocenter.base.tensor import DType
 from hypocenter.device import devices
 from hypocenter.device.group import SumByLaunches
 from hypocenter.device.offline.abstract import AbsentGroup, AbstractGpu
 from hypocenter.device.peers import LaneKind, open_lanes, stop_word
-from hypocenter.errors import NotShareable
 from hypocenter.kernels.collective.peer_sum import open_peer_sum
 from hypocenter.record import recorder
-from hypocenter.tensor import DType
 
 WANTED = {"values": LaneKind(DType.F32, (2, 64)), "flags": LaneKind(DType.I32, (2, 4))}
 

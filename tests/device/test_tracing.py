@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 from kernel_launch import counts, rows_tensor, tensor, vector_tensor
 
-from hypocenter.config import EngineConfig
+from hypocenter.base.errors import UsageError
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.device.tracing import MAX_FIRST, _figures_of_packed, _read, statistics_of
-from hypocenter.environment import trace_bytes
-from hypocenter.errors import UsageError
 from hypocenter.kernels.attention import rope
 from hypocenter.kernels.attention.kv_write import kv_write
 from hypocenter.kernels.linear.linear import linear_several
@@ -28,9 +27,10 @@ from hypocenter.record import recorder
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.catalogue import sources_of
 from hypocenter.record.events import Place, Statistics
-from hypocenter.record.held.trace_log import FIRST, FOLDER, STATISTICS, TraceWriter, read_trace
 from hypocenter.record.ring import read_run
-from hypocenter.tensor import DType, Tensor
+from hypocenter.record.trace_log import FIRST, FOLDER, STATISTICS, TraceWriter, read_trace
+from hypocenter.settings.config import EngineConfig
+from hypocenter.settings.environment import trace_bytes
 
 PLACE = Place(3, 1, 2)
 
@@ -193,8 +193,8 @@ def test_figures_of_other_types(dtype: DType, values: np.ndarray) -> None:
 
 
 def test_old_steps_give_way_whole(tmp_path: Path) -> None:
+    from hypocenter.record.contents import Snapshot
     from hypocenter.record.events import Values
-    from hypocenter.record.held.contents import Snapshot
 
     writer = TraceWriter(tmp_path, 1000)
     for step in range(1, 6):

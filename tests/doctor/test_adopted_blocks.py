@@ -11,15 +11,15 @@ from bundles import REQUEST, Run, decoder, inputs, tensors_of_decoder
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
-from hypocenter.record.engine.engine_events import BlocksNamed, Entered
-from hypocenter.record.engine.prefixes import (
+from hypocenter.record.engine_events import BlocksNamed, Entered
+from hypocenter.record.fault_record import FaultRecord
+from hypocenter.record.prefixes import (
     ROTATION,
     SALT,
     SETTINGS,
     BlockPrefixes,
     split_prefixes,
 )
-from hypocenter.record.fault_record import FaultRecord
 
 DIFFERS = FaultRecord(kind="differs", message="the text is not that of the good run")
 NO_REPLAY = ("replay", "hang")

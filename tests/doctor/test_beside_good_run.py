@@ -23,7 +23,7 @@ from hypocenter.record.events import (
     Statistics,
 )
 from hypocenter.record.fault_record import FaultRecord
-from hypocenter.record.held.trace_log import MAX_TENSOR_BYTES
+from hypocenter.record.trace_log import MAX_TENSOR_BYTES
 
 NO_REPLAY = ("replay", "hang")
 NONFINITE = FaultRecord(kind="nonfinite", message="logits row 0: 512 of 512 values are NaN")

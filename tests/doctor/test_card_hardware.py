@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from runtime_words import FRAMES
 
-from hypocenter.cards import Card
+from hypocenter.base.cards import Card
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose

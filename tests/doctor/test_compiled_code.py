@@ -14,18 +14,18 @@ pytest.importorskip("triton")
 
 from bundles import Run
 
-from hypocenter.cards import Card
+from hypocenter.base.cards import Card
+from hypocenter.base.dtypes import Array
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
-from hypocenter.dtypes import Array
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
+from hypocenter.record.contents import CompiledCode, LaunchOutcome, OtherBits
 from hypocenter.record.events import FOREIGN, OUTSIDE_PLANS, Launched, Place, Values
 from hypocenter.record.fault_record import FaultRecord
-from hypocenter.record.held.contents import CompiledCode, LaunchOutcome, OtherBits
-from hypocenter.replay.outcomes import compare, device_runs
-from hypocenter.replay.outcomes.forms import Ran, RunForm
+from hypocenter.replay import compare, device_runs
+from hypocenter.replay.forms import Ran, RunForm
 
 THRICE = """@triton.jit
 def thrice_kernel(x, out, n, B: tl.constexpr):

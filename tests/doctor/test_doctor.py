@@ -27,15 +27,30 @@ from bundles import (
     tensors_of_decoder,
 )
 
+from hypocenter.base.errors import ErrorKind
+from hypocenter.base.refusals import (
+    AnyRefusal,
+    EntryOutOfRange,
+    EntryRepeated,
+    FieldOutOfRange,
+    FreedTensor,
+    GridAxisTooLong,
+    RuntimeRefused,
+    SharedMemory,
+    StateElsewhere,
+    StateInUse,
+    StateOfAnother,
+    StateOfOtherTokens,
+    TableTooShort,
+)
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import LADDER, diagnose
 from hypocenter.doctor.report import report_text
 from hypocenter.doctor.report_parts import headline
-from hypocenter.errors import ErrorKind
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.engine.engine_events import Answered
+from hypocenter.record.engine_events import Answered
 from hypocenter.record.events import (
     Allocated,
     ArgumentDeclaration,
@@ -52,21 +67,6 @@ from hypocenter.record.events import (
     Waited,
 )
 from hypocenter.record.fault_record import FaultRecord
-from hypocenter.refusals import (
-    AnyRefusal,
-    EntryOutOfRange,
-    EntryRepeated,
-    FieldOutOfRange,
-    FreedTensor,
-    GridAxisTooLong,
-    RuntimeRefused,
-    SharedMemory,
-    StateElsewhere,
-    StateInUse,
-    StateOfAnother,
-    StateOfOtherTokens,
-    TableTooShort,
-)
 
 WIDTH = HEADS * DIM
 

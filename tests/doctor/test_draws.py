@@ -13,7 +13,7 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.engine.engine_events import Answered, Drawn
+from hypocenter.record.engine_events import Answered, Drawn
 from hypocenter.record.events import (
     ArgumentDeclaration,
     Declaration,

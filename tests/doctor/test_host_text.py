@@ -9,22 +9,22 @@ import msgspec
 import pytest
 from bundles import REQUEST, Run, inputs, tensors_of_decoder
 
-from hypocenter import package
+from hypocenter.base import package
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.engine.engine_events import Answered, TextAsked
-from hypocenter.record.engine.module_texts import (
+from hypocenter.record.engine_events import Answered, TextAsked
+from hypocenter.record.events import ArgumentDeclaration, Declaration, Place, Statistics
+from hypocenter.record.fault_record import FaultRecord
+from hypocenter.record.module_texts import (
     ModuleDigests,
     ModuleText,
     digests_of_modules,
     read_texts,
 )
-from hypocenter.record.events import ArgumentDeclaration, Declaration, Place, Statistics
-from hypocenter.record.fault_record import FaultRecord
 
 NO_REPLAY = ("replay", "hang")
 DIFFERS = FaultRecord(kind="differs", message="")
@@ -223,7 +223,8 @@ def test_the_line_beyond_the_launcher_is_the_culprit_of_an_argument_it_was_given
 
 def test_digests_are_of_the_package_and_texts_only_of_what_has_not_changed(tmp_path: Path) -> None:
     own = digests_of_modules()
-    assert {"engine/scheduler.py", "conversation/tools.py", "config.py"} <= own.digests.keys()
+    expected = {"engine/scheduler.py", "conversation/tools.py", "settings/config.py"}
+    assert expected <= own.digests.keys()
     texts, gaps = read_texts(own)
     assert not gaps
     one = next(text for text in texts if text.file == "engine/scheduler.py")

@@ -10,10 +10,10 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.engine import scheduler
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.engine.engine_events import Answered, Entered
-from hypocenter.record.engine.raised import statement_at
+from hypocenter.record.engine_events import Answered, Entered
 from hypocenter.record.events import Place, Reached
 from hypocenter.record.fault_record import FaultRecord
+from hypocenter.record.raised import statement_at
 
 FILE = scheduler.__file__
 LINE = 1 + next(

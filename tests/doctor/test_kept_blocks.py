@@ -9,7 +9,7 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Culprit, RootCause, Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.engine.engine_events import BlockChanged
+from hypocenter.record.engine_events import BlockChanged
 from hypocenter.record.events import (
     Copied,
     Place,

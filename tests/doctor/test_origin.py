@@ -18,9 +18,9 @@ from hypocenter.doctor.diagnosis import Diagnosis
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.judging.origin import last_writer
 from hypocenter.record.bundle import Bundle
+from hypocenter.record.contents import Snapshot
 from hypocenter.record.events import FOREIGN, OUTSIDE_PLANS, Launched, Values
 from hypocenter.record.fault_record import FaultRecord
-from hypocenter.record.held.contents import Snapshot
 
 NUM = 100
 MAKE = """@triton.jit

@@ -9,16 +9,16 @@ import msgspec
 import pytest
 from bundles import REQUEST, Run, decoder, inputs, tensors_of_decoder
 
+from hypocenter.base.errors import TokenizerError
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.engine import kv_cache
 from hypocenter.engine.kv_cache import BlockDigests
-from hypocenter.errors import TokenizerError
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.engine.raised import raised_in, statement_at
 from hypocenter.record.events import Called, Rejected
 from hypocenter.record.fault_record import FaultRecord
+from hypocenter.record.raised import raised_in, statement_at
 from hypocenter.record.recorder import event_of_error
 
 NO_REPLAY = ("replay", "hang")

@@ -21,7 +21,7 @@ from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.report_parts import headline
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.engine.engine_events import Answered
+from hypocenter.record.engine_events import Answered
 from hypocenter.record.events import (
     Allocated,
     AllocationRecord,

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from bundles import DIM, HEADS, REQUEST, ROWS, Run, decoder, inputs, tensors_of_decoder
 
-from hypocenter.config import SamplingParams
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.kernels.sampling.draw import TokenChoice, columns_of, settings_of
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.engine.engine_events import Entered
+from hypocenter.record.contents import Snapshot
+from hypocenter.record.engine_events import Entered
 from hypocenter.record.events import (
     LaunchRecord,
     RequestRecord,
@@ -23,7 +23,7 @@ from hypocenter.record.events import (
     Values,
 )
 from hypocenter.record.fault_record import FaultRecord
-from hypocenter.record.held.contents import Snapshot
+from hypocenter.settings.config import SamplingParams
 
 DIFFERS = FaultRecord(kind="differs", message="the text is not that of the good run")
 NO_REPLAY = ("replay", "hang")

@@ -10,10 +10,10 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.engine.engine_events import BlocksNamed, Entered
-from hypocenter.record.engine.module_texts import ModuleText
-from hypocenter.record.engine.prefixes import ROTATION
+from hypocenter.record.engine_events import BlocksNamed, Entered
 from hypocenter.record.fault_record import FaultRecord
+from hypocenter.record.module_texts import ModuleText
+from hypocenter.record.prefixes import ROTATION
 
 ENDED = FaultRecord(kind="none", message="")
 NO_REPLAY = ("replay", "hang")

@@ -18,9 +18,9 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
+from hypocenter.record.contents import Snapshot
 from hypocenter.record.events import FOREIGN, OUTSIDE_PLANS, Launched, Values
 from hypocenter.record.fault_record import FaultRecord
-from hypocenter.record.held.contents import Snapshot
 from hypocenter.replay.source import installed_kernel, kernel_of, recorded_file
 
 GATHER = """@triton.jit

@@ -14,20 +14,20 @@ from fake_runner import END_ID, POISON_ID, batches_of, expected_output, fake_eng
 from tiny_gguf import WIDTH, write_tiny
 
 from hypocenter import LLM
-from hypocenter.config import EngineConfig, SamplingParams
+from hypocenter.base.errors import BadLogits
 from hypocenter.device import devices
 from hypocenter.device.sim.sim import open_sim
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.diff import rundiff
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
-from hypocenter.errors import BadLogits
 from hypocenter.record import recorder, ring
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import Place, Reached, RequestRecord, Stepped, Waited
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.recorder import never_breaks
+from hypocenter.settings.config import EngineConfig, SamplingParams
 
 SIM = "sim:h200"
 TEN = SamplingParams(max_tokens=10, ignore_eos=True)

@@ -18,12 +18,12 @@ from fake_runner import POISON_ID, batches_of, expected_output, fake_engine
 from gguf import GGUFValueType
 
 from hypocenter import LLM, AsyncLLM, EngineConfig, SamplingParams
+from hypocenter.base.errors import BadLogits, UsageError
+from hypocenter.base.results import Delta
 from hypocenter.engine.async_stream import AsyncStream, complete
 from hypocenter.engine.driver import Driver
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
-from hypocenter.errors import BadLogits, UsageError
-from hypocenter.results import Delta
 
 RANDOM = SamplingParams(max_tokens=20, temperature=0.8, seed=11, ignore_eos=True)
 ENDLESS = SamplingParams(max_tokens=None, ignore_eos=True)

@@ -14,7 +14,7 @@ from hypocenter import LLM, SamplingParams
 from hypocenter.device.backend import Room
 from hypocenter.engine.block_archive import NUM_DOUBTED_STEPS, BlockArchive
 from hypocenter.engine.kv_cache import KVCache
-from hypocenter.model import footprint
+from hypocenter.model.tensors import footprint
 
 PRINT = bytes(range(32))
 SIZE = 4

@@ -9,13 +9,13 @@ import llguidance
 import pytest
 
 from hypocenter import LLM
+from hypocenter.base.errors import BadSetting, UsageError
+from hypocenter.base.results import whole_calls
 from hypocenter.conversation.call_forms import FREE, CallRules, call_form, read_choice
 from hypocenter.conversation.harmony import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from hypocenter.conversation.thoughts import apart, split
 from hypocenter.conversation.tools import check_tools
 from hypocenter.engine.grammar_worker import Unreadable, read_form
-from hypocenter.errors import BadSetting, UsageError
-from hypocenter.results import whole_calls
 
 
 def tool(name: str, *, strict: bool | None = None, **parameters: Any) -> dict[str, Any]:

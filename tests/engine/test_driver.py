@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from fake_runner import FAULT_ID, batches_of, expected_output, fake_engine
 
-from hypocenter.config import SamplingParams
+from hypocenter.base.errors import HypoError, UsageError
 from hypocenter.engine.driver import Driver
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
-from hypocenter.errors import HypoError, UsageError
+from hypocenter.settings.config import SamplingParams
 
 RANDOM = SamplingParams(max_tokens=20, temperature=0.8, seed=11, ignore_eos=True)
 ENDLESS = SamplingParams(max_tokens=None, ignore_eos=True)

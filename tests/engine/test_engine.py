@@ -23,13 +23,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hypocenter.config import SamplingParams
+from hypocenter.base.errors import BadLogits, ContextOverflow, HypoError, OutOfBlocks, UsageError
+from hypocenter.base.results import Completion, Delta
 from hypocenter.engine.answer_text import StopStrings
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
-from hypocenter.errors import BadLogits, ContextOverflow, HypoError, OutOfBlocks, UsageError
 from hypocenter.record.recorder import current
-from hypocenter.results import Completion, Delta
+from hypocenter.settings.config import SamplingParams
 
 RANDOM = SamplingParams(max_tokens=20, temperature=0.8, seed=11, ignore_eos=True)
 

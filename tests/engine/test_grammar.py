@@ -19,12 +19,12 @@ from jsonschema import Draft202012Validator
 from random_schemas import random_schema
 
 from hypocenter import LLM, SamplingParams
+from hypocenter.base.errors import BadSetting, GrammarError, HypoError, UsageError
 from hypocenter.engine import grammar
 from hypocenter.engine.grammar import Grammars
 from hypocenter.engine.grammar_worker import read_form
 from hypocenter.engine.request import Request
-from hypocenter.errors import BadSetting, GrammarError, HypoError, UsageError
-from hypocenter.grammar_text import MAX_GRAMMAR_BYTES, MAX_SCHEMA_DEPTH
+from hypocenter.settings.grammar_text import MAX_GRAMMAR_BYTES, MAX_SCHEMA_DEPTH
 
 PROMPT = "import json\n"
 WARM = SamplingParams(temperature=1.0, seed=7, max_tokens=480)

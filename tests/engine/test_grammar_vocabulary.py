@@ -13,8 +13,8 @@ import pytest
 from repository import ROOT
 
 from hypocenter import SamplingParams
+from hypocenter.base.errors import GrammarError, UsageError
 from hypocenter.engine.grammar import Grammars
-from hypocenter.errors import GrammarError, UsageError
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.text.tokenizer import Tokenizer, load_tokenizer
 

@@ -18,10 +18,10 @@ from kernel_launch import bits
 from repository import DEMO
 
 from hypocenter import LLM, EngineConfig, SamplingParams
+from hypocenter.base.tensor import DType
 from hypocenter.engine.batch import Batch
 from hypocenter.engine.runner import Runner, load_runner
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.tensor import DType
 
 NUM_TOKENS = 96
 

@@ -22,8 +22,8 @@ from hypothesis.stateful import (
     rule,
 )
 
+from hypocenter.base.errors import IntegrityError, OutOfBlocks
 from hypocenter.engine.kv_cache import BlockDigests, KVCache
-from hypocenter.errors import IntegrityError, OutOfBlocks
 
 NUM_BLOCKS = 13
 BLOCK_SIZE = 4

@@ -20,12 +20,12 @@ from tiny_gguf import write_tiny
 from transformers.models.qwen3 import modeling_qwen3
 
 from hypocenter import LLM, EngineConfig, SamplingParams
+from hypocenter.base.errors import BadSetting
+from hypocenter.base.tensor import DType
 from hypocenter.engine.runner import load_runner
-from hypocenter.errors import BadSetting
-from hypocenter.model import footprint
-from hypocenter.model.architecture import read_architecture
+from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.tensor import DType
+from hypocenter.model.tensors import footprint
 
 KINDS = {"q8_0": GGMLQuantizationType.Q8_0, "q4_0": GGMLQuantizationType.Q4_0}
 NUM_TOKENS = 120

@@ -17,9 +17,10 @@ from demo_variants import demo_with
 from gguf import GGUFValueType
 
 import hypocenter
-from hypocenter import LLM, Completion, Delta, EngineConfig, SamplingParams, package
-from hypocenter.config import EngineFields, SamplingFields, defaults
-from hypocenter.errors import ContextOverflow, UsageError
+from hypocenter import LLM, Completion, Delta, EngineConfig, SamplingParams
+from hypocenter.base import package
+from hypocenter.base.errors import ContextOverflow, UsageError
+from hypocenter.settings.config import EngineFields, SamplingFields, defaults
 
 PROMPT = "def read_lines(path):\n"
 CONFIG = EngineConfig(num_threads=1, max_batch_requests=4)

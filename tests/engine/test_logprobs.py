@@ -13,13 +13,13 @@ from fake_runner import POISON_ID, batches_of, expected_output, fake_engine, has
 from tiny_gguf import WIDTH, write_tiny
 
 from hypocenter import LLM, EngineConfig, SamplingParams
+from hypocenter.base.errors import BadLogits, BadSetting
+from hypocenter.base.results import Completion, TokenLogprob
 from hypocenter.device import copies, devices
 from hypocenter.device.sim.sim import open_sim
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.logprobs import token_logprob
 from hypocenter.engine.request import Request
-from hypocenter.errors import BadLogits, BadSetting
-from hypocenter.results import Completion, TokenLogprob
 
 PROMPT = "def read_lines(path):\n"
 SIM = "sim:h200"

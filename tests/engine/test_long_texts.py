@@ -11,9 +11,9 @@ from fake_runner import batches_of, expected_output, fake_engine, finish, run
 from families import FamilyModel, engine_logits, hf_logits, make_family
 
 from hypocenter import LLM
-from hypocenter.config import SamplingParams
 from hypocenter.engine.batch import Batch
 from hypocenter.engine.kv_cache import BlockDigests
+from hypocenter.settings.config import SamplingParams
 
 LONG_FROM = 12
 GREEDY = SamplingParams(max_tokens=30, ignore_eos=True)

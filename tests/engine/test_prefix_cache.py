@@ -13,10 +13,10 @@ from fake_runner import run as run_alone
 from kernel_launch import bits
 
 from hypocenter import LLM, EngineConfig, SamplingParams
+from hypocenter.base.errors import BadLogits, BadSetting, UsageError
 from hypocenter.engine.batch import Batch
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
-from hypocenter.errors import BadLogits, BadSetting, UsageError
 
 TEN = SamplingParams(max_tokens=10, ignore_eos=True)
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12, 13]

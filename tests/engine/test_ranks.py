@@ -15,17 +15,17 @@ from families import FamilyModel, engine_logits, hf_logits, make_family
 from family_table import FAMILIES
 
 from hypocenter import LLM
-from hypocenter.config import EngineConfig
+from hypocenter.base.errors import BadSetting, RankLost, UsageError
 from hypocenter.device import devices
 from hypocenter.device.sim.sim import open_sim
 from hypocenter.engine.ranks import ranks
-from hypocenter.errors import BadSetting, RankLost, UsageError
-from hypocenter.model.architecture import read_architecture
+from hypocenter.model.facts.architecture import read_architecture
+from hypocenter.model.facts.part import Part
+from hypocenter.model.facts.split import part_of
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.parts.part import Part
-from hypocenter.model.parts.part_of_file import PartOfFile
-from hypocenter.model.parts.split import part_of
+from hypocenter.model.tensors.part_of_file import PartOfFile
 from hypocenter.record import ring
+from hypocenter.settings.config import EngineConfig
 from hypocenter.watch.dead_runs import dead_runs
 
 SIM = "sim:h200"

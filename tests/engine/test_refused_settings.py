@@ -13,8 +13,8 @@ from demo_variants import demo_with
 from gguf import GGUFValueType
 
 from hypocenter import LLM, AsyncLLM, EngineConfig, SamplingParams
-from hypocenter.config import defaults
-from hypocenter.errors import BadSetting, ContextOverflow, UsageError
+from hypocenter.base.errors import BadSetting, ContextOverflow, UsageError
+from hypocenter.settings.config import defaults
 
 BAD: list[Any] = [
     -1, "a", "", None, float("nan"), float("inf"), 10**9, 10**400, 1.5, True, [5], {}, b"x",

@@ -8,10 +8,10 @@ import pytest
 from fake_runner import expected_output, fake_engine
 
 from hypocenter import LLM, SamplingParams
+from hypocenter.base.errors import ContextOverflow, UsageError
+from hypocenter.base.results import Delta
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
-from hypocenter.errors import ContextOverflow, UsageError
-from hypocenter.results import Delta
 
 PROMPT = "def count_words(text):\n"
 EACH_WAY = {

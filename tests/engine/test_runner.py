@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from repository import DEMO
 
-from hypocenter.config import EngineConfig
+from hypocenter.base.errors import LaunchRejected
 from hypocenter.device import copies
 from hypocenter.engine.batch import Batch, BatchLimits, check_batch
 from hypocenter.engine.runner import Runner, load_runner
-from hypocenter.errors import LaunchRejected
 from hypocenter.model.gguf.file import open_gguf
+from hypocenter.settings.config import EngineConfig
 
 
 @pytest.fixture(scope="module")

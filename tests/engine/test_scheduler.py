@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from fake_runner import FakeDetokenizer
 
-from hypocenter.config import SamplingParams
+from hypocenter.base.errors import IntegrityError, OutOfBlocks
 from hypocenter.engine.answer_text import AnswerText
 from hypocenter.engine.batch import Chunk, make_batch
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.request import Request, State
 from hypocenter.engine.scheduler import Scheduler
-from hypocenter.errors import IntegrityError, OutOfBlocks
+from hypocenter.settings.config import SamplingParams
 
 
 def make_scheduler(

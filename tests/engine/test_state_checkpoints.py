@@ -13,12 +13,12 @@ from fake_runner import run as run_alone
 from families import FamilyModel, make_family
 
 from hypocenter import LLM, EngineConfig, SamplingParams
+from hypocenter.base.errors import BadSetting, IntegrityError, LaunchRejected
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
 from hypocenter.engine.scheduler import NUM_OPENING
-from hypocenter.engine.states.ledger import BatchStates, StateLedger, spans_of
-from hypocenter.engine.states.slots import StateSlots
-from hypocenter.errors import BadSetting, IntegrityError, LaunchRejected
+from hypocenter.engine.state_ledger import BatchStates, StateLedger, spans_of
+from hypocenter.engine.state_slots import StateSlots
 
 TEN = SamplingParams(max_tokens=10, ignore_eos=True)
 #: Blocks of the engines here have four tokens.

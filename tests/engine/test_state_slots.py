@@ -15,6 +15,7 @@ from kernel_launch import bits
 from resident import resident_bytes
 
 from hypocenter import LLM, EngineConfig, SamplingParams
+from hypocenter.base.errors import IntegrityError, LaunchRejected
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.tool_options import BenchOptions
 from hypocenter.cli.verbs import bench, inspect
@@ -23,12 +24,11 @@ from hypocenter.device.sim.sim import open_sim
 from hypocenter.engine.batch import Batch
 from hypocenter.engine.request import Request
 from hypocenter.engine.runner import Runner, load_runner
-from hypocenter.engine.states.ledger import BatchStates, StateLedger, sequence_starts, spans_of
-from hypocenter.engine.states.slots import StateSlots
-from hypocenter.errors import IntegrityError, LaunchRejected
-from hypocenter.model import footprint
-from hypocenter.model.architecture import read_architecture
+from hypocenter.engine.state_ledger import BatchStates, StateLedger, sequence_starts, spans_of
+from hypocenter.engine.state_slots import StateSlots
+from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.tensors import footprint
 
 SMALL = EngineConfig(
     context_length=64, block_size=16, num_threads=2, kv_dtype="f32", max_batch_requests=3,

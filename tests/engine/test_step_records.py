@@ -10,12 +10,12 @@ import pytest
 from repository import DEMO
 
 from hypocenter import LLM, EngineConfig, SamplingParams
-from hypocenter.errors import UsageError
+from hypocenter.base.errors import UsageError
 from hypocenter.kernels.sampling.draw import columns_of
 from hypocenter.record import recorder, ring
-from hypocenter.record.engine.engine_events import BlockChanged, BlocksNamed, Drawn, Entered
-from hypocenter.record.engine.prefixes import split_prefixes
+from hypocenter.record.engine_events import BlockChanged, BlocksNamed, Drawn, Entered
 from hypocenter.record.events import Called, Stepped
+from hypocenter.record.prefixes import split_prefixes
 from hypocenter.record.ring import Run
 
 PREFIX = list(range(40, 60))

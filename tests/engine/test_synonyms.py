@@ -13,9 +13,9 @@ import pytest
 
 import hypocenter
 from hypocenter import LLM, AsyncLLM, EngineConfig, SamplingParams
-from hypocenter.config import defaults
-from hypocenter.errors import UsageError
-from hypocenter.synonyms import _OURS, _WAYS_OUT, explain_unknown
+from hypocenter.base.errors import UsageError
+from hypocenter.settings.config import defaults
+from hypocenter.settings.synonyms import _OURS, _WAYS_OUT, explain_unknown
 
 OWNERS: dict[str, Any] = {"SamplingParams": SamplingParams, "EngineConfig": EngineConfig}
 

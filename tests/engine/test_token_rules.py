@@ -12,11 +12,11 @@ import pytest
 from fake_runner import END_ID, VOCAB_SIZE, batches_of, fake_engine, hashed_logits
 
 from hypocenter import LLM, SamplingParams
+from hypocenter.base.errors import BadSetting, NoTokenLeft, UsageError
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.logprobs import token_logprob
 from hypocenter.engine.request import Request
 from hypocenter.engine.token_rules import token_rules
-from hypocenter.errors import BadSetting, NoTokenLeft, UsageError
 from hypocenter.kernels.sampling.draw import TokenChoice, mask_of
 from hypocenter.kernels.sampling.sampling import sample_reference
 

@@ -14,10 +14,9 @@ from fake_driver import SCALE, SCATTER, Fake, has_compiler
 from hypocenter.coredump.names import source_name
 from hypocenter.foreign.driver.library import Cupti, DriverLibrary, NotHere
 from hypocenter.foreign.driver.watch import DriverWatch
-from hypocenter.record import driver_run
+from hypocenter.record import driver_run, driver_table
+from hypocenter.record.driver_log import DriverLogWriter, read_driver_log
 from hypocenter.record.driver_run import DriverRun
-from hypocenter.record.held import driver_table
-from hypocenter.record.held.driver_log import DriverLogWriter, read_driver_log
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="takes a C compiler")
 

@@ -529,7 +529,7 @@ def test_torch_keeps_one_object_for_a_storage_as_the_recorder_needs() -> None:
 def test_small_integers_of_the_host_are_kept_with_their_launch(recorder: ForeignRecorder) -> None:
     ids, many = torch.arange(3, dtype=torch.int32), torch.arange(5000)
     recorder.record_launch(JIT, (ids, many, 3), {"BLOCK": 1}, (1,), INTERPRETER)
-    from hypocenter.record.held.trace_log import read_trace
+    from hypocenter.record.trace_log import read_trace
 
     [snapshot] = read_trace(recorder.folder).snapshots
     [event] = events(recorder, Launched)

@@ -15,9 +15,9 @@ from hypocenter.foreign.argument_facts import UNDEFINED, mark_undefined
 from hypocenter.foreign.recorder import ForeignRecorder
 from hypocenter.foreign.seen_reads import SeenReads, watch_reads
 from hypocenter.record import ring
+from hypocenter.record.contents import Snapshot
 from hypocenter.record.events import Launched
-from hypocenter.record.held.contents import Snapshot
-from hypocenter.record.held.trace_log import read_trace
+from hypocenter.record.trace_log import read_trace
 from hypocenter.watch.foreign_runs import unseen
 
 

@@ -18,9 +18,9 @@ from hypocenter.foreign.closed_kernels import is_closed
 from hypocenter.foreign.recorder import ForeignRecorder
 from hypocenter.foreign.repeats import MAX_LAUNCH_BYTES, NUM_AGAIN, NUM_OF_FORM
 from hypocenter.foreign.seen_memory import SeenMemory
+from hypocenter.record.contents import LaunchOutcome
 from hypocenter.record.events import SourceRecord
-from hypocenter.record.held.contents import LaunchOutcome
-from hypocenter.record.held.trace_log import read_trace
+from hypocenter.record.trace_log import read_trace
 
 
 def add_one(x, out, n, BLOCK: constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hypocenter.base.errors import EXIT_FAULT
 from hypocenter.cli import app
 from hypocenter.cli.child_run import environment_of
-from hypocenter.errors import EXIT_FAULT
 from hypocenter.foreign.argument_facts import UNDEFINED
 from hypocenter.foreign.seen_reads import SeenRead, SeenReads, watch_reads
 from hypocenter.record.bundle import Bundle

@@ -1,7 +1,7 @@
 """Atheris target for tokenizers: odd vocabularies and odd texts; `scripts/test-fuzz` runs it.
 
 The input begins with the vocabulary, a character of text per token, and ends with the text. Only
-the refusals of `hypocenter.errors` are accepted, and every text that is encoded must come back.
+the refusals of `hypocenter.base.errors` are accepted. Every text that is encoded must come back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import atheris
 
 with atheris.instrument_imports(include=["hypocenter.model"]):
-    from hypocenter.errors import HypoError
+    from hypocenter.base.errors import HypoError
     from hypocenter.model.gguf.file import open_gguf
     from hypocenter.model.text.tokenizer import load_tokenizer
 

@@ -24,9 +24,9 @@ from hostile import answer_problem, run_trials
 from terminal import hypo_in_process
 from tiny_gguf import write_tiny
 
+from hypocenter.base.errors import HypoError
 from hypocenter.cli.app import app
-from hypocenter.environment import KNOWN
-from hypocenter.errors import HypoError
+from hypocenter.settings.environment import KNOWN
 
 #: Where a right command line has been understood, and work would begin.
 DOORS = (

@@ -19,9 +19,9 @@ import msgspec
 from core_dumps import AGENT_TEXT, Part, fixture, put_together, take_apart
 from hostile import TooSlow, limited_time, run_trials
 
+from hypocenter.base.errors import BadCoreDump
 from hypocenter.coredump.debug_agent import read_debug_agent
 from hypocenter.coredump.nvidia import read_core_dump
-from hypocenter.errors import BadCoreDump
 from hypocenter.record.gpu_stop import GpuStop
 
 NUMBERS = (0, 1, 2, 7, 31, 255, 2**16, 2**24, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 - 1)

@@ -20,7 +20,7 @@ from gguf_files import FileTensor, GGUFWriter, Item, array_of
 from hostile import TooSlow, answer_problem, limited_time, run_trials
 from terminal import hypo_in_process
 
-from hypocenter.errors import HypoError
+from hypocenter.base.errors import HypoError
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.text.pretokenizers import PRE_TOKENIZERS
 from hypocenter.model.text.tokenizer import load_tokenizer

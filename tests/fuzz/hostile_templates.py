@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from hostile import run_trials
 
-from hypocenter.errors import TemplateError, UsageError
+from hypocenter.base.errors import TemplateError, UsageError
 from hypocenter.model.text import chat_process
 from hypocenter.model.text.chat import ChatTemplate
 from hypocenter.model.text.chat_process import TemplateLimits

@@ -13,68 +13,46 @@ from pathlib import Path
 
 PACKAGE = "hypocenter"
 
-WORDS = frozenset(
-    {
-        "errors",
-        "config",
-        "environment",
-        "tensor",
-        "dtypes",
-        "results",
-        "wording",
-        "package",
-        "cache_folder",
-        "cards",
-        "grammar_text",
-        "metadata_text",
-        "conversation",
-        "token_settings",
-        "frames",
-        "messages",
-        "refusals",
-        "synonyms",
-    }
-)
-
 #: Room, a folder below the package, to the rooms that it may import besides itself. What is true
-#: of a room is true of the folders in it.
+#: of a room is true of the folders in it. Every room may import base.
 MAY_IMPORT: dict[str, frozenset[str]] = {
-    "words": frozenset(),
-    "record": frozenset({"words"}),
-    "order": frozenset({"words", "record"}),
-    "coredump": frozenset({"words", "record"}),
-    "watch": frozenset({"words", "record", "coredump"}),
-    "device": frozenset({"words", "record"}),
-    "foreign": frozenset({"words", "record", "order", "device"}),
-    "kernels": frozenset({"words", "record", "device"}),
-    "hub": frozenset({"words"}),
-    "model": frozenset({"words", "device", "kernels", "hub"}),
-    "engine": frozenset({"words", "record", "device", "kernels", "model"}),
-    "worker": frozenset({"words", "record", "device", "model", "engine"}),
-    "server": frozenset({"words", "record", "watch"}),
-    "replay": frozenset({"words", "record", "device", "kernels"}),
-    "check": frozenset({"words", "record", "order", "device", "foreign", "model", "replay"}),
-    "doctor": frozenset({"words", "record", "order", "device", "kernels", "replay"}),
-    "lab": frozenset(
-        {
-            "words",
-            "record",
-            "watch",
-            "device",
-            "kernels",
-            "model",
-            "engine",
-            "worker",
-            "server",
-            "replay",
-            "doctor",
-        }
-    ),
-    # `__init__.py`: what it imports eagerly; inside a function it may import anything.
-    "package": frozenset({"words"}),
+    room: frozenset({"base", *others.split()}) - {room}
+    for room, others in {
+        "base": "",
+        "conversation": "",
+        "settings": "conversation",
+        "wire": "conversation settings",
+        "record": "settings",
+        "order": "record",
+        "coredump": "record",
+        "watch": "settings record coredump",
+        "contracts": "settings record",
+        "device": "settings wire record",
+        # The instrument: it explains any program, and knows nothing of the engine.
+        "foreign": "settings record order device",
+        "replay": "record contracts device",
+        "check": "record order device foreign replay",
+        "doctor": "settings record order contracts device replay",
+        # The engine.
+        "kernels": "settings wire record contracts device",
+        "hub": "settings",
+        "model": "settings wire conversation device kernels hub",
+        "engine": "settings wire conversation record device kernels model",
+        "worker": "settings wire record device model engine",
+        "server": "settings wire conversation record watch",
+        # What joins both halves.
+        "lab": "settings record watch contracts device kernels model engine worker server replay "
+        "doctor",
+        # `__init__.py`: what it imports eagerly; inside a function it may import anything.
+        "package": "",
+    }.items()
 }
 MAY_IMPORT["cli"] = frozenset({*MAY_IMPORT})
 ROOMS = tuple(MAY_IMPORT)
+
+#: The two halves of the house between which no import goes.
+INSTRUMENT = frozenset({"foreign", "replay", "check", "doctor"})
+ENGINE = frozenset({"kernels", "hub", "model", "engine", "worker", "server"})
 
 #: Foreign package to the files or folders (ending in /) that may import it.
 FENCES: dict[str, tuple[str, ...]] = {
@@ -101,7 +79,7 @@ FENCES: dict[str, tuple[str, ...]] = {
 
 #: File to foreign packages it must not import, although its floor may.
 FILE_MUST_NOT_IMPORT = {
-    "model/decoder.py": frozenset({"numpy", "torch"}),
+    "model/layers/decoder.py": frozenset({"numpy", "torch"}),
     "model/layers/heads.py": frozenset({"numpy", "torch"}),
 }
 
@@ -113,7 +91,8 @@ LAUNCH_DOOR = frozenset({"device/launch.py", "device/cpu/lang.py"})
 
 #: Where an array is data on its way through a step. Elsewhere `.tolist()` handles facts of a file.
 COPY_WATCHED = (
-    "kernels/", "model/decoder.py", "model/layers/heads.py", "engine/runner.py", "engine/batch.py",
+    "kernels/", "model/layers/decoder.py", "model/layers/heads.py",
+    "engine/runner.py", "engine/batch.py",
 )  # fmt: skip
 #: `file:function` to the reason why its calls are no copies from a device.
 COPY_ALLOWED = dict.fromkeys(
@@ -139,8 +118,6 @@ def findings(root: Path) -> list[str]:
 def room_of(name: str) -> str:
     """The room that a file (path below the package) or a module's first name belongs to."""
     first = name.split("/")[0].removesuffix(".py")
-    if first in WORDS:
-        return "words"
     if first == "__main__":
         return "cli"
     return "package" if first in ("__init__", "") else first

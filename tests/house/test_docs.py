@@ -17,10 +17,10 @@ from packaging.utils import canonicalize_name
 from repository import ROOT
 from terminal import hypo_in_process
 
-from hypocenter import errors
-from hypocenter.environment import KNOWN
-from hypocenter.model.families import FAMILIES
-from hypocenter.tensor import DType
+from hypocenter.base import errors
+from hypocenter.base.tensor import DType
+from hypocenter.model.facts.families import FAMILIES
+from hypocenter.settings.environment import KNOWN
 
 DOCUMENTS = [
     ROOT / "README.md",

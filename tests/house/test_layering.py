@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from layering import FENCES, MAY_IMPORT, ROOMS, findings
+from layering import ENGINE, FENCES, INSTRUMENT, MAY_IMPORT, ROOMS, findings
 from repository import PACKAGE_DIR
 
 SKELETON = {
-    "__init__.py": "from .errors import HypoError\ndef later():\n    from .engine import x",
-    "errors.py": "class HypoError(Exception): ...\n",
-    "config.py": "from hypocenter.errors import HypoError\n",
-    "record/recorder.py": "from hypocenter.errors import HypoError\n",
+    "__init__.py": "from .base.errors import HypoError\ndef later():\n    from .engine import x",
+    "base/errors.py": "class HypoError(Exception): ...\n",
+    "settings/config.py": "from hypocenter.base.errors import HypoError\n",
+    "record/recorder.py": "from hypocenter.base.errors import HypoError\n",
     "coredump/elf.py": "from hypocenter.record.recorder import x\n",
     "watch/child.py": "from hypocenter.coredump.elf import x\n",
     "device/__init__.py": "",
@@ -30,9 +32,9 @@ SKELETON = {
     "@cpu_kernel\ndef norm_cpu(x): ...\n",
     "model/__init__.py": "",
     "model/gguf/file.py": "import numpy\nnames = numpy.zeros(3).tolist()\n",
-    "model/decoder.py": "from hypocenter.kernels.rowwise import norm\n",
+    "model/layers/decoder.py": "from hypocenter.kernels.rowwise import norm\n",
     "engine/__init__.py": "",
-    "engine/runner.py": "from hypocenter.model.decoder import Decoder\n",
+    "engine/runner.py": "from hypocenter.model.layers.decoder import Decoder\n",
     "replay/memory.py": "import torch\nfrom hypocenter.device import memory\n",
     "check/check.py": "from hypocenter.replay import replay\n",
     "doctor/rungs/limits.py": "from hypocenter.device import limits\n",
@@ -44,8 +46,16 @@ SKELETON = {
 }
 
 PLANTED = [
-    ("errors.py", "from hypocenter.config import x\nfrom hypocenter.device import l", "(words)"),
-    ("config.py", "from .model.gguf import file", "(words) may not import hypocenter.model.gguf"),
+    (
+        "base/errors.py",
+        "from hypocenter.settings.config import x",
+        "(base)",
+    ),
+    (
+        "settings/config.py",
+        "from ..model.gguf import file",
+        "(settings) may not import hypocenter.model.gguf",
+    ),
     ("record/ring.py", "from hypocenter.device import launch", "(record) may not import"),
     ("coredump/elf.py", "from hypocenter.watch import child", "(coredump) may not import"),
     ("watch/child.py", "from hypocenter.device import launch", "(watch) may not import"),
@@ -55,8 +65,12 @@ PLANTED = [
     ("foreign/hooks.py", "from hypocenter.kernels import contract", "(foreign) may not import"),
     ("kernels/rowwise/norm.py", "def f():\n    import hypocenter.engine.runner", "(kernels) may"),
     ("model/gguf/file.py", "from hypocenter.cli import app", "hypocenter.cli.app (cli)"),
-    ("model/decoder.py", "import numpy as np", "may not import numpy"),
-    ("model/decoder.py", "from .. import engine", "may not import hypocenter.engine (engine)"),
+    ("model/layers/decoder.py", "import numpy as np", "may not import numpy"),
+    (
+        "model/layers/decoder.py",
+        "from ... import engine",
+        "may not import hypocenter.engine (engine)",
+    ),
     (
         "engine/runner.py",
         "from hypocenter.cli.verbs.bench import x",
@@ -69,7 +83,11 @@ PLANTED = [
     ("kernels/rowwise/norm.py", "import triton.language as tl", "may not import triton.language"),
     ("device/memory.py", "import torch", "may not import torch"),
     ("doctor/case.py", "import torch", "may not import torch"),
-    ("model/weights.py", "import importlib\nimportlib.import_module('torch')", "import torch"),
+    (
+        "model/tensors/weights.py",
+        "import importlib\nimportlib.import_module('torch')",
+        "import torch",
+    ),
     ("engine/llm.py", "from starlette.routing import Route", "may not import starlette.routing"),
     ("model/text/chat.py", "import rich.table", "may not import rich.table"),
     ("kernels/rowwise/norm.py", "kernel[(4,)](x, y)", "launches kernel[4,]"),
@@ -83,7 +101,7 @@ PLANTED = [
     ),
     ("kernels/rowwise/norm.py", "y = x.to('cpu')", "copies to the host by x.to"),
     ("kernels/rowwise/norm.py", "y = x.to(device='cpu')", "copies to the host by x.to"),
-    ("model/decoder.py", "y = x.tolist()", "copies to the host by x.tolist"),
+    ("model/layers/decoder.py", "y = x.tolist()", "copies to the host by x.tolist"),
     ("__init__.py", "from hypocenter.engine import x", "may not import hypocenter.engine"),
     ("doctor/doctor.py", "from hypocenter.engine import runner", "(doctor) may not"),
     ("replay/replay.py", "from hypocenter.doctor import case", "(replay) may not"),
@@ -131,6 +149,31 @@ def test_rooms_stand_on_those_above_them_in_the_table_and_each_fence_is_known() 
         if room != "cli":
             assert all(ROOMS.index(lower) < ROOMS.index(room) for lower in below), room
     assert {"numba", "torch", "triton", "starlette"} <= FENCES.keys()
+
+
+def test_the_instrument_and_the_engine_know_nothing_of_each_other() -> None:
+    for half, other in ((INSTRUMENT, ENGINE), (ENGINE, INSTRUMENT)):
+        assert {room: MAY_IMPORT[room] & other for room in half} == dict.fromkeys(half, frozenset())
+
+
+def test_the_instrument_loads_without_what_only_the_engine_needs() -> None:
+    blocked = ("numba", "llvmlite", "tokenizers", "jinja2", "llguidance")
+    rooms = ("doctor", "check", "foreign", "replay")
+    modules = sorted(
+        ".".join(("hypocenter", *path.relative_to(PACKAGE_DIR).with_suffix("").parts))
+        for room in rooms
+        for path in (PACKAGE_DIR / room).rglob("*.py")
+        if path.name != "__init__.py" and path.parent.name != "startup"
+    )
+    lines = (
+        "import importlib, sys",
+        f"sys.modules |= dict.fromkeys({blocked})",
+        f"for name in {modules}: importlib.import_module(name)",
+        f"engine = {[['hypocenter', room] for room in sorted(ENGINE)]}",
+        "assert not [name for name in sys.modules if name.split('.')[:2] in engine]",
+    )
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_each_room_says_what_it_is() -> None:

@@ -15,13 +15,13 @@ import pytest
 from layering import imported_modules
 from repository import ROOT
 
-from hypocenter import package
+from hypocenter.base import package
+from hypocenter.contracts import registry
 from hypocenter.device.cpu import code_cache
-from hypocenter.kernels import registry
 
 #: Files that may read their own `__file__`, each with the reason.
 MAY_READ_FILE = {
-    "package.py": "it is the one place for that",
+    "base/package.py": "it is the one place for that",
     "foreign/startup/sitecustomize.py": "it runs in programs where this package is not importable",
     "foreign/startup/hypocenter_waiting.py": "it runs in them as well",
     "device/marks.py": "it names itself as the site of an allocation",
@@ -95,7 +95,7 @@ def test_a_module_that_is_named_in_a_string_exists() -> None:
     assert len(texts) > 20
     assert {where: text for where, text in texts.items() if not _is_there(text)} == {}
     assert not _is_there("hypocenter.device.no_such_file")
-    assert not _is_there("hypocenter.config:no_such_name")
+    assert not _is_there("hypocenter.settings.config:no_such_name")
 
 
 def test_kernels_are_found_in_every_folder_of_their_room(

@@ -15,7 +15,7 @@ import pytest
 from hub_lies import DATA, FILE, NAME, SHA256, LyingHub, honest_hub, lying_hub
 from loopback_hub import COMMIT
 
-from hypocenter.errors import HubError, ModelNotFound
+from hypocenter.base.errors import HubError, ModelNotFound
 from hypocenter.hub import cached, download, listing
 from hypocenter.hub.answers import Pace, Question, ask
 from hypocenter.hub.find import find_model

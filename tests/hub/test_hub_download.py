@@ -15,12 +15,12 @@ import pytest
 from huggingface_hub import close_session, file_download, scan_cache_dir, try_to_load_from_cache
 from loopback_hub import COMMIT, Hub, Repository, go_offline, running_hub, use
 
-from hypocenter.cache_folder import private_folder
-from hypocenter.errors import HubError, ModelNotFound
+from hypocenter.base.errors import HubError, ModelNotFound
 from hypocenter.hub import cached, listing
 from hypocenter.hub.cached import Removed
 from hypocenter.hub.find import find_model
 from hypocenter.hub.names import FileAddress, HubName
+from hypocenter.settings.cache_folder import private_folder
 
 Q4, Q8 = os.urandom(300_000), os.urandom(500_000)
 PARTS = [os.urandom(100_000) for _ in range(3)]

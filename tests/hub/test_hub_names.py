@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hypocenter.errors import UsageError
+from hypocenter.base.errors import UsageError
 from hypocenter.hub.names import FileAddress, HubName, RemoteName, remote_name
 
 ANY = HubName("unsloth/Qwen3-8B-GGUF")

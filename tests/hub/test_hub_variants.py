@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hypocenter.errors import ModelNotFound
+from hypocenter.base.errors import ModelNotFound
 from hypocenter.hub.names import HubName
 from hypocenter.hub.variants import RemoteFile, choose, variants_of
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from kernel_launch import tensor
 
+from hypocenter.base.errors import LaunchRejected
+from hypocenter.base.tensor import Allocation, DType, Tensor, contiguous_strides
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import COUNT, Apart, Arg, Index, Rule, Scalar, live_counts
 from hypocenter.device import memory
-from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.attention import unfused
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import COUNT, Apart, Arg, Index, Rule, Scalar, live_counts
 from hypocenter.record.events import ArgumentDeclaration
-from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides
 
 ROPE = Contract(
     "rope",

@@ -22,13 +22,13 @@ from kernel_launch import (
     weight_tensor,
 )
 
+from hypocenter.base.errors import LaunchRejected
+from hypocenter.base.tensor import WEIGHT_TYPES, DType
 from hypocenter.device.copies import to_host
-from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.attention import attention, kv_write, rope
 from hypocenter.kernels.linear import linear, operands, quantise
 from hypocenter.kernels.rowwise import activation, embedding, layer_norm, norm
 from hypocenter.kernels.weights import block_types, gpu_layout
-from hypocenter.tensor import WEIGHT_TYPES, DType
 
 EPS = 2.0**-24
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from hypocenter.base.errors import UsageError
 from hypocenter.cli.verbs.lab import false_alarms, shortfalls
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Proof, RootCause
 from hypocenter.doctor.run_environment import run_environment_of
-from hypocenter.errors import UsageError
 from hypocenter.kernels.attention import rope_gpu
 from hypocenter.lab import model, victims
 from hypocenter.lab import score as scoring

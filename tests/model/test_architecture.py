@@ -13,11 +13,11 @@ from families import FamilyModel, engine_logits, hf_logits, make_family
 from family_table import FAMILIES, WINDOW
 from tiny_gguf import write_tiny
 
-from hypocenter.errors import BadModelFile, UnsupportedModel
-from hypocenter.model.architecture import Architecture, read_architecture
+from hypocenter.base.errors import BadModelFile, UnsupportedModel
+from hypocenter.base.tensor import DType
+from hypocenter.model.facts.architecture import Architecture, read_architecture
+from hypocenter.model.facts.layer_shapes import LayerShape
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.layer_shapes import LayerShape
-from hypocenter.tensor import DType
 
 
 def read(folder: Path, name: str = "llama", **changes: Any) -> Architecture:

@@ -15,18 +15,19 @@ from family_gguf import Fault, write_gguf
 from family_table import FAMILIES
 from resident import resident_bytes
 
+from hypocenter.base.errors import UnsupportedModel
 from hypocenter.cli.verbs import bench, inspect
-from hypocenter.config import EngineConfig
 from hypocenter.engine.llm import LLM
 from hypocenter.engine.runner import load_runner
-from hypocenter.errors import UnsupportedModel
-from hypocenter.model import footprint, layer_shapes
-from hypocenter.model.architecture import read_architecture
-from hypocenter.model.families import FAMILIES as OUR_FAMILIES
-from hypocenter.model.families import FixedScales
+from hypocenter.model.facts import layer_shapes
+from hypocenter.model.facts.architecture import read_architecture
+from hypocenter.model.facts.families import FAMILIES as OUR_FAMILIES
+from hypocenter.model.facts.families import FixedScales
+from hypocenter.model.facts.recurrence import RecurrenceOfFamily
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.recurrent.recurrence import RecurrenceOfFamily
-from hypocenter.model.tensor_check import check_tensors
+from hypocenter.model.tensors import footprint
+from hypocenter.model.tensors.tensor_check import check_tensors
+from hypocenter.settings.config import EngineConfig
 
 #: Largest logit difference over largest logit. Both sides sum in float32 in their own order over
 #: some ten matrices per layer; sound families stay below 1e-5, faults far above (see tests/peer).

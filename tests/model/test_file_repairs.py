@@ -14,15 +14,15 @@ from file_repairs import REPAIRS, Keys, Repair
 from gguf_edit import Tensors, rewritten
 from tiny_gguf import write_tiny
 
-from hypocenter.config import EngineConfig
-from hypocenter.errors import BadModelFile
-from hypocenter.model.architecture import Architecture, read_architecture
-from hypocenter.model.experts import read_experts
-from hypocenter.model.families import FAMILIES
-from hypocenter.model.footprint import needed_bytes
+from hypocenter.base.errors import BadModelFile
+from hypocenter.model.facts.architecture import Architecture, read_architecture
+from hypocenter.model.facts.experts import read_experts
+from hypocenter.model.facts.families import FAMILIES
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.tensor_check import check_tensors
+from hypocenter.model.tensors.footprint import needed_bytes
+from hypocenter.model.tensors.tensor_check import check_tensors
 from hypocenter.model.text.vocabulary import read_vocabulary
+from hypocenter.settings.config import EngineConfig
 
 
 @pytest.mark.parametrize("repair", REPAIRS, ids=lambda repair: repair.label)

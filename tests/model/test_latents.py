@@ -19,13 +19,13 @@ from family_table import FAMILIES, Family
 from kernel_launch import bits, random_rows
 
 from hypocenter import LLM, EngineConfig, SamplingParams
+from hypocenter.base.errors import BadModelFile
+from hypocenter.base.tensor import DType
 from hypocenter.engine.runner import load_runner
-from hypocenter.errors import BadModelFile
 from hypocenter.kernels.weights.block_types import dequantise
-from hypocenter.model.architecture import read_architecture
+from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.tensor_check import check_tensors
-from hypocenter.tensor import DType
+from hypocenter.model.tensors.tensor_check import check_tensors
 
 #: Twice as many as the models are stretched from.
 NUM_TOKENS = 128

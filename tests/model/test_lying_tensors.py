@@ -10,12 +10,12 @@ from types import MappingProxyType
 import pytest
 from families import make_family
 
-from hypocenter.config import EngineConfig
+from hypocenter.base.errors import BadModelFile
 from hypocenter.engine.runner import load_runner
-from hypocenter.errors import BadModelFile
-from hypocenter.model import footprint
-from hypocenter.model.architecture import read_architecture
+from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.tensors import footprint
+from hypocenter.settings.config import EngineConfig
 
 CONFIG = EngineConfig(context_length=40, max_batch_tokens=8, max_batch_requests=3)
 

@@ -20,18 +20,18 @@ from kernel_launch import bits
 from resident import resident_bytes
 
 from hypocenter import EngineConfig
+from hypocenter.base.errors import BadModelFile, UnsupportedModel
+from hypocenter.base.tensor import DType
 from hypocenter.cli.verbs import bench, inspect
 from hypocenter.device import copies
 from hypocenter.engine.batch import Batch
 from hypocenter.engine.runner import Runner, load_runner
-from hypocenter.errors import BadModelFile, UnsupportedModel
-from hypocenter.model import footprint
-from hypocenter.model import weights as weights_module
-from hypocenter.model.architecture import read_architecture
+from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.tensor_check import check_tensors
-from hypocenter.model.tensor_reader import TensorReader
-from hypocenter.tensor import DType
+from hypocenter.model.tensors import footprint
+from hypocenter.model.tensors import weights as weights_module
+from hypocenter.model.tensors.tensor_check import check_tensors
+from hypocenter.model.tensors.tensor_reader import TensorReader
 
 ROUTER = "blk.0.ffn_gate_inp.weight"
 DOWN = "blk.1.ffn_down_exps.weight"

@@ -22,11 +22,11 @@ from tiny_gguf import write_tiny
 
 from hypocenter.device.cpu.code_cache import import_closure
 from hypocenter.kernels.weights import cpu_layout, packing
-from hypocenter.model import packed_weights
-from hypocenter.model.architecture import read_architecture
+from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.weight_tensors import Weights
-from hypocenter.model.weights import load_weights
+from hypocenter.model.tensors import packed_weights
+from hypocenter.model.tensors.weight_tensors import Weights
+from hypocenter.model.tensors.weights import load_weights
 
 
 @pytest.fixture
@@ -288,7 +288,7 @@ def test_a_full_disk_costs_one_warning(
 KILLED = """
 import os, sys
 from pathlib import Path
-from hypocenter.model import packed_weights
+from hypocenter.model.tensors import packed_weights
 new = packed_weights._NewFile(Path(sys.argv[1]), "x.packed")
 print("begun", flush=True)
 sys.stdin.read()

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from hypocenter.config import EngineConfig
+from hypocenter.base.package import bundled_model
 from hypocenter.device.backend import Room
-from hypocenter.model.architecture import Architecture, read_architecture
+from hypocenter.model.facts.architecture import Architecture, read_architecture
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.placement import kv_room, kv_tokens_in
-from hypocenter.package import bundled_model
+from hypocenter.settings.config import EngineConfig
 
 GIB = 1 << 30
 CONFIG = EngineConfig(context_length=256)

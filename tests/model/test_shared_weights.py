@@ -20,18 +20,18 @@ from expert_model import write_experts, write_with_factors
 pytest.importorskip("triton")
 
 from hypocenter import LLM
-from hypocenter.config import EngineConfig
+from hypocenter.base.errors import BadModelFile, NotShareable
+from hypocenter.base.tensor import DType
 from hypocenter.device import devices
 from hypocenter.device.limits import TABLE
 from hypocenter.device.sim.sim import SimGpu
-from hypocenter.errors import BadModelFile, NotShareable
 from hypocenter.kernels.weights import packing
 from hypocenter.lab.model import model_path
-from hypocenter.messages import KeptWeights, SharedWeight
-from hypocenter.model.architecture import read_architecture
+from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.shared_weights import lend_weights
-from hypocenter.tensor import DType
+from hypocenter.model.tensors.shared_weights import lend_weights
+from hypocenter.settings.config import EngineConfig
+from hypocenter.wire.messages import KeptWeights, SharedWeight
 
 torch = pytest.importorskip("torch")
 NAME = "sim:h200"
@@ -135,8 +135,8 @@ def test_memory_that_cannot_be_shared_is_refused_in_a_line() -> None:
 _USER = """
     import os, signal, sys, msgspec
     from hypocenter import LLM
-    from hypocenter.config import EngineConfig
-    from hypocenter.messages import KeptWeights, SharedWeight
+    from hypocenter.settings.config import EngineConfig
+    from hypocenter.wire.messages import KeptWeights, SharedWeight
     kept = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=KeptWeights)
     llm = LLM(sys.argv[1], EngineConfig(device="cuda"), shared=kept)
     print(llm.generate("import os", max_tokens=16, ignore_eos=True).token_ids, flush=True)

@@ -10,15 +10,15 @@ import pytest
 import torch
 from project_kernels import SPECIMENS
 
-from hypocenter import package
+from hypocenter.base import package
+from hypocenter.base.tensor import DType
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.registry import contract_of
 from hypocenter.device.offline.abstract import AbstractPointer, specimens
 from hypocenter.device.offline.compile import specimen_of_launch
 from hypocenter.device.offline.specimen import of_device
 from hypocenter.device.triton_lang import triton
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.registry import contract_of
 from hypocenter.model.offline.specimens import abstract_plan, form_of
-from hypocenter.tensor import DType
 
 
 def _kernels() -> Iterator[str]:

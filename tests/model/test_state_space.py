@@ -13,7 +13,7 @@ from family_gguf import write_gguf
 from family_table import FAMILIES
 
 from hypocenter import LLM
-from hypocenter.errors import BadModelFile, UnsupportedModel
+from hypocenter.base.errors import BadModelFile, UnsupportedModel
 
 
 @pytest.mark.parametrize(

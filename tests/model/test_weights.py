@@ -18,21 +18,21 @@ from resident import resident_bytes
 from tiny_gguf import HEAD_DIM, NUM_HEADS, NUM_KV_HEADS, write_tiny
 
 from hypocenter import LLM
+from hypocenter.base.errors import BadModelFile, OutOfMemory, UnsupportedModel
+from hypocenter.base.tensor import DType
+from hypocenter.base.wording import bytes_text
 from hypocenter.cli.verbs import bench
-from hypocenter.config import EngineConfig
 from hypocenter.device import copies, devices
 from hypocenter.device.backend import Room
 from hypocenter.engine.runner import load_runner
-from hypocenter.errors import BadModelFile, OutOfMemory, UnsupportedModel
 from hypocenter.kernels.weights import packing
-from hypocenter.model import footprint
-from hypocenter.model import weights as weights_module
-from hypocenter.model.architecture import read_architecture
+from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
-from hypocenter.model.weight_tensors import FeedForward, Weights
-from hypocenter.model.weights import load_weights
-from hypocenter.tensor import DType
-from hypocenter.wording import bytes_text
+from hypocenter.model.tensors import footprint
+from hypocenter.model.tensors import weights as weights_module
+from hypocenter.model.tensors.weight_tensors import FeedForward, Weights
+from hypocenter.model.tensors.weights import load_weights
+from hypocenter.settings.config import EngineConfig
 
 ONES = np.ones(4)
 SMAPS = Path("/proc/self/smaps")

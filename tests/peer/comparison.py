@@ -18,11 +18,11 @@ from family_table import FAMILIES, WINDOW
 from gguf_edit import rewritten
 from repository import ROOT
 
-from hypocenter.config import EngineConfig
 from hypocenter.engine.llm import LLM
-from hypocenter.model.families import FAMILIES as OUR_FAMILIES
+from hypocenter.model.facts.families import FAMILIES as OUR_FAMILIES
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.text.tokenizer import load_tokenizer
+from hypocenter.settings.config import EngineConfig
 from peer.converted import Converted
 from peer.decoder_faults import DECODER_FAULTS
 

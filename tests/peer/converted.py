@@ -16,7 +16,7 @@ from families import random_model
 from family_table import FAMILIES, VOCAB_SIZE, Family
 from repository import ROOT
 
-from hypocenter.model.families import FAMILIES as OUR_FAMILIES
+from hypocenter.model.facts.families import FAMILIES as OUR_FAMILIES
 
 WORKER = Path(__file__).with_name("convert_worker.py")
 #: One converter makes all files; a model takes it about two seconds.

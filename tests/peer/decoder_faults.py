@@ -7,15 +7,13 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest import mock
 
+from hypocenter.base.tensor import Tensor
 from hypocenter.device.cpu.lang import cpu_kernel, prange
 from hypocenter.device.cpu.vector import get, put
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention.kv_write import kv_write
 from hypocenter.kernels.rowwise import activation, activation_cpu
-from hypocenter.model import decoder, mixture
-from hypocenter.model.latent import latent_attention
-from hypocenter.model.layers import heads, layer_ops
-from hypocenter.tensor import Tensor
+from hypocenter.model.layers import decoder, heads, latent_attention, layer_ops, mixture
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from family_table import FAMILIES
 
-from hypocenter.model.families import FAMILIES as OUR_FAMILIES
+from hypocenter.model.facts.families import FAMILIES as OUR_FAMILIES
 from hypocenter.model.gguf.file import open_gguf
 from peer.comparison import CONVERTED_KINDS, ConvertedRow, Peer, converted_row
 from peer.converted import NAMES, UNMADE, Converter, make_converted

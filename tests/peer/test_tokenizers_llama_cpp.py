@@ -20,7 +20,7 @@ from repository import ROOT
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 
-from hypocenter.errors import TokenizerError
+from hypocenter.base.errors import TokenizerError
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.text.pretokenizers import OF_EMBEDDINGS, PRE_TOKENIZERS, UNCUT, category
 from hypocenter.model.text.tokenizer import load_tokenizer

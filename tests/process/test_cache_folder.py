@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-_FOLDER = "from hypocenter.cache_folder import private_folder as f; print(*f('kernels'), end='')"
+_FOLDER = (
+    "from hypocenter.settings.cache_folder import private_folder as f; print(*f('kernels'), end='')"
+)
 _DIGEST = "from hypocenter.record.keyed_digest import KeyedDigest as K; print(K(b'abc').text())"
 
 

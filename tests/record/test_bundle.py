@@ -19,9 +19,11 @@ import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hypocenter.errors import BadBundle
+from hypocenter.base.errors import BadBundle
+from hypocenter.base.tensor import DType
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle, load, save
+from hypocenter.record.contents import LaunchOutcome, Snapshot
 from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
@@ -41,8 +43,6 @@ from hypocenter.record.events import (
 )
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gap import Gap, GapKind
-from hypocenter.record.held.contents import LaunchOutcome, Snapshot
-from hypocenter.tensor import DType
 
 
 def _damaged(bundle: Bundle) -> list[str]:

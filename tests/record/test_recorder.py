@@ -28,7 +28,8 @@ from recorder_kills import kill_at_random
 from repository import SUPPORT
 
 from hypocenter import LLM
-from hypocenter.config import EngineConfig, SamplingParams
+from hypocenter.base.errors import CopyRejected, DeviceFault, ErrorKind, LaunchRejected, OutOfMemory
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, devices, marks, memory
 from hypocenter.device.gpu.torch_gpu import TorchGpu
 from hypocenter.device.launch import run as run_launches
@@ -39,7 +40,6 @@ from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Verdict
 from hypocenter.doctor.rungs.contracts import contracts
-from hypocenter.errors import CopyRejected, DeviceFault, ErrorKind, LaunchRejected, OutOfMemory
 from hypocenter.kernels import mark as mark_kernels
 from hypocenter.kernels import mark_gpu
 from hypocenter.kernels.attention import rope, unfused
@@ -63,7 +63,7 @@ from hypocenter.record.keyed_digest import KeyedDigest
 from hypocenter.record.recorder import Recorder
 from hypocenter.record.ring_writer import RingWriter
 from hypocenter.record.run_records import ModelRecord
-from hypocenter.tensor import DType, Tensor
+from hypocenter.settings.config import EngineConfig, SamplingParams
 
 SMALL = EngineConfig(context_length=64, max_batch_tokens=8, num_threads=1)
 GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
@@ -140,7 +140,7 @@ def test_a_run_is_told_by_name_and_in_order(runs: Path) -> None:
     memory_of = allocations[positions.allocation]
     assert positions.address == memory_of.address + 4 * positions.offset
     assert positions.extent_bytes == 4 * 8 < memory_of.num_bytes
-    assert memory_of.site.rpartition(":")[0].endswith("model/step_buffers.py")
+    assert memory_of.site.rpartition(":")[0].endswith("model/layers/step_buffers.py")
     assert {fact.name: fact.value for fact in turned.facts}["head_dim"] == 16
     source = next(source for source in run.sources if source.id == turned.source)
     assert hashlib.sha256(source.text.encode()).hexdigest() == source.id
@@ -252,7 +252,7 @@ RUN = """
 import os
 from hypocenter.device import devices, memory
 from hypocenter.record import recorder
-from hypocenter.tensor import DType, Tensor
+from hypocenter.base.tensor import DType, Tensor
 devices.open_device("cpu")
 memory.allocate("x", "test", DType.F32, (4,))
 """

@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 from bundles import Run
 from foreign_launch import TAKE, launch_of
 
-from hypocenter.errors import NotReplayed, UsageError
+from hypocenter.base.errors import NotReplayed, UsageError
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import (

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import replay_kernels as kernels  # noqa: E402
 
-from hypocenter.errors import UsageError  # noqa: E402
+from hypocenter.base.errors import UsageError  # noqa: E402
 from hypocenter.replay import replay as replay_module  # noqa: E402
 from hypocenter.replay.findings import Finding, ReplayReport  # noqa: E402
 from hypocenter.replay.replay import (  # noqa: E402

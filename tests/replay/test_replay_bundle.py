@@ -22,11 +22,12 @@ import kernel_launch
 from bundle_of import Recording, bundle_of_run, inputs_of
 from kernel_launch import counts, rows_tensor, tensor
 
+from hypocenter.base.errors import DeviceFault, NotReplayed, SourceNotAllowed, UsageError
+from hypocenter.base.tensor import DType
 from hypocenter.cli.verbs import replay
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.device.sim.sim import SimGpu, open_sim
-from hypocenter.errors import DeviceFault, NotReplayed, SourceNotAllowed, UsageError
 from hypocenter.kernels import mark_gpu
 from hypocenter.kernels.attention import rope
 from hypocenter.kernels.experts.choice import ExpertChoice
@@ -37,6 +38,7 @@ from hypocenter.record import recorder
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.catalogue import sources_of
+from hypocenter.record.contents import Snapshot
 from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
@@ -51,10 +53,8 @@ from hypocenter.record.events import (
     Values,
 )
 from hypocenter.record.fault_record import FaultRecord
-from hypocenter.record.held.contents import Snapshot
 from hypocenter.replay.corrections import TensorCorrection, elements_of, write_rows
 from hypocenter.replay.recorded import index_threshold, index_thresholds, replay_place
-from hypocenter.tensor import DType
 
 PLACE = Place(1, 1, 0)
 GUILTY = "tl.load(positions_ptr + token)"

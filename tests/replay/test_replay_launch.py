@@ -13,14 +13,14 @@ import pytest
 from kernel_launch import counts, rows_tensor, tensor
 from tiny_gguf import write_tiny
 
+from hypocenter.base.errors import EXIT_FAULT, AccessRefused, UsageError
+from hypocenter.base.tensor import Tensor
 from hypocenter.device import copies, devices
 from hypocenter.device.launch import Launch
 from hypocenter.device.plan import Plan, PlanBuilder
-from hypocenter.errors import EXIT_FAULT, AccessRefused, UsageError
 from hypocenter.kernels.attention import rope
 from hypocenter.record.guard_faults import AccessFault
 from hypocenter.replay.live import explain, replay_launch, replay_mode
-from hypocenter.tensor import Tensor
 
 
 def _plan(positions: list[int], device: str) -> tuple[Plan, Launch, Tensor]:

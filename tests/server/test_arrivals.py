@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from hypocenter import SamplingParams
-from hypocenter.messages import Submit
+from hypocenter.wire.messages import Submit
 from hypocenter.worker.arrivals import Arrivals
 
 SECONDS = 20.0

@@ -18,14 +18,14 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from hypocenter.config import EngineConfig
-from hypocenter.errors import UsageError
+from hypocenter.base.errors import UsageError
 from hypocenter.server import connection, serve
 from hypocenter.server.connection import Connection
 from hypocenter.server.handshake import handshake_class
 from hypocenter.server.intake import chunks
 from hypocenter.server.intake.sparse_log import SparseLog
 from hypocenter.server.serve import ServerConfig
+from hypocenter.settings.config import EngineConfig
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 ONE_BYTE = b"1\r\n \r\n"

@@ -9,10 +9,10 @@ import pytest
 from test_supervisor import FACTS
 
 from hypocenter import SamplingParams
-from hypocenter.messages import Accepted, Ending, Piece, ServedModel
 from hypocenter.server.generation import Generation
 from hypocenter.server.turns.fair_order import HALF_LIFE_SECONDS, FairOrder
 from hypocenter.server.turns.places import MAX_UNBEGUN, MAX_UNTAKEN, Places
+from hypocenter.wire.messages import Accepted, Ending, Piece, ServedModel
 
 
 @dataclasses.dataclass

@@ -7,11 +7,11 @@ import gc
 import itertools
 from typing import Any, cast
 
-from hypocenter.config import SamplingParams
-from hypocenter.messages import Accepted, Ending, Piece
-from hypocenter.results import TokenLogprob, TopLogprob
+from hypocenter.base.results import TokenLogprob, TopLogprob
 from hypocenter.server.generation import Generation
 from hypocenter.server.inquiry import NEWS_OF_A_TURN, Inquiry
+from hypocenter.settings.config import SamplingParams
+from hypocenter.wire.messages import Accepted, Ending, Piece
 
 TOP = (TopLogprob(5, b"a", -0.5), TopLogprob(6, b"b", -1.0))
 OF_PROMPT = (None, TokenLogprob(5, b"a", -0.5, TOP))

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from served import Served, free_port, serving
 
+from hypocenter.base.errors import HypoError, UsageError
 from hypocenter.cli.verbs.bench_serve import bench_serve
-from hypocenter.environment import key_of_clients
-from hypocenter.errors import HypoError, UsageError
 from hypocenter.server.load import Asked, Load, figures_of, make_requests, run_load
+from hypocenter.settings.environment import key_of_clients
 
 
 @pytest.fixture(scope="module")

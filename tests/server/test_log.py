@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 from bundles import background
 
-from hypocenter.cache_folder import changeable_by_others
-from hypocenter.errors import UsageError
+from hypocenter.base.errors import UsageError
 from hypocenter.record import bundle as bundles
 from hypocenter.server import faults
 from hypocenter.server.operating.access import _as_text
@@ -32,6 +31,7 @@ from hypocenter.server.operating.log import (
     tell,
 )
 from hypocenter.server.operating.signals import Renewal
+from hypocenter.settings.cache_folder import changeable_by_others
 
 HEAD = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 

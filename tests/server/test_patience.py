@@ -5,7 +5,9 @@ from __future__ import annotations
 from test_supervisor import FACTS
 
 from hypocenter import SamplingParams
-from hypocenter.messages import (
+from hypocenter.server.patience import GRACE_SECONDS, Patience
+from hypocenter.watch.child import Deadlines
+from hypocenter.wire.messages import (
     Accepted,
     Cancel,
     Dropped,
@@ -18,8 +20,6 @@ from hypocenter.messages import (
     Ready,
     Submit,
 )
-from hypocenter.server.patience import GRACE_SECONDS, Patience
-from hypocenter.watch.child import Deadlines
 
 STEP, FIRST, LOAD = 10.0, 100.0, 50.0
 

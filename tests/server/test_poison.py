@@ -13,9 +13,9 @@ import pytest
 from served import free_port, launched, texts
 
 from hypocenter import LLM, EngineConfig
+from hypocenter.base.package import bundled_model
 from hypocenter.lab import planted_server
 from hypocenter.lab.planted_worker import Plant
-from hypocenter.package import bundled_model
 
 #: A token of the vocabulary that no prompt and no answer here has but the poison.
 POISON_ID = 4000

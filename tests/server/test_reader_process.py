@@ -13,9 +13,17 @@ from typing import Any
 import pytest
 
 from hypocenter import EngineConfig
-from hypocenter.messages import Ask, Failed, FormRead, ReadForm, ReadingLimits, StartReader, Told
-from hypocenter.package import bundled_model
+from hypocenter.base.package import bundled_model
 from hypocenter.server.reading.reader_process import CannotRead, ReaderEnded, ReaderProcess
+from hypocenter.wire.messages import (
+    Ask,
+    Failed,
+    FormRead,
+    ReadForm,
+    ReadingLimits,
+    StartReader,
+    Told,
+)
 
 #: Takes seconds and much memory to read, but has few bytes.
 SLOW = json.dumps(

@@ -10,7 +10,6 @@ import pytest
 from test_supervisor import FACTS, PretendedReader
 
 from hypocenter import SamplingParams
-from hypocenter.messages import Ask, Failed, FormRead, ReadForm, Told
 from hypocenter.server.generation import Generation
 from hypocenter.server.reading import readers as module
 from hypocenter.server.reading.form_memory import FormMemory
@@ -25,6 +24,7 @@ from hypocenter.server.reading.readers import (
     is_small,
 )
 from hypocenter.server.reading.request_reading import RequestReading
+from hypocenter.wire.messages import Ask, Failed, FormRead, ReadForm, Told
 
 
 class Reader(PretendedReader):

@@ -10,8 +10,6 @@ from typing import Any, cast
 
 import pytest
 
-from hypocenter.config import SamplingParams
-from hypocenter.messages import Accepted, Ending, Piece, ServedModel
 from hypocenter.server import app
 from hypocenter.server.app import make_app
 from hypocenter.server.faults import FaultKeeper
@@ -20,6 +18,8 @@ from hypocenter.server.inquiry import Inquiry
 from hypocenter.server.intake.bodies import Bodies
 from hypocenter.server.openapi import document
 from hypocenter.server.routes import Service
+from hypocenter.settings.config import SamplingParams
+from hypocenter.wire.messages import Accepted, Ending, Piece, ServedModel
 
 FACTS = ServedModel(
     name="m", architecture="llama", quantisation="Q8_0", num_parameters=1, file_bytes=1,

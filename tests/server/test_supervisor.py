@@ -14,7 +14,24 @@ import msgspec
 import pytest
 
 from hypocenter import EngineConfig, SamplingParams
-from hypocenter.messages import (
+from hypocenter.base.results import TokenLogprob
+from hypocenter.server import supervisor as supervisors
+from hypocenter.server import worker_line as worker_lines
+from hypocenter.server.generation import Generation, WorkerEvent
+from hypocenter.server.inquiry import JOINED_TOKENS, Inquiry
+from hypocenter.server.supervisor import (
+    MAX_BLAMED,
+    MAX_FAILED_STARTS,
+    QUARANTINED,
+    WORKER_GONE,
+    CannotStart,
+    Supervisor,
+)
+from hypocenter.server.turns.places import MAX_UNTAKEN
+from hypocenter.server.worker_life import WORKER, Orders, is_fault
+from hypocenter.server.worker_line import KEEPER
+from hypocenter.watch.child import Deadlines, Ended
+from hypocenter.wire.messages import (
     Accepted,
     Ask,
     Cancel,
@@ -33,23 +50,6 @@ from hypocenter.messages import (
     Submit,
     Told,
 )
-from hypocenter.results import TokenLogprob
-from hypocenter.server import supervisor as supervisors
-from hypocenter.server import worker_line as worker_lines
-from hypocenter.server.generation import Generation, WorkerEvent
-from hypocenter.server.inquiry import JOINED_TOKENS, Inquiry
-from hypocenter.server.supervisor import (
-    MAX_BLAMED,
-    MAX_FAILED_STARTS,
-    QUARANTINED,
-    WORKER_GONE,
-    CannotStart,
-    Supervisor,
-)
-from hypocenter.server.turns.places import MAX_UNTAKEN
-from hypocenter.server.worker_life import WORKER, Orders, is_fault
-from hypocenter.server.worker_line import KEEPER
-from hypocenter.watch.child import Deadlines, Ended
 
 FACTS = msgspec.structs.replace(
     msgspec.convert(

@@ -15,12 +15,12 @@ from served import serving
 from terminal import hypo_in_process
 
 from hypocenter import LLM, SamplingParams
+from hypocenter.base.errors import BadSetting, UsageError
 from hypocenter.conversation.harmony import Channels, Spoken, is_spoken_by
 from hypocenter.conversation.thoughts import Thoughts, apart, names, split, variables
-from hypocenter.errors import BadSetting, UsageError
-from hypocenter.messages import Accepted
 from hypocenter.model.text.chat import ChatTemplate
 from hypocenter.server.generation import AskedAnswer, Generation
+from hypocenter.wire.messages import Accepted
 
 ANSWER = (
     "<|channel|>analysis<|message|>They greet. 1 < 2 <| x<|end|>"

@@ -15,13 +15,13 @@ from repository import DEMO
 from served import Served, serving
 
 from hypocenter import LLM, SamplingParams
+from hypocenter.base.errors import UsageError
+from hypocenter.base.results import ToolCall, whole_calls
 from hypocenter.conversation.calls_in_tags import CallsInTags
 from hypocenter.conversation.harmony import NOTHING, Channels, Spoken
 from hypocenter.conversation.thoughts import AnswerReader, apart, reads_calls_of, split
 from hypocenter.conversation.tools import MAX_CALLS, MAX_TOOLS, check_tools
 from hypocenter.engine.conversations import AnswerRules
-from hypocenter.errors import UsageError
-from hypocenter.results import ToolCall, whole_calls
 
 FIND = {
     "type": "function",

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.tensor import Tensor
 from hypocenter.device import copies
 from hypocenter.device.launch import Launch
 from hypocenter.record.bundle import Bundle
@@ -28,9 +29,8 @@ from hypocenter.record.events import (
     Values,
 )
 from hypocenter.record.fault_record import FaultRecord
-from hypocenter.record.held.trace_log import read_trace
 from hypocenter.record.ring import read_run
-from hypocenter.tensor import Tensor
+from hypocenter.record.trace_log import read_trace
 
 Array = np.ndarray[Any, Any]
 

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from hypocenter.contracts.registry import contract_of
 from hypocenter.device.limits import named_gpu
-from hypocenter.kernels.registry import contract_of
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.catalogue import sources_of
 from hypocenter.record.events import (

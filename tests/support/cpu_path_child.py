@@ -14,12 +14,12 @@ import numpy as np
 from bf16_oracle import pairs_in_order, rounded_bits
 from kernel_launch import SCALE_FIELDS, counts, launch, random_rows, rows_tensor, weight_tensor
 
+from hypocenter.base.tensor import DType
 from hypocenter.device.copies import to_host
 from hypocenter.device.cpu.lang import instruction_set
 from hypocenter.kernels.linear import linear
 from hypocenter.kernels.weights import block_types
 from hypocenter.kernels.weights.packing import pack, place
-from hypocenter.tensor import DType
 
 #: Sixteen, four and one: every form of the kernel.
 NUM_ROWS = 21

@@ -10,8 +10,8 @@ import gguf
 import numpy as np
 from kernel_launch import SCALE_FIELDS, random_rows
 
+from hypocenter.base.tensor import DType
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.tensor import DType
 
 WIDTH, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 256, 4, 2, 64
 NUM_EXPERTS, NUM_USED, EXPERT_WIDTH, VOCAB_SIZE = 8, 3, 256, 512

@@ -14,17 +14,17 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from hypocenter.config import SamplingParams
+from hypocenter.base.errors import BadLogits
+from hypocenter.base.results import Route
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, memory
 from hypocenter.engine.batch import Batch, Chunk
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
-from hypocenter.engine.states.ledger import StateLedger, sequence_starts, spans_of
-from hypocenter.errors import BadLogits
+from hypocenter.engine.state_ledger import StateLedger, sequence_starts, spans_of
 from hypocenter.kernels.sampling.draw import TokenChoice
 from hypocenter.kernels.sampling.sampling import sample_reference
-from hypocenter.results import Route
-from hypocenter.tensor import DType, Tensor
+from hypocenter.settings.config import SamplingParams
 
 VOCAB_SIZE = 61
 END_ID = 0

@@ -16,8 +16,8 @@ from delta_gguf import is_of_delta_net
 from family_gguf import write_gguf
 from family_table import FAMILIES, VOCAB_SIZE, Family
 
-from hypocenter.config import EngineConfig
 from hypocenter.engine.llm import LLM
+from hypocenter.settings.config import EngineConfig
 
 NUM_TOKENS = 512
 #: Mean next-token entropy of every model on its text, in bits: sharp enough that a fault shows.

@@ -9,9 +9,9 @@ import numpy as np
 from bundles import Run
 
 from hypocenter.record.bundle import Bundle
+from hypocenter.record.contents import Snapshot
 from hypocenter.record.events import FOREIGN, OUTSIDE_PLANS, Launched, Values
 from hypocenter.record.fault_record import FaultRecord
-from hypocenter.record.held.contents import Snapshot
 
 TAKE = """@triton.jit
 def take_entry_kernel(x, ids, o, n, B: tl.constexpr):

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable
 
 from hypocenter import LLM, AsyncLLM
-from hypocenter.config import EngineConfig
+from hypocenter.base.errors import HypoError
 from hypocenter.device import launch
-from hypocenter.errors import HypoError
+from hypocenter.settings.config import EngineConfig
 
 CONFIG = EngineConfig(context_length=512, num_threads=2)
 DEADLINE_SECONDS = 60

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hypocenter.errors import BadModelFile
+from hypocenter.base.errors import BadModelFile
 from hypocenter.model.gguf import inspection
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
 

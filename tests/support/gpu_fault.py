@@ -8,9 +8,9 @@ import sys
 
 from gpu_kernels import wild_kernel
 
+from hypocenter.base.errors import DeviceFault
+from hypocenter.base.tensor import DType
 from hypocenter.device.gpu.torch_gpu import open_gpu
-from hypocenter.errors import DeviceFault
-from hypocenter.tensor import DType
 
 
 def main() -> int:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hypocenter.base.tensor import Allocation, DType, Tensor, contiguous_strides
 from hypocenter.device import copies, memory
 from hypocenter.kernels.weights import packing
 from hypocenter.kernels.weights.packing import Packed
-from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides
 
 PAGE = mmap.PAGESIZE
 _PROT_NONE = 0

@@ -21,7 +21,7 @@ from types import FrameType
 
 from terminal import hypo_in_process
 
-from hypocenter.errors import EXIT_ERROR, EXIT_FAULT, EXIT_GATE, EXIT_OK, EXIT_USAGE
+from hypocenter.base.errors import EXIT_ERROR, EXIT_FAULT, EXIT_GATE, EXIT_OK, EXIT_USAGE
 
 MAX_SECONDS = 30
 MAX_MEMORY_BYTES = 4 << 30

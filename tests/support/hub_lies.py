@@ -26,12 +26,12 @@ import pytest
 from huggingface_hub import close_session, constants
 from loopback_hub import COMMIT, Hub, use
 
-from hypocenter.cache_folder import private_folder
-from hypocenter.errors import HypoError
+from hypocenter.base.errors import HypoError
 from hypocenter.hub import cached, download, listing
 from hypocenter.hub.answers import Pace
 from hypocenter.hub.find import find_model
 from hypocenter.hub.names import HubName
+from hypocenter.settings.cache_folder import private_folder
 
 NAME = "acme/tiny-GGUF"
 FILE = "tiny-Q4_K_M.gguf"

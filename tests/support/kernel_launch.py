@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.tensor import WEIGHT_TYPES, DType, Tensor
 from hypocenter.device import copies, memory
 from hypocenter.device.cpu import lang
 from hypocenter.device.cpu.whole_kernels import compile_whole
@@ -15,7 +16,6 @@ from hypocenter.device.launch import run
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.weights.packing import pack, place
 from hypocenter.kernels.weights.row_groups import padded_rows
-from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 Array = np.ndarray[Any, Any]
 

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 from huggingface_hub import close_session, constants
 
-from hypocenter.cache_folder import private_folder
+from hypocenter.settings.cache_folder import private_folder
 
 COMMIT = "c" * 40
 

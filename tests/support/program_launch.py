@@ -11,9 +11,9 @@ from bundles import Run
 
 from hypocenter.doctor.diagnosis import Diagnosis
 from hypocenter.doctor.doctor import diagnose
+from hypocenter.record.contents import Snapshot
 from hypocenter.record.events import FOREIGN, OUTSIDE_PLANS, Launched, Values
 from hypocenter.record.fault_record import FaultRecord
-from hypocenter.record.held.contents import Snapshot
 
 
 @dataclass(frozen=True)

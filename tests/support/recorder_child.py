@@ -9,9 +9,9 @@ import os
 import sys
 
 from hypocenter import LLM
-from hypocenter.config import EngineConfig, SamplingParams
 from hypocenter.lab.model import model_path
 from hypocenter.record import recorder
+from hypocenter.settings.config import EngineConfig, SamplingParams
 
 llm = LLM(model_path(), EngineConfig(context_length=64, max_batch_tokens=8, num_threads=1))
 recorder.close_recorder()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 
+from hypocenter.base.tensor import Tensor
 from hypocenter.engine.runner import Runner
-from hypocenter.tensor import Tensor
 
 
 def tensors_of(held: object) -> Iterator[Tensor]:

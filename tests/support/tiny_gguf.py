@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from hypocenter.model.families import FAMILIES
+from hypocenter.model.facts.families import FAMILIES
 
 WIDTH, NUM_HEADS, NUM_KV_HEADS, FFN_WIDTH, VOCAB_SIZE = 20, 2, 1, 22, 7
 HEAD_DIM = WIDTH // NUM_HEADS

@@ -13,10 +13,13 @@ from collections.abc import Iterator
 import pytest
 from project_kernels import SPECIMENS
 
+from hypocenter.base.package import module_command
 from hypocenter.check.compile_pool import Worker, compile_all
 from hypocenter.check.compile_worker import Job
+from hypocenter.cli.verbs.kernels import OWN_KERNELS
 from hypocenter.device.limits import TABLE
 
+OWN = module_command(OWN_KERNELS)
 #: Of so many parts the one whose forms are compiled.
 PART, PARTS = map(int, os.environ.get("TARGETS_PART", "1/1").split("/"))
 INDICES = range(PART - 1, len(SPECIMENS), PARTS)
@@ -38,7 +41,7 @@ TURNS = _turns()
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[tuple[Worker, Worker]]:
-    with Worker() as first, Worker() as second:
+    with Worker(OWN) as first, Worker(OWN) as second:
         first.start()
         yield first, second
 

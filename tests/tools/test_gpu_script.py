@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from repository import ROOT
 
-from hypocenter.tensor import DType
+from hypocenter.base.tensor import DType
 
 pytest.importorskip("torch")
 

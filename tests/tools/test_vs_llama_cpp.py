@@ -20,7 +20,7 @@ from demo_variants import demo_with
 from gguf import GGMLQuantizationType
 from repository import DEMO, ROOT
 
-from hypocenter.model.architecture import read_architecture
+from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.text.tokenizer import load_tokenizer
 

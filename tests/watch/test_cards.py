@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hypocenter import cards
-from hypocenter.cards import CardWatch, free_bytes_of
+from hypocenter.base import cards
+from hypocenter.base.cards import CardWatch, free_bytes_of
 
 
 class Library:

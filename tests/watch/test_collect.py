@@ -14,14 +14,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from hypocenter import package
-from hypocenter.cards import Card
+from hypocenter.base import package
+from hypocenter.base.cards import Card
+from hypocenter.base.errors import EXIT_ERROR, EXIT_USAGE, UsageError
+from hypocenter.base.refusals import WrongType
 from hypocenter.doctor.report_parts import environment_rows
 from hypocenter.doctor.run_environment import run_environment_of
 from hypocenter.doctor.surfaced import symptom_of
-from hypocenter.errors import EXIT_ERROR, EXIT_USAGE, UsageError
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
+from hypocenter.record.contents import LaunchOutcome, Snapshot
 from hypocenter.record.events import (
     AnyEvent,
     ArgumentRecord,
@@ -37,10 +39,8 @@ from hypocenter.record.events import (
 )
 from hypocenter.record.fault_record import FaultRecord, MemoryKill
 from hypocenter.record.gap import Gap
-from hypocenter.record.held.contents import LaunchOutcome, Snapshot
 from hypocenter.record.ring_writer import RingWriter
 from hypocenter.record.run_records import DeviceRecord, ModelRecord, ProcessRecord
-from hypocenter.refusals import WrongType
 from hypocenter.watch import child, collect, dead_runs, kernel_log
 from hypocenter.watch.child import Deadlines, Ended, watch
 from hypocenter.watch.fault_text import fault_in, is_fault, with_kernel_log

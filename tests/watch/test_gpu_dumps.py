@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from core_dumps import AGENT_TEXT, fixture
 
-from hypocenter.errors import ErrorKind
+from hypocenter.base.errors import ErrorKind
 from hypocenter.record.gap import Gap, GapKind
 from hypocenter.watch import collect, gpu_dumps
 from hypocenter.watch.child import Deadlines, Ended, environment_for, watch

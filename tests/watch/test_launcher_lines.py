@@ -7,7 +7,7 @@ import itertools
 import pytest
 from runtime_words import ASSERTED, AUTOTUNER, CAPTURE, COMPILE, NO_CODE, RESOURCES
 
-from hypocenter.refusals import NoCode, ResourceExceeded
+from hypocenter.base.refusals import NoCode, ResourceExceeded
 from hypocenter.watch.fault_text import (
     fatal_error,
     fault_in,

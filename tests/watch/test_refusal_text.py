@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from runtime_words import ASSERTED, ASSERTIONS, CAPTURE, COMPILE, FRAMES, NO_CODE, RESOURCES, TRITON
 
-from hypocenter.errors import ErrorKind
-from hypocenter.refusals import (
+from hypocenter.base.errors import ErrorKind
+from hypocenter.base.refusals import (
     CaptureError,
     CompileError,
     DeviceAssert,

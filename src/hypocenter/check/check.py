@@ -16,7 +16,8 @@ from typing import TypeVar
 
 import msgspec
 
-from hypocenter import package
+from hypocenter.base import package
+from hypocenter.base.errors import HypoError, UsageError
 from hypocenter.check.report import (
     CheckedLaunch,
     CheckReport,
@@ -24,7 +25,6 @@ from hypocenter.check.report import (
     merge_headroom,
 )
 from hypocenter.check.runtime import CheckRequest, End, Line
-from hypocenter.errors import HypoError, UsageError
 from hypocenter.replay.findings import Finding, Headroom
 
 #: Bounds of what a checked process may hand back; it runs somebody's code.

@@ -13,33 +13,34 @@ from typing import Any
 
 import msgspec
 
-from hypocenter import package
+from hypocenter.base import package
+from hypocenter.base.errors import HypoError, UsageError
+from hypocenter.base.refusals import Refused
+from hypocenter.base.wording import signal_name
 from hypocenter.check.compile_worker import Hello, Job, Listed
 from hypocenter.device.limits import named_gpu
 from hypocenter.device.offline.compiled import CompiledKernel
-from hypocenter.errors import HypoError, UsageError
-from hypocenter.refusals import Refused
-from hypocenter.wording import signal_name
 
-WORKER = "hypocenter.check.compile_worker"
+_WORKER = "hypocenter.check.compile_worker"
 COMPILE_SECONDS = 300.0
 #: Collecting may run a user's file.
 COLLECT_SECONDS = 1800.0
 
 
+def command_of_file(file: str, arch: str) -> list[str]:
+    """What a worker runs that compiles the launches of a file, made as on a GPU of `arch`."""
+    return [*package.module_command(_WORKER), file, arch]
+
+
 class Worker:
     """One worker process, ended by leaving the `with`.
 
-    Without `file` it compiles the project's kernels, else those that `file` launches when it runs
-    as on a GPU of `arch`. `listed` and `note`, once it has started: what there is to compile, and
-    why the file ended early.
+    `command` runs `compile_worker.serve`. `listed` and `note`, once it has started: what there is
+    to compile, and why a file that was run for its launches ended early.
     """
 
-    def __init__(self, file: str | None = None, arch: str = "sm_90") -> None:
-        self._command = [
-            *package.module_command(WORKER),
-            *([file, arch] if file is not None else []),
-        ]
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
         self.listed: list[Listed] = []

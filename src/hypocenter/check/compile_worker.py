@@ -1,21 +1,21 @@
 """The process in which kernels are compiled: reads jobs on stdin, writes records on stdout.
 
 A compiler may end its process with a signal; then only this one is gone. Started by
-`compile_pool.py` as `python -m hypocenter.check.compile_worker [FILE.py ARCH]`.
+`compile_pool.py` as `python -m hypocenter.check.compile_worker FILE.py ARCH`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
 import msgspec
 
+from hypocenter.base.errors import HypoError
 from hypocenter.device.limits import TABLE
 from hypocenter.device.offline.specimen import Specimen, told_apart
-from hypocenter.errors import HypoError
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -49,13 +49,20 @@ class Job(msgspec.Struct, frozen=True):
     guarded: bool
 
 
-def main(argv: Sequence[str]) -> None:
-    """Serve until stdin ends."""
+def main(file: str, arch: str) -> None:
+    """Serve the kernels that `file` launches when it runs as on a GPU of `arch`."""
+    from hypocenter.check.specimens_of_file import record
+
+    serve(lambda: record(file, arch))
+
+
+def serve(collect: Callable[[], tuple[Sequence[Specimen], str]]) -> None:
+    """Compile what `collect` gives until stdin ends; its text says why a file ended early."""
     # Whatever else writes to stdout, LLVM or a user's file, must not stand between the records.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:
-        found, note = collect(*argv)
+        found, note = collect()
     except HypoError as error:
         _write(answers, Hello(error=str(error), exit_code=error.exit_code))
         return
@@ -70,24 +77,10 @@ def main(argv: Sequence[str]) -> None:
         for specimen in specimens
     ]
     _write(answers, Hello(listed, note))
-    _serve(specimens, answers)
+    _compile(specimens, answers)
 
 
-def collect(file: str | None = None, arch: str = "sm_90") -> tuple[Sequence[Specimen], str]:
-    """The project's specimens, or one for each kind of launch that `file` makes when it runs.
-
-    The file sees a GPU of `arch`. The second value says why it ended early, if it did.
-    """
-    if file is not None:
-        from hypocenter.check.specimens_of_file import record
-
-        return record(file, arch)
-    from hypocenter.model.offline.specimens import project_specimens
-
-    return project_specimens(), ""
-
-
-def _serve(specimens: Sequence[Specimen], answers: BinaryIO) -> None:
+def _compile(specimens: Sequence[Specimen], answers: BinaryIO) -> None:
     from hypocenter.device.offline.compile import compile_specimen
 
     for line in sys.stdin.buffer:
@@ -101,4 +94,4 @@ def _write(answers: BinaryIO, record: msgspec.Struct) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hypocenter import package
+from hypocenter.base import package
+from hypocenter.base.dtypes import Array
 from hypocenter.check.configurations import configuration_text, configurations_once
 from hypocenter.check.report import CheckedLaunch
 from hypocenter.check.tensors import TensorWatch
 from hypocenter.check.tuning import changed_by_tuning, finding_of, storage_bytes, tensors_in
 from hypocenter.device.interpret.block_pointers import compile_problem
 from hypocenter.device.triton_lang import triton
-from hypocenter.dtypes import Array
 from hypocenter.replay.arguments import Argument
 from hypocenter.replay.findings import Coverage, Finding, Headroom, Site
 from hypocenter.replay.replay import KernelFailed, StaticAssertFailed, replay

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from hypocenter.base.wording import count_text
 from hypocenter.replay.findings import Coverage, Finding, Headroom, Site
 from hypocenter.replay.text import finding_text, headroom_text
-from hypocenter.wording import count_text
 
 
 class CheckedLaunch(msgspec.Struct, frozen=True):

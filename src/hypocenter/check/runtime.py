@@ -15,9 +15,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from hypocenter.base.errors import HypoError, MissingPackage
+from hypocenter.base.package import is_own_file
 from hypocenter.check.report import CheckedLaunch
-from hypocenter.errors import HypoError, MissingPackage
-from hypocenter.package import is_own_file
 from hypocenter.replay.findings import Finding, Headroom
 
 #: torch names every backend that it knows when one is missing.

@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hypocenter.base.errors import HypoError
 from hypocenter.check.launches import Launches
 from hypocenter.check.pretend_gpu import OnCpu, pretend
 from hypocenter.device.limits import named_gpu
 from hypocenter.device.offline.compile import specimen_of_launch
 from hypocenter.device.offline.specimen import Specimen
-from hypocenter.errors import HypoError
 
 BUDGET_SECONDS = 60.0
 _MAX_LABEL_CHARS = 100

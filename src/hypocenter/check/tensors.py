@@ -17,8 +17,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hypocenter import package
-from hypocenter.dtypes import Array
+from hypocenter.base import package
+from hypocenter.base.dtypes import Array
 from hypocenter.replay.arguments import Argument
 from hypocenter.replay.findings import Finding, Site
 from hypocenter.replay.missing import elements_of, missing_of

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hypocenter.dtypes import Array
+from hypocenter.base.dtypes import Array
 from hypocenter.replay.findings import Finding, FindingKind, Site
 
 

@@ -11,15 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hypocenter.base.errors import AccessRefused
+from hypocenter.base.results import Completion, Delta
+from hypocenter.base.wording import count_text
 from hypocenter.cli import interrupt
 from hypocenter.cli.options import EngineOptions, SamplingOptions, naming_options
 from hypocenter.cli.output import emit, say, think
 from hypocenter.cli.progress import ProgressDisplay
-from hypocenter.config import EngineConfig, SamplingParams
 from hypocenter.device.choice import with_device
-from hypocenter.errors import AccessRefused
-from hypocenter.results import Completion, Delta
-from hypocenter.wording import count_text
+from hypocenter.settings.config import EngineConfig, SamplingParams
 
 if TYPE_CHECKING:
     from hypocenter.engine.llm import LLM

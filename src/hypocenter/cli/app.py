@@ -15,6 +15,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
+from hypocenter.base.errors import (
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_PIPE,
+    EXIT_USAGE,
+    HypoError,
+    UsageError,
+)
 from hypocenter.cli import interrupt
 from hypocenter.cli.doctor_app import doctor, guard
 from hypocenter.cli.lab_app import lab
@@ -39,22 +48,13 @@ from hypocenter.cli.usage import (
 )
 from hypocenter.cli.words.reading import in_our_words
 from hypocenter.cli.words.settings import fill
-from hypocenter.errors import (
-    EXIT_ERROR,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    EXIT_PIPE,
-    EXIT_USAGE,
-    HypoError,
-    UsageError,
-)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 def _version() -> str:
-    from hypocenter.package import version
+    from hypocenter.base.package import version
 
     return f"hypo {version()}"
 
@@ -414,7 +414,7 @@ def _take_debug(argv: Sequence[str]) -> tuple[list[str], bool]:
 
 def _prepare(debug: bool) -> bool:
     """Set up logging from the environment; returns whether tracebacks are wanted."""
-    from hypocenter.environment import Environment
+    from hypocenter.settings.environment import Environment
 
     if sys.stdout is None:
         raise HypoError("stdout is closed, so what was asked for has nowhere to go")
@@ -432,7 +432,7 @@ def _tell_of_the_dead(tokens: Sequence[str]) -> None:
     """Say once that the run before this one died; the doctor knows, and so does who asks him."""
     if not tokens or tokens[0].startswith("-") or tokens[0] == "doctor" or "--help" in tokens:
         return
-    from hypocenter.environment import Environment
+    from hypocenter.settings.environment import Environment
 
     base = Environment.read().run_dir
     if base.is_dir():
@@ -449,7 +449,7 @@ def _record_for_doctor(error: HypoError) -> None:
     """
     if error.exit_code == EXIT_USAGE:
         return
-    from hypocenter.environment import Environment
+    from hypocenter.settings.environment import Environment
     from hypocenter.watch import dead_runs
 
     with contextlib.suppress(UsageError):  # of the environment itself, which was told of before

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from hypocenter.base.errors import UsageError
 from hypocenter.cli.output import say
-from hypocenter.errors import UsageError
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.gap import GapKind

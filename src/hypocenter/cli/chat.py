@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from hypocenter.base.errors import HypoError
 from hypocenter.cli import interrupt
 from hypocenter.cli.answer import Shown, answer, as_user, closing_line, system_message
 from hypocenter.cli.options import message_of
 from hypocenter.cli.output import emit, say
 from hypocenter.cli.progress import ProgressDisplay
-from hypocenter.config import SamplingParams
-from hypocenter.errors import HypoError
+from hypocenter.settings.config import SamplingParams
 
 if TYPE_CHECKING:
     from hypocenter.engine.llm import LLM

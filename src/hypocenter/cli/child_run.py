@@ -14,10 +14,10 @@ from importlib import resources
 from pathlib import Path
 from types import FrameType
 
-from hypocenter.environment import Environment
+from hypocenter.base.wording import signal_name
+from hypocenter.settings.environment import Environment
 from hypocenter.watch.child import Ended, environment_for
 from hypocenter.watch.fault_text import signal_below
-from hypocenter.wording import signal_name
 
 
 def environment_of(

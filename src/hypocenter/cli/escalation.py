@@ -14,20 +14,20 @@ from pathlib import Path
 
 import msgspec
 
+from hypocenter.base.errors import ErrorKind
 from hypocenter.cli.child_run import environment_of, exit_code, how, pass_on
 from hypocenter.cli.output import say
 from hypocenter.doctor.diagnosis import Diagnosis, RunMade
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.examining.time_limit import EXAMINE_SECONDS
 from hypocenter.doctor.report_parts import headline, run_text
-from hypocenter.environment import launch_blocking
-from hypocenter.errors import ErrorKind
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Launched, MaskedOff
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.nonfinite import NumbersWatched
 from hypocenter.record.order_events import Disordered, OrderWatched
+from hypocenter.settings.environment import launch_blocking
 from hypocenter.watch import collect, dead_runs, sanitizers
 from hypocenter.watch.child import Deadlines, Ended, watch
 from hypocenter.watch.gpu_dumps import WATCHES_DRIVER, watches_driver

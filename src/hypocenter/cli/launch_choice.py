@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypocenter.errors import UsageError
+from hypocenter.base.errors import UsageError
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import OUTSIDE_PLANS, Place
 

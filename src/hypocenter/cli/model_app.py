@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
+from hypocenter.base.errors import UsageError
+from hypocenter.base.package import bundled_model
 from hypocenter.cli.options import AsJson, Quiet
-from hypocenter.errors import UsageError
-from hypocenter.package import bundled_model
 
 #: MODEL of every verb that takes one.
 Model = Annotated[

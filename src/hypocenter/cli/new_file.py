@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hypocenter.errors import UsageError
+from hypocenter.base.errors import UsageError
 
 
 def check_new_file(option: str, file: str) -> None:

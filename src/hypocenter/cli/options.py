@@ -1,6 +1,6 @@
-"""The options of the command line as dataclasses whose defaults are those of `config.py`.
+"""The options of the command line as dataclasses whose defaults are those of `settings/config.py`.
 
-Holds spellings and help texts; a value's range is checked where the value lives, in `config.py`.
+Holds spellings and help texts. A value's range is checked in `settings/config.py`, where it lives.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Annotated, Any, get_type_hints
 
 from cyclopts import Group, Parameter, Token
 
+from hypocenter.base.errors import BadSetting, HypoError, UsageError
 from hypocenter.cli.serve_options import ServeOptions
-from hypocenter.config import EngineConfig, SamplingParams, defaults
-from hypocenter.errors import BadSetting, HypoError, UsageError
-from hypocenter.grammar_text import MAX_GRAMMAR_BYTES, with_text
-from hypocenter.metadata_text import parse_metadata
+from hypocenter.settings.config import EngineConfig, SamplingParams, defaults
+from hypocenter.settings.grammar_text import MAX_GRAMMAR_BYTES, with_text
+from hypocenter.settings.metadata_text import parse_metadata
 
 #: `-n -1` is llama.cpp's spelling of "until the model ends its answer or the context is full".
 UNTIL_END = -1

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from hypocenter.cli.model_app import Model, ModelOptions
 from hypocenter.cli.options import AsJson, EngineOptions, Quiet
 from hypocenter.cli.serve_options import ServeOptions
-from hypocenter.environment import key_of_clients
+from hypocenter.settings.environment import key_of_clients
 
 
 def serve(

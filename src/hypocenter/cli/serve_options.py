@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
-from hypocenter.config import MAX_KEY_BYTES
-from hypocenter.environment import Environment
-from hypocenter.errors import UsageError
+from hypocenter.base.errors import UsageError
+from hypocenter.settings.config import MAX_KEY_BYTES
+from hypocenter.settings.environment import Environment
 
 _SERVER_GROUP = Group("Server", sort_key=1)
 

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter, Token
 
+from hypocenter.base.errors import BadSetting, UsageError
 from hypocenter.cli.options import (
     OUTPUT_GROUP,
     SWITCH,
@@ -20,7 +21,6 @@ from hypocenter.cli.options import (
     whole_number,
 )
 from hypocenter.doctor.examining.time_limit import EXAMINE_SECONDS
-from hypocenter.errors import BadSetting, UsageError
 
 _BENCH_GROUP = Group("Tests", sort_key=1)
 _DOCTOR_GROUP = Group("Examination", sort_key=1)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from cyclopts import App, CycloptsError
 from cyclopts.exceptions import UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
+from hypocenter.base.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_PIPE, EXIT_USAGE
 from hypocenter.cli.words.reading import nearest
-from hypocenter.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_PIPE, EXIT_USAGE
 
 EPILOGUE = f"""\
 hypo COMMAND --help tells of one of them. Anywhere, --debug shows the traceback

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
+from hypocenter.base.errors import UsageError
 from hypocenter.conversation import harmony
 from hypocenter.conversation.thoughts import FORMATS_READ, marks_of, reads_calls_of
 from hypocenter.conversation.tools import Tools, check_tools
-from hypocenter.errors import UsageError
 
 #: Of the schemas of one request together.
 MAX_SCHEMA_BYTES = 256 << 10

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import msgspec
 
+from hypocenter.base.results import CallPiece
 from hypocenter.conversation.harmony import NOTHING, Spoken
 from hypocenter.conversation.tools import CALLED_NAME, MAX_CALLS
-from hypocenter.results import CallPiece
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 #: Blanks that may belong to a call are held back, but no more of them.

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from hypocenter.base.errors import UsageError
 from hypocenter.conversation.message_fields import CALLS, OTHER_THOUGHT, THOUGHT
 from hypocenter.conversation.thoughts import marks_of
-from hypocenter.errors import UsageError
 
 #: The part of a message that an answer goes on with; empty: it is a message of its own.
 MessagePart = Literal["", "answer", "thought"]

@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from hypocenter.base.results import CallPiece
 from hypocenter.conversation.tools import CALLED_NAME, MAX_CALLS
-from hypocenter.results import CallPiece
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 #: Ends a call, and with it the answer, unless that was asked to go on.

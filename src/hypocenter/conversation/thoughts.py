@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from hypocenter.base.errors import BadSetting, UsageError
 from hypocenter.conversation import calls_in_tags, harmony
 from hypocenter.conversation.calls_in_tags import CallsInTags, num_begun
 from hypocenter.conversation.harmony import Spoken
-from hypocenter.errors import BadSetting, UsageError
 
 #: So much of a prompt's end tells whether it begins a thought.
 PROMPT_END_CHARS = 64

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from hypocenter.errors import UsageError
+from hypocenter.base.errors import UsageError
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 1 << 20

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.dtypes import Array
-from hypocenter.errors import BadCoreDump
+from hypocenter.base.dtypes import Array
+from hypocenter.base.errors import BadCoreDump
 
 #: Headers of sections: a GPU that is full has some 850,000.
 MAX_SECTIONS = 1 << 21

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hypocenter.base.errors import BadCoreDump
 from hypocenter.coredump.elf import Elf, Function, string_at
-from hypocenter.errors import BadCoreDump
 from hypocenter.record.gpu_stop import MAX_FRAMES, GpuFrame
 
 MAX_TABLE_BYTES = 16 << 20

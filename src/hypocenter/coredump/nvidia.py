@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hypocenter.base.errors import BadCoreDump
 from hypocenter.coredump.elf import STRTAB, Elf, Function, Section, string_at
 from hypocenter.coredump.lines import frames_at
 from hypocenter.coredump.names import source_name
@@ -27,7 +28,6 @@ from hypocenter.coredump.sass import (
     memory_instruction,
 )
 from hypocenter.coredump.sources import MAX_CODE_BYTES, Sources, parameter_sources
-from hypocenter.errors import BadCoreDump
 from hypocenter.record.gpu_stop import (
     MAX_DEEP_WARPS,
     MAX_GRIDS,

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hypocenter.base.tensor import DType
 from hypocenter.device.arrays import AnyArray
 from hypocenter.device.graph import Graph
 from hypocenter.device.limits import GpuLimits
-from hypocenter.tensor import DType
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hypocenter.cards import Card, cards_now, gpu_vendors
-from hypocenter.config import AUTO, EngineConfig
+from hypocenter.base.cards import Card, cards_now, gpu_vendors
+from hypocenter.base.wording import bytes_text
 from hypocenter.device.limits import TABLE
-from hypocenter.environment import Environment
-from hypocenter.wording import bytes_text
+from hypocenter.settings.config import AUTO, EngineConfig
+from hypocenter.settings.environment import Environment
 
 #: What torch calls the GPUs of a vendor, and the variables that hide some of them.
 _DEVICE = {"nvidia": "cuda", "amd": "hip"}

@@ -15,6 +15,22 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from hypocenter.base.dtypes import Array
+from hypocenter.base.errors import CopyRejected
+from hypocenter.base.refusals import (
+    AnyRefusal,
+    DeviceNotOpen,
+    FreedTensor,
+    MemoryElsewhere,
+    Misaligned,
+    Null,
+    OutsideTensor,
+    Refused,
+    StillWritten,
+    TooShort,
+    WrongStrides,
+)
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device.arrays import AnyArray, address_of, is_host
 from hypocenter.device.devices import (
     call_device,
@@ -28,23 +44,7 @@ from hypocenter.device.devices import (
     will_run,
 )
 from hypocenter.device.stream_order import AddressRange, Writes
-from hypocenter.dtypes import Array
-from hypocenter.errors import CopyRejected
 from hypocenter.record.recorder import current
-from hypocenter.refusals import (
-    AnyRefusal,
-    DeviceNotOpen,
-    FreedTensor,
-    MemoryElsewhere,
-    Misaligned,
-    Null,
-    OutsideTensor,
-    Refused,
-    StillWritten,
-    TooShort,
-    WrongStrides,
-)
-from hypocenter.tensor import DType, Tensor
 
 log = logging.getLogger("hypocenter.copies")
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from hypocenter.base.errors import BadSetting
+from hypocenter.base.package import caller_outside
 from hypocenter.device.stream_order import StreamClocks, Ticks, Writes
-from hypocenter.environment import launch_blocking
-from hypocenter.errors import BadSetting
-from hypocenter.package import caller_outside
 from hypocenter.record.recorder import current, open_recorder
+from hypocenter.settings.environment import launch_blocking
 
 if TYPE_CHECKING:
     from hypocenter.device.backend import Backend, Room

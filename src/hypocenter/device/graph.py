@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from hypocenter.errors import UsageError
+from hypocenter.base.errors import UsageError
 
 
 class Graph:

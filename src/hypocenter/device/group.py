@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from hypocenter.errors import DeviceFault, MissingPackage, UsageError
+from hypocenter.base.errors import DeviceFault, MissingPackage, UsageError
 
 if TYPE_CHECKING:
+    from hypocenter.base.tensor import Tensor
     from hypocenter.device.launch import Launch
-    from hypocenter.tensor import Tensor
 
 #: Whoever waits longer in the library for another rank reports it; loading and compiling are within
 #: it. A launch of ours waits until the other process has ended.

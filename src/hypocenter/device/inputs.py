@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from hypocenter.base.dtypes import Int32s
+from hypocenter.base.tensor import DType, Tensor, contiguous_strides
 from hypocenter.device import copies, memory
-from hypocenter.dtypes import Int32s
-from hypocenter.tensor import DType, Tensor, contiguous_strides
 
 #: Each tensor begins at a multiple of so many elements: 256 bytes.
 _ALIGNMENT = 64

@@ -16,7 +16,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hypocenter.config import LAUNCH_MODES, OnProgress
+from hypocenter.base.errors import LaunchRejected, UsageError
+from hypocenter.base.package import caller_outside
+from hypocenter.base.refusals import Refused, WrongScalar
+from hypocenter.base.tensor import Tensor
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.cpu import code_cache, pool
 from hypocenter.device.cpu.compile_together import compile_together
@@ -25,12 +28,9 @@ from hypocenter.device.cpu.native import KERNEL_FAILED, NativeLaunches, SharedKe
 from hypocenter.device.limits import check_launch
 from hypocenter.device.offline.specimen import of_device
 from hypocenter.device.stream_order import Writes
-from hypocenter.errors import LaunchRejected, UsageError
-from hypocenter.package import caller_outside
 from hypocenter.record.recorder import current
 from hypocenter.record.ring import CELL_PLACE
-from hypocenter.refusals import Refused, WrongScalar
-from hypocenter.tensor import Tensor
+from hypocenter.settings.config import LAUNCH_MODES, OnProgress
 
 log = logging.getLogger("hypocenter.launch")
 
@@ -58,7 +58,7 @@ class Runs(Protocol):
 
 
 class Demands(Protocol):
-    """What a launch needs of a contract (`kernels/contract.py`)."""
+    """What a launch needs of a contract (`contracts/contract.py`)."""
 
     def check(self, **arguments: Any) -> dict[str, Any]: ...
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.tensor import Allocation, DType
 from hypocenter.device import memory
 from hypocenter.device.devices import call_device, names_of
-from hypocenter.messages import SharedPart, SharedPiece
-from hypocenter.tensor import Allocation, DType
+from hypocenter.wire.messages import SharedPart, SharedPiece
 
 #: Memory is shared by pieces of this size or, for what is larger, of its own.
 _PIECE_BYTES = 64 << 20

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from operator import index
 from typing import Any
 
-from hypocenter.errors import HypoError, LaunchRejected, UsageError
-from hypocenter.refusals import (
+from hypocenter.base.errors import HypoError, LaunchRejected, UsageError
+from hypocenter.base.refusals import (
     AnyRefusal,
     BlockThreads,
     GridAxisTooLong,

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.tensor import Allocation, DType, Tensor
 from hypocenter.device import copies, devices, memory
 from hypocenter.record import ring
 from hypocenter.record.recorder import Recorder, current
-from hypocenter.tensor import Allocation, DType, Tensor
 
 log = logging.getLogger("hypocenter.recorder")
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.refusals import FreedTensor, OutsideTensor
+from hypocenter.base.tensor import Allocation, DType, Tensor, contiguous_strides
 from hypocenter.device import arrays
 from hypocenter.device.copies import NUMPY_TYPES, copy_in, refuse
 from hypocenter.device.cpu import large_pages
 from hypocenter.device.devices import backend_of, call_device, call_site, names_of
 from hypocenter.record.recorder import current
-from hypocenter.refusals import FreedTensor, OutsideTensor
-from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides
 
 ALIGNMENT_BYTES = 64
 _PART_ALIGNMENT_BYTES = 256

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hypocenter.base.tensor import Tensor
 from hypocenter.device import copies, memory
 from hypocenter.record.keyed_digest import KeyedDigest
 from hypocenter.record.recorder import current
-from hypocenter.tensor import Tensor
 
 #: So many blocks are watched, those that were kept last.
 MAX_WATCHED = 16

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hypocenter.base.errors import NotShareable
+from hypocenter.base.tensor import DType, Tensor, contiguous_strides
 from hypocenter.device import memory
 from hypocenter.device.devices import backend_of, call_device, names_of, synchronise
 from hypocenter.device.group import Group
-from hypocenter.errors import NotShareable
-from hypocenter.tensor import DType, Tensor, contiguous_strides
 
 #: As long as both vendors' handles.
 _NO_HANDLE = bytes(64)

@@ -12,16 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hypocenter.config import OnProgress
+from hypocenter.base.errors import LaunchRejected
+from hypocenter.base.tensor import Tensor
 from hypocenter.device import devices, launch, marks
 from hypocenter.device.cpu.lang import CpuKernel
 from hypocenter.device.cpu.native import NativeLaunches
 from hypocenter.device.graph import Graph
 from hypocenter.device.launch import Demands, Launch, Runs
 from hypocenter.device.stream_order import Writes
-from hypocenter.errors import LaunchRejected
 from hypocenter.record.recorder import current
-from hypocenter.tensor import Tensor
+from hypocenter.settings.config import OnProgress
 
 if TYPE_CHECKING:
     from hypocenter.device.guard.launches import GuardedLaunches

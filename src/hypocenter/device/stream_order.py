@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hypocenter.tensor import Tensor
+from hypocenter.base.tensor import Tensor
 
 #: Stream to how many writes had been asked for there.
 Ticks = dict[str, int]

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hypocenter.base.dtypes import Array, bf16_to_f32
+from hypocenter.base.errors import UsageError
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, launch, memory
-from hypocenter.dtypes import Array, bf16_to_f32
-from hypocenter.environment import trace_bytes
-from hypocenter.errors import UsageError
+from hypocenter.record.contents import Snapshot
 from hypocenter.record.events import Place, Statistics, Values
-from hypocenter.record.held.contents import Snapshot
-from hypocenter.record.held.trace_log import MAX_TENSOR_BYTES, TraceWriter
 from hypocenter.record.keyed_digest import KeyedDigest
 from hypocenter.record.recorder import Recorder, open_recorder
 from hypocenter.record.ring import place_of
-from hypocenter.tensor import DType, Tensor
+from hypocenter.record.trace_log import MAX_TENSOR_BYTES, TraceWriter
+from hypocenter.settings.environment import trace_bytes
 
 if TYPE_CHECKING:
     from hypocenter.device.launch import Launch

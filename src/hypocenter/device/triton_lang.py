@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from hypocenter.errors import MissingPackage
-from hypocenter.package import triton_problem
+from hypocenter.base.errors import MissingPackage
+from hypocenter.base.package import triton_problem
 
 try:
     import triton

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from hypocenter.doctor.difference import Difference, Pair
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
-from hypocenter.record.engine.engine_events import Drawn
+from hypocenter.record.engine_events import Drawn
 from hypocenter.record.events import AnyEvent, Launched, Place, Statistics, Stepped
 from hypocenter.record.keyed_digest import are_comparable
 

@@ -9,16 +9,16 @@ from typing import TypeVar
 
 import numpy as np
 
+from hypocenter.base.dtypes import NUMPY_DTYPES, Array
+from hypocenter.base.errors import ErrorKind
 from hypocenter.doctor.beside.host_text import HostTexts, host_texts
 from hypocenter.doctor.diagnosis import Claim, GpuSight
 from hypocenter.doctor.difference import RunDiff
 from hypocenter.doctor.examining.time_limit import TimeLimit
 from hypocenter.doctor.kernel_text import Access, accesses, parameters_stored
-from hypocenter.dtypes import NUMPY_DTYPES, Array
-from hypocenter.errors import ErrorKind
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex, LaunchMade
-from hypocenter.record.engine.engine_events import Event
+from hypocenter.record.engine_events import Event
 from hypocenter.record.events import (
     LaunchRecord,
     Place,

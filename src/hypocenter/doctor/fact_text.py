@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.dtypes import NUMPY_DTYPES
 from hypocenter.doctor.installed_text import module_of
-from hypocenter.dtypes import NUMPY_DTYPES
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Statistics, TensorRecord, Values
 from hypocenter.record.keyed_digest import are_comparable

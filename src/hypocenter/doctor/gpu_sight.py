@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.diagnosis import GpuSight
 from hypocenter.doctor.kernel_text import line_text
@@ -15,7 +16,6 @@ from hypocenter.doctor.rungs.driver.launch_sight import driver_sight, parameter_
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import LaunchRecord
 from hypocenter.record.gpu_stop import Block, GpuFrame, GpuGrid, GpuStop, GpuWarp
-from hypocenter.wording import count_text
 
 _WHOLE = (1 << 64) - 1
 #: Parameters that are shown, and how far from one an address may be to be told as near it.

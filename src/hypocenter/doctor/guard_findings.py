@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from hypocenter.errors import HypoError, MissingPackage
+from hypocenter.base.errors import HypoError, MissingPackage
 from hypocenter.record.bundle_index import BundleIndex, LaunchMade
 from hypocenter.record.events import OUTSIDE_PLANS, LaunchRecord, MaskedOff, Place, TensorRecord
 from hypocenter.record.guard_faults import SourceLine

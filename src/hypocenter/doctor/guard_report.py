@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.guard_findings import GuardFinding
 from hypocenter.record.events import RanUnguarded
 from hypocenter.record.gap import Gap
 from hypocenter.replay.text import values_text
-from hypocenter.wording import count_text
 
 
 class UnguardedKernel(msgspec.Struct, frozen=True, kw_only=True):

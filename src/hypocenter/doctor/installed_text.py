@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from hypocenter.package import gpu_kernel_files
+from hypocenter.base.package import gpu_kernel_files
 from hypocenter.record.events import LaunchRecord, SourceRecord
 
 #: Texts of functions by module and name; by "" and the name those of all modules. Of one module

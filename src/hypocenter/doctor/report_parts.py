@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import (
     WITH_VALUES,
@@ -23,7 +24,6 @@ from hypocenter.doctor.difference import Answers
 from hypocenter.doctor.gpu_sight import sight_text
 from hypocenter.doctor.run_environment import RunEnvironment
 from hypocenter.record.gap import Gap, GapKind
-from hypocenter.wording import count_text
 
 #: Verdicts that are told in full on request.
 COUNTED = (Verdict.REFUTED, Verdict.NOT_TESTED)

@@ -10,8 +10,8 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from hypocenter.cards import Card
-from hypocenter.package import NAME, place_of_own_name
+from hypocenter.base.cards import Card
+from hypocenter.base.package import NAME, place_of_own_name
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.run_records import ModelRecord
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import RootCause
-from hypocenter.environment import launch_blocking
 from hypocenter.record.events import OUTSIDE_PLANS, Called, CodePlace, Place
 from hypocenter.record.fault_record import FaultRecord, MemoryKill
-from hypocenter.wording import count_text
+from hypocenter.settings.environment import launch_blocking
 
 #: What a driver does not send.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)

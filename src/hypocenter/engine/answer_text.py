@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from hypocenter.conversation.harmony import Spoken
 
 if TYPE_CHECKING:
-    from hypocenter.config import SamplingParams
     from hypocenter.conversation.thoughts import AnswerReader
     from hypocenter.model.text.tokenizer import Detokenizer
+    from hypocenter.settings.config import SamplingParams
 
 
 class AnswerText:

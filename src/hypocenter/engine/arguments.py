@@ -10,11 +10,11 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from hypocenter.config import EngineConfig, SamplingFields, SamplingParams
+from hypocenter.base.errors import HypoError, UsageError
 from hypocenter.conversation.call_forms import CallRules, read_choice
 from hypocenter.conversation.tools import Tools, check_tools
-from hypocenter.errors import HypoError, UsageError
 from hypocenter.model.text.chat import Message
+from hypocenter.settings.config import EngineConfig, SamplingFields, SamplingParams
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[Message]

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Self, Unpack, overload
 
-from hypocenter.config import EngineConfig, EngineFields, SamplingFields, SamplingParams
+from hypocenter.base.results import Completion
 from hypocenter.engine.arguments import (
     ChatFields,
     Conversation,
@@ -20,8 +20,8 @@ from hypocenter.engine.async_stream import AsyncStream, complete
 from hypocenter.engine.driver import Driver
 from hypocenter.engine.llm import LLM
 from hypocenter.engine.request import Request
-from hypocenter.results import Completion
-from hypocenter.synonyms import explain_unknown
+from hypocenter.settings.config import EngineConfig, EngineFields, SamplingFields, SamplingParams
+from hypocenter.settings.synonyms import explain_unknown
 
 
 class AsyncLLM:

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 
+from hypocenter.base.errors import UsageError
+from hypocenter.base.results import Completion, Delta
 from hypocenter.engine.driver import Driver
 from hypocenter.engine.request import Request
-from hypocenter.errors import UsageError
-from hypocenter.results import Completion, Delta
 
 
 async def complete(driver: Driver, requests: Sequence[Request]) -> list[Completion]:

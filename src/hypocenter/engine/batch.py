@@ -6,21 +6,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hypocenter.dtypes import Int32s
-from hypocenter.engine.kv_cache import KVCache
-from hypocenter.engine.request import Request
-from hypocenter.engine.states.ledger import BatchStates
-from hypocenter.engine.states.slots import StateSlots
-from hypocenter.errors import LaunchRejected
-from hypocenter.record.events import RequestRecord
-from hypocenter.record.recorder import current
-from hypocenter.refusals import (
+from hypocenter.base.dtypes import Int32s
+from hypocenter.base.errors import LaunchRejected
+from hypocenter.base.refusals import (
     BatchSize,
     EntryOutOfRange,
     EntryRepeated,
     TableTooShort,
     WrongCount,
 )
+from hypocenter.engine.kv_cache import KVCache
+from hypocenter.engine.request import Request
+from hypocenter.engine.state_ledger import BatchStates
+from hypocenter.engine.state_slots import StateSlots
+from hypocenter.record.events import RequestRecord
+from hypocenter.record.recorder import current
 
 #: Up to so many numbers Python itself is done before numpy gets going.
 _FEW_NUMBERS = 256

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.dtypes import Array
-from hypocenter.record.engine.prefixes import SETTINGS
+from hypocenter.base.dtypes import Array
+from hypocenter.record.prefixes import SETTINGS
 
 _log = logging.getLogger("hypocenter.engine")
 

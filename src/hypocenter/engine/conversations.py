@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from hypocenter.config import EngineConfig, SamplingParams
+from hypocenter.base.errors import TooMuchText, UsageError
 from hypocenter.conversation import continuing
 from hypocenter.conversation.call_forms import FREE, CallRules, call_form
 from hypocenter.conversation.thoughts import (
@@ -26,11 +26,11 @@ from hypocenter.conversation.thoughts import (
 )
 from hypocenter.conversation.tools import Tools
 from hypocenter.engine.arguments import Conversation, Prompt, token_ids_of
-from hypocenter.errors import TooMuchText, UsageError
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.text.chat import ChatTemplate, load_chat_template
 from hypocenter.model.text.tokenizer import Tokenizer, load_tokenizer
 from hypocenter.record.recorder import current
+from hypocenter.settings.config import EngineConfig, SamplingParams
 
 
 @dataclass(frozen=True)

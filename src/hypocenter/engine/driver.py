@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from hypocenter.base.errors import as_exception
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
-from hypocenter.errors import as_exception
 
 
 class Driver:

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from hypocenter.config import SamplingParams
+from hypocenter.base.dtypes import Array
+from hypocenter.base.errors import BadLogits, ContextOverflow, HypoError, OutOfBlocks, UsageError
+from hypocenter.base.results import Completion, Delta, Route
 from hypocenter.device import copies, memory
-from hypocenter.dtypes import Array
 from hypocenter.engine.answer_text import AnswerText
 from hypocenter.engine.arguments import require_in_vocabulary
 from hypocenter.engine.batch import Chunk, make_batch
@@ -35,9 +36,8 @@ from hypocenter.engine.request import Request
 from hypocenter.engine.sampler import Sampler
 from hypocenter.engine.scheduler import Scheduler
 from hypocenter.engine.token_rules import token_rules
-from hypocenter.errors import BadLogits, ContextOverflow, HypoError, OutOfBlocks, UsageError
 from hypocenter.record.recorder import current, recording_defects
-from hypocenter.results import Completion, Delta, Route
+from hypocenter.settings.config import SamplingParams
 
 if TYPE_CHECKING:
     from hypocenter.conversation.thoughts import AnswerReader

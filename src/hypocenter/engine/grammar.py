@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hypocenter.config import SamplingParams
+from hypocenter.base.dtypes import Int32s
+from hypocenter.base.errors import BadSetting, GrammarError, TokenizerError, UsageError, Words
 from hypocenter.conversation.thoughts import marks_of_calls
-from hypocenter.dtypes import Int32s
-from hypocenter.errors import BadSetting, GrammarError, TokenizerError, UsageError, Words
-from hypocenter.grammar_text import CALLS
 from hypocenter.kernels.sampling.draw import mask_of
 from hypocenter.model.text.chat_process import KEPT_VARIABLES
+from hypocenter.settings.config import SamplingParams
+from hypocenter.settings.grammar_text import CALLS
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -25,12 +25,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hypocenter.base.dtypes import Int32s
+from hypocenter.base.errors import IntegrityError, OutOfBlocks
 from hypocenter.device.page_watch import PageWatch
-from hypocenter.dtypes import Int32s
 from hypocenter.engine.block_archive import BlockArchive
-from hypocenter.engine.states.slots import StateSlots
-from hypocenter.errors import IntegrityError, OutOfBlocks
-from hypocenter.record.engine.prefixes import NOBODY
+from hypocenter.engine.state_slots import StateSlots
+from hypocenter.record.prefixes import NOBODY
 from hypocenter.record.recorder import current
 
 

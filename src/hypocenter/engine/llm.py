@@ -13,13 +13,8 @@ from typing import TYPE_CHECKING, NoReturn, Self, Unpack, cast, overload
 import numpy as np
 import numpy.typing as npt
 
-from hypocenter.config import (
-    MAX_SEED,
-    EngineConfig,
-    EngineFields,
-    SamplingFields,
-    SamplingParams,
-)
+from hypocenter.base.errors import BadSetting, UsageError
+from hypocenter.base.results import Completion, Delta, Route
 from hypocenter.conversation.tools import Tools
 from hypocenter.engine.arguments import (
     ChatFields,
@@ -44,18 +39,23 @@ from hypocenter.engine.conversations import (
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
 from hypocenter.engine.runner import loaded_runner
-from hypocenter.environment import as_environment_asks
-from hypocenter.errors import BadSetting, UsageError
-from hypocenter.messages import KeptWeights
+from hypocenter.model.facts.layer_shapes import lost_window
 from hypocenter.model.from_name import file_of
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.gguf.identity import require_model
-from hypocenter.model.layer_shapes import lost_window
 from hypocenter.model.text.chat import ChatTemplate
 from hypocenter.model.text.tokenizer import Tokenizer
 from hypocenter.record.recorder import recording_defects
-from hypocenter.results import Completion, Delta, Route
-from hypocenter.synonyms import explain_unknown
+from hypocenter.settings.config import (
+    MAX_SEED,
+    EngineConfig,
+    EngineFields,
+    SamplingFields,
+    SamplingParams,
+)
+from hypocenter.settings.environment import as_environment_asks
+from hypocenter.settings.synonyms import explain_unknown
+from hypocenter.wire.messages import KeptWeights
 
 log = logging.getLogger("hypocenter.engine")
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hypocenter.errors import BadLogits
+from hypocenter.base.errors import BadLogits
+from hypocenter.base.results import TokenLogprob, TopLogprob
 from hypocenter.kernels.sampling.sampling import Logits
-from hypocenter.results import TokenLogprob, TopLogprob
 
 
 def token_logprob(

@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from hypocenter.config import SamplingParams
+from hypocenter.base.errors import as_exception
+from hypocenter.base.results import Completion, Delta, Route, Timings, TokenLogprob, whole_calls
 from hypocenter.conversation.harmony import NOTHING, Spoken
 from hypocenter.engine.kv_cache import BlockDigests
 from hypocenter.engine.token_rules import TokenRules, ending_ids
-from hypocenter.errors import as_exception
 from hypocenter.kernels.sampling.draw import columns_of, has_penalties
-from hypocenter.record.engine.prefixes import (
+from hypocenter.record.keyed_digest import KeyedDigest
+from hypocenter.record.prefixes import (
     ROTATION,
     SALT,
     SETTINGS,
     BlockPrefixes,
     salt_digest,
 )
-from hypocenter.record.keyed_digest import KeyedDigest
 from hypocenter.record.recorder import current
-from hypocenter.results import Completion, Delta, Route, Timings, TokenLogprob, whole_calls
+from hypocenter.settings.config import SamplingParams
 
 if TYPE_CHECKING:
     from hypocenter.engine.answer_text import AnswerText

@@ -17,7 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hypocenter.config import KV_DTYPES, EngineConfig, OnProgress
+from hypocenter.base.errors import BadSetting, LaunchRejected
+from hypocenter.base.results import Route
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.choice import with_device
 from hypocenter.device.cpu.code_cache import source_hash
@@ -30,27 +32,26 @@ from hypocenter.engine.batch import Batch, BatchLimits, check_batch
 from hypocenter.engine.block_archive import DIGEST_BYTES, BlockArchive
 from hypocenter.engine.ranks.ranks import Ranks
 from hypocenter.engine.sampler import launches_on_host
-from hypocenter.engine.states.ledger import StateLedger, sequence_starts, spans_of
-from hypocenter.errors import BadSetting, LaunchRejected
+from hypocenter.engine.state_ledger import StateLedger, sequence_starts, spans_of
 from hypocenter.kernels.collective.collectives import broadcast
 from hypocenter.kernels.collective.peer_sum import open_peer_sum
-from hypocenter.messages import KeptWeights
-from hypocenter.model import decoder, footprint
-from hypocenter.model.architecture import Architecture, read_architecture
-from hypocenter.model.decoder import Decoder
+from hypocenter.model.facts.architecture import Architecture, read_architecture
+from hypocenter.model.facts.part import WHOLE, Part
+from hypocenter.model.facts.split import part_of
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.file_types import quantisation_of
-from hypocenter.model.parts.part import WHOLE, Part
-from hypocenter.model.parts.part_of_file import PartOfFile
-from hypocenter.model.parts.split import part_of
+from hypocenter.model.layers import decoder
+from hypocenter.model.layers.decoder import Decoder
+from hypocenter.model.layers.step_buffers import KVPages, StatePages, StepInputs
 from hypocenter.model.placement import context_length_of, kv_room, kv_tokens_in
-from hypocenter.model.step_buffers import KVPages, StatePages, StepInputs
-from hypocenter.model.weight_tensors import Weights
-from hypocenter.model.weights import load_weights
-from hypocenter.record.engine.prefixes import settings_digest
+from hypocenter.model.tensors import footprint
+from hypocenter.model.tensors.part_of_file import PartOfFile
+from hypocenter.model.tensors.weight_tensors import Weights
+from hypocenter.model.tensors.weights import load_weights
+from hypocenter.record.prefixes import settings_digest
 from hypocenter.record.recorder import current, open_recorder
-from hypocenter.results import Route
-from hypocenter.tensor import DType, Tensor
+from hypocenter.settings.config import KV_DTYPES, EngineConfig, OnProgress
+from hypocenter.wire.messages import KeptWeights
 
 _log = logging.getLogger("hypocenter.engine")
 

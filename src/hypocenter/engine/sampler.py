@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hypocenter.base.dtypes import Int32s
+from hypocenter.base.errors import BadLogits
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import memory
 from hypocenter.device.launch import Launch
-from hypocenter.dtypes import Int32s
 from hypocenter.engine.batch import Chunk
-from hypocenter.errors import BadLogits
 from hypocenter.kernels.sampling.draw import TokenChoice, has_penalties
 from hypocenter.kernels.sampling.sampling import HostSampler, launches_of, sample_later
 from hypocenter.record.keyed_digest import digest_of
 from hypocenter.record.recorder import current
-from hypocenter.tensor import DType, Tensor
 
 if TYPE_CHECKING:
     from hypocenter.kernels.sampling.sampling_plan import DeviceSampler

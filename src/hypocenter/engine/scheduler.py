@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from hypocenter.base.errors import IntegrityError, OutOfBlocks
 from hypocenter.engine.batch import Chunk
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.request import Request, State
-from hypocenter.errors import IntegrityError, OutOfBlocks
 
 #: A prompt's last tokens open the answer. The next prompt of a conversation often has others there.
 NUM_OPENING = 8

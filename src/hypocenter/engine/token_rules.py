@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hypocenter.config import SamplingParams
-from hypocenter.dtypes import Int32s
-from hypocenter.errors import BadSetting, NoTokenLeft
+from hypocenter.base.dtypes import Int32s
+from hypocenter.base.errors import BadSetting, NoTokenLeft
 from hypocenter.kernels.sampling.draw import Biases, mask_of
-from hypocenter.token_settings import NEVER
+from hypocenter.settings.config import SamplingParams
+from hypocenter.settings.token_settings import NEVER
 
 if TYPE_CHECKING:
     from hypocenter.model.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from hypocenter.dtypes import RECORD_NAMES
+from hypocenter.base.dtypes import RECORD_NAMES
 from hypocenter.record.events import ScalarValue, Values
 from hypocenter.record.run_records import MARKED_BYTES
 

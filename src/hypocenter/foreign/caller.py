@@ -16,8 +16,8 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
 
+from hypocenter.base.package import is_own_file
 from hypocenter.foreign.inductor import is_written_by_inductor
-from hypocenter.package import is_own_file
 
 #: Parts of file names in which no program of anybody's own lies.
 _FOLDERS = ("site-packages", "dist-packages")

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hypocenter.base.errors import HypoError, LaunchRejected, Unguardable
 from hypocenter.device.guard.derive import SLOTS
 from hypocenter.device.guard.guard import Guarded, guard
-from hypocenter.errors import HypoError, LaunchRejected, Unguardable
 from hypocenter.record.events import Launched
 from hypocenter.record.guard_faults import AccessFault
 

@@ -20,7 +20,6 @@ from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from hypocenter.device.limits import GpuLimits, present_gpu
-from hypocenter.environment import Environment
 from hypocenter.foreign.argument_facts import INTERPRETER, device_and_stream, mark_undefined
 from hypocenter.foreign.caller import caller_of_now
 from hypocenter.foreign.driver.arming import GPU_MODULES, PROFILERS, Arming
@@ -35,6 +34,7 @@ from hypocenter.foreign.seen_reads import SeenReads, watch_reads
 from hypocenter.foreign.streams.session import OrderSession
 from hypocenter.record.events import Launched
 from hypocenter.record.runtime_text import is_of_numbers
+from hypocenter.settings.environment import Environment
 
 if TYPE_CHECKING:
     from hypocenter.foreign.guarding import GuardedLaunch, Guarding

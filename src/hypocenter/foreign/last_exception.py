@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
+from hypocenter.base.refusals import AnyRefusal, CompileError, ResourceExceeded
 from hypocenter.foreign.caller import is_library
 from hypocenter.record.catalogue import sources_of
-from hypocenter.refusals import AnyRefusal, CompileError, ResourceExceeded
 
 MAX_CHARS = 2000
 #: Functions in a chain of calls, of which the compiler tells each.

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from hypocenter.base.refusals import AnyRefusal
 from hypocenter.foreign.argument_facts import (
     INTERPRETER,
     MAX_LOOKED_AT_BYTES,
@@ -35,6 +36,7 @@ from hypocenter.foreign.seen_memory import (
 from hypocenter.foreign.seen_reads import SeenRead, SeenReads
 from hypocenter.record import ring
 from hypocenter.record.catalogue import sources_of
+from hypocenter.record.contents import LaunchOutcome, OtherBits
 from hypocenter.record.events import (
     Called,
     Launched,
@@ -49,11 +51,9 @@ from hypocenter.record.events import (
     Values,
 )
 from hypocenter.record.guard_faults import AccessFault
-from hypocenter.record.held.contents import LaunchOutcome, OtherBits
 from hypocenter.record.order_events import Disordered, OrderWatched
 from hypocenter.record.run_records import DeviceRecord
 from hypocenter.record.runtime_text import kind_of_end
-from hypocenter.refusals import AnyRefusal
 
 MAX_KERNELS = 1024
 #: At hand, for they are written to in each launch.

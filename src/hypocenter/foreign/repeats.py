@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypocenter.dtypes import NUMPY_DTYPES
+from hypocenter.base.dtypes import NUMPY_DTYPES
 from hypocenter.foreign.argument_facts import dtype_of, values_of
 from hypocenter.foreign.closed_kernels import is_closed
+from hypocenter.record.contents import MAX_OUTCOMES, CompiledCode, OtherBits
 from hypocenter.record.events import SourceRecord, Values
-from hypocenter.record.held.contents import MAX_OUTCOMES, CompiledCode, OtherBits
 
 #: How often a launch is made again, and launches of each form of a kernel that are.
 NUM_AGAIN, NUM_OF_FORM = 3, 2

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from hypocenter.record import ring
+from hypocenter.record.contents import LaunchOutcome, Snapshot
 from hypocenter.record.events import OUTSIDE_PLANS, AnyEvent, Now, Values
-from hypocenter.record.held.contents import LaunchOutcome, Snapshot
-from hypocenter.record.held.trace_log import TraceWriter
 from hypocenter.record.ring_writer import RingWriter
 from hypocenter.record.run_folder import claim_folder, process_record
+from hypocenter.record.trace_log import TraceWriter
 
 #: What is written of one program; past it the recording begins anew, and the oldest is gone.
 STATIC_BYTES = 16 << 20

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
 
+from hypocenter.base.tensor import span_of
 from hypocenter.foreign.argument_facts import (
     INTERPRETER,
     MAX_LOOKED_AT_BYTES,
@@ -37,7 +38,6 @@ from hypocenter.record.events import (
     TensorRecord,
     Values,
 )
-from hypocenter.tensor import span_of
 
 MAX_BLOCKS = 4096
 #: How many arguments of launches are kept with how they are spelled.

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hypocenter.errors import HubError
-from hypocenter.wording import bytes_text
+from hypocenter.base.errors import HubError
+from hypocenter.base.wording import bytes_text
 
 _MAX_REDIRECTS = 10
 #: Of an error of the HTTP client, which may quote the server.

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hypocenter.errors import HubError, ModelNotFound
+from hypocenter.base.errors import HubError, ModelNotFound
 from hypocenter.hub.folders import ThroughLink, open_folder, put_text, read_text
 from hypocenter.hub.names import COMMIT, FileAddress, HubName, RemoteName
 from hypocenter.hub.variants import RemoteFile, Variant, choose, variants_of

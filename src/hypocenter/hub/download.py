@@ -20,16 +20,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from hypocenter.cache_folder import private_folder
-from hypocenter.config import OnProgress
-from hypocenter.errors import HubError, ModelNotFound
+from hypocenter.base.errors import HubError, ModelNotFound
+from hypocenter.base.wording import bytes_text
 from hypocenter.hub import cached
 from hypocenter.hub.answers import HubAnswer, LineBroken, Pace, Question, ask
 from hypocenter.hub.folders import open_file, open_folder, put_link, put_text, size_of
 from hypocenter.hub.listing import LIST_SECONDS, hub_question, list_files, require_success
 from hypocenter.hub.names import FileAddress, HubName
 from hypocenter.hub.variants import RemoteFile, choose, variants_of
-from hypocenter.wording import bytes_text
+from hypocenter.settings.cache_folder import private_folder
+from hypocenter.settings.config import OnProgress
 
 #: Folder of the cache for files of servers that are no hub.
 FOLDER = "models"

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from hypocenter.config import OnProgress
 from hypocenter.hub import cached, download
 from hypocenter.hub.names import FileAddress, remote_name
+from hypocenter.settings.config import OnProgress
 
 
 def find_model(

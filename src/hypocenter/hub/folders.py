@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hypocenter.errors import HubError
+from hypocenter.base.errors import HubError
 
 _OPEN = os.O_CLOEXEC | os.O_NOFOLLOW
 #: Of a commit, an address or a version.

@@ -10,11 +10,11 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from hypocenter.errors import HubError
+from hypocenter.base.errors import HubError
+from hypocenter.base.package import NAME
 from hypocenter.hub.answers import HubAnswer, Pace, Question, ask
 from hypocenter.hub.names import COMMIT, MAIN, MAX_NAME_CHARS, REPOSITORY, HubName
 from hypocenter.hub.variants import RemoteFile
-from hypocenter.package import NAME
 
 MAX_FILES = 20_000
 #: About ten times what a list of that many files takes.

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
-from hypocenter.errors import UsageError
+from hypocenter.base.errors import UsageError
 
 MAX_NAME_CHARS = 2048
 _WORD = r"[A-Za-z0-9][\w.-]*"

@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from hypocenter.errors import ModelNotFound
+from hypocenter.base.errors import ModelNotFound
+from hypocenter.base.tensor import DType
+from hypocenter.base.wording import bytes_text
 from hypocenter.hub.names import HubName, is_file_within
-from hypocenter.tensor import DType
-from hypocenter.wording import bytes_text
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 _LABEL = re.compile(

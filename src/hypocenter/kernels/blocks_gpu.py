@@ -6,8 +6,8 @@ codes, of a byte each or two to a byte, where the first 16 are the lower halves.
 
 from __future__ import annotations
 
+from hypocenter.base.tensor import Tensor
 from hypocenter.device.triton_lang import tl, triton
-from hypocenter.tensor import Tensor
 
 
 def block_bytes(cache: Tensor) -> int:

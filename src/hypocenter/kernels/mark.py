@@ -6,11 +6,11 @@ plan's tag, 16 bits the launch behind which the mark stands. A plan's first mark
 
 from __future__ import annotations
 
+from hypocenter.base.tensor import DType
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import Arg, Scalar
 from hypocenter.device.marks import mark_memory, sim_mark
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Arg, Scalar
-from hypocenter.tensor import DType
 
 CONTRACT = Contract(
     "mark",

@@ -12,12 +12,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hypocenter.config import SamplingParams
-from hypocenter.errors import EXIT_OK, DeviceFault, HypoError
+from hypocenter.base.errors import EXIT_OK, DeviceFault, HypoError
 from hypocenter.lab.harmless import find
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Planted
 from hypocenter.record.recorder import open_recorder
+from hypocenter.settings.config import SamplingParams
 
 
 def run(victim: Planted, *, twin: bool, device: str = "", mode: str = "off") -> list[list[int]]:

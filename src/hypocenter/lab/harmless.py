@@ -13,9 +13,8 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Harmless, Planted, victims
-from hypocenter.model import activations, step_buffers
-from hypocenter.model.layers import layer_ops
-from hypocenter.model.step_buffers import KVPages
+from hypocenter.model.layers import activations, layer_ops, step_buffers
+from hypocenter.model.layers.step_buffers import KVPages
 
 _HARMLESS: dict[str, Harmless] = {}
 

@@ -18,22 +18,22 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from hypocenter.config import EngineConfig
+from hypocenter.base.dtypes import TORCH_NAMES, Int32s
+from hypocenter.base.errors import UsageError
+from hypocenter.base.package import kernel_module
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.contract import Contract
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.backend import Backend
-from hypocenter.dtypes import TORCH_NAMES, Int32s
 from hypocenter.engine import runner as runner_module
 from hypocenter.engine.batch import Batch
 from hypocenter.engine.runner import Runner
-from hypocenter.environment import Environment
-from hypocenter.errors import UsageError
-from hypocenter.kernels.contract import Contract
 from hypocenter.lab.model import model_path
-from hypocenter.model import step_buffers
-from hypocenter.model.weight_tensors import Weights
-from hypocenter.package import kernel_module
+from hypocenter.model.layers import step_buffers
+from hypocenter.model.tensors.weight_tensors import Weights
 from hypocenter.record.recorder import open_recorder
-from hypocenter.tensor import DType, Tensor
+from hypocenter.settings.config import EngineConfig
+from hypocenter.settings.environment import Environment
 
 if TYPE_CHECKING:
     from hypocenter.engine.llm import LLM

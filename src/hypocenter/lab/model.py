@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hypocenter.dtypes import Array
-from hypocenter.environment import Environment
+from hypocenter.base.dtypes import Array
+from hypocenter.settings.environment import Environment
 
 VOCAB_SIZE, WIDTH, NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, FFN_WIDTH = (
     512, 64, 2, 4, 2, 16, 96,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from hypocenter import package
-from hypocenter.config import EngineConfig
-from hypocenter.errors import HypoError
+from hypocenter.base import package
+from hypocenter.base.errors import HypoError
+from hypocenter.settings.config import EngineConfig
 
 _WORKER = "hypocenter.lab.planted_worker"
 

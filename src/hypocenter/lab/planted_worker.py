@@ -21,12 +21,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from hypocenter.config import EngineConfig
 from hypocenter.engine.batch import Batch
 from hypocenter.engine.llm import LLM
 from hypocenter.engine.runner import Runner
 from hypocenter.lab.lab import Lab, alter
 from hypocenter.lab.victim import victims
+from hypocenter.settings.config import EngineConfig
 from hypocenter.worker import worker
 
 #: Elements that a 32-bit offset still reaches: a kernel with such offsets goes there, too.

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from hypocenter import package
-from hypocenter.errors import ErrorKind
+from hypocenter.base import package
+from hypocenter.base.errors import ErrorKind
 from hypocenter.lab.victim import Planted
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle

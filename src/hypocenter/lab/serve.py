@@ -23,11 +23,11 @@ from typing import Any
 
 import msgspec
 
-from hypocenter.config import EngineConfig
-from hypocenter.errors import HypoError
+from hypocenter.base.errors import HypoError
 from hypocenter.lab.planted_server import ServerOrder, command
 from hypocenter.lab.planted_worker import Plant
 from hypocenter.lab.target import Target, ending, free_port, text_of
+from hypocenter.settings.config import EngineConfig
 
 #: Distinct requests, and the texts that they begin with: a text of the bundled model's kind.
 _NUM_QUESTIONS = 48

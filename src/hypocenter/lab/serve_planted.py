@@ -21,8 +21,7 @@ from typing import Any
 
 import msgspec
 
-from hypocenter.config import EngineConfig
-from hypocenter.errors import HypoError
+from hypocenter.base.errors import HypoError
 from hypocenter.lab.lab import CONFIG, Lab
 from hypocenter.lab.model import model_path
 from hypocenter.lab.planted_server import ServerOrder, command
@@ -30,6 +29,7 @@ from hypocenter.lab.planted_worker import Plant
 from hypocenter.lab.run import HANG_SECONDS, STEP_SECONDS
 from hypocenter.lab.target import Target, ending, free_port, text_of
 from hypocenter.lab.victim import Victim
+from hypocenter.settings.config import EngineConfig
 
 #: Symptoms that a server can see; the others are wrong numbers that look like right ones.
 SEEN = ("crash", "error", "hang", "nonfinite")

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from hypocenter.errors import HypoError
+from hypocenter.base.errors import HypoError
 
 _START_SECONDS = 300.0
 _TIMEOUT = 600.0

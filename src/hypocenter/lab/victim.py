@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hypocenter.base.errors import MissingPackage, UsageError
 from hypocenter.doctor.causes import Cause
-from hypocenter.errors import MissingPackage, UsageError
 
 if TYPE_CHECKING:
     from hypocenter.lab.lab import Lab

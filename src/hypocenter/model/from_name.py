@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from hypocenter.cards import free_bytes_of
-from hypocenter.config import AUTO, OnProgress
+from hypocenter.base.cards import free_bytes_of
+from hypocenter.base.package import bundled_model
 from hypocenter.device.choice import choose_device
 from hypocenter.hub.find import find_model
-from hypocenter.model.families import FAMILIES
-from hypocenter.model.footprint import host_room
-from hypocenter.package import bundled_model
+from hypocenter.model.facts.families import FAMILIES
+from hypocenter.model.tensors.footprint import host_room
+from hypocenter.settings.config import AUTO, OnProgress
 
 
 def file_of(

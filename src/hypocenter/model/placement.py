@@ -5,12 +5,12 @@ Loads and allocates nothing.
 
 from __future__ import annotations
 
-from hypocenter.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
+from hypocenter.base.errors import BadSetting
 from hypocenter.device.backend import Room
-from hypocenter.errors import BadSetting
-from hypocenter.model import footprint
-from hypocenter.model.architecture import Architecture
+from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.gguf.file import GGUFFile
+from hypocenter.model.tensors import footprint
+from hypocenter.settings.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
 
 #: Tokens that the KV cache holds at most where nobody says, if so many requests cannot fill it.
 #: Beyond that the lists of blocks on the host would cost more than kept prompts save.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hypocenter.dtypes import Array
+from hypocenter.base.dtypes import Array
 
 #: A tensor of more runs of bytes than this is not listed, and what it shares is not known.
 MAX_RUNS = 1 << 14

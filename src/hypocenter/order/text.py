@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from hypocenter.base.wording import count_text
 from hypocenter.order.clocks import HOST
 from hypocenter.record.order_events import Disorder, Disordered, UseRecord
-from hypocenter.wording import count_text
 
 
 def sentence_of(one: Disordered) -> str:

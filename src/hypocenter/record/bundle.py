@@ -19,8 +19,14 @@ from pathlib import Path
 
 import msgspec
 
-from hypocenter.cards import MAX_CARDS, Card
-from hypocenter.errors import BadBundle, ErrorKind
+from hypocenter.base.cards import MAX_CARDS, Card
+from hypocenter.base.errors import BadBundle, ErrorKind
+from hypocenter.record.bundle_arrays import (
+    MAX_ARRAYS,
+    ArrayFiller,
+    arrays_as_bytes,
+    read_arrays,
+)
 from hypocenter.record.bundle_json import (
     DAMAGE,
     NONFINITE,
@@ -32,8 +38,8 @@ from hypocenter.record.bundle_json import (
     split,
     with_nonfinite,
 )
+from hypocenter.record.contents import MAX_OUTCOMES, LaunchOutcome, Snapshot
 from hypocenter.record.driver_run import DriverRun
-from hypocenter.record.engine.module_texts import ModuleText
 from hypocenter.record.events import (
     FOREIGN,
     AnyEvent,
@@ -50,13 +56,7 @@ from hypocenter.record.events import (
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gap import Gap
 from hypocenter.record.gpu_stop import MAX_REPORTS, MAX_STOPS, GpuStop, SanitizerReport
-from hypocenter.record.held.bundle_arrays import (
-    MAX_ARRAYS,
-    ArrayFiller,
-    arrays_as_bytes,
-    read_arrays,
-)
-from hypocenter.record.held.contents import MAX_OUTCOMES, LaunchOutcome, Snapshot
+from hypocenter.record.module_texts import ModuleText
 from hypocenter.record.nonfinite import NumbersWatched
 from hypocenter.record.order_events import Disordered, OrderWatched
 from hypocenter.record.run_records import CheckRecord, ModelRecord

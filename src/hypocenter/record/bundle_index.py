@@ -11,10 +11,9 @@ import functools
 from dataclasses import dataclass
 from typing import TypeVar
 
-from hypocenter.environment import launch_blocking
-from hypocenter.errors import UsageError
+from hypocenter.base.errors import UsageError
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.engine.engine_events import Event
+from hypocenter.record.engine_events import Event
 from hypocenter.record.events import (
     OUTSIDE_PLANS,
     Allocated,
@@ -34,6 +33,7 @@ from hypocenter.record.events import (
     Values,
     Waited,
 )
+from hypocenter.settings.environment import launch_blocking
 
 _E = TypeVar("_E", bound=Event)
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hypocenter.record.engine.module_texts import ModuleText
+from hypocenter.record.contents import LaunchOutcome
 from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
@@ -24,7 +24,7 @@ from hypocenter.record.events import (
 )
 from hypocenter.record.gap import Gap
 from hypocenter.record.gpu_stop import GpuStop
-from hypocenter.record.held.contents import LaunchOutcome
+from hypocenter.record.module_texts import ModuleText
 
 #: Key that says where a float stands that JSON has no word for, and which one it is.
 NONFINITE = "nonfinite"

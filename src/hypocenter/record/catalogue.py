@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.dtypes import RECORD_NAMES, TORCH_NAMES
+from hypocenter.base.dtypes import RECORD_NAMES, TORCH_NAMES
+from hypocenter.base.tensor import Allocation, Tensor
 from hypocenter.record.events import (
     AllocationRecord,
     ArgumentRecord,
@@ -25,7 +26,6 @@ from hypocenter.record.events import (
     TensorRecord,
 )
 from hypocenter.record.recordable import Launchable
-from hypocenter.tensor import Allocation, Tensor
 
 #: Names of the arrays of a packed weight, by how many there are and whether it is of a block type.
 _PARTS: Mapping[tuple[int, bool], tuple[str, ...]] = {

@@ -1,6 +1,6 @@
 """What a process asked of its GPU's driver: kernels, launches, memory; facts, for a bundle.
 
-`foreign/driver/` sees it, `record/held/driver_log.py` writes and reads it. Knows no vendor's
+`foreign/driver/` sees it, `record/driver_log.py` writes and reads it. Knows no vendor's
 interface; numbers are those that the driver was given.
 """
 

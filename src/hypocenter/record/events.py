@@ -10,8 +10,9 @@ from typing import TypedDict
 
 import msgspec
 
-from hypocenter.errors import ErrorKind
-from hypocenter.record.engine.engine_events import (
+from hypocenter.base.errors import ErrorKind
+from hypocenter.base.refusals import AnyRefusal
+from hypocenter.record.engine_events import (
     Answered,
     BlockChanged,
     BlocksNamed,
@@ -24,7 +25,6 @@ from hypocenter.record.engine.engine_events import (
 from hypocenter.record.guard_faults import AccessFault
 from hypocenter.record.nonfinite import NonFinite, NonFiniteReached, NumbersWatched
 from hypocenter.record.order_events import Disordered, OrderWatched
-from hypocenter.refusals import AnyRefusal
 
 ScalarValue = bool | int | float | str | None
 
@@ -167,7 +167,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArgumentDeclaration(msgspec.Struct, frozen=True, kw_only=True):
-    """What a contract says of a tensor argument; the fields of `kernels/demands.py:Arg`.
+    """What a contract says of a tensor argument; the fields of `contracts/demands.py:Arg`.
 
     `reach` and `indexes` say in words what is written and what is indexed, up to `bound`.
     """

@@ -9,8 +9,8 @@ import enum
 
 import msgspec
 
-from hypocenter.errors import ErrorKind
-from hypocenter.refusals import AnyRefusal
+from hypocenter.base.errors import ErrorKind
+from hypocenter.base.refusals import AnyRefusal
 
 
 class MemoryKill(enum.StrEnum):

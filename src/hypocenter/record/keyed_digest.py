@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.cache_folder import private_folder
+from hypocenter.settings.cache_folder import private_folder
 
 _KEY_BYTES = 32
 _DIGEST_BYTES = 32

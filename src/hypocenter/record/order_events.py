@@ -6,7 +6,7 @@ import enum
 
 import msgspec
 
-from hypocenter.record.engine.engine_events import Event
+from hypocenter.record.engine_events import Event
 
 
 class Disorder(enum.StrEnum):

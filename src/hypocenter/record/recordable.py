@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from hypocenter.tensor import Tensor
+from hypocenter.base.tensor import Tensor
 
 
 class Launchable(Protocol):

@@ -22,8 +22,7 @@ from weakref import WeakKeyDictionary, ref
 import msgspec
 import numpy as np
 
-from hypocenter.environment import Environment
-from hypocenter.errors import (
+from hypocenter.base.errors import (
     BadModelFile,
     CopyRejected,
     DeviceFault,
@@ -34,9 +33,11 @@ from hypocenter.errors import (
     RankLost,
     TokenizerError,
 )
+from hypocenter.base.refusals import AnyRefusal, Refused
+from hypocenter.base.tensor import Allocation, Tensor
 from hypocenter.record import ring, run_folder
 from hypocenter.record.catalogue import Catalogue
-from hypocenter.record.engine.engine_events import (
+from hypocenter.record.engine_events import (
     Answered,
     BlockChanged,
     BlocksNamed,
@@ -45,8 +46,6 @@ from hypocenter.record.engine.engine_events import (
     LostRank,
     TextAsked,
 )
-from hypocenter.record.engine.module_texts import digests_of_modules
-from hypocenter.record.engine.raised import raised_in
 from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
@@ -69,13 +68,14 @@ from hypocenter.record.events import (
     Waited,
 )
 from hypocenter.record.keyed_digest import KeyedDigest
+from hypocenter.record.module_texts import digests_of_modules
 from hypocenter.record.not_recording import UNREAD_HEADER, Header, NotRecording
+from hypocenter.record.raised import raised_in
 from hypocenter.record.recordable import Launchable, Planned
 from hypocenter.record.ring_writer import MarkRuns, RingWriter
 from hypocenter.record.run_folder import claim_folder, process_record
 from hypocenter.record.run_records import DeviceRecord, ModelRecord
-from hypocenter.refusals import AnyRefusal, Refused
-from hypocenter.tensor import Allocation, Tensor
+from hypocenter.settings.environment import Environment
 
 log = logging.getLogger("hypocenter.recorder")
 

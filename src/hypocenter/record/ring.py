@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 
-from hypocenter.record.engine.module_texts import ModuleDigests
 from hypocenter.record.events import (
     AnyEvent,
     ContractRecord,
@@ -36,6 +35,7 @@ from hypocenter.record.events import (
 )
 from hypocenter.record.gap import Gap
 from hypocenter.record.known_launch import KnownLaunch, full_launch
+from hypocenter.record.module_texts import ModuleDigests
 from hypocenter.record.run_records import CheckRecord, DeviceRecord, ModelRecord, ProcessRecord
 
 MAGIC = int.from_bytes(b"hyporing", "little")

@@ -20,10 +20,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO
 
-from hypocenter.cache_folder import make_private
-from hypocenter.environment import relevant_variables
 from hypocenter.record import ring
 from hypocenter.record.run_records import ProcessRecord
+from hypocenter.settings.cache_folder import make_private
+from hypocenter.settings.environment import relevant_variables
 
 #: Folders of runs that died, or that reported a fault, are kept up to this number.
 MAX_DIED = 4

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from hypocenter.errors import ErrorKind
+from hypocenter.base.errors import ErrorKind
 
 # Raised by something that ran: the call that returns one of these found it and did not make it.
 _FOUND_LATER = frozenset({700, 710, 714, 715, 716, 717, 718, 719})

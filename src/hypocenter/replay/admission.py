@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hypocenter.base.dtypes import TORCH_OF_TRITON, Array
+from hypocenter.base.errors import UsageError
 from hypocenter.device.interpret.interpret import Descriptor, Pointer
-from hypocenter.dtypes import TORCH_OF_TRITON, Array
-from hypocenter.errors import UsageError
 from hypocenter.replay.arguments import Argument, Region, extent_bytes
 from hypocenter.replay.memory import CheckedMemory
 

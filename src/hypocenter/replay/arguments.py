@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.dtypes import Array
+from hypocenter.base.dtypes import Array
+from hypocenter.base.tensor import contiguous_strides, span_of
 from hypocenter.replay.findings import StridedShape
-from hypocenter.tensor import contiguous_strides, span_of
 
 #: An address names its argument: number `i` lies at (i << 40) + 2**39, so an offset may be wrong
 #: by 512 GiB either way and still be attributed to the argument that it was added to.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hypocenter.dtypes import Array
+from hypocenter.base.dtypes import Array
 from hypocenter.replay.arguments import SPACE_BITS, Argument
 from hypocenter.replay.corrections import written_bytes
 from hypocenter.replay.sites import kernel_frames

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.dtypes import NUMPY_DTYPES, Array
+from hypocenter.base.dtypes import NUMPY_DTYPES, Array
+from hypocenter.base.tensor import DType
 from hypocenter.record.events import ScalarValue, TensorRecord, Values
 from hypocenter.replay.arguments import Argument
-from hypocenter.tensor import DType
 
 #: Bytes of all elements of a tensor, of which some may lie in one place.
 MAX_VIEW_BYTES = 64 << 20

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from importlib import resources
 from typing import Any
 
+from hypocenter.base.errors import NotReplayed, UsageError
+from hypocenter.base.package import version
 from hypocenter.device.triton_lang import tl
-from hypocenter.errors import NotReplayed, UsageError
-from hypocenter.package import version
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import Place, SourceRecord, TensorRecord
 from hypocenter.replay.admission import RecordedTensor, item_bytes_of
@@ -60,7 +60,7 @@ def runs_text(index: BundleIndex, place: Place) -> str:
     Raises as `repro_text` does.
     """
     first = (
-        "import sys\n\nfrom hypocenter.replay.outcomes.device_child import make_runs\n"
+        "import sys\n\nfrom hypocenter.replay.device_child import make_runs\n"
         "from hypocenter.replay.reproduction import Recording"
     )
     return "\n".join([first, *_body(index, place, first, "make_runs", None)])

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.dtypes import Array
 from hypocenter.device.interpret.builder import Exact
 from hypocenter.device.interpret.interpret import (
     Interpretation,
     block_of_others,
     interpreting,
 )
-from hypocenter.dtypes import Array
 from hypocenter.replay.arguments import SPACE_BITS, Argument
 from hypocenter.replay.findings import Site
 from hypocenter.replay.sites import SiteValue, kernel_frames, state_of, values_at, wrap_site

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hypocenter.dtypes import Array
+from hypocenter.base.dtypes import Array
 from hypocenter.replay.arguments import Region
 
 #: Bits of a stamp that hold the lane that stored last, counted from 1: a block has at most 2**20.

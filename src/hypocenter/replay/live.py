@@ -6,20 +6,22 @@ program says why. The device's own memory is only read.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hypocenter.base.errors import AccessRefused, HypoError, UsageError
+from hypocenter.base.tensor import Tensor
 from hypocenter.device import devices
 from hypocenter.device.interpret.interpret import Pointer
-from hypocenter.device.launch import Launch
 from hypocenter.device.offline.specimen import of_device
-from hypocenter.errors import AccessRefused, HypoError, UsageError
 from hypocenter.record.guard_faults import AccessFault
 from hypocenter.replay.findings import ReplayReport
 from hypocenter.replay.replay import replay
 from hypocenter.replay.text import finding_text
-from hypocenter.tensor import Tensor
+
+if TYPE_CHECKING:  # it brings the compiler of CPU kernels along
+    from hypocenter.device.launch import Launch
 
 #: Of one step so many places are told; the first is the one that matters most.
 _MAX_TOLD, _MAX_LISTED = 3, 8

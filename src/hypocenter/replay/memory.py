@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from hypocenter.base.dtypes import Array
 from hypocenter.device.interpret.builder import Exact
 from hypocenter.device.interpret.interpret import block_of_others
-from hypocenter.dtypes import Array
 from hypocenter.replay.arguments import MANY, SPACE_BITS, Argument
 from hypocenter.replay.findings import OVERFLOWS, Finding, FindingKind, races_once
 from hypocenter.replay.lanes import Lanes

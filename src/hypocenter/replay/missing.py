@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hypocenter.dtypes import Array
+from hypocenter.base.dtypes import Array
 from hypocenter.replay.arguments import Argument, extent_bytes
 from hypocenter.replay.findings import Finding, FindingKind, Site
 

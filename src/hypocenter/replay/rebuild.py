@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from hypocenter.base.dtypes import TORCH_NAMES, Array
+from hypocenter.base.errors import UsageError
+from hypocenter.base.tensor import contiguous_strides
+from hypocenter.contracts.registry import recorded_contract
 from hypocenter.device.offline.specimen import of_device
-from hypocenter.dtypes import TORCH_NAMES, Array
-from hypocenter.errors import UsageError
-from hypocenter.kernels.registry import recorded_contract
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import (
     OUTSIDE_PLANS,
@@ -39,7 +40,6 @@ from hypocenter.replay.corrections import (
 from hypocenter.replay.findings import Finding, FindingKind, Site
 from hypocenter.replay.missing import missing_of
 from hypocenter.replay.source import is_project_kernel, recorded_file
-from hypocenter.tensor import contiguous_strides
 
 #: Allocations above this are extents only: nothing is known of their contents.
 MAX_ALLOCATION_BYTES = 64 << 20

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from hypocenter.errors import HypoError, NotReplayed, UsageError
+from hypocenter.base.errors import HypoError, NotReplayed, UsageError
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import Place, SourceRecord

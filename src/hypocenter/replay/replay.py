@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from hypocenter.base.dtypes import Array
+from hypocenter.base.errors import HypoError, NotReplayed, UsageError
 from hypocenter.device.interpret.builder import is_machinery
 from hypocenter.device.interpret.interpret import Interpretation, StaticAssertFailed, interpreting
 from hypocenter.device.triton_lang import interpreter, triton
-from hypocenter.dtypes import Array
-from hypocenter.errors import HypoError, NotReplayed, UsageError
 from hypocenter.replay.admission import VirtualTensor, admit, at_real_address, share_regions
 from hypocenter.replay.arguments import Argument
 from hypocenter.replay.findings import (

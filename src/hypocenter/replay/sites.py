@@ -19,11 +19,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hypocenter.base.package import is_below
 from hypocenter.device.interpret.block_pointers import BlockPointer
 from hypocenter.device.interpret.builder import Wrap, is_machinery
 from hypocenter.device.interpret.interpret import Interpretation, indent_of
 from hypocenter.device.triton_lang import tl
-from hypocenter.package import is_below
 from hypocenter.replay.findings import Site
 
 SiteValue = bool | int | float | str

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hypocenter.dtypes import Array
+from hypocenter.base.dtypes import Array
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import Place
 from hypocenter.replay.arguments import Argument

@@ -19,9 +19,9 @@ from collections.abc import Collection
 from types import ModuleType
 from typing import Any
 
-from hypocenter import package
+from hypocenter.base import package
+from hypocenter.base.errors import NotReplayed, SourceNotAllowed
 from hypocenter.device.triton_lang import tl, triton
-from hypocenter.errors import NotReplayed, SourceNotAllowed
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.catalogue import sources_of
 from hypocenter.record.events import LaunchRecord, SourceRecord

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hypocenter.base.wording import count_text
 from hypocenter.replay.findings import AXES, Finding, FindingKind, Headroom
-from hypocenter.wording import count_text
 
 
 def finding_text(finding: Finding, configurations: Sequence[str] = ()) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.dtypes import Array
-from hypocenter.errors import HypoError, NotReplayed
+from hypocenter.base.dtypes import Array
+from hypocenter.base.errors import HypoError, NotReplayed
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import Place, TensorRecord
 from hypocenter.replay.arguments import SPACE_BITS, Argument

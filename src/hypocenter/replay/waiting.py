@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.dtypes import Array
+from hypocenter.base.dtypes import Array
 
 #: Different accesses that are kept; a circle has few.
 _MAX_KNOWN = 1 << 16

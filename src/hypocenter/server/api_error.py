@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from hypocenter.messages import Failed
 from hypocenter.server.reading.readers import NO_READER, READERS_BUSY, UNREADABLE
 from hypocenter.server.supervisor import QUARANTINED, WORKER_GONE
+from hypocenter.wire.messages import Failed
 
 RETRY_SECONDS = 2
 

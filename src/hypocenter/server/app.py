@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hypocenter.package import version
+from hypocenter.base.package import version
 from hypocenter.server import answers, routes, side_routes
 from hypocenter.server.api_error import ApiError
 from hypocenter.server.fields import ChatBody, CompletionBody

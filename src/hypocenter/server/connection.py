@@ -24,7 +24,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from hypocenter.errors import UsageError
+from hypocenter.base.errors import UsageError
 from hypocenter.server.api_error import ApiError
 from hypocenter.server.inquiry import new_name
 from hypocenter.server.intake.chunks import BadChunks, Chunks

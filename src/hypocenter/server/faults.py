@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hypocenter import package
-from hypocenter.cache_folder import changeable_by_others, make_private, private_folder
-from hypocenter.errors import HypoError, UsageError
+from hypocenter.base import package
+from hypocenter.base.errors import HypoError, UsageError
 from hypocenter.record import bundle as bundles
 from hypocenter.record.ring import run_folders as runs_below
 from hypocenter.server.answers import Fault
 from hypocenter.server.operating.log import tell
 from hypocenter.server.worker_life import is_fault
+from hypocenter.settings.cache_folder import changeable_by_others, make_private, private_folder
 from hypocenter.watch.child import Ended
 from hypocenter.watch.collect import collect
 

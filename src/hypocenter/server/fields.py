@@ -12,12 +12,12 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from hypocenter.errors import ContextOverflow
-from hypocenter.messages import NO_REQUEST, Failed, ServedModel
+from hypocenter.base.errors import ContextOverflow
 from hypocenter.server.api_error import ApiError, error_of
 from hypocenter.server.bodies.field_table import ALLOWED_IN_ONE, HARMLESS, REFUSED
 from hypocenter.server.intake.json_bounds import decode, decode_body, fields_of
 from hypocenter.server.reading.readers import MAX_WAITING_OF_CLIENT, SMALL
+from hypocenter.wire.messages import NO_REQUEST, Failed, ServedModel
 
 MAX_CHOICES = 128
 MAX_PROMPTS = 512

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from hypocenter.messages import Piece
-from hypocenter.results import CallPiece, TokenLogprob, TopLogprob, join_calls, whole_calls
+from hypocenter.base.results import CallPiece, TokenLogprob, TopLogprob, join_calls, whole_calls
 from hypocenter.server.answers import (
     AnswerTimings,
     CallDelta,
@@ -31,6 +30,7 @@ from hypocenter.server.answers import (
     TopLogprobEntry,
 )
 from hypocenter.server.inquiry import Choice, Inquiry
+from hypocenter.wire.messages import Piece
 
 
 class CompletionForm:

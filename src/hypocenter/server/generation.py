@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hypocenter.config import SamplingParams
 from hypocenter.conversation.call_forms import FREE, CallRules
 from hypocenter.conversation.continuing import MessagePart
-from hypocenter.grammar_text import CALLS
-from hypocenter.messages import Accepted, Failed, Piece, Submit
+from hypocenter.settings.config import SamplingParams
+from hypocenter.settings.grammar_text import CALLS
+from hypocenter.wire.messages import Accepted, Failed, Piece, Submit
 
 WorkerEvent = Accepted | Piece | Failed
 #: Whoever is known by nothing: a server's own questions.

@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 
-from hypocenter.config import MAX_SEED, SamplingParams
-from hypocenter.messages import Accepted, Ending, Failed, Piece
-from hypocenter.results import CallPiece, TokenLogprob
+from hypocenter.base.results import CallPiece, TokenLogprob
 from hypocenter.server.answers import PromptTokensDetails, Usage
 from hypocenter.server.api_error import error_of
 from hypocenter.server.generation import NOBODY, AskedAnswer, Generation, WorkerEvent
 from hypocenter.server.supervisor import Supervisor
+from hypocenter.settings.config import MAX_SEED, SamplingParams
+from hypocenter.wire.messages import Accepted, Ending, Failed, Piece
 
 #: After so long without a piece a stream says that it is alive, or proxies would end it.
 PING_SECONDS = 15.0

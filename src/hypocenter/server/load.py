@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from hypocenter.errors import HypoError, UsageError
+from hypocenter.base.errors import HypoError, UsageError
 
 #: What is said of a server that lets nobody in who has no key.
 NEEDS_KEY = "; it wants a key that it knows: --api-key, HYPO_API_KEY or OPENAI_API_KEY"

@@ -18,9 +18,9 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from hypocenter.messages import Failed, Piece
 from hypocenter.server.generation import Generation, WorkerEvent
 from hypocenter.server.supervisor import Supervisor
+from hypocenter.wire.messages import Failed, Piece
 
 _TO_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5,
              10, 20, 40, 80, 160, 640, 2560)  # fmt: skip

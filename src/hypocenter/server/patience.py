@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from hypocenter.messages import (
+from hypocenter.watch.child import Deadlines
+from hypocenter.wire.messages import (
     Dropped,
     Failed,
     KeptWeights,
@@ -13,7 +14,6 @@ from hypocenter.messages import (
     Submit,
     ToServer,
 )
-from hypocenter.watch.child import Deadlines
 
 #: What a step that ends just before its deadline may still take to be told of.
 GRACE_SECONDS = 5.0

@@ -16,9 +16,7 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from hypocenter.config import MAX_LOGPROBS
-from hypocenter.messages import Ask, Failed, Piece, ServedModel, Told
-from hypocenter.package import version
+from hypocenter.base.package import version
 from hypocenter.server.answers import AnswerTimings, ChoiceState, RequestState
 from hypocenter.server.api_error import ApiError, error_of
 from hypocenter.server.bodies.chat_fields import messages_of, read_chat
@@ -32,6 +30,8 @@ from hypocenter.server.intake.bodies import Bodies, HeldBody
 from hypocenter.server.intake.json_bounds import BodyShape
 from hypocenter.server.metrics import Metrics
 from hypocenter.server.supervisor import Supervisor
+from hypocenter.settings.config import MAX_LOGPROBS
+from hypocenter.wire.messages import Ask, Failed, Piece, ServedModel, Told
 
 log = logging.getLogger("hypocenter.server")
 _Result = TypeVar("_Result")

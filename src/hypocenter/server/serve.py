@@ -18,9 +18,8 @@ from pathlib import Path
 
 import uvicorn
 
-from hypocenter.config import EngineConfig
-from hypocenter.errors import EXIT_ERROR, EXIT_OK, UsageError
-from hypocenter.messages import Loading, ServedModel
+from hypocenter.base.errors import EXIT_ERROR, EXIT_OK, UsageError
+from hypocenter.base.wording import count_text
 from hypocenter.server.app import make_app
 from hypocenter.server.connection import (
     KEEP_ALIVE_SECONDS,
@@ -46,9 +45,10 @@ from hypocenter.server.operating.signals import Renewal, Terminal
 from hypocenter.server.routes import Service
 from hypocenter.server.supervisor import Supervisor
 from hypocenter.server.worker_life import WORKER, Orders
+from hypocenter.settings.config import EngineConfig
 from hypocenter.watch.child import Deadlines
 from hypocenter.watch.dead_runs import locked_folder
-from hypocenter.wording import count_text
+from hypocenter.wire.messages import Loading, ServedModel
 
 #: Between two looks at how far a worker's loading is, and at whether there will be any more.
 _LOOK_SECONDS = 0.2

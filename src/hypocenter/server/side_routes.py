@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from hypocenter.package import version
+from hypocenter.base.package import version
 from hypocenter.server import answers
 from hypocenter.server.api_error import ApiError, json_response
 from hypocenter.server.bodies.chat_fields import (

@@ -19,8 +19,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hypocenter.errors import EXIT_ERROR, BadLogits, HypoError
-from hypocenter.messages import (
+from hypocenter.base.errors import EXIT_ERROR, BadLogits, HypoError
+from hypocenter.server.generation import NOBODY, Generation
+from hypocenter.server.operating.log import tell
+from hypocenter.server.operating.succession import Succession, how
+from hypocenter.server.reading.readers import Readers, ReadingProcess, process_maker
+from hypocenter.server.reading.request_reading import RequestReading
+from hypocenter.server.turns.places import Places
+from hypocenter.server.worker_life import Orders, WorkerLife, is_fault
+from hypocenter.server.worker_line import WorkerLine
+from hypocenter.watch.child import Ended
+from hypocenter.wire.messages import (
     NO_REQUEST,
     Accepted,
     Ask,
@@ -38,15 +47,6 @@ from hypocenter.messages import (
     Told,
     ToServer,
 )
-from hypocenter.server.generation import NOBODY, Generation
-from hypocenter.server.operating.log import tell
-from hypocenter.server.operating.succession import Succession, how
-from hypocenter.server.reading.readers import Readers, ReadingProcess, process_maker
-from hypocenter.server.reading.request_reading import RequestReading
-from hypocenter.server.turns.places import Places
-from hypocenter.server.worker_life import Orders, WorkerLife, is_fault
-from hypocenter.server.worker_line import WorkerLine
-from hypocenter.watch.child import Ended
 
 log = logging.getLogger("hypocenter.server")
 

@@ -20,11 +20,17 @@ from pathlib import Path
 
 import msgspec
 
-from hypocenter import package
-from hypocenter.config import EngineConfig
-from hypocenter.environment import SECRETS, Environment
-from hypocenter.frames import LENGTH_BYTES, as_frame, body_bytes
-from hypocenter.messages import (
+from hypocenter.base import package
+from hypocenter.record import ring
+from hypocenter.server.operating.log import WorkerWords, tell
+from hypocenter.server.operating.signals import FOR_THE_SERVER
+from hypocenter.server.patience import Patience
+from hypocenter.settings.config import EngineConfig
+from hypocenter.settings.environment import SECRETS, Environment
+from hypocenter.watch.child import Deadlines, Ended, environment_for, watch
+from hypocenter.watch.dead_runs import watched_runs
+from hypocenter.wire.frames import LENGTH_BYTES, as_frame, body_bytes
+from hypocenter.wire.messages import (
     MAX_FRAME_BYTES,
     NO_REQUEST,
     Failed,
@@ -33,12 +39,6 @@ from hypocenter.messages import (
     Start,
     ToServer,
 )
-from hypocenter.record import ring
-from hypocenter.server.operating.log import WorkerWords, tell
-from hypocenter.server.operating.signals import FOR_THE_SERVER
-from hypocenter.server.patience import Patience
-from hypocenter.watch.child import Deadlines, Ended, environment_for, watch
-from hypocenter.watch.dead_runs import watched_runs
 
 #: The program of a worker: a module, and words for it.
 WORKER: tuple[str, ...] = ("hypocenter.worker.worker",)

@@ -3,8 +3,9 @@
 A start takes seconds before a model is looked at: Python, its packages and the GPU's context. The
 spare has them behind it. It has opened the device, and has neither the model nor memory for a KV
 cache. The keeper has a GPU's weights in memory that others map. It launches no kernel, so it
-outlives what workers die of. On a CPU the cache folder does the same (`model/packed_weights.py`).
-There workers also leave each other blocks of the KV cache, in memory that the server has.
+outlives what workers die of. On a CPU the cache folder does the same
+(`model/tensors/packed_weights.py`). There workers also leave each other blocks of the KV cache, in
+memory that the server has.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from pathlib import Path
 
 import msgspec
 
-from hypocenter.errors import NotShareable
-from hypocenter.messages import (
+from hypocenter.base.errors import NotShareable
+from hypocenter.server.operating.log import tell
+from hypocenter.server.worker_life import Orders, WorkerLife
+from hypocenter.watch.child import Ended
+from hypocenter.wire.messages import (
     NO_REQUEST,
     Failed,
     KeptWeights,
@@ -30,9 +34,6 @@ from hypocenter.messages import (
     ServedModel,
     ToServer,
 )
-from hypocenter.server.operating.log import tell
-from hypocenter.server.worker_life import Orders, WorkerLife
-from hypocenter.watch.child import Ended
 
 #: Spares in a row that may end while they wait; then there is none until a worker is ready again.
 _MAX_LOST_SPARES = 3

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from hypocenter.cards import Card, CardWatch
+from hypocenter.base.cards import Card, CardWatch
 from hypocenter.record import ring
 from hypocenter.record.gap import Gap
 from hypocenter.record.gpu_stop import GpuStop

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import msgspec
 
-from hypocenter import package
-from hypocenter.cards import Card
+from hypocenter.base import package
+from hypocenter.base.cards import Card
+from hypocenter.base.errors import EXIT_ERROR, EXIT_FAULT, ErrorKind
+from hypocenter.base.package import place_of_own_name
 from hypocenter.coredump.names import source_name
-from hypocenter.errors import EXIT_ERROR, EXIT_FAULT, ErrorKind
-from hypocenter.package import place_of_own_name
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.engine.module_texts import read_texts
+from hypocenter.record.driver_log import read_driver_log
 from hypocenter.record.events import (
     AnyEvent,
     Called,
@@ -30,9 +30,9 @@ from hypocenter.record.events import (
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gap import UNWATCHED, Gap
 from hypocenter.record.gpu_stop import GpuStop, SanitizerReport
-from hypocenter.record.held.driver_log import read_driver_log
-from hypocenter.record.held.trace_log import read_trace
+from hypocenter.record.module_texts import read_texts
 from hypocenter.record.run_records import DeviceRecord
+from hypocenter.record.trace_log import read_trace
 from hypocenter.watch import foreign_runs
 from hypocenter.watch.child import START_SECONDS, Ended, Shrunk
 from hypocenter.watch.dead_runs import MAX_FOLDERS, DeadRun, is_watched

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from hypocenter.cache_folder import make_private
-from hypocenter.errors import UsageError
+from hypocenter.base.errors import UsageError
 from hypocenter.record import ring
+from hypocenter.settings.cache_folder import make_private
 
 #: Run folders that are looked into: a command may start a few processes, and never so many.
 MAX_FOLDERS = 32

@@ -15,14 +15,14 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from hypocenter.errors import EXIT_ERROR, EXIT_FAULT, EXIT_OK, EXIT_USAGE, ErrorKind
+from hypocenter.base.errors import EXIT_ERROR, EXIT_FAULT, EXIT_OK, EXIT_USAGE, ErrorKind
+from hypocenter.base.refusals import CaptureError, NoCode
+from hypocenter.base.wording import signal_name
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gpu_stop import SanitizerReport
 from hypocenter.record.runtime_text import kind_of_text
-from hypocenter.refusals import CaptureError, NoCode
 from hypocenter.watch.launcher_lines import without_prefixes
 from hypocenter.watch.refusal_text import ToldRefusal, refused_in
-from hypocenter.wording import signal_name
 
 MAX_MESSAGE_CHARS = 2000
 MAX_STACK_CHARS = 20_000
@@ -338,7 +338,7 @@ def _last_words(stderr: str) -> FaultRecord | None:
 
 def _show(match: re.Match[str]) -> str:
     text = match[0].removeprefix("hypo: ").removeprefix("error: ")
-    return text.removeprefix("hypocenter.errors.")[:MAX_MESSAGE_CHARS]
+    return text.removeprefix("hypocenter.base.errors.")[:MAX_MESSAGE_CHARS]
 
 
 def reports_in(text: str) -> Iterator[SanitizerReport]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from hypocenter.base.wording import count_text
 from hypocenter.record import ring
 from hypocenter.record.driver_run import DriverRun
 from hypocenter.record.events import (
@@ -22,7 +23,6 @@ from hypocenter.record.events import (
     SourceRecord,
 )
 from hypocenter.record.gap import Gap, GapKind
-from hypocenter.wording import count_text
 
 #: Begins the name of a file that says why a process was not recorded.
 NOTE = "unrecorded-"

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import msgspec
 
+from hypocenter.base.errors import BadCoreDump
 from hypocenter.coredump.debug_agent import read_debug_agent
 from hypocenter.coredump.nvidia import read_core_dump
-from hypocenter.errors import BadCoreDump
 from hypocenter.record.gap import Gap
 from hypocenter.record.gpu_stop import MAX_STOPS, GpuStop
 from hypocenter.watch.launcher_lines import without_prefixes

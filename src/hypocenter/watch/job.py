@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hypocenter.errors import UsageError
+from hypocenter.base.errors import UsageError
 
 #: What a terminal stops a process with; SIGSTOP is somebody's own wish.
 _TERMINAL_STOPS = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from hypocenter.package import place_of_own_name
+from hypocenter.base.package import place_of_own_name
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import PlanRecord, SourceRecord, Stepped, TensorRecord, Values
 

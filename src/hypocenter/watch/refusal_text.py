@@ -14,10 +14,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from hypocenter.errors import ErrorKind
-from hypocenter.package import is_own_file
-from hypocenter.record.runtime_text import code_in, is_of_capture, kind_of_text
-from hypocenter.refusals import (
+from hypocenter.base.errors import ErrorKind
+from hypocenter.base.package import is_own_file
+from hypocenter.base.refusals import (
     AnyRefusal,
     CaptureError,
     CompileError,
@@ -26,6 +25,7 @@ from hypocenter.refusals import (
     NoConfiguration,
     ResourceExceeded,
 )
+from hypocenter.record.runtime_text import code_in, is_of_capture, kind_of_text
 
 MAX_CHARS = 1000
 _MAX_ASSERTIONS = 100_000

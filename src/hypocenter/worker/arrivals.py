@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from hypocenter.messages import Submit
+from hypocenter.wire.messages import Submit
 
 
 class Arrivals:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from hypocenter.config import EngineConfig
 from hypocenter.engine.llm import LLM
 from hypocenter.engine.request import Request
-from hypocenter.messages import Ending, ServedModel
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.gguf.file_types import quantisation_of
+from hypocenter.settings.config import EngineConfig
+from hypocenter.wire.messages import Ending, ServedModel
 
 
 def facts_of(llm: LLM, path: Path, config: EngineConfig) -> ServedModel:

@@ -13,11 +13,14 @@ from typing import BinaryIO
 
 import msgspec
 
-from hypocenter.config import OnProgress
+from hypocenter.base.errors import EXIT_OK, HypoError
 from hypocenter.device import devices
-from hypocenter.errors import EXIT_OK, HypoError
-from hypocenter.frames import as_frame, read_frame
-from hypocenter.messages import (
+from hypocenter.model.facts.architecture import read_architecture
+from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.tensors.shared_weights import lend_weights
+from hypocenter.settings.config import OnProgress
+from hypocenter.wire.frames import as_frame, read_frame
+from hypocenter.wire.messages import (
     MAX_FRAME_BYTES,
     NO_REQUEST,
     KeptWeights,
@@ -25,9 +28,6 @@ from hypocenter.messages import (
     Start,
     ToWorker,
 )
-from hypocenter.model.architecture import read_architecture
-from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.shared_weights import lend_weights
 from hypocenter.worker.outbox import failure_of
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from hypocenter.errors import BadSetting, GrammarError, HypoError, TooMuchText
-from hypocenter.frames import as_frame
-from hypocenter.messages import EngineState, Failed, News, Piece
+from hypocenter.base.errors import BadSetting, GrammarError, HypoError, TooMuchText
+from hypocenter.wire.frames import as_frame
+from hypocenter.wire.messages import EngineState, Failed, News, Piece
 
 #: Between two looks at an engine that was busy when it was last told of.
 _STATE_SECONDS = 0.2

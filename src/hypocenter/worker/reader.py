@@ -15,13 +15,14 @@ from typing import BinaryIO
 
 import msgspec
 
+from hypocenter.base.errors import EXIT_OK, HypoError
 from hypocenter.engine.conversations import AnswerRules, PromptReader
 from hypocenter.engine.grammar import Grammars
 from hypocenter.engine.grammar_worker import bound_memory
 from hypocenter.engine.token_rules import spellings
-from hypocenter.errors import EXIT_OK, HypoError
-from hypocenter.frames import read_frame, write_frame
-from hypocenter.messages import (
+from hypocenter.model.gguf.file import open_gguf
+from hypocenter.wire.frames import read_frame, write_frame
+from hypocenter.wire.messages import (
     MAX_FRAME_BYTES,
     NO_REQUEST,
     Ask,
@@ -34,7 +35,6 @@ from hypocenter.messages import (
     Told,
     ToReader,
 )
-from hypocenter.model.gguf.file import open_gguf
 from hypocenter.worker.outbox import failure_for_client, failure_of
 
 

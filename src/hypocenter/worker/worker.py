@@ -22,14 +22,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from hypocenter.config import EngineConfig
-from hypocenter.device import devices
-from hypocenter.engine.conversations import in_thought
-from hypocenter.engine.driver import Driver
-from hypocenter.engine.engine import Engine
-from hypocenter.engine.llm import LLM
-from hypocenter.engine.request import Request
-from hypocenter.errors import (
+from hypocenter.base.errors import (
     EXIT_FAULT,
     EXIT_OK,
     BadLogits,
@@ -41,8 +34,16 @@ from hypocenter.errors import (
     TokenizerError,
     UsageError,
 )
-from hypocenter.frames import as_frame, read_frame
-from hypocenter.messages import (
+from hypocenter.base.results import TokenLogprob
+from hypocenter.device import devices
+from hypocenter.engine.conversations import in_thought
+from hypocenter.engine.driver import Driver
+from hypocenter.engine.engine import Engine
+from hypocenter.engine.llm import LLM
+from hypocenter.engine.request import Request
+from hypocenter.settings.config import EngineConfig
+from hypocenter.wire.frames import as_frame, read_frame
+from hypocenter.wire.messages import (
     MAX_FRAME_BYTES,
     NO_REQUEST,
     Accepted,
@@ -57,7 +58,6 @@ from hypocenter.messages import (
     Submit,
     ToWorker,
 )
-from hypocenter.results import TokenLogprob
 from hypocenter.worker.arrivals import Arrivals
 from hypocenter.worker.description import ending_of, facts_of
 from hypocenter.worker.outbox import Outbox, failure_for_client, failure_of

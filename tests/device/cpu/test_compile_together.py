@@ -13,11 +13,11 @@ import pytest
 from repository import PACKAGE_DIR
 from terminal import TIMEOUT_SECONDS
 
+from hypocenter.base.tensor import DType
 from hypocenter.device.cpu import compile_together
 from hypocenter.device.cpu.lang import kinds_of
 from hypocenter.kernels.rowwise.activation_cpu import gate, scale
 from hypocenter.kernels.weights.cpu_layout import RECORDS
-from hypocenter.tensor import DType
 
 PROGRAM = """
 import sys

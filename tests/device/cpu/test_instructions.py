@@ -11,7 +11,7 @@ import pytest
 from hypocenter.device.cpu import lang
 from hypocenter.device.cpu.instructions import NEEDED, fastest, limit_features
 from hypocenter.device.cpu.lang import instruction_set
-from hypocenter.environment import INSTRUCTIONS
+from hypocenter.settings.environment import INSTRUCTIONS
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from repository import PACKAGE_DIR
 
-from hypocenter import package
+from hypocenter.base import package
 from hypocenter.device.cpu import code_cache, lang
 from hypocenter.device.cpu.lang import CpuKernel
 from hypocenter.kernels.weights.cpu_layout import RECORDS, layout_of
@@ -30,7 +30,7 @@ from hypocenter.device.cpu import lang
 from hypocenter.device.cpu.code_cache import cache_problem
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.rowwise import activation
-from hypocenter.tensor import DType
+from hypocenter.base.tensor import DType
 
 gate, up = (memory.allocate(n, "test", DType.F32, (1, 64)) for n in ("gate", "up"))
 counts = memory.allocate("counts", "test", DType.I32, (2,))
@@ -148,7 +148,7 @@ def test_an_edited_callee_in_another_file_is_noticed_and_no_other_edit(tmp_path:
         PACKAGE_DIR, copy / "hypocenter", ignore=shutil.ignore_patterns("assets", "*.pyc")
     )
     before = _run(copy, tmp_path / "cache")
-    for name in ("record/recorder.py", "errors.py", "kernels/rowwise/norm_cpu.py"):
+    for name in ("record/recorder.py", "base/errors.py", "kernels/rowwise/norm_cpu.py"):
         with (copy / "hypocenter" / name).open("a") as file:
             file.write("# An edit that no kernel of this plan can see.\n")
     assert _run(copy, tmp_path / "cache")[:2] == [before[0], "1"]

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from kernel_launch import for_python
 
-from hypocenter.config import EngineConfig
+from hypocenter.base.errors import LaunchRejected
+from hypocenter.base.tensor import DType
 from hypocenter.device import memory
 from hypocenter.device import plan as plan_module
 from hypocenter.device.cpu import large_pages, pool
@@ -28,9 +29,8 @@ from hypocenter.device.cpu.vector import get, put
 from hypocenter.device.launch import walk_native
 from hypocenter.device.plan import MAX_NATIVE_ROWS
 from hypocenter.engine.llm import LLM
-from hypocenter.errors import LaunchRejected
 from hypocenter.record.ring import CELL_PLACE, HEADER_BYTES
-from hypocenter.tensor import DType
+from hypocenter.settings.config import EngineConfig
 
 needs_two_threads = pytest.mark.skipif(
     max_num_threads() < 2, reason="there is room for the regions of as many threads as cores"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from kernel_launch import for_python
 
+from hypocenter.base.tensor import DType
 from hypocenter.device.cpu import cache_lines, vector_rows
 from hypocenter.device.cpu.cache_lines import fetch, fetch_ahead, prefetch
 from hypocenter.device.cpu.packed_codes import fetch_early
@@ -27,7 +28,6 @@ from hypocenter.device.cpu.vector import (
 )
 from hypocenter.device.cpu.vector_rows import fma_outer, load_each, splat_each, store_outer
 from hypocenter.kernels.weights.cpu_layout import RECORDS
-from hypocenter.tensor import DType
 
 
 @for_python

@@ -23,16 +23,16 @@ torch = pytest.importorskip("torch")
 from fake_torch import FakeJit, FakeTorch, RuntimeReport  # noqa: E402
 from kernel_launch import random_rows  # noqa: E402
 
+from hypocenter.base.errors import DeviceFault, LaunchRejected, OutOfMemory, UsageError  # noqa: E402
+from hypocenter.base.tensor import DType  # noqa: E402
 from hypocenter.device import devices, limits  # noqa: E402
 from hypocenter.device.gpu import torch_gpu as gpu_module  # noqa: E402
 from hypocenter.device.gpu.errors import error_name, runtime_fault  # noqa: E402
 from hypocenter.device.gpu.torch_gpu import PINNED_BYTES, TorchGpu, open_gpu  # noqa: E402
 from hypocenter.device.graph import Graph  # noqa: E402
 from hypocenter.device.limits import TABLE  # noqa: E402
-from hypocenter.environment import launch_blocking  # noqa: E402
-from hypocenter.errors import DeviceFault, LaunchRejected, OutOfMemory, UsageError  # noqa: E402
 from hypocenter.kernels.weights import packing  # noqa: E402
-from hypocenter.tensor import DType  # noqa: E402
+from hypocenter.settings.environment import launch_blocking  # noqa: E402
 
 ILLEGAL = "an illegal memory access was encountered"
 

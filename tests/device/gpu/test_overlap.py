@@ -16,6 +16,7 @@ from guard_kernels import unmasked_kernel
 # mypy: disable-error-code="no-untyped-call"
 from project_kernels import SPECIMENS
 
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import devices, launch, memory
 from hypocenter.device.limits import TABLE, named_gpu
 from hypocenter.device.offline.abstract import AbstractGpu
@@ -23,7 +24,6 @@ from hypocenter.device.offline.compile import _guarded_specimen, compile_source,
 from hypocenter.device.offline.specimen import Specimen
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.rowwise import norm
-from hypocenter.tensor import DType, Tensor
 
 KERNELS = tuple({one.name: one.jit for one in SPECIMENS}.values())
 OVERLAPPING = [jit for jit in KERNELS if "OVERLAPS" in jit.arg_names]

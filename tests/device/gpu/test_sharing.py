@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from hypocenter.base.errors import NotShareable
 from hypocenter.device.gpu.sharing import SharingDriver
-from hypocenter.errors import NotShareable
 
 
 class Libcuda:

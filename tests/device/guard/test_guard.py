@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 import torch
 
-from hypocenter import package
+from hypocenter.base import package
+from hypocenter.base.errors import HypoError, LaunchRejected, Unguardable, UsageError
 from hypocenter.device.guard.guard import SLOTS, decode_slots, describe, extent_bytes, guard
 from hypocenter.device.guard.source import KernelSource
 from hypocenter.device.interpret.interpret import Pointer, interpreting
 from hypocenter.device.triton_lang import interpreter, triton
-from hypocenter.errors import HypoError, LaunchRejected, Unguardable, UsageError
 from hypocenter.record.guard_faults import FAR, AccessFault, GuardSite, SourceLine
 
 ZONE = 4096

@@ -10,14 +10,14 @@ import pytest
 from kernel_launch import bits, counts, rows_tensor, tensor
 from project_kernels import SPECIMENS
 
+from hypocenter.base.errors import AccessRefused, OutOfMemory, UsageError
+from hypocenter.base.tensor import Tensor
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.guard.guard import guard
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.device.sim.sim import open_sim
-from hypocenter.errors import AccessRefused, OutOfMemory, UsageError
 from hypocenter.kernels.attention import rope
 from hypocenter.record.guard_faults import AccessFault
-from hypocenter.tensor import Tensor
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import replay_kernels as kernels
 
+from hypocenter.base.dtypes import Array, bf16_to_f32, f32_to_bf16
+from hypocenter.base.errors import UsageError
 from hypocenter.device.interpret.interpret import Pointer, StaticAssertFailed, interpreting
 from hypocenter.device.triton_lang import interpreter, tl, triton
-from hypocenter.dtypes import Array, bf16_to_f32, f32_to_bf16
-from hypocenter.errors import UsageError
 
 
 class PlainMemory:

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from project_kernels import SPECIMENS
 
+from hypocenter.base.errors import HypoError, UsageError
 from hypocenter.device.limits import TABLE
 from hypocenter.device.offline.code_object import CodeFacts, amd_metadata, read_cubin, read_hsaco
 from hypocenter.device.offline.compile import (
@@ -27,7 +28,6 @@ from hypocenter.device.offline.compile import (
 from hypocenter.device.offline.occupancy import occupancy
 from hypocenter.device.offline.specimen import Specimen, told_apart
 from hypocenter.device.triton_lang import triton
-from hypocenter.errors import HypoError, UsageError
 
 AMD = [arch for arch, gpu in TABLE.items() if gpu.vendor == "amd"]
 NVIDIA = [arch for arch, gpu in TABLE.items() if gpu.vendor == "nvidia"]

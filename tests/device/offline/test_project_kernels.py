@@ -6,11 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from hypocenter.base.package import module_command
 from hypocenter.check.compile_pool import Worker, compile_all
 from hypocenter.check.compile_worker import Job
+from hypocenter.cli.verbs.kernels import OWN_KERNELS
 from hypocenter.device.limits import TABLE
 from hypocenter.device.offline.compiled import CompiledKernel
 
+OWN = module_command(OWN_KERNELS)
 #: Wide waves, narrow waves, NVIDIA: each kernel is compiled for these.
 MAIN = ("gfx942", "gfx1100", "sm_90")
 #: Most forms of a kernel that are compiled here; `tests/targets` compiles all.
@@ -20,7 +23,7 @@ OTHERS = [arch for arch in TABLE if arch not in MAIN]
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[tuple[Worker, Worker]]:
-    with Worker() as first, Worker() as second:
+    with Worker(OWN) as first, Worker(OWN) as second:
         first.start()
         yield first, second
 

@@ -18,6 +18,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from hypocenter.base.errors import (
+    DeviceFault,
+    IntegrityError,
+    LaunchRejected,
+    OutOfMemory,
+    UsageError,
+)
+from hypocenter.base.tensor import DType
 from hypocenter.device.limits import SIMULATED as NAMES
 from hypocenter.device.limits import named_gpu
 from hypocenter.device.sim.memory import (
@@ -30,14 +38,6 @@ from hypocenter.device.sim.memory import (
 )
 from hypocenter.device.sim.queue import shuffle
 from hypocenter.device.sim.sim import SimGpu, open_sim
-from hypocenter.errors import (
-    DeviceFault,
-    IntegrityError,
-    LaunchRejected,
-    OutOfMemory,
-    UsageError,
-)
-from hypocenter.tensor import DType
 
 ILLEGAL = "an illegal memory access was encountered"
 AMD_LINE = re.compile(
@@ -364,7 +364,7 @@ def test_what_cannot_be_interpreted_is_named() -> None:
 VICTIM = """
 import faulthandler, numpy as np, resource, sim_kernels
 from hypocenter.device.sim.sim import open_sim
-from hypocenter.tensor import DType
+from hypocenter.base.tensor import DType
 faulthandler.disable()
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 gpu = open_sim("{name}")

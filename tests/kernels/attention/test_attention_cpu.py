@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turned
 
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import memory
 from hypocenter.device.copies import to_host
 from hypocenter.device.cpu.lang import max_num_threads, set_num_threads
@@ -18,7 +19,6 @@ from hypocenter.device.cpu.whole_kernels import compile_whole
 from hypocenter.kernels.attention import attention, attention_cpu, attention_tile_cpu
 from hypocenter.kernels.attention.attention_cpu import MANY_PAIRS, num_part_floats
 from hypocenter.kernels.attention.attention_tile_cpu import KEYS, NEXT, find_strips
-from hypocenter.tensor import DType, Tensor
 
 EPS = 2.0**-24
 _num_starts: Callable[[int], int] = attention_tile_cpu.num_starts.py_func  # type: ignore[attr-defined]

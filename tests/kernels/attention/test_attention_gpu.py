@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from kernel_launch import bits, counts, launch, rows_tensor, tensor
 
+from hypocenter.base.errors import LaunchRejected
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import devices
 from hypocenter.device.copies import to_host
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.attention import attention, attention_gpu
 from hypocenter.kernels.attention.attention import TileScratch
-from hypocenter.tensor import DType, Tensor
 
 Array = np.ndarray[Any, Any]
 

@@ -14,21 +14,21 @@ import pytest
 from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor
 from tiny_gguf import write_tiny
 
-from hypocenter.config import EngineConfig
+from hypocenter.base.errors import LaunchRejected, UsageError
+from hypocenter.base.tensor import Tensor
 from hypocenter.device import devices
 from hypocenter.device.copies import to_host
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.engine.batch import Batch
 from hypocenter.engine.runner import load_runner
-from hypocenter.errors import LaunchRejected, UsageError
 from hypocenter.kernels.attention import attention
 from hypocenter.kernels.attention import unfused as parts
-from hypocenter.model.architecture import Architecture, Rope
-from hypocenter.model.families import FAMILIES
+from hypocenter.model.facts.architecture import Architecture, Rope
+from hypocenter.model.facts.families import FAMILIES
+from hypocenter.model.facts.layer_shapes import LayerShape
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.layer_shapes import LayerShape
-from hypocenter.model.unfused import UnfusedAttention
-from hypocenter.tensor import Tensor
+from hypocenter.model.layers.unfused import UnfusedAttention
+from hypocenter.settings.config import EngineConfig
 
 EPS = 2.0**-24
 DEVICE = "sim:mi300x"

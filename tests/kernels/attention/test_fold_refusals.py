@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from kernel_launch import counts, rows_tensor, tensor
 
+from hypocenter.base.errors import LaunchRejected
 from hypocenter.device import devices
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.attention import attention
 from hypocenter.kernels.attention.attention import TileScratch
 

@@ -10,13 +10,13 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turned
 
+from hypocenter.base.errors import LaunchRejected
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import memory
 from hypocenter.device.copies import to_host
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.attention import attention, kv_write, latent_write, rope, rope_write
 from hypocenter.kernels.attention.attention_tile_cpu import KEYS
-from hypocenter.tensor import DType, Tensor
 
 KINDS = {DType.Q8_0: GGMLQuantizationType.Q8_0, DType.Q4_0: GGMLQuantizationType.Q4_0}
 NUM_KV_HEADS = 3

@@ -11,11 +11,11 @@ from gguf.quants import dequantize, quantize
 from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor
 from test_kv_blocks import KINDS, _blocks, _numbers, _slots
 
+from hypocenter.base.errors import LaunchRejected
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, devices, memory
-from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.attention import attention, kv_write, latent_write, rope, rope_write
 from hypocenter.kernels.attention.attention import TileScratch
-from hypocenter.tensor import DType, Tensor
 
 NUM_KV_HEADS = 3
 both = pytest.mark.parametrize("dtype", KINDS)

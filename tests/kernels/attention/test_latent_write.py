@@ -10,8 +10,8 @@ import pytest
 from kernel_forms import FORMS, use_form
 from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turned
 
+from hypocenter.base.errors import LaunchRejected
 from hypocenter.device.copies import to_host
-from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.attention.latent_write import latent_write
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 5

@@ -14,20 +14,20 @@ import pytest
 from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turned
 from tiny_gguf import write_tiny
 
-from hypocenter.config import EngineConfig
+from hypocenter.base.errors import LaunchRejected
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.copies import to_host
 from hypocenter.device.launch import run
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.engine.runner import load_runner
-from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.attention import kv_write, rope, rope_write
 from hypocenter.kernels.attention.rope_write import HeadNorms
 from hypocenter.kernels.rowwise.norm import rms_norm
-from hypocenter.model.architecture import read_architecture
+from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.step_buffers import KVPages
-from hypocenter.tensor import DType, Tensor
+from hypocenter.model.layers.step_buffers import KVPages
+from hypocenter.settings.config import EngineConfig
 
 NUM_BLOCKS, BLOCK_SIZE, NUM_POSITIONS = 5, 16, 512
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hypocenter.base.dtypes import Array
+from hypocenter.base.errors import LaunchRejected, OutOfMemory
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.launch import Launch, run
 from hypocenter.device.peers import Lane, StopWord
-from hypocenter.dtypes import Array
-from hypocenter.errors import LaunchRejected, OutOfMemory
 from hypocenter.kernels.collective import peer_sum as module
 from hypocenter.kernels.collective.peer_sum import BY_PACKETS, LANES, PeerSum
-from hypocenter.tensor import DType, Tensor
 
 GPU = "sim:h200"
 #: Two programs with an end inside of the second; and more than packets are used for.

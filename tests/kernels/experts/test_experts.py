@@ -23,8 +23,9 @@ from kernel_launch import (
     weight_tensor,
 )
 
+from hypocenter.base.errors import LaunchRejected
+from hypocenter.base.tensor import WEIGHT_TYPES, DType, Tensor
 from hypocenter.device.copies import to_device, to_host
-from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.experts import choice as choices
 from hypocenter.kernels.experts import experts as experts_op
 from hypocenter.kernels.experts import grouping, mixing
@@ -40,7 +41,6 @@ from hypocenter.kernels.linear.quantise import gather_operands, prepare_operands
 from hypocenter.kernels.rowwise.activation import GATES, gate_codes
 from hypocenter.kernels.weights import block_types, packing
 from hypocenter.kernels.weights.row_groups import padded_rows
-from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 Array = np.ndarray[Any, Any]
 EPS = 2.0**-24

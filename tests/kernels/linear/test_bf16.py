@@ -22,17 +22,17 @@ from kernel_launch import (
 from repository import DEMO
 from tiny_gguf import VOCAB_SIZE, WIDTH, write_tiny
 
+from hypocenter.base.errors import UsageError
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.cli.verbs.bench import batch_of
-from hypocenter.config import EngineConfig
 from hypocenter.device import copies
 from hypocenter.engine.runner import Runner, load_runner
-from hypocenter.errors import UsageError
 from hypocenter.kernels.linear import linear, quantise
 from hypocenter.kernels.linear.operands import Operands, Product
 from hypocenter.kernels.weights import block_types, packing
 from hypocenter.kernels.weights.cpu_layout import held_as
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.tensor import DType, Tensor
+from hypocenter.settings.config import EngineConfig
 
 FLOATS = (DType.F16, DType.BF16)
 

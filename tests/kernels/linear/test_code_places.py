@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 from repository import DEMO
 
-from hypocenter.config import EngineConfig
+from hypocenter.base.tensor import DType
 from hypocenter.engine.runner import load_runner
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.tensor import DType
+from hypocenter.settings.config import EngineConfig
 
 #: Of buffers for 48 rows. A row of 96 has four groups of 32: its scales are a quarter of a line,
 #: so that twelve whole lines hold twelve places; its codes fill two, and 48 would fit.

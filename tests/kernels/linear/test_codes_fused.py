@@ -20,9 +20,10 @@ from kernel_launch import (
     weight_tensor,
 )
 
+from hypocenter.base.errors import LaunchRejected
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, devices
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.attention import attention as attention_op
 from hypocenter.kernels.attention.attention import TileScratch, attention
 from hypocenter.kernels.linear import quantise as quantise_op
@@ -35,7 +36,6 @@ from hypocenter.kernels.rowwise.activation import activate, activate_codes, gate
 from hypocenter.kernels.rowwise.layer_norm import layer_norm, layer_norm_codes
 from hypocenter.kernels.rowwise.norm import rms_norm, rms_norm_codes
 from hypocenter.kernels.weights.packing import pack_by_turns, place
-from hypocenter.tensor import DType, Tensor
 
 Array = np.ndarray[Any, Any]
 SIM = "sim:mi300x"

@@ -9,8 +9,8 @@ import pytest
 from kernel_forms import FORMS, use_form
 from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor
 
+from hypocenter.base.errors import LaunchRejected
 from hypocenter.device.copies import to_host
-from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.linear import head_linear
 
 EPS = 2.0**-24

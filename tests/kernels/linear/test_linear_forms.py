@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
+from hypocenter.base.tensor import DType
 from hypocenter.kernels.linear import linear_forms
 from hypocenter.kernels.linear.linear_forms import codes_form, few_codes_form, float_form
-from hypocenter.tensor import DType
 
 BUCKETS = tuple(1 << power for power in range(13))
 OUTPUTS = (64, 192, 1024, 4096, 14336, 128256)

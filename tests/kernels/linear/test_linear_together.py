@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from kernel_launch import bits, counts, random_rows, rows_tensor, vector_tensor, weight_tensor
 
+from hypocenter.base.tensor import DType
 from hypocenter.device import copies, devices
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.kernels.linear import linear_gpu
 from hypocenter.kernels.linear.linear import linear_several
 from hypocenter.kernels.linear.operands import Operands, Product
-from hypocenter.tensor import DType
 
 SIM = "sim:h200"
 OUTPUTS = (70, 16, 130, 5)

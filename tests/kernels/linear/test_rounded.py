@@ -18,13 +18,13 @@ from kernel_launch import (
     weight_tensor,
 )
 
+from hypocenter.base.tensor import DType
 from hypocenter.device import copies, devices
 from hypocenter.kernels.linear import quantise as quantise_op
 from hypocenter.kernels.linear.linear import linear, linear_several
 from hypocenter.kernels.linear.operands import Operands, Product
 from hypocenter.kernels.linear.quantise import prepare_operands, quantise
 from hypocenter.kernels.weights.block_types import dequantise
-from hypocenter.tensor import DType
 
 NUM_ROWS, NUM_LIVE = 70, 67
 

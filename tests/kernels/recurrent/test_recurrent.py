@@ -9,14 +9,14 @@ import pytest
 from kernel_forms import FORMS, use_form
 from kernel_launch import bits, counts, launch, rows_tensor, tensor, vector_tensor
 
+from hypocenter.base.errors import LaunchRejected
+from hypocenter.base.tensor import Tensor
 from hypocenter.device.copies import to_host
-from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.recurrent import delta_rule, short_conv, ssm_scan
 from hypocenter.kernels.recurrent.delta_rule import DeltaHeads
 from hypocenter.kernels.recurrent.sequences import Sequences
 from hypocenter.kernels.recurrent.ssm_scan import ScanHeads
 from hypocenter.kernels.rowwise import gate_norm
-from hypocenter.tensor import Tensor
 
 EPS = 2.0**-24
 MAX_SEQUENCES, NUM_SLOTS = 4, 5

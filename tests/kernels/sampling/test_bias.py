@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from hypocenter.config import SamplingParams
+from hypocenter.base.errors import BadLogits, LaunchRejected, UsageError
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.sim.sim import open_sim
-from hypocenter.errors import BadLogits, LaunchRejected, UsageError
 from hypocenter.kernels.sampling.draw import TokenChoice, mask_of, num_mask_words
 from hypocenter.kernels.sampling.sampling import HostSampler, sample, sample_reference
 from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
-from hypocenter.tensor import DType, Tensor
+from hypocenter.settings.config import SamplingParams
 
 Floats = npt.NDArray[np.float32]
 SIM = "sim:h200"

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_launch import for_python
 
-from hypocenter.config import SamplingParams
+from hypocenter.base.errors import BadLogits, LaunchRejected, UsageError
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.draws import philox4x32, uniform
 from hypocenter.device import copies, memory
-from hypocenter.errors import BadLogits, LaunchRejected, UsageError
-from hypocenter.kernels.sampling.draw import TokenChoice, philox4x32, uniform
+from hypocenter.kernels.sampling.draw import TokenChoice
 from hypocenter.kernels.sampling.sampling import (
     HostSampler,
     exp_reference,
@@ -24,7 +25,7 @@ from hypocenter.kernels.sampling.sampling import (
     sample_reference,
 )
 from hypocenter.kernels.sampling.sampling_cpu import _exp
-from hypocenter.tensor import DType, Tensor
+from hypocenter.settings.config import SamplingParams
 
 Floats = npt.NDArray[np.float32]
 

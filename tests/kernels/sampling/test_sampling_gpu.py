@@ -13,20 +13,20 @@ from fake_runner import FakeTokenizer
 from tiny_gguf import VOCAB_SIZE, WIDTH, write_tiny
 
 from hypocenter import LLM
-from hypocenter.config import EngineConfig, SamplingParams
+from hypocenter.base.errors import BadLogits
+from hypocenter.base.results import Route
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.sim.sim import open_sim
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.runner import load_runner
-from hypocenter.errors import BadLogits
 from hypocenter.kernels.sampling import draw, sampling
 from hypocenter.kernels.sampling.draw import TokenChoice
 from hypocenter.kernels.sampling.sampling import sample, sample_reference
 from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
 from hypocenter.lab.model import model_path
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.results import Route
-from hypocenter.tensor import DType, Tensor
+from hypocenter.settings.config import EngineConfig, SamplingParams
 
 Floats = npt.NDArray[np.float32]
 SIM = "sim:h200"

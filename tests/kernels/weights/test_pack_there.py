@@ -9,9 +9,9 @@ import pytest
 import torch
 from kernel_launch import random_rows
 
+from hypocenter.base.tensor import WEIGHT_TYPES, DType
 from hypocenter.device import arrays
 from hypocenter.kernels.weights import gpu_layout
-from hypocenter.tensor import WEIGHT_TYPES, DType
 
 
 def _there(data: np.ndarray[Any, Any]) -> torch.Tensor:

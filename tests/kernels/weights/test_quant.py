@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kernel_launch import BLOCK_TYPES, bits, random_rows
 from repository import DEMO
 
-from hypocenter.config import EngineConfig
+from hypocenter.base.tensor import WEIGHT_TYPES, DType
 from hypocenter.device.cpu.lang import max_num_threads
 from hypocenter.device.cpu.packed_codes import MINIS_FIELD, POWERS_FIELD
 from hypocenter.engine.runner import load_runner
@@ -21,7 +21,7 @@ from hypocenter.kernels.weights import block_types, gpu_layout, grid_types, pack
 from hypocenter.kernels.weights.cpu_layout import RecordLayout, layout_of
 from hypocenter.kernels.weights.row_groups import SLAB_ROWS
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.tensor import WEIGHT_TYPES, DType
+from hypocenter.settings.config import EngineConfig
 
 
 def _oracle(raw: np.ndarray, dtype: DType) -> np.ndarray:

@@ -31,13 +31,13 @@ from gguf_files import (
 )
 from repository import DEMO
 
-from hypocenter.errors import BadModelFile, UnsupportedModel, UsageError
+from hypocenter.base.errors import BadModelFile, UnsupportedModel, UsageError
+from hypocenter.base.tensor import WEIGHT_TYPES, DType
 from hypocenter.kernels.weights.block_types import RESERVED
 from hypocenter.model.gguf import inspection
 from hypocenter.model.gguf.file import GGUFFile, StringArray, open_gguf
 from hypocenter.model.gguf.file_types import FILE_TYPES
 from hypocenter.model.gguf.parse import UNSUPPORTED_TYPES
-from hypocenter.tensor import WEIGHT_TYPES, DType
 
 
 def plain(value: object) -> object:

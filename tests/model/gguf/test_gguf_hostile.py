@@ -31,7 +31,7 @@ from gguf_files import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hypocenter.errors import BadModelFile, UsageError
+from hypocenter.base.errors import BadModelFile, UsageError
 from hypocenter.model.gguf import parse
 from hypocenter.model.gguf.file import open_gguf
 
@@ -454,7 +454,7 @@ def test_any_tensor_table(
 GREEDY = """
 import sys, time, tracemalloc
 from pathlib import Path
-from hypocenter.errors import BadModelFile
+from hypocenter.base.errors import BadModelFile
 from hypocenter.model.gguf import parse
 from hypocenter.model.gguf.file import open_gguf
 for path in map(Path, sys.argv[1:]):

@@ -12,8 +12,8 @@ from gguf_files import BOOL, F32, STRING, FileTensor, GGUFWriter, Item, array_of
 from terminal import hypo_in_process
 from tiny_gguf import write_tiny
 
+from hypocenter.base.errors import EXIT_GATE, BadModelFile, UnsupportedModel
 from hypocenter.engine.llm import LLM
-from hypocenter.errors import EXIT_GATE, BadModelFile, UnsupportedModel
 from hypocenter.model.gguf import inspection
 from hypocenter.model.gguf.file import open_gguf
 

@@ -11,12 +11,12 @@ from terminal import hypo_in_process
 from tiny_gguf import write_tiny
 
 from hypocenter import LLM
-from hypocenter.errors import BadModelFile, BadSetting, UsageError
-from hypocenter.metadata_text import parse_metadata, require_metadata
-from hypocenter.model.architecture import read_architecture
+from hypocenter.base.errors import BadModelFile, BadSetting, UsageError
+from hypocenter.base.package import bundled_model
+from hypocenter.model.facts.architecture import read_architecture
+from hypocenter.model.facts.layer_shapes import lost_window
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.layer_shapes import lost_window
-from hypocenter.package import bundled_model
+from hypocenter.settings.metadata_text import parse_metadata, require_metadata
 
 WINDOW = "llama.attention.sliding_window"
 

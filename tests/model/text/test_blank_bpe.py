@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers.models import BPE
 from tokenizers.normalizers import Replace
 
-from hypocenter.errors import BadModelFile, BadSetting, TokenizerError
+from hypocenter.base.errors import BadModelFile, BadSetting, TokenizerError
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.text.tokenizer import Tokenizer, load_tokenizer
 

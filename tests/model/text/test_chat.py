@@ -18,7 +18,7 @@ import pytest
 from chat_templates import CHATML, FAMILIES, Family
 from jinja2.filters import FILTERS
 
-from hypocenter.errors import TemplateError, UsageError
+from hypocenter.base.errors import TemplateError, UsageError
 from hypocenter.model.text import chat_process
 from hypocenter.model.text.chat import (
     MAX_MESSAGES,

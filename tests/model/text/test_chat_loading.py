@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from chat_templates import LLAMA3, MISTRAL
 
-from hypocenter.errors import BadModelFile, UsageError
+from hypocenter.base.errors import BadModelFile, UsageError
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.text.chat import MAX_TEMPLATE_BYTES, load_chat_template
 from hypocenter.model.text.tokenizer import load_tokenizer

@@ -24,7 +24,7 @@ from chat_templates import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hypocenter.errors import TemplateError
+from hypocenter.base.errors import TemplateError
 from hypocenter.model.text.chat import ChatTemplate
 from hypocenter.model.text.control_tokens import (
     MAX_CONTROL_CHARS,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from chat_templates import CHATML, GEMMA, LLAMA3, MISTRAL, PHI3, ZEPHYR, Family, Open, opening
 
+from hypocenter.base.errors import TemplateError, UsageError
 from hypocenter.conversation.continuing import continued_part
-from hypocenter.errors import TemplateError, UsageError
 from hypocenter.model.text.chat import ChatTemplate
 
 HELLO = {"role": "user", "content": "Hi"}

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from chat_templates import CHATML, HARMONY, HERMES, Family, Open, opening
 
+from hypocenter.base.errors import UsageError
 from hypocenter.conversation import tools
 from hypocenter.conversation.message_fields import passed_over
 from hypocenter.conversation.tools import check_tools
-from hypocenter.errors import UsageError
 from hypocenter.model.text import chat_messages
 from hypocenter.model.text.chat import ChatTemplate, check_messages
 from hypocenter.model.text.chat_process import TemplateLimits

@@ -21,7 +21,7 @@ from repository import ROOT
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
 
-from hypocenter.errors import BadModelFile, TokenizerError, UnsupportedModel, UsageError
+from hypocenter.base.errors import BadModelFile, TokenizerError, UnsupportedModel, UsageError
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.text.pretokenizers import OF_EMBEDDINGS, PRE_TOKENIZERS, category
 from hypocenter.model.text.tokenizer import MAX_TEXT_CHARS, Tokenizer, load_tokenizer

@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hypocenter.base.errors import UsageError
 from hypocenter.cli.answer import open_llm
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.tool_options import BenchOptions
-from hypocenter.config import EngineConfig
 from hypocenter.device import devices
 from hypocenter.engine.batch import Batch
-from hypocenter.engine.states.ledger import BatchStates
-from hypocenter.errors import UsageError
-from hypocenter.model.architecture import read_architecture
+from hypocenter.engine.state_ledger import BatchStates
+from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
+from hypocenter.settings.config import EngineConfig
 
 if TYPE_CHECKING:
+    from hypocenter.base.results import Route
     from hypocenter.engine.runner import Runner
-    from hypocenter.results import Route
 
 #: What is read to measure the memory of a CPU: so many times its caches, within these bounds.
 TIMES_CACHES = 4

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from hypocenter.base.errors import HypoError
 from hypocenter.cli.output import show, show_json
 from hypocenter.cli.progress import ProgressDisplay
-from hypocenter.errors import HypoError
 from hypocenter.server.load import NEEDS_KEY, PERCENTILES, Figures, Load, run_load
 
 _TIMES = (

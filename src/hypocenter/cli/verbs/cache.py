@@ -6,9 +6,9 @@ import shutil
 
 import msgspec
 
-from hypocenter.cache_folder import folder_bytes, private_folder
 from hypocenter.cli.output import show, show_json
-from hypocenter.environment import Environment
+from hypocenter.settings.cache_folder import folder_bytes, private_folder
+from hypocenter.settings.environment import Environment
 
 #: Folders of the cache whose content is made anew when it is needed.
 _MADE_ANEW = {

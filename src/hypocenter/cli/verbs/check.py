@@ -8,11 +8,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hypocenter.base.errors import EXIT_GATE, HypoError, UsageError
 from hypocenter.check import check as checker
 from hypocenter.check.report import report_text
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.device.limits import named_archs
-from hypocenter.errors import EXIT_GATE, HypoError, UsageError
 
 MAX_BUDGET_SECONDS = 1e6
 #: A file that takes longer gets a line that says what is being done.

@@ -16,7 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hypocenter import package
+from hypocenter.base import package
+from hypocenter.base.errors import (
+    EXIT_ERROR,
+    EXIT_FAULT,
+    EXIT_OK,
+    EXIT_USAGE,
+    BadBundle,
+    HypoError,
+    UsageError,
+)
 from hypocenter.cli.bundles import bundle_at, tell_of_good
 from hypocenter.cli.child_run import ending_on_signals, environment_of, exit_code, how, pass_on
 from hypocenter.cli.escalation import Escalation
@@ -32,16 +41,6 @@ from hypocenter.doctor.page.page import report_html
 from hypocenter.doctor.page.trace_events import trace_json
 from hypocenter.doctor.report import report_text
 from hypocenter.doctor.report_parts import Origin, headline
-from hypocenter.environment import Environment
-from hypocenter.errors import (
-    EXIT_ERROR,
-    EXIT_FAULT,
-    EXIT_OK,
-    EXIT_USAGE,
-    BadBundle,
-    HypoError,
-    UsageError,
-)
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Launched, Rejected, Stepped
@@ -49,6 +48,7 @@ from hypocenter.record.nonfinite import NumbersWatched
 from hypocenter.record.order_events import Disordered, OrderWatched
 from hypocenter.record.ring import Run
 from hypocenter.record.runtime_text import is_without_driver
+from hypocenter.settings.environment import Environment
 from hypocenter.watch import collect, dead_runs, foreign_runs
 from hypocenter.watch.child import START_SECONDS, Deadlines, Ended, watch
 

@@ -16,11 +16,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from hypocenter import package
-from hypocenter.cards import gpu_vendors
+from hypocenter.base import package
+from hypocenter.base.cards import gpu_vendors
 from hypocenter.cli.machine import cpu, memory
 from hypocenter.cli.output import show, show_json
-from hypocenter.environment import FOREIGN_PREFIXES, FOREIGN_VARIABLES, KNOWN, SECRETS, Environment
+from hypocenter.settings.environment import (
+    FOREIGN_PREFIXES,
+    FOREIGN_VARIABLES,
+    KNOWN,
+    SECRETS,
+    Environment,
+)
 
 DEPENDENCIES = (
     "numpy", "numba", "llvmlite", "tbb", "tokenizers", "llguidance", "jinja2", "msgspec",

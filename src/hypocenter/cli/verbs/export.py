@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import numpy as np
 
+from hypocenter.base.dtypes import NUMPY_DTYPES
+from hypocenter.base.errors import HypoError, UsageError
 from hypocenter.cli.bundles import bundle_at
 from hypocenter.cli.launch_choice import choose_places
 from hypocenter.cli.new_file import check_new_file, write_new_file
@@ -22,12 +24,10 @@ from hypocenter.doctor.diagnosis import RootCause, SolvedEntry
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.page.example_access import example_of
 from hypocenter.doctor.report_parts import subject_of
-from hypocenter.dtypes import NUMPY_DTYPES
-from hypocenter.errors import HypoError, UsageError
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
+from hypocenter.record.contents import Snapshot
 from hypocenter.record.events import Place, Values
-from hypocenter.record.held.contents import Snapshot
 from hypocenter.replay.corrections import MAX_VIEW_BYTES
 from hypocenter.replay.findings import Finding
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from hypocenter import package
+from hypocenter.base import package
+from hypocenter.base.errors import EXIT_ERROR, EXIT_GATE, EXIT_OK, UsageError
 from hypocenter.cli.child_run import (
     ending_on_signals,
     environment_of,
@@ -27,13 +28,12 @@ from hypocenter.doctor.guard_report import (
     report_text,
     summary,
 )
-from hypocenter.environment import Environment
-from hypocenter.errors import EXIT_ERROR, EXIT_GATE, EXIT_OK, UsageError
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import RanUnguarded
 from hypocenter.record.gap import Gap
+from hypocenter.settings.environment import Environment
 from hypocenter.watch import collect, dead_runs, foreign_runs
 from hypocenter.watch.child import Ended, watch
 

@@ -6,16 +6,16 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
+from hypocenter.base.errors import EXIT_GATE, BadModelFile, UnsupportedModel
+from hypocenter.base.wording import bytes_text
 from hypocenter.cli.options import EngineOptions, naming_options
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
-from hypocenter.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
-from hypocenter.errors import EXIT_GATE, BadModelFile, UnsupportedModel
-from hypocenter.model.architecture import Architecture, read_architecture
-from hypocenter.model.footprint import kv_dtypes_for
+from hypocenter.model.facts.architecture import Architecture, read_architecture
 from hypocenter.model.gguf import inspection
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
-from hypocenter.wording import bytes_text
+from hypocenter.model.tensors.footprint import kv_dtypes_for
+from hypocenter.settings.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
 
 #: Columns for keys: a single key of a file may have 65,535 characters.
 _MAX_KEY_WIDTH = 48
@@ -62,7 +62,7 @@ def collect(file: GGUFFile, context_length: int | None) -> dict[str, Any]:
     try:
         facts = read_architecture(file)
         try:
-            from hypocenter.model.tensor_check import check_tensors  # loads the compiler
+            from hypocenter.model.tensors.tensor_check import check_tensors  # loads the compiler
 
             check_tensors(file, facts)
         except (UnsupportedModel, BadModelFile) as error:

@@ -11,14 +11,17 @@ from typing import Any
 
 import msgspec
 
-from hypocenter.check.compile_pool import Worker, compile_all
+from hypocenter.base.errors import EXIT_GATE, MissingPackage, UsageError
+from hypocenter.base.package import module_command
+from hypocenter.check.compile_pool import Worker, command_of_file, compile_all
 from hypocenter.check.compile_worker import Job, Listed
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.device.limits import named_archs
 from hypocenter.device.offline.compiled import CompiledKernel
-from hypocenter.errors import EXIT_GATE, MissingPackage, UsageError
 
+#: The module whose process compiles the kernels of this package.
+OWN_KERNELS = "hypocenter.cli.own_kernels"
 #: Below this many builds a second process takes longer to start than it saves.
 WORTH_A_SECOND = 6
 
@@ -36,7 +39,9 @@ def kernels(
     for package in ("triton",) if file is None else ("triton", "torch"):
         if find_spec(package) is None:
             raise MissingPackage("compiling GPU kernels", package)
-    with Worker(file, targets[0]) as first, Worker() as second, ProgressDisplay() as progress:
+    own = module_command(OWN_KERNELS)
+    command = own if file is None else command_of_file(file, targets[0])
+    with Worker(command) as first, Worker(own) as second, ProgressDisplay() as progress:
         progress("collecting kernels", 0.0)
         first.start()
         chosen = choose(first.listed, kernel)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from hypocenter.base.errors import EXIT_GATE, EXIT_OK, UsageError
 from hypocenter.cli.output import say, show, show_json
-from hypocenter.errors import EXIT_GATE, EXIT_OK, UsageError
 from hypocenter.lab.harmless import find, harmless
 from hypocenter.lab.run import command, run_child
 from hypocenter.lab.score import (

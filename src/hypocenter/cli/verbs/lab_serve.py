@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from hypocenter.base.errors import EXIT_GATE, UsageError
 from hypocenter.cli.output import show, show_json
 from hypocenter.cli.progress import ProgressDisplay
-from hypocenter.errors import EXIT_GATE, UsageError
 from hypocenter.lab.serve import KillFigures, KillPlan, run_kills
 from hypocenter.lab.serve_planted import PlantedFigures, PlantedServers
 from hypocenter.lab.victim import victims

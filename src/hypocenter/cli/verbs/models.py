@@ -7,14 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from hypocenter.cache_folder import private_folder
+from hypocenter.base.errors import UsageError
+from hypocenter.base.wording import bytes_text
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
-from hypocenter.errors import UsageError
 from hypocenter.hub import cached, download
 from hypocenter.hub.names import RemoteName, remote_name
 from hypocenter.model.from_name import file_of
-from hypocenter.wording import bytes_text
+from hypocenter.settings.cache_folder import private_folder
 
 
 class _Fetched(msgspec.Struct):

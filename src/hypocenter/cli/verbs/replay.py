@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
+from hypocenter.base.errors import EXIT_ERROR, EXIT_GATE, HypoError, UsageError
 from hypocenter.cli.bundles import bundle_at
 from hypocenter.cli.launch_choice import choose_places, is_outside_steps, number_of
 from hypocenter.cli.output import one_line, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
-from hypocenter.errors import EXIT_ERROR, EXIT_GATE, HypoError, UsageError
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import OUTSIDE_PLANS, LaunchRecord, Place
 from hypocenter.replay.findings import Finding, ReplayReport

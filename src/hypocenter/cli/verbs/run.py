@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hypocenter.base.errors import UsageError
+from hypocenter.base.results import Completion
 from hypocenter.cli.answer import (
     Shown,
     answer,
@@ -23,11 +25,9 @@ from hypocenter.cli.answer import (
 from hypocenter.cli.options import PromptOptions, SamplingOptions
 from hypocenter.cli.output import emit, say, show_json
 from hypocenter.cli.progress import ProgressDisplay
-from hypocenter.config import EngineConfig, SamplingParams
-from hypocenter.errors import UsageError
 from hypocenter.model.gguf.file import open_gguf, require_file
 from hypocenter.model.text.chat import template_names
-from hypocenter.results import Completion
+from hypocenter.settings.config import EngineConfig, SamplingParams
 
 if TYPE_CHECKING:
     from hypocenter.engine.llm import LLM

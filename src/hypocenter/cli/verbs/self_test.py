@@ -14,20 +14,20 @@ from pathlib import Path
 
 import msgspec
 
+from hypocenter.base.errors import EXIT_GATE, MissingPackage, UsageError
+from hypocenter.base.package import module_command
+from hypocenter.base.wording import count_text
 from hypocenter.cli.child_run import environment_of
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.tool_options import DoctorOptions
 from hypocenter.doctor.diagnosis import Diagnosis, RootCause
 from hypocenter.doctor.doctor import diagnose
-from hypocenter.environment import Environment
-from hypocenter.errors import EXIT_GATE, MissingPackage, UsageError
-from hypocenter.package import module_command
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.gap import GapKind
+from hypocenter.settings.environment import Environment
 from hypocenter.watch import collect, dead_runs, foreign_runs, gpu_dumps
 from hypocenter.watch.child import Deadlines, watch
-from hypocenter.wording import count_text
 
 _PROGRAM = "hypocenter.foreign.planted_gpu"
 _KERNEL, _ARGUMENT, _LINE = "take_rows", "ids_ptr", "tl.load(table_ptr + index * WIDTH + column)"

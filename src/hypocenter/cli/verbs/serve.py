@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hypocenter.base.errors import EXIT_OK, HypoError, UsageError
 from hypocenter.cli.options import EngineOptions, message_of, naming_options
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.serve_options import ServeOptions
-from hypocenter.config import DEFAULT_CONTEXT, EngineConfig
-from hypocenter.environment import chosen_log
-from hypocenter.errors import EXIT_OK, HypoError, UsageError
-from hypocenter.messages import ServedModel
+from hypocenter.settings.config import DEFAULT_CONTEXT, EngineConfig
+from hypocenter.settings.environment import chosen_log
+from hypocenter.wire.messages import ServedModel
 
 if TYPE_CHECKING:
     from hypocenter.server.operating.log import Sink

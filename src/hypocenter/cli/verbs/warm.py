@@ -6,11 +6,11 @@ import time
 
 import msgspec
 
-from hypocenter.cache_folder import folder_bytes, private_folder
 from hypocenter.cli.answer import open_llm
 from hypocenter.cli.output import show, show_json
 from hypocenter.cli.progress import ProgressDisplay
-from hypocenter.config import EngineConfig
+from hypocenter.settings.cache_folder import folder_bytes, private_folder
+from hypocenter.settings.config import EngineConfig
 
 #: Prompts of so many tokens run once: a step of some rows takes other kernels than one of many.
 _PROMPT_LENGTHS = (1, 5, 40)

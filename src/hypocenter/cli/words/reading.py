@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from cyclopts import App
 from cyclopts.argument import ArgumentCollection
 
+from hypocenter.base.errors import UsageError
 from hypocenter.cli.words.table import VERBS, PeerOption, words_of
-from hypocenter.errors import UsageError
 
 MAX_OPTIONS = 200
 #: Characters of a word that is worth a guess; comparing takes the square of them.

@@ -15,9 +15,9 @@ from typing import Any
 from cyclopts import App, Token
 from cyclopts.argument import Argument, ArgumentCollection
 
+from hypocenter.base.errors import UsageError
 from hypocenter.cli.words.reading import nearest
-from hypocenter.environment import OF_SERVE, SECRETS
-from hypocenter.errors import UsageError
+from hypocenter.settings.environment import OF_SERVE, SECRETS
 
 _MAX_FILE_BYTES = 1 << 20
 #: Options of which one is meant: what comes first leaves the others of its row out.

@@ -21,13 +21,15 @@ from numba.core import caching
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.runtime import rtsys
 
-from hypocenter import package
-from hypocenter.cache_folder import make_private, private_folder
+from hypocenter.base import package
+from hypocenter.settings.cache_folder import make_private, private_folder
 
 _log = logging.getLogger("hypocenter.cpu")
 _FOLDER = "kernels"
 #: Modules that kernels' files import and that hold nothing which could end up in machine code.
-_NOT_IN_KERNELS = frozenset({"hypocenter.config", "hypocenter.errors", "hypocenter.package"})
+_NOT_IN_KERNELS = frozenset(
+    {"hypocenter.settings.config", "hypocenter.base.errors", "hypocenter.base.package"}
+)
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+(hypocenter[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)"
     r"|import[ \t]+(hypocenter[\w.]*))",

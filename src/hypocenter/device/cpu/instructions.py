@@ -8,7 +8,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Set
 
-from hypocenter.errors import UsageError
+from hypocenter.base.errors import UsageError
 
 NEEDED: dict[str, tuple[str, ...]] = {
     "avx512-bf16": ("avx512f", "avx512vnni", "avx512bf16"),

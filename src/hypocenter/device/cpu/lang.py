@@ -29,7 +29,7 @@ from numba.extending import models, register_model
 from hypocenter.device.cpu import code_cache, instructions
 from hypocenter.device.cpu.items import items
 from hypocenter.device.cpu.whole_kernels import compile_part, compile_whole
-from hypocenter.environment import Environment
+from hypocenter.settings.environment import Environment
 
 # By default libgomp's idle threads spin for milliseconds, and on cores that others use too they
 # keep the very thread they wait for from running: measured 3.6 tokens/s against 20.6 with this.

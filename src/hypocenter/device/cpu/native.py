@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.errors import LaunchRejected
+from hypocenter.base.refusals import Refused
 from hypocenter.device.cpu import pool
 from hypocenter.device.cpu.lang import binding, ir, kernel_entry, kinds_of, types
-from hypocenter.errors import LaunchRejected
-from hypocenter.refusals import Refused
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
 _WORD = _I64.as_pointer()

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.dtypes import LEAST
 from hypocenter.device.cpu.lang import instruction_set, intrinsic, ir, types
 from hypocenter.device.cpu.sums import each_row
 from hypocenter.device.cpu.vector_ir import (
@@ -28,7 +29,6 @@ from hypocenter.device.cpu.vector_ir import (
     load_floats,
     load_vector,
 )
-from hypocenter.dtypes import LEAST
 
 _I64 = ir.IntType(64)
 _HIGH = 0xFFFF0000

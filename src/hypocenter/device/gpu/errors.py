@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hypocenter.errors import DeviceFault, ErrorKind, HypoError, LaunchRejected
+from hypocenter.base.errors import DeviceFault, ErrorKind, HypoError, LaunchRejected
+from hypocenter.base.refusals import ResourceExceeded, RuntimeRefused
 from hypocenter.record.runtime_text import code_in, kind_of_code
-from hypocenter.refusals import ResourceExceeded, RuntimeRefused
 
 # Number to the part of the name behind cudaError and hipError, where both have the same one.
 _NAMES: Mapping[int, str] = {

@@ -6,7 +6,7 @@ import re
 import warnings
 from typing import Any
 
-from hypocenter.errors import BadSetting, MissingPackage, UsageError
+from hypocenter.base.errors import BadSetting, MissingPackage, UsageError
 
 _BUILDS = {"cuda": "NVIDIA (CUDA)", "hip": "AMD (HIP)", "cpu": "CPU"}
 

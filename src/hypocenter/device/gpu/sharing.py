@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hypocenter.errors import NotShareable
+from hypocenter.base.errors import NotShareable
 
 _HANDLE_BYTES = 64
 #: Peer access may be switched on when the memory lies on another GPU; both vendors' only flag.

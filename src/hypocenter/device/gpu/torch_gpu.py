@@ -18,6 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.errors import (
+    DeviceFault,
+    HypoError,
+    NotShareable,
+    OutOfMemory,
+    UsageError,
+)
+from hypocenter.base.tensor import DType
 from hypocenter.device.arrays import AnyArray, is_host
 from hypocenter.device.backend import Bytes, Room
 from hypocenter.device.gpu.errors import failed_launch, launch_failure, runtime_fault
@@ -26,15 +34,7 @@ from hypocenter.device.gpu.presence import find_gpu
 from hypocenter.device.gpu.sharing import Foreign, SharingDriver
 from hypocenter.device.graph import CaptureWatch, Graph, Graphs
 from hypocenter.device.limits import GpuLimits, present_gpu
-from hypocenter.environment import launch_blocking
-from hypocenter.errors import (
-    DeviceFault,
-    HypoError,
-    NotShareable,
-    OutOfMemory,
-    UsageError,
-)
-from hypocenter.tensor import DType
+from hypocenter.settings.environment import launch_blocking
 
 log = logging.getLogger("hypocenter.gpu")
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from hypocenter.base.errors import Unguardable
 from hypocenter.device.guard.ops_gpu import GUARDED
 from hypocenter.device.guard.roots import (
     DESCRIPTOR,
@@ -29,7 +30,6 @@ from hypocenter.device.guard.roots import (
 )
 from hypocenter.device.guard.source import KernelSource, is_jit
 from hypocenter.device.triton_lang import tl, triton
-from hypocenter.errors import Unguardable
 from hypocenter.record.guard_faults import GuardSite, SourceLine
 
 MAX_SITES = 4096

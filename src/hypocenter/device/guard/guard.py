@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hypocenter.base.errors import HypoError, LaunchRejected, UsageError
+from hypocenter.base.refusals import Refused
+from hypocenter.base.tensor import span_of
 from hypocenter.device.guard.derive import OURS, SLOTS, Derivation
 from hypocenter.device.guard.source import is_jit
-from hypocenter.errors import HypoError, LaunchRejected, UsageError
 from hypocenter.record.guard_faults import AccessFault, GuardSite
-from hypocenter.refusals import Refused
-from hypocenter.tensor import span_of
 
 __all__ = ["GROUP_BYTES", "SLOTS", "Guarded", "extent_bytes", "guard"]
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from hypocenter.base.errors import AccessRefused, UsageError
+from hypocenter.base.tensor import DType
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.guard.derive import OURS
 from hypocenter.device.guard.guard import SLOTS, Guarded, describe, guard
-from hypocenter.errors import AccessRefused, UsageError
 from hypocenter.record.guard_faults import AccessFault
-from hypocenter.tensor import DType
 
 if TYPE_CHECKING:
     from hypocenter.device.launch import Launch

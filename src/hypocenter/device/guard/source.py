@@ -16,7 +16,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from hypocenter.errors import Unguardable
+from hypocenter.base.errors import Unguardable
 
 #: Two derived functions never share a file name: linecache would show the wrong text.
 _serial = itertools.count()

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.dtypes import Array, bf16_to_f32, f32_to_bf16
+from hypocenter.base.package import is_below
 from hypocenter.device.triton_lang import interpreter, tl
-from hypocenter.dtypes import Array, bf16_to_f32, f32_to_bf16
-from hypocenter.package import is_below
 
 _interp: Any = interpreter()
 _Handle: Any = _interp.TensorHandle

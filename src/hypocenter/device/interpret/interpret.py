@@ -19,6 +19,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hypocenter.base.dtypes import Array
+from hypocenter.base.errors import HypoError, UsageError
 from hypocenter.device.interpret import block_pointers
 from hypocenter.device.interpret.builder import (
     STEPS_BETWEEN,
@@ -41,8 +43,6 @@ from hypocenter.device.interpret.undefined import (
     transpose_defined,
 )
 from hypocenter.device.triton_lang import interpreter, tl, triton
-from hypocenter.dtypes import Array
-from hypocenter.errors import HypoError, UsageError
 
 _interp: Any = interpreter()
 _JIT: Any = triton.runtime.jit.JITFunction

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hypocenter.dtypes import Array
+from hypocenter.base.dtypes import Array
 
 
 def _elementwise(function: Callable[..., float]) -> Callable[..., Array]:

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.dtypes import Array, bf16_to_f32, f32_to_bf16
 from hypocenter.device.interpret.builder import Builder
 from hypocenter.device.triton_lang import tl
-from hypocenter.dtypes import Array, bf16_to_f32, f32_to_bf16
 
 #: Told of an operation, its operands and its result; what it returns stands in the result's place.
 OnNumbers = Callable[[str, tuple[Array, ...], Array], Array | None]

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hypocenter.base.dtypes import Array
 from hypocenter.device.interpret.builder import Builder
 from hypocenter.device.triton_lang import interpreter, tl
-from hypocenter.dtypes import Array
 
 _interp: Any = interpreter()
 _Handle: Any = _interp.TensorHandle

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.dtypes import TRITON_NAMES
+from hypocenter.base.errors import NotShareable
+from hypocenter.base.tensor import DType
 from hypocenter.device.backend import Bytes
 from hypocenter.device.graph import Graph
 from hypocenter.device.group import Group
 from hypocenter.device.launch import Launch
 from hypocenter.device.offline.specimen import Specimen
-from hypocenter.dtypes import TRITON_NAMES
-from hypocenter.errors import NotShareable
-from hypocenter.tensor import DType
 
 # What plans ask for where vendors differ is how a name begins. Hopper stands for NVIDIA's GPUs that
 # take wide tiles.

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from hypocenter.errors import HypoError
+from hypocenter.base.errors import HypoError
 
 _PT_NOTE = 4
 _NT_AMDGPU_METADATA = 32  # AMDGPUUsage, "Code Object V3 and Above Note Records"

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from hypocenter.base.errors import HypoError, Unguardable, UsageError
+from hypocenter.base.refusals import AnyRefusal, BlockThreads, Refused, SharedMemory
 from hypocenter.device.interpret.block_pointers import compile_problem
 from hypocenter.device.limits import GpuLimits, named_gpu
 from hypocenter.device.offline.code_object import CodeFacts, read_cubin, read_hsaco
@@ -18,8 +20,6 @@ from hypocenter.device.offline.compiled import CompiledKernel
 from hypocenter.device.offline.occupancy import occupancy
 from hypocenter.device.offline.specimen import Specimen, of_device
 from hypocenter.device.triton_lang import triton
-from hypocenter.errors import HypoError, Unguardable, UsageError
-from hypocenter.refusals import AnyRefusal, BlockThreads, Refused, SharedMemory
 
 _MAX_PROBLEM_CHARS = 300
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from hypocenter.refusals import AnyRefusal
+from hypocenter.base.refusals import AnyRefusal
 
 
 class CompiledKernel(msgspec.Struct, frozen=True):

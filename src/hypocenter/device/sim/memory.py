@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.dtypes import Array
+from hypocenter.base.errors import HypoError, IntegrityError, OutOfMemory, UsageError
 from hypocenter.device.interpret.builder import Exact
 from hypocenter.device.interpret.interpret import block_of_others
-from hypocenter.dtypes import Array
-from hypocenter.errors import HypoError, IntegrityError, OutOfMemory, UsageError
 
 MIB = 1 << 20
 PAGE_BITS = 21

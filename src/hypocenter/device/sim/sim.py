@@ -18,6 +18,17 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.dtypes import RECORD_NAMES, TORCH_NAMES, TRITON_NAMES
+from hypocenter.base.errors import (
+    DeviceFault,
+    ErrorKind,
+    LaunchRejected,
+    NotShareable,
+    OutOfMemory,
+    UsageError,
+)
+from hypocenter.base.refusals import AnyRefusal, HostArgument, NotCompiled, Refused
+from hypocenter.base.tensor import DType
 from hypocenter.device.backend import Bytes
 from hypocenter.device.graph import Graph, Graphs
 from hypocenter.device.interpret.interpret import Interpretation, Pointer, interpreting
@@ -37,19 +48,8 @@ from hypocenter.device.sim.queue import (
     shuffle,
 )
 from hypocenter.device.triton_lang import interpreter
-from hypocenter.dtypes import RECORD_NAMES, TORCH_NAMES, TRITON_NAMES
-from hypocenter.errors import (
-    DeviceFault,
-    ErrorKind,
-    LaunchRejected,
-    NotShareable,
-    OutOfMemory,
-    UsageError,
-)
 from hypocenter.record.recorder import Recorder, current
 from hypocenter.record.ring import CELL_COMPLETED, CELL_PLACE
-from hypocenter.refusals import AnyRefusal, HostArgument, NotCompiled, Refused
-from hypocenter.tensor import DType
 
 log = logging.getLogger("hypocenter.sim")
 

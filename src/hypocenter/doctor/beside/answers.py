@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypocenter.doctor.difference import Answers
 from hypocenter.record.bundle_index import BundleIndex
-from hypocenter.record.engine.engine_events import Answered, TextAsked
+from hypocenter.record.engine_events import Answered, TextAsked
 from hypocenter.record.keyed_digest import are_comparable
 
 

@@ -6,13 +6,13 @@ the test, a run with the line as it was.
 
 from __future__ import annotations
 
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.beside.host_text import HostChange
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.culprit import changed_line
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.wording import count_text
 
 #: Of changes of which no test tells which one it is so many are told.
 _MAX_TOLD = 6

@@ -10,11 +10,11 @@ import difflib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from hypocenter.base.package import NAME
 from hypocenter.doctor.fact_text import around
 from hypocenter.doctor.installed_text import Change, module_of
-from hypocenter.package import NAME
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.engine.module_texts import ModuleText
+from hypocenter.record.module_texts import ModuleText
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import CAUSES, Cause, TestedBy
 from hypocenter.record.events import TensorRecord
 from hypocenter.record.run_records import MARKED_BYTES
-from hypocenter.wording import count_text
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _MAX_NAMED = 4

@@ -19,12 +19,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from hypocenter.base.errors import HypoError
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause, explains
 from hypocenter.doctor.culprit import with_culprit
 from hypocenter.doctor.diagnosis import Claim, RootCause
 from hypocenter.doctor.judging.origin import last_writer, with_origin
-from hypocenter.errors import HypoError
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import OUTSIDE_PLANS
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from hypocenter.base.dtypes import NUMPY_DTYPES
+from hypocenter.base.errors import HypoError
 from hypocenter.doctor.case import Case, array_of
 from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Culprit, RootCause
-from hypocenter.dtypes import NUMPY_DTYPES
-from hypocenter.errors import HypoError
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import HostWrote, TensorRecord, Values
 from hypocenter.record.gap import Gap

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case, array_of
 from hypocenter.doctor.diagnosis import RootCause
 from hypocenter.doctor.page.address_space import AddressSpace, WrongAddress
@@ -16,7 +17,6 @@ from hypocenter.doctor.page.example_access import launch_of_root
 from hypocenter.doctor.page.timeline import launch_moment, touched_by
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import AllocationRecord, Captured, Copied, Values
-from hypocenter.wording import count_text
 
 #: Allocations that a page tells the lives of, and owners of one place after another.
 _MAX_LIVES, _MAX_REUSED = 2, 4

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from hypocenter.base.dtypes import NUMPY_DTYPES, Array
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case, array_of
 from hypocenter.doctor.diagnosis import GpuSight, RootCause
 from hypocenter.doctor.fact_text import dims_text
@@ -18,10 +20,8 @@ from hypocenter.doctor.page.example_access import ExampleAccess, launch_of_root
 from hypocenter.doctor.page.markup import Html, bytes_text, join_html, place_of_file, prose, tag
 from hypocenter.doctor.page.source_view import SourceMark, number_text, source_html, source_views
 from hypocenter.doctor.report_parts import Origin, fix_rows, proof_rows, spots_of, when_of
-from hypocenter.dtypes import NUMPY_DTYPES, Array
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import ArgumentRecord, TensorRecord, Values
-from hypocenter.wording import count_text
 
 _MAX_ARGUMENTS = 40
 

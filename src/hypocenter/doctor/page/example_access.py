@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hypocenter.base.errors import HypoError, MissingPackage
+from hypocenter.base.tensor import DType
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.diagnosis import RootCause
-from hypocenter.errors import HypoError, MissingPackage
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import OUTSIDE_PLANS, Place, TensorRecord
 from hypocenter.replay.findings import Finding, FindingKind
-from hypocenter.tensor import DType
 
 _SECONDS = 4.0
 #: Kinds of findings whose access goes to where its tensor is not.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.page.address_life import Life, LifeEvent
 from hypocenter.doctor.page.address_picture import address_picture, where_text
 from hypocenter.doctor.page.address_space import AddressSpace, BlockState
 from hypocenter.doctor.page.markup import Html, bytes_text, join_html, place_of_file, tag
-from hypocenter.wording import count_text
 
 
 def memory_html(space: AddressSpace | None, lives: Sequence[Life]) -> Html:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.gpu_sight import sight_lines
 from hypocenter.doctor.page.markup import Html, escape_text, join_html, prose, tag
@@ -20,7 +21,6 @@ from hypocenter.doctor.report_parts import (
     what_to_attach,
 )
 from hypocenter.record.bundle import Bundle
-from hypocenter.wording import count_text
 
 #: Of stderr its end is told, and of the kernel's log.
 _MAX_STDERR_CHARS, _MAX_LOG_LINES = 6000, 20

@@ -9,9 +9,10 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from hypocenter.base.wording import count_text, signal_name
 from hypocenter.doctor.case import Case
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.record.engine.engine_events import Answered
+from hypocenter.record.engine_events import Answered
 from hypocenter.record.events import (
     OUTSIDE_PLANS,
     Allocated,
@@ -32,7 +33,6 @@ from hypocenter.record.events import (
     StreamEvent,
     Waited,
 )
-from hypocenter.wording import count_text, signal_name
 
 Facts = dict[str, ScalarValue]
 

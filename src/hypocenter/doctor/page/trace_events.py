@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.diagnosis import Diagnosis
 from hypocenter.doctor.page.timeline import Kind, Moment, moments
 from hypocenter.record.bundle import Bundle
-from hypocenter.wording import count_text
 
 #: The newest moments that are written: a viewer takes this many within seconds.
 MAX_MOMENTS = 200_000

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
-from hypocenter.record.engine.engine_events import Event
+from hypocenter.record.engine_events import Event
 from hypocenter.record.events import (
     OUTSIDE_PLANS,
     AllocationRecord,
@@ -21,7 +22,6 @@ from hypocenter.record.events import (
     Stepped,
 )
 from hypocenter.record.gap import Gap
-from hypocenter.wording import count_text
 
 NAME = "captured pointers"
 

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hypocenter.cards import Card
+from hypocenter.base.cards import Card
+from hypocenter.base.errors import HypoError, MissingPackage
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.run_environment import card_text
-from hypocenter.errors import HypoError, MissingPackage
 from hypocenter.record.bundle_index import LaunchMade
+from hypocenter.record.contents import LaunchOutcome
 from hypocenter.record.gap import Gap
-from hypocenter.record.held.contents import LaunchOutcome
-from hypocenter.replay.outcomes.forms import Ran, RunForm, other_forms, with_other_warps
-from hypocenter.wording import count_text
+from hypocenter.replay.forms import Ran, RunForm, other_forms, with_other_warps
 
 if TYPE_CHECKING:
-    from hypocenter.replay.outcomes.compare import Differing, ReplayedOutcome
+    from hypocenter.replay.compare import Differing, ReplayedOutcome
 
 NAME = "compiled code"
 #: Seconds of one replay, and of all of them together.
@@ -62,7 +62,7 @@ def compiled_code(case: Case) -> list[Claim]:
     if any(claim.root is not None for claim in case.claims):
         return _leave_untested("a cause is proven without it")
     try:
-        from hypocenter.replay.outcomes.compare import replay_outcome
+        from hypocenter.replay.compare import replay_outcome
     except (MissingPackage, ImportError) as error:
         return _leave_untested(f"needs the replay of launches: {error}")
     seen = list(_replay_all(case, outcomes, replay_outcome))
@@ -147,7 +147,7 @@ def _refute(seen: Sequence[_Seen]) -> Iterator[Claim]:
 
 def _judge(case: Case, one: _Seen) -> Iterator[Claim]:
     """Make the launch anew on GPUs of this machine, as it was and from other code."""
-    from hypocenter.replay.outcomes.device_runs import can_run, run_forms
+    from hypocenter.replay.device_runs import can_run, run_forms
 
     trial, index = _Trial(case, one), case.index
     if not case.allow_source or not can_run(index, one.replayed.place):

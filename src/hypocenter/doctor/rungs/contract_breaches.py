@@ -11,11 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.doctor.causes import Cause, index_cause
-from hypocenter.dtypes import Array
-from hypocenter.kernels.contract import Contract, repeated_entries
-from hypocenter.kernels.demands import Arg, evaluate, holds, names_in
-from hypocenter.refusals import (
+from hypocenter.base.dtypes import Array
+from hypocenter.base.refusals import (
     AnyRefusal,
     BrokenRule,
     EntryOutOfRange,
@@ -32,7 +29,10 @@ from hypocenter.refusals import (
     WrongStrides,
     WrongType,
 )
-from hypocenter.tensor import Allocation, DType, Tensor, contiguous_strides, span_of
+from hypocenter.base.tensor import Allocation, DType, Tensor, contiguous_strides, span_of
+from hypocenter.contracts.contract import Contract, repeated_entries
+from hypocenter.contracts.demands import Arg, evaluate, holds, names_in
+from hypocenter.doctor.causes import Cause, index_cause
 
 Arguments = Mapping[str, Any]
 

@@ -14,6 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.dtypes import Array
+from hypocenter.base.errors import LaunchRejected
+from hypocenter.base.refusals import AnyRefusal
+from hypocenter.base.tensor import Allocation, DType, Tensor
+from hypocenter.base.wording import count_text
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.registry import recorded_contract
 from hypocenter.doctor.case import Case, array_of
 from hypocenter.doctor.causes import Cause, TestedBy, index_cause, refutable
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
@@ -22,16 +29,9 @@ from hypocenter.doctor.rungs.contract_breaches import (
     fact_breaches,
     index_breaches,
 )
-from hypocenter.dtypes import Array
-from hypocenter.errors import LaunchRejected
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.registry import recorded_contract
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import LaunchRecord, TensorRecord
 from hypocenter.record.gap import Gap
-from hypocenter.refusals import AnyRefusal
-from hypocenter.tensor import Allocation, DType, Tensor
-from hypocenter.wording import count_text
 
 NAME = "arguments"
 _MAX_ROOTS = 8

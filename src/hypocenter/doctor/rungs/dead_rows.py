@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hypocenter.base.dtypes import Array
+from hypocenter.contracts.registry import recorded_contract
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, proven
 from hypocenter.doctor.kernel_text import accesses, guard_line, line_text
 from hypocenter.doctor.rungs.contracts import rebuilt_facts
-from hypocenter.dtypes import Array
-from hypocenter.kernels.registry import recorded_contract
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.replay.findings import Finding, FindingKind, ReplayReport
 

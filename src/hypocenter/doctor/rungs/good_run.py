@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.alignment import DRAWN_BY
 from hypocenter.doctor.beside.good_run_claims import (
     ARGUMENTS,
@@ -34,8 +35,7 @@ from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import LaunchRecord, Place, TensorRecord
 from hypocenter.record.gap import Gap
-from hypocenter.record.held.trace_log import MAX_TENSOR_BYTES
-from hypocenter.wording import count_text
+from hypocenter.record.trace_log import MAX_TENSOR_BYTES
 
 
 def good_arguments(case: Case) -> list[Claim]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from hypocenter.base.errors import HypoError, MissingPackage
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause, index_cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, SolvedEntry, Verdict, proven, row
@@ -26,7 +27,6 @@ from hypocenter.doctor.gpu_sight import (
 )
 from hypocenter.doctor.rungs.driver.wrapped_index import claims_of_wrapped
 from hypocenter.doctor.rungs.replays import claims_of_programs
-from hypocenter.errors import HypoError, MissingPackage
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import StreamEvent, TensorRecord
 from hypocenter.record.gap import Gap

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 
+from hypocenter.base.errors import ErrorKind, HypoError, MissingPackage
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
@@ -12,7 +13,6 @@ from hypocenter.doctor.gpu_sight import sight_text
 from hypocenter.doctor.installed_text import changes, installed_texts
 from hypocenter.doctor.kernel_text import has_loop, line_text
 from hypocenter.doctor.rungs.engine.idle_engine import idle_engine
-from hypocenter.errors import ErrorKind, HypoError, MissingPackage
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import SourceRecord
 

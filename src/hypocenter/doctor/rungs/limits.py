@@ -6,13 +6,13 @@ import dataclasses
 import math
 from typing import Any
 
+from hypocenter.base.errors import LaunchRejected
+from hypocenter.base.refusals import AnyRefusal
 from hypocenter.device.limits import GpuLimits, check_launch
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause, TestedBy, refutable
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
-from hypocenter.errors import LaunchRejected
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.refusals import AnyRefusal
 
 NAME = "limits"
 

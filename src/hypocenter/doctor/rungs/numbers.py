@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hypocenter.base.tensor import Tensor, span_of
+from hypocenter.contracts.registry import recorded_contract
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.rungs.contracts import rebuilt_facts
-from hypocenter.kernels.registry import recorded_contract
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.tensor import Tensor, span_of
 
 NAME = "numbers"
 _WIDE_ELEMENTS = 1 << 31

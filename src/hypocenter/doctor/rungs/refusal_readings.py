@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hypocenter.doctor.causes import Cause, index_cause
-from hypocenter.refusals import (
+from hypocenter.base.refusals import (
     AnyRefusal,
     BatchSize,
     BlockThreads,
@@ -37,6 +36,7 @@ from hypocenter.refusals import (
     WrongStrides,
     WrongType,
 )
+from hypocenter.doctor.causes import Cause, index_cause
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hypocenter.base.errors import ErrorKind
+from hypocenter.base.refusals import EntryOutOfRange, FieldOutOfRange
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
@@ -15,10 +17,8 @@ from hypocenter.doctor.rungs.runtime_refusals import (
     is_of_runtime,
     runtime_refusals,
 )
-from hypocenter.errors import ErrorKind
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import Called, Rejected
-from hypocenter.refusals import EntryOutOfRange, FieldOutOfRange
 
 NAME = "refusals"
 #: What tensors are called that hold the tokens which a step has chosen.

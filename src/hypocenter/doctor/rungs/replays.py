@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from hypocenter.base.errors import HypoError, MissingPackage, NotReplayed, SourceNotAllowed
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause, TestedBy, refutable
 from hypocenter.doctor.diagnosis import (
@@ -40,13 +42,11 @@ from hypocenter.doctor.rungs.replaying.zeros import (
     zeros_gap,
 )
 from hypocenter.doctor.rungs.values import first_spoilt
-from hypocenter.errors import HypoError, MissingPackage, NotReplayed, SourceNotAllowed
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import Place, SourceRecord
 from hypocenter.record.gap import Gap, GapKind
 from hypocenter.replay.findings import Finding, FindingKind, ReplayReport
 from hypocenter.replay.text import extent_text, place_text
-from hypocenter.wording import count_text
 
 NAME = "replay"
 #: Seconds of one replay, and of all of them together.

@@ -9,12 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from hypocenter.doctor.case import Case
-from hypocenter.doctor.causes import Blame, Cause
-from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, proven
-from hypocenter.doctor.rungs.captured import compiled_text
-from hypocenter.record.events import Called, Launched, Rejected
-from hypocenter.refusals import (
+from hypocenter.base.refusals import (
     AnyRefusal,
     CaptureError,
     CompileError,
@@ -23,6 +18,11 @@ from hypocenter.refusals import (
     NoConfiguration,
     ResourceExceeded,
 )
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.causes import Blame, Cause
+from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, proven
+from hypocenter.doctor.rungs.captured import compiled_text
+from hypocenter.record.events import Called, Launched, Rejected
 
 NAME = "refusals"
 #: Who was refused, where nothing says it.

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from hypocenter.base.errors import ErrorKind, HypoError, MissingPackage
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
@@ -20,12 +22,10 @@ from hypocenter.doctor.guard_findings import (
 )
 from hypocenter.doctor.rungs.replays import claims_of_programs
 from hypocenter.doctor.surfaced import symptom_of
-from hypocenter.errors import ErrorKind, HypoError, MissingPackage
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import MaskedOff
 from hypocenter.record.gap import Gap
 from hypocenter.record.gpu_stop import SanitizerReport
-from hypocenter.wording import count_text
 
 GUARD, SANITIZER = "guarded run", "sanitizer"
 #: Of the replays of one access, and accesses that are replayed.

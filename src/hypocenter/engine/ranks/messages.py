@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from hypocenter.config import EngineConfig
 from hypocenter.engine.batch import Batch
 from hypocenter.record.events import RequestRecord
+from hypocenter.settings.config import EngineConfig
 
 #: Of one frame: the tokens and block tables of the largest step.
 MAX_FRAME_BYTES = 64 << 20

@@ -20,15 +20,15 @@ from typing import BinaryIO, NoReturn
 
 import msgspec
 
+from hypocenter.base.errors import HypoError
 from hypocenter.device import devices
 from hypocenter.device.group import Group
 from hypocenter.engine.ranks.messages import MAX_FRAME_BYTES, Join, Step, Word
 from hypocenter.engine.runner import Runner, load_runner
-from hypocenter.errors import HypoError
-from hypocenter.frames import as_frame, read_frame
+from hypocenter.model.facts.part import Part
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.parts.part import Part
 from hypocenter.record.recorder import close_recorder, current
+from hypocenter.wire.frames import as_frame, read_frame
 
 #: How often it looks whether its parent still lives; a GPU that waits for others hears of nothing.
 _LOOK_SECONDS = 1.0

@@ -19,14 +19,14 @@ from typing import BinaryIO
 
 import msgspec
 
-from hypocenter.config import EngineConfig
+from hypocenter.base.errors import DeviceFault, HypoError, RankLost, UsageError
+from hypocenter.base.package import RANK_MODULE, module_command
+from hypocenter.base.wording import ending_of
 from hypocenter.device.group import Group
 from hypocenter.engine.batch import Batch
 from hypocenter.engine.ranks.messages import MAX_FRAME_BYTES, Join, Step, Word
-from hypocenter.errors import DeviceFault, HypoError, RankLost, UsageError
-from hypocenter.frames import as_frame, read_frame
-from hypocenter.package import RANK_MODULE, module_command
-from hypocenter.wording import ending_of
+from hypocenter.settings.config import EngineConfig
+from hypocenter.wire.frames import as_frame, read_frame
 
 #: After what a collective reports, for the end of another process to be known.
 _NOTICE_SECONDS = 2.0

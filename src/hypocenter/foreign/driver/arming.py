@@ -15,12 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from hypocenter.environment import Environment
 from hypocenter.foreign.caller import made_at
 from hypocenter.foreign.driver.library import Cupti, DriverLibrary, NotHere
 from hypocenter.foreign.driver.named import named_tensors
 from hypocenter.foreign.driver.watch import DriverWatch
-from hypocenter.record.held.driver_log import DriverLogWriter
+from hypocenter.record.driver_log import DriverLogWriter
+from hypocenter.settings.environment import Environment
 
 if TYPE_CHECKING:
     from hypocenter.foreign.recorder import ForeignRecorder

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hypocenter.record.held.driver_table import CALLS
+from hypocenter.record.driver_table import CALLS
 
 _DRIVER_API, _SUCCESS = 1, 0
 _TAKEN = "another tool has subscribed to CUPTI before: a profiler or a sanitizer"

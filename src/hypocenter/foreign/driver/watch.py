@@ -20,12 +20,12 @@ from ctypes import CFUNCTYPE, c_int, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
+from hypocenter.base.package import CALLBACK
 from hypocenter.foreign.caller import caller_of_now
 from hypocenter.foreign.driver.library import DriverLibrary, NotHere
-from hypocenter.package import CALLBACK
+from hypocenter.record.driver_log import DriverLogWriter
 from hypocenter.record.driver_run import DriverRefusal
-from hypocenter.record.held.driver_log import DriverLogWriter
-from hypocenter.record.held.driver_table import header_text, place
+from hypocenter.record.driver_table import header_text, place
 
 log = logging.getLogger("hypocenter.foreign")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hypocenter.foreign.argument_facts import dtype_of, values_of
 from hypocenter.foreign.caller import caller_of_now
 from hypocenter.foreign.nonfinite.ops import Op
-from hypocenter.record.held.contents import LaunchOutcome
+from hypocenter.record.contents import LaunchOutcome
 from hypocenter.record.nonfinite import NumberEnd
 
 if TYPE_CHECKING:

@@ -17,13 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device import memory
-from hypocenter.device.cpu.lang import num_threads
-from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.attention import attention_cpu
-from hypocenter.kernels.attention.kv_write import caches
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import (
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import (
     Arg,
     Index,
     Reach,
@@ -33,9 +29,13 @@ from hypocenter.kernels.demands import (
     live_counts,
     live_rows,
 )
+from hypocenter.device import memory
+from hypocenter.device.cpu.lang import num_threads
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.attention import attention_cpu
+from hypocenter.kernels.attention.kv_write import caches
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.linear.quantise import into_rounded, into_tiles, quantise
-from hypocenter.tensor import DType, Tensor
 
 
 def _live_blocks(values: Symbols) -> np.ndarray[Any, Any]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hypocenter.base.tensor import Tensor
+from hypocenter.contracts.contract import Contract
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.attention.attention_tile_gpu import fold, with_sink
-from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.linear.quantise_gpu import store_halves
 from hypocenter.kernels.shared_gpu import as_offset, follow
-from hypocenter.tensor import Tensor
 
 #: Partial results that a fold asks for at a time.
 _FOLDED = tl.constexpr(8)

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.contract import Contract
 from hypocenter.device.devices import has_wide_tiles
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
@@ -24,9 +26,7 @@ from hypocenter.kernels.attention.attention_tile_gpu import (
     with_sink,
 )
 from hypocenter.kernels.blocks_gpu import block_bytes
-from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.shared_gpu import as_offset, follow
-from hypocenter.tensor import DType, Tensor
 
 #: About how many programs keep a large GPU busy.
 _PROGRAMS = 1024

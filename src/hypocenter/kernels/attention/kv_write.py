@@ -11,11 +11,11 @@ behind the other, and so is a key's column.
 
 from __future__ import annotations
 
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import Arg, Index, Rule, live_counts, live_rows
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import kv_write_cpu
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Arg, Index, Rule, live_counts, live_rows
-from hypocenter.tensor import DType, Tensor
 
 FLOATS = (DType.F16, DType.F32)
 _OR_BLOCKS = (*FLOATS, DType.Q8_0, DType.Q4_0)

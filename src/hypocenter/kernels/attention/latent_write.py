@@ -7,12 +7,12 @@ both, for keys are read column by column and values row by row.
 
 from __future__ import annotations
 
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import Arg, Index, Rule, Scalar, live_counts, live_rows
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import latent_write_cpu
 from hypocenter.kernels.attention.kv_write import caches
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Arg, Index, Rule, Scalar, live_counts, live_rows
-from hypocenter.tensor import DType, Tensor
 
 _OTHERS = (
     Scalar("rank", "rank > 0", "must be above 0"),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hypocenter.contracts.contract import Contract
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.attention.kv_write_gpu import key_at, value_at
 from hypocenter.kernels.blocks_gpu import block_bytes, write_blocks
-from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.shared_gpu import as_offset, follow
 
 

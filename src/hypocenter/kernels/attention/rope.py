@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.errors import LaunchRejected
+from hypocenter.base.refusals import WrongScalar
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import Arg, Index, Rule, Scalar, live_counts, live_rows
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.errors import LaunchRejected
 from hypocenter.kernels.attention import rope_cpu
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Arg, Index, Rule, Scalar, live_counts, live_rows
-from hypocenter.refusals import WrongScalar
-from hypocenter.tensor import DType, Tensor
 
 CONTRACT = Contract(
     "rope",

@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import Apart, Arg, Scalar
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import kv_write, rope, rope_write_cpu
 from hypocenter.kernels.attention.kv_write import FLOATS
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Apart, Arg, Scalar
 from hypocenter.kernels.rowwise.norm import rms_norm
-from hypocenter.tensor import DType, Tensor
 
 
 @dataclass(frozen=True, slots=True)

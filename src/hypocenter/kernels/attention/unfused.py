@@ -12,13 +12,11 @@ from types import ModuleType
 
 import numpy as np
 
-from hypocenter.config import PARTS_NEED_A_GPU
-from hypocenter.device.plan import PlanBuilder
-from hypocenter.dtypes import Array
-from hypocenter.errors import BadSetting
-from hypocenter.kernels.attention.attention import SINKS
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import (
+from hypocenter.base.dtypes import Array
+from hypocenter.base.errors import BadSetting
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import (
     Apart,
     Arg,
     Index,
@@ -29,7 +27,9 @@ from hypocenter.kernels.demands import (
     live_counts,
     live_rows,
 )
-from hypocenter.tensor import DType, Tensor
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.attention.attention import SINKS
+from hypocenter.settings.config import PARTS_NEED_A_GPU
 
 _F32, _I32 = (DType.F32,), (DType.I32,)
 _CACHE = (DType.F16, DType.F32)

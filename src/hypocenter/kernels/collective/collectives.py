@@ -7,22 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.collectives import ALL_GATHER, ALL_REDUCE, BROADCAST
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import Apart, Arg, Scalar, live_counts
 from hypocenter.device.group import Group
 from hypocenter.device.launch import Launch, prepare_call
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Apart, Arg, Scalar, live_counts
-from hypocenter.tensor import DType, Tensor
 
-ALL_REDUCE = Contract("all_reduce", Arg("x", (DType.F32,), "num_tokens, width", "both"))
-ALL_GATHER = Contract(
-    "all_gather",
-    Arg("part", (DType.F32,), "num_rows, width"),
-    Arg("parts", (DType.F32,), "num_ranks * num_rows, width", "write"),
-    Scalar("num_ranks", "num_ranks > 1", "must be 2 or more"),
-    Apart("parts", "part"),
-)
-BROADCAST = Contract("broadcast", Arg("token_ids", (DType.I32,), "num_tokens", "both"))
 JOIN = Contract(
     "join",
     Arg("out", (DType.F32,), "num_logit_rows, num_parts * num_columns", "write"),

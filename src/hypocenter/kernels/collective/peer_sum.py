@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import Apart, Arg, Rule
 from hypocenter.device import copies, memory
 from hypocenter.device.group import Group
 from hypocenter.device.launch import Launch, prepare_gpu, run
 from hypocenter.device.peers import Lane, LaneKind, StopWord, open_lanes, stop_word
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Apart, Arg, Rule
-from hypocenter.tensor import DType, Tensor
 
 _X = Arg("x", (DType.F32,), "num_tokens, width", "both")
 _TURNS = Arg("turns", (DType.I32,), "num_programs", "both")

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.dtypes import Array
+from hypocenter.base.tensor import WEIGHT_TYPES, DType, Tensor
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import Apart, Arg, Index, Reach, Rule, Symbols
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.dtypes import Array
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Apart, Arg, Index, Reach, Rule, Symbols
 from hypocenter.kernels.experts import experts_cpu
 from hypocenter.kernels.experts.experts_table import ExpertsTable
 from hypocenter.kernels.linear.linear import X_SCALED, X_TILES
@@ -22,7 +23,6 @@ from hypocenter.kernels.linear.linear_gate import GATED
 from hypocenter.kernels.linear.operands import Operands, Product
 from hypocenter.kernels.rowwise.activation import GATES, require_kind
 from hypocenter.kernels.weights.row_groups import ROWS_PER_ITEM, padded_rows
-from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 
 def _groups(num_rows: str) -> tuple[Arg, ...]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.contract import Contract
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
-from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.experts.experts_table import ExpertsShape, ExpertsTable
 from hypocenter.kernels.linear.linear_codes_gpu import few_outputs
 from hypocenter.kernels.linear.linear_codes_many_gpu import many_outputs
@@ -29,7 +30,6 @@ from hypocenter.kernels.linear.unpack_gpu import UNIT_WORDS
 from hypocenter.kernels.shared_gpu import as_offset, follow
 from hypocenter.kernels.weights.gpu_layout import CHAINS, CODE_LANES
 from hypocenter.kernels.weights.row_groups import LANES, padded_rows
-from hypocenter.tensor import DType, Tensor
 
 #: Weights that the kernel for few rows takes.
 _MOST = 2

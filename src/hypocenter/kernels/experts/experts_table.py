@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device.copies import to_device
 from hypocenter.device.memory import allocate, rows
 from hypocenter.kernels.linear.operands import FEW_ROWS, TILE_ROWS
-from hypocenter.tensor import DType, Tensor
 
 #: Tokens of a bucket from which so many rows of an expert are common that they fill tiles.
 _MANY_TOKENS = 64

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import Arg, Index, Rule, Scalar, Symbols, live_counts
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Arg, Index, Rule, Scalar, Symbols, live_counts
 from hypocenter.kernels.experts import routing_cpu
 from hypocenter.kernels.experts.experts_table import ExpertsTable
-from hypocenter.tensor import DType, Tensor
 
 
 def live_choices(name: str) -> Any:

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import Apart, Arg, Index, Scalar, live_counts
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Apart, Arg, Index, Scalar, live_counts
 from hypocenter.kernels.experts import mixing_cpu
 from hypocenter.kernels.experts.experts_table import ExpertsTable
 from hypocenter.kernels.experts.grouping import live_choices
-from hypocenter.tensor import DType, Tensor
 
 MIX = Contract(
     "mix",

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import Arg, Rule, Scalar, live_counts
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Arg, Rule, Scalar, live_counts
 from hypocenter.kernels.experts import routing_cpu
 from hypocenter.kernels.experts.choice import SCORES, ExpertChoice
 from hypocenter.kernels.experts.experts_table import ExpertsTable
-from hypocenter.tensor import DType, Tensor
 
 ROUTE = Contract(
     "route",

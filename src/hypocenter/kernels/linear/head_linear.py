@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import Apart, Arg, Rule, Scalar, live_counts
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Apart, Arg, Rule, Scalar, live_counts
 from hypocenter.kernels.linear import head_linear_cpu
-from hypocenter.tensor import DType, Tensor
 
 CONTRACT = Contract(
     "head_linear",

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hypocenter.base.tensor import DType
+from hypocenter.contracts.contract import Contract
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
-from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.shared_gpu import as_offset, follow
-from hypocenter.tensor import DType
 
 _TOKENS, _OUTPUTS, _INPUTS = 16, 64, 32
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.tensor import WEIGHT_TYPES, DType, Tensor
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import COUNT, Apart, Arg, Rule, live_counts
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import COUNT, Apart, Arg, Rule, live_counts
 from hypocenter.kernels.linear import linear_cpu
 from hypocenter.kernels.linear.operands import Operands, Product
 from hypocenter.kernels.linear.quantise import prepare_operands
 from hypocenter.kernels.weights.row_groups import ROWS_PER_ITEM, padded_rows
-from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 
 def _product(mark: str) -> tuple[Arg, ...]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from hypocenter.base.tensor import DType
 from hypocenter.device.devices import has_wide_tiles
 from hypocenter.kernels.linear.operands import FEW_ROWS
 from hypocenter.kernels.weights.gpu_layout import CHAINS
-from hypocenter.tensor import DType
 
 
 class TileForm(NamedTuple):

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hypocenter.base.tensor import WEIGHT_TYPES, DType, Tensor
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import Apart, Arg, Scalar, live_counts
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Apart, Arg, Scalar, live_counts
 from hypocenter.kernels.linear import linear_gate_cpu
 from hypocenter.kernels.linear.linear import X_TILES
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.linear.quantise import into_tiles
 from hypocenter.kernels.rowwise.activation import GATES, require_kind
-from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 #: Codes of x, and those of what the gate makes of it, for a weight of `num_both` rows.
 GATED = (

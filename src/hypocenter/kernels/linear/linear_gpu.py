@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.contract import Contract
 from hypocenter.device.devices import has_wide_tiles
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import triton
-from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.linear.linear_codes_gpu import linear_codes_few_kernel
 from hypocenter.kernels.linear.linear_codes_many_gpu import linear_codes_kernel
 from hypocenter.kernels.linear.linear_float_gpu import linear_float_kernel
@@ -21,7 +22,6 @@ from hypocenter.kernels.linear.operands import Product
 from hypocenter.kernels.weights.gpu_layout import CHAINS, UNITS
 from hypocenter.kernels.weights.packing import Packed
 from hypocenter.kernels.weights.row_groups import padded_rows
-from hypocenter.tensor import DType, Tensor
 
 #: Weights that the kernels for few rows take.
 _MOST = 3

@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device.cpu.large_pages import LINE_BYTES
 from hypocenter.device.memory import allocate, rows, stretch
 from hypocenter.kernels.weights.row_groups import padded_rows
-from hypocenter.tensor import DType, Tensor
 
 #: Columns that share a scale.
 GROUP = 32

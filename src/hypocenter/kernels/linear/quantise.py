@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import COUNT, Arg, Index, Rule, Scalar, live_counts, live_rows
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import COUNT, Arg, Index, Rule, Scalar, live_counts, live_rows
 from hypocenter.kernels.linear import quantise_cpu
 from hypocenter.kernels.linear.operands import GROUP, Operands, reads_made_alone
 from hypocenter.kernels.rowwise.embedding import gather
 from hypocenter.kernels.weights.packing import Packed
 from hypocenter.kernels.weights.row_groups import padded_rows
-from hypocenter.tensor import DType, Tensor
 
 #: A group whose largest value is below this one is zero: 127 / max|x| would overflow before long.
 TINY = 1e-30

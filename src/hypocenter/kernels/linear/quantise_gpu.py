@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.contract import Contract
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
-from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.shared_gpu import as_offset, follow, lead
-from hypocenter.tensor import DType, Tensor
 
 #: Columns of a row that one program takes at once.
 _MAX_BLOCK = 16384

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import Apart, Arg, Rule, Scalar
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Apart, Arg, Rule, Scalar
 from hypocenter.kernels.recurrent import delta_rule_cpu
 from hypocenter.kernels.recurrent.sequences import SEQUENCES, Sequences
-from hypocenter.tensor import DType, Tensor
 
 _F32 = (DType.F32,)
 CONTRACT = Contract(

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.kernels.demands import Arg, Index, Symbols, live_counts, live_rows
-from hypocenter.tensor import DType, Tensor
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.demands import Arg, Index, Symbols, live_counts, live_rows
 
 
 def num_sequences(values: Symbols) -> int:

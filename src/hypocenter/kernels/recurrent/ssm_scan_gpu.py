@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hypocenter.contracts.contract import Contract
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
-from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.recurrent.sequences import Sequences
 from hypocenter.kernels.recurrent.state_gpu import softplus, span_of, state_of, tile_of
 from hypocenter.kernels.shared_gpu import as_offset, follow

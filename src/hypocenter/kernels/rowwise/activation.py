@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.errors import LaunchRejected
+from hypocenter.base.refusals import WrongScalar
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import COUNT, Apart, Arg, Rule, Scalar, live_counts
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.errors import LaunchRejected
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import COUNT, Apart, Arg, Rule, Scalar, live_counts
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.linear.quantise import INTO_ROUNDED, INTO_TILES
 from hypocenter.kernels.rowwise import activation_cpu
-from hypocenter.refusals import WrongScalar
-from hypocenter.tensor import DType, Tensor
 
 _WHOLE_VECTORS = Rule("width % 16 == 0", "rows must be padded to whole vectors")
 GATE = Contract(

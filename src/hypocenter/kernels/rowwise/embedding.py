@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from hypocenter.base.tensor import WEIGHT_TYPES, DType, Tensor
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import Apart, Arg, Index, Rule, live_counts, live_rows
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Apart, Arg, Index, Rule, live_counts, live_rows
 from hypocenter.kernels.rowwise import embedding_cpu
 from hypocenter.kernels.weights.packing import Packed
-from hypocenter.tensor import WEIGHT_TYPES, DType, Tensor
 
 LOOKUP = Contract(
     "lookup",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hypocenter.base.tensor import DType
+from hypocenter.contracts.contract import Contract
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.device.triton_lang import tl, triton
-from hypocenter.kernels.contract import Contract
 from hypocenter.kernels.shared_gpu import as_offset, follow
 from hypocenter.kernels.weights.gpu_layout import CODE_LANES, UNITS
 from hypocenter.kernels.weights.packing import Packed
-from hypocenter.tensor import DType
 
 _BLOCK = 256
 _ROWS = tl.constexpr(CODE_LANES)

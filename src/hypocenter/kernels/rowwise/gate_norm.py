@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import Apart, Arg, Scalar, live_counts
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Apart, Arg, Scalar, live_counts
 from hypocenter.kernels.rowwise import gate_norm_cpu
-from hypocenter.tensor import DType, Tensor
 
 _F32 = (DType.F32,)
 CONTRACT = Contract(

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import COUNT, Arg, Scalar, live_counts
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import COUNT, Arg, Scalar, live_counts
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.linear.quantise import INTO_ROUNDED, INTO_TILES
 from hypocenter.kernels.rowwise import norm_cpu
-from hypocenter.tensor import DType, Tensor
 
 _PARTS = (
     Arg("weight", (DType.F32,), ">= width"),

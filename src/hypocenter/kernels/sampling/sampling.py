@@ -34,11 +34,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hypocenter.config import SamplingParams
+from hypocenter.base.errors import BadLogits, LaunchRejected
+from hypocenter.base.refusals import EntryOutOfRange, Refused
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import Arg, Rule, Scalar
 from hypocenter.device import launch, memory
-from hypocenter.errors import BadLogits, LaunchRejected
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Arg, Rule, Scalar
 from hypocenter.kernels.sampling.draw import (
     Ids,
     TokenChoice,
@@ -56,8 +57,7 @@ from hypocenter.kernels.sampling.sampling_cpu import (
     POWERS_OF_TWO,
     _sample_cpu,
 )
-from hypocenter.refusals import EntryOutOfRange, Refused
-from hypocenter.tensor import DType, Tensor
+from hypocenter.settings.config import SamplingParams
 
 if TYPE_CHECKING:
     from hypocenter.kernels.sampling.sampling_plan import DeviceSampler

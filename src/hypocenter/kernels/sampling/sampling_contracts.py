@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hypocenter.kernels.contract import Contract
-from hypocenter.kernels.demands import Arg, Index, Rule
-from hypocenter.tensor import DType
+from hypocenter.base.tensor import DType
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import Arg, Index, Rule
 
 #: Tokens of one program.
 BLOCK = 1024

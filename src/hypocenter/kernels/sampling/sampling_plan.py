@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, memory
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.kernels.mark import mark
@@ -31,7 +32,6 @@ from hypocenter.kernels.sampling.sampling_contracts import (
     GREEDY_MASKED,
 )
 from hypocenter.record.recorder import current
-from hypocenter.tensor import DType, Tensor
 
 #: What a step lists of tokens that penalties, or biases, are for.
 _CONTEXT = {"context_ids": DType.I32, "output_counts": DType.I32}

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hypocenter.base.dtypes import Array, bf16_to_f32
+from hypocenter.base.tensor import DType
 from hypocenter.device.arrays import AnyArray, bits_as, cast, constants, in_order, join, stack
-from hypocenter.dtypes import Array, bf16_to_f32
 from hypocenter.kernels.weights import grid_types
 from hypocenter.kernels.weights.block_fields import (
     Fields,
@@ -24,7 +25,6 @@ from hypocenter.kernels.weights.block_fields import (
     nibbles,
     of_table,
 )
-from hypocenter.tensor import DType
 
 # The sixteen values of the non-linear 4-bit types (kvalues_iq4nl).
 _IQ4_VALUES = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]

@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.dtypes import Array, factors_of_products
+from hypocenter.base.tensor import DType
 from hypocenter.device.cpu import large_pages
 from hypocenter.device.cpu.packed_codes import (
     MINI_FACTOR,
@@ -29,7 +31,6 @@ from hypocenter.device.cpu.packed_codes import (
     POWERS_FIELD,
     codes_field,
 )
-from hypocenter.dtypes import Array, factors_of_products
 from hypocenter.kernels.weights.block_types import E2M1_VALUES, Blocks, dequantise, unpack
 from hypocenter.kernels.weights.grid_types import (
     IQ1_SIZES,
@@ -46,7 +47,6 @@ from hypocenter.kernels.weights.row_groups import (
     side_by_side,
     slabs,
 )
-from hypocenter.tensor import DType
 
 #: Gives the array of a shape and a type of numpy that was packed before, or None.
 Kept = Callable[[tuple[int, ...], Any], Array | None]

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.dtypes import Array
+from hypocenter.base.tensor import DType
 from hypocenter.device.arrays import (
     AnyArray,
     bits_as,
@@ -30,7 +32,6 @@ from hypocenter.device.arrays import (
     turn,
     zeros,
 )
-from hypocenter.dtypes import Array
 from hypocenter.kernels.weights.block_types import Blocks, unpack
 from hypocenter.kernels.weights.row_groups import (
     LANES,
@@ -40,7 +41,6 @@ from hypocenter.kernels.weights.row_groups import (
     side_by_side,
     slabs,
 )
-from hypocenter.tensor import DType
 
 #: Rows of codes that lie side by side: as many as the smallest program takes, which so reads memory
 #: in one stream.

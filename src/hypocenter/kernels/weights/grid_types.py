@@ -13,10 +13,10 @@ import functools
 import numpy as np
 from safetensors.numpy import load_file
 
+from hypocenter.base.dtypes import Array
+from hypocenter.base.package import ASSETS
 from hypocenter.device.arrays import AnyArray, bits_as, cast, constants, look_up, stack
-from hypocenter.dtypes import Array
 from hypocenter.kernels.weights.block_fields import Fields, f16_at, in_turn, words
-from hypocenter.package import ASSETS
 
 #: The sizes of the codes of each type; a sign is beside them.
 IQ1_SIZES, IQ2_SIZES = (1, 7, 9), (8, 25, 43)

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.dtypes import Array
+from hypocenter.base.tensor import DType, Tensor, contiguous_strides
 from hypocenter.device import devices, lending, memory
-from hypocenter.dtypes import Array
 from hypocenter.kernels.weights.cpu_layout import Kept, Read, held_as, pack_records
 from hypocenter.kernels.weights.gpu_layout import pack_units
 from hypocenter.kernels.weights.row_groups import padded_rows
-from hypocenter.messages import SharedWeight
-from hypocenter.tensor import DType, Tensor, contiguous_strides
+from hypocenter.wire.messages import SharedWeight
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.model.activations import Activations
+from hypocenter.model.layers.activations import Activations
 
 
 def plant(lab: Lab) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from hypocenter.base.tensor import DType
 from hypocenter.device import memory
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.model.activations import Activations
-from hypocenter.tensor import DType
+from hypocenter.model.layers.activations import Activations
 
 
 def short(make: Any, cls: Any, *given: Any, device: str) -> Any:

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.tensor import DType
 from hypocenter.device import copies, memory
 from hypocenter.device.graph import Graphs
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.tensor import DType
 
 
 def give_away() -> Any:

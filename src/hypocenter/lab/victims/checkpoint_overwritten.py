@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hypocenter.doctor.causes import Cause
-from hypocenter.engine.states.slots import StateSlots
+from hypocenter.engine.state_slots import StateSlots
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.model import state_model_path
 from hypocenter.lab.victim import Victim

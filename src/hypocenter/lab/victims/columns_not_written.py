@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.model.activations import Activations
+from hypocenter.model.layers.activations import Activations
 
 OLD = """inside = column < num_columns
     token = as_offset(tl.load(token_ids_ptr + row), WIDE)

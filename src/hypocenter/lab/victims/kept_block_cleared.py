@@ -11,7 +11,7 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.engine.engine import Engine
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.model.step_buffers import KVPages
+from hypocenter.model.layers.step_buffers import KVPages
 
 PREFIX = [72, 105, 300, 301, 9, 14, 33, 250, 17, 80, 91, 400, 12, 6, 77, 210]
 

@@ -8,7 +8,7 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.model.step_buffers import KVPages
+from hypocenter.model.layers.step_buffers import KVPages
 
 FAR = 4_400_000
 

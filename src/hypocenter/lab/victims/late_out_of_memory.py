@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from hypocenter.base.errors import OutOfMemory
+from hypocenter.base.tensor import DType
 from hypocenter.device import memory
 from hypocenter.device.sim.sim import SimGpu
 from hypocenter.doctor.causes import Cause
-from hypocenter.errors import OutOfMemory
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 from hypocenter.record.recorder import current
-from hypocenter.tensor import DType
 
 
 def allocate_unchecked(original: Any, gpu: Any, num_bytes: int) -> int:

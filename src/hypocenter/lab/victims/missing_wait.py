@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.tensor import DType
 from hypocenter.device import copies, devices, memory
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.tensor import DType
 
 
 def in_its_own_stream(*, waits: bool) -> Any:

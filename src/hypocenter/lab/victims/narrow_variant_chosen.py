@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hypocenter.contracts.contract import Contract
 from hypocenter.doctor.causes import Cause
-from hypocenter.kernels.contract import Contract
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 from hypocenter.lab.victims.key_offset_overflow import far_blocks

@@ -8,7 +8,7 @@ from typing import Any
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.model.decoder import Decoder
+from hypocenter.model.layers.decoder import Decoder
 
 PLANTED_AT = 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.model.step_buffers import KVPages
+from hypocenter.model.layers.step_buffers import KVPages
 
 OLD = "v = tl.load(v_cache_ptr + v_at, mask=(key <= last)[:, None] & column[None, :], other=0.0)"
 NEW = OLD.replace("key <=", "key // 16 * 16 <=")

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from hypocenter.base.errors import DeviceFault
 from hypocenter.device import copies
 from hypocenter.device.sim.sim import SimGpu
 from hypocenter.doctor.causes import Cause
-from hypocenter.errors import DeviceFault
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 

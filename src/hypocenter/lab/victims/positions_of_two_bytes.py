@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device.memory import allocate
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.tensor import DType, Tensor
 
 
 def plant(lab: Lab) -> None:

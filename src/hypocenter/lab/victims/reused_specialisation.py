@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import memory
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.tensor import DType, Tensor
 
 LOAD = """    inside = column < num_columns
     token = as_offset(tl.load(token_ids_ptr + row), WIDE)

@@ -8,11 +8,11 @@ import numpy as np
 
 from hypocenter.device import copies, memory
 from hypocenter.doctor.causes import Cause
-from hypocenter.engine.states.slots import StateSlots
+from hypocenter.engine.state_slots import StateSlots
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.model import state_model_path
 from hypocenter.lab.victim import Victim
-from hypocenter.model.step_buffers import StatePages
+from hypocenter.model.layers.step_buffers import StatePages
 
 OLD = "state = tl.load(state_at + source, mask=live & goes_on, other=0.0)"
 NEW = "state = tl.load(state_at + source, mask=live, other=0.0) * goes_on"

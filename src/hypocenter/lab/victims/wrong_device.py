@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypocenter.base.tensor import DType
 from hypocenter.device import copies, devices, memory
 from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
-from hypocenter.tensor import DType
 
 
 def elsewhere(weight: Any) -> Any:

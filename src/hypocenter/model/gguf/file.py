@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from hypocenter.errors import MISSING, BadModelFile, UsageError, Words
+from hypocenter.base.errors import MISSING, BadModelFile, UsageError, Words
 from hypocenter.model.gguf.overrides import OverriddenMetadata, Override
 from hypocenter.model.gguf.parse import Shard, parse_shard
 from hypocenter.model.gguf.values import Metadata, StringArray, TensorInfo, ValueType

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from hypocenter.errors import BadModelFile, UnsupportedModel, Words
+from hypocenter.base.errors import BadModelFile, UnsupportedModel, Words
 from hypocenter.model.gguf.values import Metadata, TensorInfo
 
 #: How much of a file tells what it is.

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.config import OnProgress
+from hypocenter.base.tensor import WEIGHT_TYPES, DType
 from hypocenter.kernels.weights.block_types import RESERVED
 from hypocenter.kernels.weights.cpu_layout import packed_bytes
 from hypocenter.kernels.weights.grid_types import bytes_of_iq1_m_scale
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.file_types import FILE_TYPES
 from hypocenter.model.gguf.values import StringArray, TensorInfo, ValueType
-from hypocenter.tensor import WEIGHT_TYPES, DType
+from hypocenter.settings.config import OnProgress
 
 SLAB_BYTES = 1 << 22
 MAX_SHOWN_ITEMS = 6

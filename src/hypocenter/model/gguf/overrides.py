@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
-from hypocenter.errors import UsageError
+from hypocenter.base.errors import UsageError
 from hypocenter.model.gguf.values import NUMPY_TYPES, Entry, Metadata, MetadataValue, ValueType
 
 Override: TypeAlias = bool | int | float | str

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hypocenter.errors import BadModelFile, UnsupportedModel
+from hypocenter.base.errors import BadModelFile, UnsupportedModel
+from hypocenter.base.tensor import WEIGHT_TYPES, DType
 from hypocenter.model.gguf.identity import HEAD_BYTES, not_gguf
 from hypocenter.model.gguf.values import (
     NUMPY_TYPES,
@@ -26,7 +27,6 @@ from hypocenter.model.gguf.values import (
     ValueType,
     without_leading_ones,
 )
-from hypocenter.tensor import WEIGHT_TYPES, DType
 
 MAX_FIELDS = 1 << 16
 MAX_TENSORS = 1 << 16

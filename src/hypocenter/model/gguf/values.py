@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, overload
 
 import numpy as np
 
-from hypocenter.tensor import DType
+from hypocenter.base.tensor import DType
 
 
 class ValueType(enum.IntEnum):

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypocenter.base.tensor import Tensor
 from hypocenter.device.plan import PlanBuilder, bucket
 from hypocenter.kernels.attention.attention import TileScratch, allocate_tile_scratch, attention
-from hypocenter.model.activations import Activations
-from hypocenter.model.architecture import Architecture
-from hypocenter.model.step_buffers import KVPages, StepInputs
-from hypocenter.model.unfused import UnfusedAttention
-from hypocenter.tensor import Tensor
+from hypocenter.model.facts.architecture import Architecture
+from hypocenter.model.layers.activations import Activations
+from hypocenter.model.layers.step_buffers import KVPages, StepInputs
+from hypocenter.model.layers.unfused import UnfusedAttention
 
 
 class Attending:

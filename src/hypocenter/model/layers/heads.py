@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from hypocenter.base.tensor import Tensor
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention.kv_write import kv_write
 from hypocenter.kernels.attention.rope import rotate
 from hypocenter.kernels.attention.rope_write import HeadNorms, rope_write
 from hypocenter.kernels.rowwise.layer_norm import layer_norm
 from hypocenter.kernels.rowwise.norm import rms_norm
-from hypocenter.model.activations import Activations
-from hypocenter.model.architecture import Architecture
-from hypocenter.model.rope_tables import RopeTables
-from hypocenter.model.step_buffers import StepInputs
-from hypocenter.model.weight_tensors import LayerWeights
-from hypocenter.tensor import Tensor
+from hypocenter.model.facts.architecture import Architecture
+from hypocenter.model.layers.activations import Activations
+from hypocenter.model.layers.step_buffers import StepInputs
+from hypocenter.model.tensors.rope_tables import RopeTables
+from hypocenter.model.tensors.weight_tensors import LayerWeights
 
 
 class Heads:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from hypocenter.base.tensor import Tensor
 from hypocenter.device.group import Group
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.collective.collectives import all_reduce
@@ -13,9 +14,8 @@ from hypocenter.kernels.linear.quantise import quantise
 from hypocenter.kernels.rowwise.activation import gate, gate_codes
 from hypocenter.kernels.rowwise.layer_norm import layer_norm, layer_norm_codes
 from hypocenter.kernels.rowwise.norm import rms_norm, rms_norm_codes
-from hypocenter.model.activations import Activations, RotatingOperands
-from hypocenter.model.architecture import Architecture
-from hypocenter.tensor import Tensor
+from hypocenter.model.facts.architecture import Architecture
+from hypocenter.model.layers.activations import Activations, RotatingOperands
 
 
 class Norm(NamedTuple):

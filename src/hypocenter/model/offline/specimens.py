@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.config import SamplingParams
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import devices
 from hypocenter.device.launch import Launch
 from hypocenter.device.offline.abstract import AbsentGroup, AbstractGpu, specimens
@@ -22,19 +22,19 @@ from hypocenter.kernels.experts.choice import ExpertChoice
 from hypocenter.kernels.sampling.draw import TokenChoice, num_mask_words
 from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
 from hypocenter.kernels.weights.gpu_layout import UNITS
-from hypocenter.model.architecture import Architecture, Rope
-from hypocenter.model.decoder import Decoder
-from hypocenter.model.experts import Experts
-from hypocenter.model.families import FAMILIES
-from hypocenter.model.latent.latent import Latent
-from hypocenter.model.layer_shapes import LayerShape
-from hypocenter.model.offline.specimen_weights import allocate_undefined, undefined_weights
-from hypocenter.model.parts.part import WHOLE, Part
-from hypocenter.model.parts.split import part_of
-from hypocenter.model.recurrent.recurrence import AnyRecurrence, Convolution, Recurrence
-from hypocenter.model.recurrent.state_space import StateSpace
-from hypocenter.model.step_buffers import KVPages, StatePages, StepInputs
-from hypocenter.tensor import DType, Tensor
+from hypocenter.model.facts.architecture import Architecture, Rope
+from hypocenter.model.facts.experts import Experts
+from hypocenter.model.facts.families import FAMILIES
+from hypocenter.model.facts.latent import Latent
+from hypocenter.model.facts.layer_shapes import LayerShape
+from hypocenter.model.facts.part import WHOLE, Part
+from hypocenter.model.facts.recurrence import AnyRecurrence, Convolution, Recurrence
+from hypocenter.model.facts.split import part_of
+from hypocenter.model.facts.state_space import StateSpace
+from hypocenter.model.layers.decoder import Decoder
+from hypocenter.model.layers.step_buffers import KVPages, StatePages, StepInputs
+from hypocenter.model.tensors.specimen_weights import allocate_undefined, undefined_weights
+from hypocenter.settings.config import SamplingParams
 
 # One model for each kernel variant that a family's facts bring.
 _MODELS: tuple[tuple[str, str, dict[str, float]], ...] = (

@@ -13,7 +13,7 @@ import re
 from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers.models import BPE
 
-from hypocenter.errors import TokenizerError
+from hypocenter.base.errors import TokenizerError
 from hypocenter.model.text.spm import BLANK
 from hypocenter.model.text.vocabulary import BYTE_TOKEN, TokenKind, Vocabulary
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hypocenter.base.errors import BadSetting, TemplateError, UsageError
 from hypocenter.conversation.thoughts import names, require_variables, without_needless
 from hypocenter.conversation.tools import check_tools, without_strict
-from hypocenter.errors import BadSetting, TemplateError, UsageError
 from hypocenter.model.text.chat_messages import (
     MAX_MESSAGES,
     MAX_TEXT_BYTES,

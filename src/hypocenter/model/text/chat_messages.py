@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
+from hypocenter.base.errors import UsageError
 from hypocenter.conversation.message_fields import CALLS, OTHER_THOUGHT, THOUGHT, is_nothing
 from hypocenter.conversation.tools import CALLED_NAME, MAX_CALLS
-from hypocenter.errors import UsageError
 
 MAX_MESSAGES = 4096
 MAX_TEXT_BYTES = 16 << 20

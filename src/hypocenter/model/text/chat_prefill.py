@@ -6,8 +6,8 @@ the template sees it, and the prompt is cut there.
 
 from __future__ import annotations
 
+from hypocenter.base.errors import TemplateError, UsageError
 from hypocenter.conversation.message_fields import THOUGHT
-from hypocenter.errors import TemplateError, UsageError
 from hypocenter.model.text.chat_messages import CheckedMessage
 
 #: A character of Unicode's private use plane 16, which no text has any business with.

@@ -21,9 +21,9 @@ from typing import IO, Any
 
 import msgspec
 
-from hypocenter.errors import TemplateError
-from hypocenter.frames import read_frame, write_frame
+from hypocenter.base.errors import TemplateError
 from hypocenter.model.text.chat_frames import Render, Reply, Setup
+from hypocenter.wire.frames import read_frame, write_frame
 
 START_SECONDS = 20.0
 PROGRAM = (

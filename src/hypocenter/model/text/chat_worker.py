@@ -30,8 +30,8 @@ import jinja2.sandbox
 import jinja2.utils
 import msgspec
 
-from hypocenter.frames import read_frame, write_frame
 from hypocenter.model.text.chat_frames import Render, Reply, Setup
+from hypocenter.wire.frames import read_frame, write_frame
 
 MAX_ERROR_CHARS = 300
 #: What the parent sends is bounded there; this only keeps a broken length from being believed.

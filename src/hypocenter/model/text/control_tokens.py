@@ -26,7 +26,7 @@ import itertools
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from hypocenter.errors import TemplateError
+from hypocenter.base.errors import TemplateError
 
 MAX_CONTROL_CHARS = 128
 PRIVATE_USE = range(0xF0000, 0xFFFFE)

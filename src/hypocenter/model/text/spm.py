@@ -13,7 +13,7 @@ import itertools
 
 import numpy as np
 
-from hypocenter.errors import TokenizerError
+from hypocenter.base.errors import TokenizerError
 from hypocenter.model.text.vocabulary import TokenKind, Vocabulary
 
 BLANK = "▁"

@@ -17,7 +17,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.pre_tokenizers import Sequence as PreTokenizers
 
-from hypocenter.errors import (
+from hypocenter.base.errors import (
     MISSING,
     BadModelFile,
     BadSetting,

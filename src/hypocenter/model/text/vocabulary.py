@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hypocenter.base.errors import BadModelFile
 from hypocenter.conversation.thoughts import marks_of_thoughts
-from hypocenter.errors import BadModelFile
 from hypocenter.model.gguf.file import GGUFFile
 
 _log = logging.getLogger("hypocenter.model")

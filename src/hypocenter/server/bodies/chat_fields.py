@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from hypocenter.base.errors import BadSetting, UsageError
 from hypocenter.conversation.call_forms import FREE, CallRules, read_choice
 from hypocenter.conversation.continuing import MessagePart, continued_part, text_of
 from hypocenter.conversation.message_fields import passed_over
@@ -23,7 +24,6 @@ from hypocenter.conversation.thoughts import (
     variables,
 )
 from hypocenter.conversation.tools import check_tools
-from hypocenter.errors import BadSetting, UsageError
 from hypocenter.server.api_error import ApiError
 from hypocenter.server.fields import ChatBody
 from hypocenter.server.generation import AskedAnswer

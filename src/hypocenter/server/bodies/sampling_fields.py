@@ -7,10 +7,10 @@ import reprlib
 import secrets
 from typing import Any
 
-from hypocenter.config import MAX_LOGPROBS, SamplingParams
-from hypocenter.errors import BadSetting, UsageError
+from hypocenter.base.errors import BadSetting, UsageError
 from hypocenter.server.api_error import ApiError
 from hypocenter.server.fields import ChatBody, CompletionBody, StructuredOutputs
+from hypocenter.settings.config import MAX_LOGPROBS, SamplingParams
 
 _SEED_BITS = 32
 #: What completions generate when nobody says how much, as OpenAI and vLLM have it.

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hypocenter.errors import UsageError
+from hypocenter.base.errors import UsageError
 
 #: What the system holds of an answer that its client does not take. By itself it goes to 4 MB.
 SEND_BYTES = 256 << 10

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from hypocenter.errors import UsageError
+from hypocenter.base.errors import UsageError
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")

@@ -14,10 +14,10 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hypocenter.errors import UsageError
+from hypocenter.base.errors import UsageError
+from hypocenter.base.wording import count_text
 from hypocenter.server.operating.listening import Certificate
 from hypocenter.server.operating.log import Sink, tell
-from hypocenter.wording import count_text
 
 #: Those that workers, and what they start, never hear of: they are for the server.
 FOR_THE_SERVER = frozenset({signal.SIGHUP, signal.SIGUSR1})

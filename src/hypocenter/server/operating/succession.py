@@ -8,9 +8,9 @@ from __future__ import annotations
 import logging
 import time
 
+from hypocenter.base.wording import count_text, signal_name
 from hypocenter.server.operating.log import since, tell
 from hypocenter.watch.child import Ended
-from hypocenter.wording import count_text, signal_name
 
 
 def how(ended: Ended | Exception) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 
-from hypocenter.messages import Failed, FormRead, ReadForm
+from hypocenter.wire.messages import Failed, FormRead, ReadForm
 
 #: Forms that are remembered, read or refused, and the bytes of all of them.
 _MAX_FORMS, _MAX_FORM_BYTES = 512, 8 << 20

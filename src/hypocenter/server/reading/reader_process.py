@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from hypocenter import package
-from hypocenter.errors import TokenizerError
-from hypocenter.frames import LENGTH_BYTES, as_frame, body_bytes
-from hypocenter.messages import (
+from hypocenter.base import package
+from hypocenter.base.errors import TokenizerError
+from hypocenter.wire.frames import LENGTH_BYTES, as_frame, body_bytes
+from hypocenter.wire.messages import (
     MAX_FRAME_BYTES,
     Ask,
     Failed,

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hypocenter.messages import Ask, Failed, FormRead, ReadForm, StartReader
 from hypocenter.server.reading.form_memory import FormMemory
 from hypocenter.server.reading.reader_process import (
     CannotRead,
@@ -24,6 +23,7 @@ from hypocenter.server.reading.reader_process import (
     ReaderProcess,
 )
 from hypocenter.server.turns.fair_order import FairOrder
+from hypocenter.wire.messages import Ask, Failed, FormRead, ReadForm, StartReader
 
 log = logging.getLogger("hypocenter.server")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hypocenter.errors import ContextOverflow, TooMuchText
-from hypocenter.messages import Ask, Failed, FormRead, ReadForm, ServedModel, Told
+from hypocenter.base.errors import ContextOverflow, TooMuchText
 from hypocenter.server.generation import AskedAnswer, Generation
 from hypocenter.server.reading.readers import Readers
+from hypocenter.wire.messages import Ask, Failed, FormRead, ReadForm, ServedModel, Told
 
 
 class RequestReading:

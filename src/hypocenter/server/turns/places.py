@@ -9,9 +9,9 @@ from __future__ import annotations
 import collections
 from collections.abc import Mapping
 
-from hypocenter.messages import ServedModel
 from hypocenter.server.generation import Generation
 from hypocenter.server.turns.fair_order import FairOrder
+from hypocenter.wire.messages import ServedModel
 
 #: That may wait for their first token, whatever their prompts: how much of these is in the KV cache
 #: already is not known here.

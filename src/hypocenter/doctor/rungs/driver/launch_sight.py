@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hypocenter.doctor.case import Case
-from hypocenter.environment import launch_blocking
 from hypocenter.record.driver_run import DriverMemory, DriverRun
 from hypocenter.record.gpu_stop import GpuGrid, GpuStop, GpuWarp
+from hypocenter.settings.environment import launch_blocking
 
 #: A pointer has so many bytes, and lies at a multiple of them.
 POINTER_BYTES = 8

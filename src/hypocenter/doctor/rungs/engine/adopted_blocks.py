@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.record.engine.engine_events import BlocksNamed, Entered
-from hypocenter.record.engine.prefixes import NOBODY, split_prefixes
+from hypocenter.record.engine_events import BlocksNamed, Entered
 from hypocenter.record.events import Stepped
-from hypocenter.wording import count_text
+from hypocenter.record.prefixes import NOBODY, split_prefixes
 
 NAME = "adopted blocks"
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, proven
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.record.engine.engine_events import Drawn
+from hypocenter.record.engine_events import Drawn
 from hypocenter.record.events import RequestRecord, Stepped
-from hypocenter.wording import count_text
 
 NAME = "draws"
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, proven
-from hypocenter.record.engine.engine_events import Answered, Entered
-from hypocenter.record.engine.raised import statement_at
-from hypocenter.wording import count_text
+from hypocenter.record.engine_events import Answered, Entered
+from hypocenter.record.raised import statement_at
 
 #: A frame as faulthandler writes it, the innermost first.
 _FRAME = re.compile(r'^  File "([^"\n]{1,4096})", line (\d{1,9}) in ([^\n]{1,200})$', re.M)

@@ -12,7 +12,7 @@ from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Culprit, Proof, RootCause, Verdict, proven, row
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.record.engine.engine_events import BlockChanged
+from hypocenter.record.engine_events import BlockChanged
 from hypocenter.record.events import (
     Copied,
     Stepped,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from hypocenter.base.wording import count_text
+from hypocenter.contracts.collectives import ALL_GATHER, ALL_REDUCE, BROADCAST
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, proven
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import Called
-from hypocenter.wording import count_text
 
 NAME = "lost rank"
 
@@ -21,9 +22,6 @@ def lost_rank(case: Case) -> list[Claim]:
 
 
 def _claim(case: Case, event: Called) -> Claim:
-    # It brings a compiler along, which the report on any other program does without.
-    from hypocenter.kernels.collective.collectives import ALL_GATHER, ALL_REDUCE, BROADCAST
-
     lost = event.lost
     assert lost is not None
     collectives = [contract.kernel for contract in (ALL_REDUCE, ALL_GATHER, BROADCAST)]

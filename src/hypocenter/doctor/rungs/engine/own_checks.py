@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, proven
 from hypocenter.record.events import Called, CodePlace
-from hypocenter.wording import count_text
 
 NAME = "own checks"
 

@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from hypocenter.base.dtypes import Array
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
-from hypocenter.dtypes import Array
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import RequestRecord, Stepped
 from hypocenter.record.gap import Gap

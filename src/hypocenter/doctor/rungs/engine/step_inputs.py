@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
+from hypocenter.base.dtypes import Array
+from hypocenter.contracts.draws import uniform
 from hypocenter.doctor.case import Case, array_of
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
-from hypocenter.dtypes import Array
-from hypocenter.kernels.sampling.draw import uniform
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.record.engine.engine_events import Entered
+from hypocenter.record.contents import Snapshot
+from hypocenter.record.engine_events import Entered
 from hypocenter.record.events import (
     Place,
     RequestRecord,
     Stepped,
     Values,
 )
-from hypocenter.record.held.contents import Snapshot
 
 NAME = "step inputs"
 

@@ -10,16 +10,16 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.beside.answers import was_asked_alike
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.culprit import changed_line
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.record.bundle_index import BundleIndex
-from hypocenter.record.engine.engine_events import BlocksNamed, Entered
-from hypocenter.record.engine.prefixes import ROTATION
+from hypocenter.record.engine_events import BlocksNamed, Entered
 from hypocenter.record.events import Stepped
-from hypocenter.wording import count_text
+from hypocenter.record.prefixes import ROTATION
 
 NAME = "waiting"
 #: So many steps more than in the good run are a wait of another kind, where they are twice as many.

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from hypocenter.base.errors import ErrorKind
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import (
@@ -30,7 +32,6 @@ from hypocenter.doctor.rungs.nonfinite.text import (
     sentence_of,
     value_text,
 )
-from hypocenter.errors import ErrorKind
 from hypocenter.record.gap import Gap
 from hypocenter.record.nonfinite import (
     ChangedFact,
@@ -40,7 +41,6 @@ from hypocenter.record.nonfinite import (
     NumberKind,
     NumbersWatched,
 )
-from hypocenter.wording import count_text
 
 NAME = "first of the numbers"
 _ASK = (

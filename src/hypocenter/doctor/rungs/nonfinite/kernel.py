@@ -3,11 +3,11 @@ what that was given."""
 
 from __future__ import annotations
 
+from hypocenter.base.errors import HypoError, MissingPackage
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Proof, RootCause
 from hypocenter.doctor.rungs.nonfinite.text import value_text
-from hypocenter.errors import HypoError, MissingPackage
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.nonfinite import NonFinite
 

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from hypocenter.base.dtypes import Array
+from hypocenter.base.errors import HypoError, MissingPackage
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Culprit, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.kernel_text import is_index_in
-from hypocenter.dtypes import Array
-from hypocenter.errors import HypoError, MissingPackage
 from hypocenter.order.ledger import are_ordered
 from hypocenter.order.text import doing_of, failure_of, fix_of, missing_at, sentence_of
 from hypocenter.record.events import OUTSIDE_PLANS, Launched, LaunchRecord, Place
@@ -24,7 +25,6 @@ from hypocenter.record.gap import Gap
 from hypocenter.record.order_events import Disorder, Disordered, OrderWatched, UseRecord
 from hypocenter.replay.arguments import Argument
 from hypocenter.replay.touched import share_bytes, touched_bytes
-from hypocenter.wording import count_text
 
 NAME = "order"
 CAUSES_OF = {

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from hypocenter.base.tensor import span_of
 from hypocenter.doctor.case import Case, array_of
 from hypocenter.doctor.causes import index_cause
 from hypocenter.doctor.edits.index_text import sizes_along
@@ -23,7 +24,6 @@ from hypocenter.doctor.rungs.replaying.trials import Bench
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import TensorRecord
 from hypocenter.replay.findings import Finding
-from hypocenter.tensor import span_of
 
 _Entries = Mapping[tuple[int, ...], int]
 

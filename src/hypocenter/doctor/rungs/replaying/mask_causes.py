@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from hypocenter.base.tensor import span_of
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.edits.bound_text import (
     Bound,
@@ -56,7 +57,6 @@ from hypocenter.doctor.rungs.replaying.trials import Bench
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import SourceRecord, TensorRecord
 from hypocenter.replay.findings import Finding, Site
-from hypocenter.tensor import span_of
 
 #: Conditions that are tried for one access; each is a replay.
 _MAX_TRIES = 6

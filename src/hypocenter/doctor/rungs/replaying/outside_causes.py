@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from hypocenter.base.tensor import span_of
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.kernel_text import (
@@ -41,7 +42,6 @@ from hypocenter.doctor.rungs.replaying.stride_causes import stride_causes
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import SourceRecord, TensorRecord, Values
 from hypocenter.replay.findings import Finding, Site
-from hypocenter.tensor import span_of
 
 _CAST = re.compile(r"pointer_type|\.to\(tl\.pointer|bitcast")
 _LOOSE = re.compile(r"<=|>=|[^-=<>]>[^=>]|\+ 1\b")

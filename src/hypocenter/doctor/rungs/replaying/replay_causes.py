@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from hypocenter.base.tensor import contiguous_strides
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.edits.product_text import atomic_edits, wide_edits
@@ -32,7 +33,6 @@ from hypocenter.doctor.rungs.replaying.unwritten_causes import grids, wider_mask
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import SourceRecord, TensorRecord
 from hypocenter.replay.findings import AXES, Finding, FindingKind, Site
-from hypocenter.tensor import contiguous_strides
 
 #: Of several findings of a launch the earlier kinds explain the later ones.
 _ORDER = (

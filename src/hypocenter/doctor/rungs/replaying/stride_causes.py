@@ -14,6 +14,7 @@ from itertools import combinations
 import msgspec
 import numpy as np
 
+from hypocenter.base.tensor import span_of
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.edits.factor_text import Factor, factors_at, is_used_elsewhere, with_factor
 from hypocenter.doctor.edits.index_text import sizes_along
@@ -28,7 +29,6 @@ from hypocenter.doctor.rungs.replaying.trials import Bench, Seen
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import SourceRecord, TensorRecord
 from hypocenter.replay.findings import Finding, Site
-from hypocenter.tensor import span_of
 
 #: Corrections of one access that are tried.
 _MAX_TRIES = 6

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from hypocenter.base.wording import count_text
 from hypocenter.doctor.diagnosis import Edit, Effect
 from hypocenter.doctor.rungs.replaying.replay_cause import Allowed, ReplayCause
 from hypocenter.record.events import SourceRecord
 from hypocenter.replay.findings import Finding, FindingKind, ReplayReport
-from hypocenter.wording import count_text
 
 #: Kinds that values alone may lead to.
 _OF_VALUES = (FindingKind.RACE, FindingKind.NEVER_WRITTEN)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from hypocenter.base.errors import ErrorKind
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
-from hypocenter.errors import ErrorKind
 from hypocenter.record.runtime_text import code_in
 from hypocenter.record.xid_text import HARDWARE_XIDS, XidSeen, hardware_xids
 

@@ -1,0 +1,73 @@
+"""What the facts of one part of a model are, and which models have no such parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypocenter.base.errors import BadSetting
+from hypocenter.model.facts.architecture import Architecture
+from hypocenter.model.facts.part import Part
+
+
+def part_of(facts: Architecture, part: Part) -> Architecture:
+    """The facts of one part of a model. Raises BadSetting where it cannot be split so."""
+    num_parts = part.num_parts
+    if num_parts == 1:
+        return facts
+    if problem := _obstacle(facts):
+        raise cannot_split(facts, num_parts, problem)
+    counts = {"heads": facts.num_heads}
+    for shape in facts.layers:
+        counts |= {"key-value heads": shape.num_kv_heads, "inner columns": shape.ffn_width}
+        for what, count in counts.items():
+            if count % num_parts:
+                problem = f"{count} {what} have no {num_parts} equal parts"
+                raise cannot_split(facts, num_parts, problem)
+    experts = facts.experts
+    if experts is not None:
+        for width in (experts.width, experts.shared_width):
+            if width % num_parts:
+                problem = f"experts of {width} inner columns have no {num_parts} equal parts"
+                raise cannot_split(facts, num_parts, problem)
+        experts = replace(
+            experts,
+            width=experts.width // num_parts,
+            shared_width=experts.shared_width // num_parts,
+        )
+    layers = tuple(
+        replace(
+            shape,
+            num_kv_heads=shape.num_kv_heads // num_parts,
+            ffn_width=shape.ffn_width // num_parts,
+        )
+        for shape in facts.layers
+    )
+    return replace(
+        facts,
+        num_heads=facts.num_heads // num_parts,
+        layers=layers,
+        experts=experts,
+        part=part,
+    )
+
+
+def _obstacle(facts: Architecture) -> str:
+    """Why models like this one are not split; empty where they are."""
+    family = facts.family
+    if facts.latent is not None:
+        return "its heads share one latent"
+    if facts.recurrence is not None:
+        return "its layers carry states"
+    if facts.input_width:
+        return "its layers have embeddings of their own"
+    if family.wide_qk_norm:
+        return "a norm goes over all heads"
+    if family.experts is not None and family.experts.stands_beside:
+        return "experts stand beside a dense feed-forward"
+    return ""
+
+
+def cannot_split(facts: Architecture, num_parts: int, problem: str) -> BadSetting:
+    """The error that says why a model has no such parts."""
+    limit = f"{facts.name} cannot be split so: {problem}; take 1"
+    return BadSetting("tensor_parallel", num_parts, limit)

@@ -1,0 +1,419 @@
+"""The one decoder: a transformer as facts describe it, written as ops over Tensors.
+
+Its plain Python runs once per shape bucket and leaves a plan; it never touches data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.device.group import Group
+from hypocenter.device.memory import rows
+from hypocenter.device.plan import Plan, PlanBuilder
+from hypocenter.kernels.linear.linear_gate import linear_gate_codes
+from hypocenter.kernels.linear.operands import Operands
+from hypocenter.kernels.mark import mark, mark_layer
+from hypocenter.kernels.rowwise.activation import (
+    activate,
+    activate_codes,
+    gate,
+    gate_codes,
+    scale,
+)
+from hypocenter.kernels.rowwise.embedding import gather, lookup
+from hypocenter.kernels.rowwise.norm import rms_norm
+from hypocenter.model.facts.architecture import Architecture
+from hypocenter.model.layers.activations import Activations, LogitsBuffers, RotatingOperands
+from hypocenter.model.layers.attending import Attending
+from hypocenter.model.layers.heads import Heads
+from hypocenter.model.layers.latent_attention import LatentAttention
+from hypocenter.model.layers.layer_ops import LayerOps, Norm
+from hypocenter.model.layers.mixture import MixtureBuffers
+from hypocenter.model.layers.state_net import StateNet, allocate_net, first_of
+from hypocenter.model.layers.step_buffers import KVPages, StatePages, StepInputs
+from hypocenter.model.tensors.weight_tensors import (
+    BesideDense,
+    FeedForward,
+    LayerInput,
+    LayerWeights,
+    MixerWeights,
+    Mixture,
+    Weights,
+)
+
+
+class Decoder(LayerOps):
+    """Builds plans for one model over static inputs, a paged cache, and states if there are any."""
+
+    def __init__(
+        self,
+        facts: Architecture,
+        weights: Weights,
+        inputs: StepInputs,
+        pages: KVPages,
+        max_tokens: int,
+        attention: str = "fused",
+        states: StatePages | None = None,
+        group: Group | None = None,
+    ) -> None:
+        """`group`: those that hold the other parts of the model.
+
+        `attention` is one of config.ATTENTIONS; raises UsageError for parts on the CPU.
+        """
+        self.weights, self.inputs, self.pages = weights, inputs, pages
+        self._page_of = {layer: at for at, layer in enumerate(facts.attention_layers)}
+        self._state_net = allocate_net(facts, inputs, states, max_tokens)
+        device, num_sequences = inputs.counts.device, inputs.block_tables.shape[0]
+        self._logits_buffers = LogitsBuffers(facts, num_sequences, device, group)
+        self._buffers = Activations.allocate(facts, max_tokens, device=device)
+        widest = max(facts.width, facts.mixer_width, facts.dense_width)
+        operands = Operands.allocate(
+            weights.dtypes, max_tokens, widest, device=device, in_bf16=weights.in_bf16
+        )
+        super().__init__(facts, inputs.counts, operands, group)
+        #: Apart from those, which other threads still read.
+        self._gated = RotatingOperands(
+            Operands.allocate(
+                weights.dtypes if device == "cpu" and facts.dense_width else (),
+                max_tokens,
+                facts.dense_width,
+                device=device,
+            )
+        )
+        self._mixture = MixtureBuffers.allocate(
+            facts,
+            [layer.mixture for layer in weights.layers if layer.mixture is not None],
+            max_tokens,
+            device=device,
+            in_bf16=weights.in_bf16,
+        )
+        self._attending = Attending(facts, inputs, pages, max_tokens, attention)
+        is_fused = self._attending.is_fused
+        self._heads = Heads(facts, weights.ropes, inputs, is_fused=is_fused)
+        of_long = weights.ropes.of_long_texts()
+        self._heads_of_long = Heads(facts, of_long, inputs, is_fused=is_fused)
+        self._latent = LatentAttention.allocate(facts, inputs, weights.ropes.whole, max_tokens)
+
+    def multiplied_as(self, weight: Tensor) -> DType:
+        """The type in which activations are multiplied with a weight."""
+        return self._operands.operands.multiplied_as(weight.dtype)
+
+    def plan(
+        self,
+        num_tokens: int,
+        num_logit_rows: int,
+        num_sequences: int | None = None,
+        *,
+        is_long: bool = False,
+    ) -> Plan:
+        """The launches of a step of up to `num_tokens` tokens and `num_logit_rows` logit rows.
+
+        The tokens belong to up to `num_sequences` sequences (all of them when None), and with
+        `is_long` to texts that are longer than the original context. The result holds logits f32
+        [num_logit_rows, vocab_size], or the last hidden states when no logits are wanted.
+        """
+        plan = PlanBuilder(num_tokens, self.inputs.counts.device)
+        b = self._buffers.first(num_tokens)
+        for turns in (self._operands, self._gated):
+            turns.begin()
+        inputs, facts, counts = self.inputs, self.facts, self.inputs.counts
+        lookup(plan, inputs.token_ids, self.weights.token_table, b.x, counts)
+        if facts.embedding_scale != 1:
+            scale(plan, b.x, facts.embedding_scale, counts)
+        inputs_of = [w.layer_input for w in self.weights.layers if w.layer_input is not None]
+        if inputs_of:
+            products = zip(inputs_of, b.layer_inputs, strict=True)
+            self._linear(plan, b.x, *((w.projection, out, None) for w, out in products))
+        self._attending.begin(plan)
+        step = (num_tokens, num_logit_rows, num_sequences)
+        attend = partial(self._attending.attend, *step)
+        mixture = self._mixture and self._mixture.first(num_tokens)
+        net = first_of(self._state_net, num_tokens, num_sequences)
+        latent = self._latent and self._latent.first(num_tokens)
+        for index, layer in enumerate(self.weights.layers):
+            if net is not None and layer.mixer is not None and layer.attn_output is None:
+                self._recur(plan, b, net, index, layer)
+            elif latent is not None:
+                self._attend_latents(plan, b, latent, index, layer, attend)
+            else:
+                heads = self._heads_of_long if is_long else self._heads
+                self._attention(plan, b, index, layer, attend, heads, net)
+            if not layer.is_parallel:
+                self._feed_forward(plan, b, index, layer, mixture)
+            if layer.layer_input is not None:
+                self._add_input(plan, b, layer.layer_input, b.layer_inputs[index])
+            if layer.scale != 1:
+                scale(plan, b.x, layer.scale, counts)
+            mark_layer(plan, index, len(self.weights.layers))
+        if not num_logit_rows:
+            return Plan(plan, b.x)
+        logits = self._logits(plan, b, num_logit_rows)
+        mark(plan)
+        return Plan(plan, logits)
+
+    def _attention(
+        self,
+        plan: PlanBuilder,
+        b: Activations,
+        index: int,
+        w: LayerWeights,
+        attend: Callable[..., None],
+        heads: Heads,
+        net: StateNet | None,
+    ) -> None:
+        facts = self.facts
+        pairs = [(w.q, b.q, w.q_bias), (w.k, b.k, w.k_bias), (w.v, b.v, w.v_bias)]
+        pairs.append((w.attn_gate, b.attn_gate, None))
+        products = [(one, out, bias) for one, out, bias in pairs if one is not None]
+        assert w.attn_output is not None
+        weights = list(w.read)
+        if w.is_parallel:
+            assert w.dense is not None
+            weights += w.dense.read
+        if net is not None and w.mixer is not None:
+            weights += w.mixer.read
+            products += net.products(w.mixer)
+        norm = Norm(w.attn_norm, w.attn_norm_bias)
+        read, made = self._norm(plan, b.x, norm, b.hidden, *weights)
+        self._linear(plan, read, *products, ready=made)
+        if w.is_parallel:
+            # x is read no more, so what this adds to it may come before attention's part.
+            self._dense(plan, b, index, w, read, made)
+        if net is not None and w.mixer is not None:
+            self._add_mixed(plan, b, net, index, w.mixer)
+        page = self._page_of[index]
+        keys, values = self.pages.keys[page], self.pages.values[page]
+        heads.prepare(plan, b, index, w, keys, values)
+        codes = None if w.attn_gate is not None else self._codes(b.q, w.attn_output)
+        attend(
+            plan,
+            b,
+            keys,
+            values,
+            window=facts.layers[index].window,
+            softcap=facts.attn_softcap,
+            codes=codes,
+            sinks=w.sinks,
+        )
+        attended = b.attended
+        if w.attn_gate is not None:
+            width, attended = facts.q_width(index), b.attn_gate
+            codes = self._gate(plan, attended, b.attended, "sigmoid", w.attn_output, width)
+        self._into_residual(
+            plan,
+            b,
+            attended,
+            w.attn_output,
+            w.attn_output_bias,
+            w.post_attn_norm,
+            ready=codes,
+            also=w.is_parallel,
+        )
+
+    def _attend_latents(
+        self,
+        plan: PlanBuilder,
+        b: Activations,
+        latent: LatentAttention,
+        index: int,
+        layer: LayerWeights,
+        attend: Callable[..., None],
+    ) -> None:
+        """b.x += what attention makes of it whose cache holds latents."""
+        w = layer.latent
+        assert w is not None
+        read, made = self._norm(plan, b.x, Norm(layer.attn_norm), b.hidden, *w.read)
+        self._linear(plan, read, *latent.products(w, b), ready=made)
+        if w.q_up is not None:
+            self._linear(plan, latent.norm_queries(plan, w), (w.q_up, latent.heads, None))
+        keys, values = self.pages.keys[index], self.pages.values[index]
+        latent.prepare(plan, b, w, keys, values)
+        value_dim = self.facts.layers[index].value_dim
+        attend(
+            plan, b, keys, values, window=0, softcap=self.facts.attn_softcap, value_dim=value_dim
+        )
+        expanded = latent.expand(plan, w, b.attended)
+        self._into_residual(plan, b, expanded, w.output, None, None, ready=None)
+
+    def _recur(
+        self, plan: PlanBuilder, b: Activations, net: StateNet, index: int, layer: LayerWeights
+    ) -> None:
+        """b.x += what a layer makes of it that carries a state."""
+        w = layer.mixer
+        assert w is not None
+        read, made = self._norm(plan, b.x, Norm(layer.attn_norm), b.hidden, *w.read)
+        self._linear(plan, read, *net.products(w), ready=made)
+        self._add_mixed(plan, b, net, index, w)
+
+    def _add_mixed(
+        self, plan: PlanBuilder, b: Activations, net: StateNet, index: int, w: MixerWeights
+    ) -> None:
+        """b.x += what a net makes of the products that a layer with a state begins with."""
+        gated, result = net.apply(plan, index, w)
+        codes = None
+        if result is not None:
+            codes = self._gate(plan, gated, result, net.gate_kind, w.output, net.width)
+        self._into_residual(plan, b, gated, w.output, None, None, ready=codes)
+
+    def _feed_forward(
+        self,
+        plan: PlanBuilder,
+        b: Activations,
+        index: int,
+        w: LayerWeights,
+        mixture: MixtureBuffers | None,
+    ) -> None:
+        norm = Norm(w.ffn_norm, w.ffn_norm_bias)
+        if w.mixture is None:
+            assert w.dense is not None
+            x, made = self._norm(plan, b.x, norm, b.hidden, *w.dense.read)
+            self._dense(plan, b, index, w, x, made)
+            return
+        assert mixture is not None
+        if w.mixture.beside is not None:
+            self._mix_beside(plan, b, index, w, w.mixture.beside, mixture)
+            return
+        assert w.ffn_norm is not None
+        self._mix(plan, b, w.ffn_norm, w.mixture, mixture)
+
+    def _dense(
+        self,
+        plan: PlanBuilder,
+        b: Activations,
+        index: int,
+        w: LayerWeights,
+        x: Tensor,
+        made: Operands | None,
+    ) -> None:
+        """b.x += what the dense feed-forward makes of x; `made` as in `_gate_up`."""
+        assert w.dense is not None
+        width = self.facts.layers[index].ffn_width
+        b = b.of_width(width)
+        codes = self._gate_up(plan, b, w.dense, x, made, width)
+        down, bias = w.dense.down, w.dense.down_bias
+        self._into_residual(
+            plan, b, b.gate, down, bias, w.post_ffn_norm, ready=codes, is_last=not w.is_parallel
+        )
+
+    def _mix(
+        self, plan: PlanBuilder, b: Activations, norm: Tensor, w: Mixture, mixture: MixtureBuffers
+    ) -> None:
+        """x += what experts make of x, normed."""
+        facts, counts = self.facts, self.inputs.counts
+        rms_norm(plan, b.x, norm, facts.norm_eps, b.hidden, counts, width=facts.width)
+        mixture.choose(plan, b.hidden, w, counts, self._operands.next(b.x.shape[0]))
+        mixture.give(plan, b.hidden, w.experts)
+        mixture.apply_experts(plan, w.experts)
+        if w.shared is not None:
+            assert facts.experts is not None
+            assert mixture.shared is not None
+            b = b.of_width(facts.experts.shared_width)
+            x, made = self._norm(plan, b.hidden, Norm(None), b.hidden, *w.shared.read)
+            codes = self._gate_up(plan, b, w.shared, x, made, facts.experts.shared_width)
+            self._linear(plan, b.gate, (w.shared.down, mixture.shared, None), ready=codes)
+        has_shared = w.shared is not None
+        adds = facts.part.is_first
+        mixture.mix_into(plan, b.x, counts, with_shared=has_shared, accumulate=adds)
+        self._reduce(plan, b.x)
+
+    def _mix_beside(
+        self,
+        plan: PlanBuilder,
+        b: Activations,
+        index: int,
+        w: LayerWeights,
+        norms: BesideDense,
+        mixture: MixtureBuffers,
+    ) -> None:
+        """x += the norm of what the dense feed-forward and experts make of x, each normed."""
+        assert w.mixture is not None
+        assert w.dense is not None
+        assert w.post_ffn_norm is not None
+        assert mixture.shared is not None
+        counts, both, width = self.inputs.counts, mixture.shared, self.facts.layers[index].ffn_width
+        b = b.of_width(width)
+        norm = partial(
+            rms_norm, plan, eps=self.facts.norm_eps, counts=counts, width=self.facts.width
+        )
+        norm(b.x, norms.router, out=b.hidden)
+        mixture.choose(plan, b.hidden, w.mixture, counts, self._operands.next(b.x.shape[0]))
+        norm(b.x, norms.experts, out=b.hidden)
+        mixture.give(plan, b.hidden, w.mixture.experts)
+        mixture.apply_experts(plan, w.mixture.experts)
+        x, made = self._norm(plan, b.x, Norm(w.ffn_norm), b.hidden, *w.dense.read)
+        codes = self._gate_up(plan, b, w.dense, x, made, width)
+        self._linear(plan, b.gate, (w.dense.down, both, None), ready=codes)
+        norm(both, norms.dense, out=both)
+        mixture.mix_into(plan, b.hidden, counts, with_shared=False, accumulate=False)
+        norm(b.hidden, norms.mixed, out=both, accumulate=True)
+        norm(both, w.post_ffn_norm, out=b.x, accumulate=True)
+
+    def _add_input(
+        self, plan: PlanBuilder, b: Activations, w: LayerInput, projected: Tensor
+    ) -> None:
+        """x += what the layer's own embedding lets through; formula: transformers,
+        `Gemma4TextModel.project_per_layer_inputs`.
+
+        Factors before a norm divide its epsilon instead: a row of the table, and the norm's weight
+        (`weights.py`), are to grow by the root of half their length; the projection is to shrink by
+        the root of the width.
+        """
+        assert b.token_input is not None
+        assert b.gated_input is not None
+        facts, counts, inner = self.facts, self.inputs.counts, self.facts.input_width
+        eps, kind = facts.norm_eps, facts.family.activation
+        norm = partial(rms_norm, plan, counts=counts, accumulate=True)
+        lookup(plan, self.inputs.token_ids, w.table, b.token_input, counts)
+        wide_eps = eps * facts.width
+        norm(projected, w.projection_norm, eps=wide_eps, out=b.token_input, width=inner)
+        x, made = self._norm(plan, b.x, Norm(None), b.hidden, w.gate)
+        self._linear(plan, x, (w.gate, b.gated_input, None), ready=made)
+        codes = self._codes(b.gated_input, w.output)
+        if codes is None:
+            gate(plan, b.gated_input, b.token_input, kind, counts)
+        else:
+            gate_codes(plan, b.gated_input, b.token_input, kind, codes, counts, width=inner)
+        self._linear(plan, b.gated_input, (w.output, b.hidden, None), ready=codes)
+        norm(b.hidden, w.output_norm, eps=2 * eps / inner, out=b.x, width=facts.width)
+
+    def _gate_up(
+        self,
+        plan: PlanBuilder,
+        b: Activations,
+        w: FeedForward,
+        x: Tensor,
+        made: Operands | None,
+        width: int,
+    ) -> Operands | None:
+        """What `down` reads: codes or, where there are none, b.gate; `made` holds the codes of
+        x, where these are all that is read of it."""
+        counts, kind = self.inputs.counts, self.facts.family.activation
+        if w.gate_up is not None:
+            assert made is not None
+            into = self._gated.next(b.x.shape[0])
+            linear_gate_codes(plan, made, w.gate_up, kind, into, counts, width=width)
+            return into
+        assert w.up is not None
+        if w.gate is None:
+            self._linear(plan, x, (w.up, b.gate, w.up_bias), ready=made)
+            codes = self._codes(b.gate, w.down)
+            if codes is None:
+                activate(plan, b.gate, kind, counts)
+            else:
+                activate_codes(plan, b.gate, kind, codes, counts, width=width)
+            return codes
+        self._linear(plan, x, (w.gate, b.gate, w.gate_bias), (w.up, b.up, w.up_bias), ready=made)
+        return self._gate(plan, b.gate, b.up, kind, w.down, width)
+
+    def _logits(self, plan: PlanBuilder, b: Activations, num_logit_rows: int) -> Tensor:
+        weights, counts = self.weights, self.inputs.counts
+        hidden = rows(b.hidden, 0, num_logit_rows)
+        logits = self._logits_buffers.product(num_logit_rows)
+        gather(plan, b.x, self.inputs.logit_rows, hidden, counts)
+        norm = Norm(weights.output_norm, weights.output_norm_bias)
+        read, made = self._norm(plan, hidden, norm, hidden, weights.output, count=1)
+        product = (weights.output, logits, weights.output_bias)
+        self._linear(plan, read, product, count=1, ready=made)
+        return self._logits_buffers.finish(plan, logits, counts)

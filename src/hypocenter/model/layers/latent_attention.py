@@ -1,0 +1,119 @@
+"""Attention with latents: its static buffers, and its ops around attention in their order.
+
+A query is multiplied by what would make keys, and attention's result by what would make values, so
+neither is ever made (DeepSeek-V2, arXiv 2405.04434, section 2.1.2). All heads share one KV head.
+Products before and behind it, and attention itself, are the decoder's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.device.memory import allocate, rows
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.attention.latent_write import latent_write
+from hypocenter.kernels.attention.rope import rotate
+from hypocenter.kernels.linear.head_linear import head_linear
+from hypocenter.kernels.rowwise.norm import rms_norm
+from hypocenter.kernels.weights.row_groups import padded_rows
+from hypocenter.model.facts.architecture import Architecture
+from hypocenter.model.layers.activations import Activations
+from hypocenter.model.layers.step_buffers import StepInputs
+from hypocenter.model.tensors.rope_tables import RopeTable
+from hypocenter.model.tensors.weight_tensors import LatentWeights
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """The ops of all layers; they share buffers f32 [max_tokens, width padded to 64].
+
+    `heads`: queries as they are multiplied out, and later the heads of the result; `queries`: the
+    latent that they come of, where there is one. b.q has queries as the cache has keys, b.k the
+    part of a key that is turned and b.v the latent.
+    """
+
+    facts: Architecture
+    inputs: StepInputs
+    table: RopeTable
+    heads: Tensor
+    queries: Tensor | None
+
+    @classmethod
+    def allocate(
+        cls, facts: Architecture, inputs: StepInputs, table: RopeTable, max_tokens: int
+    ) -> LatentAttention | None:
+        """None for a model whose cache has keys and values of each KV head."""
+        latent, device = facts.latent, inputs.counts.device
+        if latent is None:
+            return None
+
+        def wide(name: str, width: int) -> Tensor:
+            shape = (max_tokens, padded_rows(width))
+            return allocate(name, "decoder", DType.F32, shape, device=device)
+
+        heads = wide("latent_heads", facts.num_heads * latent.widest)
+        queries = wide("latent_queries", latent.query_rank) if latent.query_rank else None
+        return cls(facts, inputs, table, heads, queries)
+
+    def first(self, num_rows: int) -> LatentAttention:
+        """The same for a bucket of `num_rows` tokens."""
+        queries = self.queries and rows(self.queries, 0, num_rows)
+        return replace(self, heads=rows(self.heads, 0, num_rows), queries=queries)
+
+    def products(self, w: LatentWeights, b: Activations) -> tuple[tuple[Tensor, Tensor, None], ...]:
+        """Weights that a layer's input is multiplied with, and where the results go."""
+        q = self.heads if self.queries is None else self.queries
+        return (w.q, q, None), (w.latent, b.v, None), (w.turned, b.k, None)
+
+    def norm_queries(self, plan: PlanBuilder, w: LatentWeights) -> Tensor:
+        """Append the norm of what queries come of; that, which `w.q_up` is to make them of."""
+        latent = self.facts.latent
+        assert latent is not None
+        assert self.queries is not None
+        assert w.q_norm is not None
+        self._norm(plan, self.queries, w.q_norm, latent.query_rank)
+        return self.queries
+
+    def prepare(
+        self, plan: PlanBuilder, b: Activations, w: LatentWeights, keys: Tensor, values: Tensor
+    ) -> None:
+        """Append what makes queries in b.q and fills the pages."""
+        facts, inputs, latent = self.facts, self.inputs, self.facts.latent
+        assert latent is not None
+        counts, rank, turned = inputs.counts, latent.rank, latent.turned_dim
+        self._norm(plan, b.v, w.norm, rank)
+        head_linear(plan, self.heads, w.keys, b.q, counts, num_outputs=rank, num_kept=turned)
+        for x, num_heads, head_dim in (
+            (b.q, facts.num_heads, latent.cached_dim),
+            (b.k, 1, turned),
+        ):
+            rotate(
+                plan,
+                x,
+                inputs.positions,
+                self.table,
+                counts,
+                num_heads=num_heads,
+                head_dim=head_dim,
+                style=facts.family.rope_style,
+            )
+        latent_write(plan, b.k, b.v, inputs.slots, keys, values, counts, rank=rank)
+
+    def expand(self, plan: PlanBuilder, w: LatentWeights, attended: Tensor) -> Tensor:
+        """Append what makes values of attention's result; those, head by head."""
+        latent = self.facts.latent
+        assert latent is not None
+        head_linear(
+            plan,
+            attended,
+            w.values,
+            self.heads,
+            self.inputs.counts,
+            num_outputs=latent.value_dim,
+        )
+        return self.heads
+
+    def _norm(self, plan: PlanBuilder, x: Tensor, weight: Tensor, width: int) -> None:
+        # Latents are not what layers add to, which may be kept smaller than it is.
+        rms_norm(plan, x, weight, self.facts.mixer_eps, x, self.inputs.counts, width=width)

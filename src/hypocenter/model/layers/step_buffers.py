@@ -1,0 +1,150 @@
+"""What a step reads that no plan makes: its inputs, the KV cache, states of sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.device.inputs import Inputs
+from hypocenter.device.memory import allocate, allocate_blocks, allocate_turned
+from hypocenter.kernels.recurrent.sequences import Sequences
+from hypocenter.model.facts.architecture import Architecture
+
+#: Of each sequence, where layers carry a state.
+_OF_STATES = ("state_slots", "state_sources", "checkpoint_slots", "checkpoint_stops")
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What changes from step to step, in static buffers of i32.
+
+    token_ids, positions, slots, sequence_rows [max_tokens]; block_tables [max_sequences,
+    max_blocks]; logit_rows [max_tokens]; counts: how many tokens and how many logit rows are live.
+    state_slots, state_sources, checkpoint_slots and checkpoint_stops [max_sequences], and
+    sequence_starts [max_sequences + 1], are there where layers carry a state
+    (`kernels/recurrent/sequences.py`). All lie in `shared`, which fills them.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    sequence_rows: Tensor
+    logit_rows: Tensor
+    counts: Tensor
+    block_tables: Tensor
+    shared: Inputs
+    state_slots: Tensor | None = None
+    state_sources: Tensor | None = None
+    checkpoint_slots: Tensor | None = None
+    checkpoint_stops: Tensor | None = None
+    sequence_starts: Tensor | None = None
+
+    @classmethod
+    def allocate(
+        cls,
+        max_tokens: int,
+        max_sequences: int,
+        max_blocks: int,
+        *,
+        device: str,
+        has_states: bool = False,
+    ) -> StepInputs:
+        each_token = ("token_ids", "positions", "slots", "sequence_rows", "logit_rows")
+        shapes = {
+            **dict.fromkeys(each_token, (max_tokens,)),
+            "counts": (2,),
+            **(dict.fromkeys(_OF_STATES, (max_sequences,)) if has_states else {}),
+            **({"sequence_starts": (max_sequences + 1,)} if has_states else {}),
+            "block_tables": (max_sequences, max_blocks),
+        }
+        shared = Inputs("inputs", "step", shapes, device=device)
+        return cls(**shared.tensors, shared=shared)
+
+    @property
+    def sequences(self) -> Sequences:
+        """Where the tokens and the state of each sequence are; they must be there."""
+        given = {name: getattr(self, name) for name in Sequences.__slots__}
+        assert None not in given.values(), given
+        return Sequences(**given)
+
+
+@dataclass(frozen=True, slots=True)
+class KVPages:
+    """The paged cache of layers with attention; layouts as in `kernels/attention/kv_write.py`.
+
+    A layer that reads what another keeps has the pages of that one.
+    """
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+
+    @property
+    def each(self) -> tuple[Tensor, ...]:
+        """All pages, those that several layers read once."""
+        return tuple({id(tensor): tensor for tensor in (*self.keys, *self.values)}.values())
+
+    @property
+    def kinds(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Keys and values of one layer for each shape that there is."""
+        pairs = zip(self.keys, self.values, strict=True)
+        return tuple({pair[0].shape: pair for pair in pairs}.values())
+
+    @classmethod
+    def allocate(
+        cls, facts: Architecture, num_blocks: int, block_size: int, dtype: DType, *, device: str
+    ) -> KVPages:
+        """Raises ValueError where heads are no whole blocks of `dtype`."""
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        for index in facts.attention_layers:
+            shape = facts.layers[index]
+            if shape.kv_source is not None:
+                source = facts.attention_layers.index(shape.kv_source)
+                keys.append(keys[source])
+                values.append(values[source])
+                continue
+            heads, pitch = (num_blocks, shape.num_kv_heads), shape.value_pitch
+            of_keys, of_values = (*heads, shape.head_dim, block_size), (*heads, block_size, pitch)
+            keys.append(_pages(f"k_cache.{index}", dtype, of_keys, device, along=2))
+            values.append(_pages(f"v_cache.{index}", dtype, of_values, device, along=3))
+        return cls(tuple(keys), tuple(values))
+
+
+def _pages(name: str, dtype: DType, shape: tuple[int, ...], device: str, along: int) -> Tensor:
+    """Keys or values of a layer, as `kernels/attention/kv_write.py` says; the columns of a head lie
+    along axis `along`."""
+    if dtype.is_quantised:
+        return allocate_blocks(name, "kv_cache", dtype, shape, along=along, device=device)
+    if device != "cpu":
+        return allocate(name, "kv_cache", dtype, shape, device=device)
+    return allocate_turned(name, "kv_cache", dtype, shape)
+
+
+@dataclass(frozen=True, slots=True)
+class StatePages:
+    """What layers carry for each of `num_slots` sequences, by their index.
+
+    convs f32 [num_slots, num_taps - 1, channels], and of delta nets and state spaces states f32
+    [num_slots, num_heads, key_dim, value_dim]; the last axes padded to 64 (`kernels/recurrent/`).
+    """
+
+    convs: dict[int, Tensor]
+    states: dict[int, Tensor]
+
+    @classmethod
+    def allocate(cls, facts: Architecture, num_slots: int, *, device: str) -> StatePages | None:
+        """None for a model whose layers carry none."""
+        recurrence = facts.recurrence
+        if recurrence is None:
+            return None
+
+        def pages(kind: str) -> dict[int, Tensor]:
+            if kind not in recurrence.shapes:
+                return {}
+            sizes = (num_slots, *recurrence.shapes[kind])
+            return {
+                layer: allocate(f"{kind}.{layer}", "states", DType.F32, sizes, device=device)
+                for layer in facts.state_layers
+            }
+
+        return cls(pages("conv"), pages("state"))

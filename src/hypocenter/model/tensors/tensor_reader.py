@@ -1,0 +1,199 @@
+"""Reads tensors of a file as GGUF bytes or as floats, and remembers which; packs none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from hypocenter.base.dtypes import Array
+from hypocenter.base.errors import MISSING, BadModelFile, UnsupportedModel, Words
+from hypocenter.base.tensor import DType
+from hypocenter.kernels.weights import packing
+from hypocenter.kernels.weights.block_types import as_ggml_reads, dequantise, find_reserved
+from hypocenter.model.facts.architecture import Architecture
+from hypocenter.model.gguf.file import GGUFFile
+from hypocenter.model.gguf.values import without_leading_ones
+from hypocenter.settings.config import OnProgress
+
+
+class TensorReader:
+    """Takes tensors out of a file by name; each must have the shape that the metadata imply."""
+
+    def __init__(
+        self, file: GGUFFile, architecture: Architecture, progress: OnProgress | None
+    ) -> None:
+        self.file, self.facts, self.progress = file, architecture, progress
+        self.taken: set[str] = set()
+
+    def refuse_unused(self) -> None:
+        for name in self.file.tensors:
+            if name not in self.taken and not self.facts.passes_over(name):
+                raise UnsupportedModel(
+                    self.file.path,
+                    "tensor",
+                    name,
+                    f"{self.facts.name} models of {self.facts.num_layers} layers have no such "
+                    "tensor",
+                )
+
+    def _split_columns(
+        self, name: str, num_rows: int, column_counts: tuple[int, ...]
+    ) -> Iterator[Array]:
+        """GGUF bytes of a table, uint8 [num_rows, row_bytes] for each of so many columns."""
+        dtype = self._expect(name, (num_rows, sum(column_counts)))
+        for count in column_counts:
+            if count % dtype.block_elements:
+                limit = f"blocks of {dtype.block_elements} columns must not span two layers"
+                field = f"{self.facts.name}.embedding_length_per_layer_input"
+                raise UnsupportedModel(self.file.path, field, count, limit)
+        raw = self._raw(name, dtype).reshape(num_rows, -1)
+        ends = np.cumsum([dtype.num_bytes(count) for count in column_counts])[:-1]
+        yield from map(np.ascontiguousarray, np.split(raw, ends, axis=1))
+
+    def _refuse_reserved(self, name: str, rows: Array, dtype: DType) -> None:
+        """Raise BadModelFile for a scale that stands for no number."""
+        found = find_reserved(rows, dtype)
+        if found is not None:
+            field = f"{name}: scale of block {found[1]} of row {found[0]}"
+            limit = f"{dtype.name} has no such number; download the file again"
+            raise BadModelFile(self.file.path, field, found[2], limit)
+
+    def _refuse_zeros(self, name: str, raw: Array) -> None:
+        """Raise BadModelFile where all bytes of a tensor are zeros that no model has so.
+
+        Other matrices may be: layers that were put between others add nothing by them.
+        """
+        if not raw[:1].any() and not raw.any():
+            limit = "a model has other numbers there; its download was not finished, repeat it"
+            raise BadModelFile(self.file.path, name, Words("zeros alone"), limit)
+
+    def _rows(
+        self,
+        name: str,
+        row_counts: tuple[int, ...],
+        num_columns: int,
+        num_experts: int = 0,
+        num_turns: int = 1,
+    ) -> list[np.ndarray[Any, Any]]:
+        """GGUF bytes of a matrix, uint8 [rows, row_bytes] for each of so many consecutive rows.
+
+        Of a stack of `num_experts` those rows of all, each padded to 64 rows. With `num_turns` each
+        has an equal part of its rows in every turn.
+        """
+        num_rows = sum(row_counts)
+        lead = (num_experts,) if num_experts else ()
+        dtype = self._expect(name, (*lead, num_rows, num_columns))
+        raw = self._raw(name, dtype).reshape(-1, dtype.num_bytes(num_columns))
+        if name in ("token_embd.weight", "output.weight"):
+            self._refuse_zeros(name, raw)
+        if self.progress:
+            self.progress("loading weights", len(self.taken) / len(self.file.tensors))
+        ends = np.cumsum(row_counts)[:-1]
+        if num_experts:
+            parts = np.split(raw.reshape(num_experts, num_rows, -1), ends, axis=1)
+            return [packing.stack(part.reshape(-1, raw.shape[1]), num_experts) for part in parts]
+        if num_turns == 1:
+            return np.split(raw, ends)
+        turns = raw.reshape(num_turns, num_rows // num_turns, raw.shape[1])
+        parts = np.split(turns, ends // num_turns, axis=1)
+        return [part.reshape(-1, raw.shape[1]) for part in parts]
+
+    def _turns(self, name: str, row_counts: tuple[int, ...], num_turns: int) -> tuple[Array, Array]:
+        """GGUF bytes of a matrix whose rows take turns: all parts but the last, and the last."""
+        *first, last = self._rows(name, row_counts, self.facts.width, num_turns=num_turns)
+        return np.concatenate(first) if len(first) > 1 else first[0], last
+
+    def _raw(self, name: str, dtype: DType) -> Array:
+        raw = self.file.raw(name)
+        return as_ggml_reads(raw) if dtype is DType.NVFP4 else raw
+
+    def values(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """A tensor that is no matrix, as f32."""
+        dtype = self._expect(name, shape)
+        if dtype.is_quantised:
+            raise UnsupportedModel(
+                self.file.path, f"type of {name}", dtype.name, "vectors must be F32, F16 or BF16"
+            )
+        raw = self.file.raw(name).reshape(1, -1)
+        if name.endswith("norm.weight"):
+            self._refuse_zeros(name, raw)
+        return dequantise(raw, dtype, math.prod(shape)).reshape(shape)
+
+    def numbers(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """A tensor of any type as f32 numbers; its pages of the file are let go."""
+        dtype, num_columns = self._expect(name, shape), shape[-1]
+        raw = self._raw(name, dtype).reshape(-1, dtype.num_bytes(num_columns))
+        self._refuse_reserved(name, raw, dtype)
+        values = np.array(dequantise(raw, dtype, num_columns)).reshape(shape)
+        if (factors := self._factors(name)) is not None:
+            values = values * factors.reshape(-1, *(1,) * (len(shape) - 1))
+        self.file.let_go(name)
+        return values
+
+    def _expect(self, name: str, shape: tuple[int, ...]) -> DType:
+        info = self.file.tensors.get(name)
+        if info is None:
+            raise self._missing(name)
+        if without_leading_ones(info.shape) != without_leading_ones(shape):
+            raise BadModelFile(
+                self.file.path, f"{name} shape", info.shape, f"the metadata say {shape}"
+            )
+        self.taken.add(name)
+        if info.dtype is DType.NVFP4:
+            # Scales of activations are for products of four bits with four.
+            self.taken.add(_beside(name, "input_scale"))
+            if (scale := self._scale_of(name)) is not None:
+                self._expect(scale, _lead(shape))
+        return info.dtype
+
+    def _missing(self, name: str) -> BadModelFile:
+        first = name.replace("_exps.", ".0.")
+        if "_exps." in name and first in self.file.tensors:
+            limit = f"experts lie one by one there ({first}), as converters wrote until April 2024"
+            return BadModelFile(self.file.path, name, MISSING, limit, "convert the model again")
+        return BadModelFile(self.file.path, name, MISSING, f"a {self.facts.name} model needs it")
+
+    def _scale_of(self, name: str) -> str | None:
+        """The tensor of factors of a weight of NVFP4, one for the whole or for each expert."""
+        scale, experts = _beside(name, "scale"), self.facts.family.experts
+        is_of_mixing = experts is not None and experts.stands_beside and "_exps" in name
+        return scale if scale in self.file.tensors and not is_of_mixing else None
+
+    def _factors(self, name: str) -> Array | None:
+        """By which the matrices of a weight are multiplied, f32 [num_matrices]; None for one.
+
+        Raises BadModelFile where one is no number.
+        """
+        info = self.file.tensors[name]
+        scale = self._scale_of(name) if info.dtype is DType.NVFP4 else None
+        if scale is None:
+            return None
+        # Read in any case: who lends weights looks at all other tensors only.
+        factors = TensorReader.values(self, scale, _lead(info.shape))
+        if not np.isfinite(factors).all():
+            place = int(np.flatnonzero(~np.isfinite(factors))[0])
+            limit = "a weight cannot be multiplied by it; download the file again"
+            raise BadModelFile(self.file.path, f"{scale}[{place}]", float(factors[place]), limit)
+        return factors
+
+
+def _beside(name: str, kind: str) -> str:
+    return name.removesuffix(".weight") + f".{kind}"
+
+
+def _lead(shape: tuple[int, ...]) -> tuple[int]:
+    """One factor for each matrix of a stack."""
+    return (shape[0] if len(shape) == 3 else 1,)
+
+
+def norms_heads(file: GGUFFile, facts: Architecture) -> bool:
+    """Whether layer norms, which add biases, are made of each head."""
+    is_there = (
+        f"blk.{layer}.attn_{part}_norm.weight" in file.tensors
+        for layer in facts.attention_layers
+        for part in "qk"
+    )
+    return facts.family.norms_by_head and any(is_there)

@@ -1,0 +1,69 @@
+"""A recorded launch made again on a GPU of this machine, in forms to ask the compiler for.
+
+Runs the bundle's text of the kernel, in a process of its own: whoever calls has allowed that.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+
+from hypocenter.record.bundle_index import BundleIndex
+from hypocenter.record.events import Place
+from hypocenter.replay.export import runs_text
+from hypocenter.replay.forms import Ran, RunForm
+
+#: What a process may take that compiles a kernel some times.
+MAX_SECONDS = 90.0
+#: Where the drivers of GPUs are to be asked.
+_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+_MAX_CHARS = 300
+
+
+def can_run(index: BundleIndex, place: Place) -> bool:
+    """Whether this machine has what the launch ran on: a GPU, or Triton's interpreter."""
+    is_interpreted = index.launch(place).device == "interpreter"
+    return is_interpreted or any(map(os.path.exists, _DRIVERS))
+
+
+def run_forms(
+    index: BundleIndex, place: Place, forms: Sequence[RunForm], environment: dict[str, str]
+) -> list[Ran]:
+    """What came of each form, with these variables of the environment beside our own.
+
+    The kernel is compiled anew: Triton's cache is an empty folder. Raises as `repro_text` does.
+    """
+    text = runs_text(index, place)
+    is_interpreted = index.launch(place).device == "interpreter"
+    with tempfile.TemporaryDirectory(prefix="hypo-launch-") as folder:
+        file, asked, out = (Path(folder) / name for name in ("launch.py", "forms", "ran"))
+        file.write_text(text)
+        asked.write_bytes(msgspec.msgpack.encode(list(forms)))
+        package = str(resources.files("hypocenter").joinpath(".."))
+        path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+        own = {"PYTHONPATH": path, "TRITON_CACHE_DIR": f"{folder}/cache", "HYPO_RECORD": "0"}
+        own["TRITON_INTERPRET"] = "1" if is_interpreted else "0"
+        problem = ""
+        try:
+            ended = subprocess.run(
+                [sys.executable, str(file), str(asked), str(out)],
+                env={**os.environ, **own, **environment},
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=MAX_SECONDS,
+                check=False,
+            )
+            problem = " ".join(ended.stderr[-_MAX_CHARS:].split())
+        except subprocess.TimeoutExpired:
+            problem = f"it was not done after {MAX_SECONDS:.0f} seconds"
+        found = msgspec.msgpack.decode(out.read_bytes(), type=list[Ran]) if out.exists() else []
+    problem = problem or "its process ended"
+    return found + [Ran(problem=problem)] * (len(forms) - len(found))
