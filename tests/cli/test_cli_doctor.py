@@ -738,3 +738,16 @@ def test_prompts_stay_out_without_consent(tmp_path: Path, doctor: Doctor) -> Non
     ids = [one.data for one in inputs if one.tensor in holders]
     assert ids
     assert not any(map(any, ids))
+
+
+def test_a_program_whose_tuner_finds_no_gpu_is_told_of_the_check(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "0 active drivers ([]). There should only be one."  # triton/runtime/driver.py
+    for said, is_hinted in ((text, True), ("2 active drivers", False)):
+        with pytest.raises(SystemExit) as left:
+            app.main(["doctor", "--", sys.executable, "-c", f"raise RuntimeError({said!r})"])
+        assert left.value.code == 1
+        err = capfd.readouterr().err
+        assert ("`hypo check FILE` runs the launches" in err) is is_hinted

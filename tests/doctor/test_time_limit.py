@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,3 +113,51 @@ def test_launches_before_the_one_that_took_too_long_are_told(
     assert claims[0] is told
     assert not [claim for claim in claims if claim.hypothesis.verdict is Verdict.REFUTED]
     assert any("no time to replay" in str(gap) for gap in case.unseen)
+
+
+def test_what_is_run_on_a_gpu_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    """A compiler that was started has the pipe in its hands, and would be waited for."""
+    pytest.importorskip("triton")
+    from hypocenter.replay import device_runs
+
+    note, begun = tmp_path / "pid", time.monotonic()
+    command = ["sh", "-c", f"sleep 300 & echo $! > {note}; wait"]
+    said = device_runs.run_for(command, dict(os.environ), str(tmp_path), 1.0)
+    assert said == "it was not done after 1 seconds"
+    assert time.monotonic() - begun < MOST
+    started = Path(f"/proc/{int(note.read_text())}/stat")
+    stop = time.monotonic() + MOST
+    while started.exists() and started.read_text().split()[2] != "Z" and time.monotonic() < stop:
+        time.sleep(0.05)
+    assert not started.exists() or started.read_text().split()[2] == "Z"
+
+
+def test_a_program_that_waits_for_its_turn_ends_with_the_examination() -> None:
+    """Programs of a replay that wait have threads of their own, which no signal reaches."""
+    pytest.importorskip("triton")
+    from hypocenter.replay.waiting import Abandoned, Turns
+
+    numbers = iter([1])
+    ended = threading.Event()
+
+    def run(number: int) -> None:
+        try:
+            while not turns.is_over:  # as a replay looks between two steps of a program
+                time.sleep(0.01)
+            raise Abandoned
+        finally:
+            ended.set()
+
+    turns = Turns(run, lambda: None, lambda kept: None, lambda: next(numbers, None), print)
+    begun = time.monotonic()
+
+    def wait_and_close() -> None:
+        try:
+            turns.wait(True)  # the first program waits, and the next one begins
+        finally:
+            turns.close()
+
+    with pytest.raises(OutOfTime), TimeLimit(SECONDS).enforce():
+        wait_and_close()
+    assert ended.wait(MOST)
+    assert time.monotonic() - begun < MOST

@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 from bundles import Run
 
 from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
@@ -53,6 +54,13 @@ def rows_kernel(x, out, stride, n, B: tl.constexpr):
     mask = cols < n
     v = tl.load(x + row * stride + cols, mask=mask)
     tl.store(out + row * n + cols, v, mask=mask)
+"""
+COUNT = """@triton.jit
+def count_kernel(ids, counts, n, B: tl.constexpr):
+    i = tl.arange(0, B)
+    at = counts + tl.load(ids + i, mask=i < n, other=0)
+    seen = tl.load(at, mask=i < n, other=0)
+    tl.store(at, seen + 1, mask=i < n)
 """
 COLUMNS = ROWS.replace("row * stride + cols", "row * n + cols * stride")
 
@@ -136,6 +144,11 @@ CASES = {
         "`row.to(tl.int64) * stride` in line 6", fix="in 64 bits",
         evidence=("it overflows from program x = 4 on",),
     ),
+    "lanes that add to one count": Seen(
+        COUNT, {"ids": ("I64", 8), "counts": ("I64", 8)}, {"n": 8}, (1,),
+        Cause.LANE_RACE, "counts", "`tl.atomic_add(at, 1, mask=i < n)` in line 6",
+        fix="Add with an atomic", values={"ids": [1, 5, 2, 7, 5, 5, 0, 1], "counts": [0] * 8},
+    ),
     "column times stride beyond 32 bits, in every program": Seen(
         COLUMNS, {"x": ("I8", (63 << 26) + 128), "out": ("I8", 2, 64)},
         {"stride": 1 << 26, "n": 64}, (1,), Cause.OFFSET_OVERFLOW, "x",
@@ -163,6 +176,7 @@ TWINS: dict[str, dict[str, Any]] = {
     "a label far outside, in a row's own place": {"values": {"labels": [3, 50, 1, 99, 0, 7]}},
     "a number of bytes for a number of elements": {"scalars": {"n": 1000}},
     "one program too many": {"grid": (7,)},
+    "lanes that add to one count": {"text": COUNT.replace("seen + 1", "seen | 1")},
     "row times stride beyond 32 bits": {"grid": (4,)},
 }
 
@@ -171,6 +185,13 @@ TWINS: dict[str, dict[str, Any]] = {
 def test_the_healthy_launch_has_no_finding(name: str) -> None:
     twin = replace(CASES[name], **TWINS[name])
     assert diagnose(twin.bundle(), allow_source=True).is_clean
+
+
+def test_a_flag_that_several_lanes_raise_is_no_lost_addition() -> None:
+    name = "lanes that add to one count"
+    found = diagnose(replace(CASES[name], **TWINS[name]).bundle(), allow_source=True)
+    races = [one.verdict for one in found.hypotheses if one.cause is Cause.LANE_RACE]
+    assert races == [Verdict.REFUTED]
 
 
 def test_two_versions_of_a_kernel_keep_their_texts() -> None:

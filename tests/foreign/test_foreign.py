@@ -748,3 +748,31 @@ def test_on_a_gpu_a_healthy_script_is_left_in_peace(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "sum 2000.0\n")
     assert "nothing found; 2 launches of 1 kernel seen" in done.stderr
+
+
+WAITING_HOST = """
+import torch, triton, triton.language as tl
+@triton.jit
+def fill(x_ptr):
+    tl.store(x_ptr, 1.0)
+done = torch.zeros(1)
+fill[(1,)](torch.zeros(4))
+while done.item() == 0:
+    pass
+"""
+
+
+def test_a_host_that_waits_for_a_value_is_ended_and_no_launch_is_blamed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "waiting.py").write_text(WAITING_HOST)
+    code, out, err = doctor(
+        capfd, monkeypatch, tmp_path, "--deadline", "1", "--json", "--", sys.executable,
+        "waiting.py",
+    )  # fmt: skip
+    found = json.loads(out)
+    assert code == 3
+    assert "no step or launch was begun for" in err
+    assert found["roots"] == []
+    assert "between steps and launches" in found["surfaced"]
+    assert "waiting.py" in bundles.load(tmp_path / "hypo-bundle").fault.stack

@@ -15,11 +15,17 @@ from typing import Any
 
 import msgspec
 import pytest
+from bundles import Run
 
 from hypocenter.cli import app
 from hypocenter.cli.verbs import guard as verb
 from hypocenter.doctor.guard_findings import GuardFinding
-from hypocenter.doctor.guard_report import GuardReport, UnguardedKernel, report_text
+from hypocenter.doctor.guard_report import (
+    GuardReport,
+    UnguardedKernel,
+    report_text,
+    unseen_rows,
+)
 from hypocenter.watch.child import Ended
 
 PROGRAMS = Path(__file__).parent / "guarded"
@@ -328,3 +334,14 @@ def test_a_switched_off_recorder_is_told(
     code, _, err = guard(capfd, monkeypatch, "--", "true")
     assert code == 2
     assert "HYPO_RECORD=0" in err
+
+
+def test_the_views_whose_rows_the_guard_does_not_know_are_listed() -> None:
+    run = Run()
+    packed = run.tensor("packed", "F32", 4, 6)
+    columns = run.tensor("columns", "F32", 4, 6, strides=(1, 4))
+    view = run.tensor("q", "F32", 5, 6, 16, strides=(160, 16, 1))
+    assert unseen_rows([packed, columns]) == ()
+    [gap] = unseen_rows([packed, view, columns, view])
+    assert gap.what == "what lies between the rows of q"
+    assert "hypo check" in gap.reason

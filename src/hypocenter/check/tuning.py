@@ -6,9 +6,6 @@ Decides by trial: a benchmark and the launch, against the launch alone. Runs not
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +13,8 @@ import numpy as np
 import torch
 
 from hypocenter.base.dtypes import Array
-from hypocenter.replay.findings import Finding, FindingKind, Site
+from hypocenter.foreign.tuning_hooks import decorator_of
+from hypocenter.replay.findings import ChangedResult, Finding, FindingKind, Site
 
 
 def storage_bytes(tensor: torch.Tensor) -> Array:
@@ -40,11 +38,10 @@ def changed_by_tuning(
     restore: Callable[[], None],
     launch: Callable[[], None],
     benchmark: Callable[[], None],
-) -> tuple[str, tuple[int, ...], float | int, float | int, bool] | None:
+) -> ChangedResult | None:
     """The first argument that holds another result after a benchmark and the launch.
 
-    Its name, an index, what the launch alone gives there and what it gives after a benchmark, and
-    whether the tensor was all zeros before. Leaves the tensors as the launch alone leaves them.
+    Leaves the tensors as the launch alone leaves them.
     """
     tensors = tensors_in(arguments)
     restore()
@@ -65,53 +62,38 @@ def changed_by_tuning(
 
 def _difference(
     name: str, tensor: torch.Tensor, alone: Array, was_zero: bool
-) -> tuple[str, tuple[int, ...], float | int, float | int, bool] | None:
+) -> ChangedResult | None:
     once = torch.from_numpy(alone.copy()).view(tensor.dtype)
     once = once.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
     differ = (once != tensor) & ~((once != once) & (tensor != tensor))
     if not differ.any():  # beside the tensor's own elements, or NaN both times
         return None
     at = tuple(int(i) for i in differ.nonzero()[0])
-    return name, at, once[at].item(), tensor[at].item(), was_zero
+    return ChangedResult(name, at, once[at].item(), tensor[at].item(), was_zero)
 
 
 def finding_of(
     kernel: str,
     function: Any,
-    difference: tuple[str, tuple[int, ...], float | int, float | int, bool],
+    changed: ChangedResult,
     configuration: str | None,
     launched_at: Site | None,
 ) -> Finding:
     """The difference as a finding at the line of the decorator that tunes."""
-    name, at, once, again, was_zero = difference
-    option = "reset_to_zero" if was_zero else "restore_value"
-    index = f"[{', '.join(map(str, at))}]"
-    site = decorator_of(function)
+    decorator = decorator_of(function)
+    sites: tuple[Site, ...] = ()
+    if decorator is not None:
+        first = decorator.text.partition("\n")[0].strip()
+        sites = (Site(decorator.file, decorator.line, function.__name__, first),)
     return Finding(
         kind=FindingKind.TUNED_IN_PLACE,
         kernel=kernel,
         operation="tuning",
-        argument=name,
-        element=at,
-        detail=f"tuning runs the kernel on its own result: {name}{index} is {once:g} after the "
-        f'launch alone, and {again:g} after one benchmark and the launch; pass {option}=["{name}"] '
-        "to triton.autotune",
-        sites=(site,) if site is not None else (),
+        argument=changed.argument,
+        element=changed.index,
+        detail=f"{changed.text('one benchmark and the launch')}; pass "
+        f'{changed.option}=["{changed.argument}"] to triton.autotune',
+        sites=sites,
         configuration=configuration,
         launched_at=launched_at,
     )
-
-
-def decorator_of(function: Any) -> Site | None:
-    """The line of the decorator that tunes `function`; of its `def` where it is tuned elsewhere."""
-    try:
-        lines, first = inspect.getsourcelines(function)
-        tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
-    except (OSError, SyntaxError, IndexError):
-        return None
-    if not isinstance(tree, ast.FunctionDef):
-        return None
-    tuners = [node for node in tree.decorator_list if "autotune" in ast.unparse(node)]
-    line = (tuners[0] if tuners else tree).lineno
-    text = lines[line - 1].strip()
-    return Site(function.__code__.co_filename, first + line - 1, function.__name__, text)

@@ -36,6 +36,7 @@ class Cause(enum.StrEnum):
     OFF_BY_ONE = "off by one"
     PROGRAM_RACE = "race between programs"
     LANE_RACE = "race between lanes"
+    TUNED_IN_PLACE = "autotuned in place"
     OUTPUT_NOT_WRITTEN = "output not written"
     UNINITIALISED_READ = "uninitialised read"
     UNDEFINED_LANE = "undefined lane"
@@ -196,6 +197,11 @@ CAUSES: dict[Cause, CauseRow] = {
     Cause.UNDEFINED_LANE: CauseRow(
         symptoms=_OF_VALUES, blames=Blame.KERNEL, untested=_REPLAY, tested_by=TestedBy.REPLAY,
         clean="no lane that a masked load leaves out reaches a result",
+    ),
+    Cause.TUNED_IN_PLACE: CauseRow(
+        symptoms=_OF_VALUES, blames=Blame.KERNEL,
+        untested="tuning: no trial of an autotuner was recorded with what its tensors held, which "
+        "--suspect keeps of small ones",
     ),
     Cause.MISCOMPILED: CauseRow(
         symptoms=_OF_VALUES, blames=Blame.LAUNCH, untested=_OUTCOMES

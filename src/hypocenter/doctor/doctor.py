@@ -50,6 +50,7 @@ from hypocenter.doctor.rungs.order.streams import order
 from hypocenter.doctor.rungs.refusals import refusals
 from hypocenter.doctor.rungs.replays import replays
 from hypocenter.doctor.rungs.seen.card_hardware import card_hardware
+from hypocenter.doctor.rungs.seen.tuned_in_place import tuned_in_place
 from hypocenter.doctor.rungs.seen.unwritten_reads import unwritten_reads
 from hypocenter.doctor.rungs.values import values
 from hypocenter.doctor.rungs.watched_access import guarded_run, sanitizer
@@ -85,6 +86,7 @@ LADDER: dict[str, Rung] = {
     "other ranks": other_ranks,
     "hang": hang,
     "replay": replays,
+    "tuned in place": tuned_in_place,
     "unwritten reads": unwritten_reads,
     "values": values,
     "first of the numbers": nonfinite,

@@ -8,9 +8,13 @@ import msgspec
 
 from hypocenter.base.wording import count_text
 from hypocenter.doctor.guard_findings import GuardFinding
-from hypocenter.record.events import RanUnguarded
+from hypocenter.record.events import RanUnguarded, TensorRecord
 from hypocenter.record.gap import Gap
+from hypocenter.replay.arguments import Gaps
 from hypocenter.replay.text import values_text
+
+#: Views that are named one by one.
+_MAX_NAMED = 4
 
 
 class UnguardedKernel(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +57,23 @@ def kernels_of(events: Iterable[RanUnguarded]) -> tuple[UnguardedKernel, ...]:
         for event in events
     )
     return tuple(dict.fromkeys(found))
+
+
+def unseen_rows(tensors: Iterable[TensorRecord]) -> tuple[Gap, ...]:
+    """That the guard knows where a view ends, and not what lies between its rows, for these."""
+    views = [t for t in tensors if Gaps.of(tuple(t.shape), tuple(t.strides)) is not None]
+    names = list(dict.fromkeys(view.name for view in views))
+    if not names:
+        return ()
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    what = f"what lies between the rows of {', '.join(names[:_MAX_NAMED])}{more}"
+    return (
+        Gap.not_examined(
+            what,
+            "the guard counts it as inside; `hypo check` and `hypo doctor --suspect` know the rows "
+            "of a view",
+        ),
+    )
 
 
 def once_per_site(findings: Sequence[GuardFinding]) -> tuple[GuardFinding, ...]:

@@ -32,6 +32,7 @@ from hypocenter.foreign.recorder import ForeignRecorder
 from hypocenter.foreign.repeats import Repeat
 from hypocenter.foreign.seen_reads import SeenReads, watch_reads
 from hypocenter.foreign.streams.session import OrderSession
+from hypocenter.foreign.tuning_hooks import watch_tuning
 from hypocenter.record.events import Launched
 from hypocenter.record.runtime_text import is_of_numbers
 from hypocenter.settings.environment import Environment
@@ -101,6 +102,8 @@ def module_loaded(module: Any) -> None:
         _watch_launches(module.JITFunction, is_interpreted=False)
     elif module.__name__ == "triton.runtime.interpreter":
         _watch_launches(module.InterpretedFunction, is_interpreted=True)
+    elif module.__name__ == "triton.runtime.autotuner":
+        watch_tuning(module.Autotuner, recorder, _attempt)
     elif module.__name__ == "triton.compiler.compiler":
         _count_compiled(module)
         if _is_guarded_run():

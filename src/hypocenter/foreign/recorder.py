@@ -47,6 +47,7 @@ from hypocenter.record.events import (
     Rejected,
     SourceRecord,
     StreamEvent,
+    Tuned,
     UnwrittenRead,
     Values,
 )
@@ -117,6 +118,8 @@ class ForeignRecorder:
         #: The launch that is being made, if it is to be made again.
         self._repeats = Repeats()
         self.repeat: Repeat | None = None
+        #: Whether Triton's autotuner is taking the time of a kernel.
+        self._is_trial = False
         #: Of the launch that is being made, what its tensors held before: number, and values.
         self._held: tuple[int, list[Values]] = (0, [])
         self._begin()
@@ -249,6 +252,8 @@ class ForeignRecorder:
         if self._looks_closely and graph is None and not self._is_guarded:
             types = [str(getattr(value, "dtype", "")) for value in (*args, *options.values())]
             form = f"{kernel.number} {record.num_warps} {record.constants} {record.options} {types}"
+            if self._is_trial:  # the first trial of all has what the tensors held before tuning
+                form = f"trial of {kernel.number} {types}"
             found = self._repeats.prepare(
                 form, kernel.jit, kernel.sources, args, options, given.numbers
             )
@@ -305,12 +310,13 @@ class ForeignRecorder:
         """A launch has been made, of which Triton answered `compiled`: make it again by `launch`,
         and keep what it gives; not where another thread has launched meanwhile.
 
-        None for a launch that says nothing when it is made again; what it was given is kept.
+        None for a launch that says nothing when it is made again; what it was given is kept. Nor
+        is one made again while its time is taken.
         """
         if repeat.seq != made.seq:
             return
         found: tuple[tuple[Values, ...], list[list[OtherBits]]] | None = (), []
-        if launch is not None:
+        if launch is not None and not self._is_trial:
             self.reads.is_in_launch = True
             try:
                 found = self._repeats.make(repeat, launch)
@@ -332,6 +338,18 @@ class ForeignRecorder:
                     code=self._repeats.code_of(compiled),
                 )
             )
+
+    def begin_trial(self) -> int:
+        """Triton's autotuner runs a configuration; for `end_trial`."""
+        with self._lock:
+            self._is_trial = True
+            return self._log.next_number()
+
+    def end_trial(self, began: int, **fields: Any) -> None:
+        """It has run it; `fields` are the others of a Tuned."""
+        with self._lock:
+            self._is_trial = False
+            self._log.keep_event(Tuned(**self._log.now(), began=began, **fields))
 
     def record_capture(self, graph: Any) -> None:
         """A capture into `graph` has begun."""

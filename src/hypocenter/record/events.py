@@ -308,6 +308,23 @@ class Repeated(Event, frozen=True, kw_only=True, tag=True):
     scalars: tuple[ScalarValue, ...]
 
 
+class Tuned(Event, frozen=True, kw_only=True, tag=True):
+    """Triton's autotuner has run one configuration of `kernel` to take its time.
+
+    Launches of that kernel between the events `began` and this one were such trials. Before each
+    the tuner clears the tensors of the parameters `cleared`, and after it puts back `restored`.
+    `file`, `line` and `text` are those of the decorator that tunes, "" where nobody knows.
+    """
+
+    kernel: str
+    began: int
+    restored: tuple[str, ...] = ()
+    cleared: tuple[str, ...] = ()
+    file: str = ""
+    line: int = 0
+    text: str = ""
+
+
 class UnwrittenRead(Event, frozen=True, kw_only=True, tag=True):
     """Torch read what nobody wrote. `is_decided`: one number or a comparison came of it."""
 
@@ -442,6 +459,7 @@ AnyEvent = (
     | HostWrote
     | Launched
     | Repeated
+    | Tuned
     | UnwrittenRead
     | StreamEvent
     | Captured
@@ -463,7 +481,7 @@ def is_lasting(event: AnyEvent) -> bool:
     """Whether it stays without its step: of memory, found by a watch, or a graph's launch."""
     if isinstance(event, Launched):
         return event.graph > 0
-    of_memory = Allocated | Freed | Captured | MaskedOff | RanUnguarded | LostLaunch
+    of_memory = Allocated | Freed | Captured | MaskedOff | RanUnguarded | LostLaunch | Tuned
     of_order = Disordered | OrderWatched
     of_numbers = NonFinite | NonFiniteReached | NumbersWatched
     return isinstance(event, of_memory | of_order | of_numbers)

@@ -1,8 +1,9 @@
 """Lines of NVIDIA's kernel module that tell of broken hardware: card, error, what to do.
 
-Numbers and what follows from each: NVIDIA's "Xid Errors" and "GPU Memory Error Management"
-(docs.nvidia.com/deploy/xid-errors and /deploy/a100-gpu-mem-error-mgmt). Other numbers, such as 13
-and 31, are of programs, and are not here.
+Numbers and what follows from each: the catalogue in NVIDIA's "Xid Errors", by its resolutions
+(docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html), and "GPU Memory Error Management"
+(docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt). Other numbers, such as 13 and 31, are of programs,
+and are not here.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ HARDWARE_XIDS: Mapping[int, XidFact] = {
     ),
     63: XidFact(
         meaning="a broken row of its memory is marked to be replaced by a spare one",
-        way_out=f"{_RESET}, which puts the spare row in place",
+        way_out="nothing at once: when nothing uses the card, reset it "
+        "(`nvidia-smi --gpu-reset -i {card}`), which puts the spare row in place",
         ends_work=False,
     ),
     64: XidFact(
@@ -60,13 +62,15 @@ HARDWARE_XIDS: Mapping[int, XidFact] = {
         meaning="an error of its memory that could not be corrected, and may harm every program",
         way_out=f"{_RESET} before anything else runs on it; {_REPLACE}",
     ),
+    # These two say of a 48 which memory it was.
     171: XidFact(
         meaning="an error of its DRAM that could not be corrected",
-        way_out=f"{_RESET}; {_REPLACE}",
+        way_out=f"{_RESET}, which puts a spare row in place of a broken one; {_REPLACE}",
     ),
     172: XidFact(
         meaning="an error of its SRAM that could not be corrected",
-        way_out=f"{_RESET}; {_REPLACE}",
+        way_out=f"{_RESET}; have it tested and replaced if `nvidia-smi -q -d ECC` says that its "
+        "SRAM threshold is exceeded",
     ),
 }
 

@@ -5,7 +5,9 @@ Runs the bundle's text of the kernel, in a process of its own: whoever calls has
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +24,8 @@ from hypocenter.replay.forms import Ran, RunForm
 
 #: What a process may take that compiles a kernel some times.
 MAX_SECONDS = 90.0
+#: What it may take to go, once it was killed.
+_KILLED_SECONDS = 5.0
 #: Where the drivers of GPUs are to be asked.
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 _MAX_CHARS = 300
@@ -34,11 +38,16 @@ def can_run(index: BundleIndex, place: Place) -> bool:
 
 
 def run_forms(
-    index: BundleIndex, place: Place, forms: Sequence[RunForm], environment: dict[str, str]
+    index: BundleIndex,
+    place: Place,
+    forms: Sequence[RunForm],
+    environment: dict[str, str],
+    seconds: float = MAX_SECONDS,
 ) -> list[Ran]:
     """What came of each form, with these variables of the environment beside our own.
 
-    The kernel is compiled anew: Triton's cache is an empty folder. Raises as `repro_text` does.
+    All of them have `seconds`. The kernel is compiled anew: Triton's cache is an empty folder.
+    Raises as `repro_text` does.
     """
     text = runs_text(index, place)
     is_interpreted = index.launch(place).device == "interpreter"
@@ -50,20 +59,37 @@ def run_forms(
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         own = {"PYTHONPATH": path, "TRITON_CACHE_DIR": f"{folder}/cache", "HYPO_RECORD": "0"}
         own["TRITON_INTERPRET"] = "1" if is_interpreted else "0"
-        problem = ""
-        try:
-            ended = subprocess.run(
-                [sys.executable, str(file), str(asked), str(out)],
-                env={**os.environ, **own, **environment},
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                timeout=MAX_SECONDS,
-                check=False,
-            )
-            problem = " ".join(ended.stderr[-_MAX_CHARS:].split())
-        except subprocess.TimeoutExpired:
-            problem = f"it was not done after {MAX_SECONDS:.0f} seconds"
+        command = [sys.executable, str(file), str(asked), str(out)]
+        problem = run_for(command, {**os.environ, **own, **environment}, folder, seconds)
         found = msgspec.msgpack.decode(out.read_bytes(), type=list[Ran]) if out.exists() else []
     problem = problem or "its process ended"
     return found + [Ran(problem=problem)] * (len(forms) - len(found))
+
+
+def run_for(command: list[str], environment: dict[str, str], folder: str, seconds: float) -> str:
+    """Run it, and end it with all that it started when its time is over; what it said.
+
+    A compiler that a process has started would go on without it, with the pipe in its hands.
+    """
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        _, said = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return f"it was not done after {seconds:.0f} seconds"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # one that a driver holds stays
+            process.wait(_KILLED_SECONDS)
+        if process.stderr is not None:
+            process.stderr.close()
+    return " ".join(said[-_MAX_CHARS:].split())

@@ -169,6 +169,32 @@ class ReplayReport(msgspec.Struct, frozen=True):
     has_block_pointers: bool = False
 
 
+class ChangedResult(msgspec.Struct, frozen=True):
+    """Tuning in place: an element holds `again`, and `alone` where no trial had come before.
+
+    `was_zero`: before all trials the tensor was zeros.
+    """
+
+    argument: str
+    index: tuple[int, ...]
+    alone: float | int
+    again: float | int
+    was_zero: bool
+
+    @property
+    def option(self) -> str:
+        """The argument of `triton.autotune` that puts the tensor back."""
+        return "reset_to_zero" if self.was_zero else "restore_value"
+
+    def text(self, after: str) -> str:
+        """`x_ptr[0, 1] is 1 after the launch alone, and 4 after ...`."""
+        at = f"[{', '.join(map(str, self.index))}]"
+        return (
+            f"tuning runs the kernel on its own result: {self.argument}{at} is {self.alone:g} "
+            f"after the launch alone, and {self.again:g} after {after}"
+        )
+
+
 def races_once(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """The findings; a race of programs that read an element and write it back is told once."""
     kept: list[Finding] = []

@@ -21,6 +21,7 @@ from hypocenter.replay.lanes import Lanes
 from hypocenter.replay.sites import (
     FrameMoment,
     address_is_loaded,
+    adds_to_loaded,
     kernel_frames,
     moment_of,
     pointers_at,
@@ -609,7 +610,18 @@ class CheckedMemory:
             told = "two lanes of one store write different values"
             self._lanes_report(FindingKind.RACE, "store", hit, shape, bad, told, is_of_lanes=True)
             twice = sorted_granules[1:][same]
+            self._track_lost(hit, shape, values, order[1:][same & ~bad[order[1:]]])
         self.lanes.store(region, granules, hit.lanes, twice)
+
+    def _track_lost(self, hit: _Hit, shape: tuple[int, ...], values: Array, again: Array) -> None:
+        """Lanes `again` store what another lane stores there too: a sum of both has lost a part."""
+        if not again.size:
+            return
+        lost = np.zeros(values.size, bool)
+        lost[again] = hit.argument.read(hit.offsets[again], values.dtype) != values[again]
+        if lost.any() and adds_to_loaded(kernel_frames()):
+            told = "two lanes of one store add to one element, and one of the additions is lost"
+            self._lanes_report(FindingKind.RACE, "store", hit, shape, lost, told, is_of_lanes=True)
 
     def _lanes_report(
         self,

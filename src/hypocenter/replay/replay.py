@@ -404,6 +404,8 @@ class _Run:
         )
 
     def _watch(self) -> None:
+        if self._turns is not None and self._turns.is_over:
+            raise Abandoned
         now, watched = time.thread_time(), self._repetition
         if now <= self._program_started + self._program_seconds:
             return

@@ -144,6 +144,42 @@ def _address_is_loaded(places: tuple[tuple[CodeType, int], ...]) -> bool:
     return False
 
 
+def adds_to_loaded(frames: Sequence[FrameType]) -> bool:
+    """Whether the store that is being made adds to what a load of the same address gave.
+
+    Told by the text, through names that are assigned once.
+    """
+    return bool(frames) and _adds_to_loaded(frames[0].f_code, frames[0].f_lasti)
+
+
+@functools.lru_cache(maxsize=1024)
+def _adds_to_loaded(code: CodeType, instruction: int) -> bool:
+    call = _parse(_expression(code, instruction))
+    if not isinstance(call, ast.Call) or len(call.args) < 2:
+        return False
+    total = _made_once(code, call.args[1])
+    if not isinstance(total, ast.BinOp) or not isinstance(total.op, ast.Add):
+        return False
+    address = ast.unparse(call.args[0])
+    loads = [_made_once(code, operand) for operand in (total.left, total.right)]
+    return any(
+        isinstance(load, ast.Call)
+        and ast.unparse(load.func).endswith("load")
+        and [*map(ast.unparse, load.args[:1])] == [address]
+        for load in loads
+    )
+
+
+def _made_once(code: CodeType, node: ast.expr) -> ast.expr:
+    """What a name is assigned, where that is done once; else the expression itself."""
+    if not isinstance(node, ast.Name):
+        return node
+    made = [assignment for assignment in _assignments(code) if node.id in _targets(assignment)]
+    if len(made) != 1 or not isinstance(made[0], ast.Assign):
+        return node
+    return made[0].value
+
+
 def _parse(expression: str) -> ast.expr | None:
     try:
         return ast.parse(textwrap.dedent(expression).strip(), mode="eval").body

@@ -151,6 +151,11 @@ class Turns:
     def is_stuck(self) -> bool:
         return self._is_stuck
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the launch ends: a program that runs on in a thread of its own is to end too."""
+        return self._is_over
+
     def wait(self, has_moved: bool) -> None:
         """The program that is running waits; `has_moved`: it did more than that since it last did.
 
@@ -207,8 +212,10 @@ class Turns:
     def _turn_of(self, program: _Program) -> None:
         before, self._current = self._current, program
         program.go.release()
-        self._back.acquire()
-        self._current = before
+        try:
+            self._back.acquire()
+        finally:  # who stops us, as when time is over, leaves a program in the midst of its turn
+            self._current = before
         if program.is_done:
             self._waiting.remove(program)
 

@@ -27,6 +27,7 @@ from hypocenter.doctor.guard_report import (
     once_per_site,
     report_text,
     summary,
+    unseen_rows,
 )
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
@@ -91,7 +92,7 @@ def _report(ended: Ended, runs: Path) -> GuardReport:
         num_guarded += sum(check.num_runs for check in run.checks if check.name == "guard")
         unguarded += [event for event in run.events if isinstance(event, RanUnguarded)]
         findings += _findings_of(run, bundle)
-        unseen += run.missing
+        unseen += (*run.missing, *unseen_rows(bundle.tensors))
     return GuardReport(
         command=tuple(ended.command),
         exit_code=ended.exit_code,

@@ -72,7 +72,7 @@ def with_origin(case: Case, root: RootCause) -> RootCause:
     start = _element_of(case, root)
     if start is None:
         return root
-    written, given = _follow(case, start, time.monotonic() + _SECONDS)
+    written, given = _follow(case, start, case.limit.until(_SECONDS))
     if not written:
         return root
     made = written[-1].use

@@ -147,7 +147,7 @@ def _refute(seen: Sequence[_Seen]) -> Iterator[Claim]:
 
 def _judge(case: Case, one: _Seen) -> Iterator[Claim]:
     """Make the launch anew on GPUs of this machine, as it was and from other code."""
-    from hypocenter.replay.device_runs import can_run, run_forms
+    from hypocenter.replay.device_runs import MAX_SECONDS, can_run, run_forms
 
     trial, index = _Trial(case, one), case.index
     if not case.allow_source or not can_run(index, one.replayed.place):
@@ -156,7 +156,9 @@ def _judge(case: Case, one: _Seen) -> Iterator[Claim]:
     own = trial.device
     places = [own, *(device for device in range(NUM_GPUS + 1) if device != own)][:NUM_GPUS]
     forms = [RunForm(device=device, num_runs=NUM_RUNS) for device in places]
-    first, *others = run_forms(index, one.replayed.place, forms, {})
+    first, *others = run_forms(
+        index, one.replayed.place, forms, {}, min(MAX_SECONDS, case.limit.left)
+    )
     if first.problem:
         yield from trial.leave_open(f"it could not be made again: {first.problem}")
         return
@@ -171,7 +173,9 @@ def _judge(case: Case, one: _Seen) -> Iterator[Claim]:
         # Right twice, in two orders: one may come near to the replay by its rounding.
         pair = [form, with_other_warps(form, one.use.launch)]
         asked = [msgspec.structs.replace(form, num_runs=NUM_RUNS) for form in pair]
-        ran, again = run_forms(index, one.replayed.place, asked, variables)
+        ran, again = run_forms(
+            index, one.replayed.place, asked, variables, min(MAX_SECONDS, case.limit.left)
+        )
         if all(not made.problem and trial.is_right(made) for made in (ran, again)):
             yield trial.of_compiler(what, first, ran)
             return

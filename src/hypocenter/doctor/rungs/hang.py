@@ -117,6 +117,17 @@ def _replay(case: Case, use: LaunchMade, source: SourceRecord) -> Claim:
             would_refute="a dump in which it stands elsewhere",
             kernel=use.launch.kernel,
         )
+    if use.launch.device == "interpreter":
+        return row(
+            Cause.ENDLESS_LOOP,
+            Verdict.INCONCLUSIVE,
+            NAME,
+            f"{where}; its replay, in which programs that wait take turns, ends",
+            "Triton's interpreter runs each program to its end before the next begins, so one that "
+            "waits for a later one never ends there; a GPU may run both at once",
+            would_refute="a run of it on a GPU that ends",
+            kernel=use.launch.kernel,
+        )
     return row(
         Cause.ENDLESS_LOOP,
         Verdict.REFUTED,

@@ -20,6 +20,7 @@ MODULES = (
     "torch._dynamo",
     "triton.runtime.jit",
     "triton.runtime.interpreter",
+    "triton.runtime.autotuner",
     "triton.compiler.compiler",
     "torch._inductor.runtime.triton_heuristics",
     "numba.cuda.cudadrv.driver",

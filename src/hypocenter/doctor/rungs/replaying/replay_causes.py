@@ -66,7 +66,7 @@ def classify(
     if finding.kind is FindingKind.ELEMENT_WIDTH and tensor is not None:
         return _other_width(finding, tensor, site, all_of_them)
     if finding.kind is FindingKind.RACE and finding.is_of_lanes:
-        return _race_of_lanes(finding, site)
+        return _race_of_lanes(case, use, finding, site)
     if finding.kind is FindingKind.UNDEFINED_LANE:
         return _undefined_lane(case, use, finding, site)
     if finding.kind is FindingKind.RACE:
@@ -287,8 +287,9 @@ def _race(case: Case, use: LaunchMade, finding: Finding, site: Site | None) -> R
     )
 
 
-def _race_of_lanes(finding: Finding, site: Site | None) -> ReplayCause:
-    """No correction is tried: which lane is to store what, the kernel alone does not say."""
+def _race_of_lanes(case: Case, use: LaunchMade, finding: Finding, site: Site | None) -> ReplayCause:
+    """Which lane is to store what, the kernel alone does not say, but where each adds to what is
+    there."""
     name = finding.argument or "it"
     return ReplayCause(
         Cause.LANE_RACE,
@@ -298,6 +299,8 @@ def _race_of_lanes(finding: Finding, site: Site | None) -> ReplayCause:
         (),
         (),
         **place_of(site),
+        sooner=tuple(_atomic_causes(source_of(case, use, site), finding, site, Cause.LANE_RACE)),
+        rank=LAST,
     )
 
 
@@ -322,16 +325,20 @@ def _undefined_lane(
 
 
 def _atomic_causes(
-    source: SourceRecord | None, finding: Finding, site: Site | None
+    source: SourceRecord | None,
+    finding: Finding,
+    site: Site | None,
+    cause: Cause = Cause.PROGRAM_RACE,
 ) -> Iterator[ReplayCause]:
     """An atomic in place of a load, an addition and a store."""
     if source is None or site is None:
         return
+    others = "lanes" if cause is Cause.LANE_RACE else "programs"
     for edit in atomic_edits(source, site.line, finding.argument or ""):
         yield ReplayCause(
-            Cause.PROGRAM_RACE,
+            cause,
             f"Add with an atomic: `{edit.now}`",
-            (f"`{edit.was}` writes what it has read before, and so do other programs",),
+            (f"`{edit.was}` writes what it has read before, and so do other {others}",),
             (),
             source.file,
             edit.line,

@@ -101,8 +101,9 @@ def _text(xid: XidSeen) -> str:
 def _way_out(seen: Sequence[XidSeen]) -> str:
     if not seen:
         return _NEXT
-    # Of several the one that asks for most: a card off the bus, memory that harms all.
-    order = (79, 95, 64, 48, 171, 172, 74, 63, 94)
+    # Of several the one that asks for most: a card off the bus, memory that harms all. What says
+    # which memory it was comes before the 48 that it belongs to.
+    order = (79, 95, 64, 172, 171, 48, 74, 94, 63)
     worst = min(seen, key=lambda xid: order.index(xid.number))
     text = HARDWARE_XIDS[worst.number].way_out.format(card=worst.card)
     return text[0].upper() + text[1:]
