@@ -141,7 +141,8 @@ def test_conditions_that_fit_equally_are_alternatives() -> None:
     assert root.cause is Cause.MISSING_MASK
     assert root.effect is None
     assert {other.fix for other in root.alternatives} == {
-        "Mask the access with `i < p`", "Mask the access with `i < q`",
+        "Mask the access with `i < p`, at each access of line 4",
+        "Mask the access with `i < q`, at each access of line 4",
     }  # fmt: skip
 
 
@@ -235,22 +236,3 @@ def test_an_index_made_of_the_counter_ends_where_the_loop_ends() -> None:
     assert (root.cause, root.argument) == (Cause.MISSING_MASK, "a")
     assert root.fix == "Mask the access with `k[None, :] < K`"
     assert not applied(launch, root.edits).diagnosis().roots
-
-
-SWAPPED = """@triton.jit
-def swapped_kernel(x, o, m, n, BLOCK: tl.constexpr):
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]
-    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    live = (row < n) & (col < m)
-    v = tl.load(x + row * n + col, mask=live, other=0.0)
-    tl.store(o + col * m + row, v, mask=live)
-"""
-
-
-def test_a_race_of_the_very_mask_is_told_beside_it() -> None:
-    launch = Launch(
-        SWAPPED, floats(x=(20, 44), o=(44, 20)), {"m": 20, "n": 44}, (3, 3), {"BLOCK": 16}
-    )
-    roots = launch.diagnosis().roots
-    assert [(root.cause, root.argument) for root in roots] == [(Cause.MISSING_MASK, "x")]
-    assert any("race" in text for text in roots[0].beside)

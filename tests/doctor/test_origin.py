@@ -14,8 +14,9 @@ from foreign_launch import TAKE
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
-from hypocenter.doctor.diagnosis import Diagnosis
+from hypocenter.doctor.diagnosis import Diagnosis, Proof, RootCause, SolvedEntry, proven
 from hypocenter.doctor.doctor import diagnose
+from hypocenter.doctor.judging.judge import judge
 from hypocenter.doctor.judging.origin import last_writer
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.contents import Snapshot
@@ -157,3 +158,27 @@ def test_the_last_launch_that_may_have_written_a_tensor_is_one_that_stores_to_it
         names[name] = writer.launch.kernel if writer else None
     assert names == {"moved": "move_ids", "other": "clear", "given": None}
     assert last_writer(case, case.launches[0], made.run.tensors["made"]) is None
+
+
+@pytest.mark.parametrize(("wrote_it", "causes"), [(1, [Cause.MISSING_MASK]), (2, None)])
+def test_a_bad_entry_follows_from_what_is_wrong_in_the_launch_that_wrote_it_last(
+    wrote_it: int, causes: list[Cause] | None
+) -> None:
+    """The second launch wrote the ids, the third one other memory."""
+    case = Case(three_stages(entry=95, step=50).bundle())
+    writer, user = case.launches[wrote_it], case.launches[-1]
+    entry = SolvedEntry(argument="ids", index=(7,), value=145)
+    case.claims = [
+        proven(
+            RootCause(
+                cause=cause, sentence=f"{cause}", fix="", proof=Proof("", "", ""),
+                kernel=use.launch.kernel, place=use.place, entry=with_entry,
+            ),
+            "replay", (), "", use.seq, (),
+        )
+        for cause, use, with_entry in (
+            (Cause.MISSING_MASK, writer, None), (Cause.INDEX_RANGE, user, entry),
+        )
+    ]  # fmt: skip
+    found = [root.cause for root in judge(case, {}).roots]
+    assert found == (causes or [Cause.MISSING_MASK, Cause.INDEX_RANGE])

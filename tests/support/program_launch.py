@@ -18,7 +18,7 @@ from hypocenter.record.fault_record import FaultRecord
 
 @dataclass(frozen=True)
 class Launch:
-    """`tensors` are types and shapes by name; `held` is what some of them held."""
+    """`tensors` are types and shapes by name, `held` what some held, `strides` those of views."""
 
     text: str
     tensors: Mapping[str, tuple[str, tuple[int, ...]]]
@@ -26,11 +26,12 @@ class Launch:
     grid: tuple[int, ...] = (1,)
     constants: dict[str, int] = field(default_factory=dict)
     held: dict[str, Any] = field(default_factory=dict)
+    strides: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def diagnosis(self) -> Diagnosis:
         run = Run()
         for name, (dtype, shape) in self.tensors.items():
-            run.tensor(name, dtype, *shape, owner=FOREIGN)
+            run.tensor(name, dtype, *shape, owner=FOREIGN, strides=self.strides.get(name))
         run.step += 1
         launch = run.launch(
             self.text.split("def ")[1].split("_kernel")[0],

@@ -290,6 +290,18 @@ def is_index_in(source: SourceRecord, access: str, parameter: str) -> bool:
     return expression is not None and bool(_names(expression) & _names_after(source, parameter))
 
 
+def is_divided_in(source: SourceRecord, parameter: str) -> bool:
+    """Whether the kernel divides, cuts or takes the rest of what it works out from `parameter`."""
+    tree = _parse(source.text)
+    followed = _names_after(source, parameter) | {parameter}
+    return any(
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.FloorDiv | ast.Mod | ast.RShift | ast.BitAnd)
+        and bool(_names(node.left) & followed)
+        for node in (ast.walk(tree) if tree is not None else ())
+    )
+
+
 def is_mask_in(source: SourceRecord, access: str, parameter: str) -> bool:
     """Whether the mask of an access of the kernel is worked out from what `parameter` holds."""
     expression = _parse(access)

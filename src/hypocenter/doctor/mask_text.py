@@ -6,9 +6,12 @@ Runs nothing. Whether a corrected text is right is for a replay to say.
 from __future__ import annotations
 
 import ast
+import itertools
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+import msgspec
 
 from hypocenter.doctor.kernel_text import calls_in, function_of, mask_of, statements_in
 from hypocenter.record.events import SourceRecord
@@ -76,6 +79,40 @@ def strict_edits(source: SourceRecord, access: MaskedAccess) -> Iterator[MaskEdi
         text = splice_text(source, start, stop, between.replace(*signs))
         now = was.replace(*signs, 1)
         yield MaskEdit(source.first_line + compare.lineno - 1, was, now, text, compare)
+
+
+def exchanged_edits(
+    source: SourceRecord, access: MaskedAccess
+) -> Iterator[tuple[MaskEdit, ast.expr]]:
+    """The text with the bounds of two comparisons of the mask exchanged, and what they are then."""
+    found = [
+        compare
+        for compare in comparisons(access)
+        if len(compare.ops) == 1
+        and isinstance(compare.ops[0], ast.Lt)
+        and roots_in(compare.left, access.roots)
+        and not roots_in(compare.comparators[0], access.roots)
+    ]
+    for one, two in itertools.combinations(found, 2):
+        texts = ast.unparse(one.comparators[0]), ast.unparse(two.comparators[0])
+        if texts[0] == texts[1] or ast.unparse(one.left) == ast.unparse(two.left):
+            continue
+        first, last = sorted((one, two), key=lambda compare: _start(compare.comparators[0]))
+        edit = with_comparator(source, last, ast.unparse(first.comparators[0]))
+        edited = msgspec.structs.replace(source, text=edit.text)
+        both = with_comparator(edited, first, ast.unparse(last.comparators[0]))
+        was = " & ".join(f"({ast.unparse(compare)})" for compare in (one, two))
+        crossed = [
+            ast.Compare(compare.left, compare.ops, other.comparators)
+            for compare, other in ((one, two), (two, one))
+        ]
+        now = " & ".join(f"({ast.unparse(compare)})" for compare in crossed)
+        line = source.first_line + one.lineno - 1
+        yield MaskEdit(line, was, now, both.text), ast.BinOp(crossed[0], ast.BitAnd(), crossed[1])
+
+
+def _start(node: ast.expr) -> tuple[int, int]:
+    return node.lineno, node.col_offset
 
 
 # -- indices without a bound ----------------------------------------------------------------------
@@ -279,7 +316,7 @@ def _lane_roots(function: ast.FunctionDef) -> dict[str, frozenset[str]]:
         before = dict(roots)
         for node in statements_in(function.body):
             for name, value in assigned_in(node) if isinstance(node, ast.Assign) else ():
-                found = roots_in(value, roots) - {name}
+                found = set(filter(str.isidentifier, roots_in(value, roots))) - {name}
                 if _has_arange(value):
                     found |= {name}
                 if name and found:
@@ -290,9 +327,13 @@ def _lane_roots(function: ast.FunctionDef) -> dict[str, frozenset[str]]:
 
 
 def roots_in(node: ast.AST, roots: dict[str, frozenset[str]]) -> set[str]:
-    """What the indices in an expression come from; values that are loaded are no indices."""
-    if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "load":
-        return set()
+    """What the indices in an expression come from: names, or an arange that has none.
+
+    Values that are loaded are no indices.
+    """
+    called = ast.unparse(node.func).split(".")[-1] if isinstance(node, ast.Call) else ""
+    if called in ("load", "arange"):
+        return {ast.unparse(node)} if called == "arange" else set()
     if isinstance(node, ast.Name):
         return set(roots.get(node.id, ()))
     found: set[str] = set()

@@ -123,7 +123,8 @@ class CensusChange:
     Lanes, of the programs that both have run: `num_gone` were outside and are no more, `num_lost`
     loads were inside and are made no more, `num_moved` are at another address. `num_unwritten`
     elements were written and are no more, whoever wrote them, and `num_unread` were read by lanes
-    or programs that read no more, and now by nobody. `moved` has the arguments of those lanes.
+    or programs that read no more, and now by nobody. `more_written` elements more are written than
+    before. `moved` has the arguments of those lanes.
     `has_same_results`: all that was written has the same value.
     """
 
@@ -132,6 +133,7 @@ class CensusChange:
     num_moved: int = 0
     num_unwritten: int = 0
     num_unread: int = 0
+    more_written: int = 0
     moved: frozenset[str] = frozenset()
     has_same_results: bool = False
 
@@ -182,6 +184,7 @@ def change_of(before: Census, after: Census) -> CensusChange:
         moved,
         _num_without(written, after, common, is_whole, is_load=False),
         _num_without(read, after, common, is_whole, is_load=True),
+        _num_written(after, common, is_whole) - _num_written(before, common, is_whole),
         frozenset(of_moved),
         before.results == after.results,
     )
@@ -191,6 +194,16 @@ def _is_same(access: SeenAccess, again: SeenAccess) -> bool:
     return np.array_equal(access.active, again.active) and np.array_equal(
         access.pointers, again.pointers
     )
+
+
+def _num_written(census: Census, programs: set[Program], is_whole: bool) -> int:
+    """How many elements are written, each counted once."""
+    found = [
+        access.pointers[census.inside(access)]
+        for key, access in census.accesses.items()
+        if access.operation != "load" and (is_whole or key[0] in programs)
+    ]
+    return int(np.unique(np.concatenate([*found, _NOTHING])).size)
 
 
 def _num_without(

@@ -11,7 +11,13 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from hypocenter.doctor.edits.index_text import AddressIndex, indices_of, number_of, sizes_of
+from hypocenter.doctor.edits.index_text import (
+    AddressIndex,
+    indices_of,
+    number_of,
+    scalars_of,
+    sizes_of,
+)
 from hypocenter.doctor.kernel_text import calls_in, statements_in
 from hypocenter.doctor.mask_text import (
     MaskedAccess,
@@ -79,6 +85,49 @@ def axes_of(
         if index.text not in texts
     ]
     return [(index, sizes) for index, sizes in found if sizes]
+
+
+def inside_axes(
+    access: MaskedAccess, given: Mapping[str, object], tensor: TensorRecord
+) -> str | None:
+    """A condition that keeps each index of an address inside its own axis.
+
+    Empty where a tensor has one axis at most; None where an index is multiplied by no stride of it.
+    """
+    if sum(size > 1 for size in tensor.shape) < 2:
+        return ""
+    lanes = indices_of(access)
+    axes = axes_of(access, given, tensor)
+    texts = {index.text for index, _ in axes}
+    if any(index.text not in texts and not _is_split(index, axes) for index in lanes):
+        return None
+    for index in scalars_of(access):
+        sizes = sizes_of(index, access, given, tensor)
+        if not sizes and index.multipliers and not _is_of_tiles(index, access, given):
+            return None
+        if sizes and index.text not in texts:
+            axes.append((index, sizes))
+    # One index alone may count the rows as well; beside another one it ends where its row does.
+    which = 0 if len(axes) > 1 else -1
+    return " & ".join(f"({index.text} < {sizes[which]})" for index, sizes in axes)
+
+
+def _is_of_tiles(index: AddressIndex, access: MaskedAccess, given: Mapping[str, object]) -> bool:
+    """Whether an index is multiplied by the width of an arange: its tiles lie side by side."""
+    steps = {number_of(factor, access, given) for factor in index.multipliers}
+    widths = {
+        number_of(node.args[1], access, given)
+        for node in ast.walk(access.function)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).split(".")[-1] == "arange"
+        and len(node.args) > 1
+    }
+    return None not in steps and steps <= widths
+
+
+def _is_split(index: AddressIndex, axes: list[tuple[AddressIndex, list[int]]]) -> bool:
+    """Whether an index that holds the offset of a row was taken apart."""
+    return any(one.text in index.text for one, _ in axes)
 
 
 def keeps_to_axes(

@@ -6,6 +6,7 @@ Numbers come from what the launch was given; runs nothing.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -42,6 +43,15 @@ def indices_of(
     return found or list(_indices(address, _Walk(access, is_step, of_lanes=False), (), 0))
 
 
+def scalars_of(access: MaskedAccess) -> list[AddressIndex]:
+    """Those of the address that all lanes of a program share, such as its row."""
+    if not access.call.args:
+        return []
+    walk = _Walk(access, lambda factor: False, of_lanes=False)
+    found = _indices(access.call.args[0], walk, (), 0)
+    return [index for index in found if not roots_in(index.node, access.roots)]
+
+
 @dataclass(frozen=True, slots=True)
 class _Walk:
     """An address that is taken apart; `of_lanes`: only what varies between lanes is an index."""
@@ -68,15 +78,12 @@ def _indices(
         parts = [(made, by)] if made is not None and is_more else []
     elif isinstance(node, ast.BinOp) and _holds_pointer(node, access):
         whole = _without_pointer(node, access)
-        is_one = whole is not None and not _is_offset(whole, walk)
-        parts = [(node.left, by), (node.right, by)]
-        if whole is not None and is_one:
-            parts = [(whole, by)]
+        parts = [(node.left, by), (node.right, by)] if whole is None else [(whole, by)]
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         index, factor = _split(node, walk)
         parts = [(index, (*by, factor))]
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        parts = [(node.left, by), (node.right, by)] if _is_offset(node, walk) else []
+        parts = [(part, by) for part in _apart(node, walk)] if _is_offset(node, walk) else []
     elif isinstance(node, ast.Subscript) and _is_offset(node.value, walk):
         for inner in _indices(node.value, walk, by, depth + 1):
             placed = ast.Subscript(inner.node, node.slice, ast.Load())
@@ -86,6 +93,24 @@ def _indices(
         yield AddressIndex(node, by)
     for part, multipliers in parts:
         yield from _indices(part, walk, multipliers, depth + 1)
+
+
+def _apart(node: ast.expr, walk: _Walk) -> list[ast.expr]:
+    """The summands that are an index times something, and the sum of what is left, one index."""
+    summands = _summands(node)
+    rest = [part for part in summands if not _is_offset(part, walk)]
+    apart = [part for part in summands if _is_offset(part, walk)]
+    return [*apart, functools.reduce(_sum, rest)] if rest else apart
+
+
+def _summands(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return [*_summands(node.left), *_summands(node.right)]
+    return [node]
+
+
+def _sum(one: ast.expr, other: ast.expr) -> ast.expr:
+    return ast.BinOp(one, ast.Add(), other)
 
 
 def _split(node: ast.BinOp, walk: _Walk) -> tuple[ast.expr, ast.expr]:

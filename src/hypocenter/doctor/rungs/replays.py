@@ -5,7 +5,6 @@ Needs Triton and torch; without them every cause that only this rung can see sta
 
 from __future__ import annotations
 
-import ast
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,12 +28,12 @@ from hypocenter.doctor.diagnosis import (
 from hypocenter.doctor.examining.time_limit import OutOfTime
 from hypocenter.doctor.examining.untested import why_history_untested
 from hypocenter.doctor.installed_text import changes, installed_texts
-from hypocenter.doctor.mask_text import accesses_at
 from hypocenter.doctor.rungs.dead_rows import uses_of_dead_rows
 from hypocenter.doctor.rungs.replaying.fixes import beside_text, with_fix
+from hypocenter.doctor.rungs.replaying.joining import join_fixes
 from hypocenter.doctor.rungs.replaying.replay_cause import ReplayCause, source_of
 from hypocenter.doctor.rungs.replaying.replay_causes import classify, weight
-from hypocenter.doctor.rungs.replaying.trials import Bench, Seen, fitting
+from hypocenter.doctor.rungs.replaying.trials import Bench, Fitting, Seen, fitting
 from hypocenter.doctor.rungs.replaying.zeros import (
     doubts,
     replayed_as_zeros,
@@ -296,7 +295,7 @@ def _first_proven(rung: _Rung, use: LaunchMade, seen: Seen) -> list[Claim]:
         if claim is None:
             continue
         if claim.root is not None:
-            races = _races_beside(rung, use, claim.root)
+            races = _races_beside(rung, use)
             return [_told_apart(claim, races), *races]
         claims.append(claim)
     return claims
@@ -310,36 +309,13 @@ def _told_apart(claim: Claim, races: Sequence[Claim]) -> Claim:
     return replace(claim, root=msgspec.structs.replace(claim.root, beside=left))
 
 
-def _races_beside(rung: _Rung, use: LaunchMade, mended: RootCause) -> list[Claim]:
-    """A race that is there still with the mask put right is a defect of its own.
-
-    But one of an access that has the very mask may follow from that; `beside` tells of it.
-    """
+def _races_beside(rung: _Rung, use: LaunchMade) -> list[Claim]:
+    """A race that is there still with the mask put right is a defect of its own."""
     seen = rung.run(use, edited=rung.proven_text) if rung.proven_text is not None else None
     found = seen.report.findings if seen else ()
     races = [finding for finding in found if finding.kind is FindingKind.RACE]
     claims = (_claim(rung, use, race, seen) for race in races if seen is not None)
-    return [
-        replace(claim, tensors=())
-        for claim in claims
-        if claim and claim.root and not _has_mask_of(rung, use, claim.root, mended)
-    ][:1]
-
-
-def _has_mask_of(rung: _Rung, use: LaunchMade, race: RootCause, mended: RootCause) -> bool:
-    """Whether the access of a race has the mask that another access had before its fix."""
-    source = rung.case.sources.get(use.launch.source)
-    if source is None:
-        return False
-    masks = [
-        {
-            ast.unparse(access.mask)
-            for access in accesses_at(source, root.line or 0, root.argument or "")
-            if access.mask is not None
-        }
-        for root in (race, mended)
-    ]
-    return bool(masks[0] & masks[1])
+    return [replace(claim, tensors=()) for claim in claims if claim and claim.root][:1]
 
 
 # -- claims ---------------------------------------------------------------------------------------
@@ -352,8 +328,13 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, seen: Seen) -> Claim 
         return None
     zeros = zeros_behind(case, use, finding)
     is_made_up = finding.kind is FindingKind.RACE and bool(zeros)
-    causes = () if is_made_up else (*classified.sooner, classified)
-    found = fitting(_bench(rung, use, finding, seen), finding, causes)
+    found = _fitting(rung, use, finding, seen)
+    found = join_fixes(
+        _bench(rung, use, finding, seen),
+        finding,
+        found,
+        lambda other: _fitting(rung, use, other, seen),
+    )
     argument = case.fact_of(launch, finding.argument) if finding.argument else None
     tensor = case.tensor_of(launch, finding.argument or "")
     where = f" in program {finding.program}" if finding.program else ""
@@ -406,6 +387,15 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, seen: Seen) -> Claim 
     root = with_fix(root, found, finding, seen.report.findings)
     ids = (tensor.id,) if tensor else ()
     return proven(root, NAME, evidence, "a clean replay of the same launch", use.seq, ids)
+
+
+def _fitting(rung: _Rung, use: LaunchMade, finding: Finding, seen: Seen) -> list[Fitting]:
+    """What fits a finding; nothing for programs that meet by what stood as zeros."""
+    cause = classify(rung.case, use, finding, seen.report.findings)
+    is_race = finding.kind is FindingKind.RACE
+    if cause is None or (is_race and zeros_behind(rung.case, use, finding)):
+        return []
+    return fitting(_bench(rung, use, finding, seen), finding, (*cause.sooner, cause))
 
 
 def _blamed_tensor(

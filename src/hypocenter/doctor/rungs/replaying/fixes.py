@@ -11,7 +11,7 @@ import msgspec
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Alternative, Effect, RootCause
-from hypocenter.doctor.rungs.replaying.trials import Fitting, is_same
+from hypocenter.doctor.rungs.replaying.trials import ASTRAY, Fitting, is_same
 from hypocenter.replay.findings import Finding
 from hypocenter.replay.text import place_text
 
@@ -28,11 +28,12 @@ def with_fix(
     left = seen if first.green.effect is None else first.green.left
     others = (other for other in left if not is_same(other, finding))
     root = msgspec.structs.replace(root, beside=tuple(dict.fromkeys(map(beside_text, others))))
+    root = msgspec.structs.replace(root, fix=_fix_text(first, finding))
     if len(found) == 1:
         return msgspec.structs.replace(root, edits=first.edits, effect=first.green.effect)
     alternatives = tuple(
         Alternative(
-            fix=fit.cause.fix,
+            fix=_fix_text(fit, finding),
             edits=fit.edits,
             effect=fit.green.effect or Effect(),
         )
@@ -50,6 +51,13 @@ def with_fix(
         line=site.line if site else root.line,
         expression=site.expression if site else root.expression,
     )
+
+
+def _fix_text(fit: Fitting, finding: Finding) -> str:
+    """The fix, and whether other accesses of the launch go astray with it still."""
+    left = fit.green.left if fit.green.effect is not None else ()
+    is_part = any(other.kind in ASTRAY and not is_same(other, finding) for other in left)
+    return f"{fit.cause.fix}, which mends this access alone" if is_part else fit.cause.fix
 
 
 def beside_text(finding: Finding) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -28,6 +27,7 @@ from hypocenter.doctor.mask_text import (
     MaskEdit,
     accesses_at,
     bound_edits,
+    exchanged_edits,
     strict_edits,
     with_condition,
 )
@@ -36,7 +36,7 @@ from hypocenter.doctor.rungs.replaying.ranks import (
     ANY_BOUND,
     BESIDE,
     BOUND,
-    BY_ONE,
+    CROSSED,
     LOWER,
     NUMBER,
     NUMBERS,
@@ -46,12 +46,9 @@ from hypocenter.doctor.rungs.replaying.ranks import (
 )
 from hypocenter.doctor.rungs.replaying.replay_cause import (
     NOTHING,
-    TEST,
     Allowed,
-    MakeCorrection,
     ReplayCause,
     TextEdit,
-    place_of,
 )
 from hypocenter.doctor.rungs.replaying.trials import Bench
 from hypocenter.record.bundle_index import LaunchMade
@@ -102,9 +99,10 @@ class MaskedSite:
 
 
 def mask_causes(at: MaskedSite) -> Iterator[ReplayCause]:
-    """Masks that may be right, by rank: made more strict, made and not used, one condition more,
-    two of them, and a number where no name has it."""
+    """Masks that may be right, by rank: made more strict, with bounds exchanged, made and not used,
+    one condition more, two of them, and a number where no name has it."""
     yield from _strict_masks(at)
+    yield from _exchanged_masks(at)
     if (at.finding.number or 0) < 0:
         yield from _lower_masks(at)
     yield from _masks_there(at)
@@ -129,6 +127,25 @@ def _strict_masks(at: MaskedSite) -> Iterator[ReplayCause]:
                 is_fix=True,
                 rank=STRICT,
                 allowed=_losses_allowed(at, access, _strict(edit.compare)),
+            )
+
+
+def _exchanged_masks(at: MaskedSite) -> Iterator[ReplayCause]:
+    """One for each two bounds that the mask may have given to the wrong index of two."""
+    for access in at.accesses:
+        for edit, mask in itertools.islice(exchanged_edits(at.source, access), _MAX_TRIES):
+            yield ReplayCause(
+                Cause.MISSING_MASK,
+                f"Compare `{edit.now}` instead of `{edit.was}`",
+                (f"the access is masked, by line {edit.line}: {edit.was}",),
+                (),
+                at.source.file,
+                edit.line,
+                edit.was,
+                edit=_text_edit(at.source, edit, f"`{edit.now}` in line {edit.line}"),
+                is_fix=True,
+                rank=CROSSED,
+                allowed=_losses_allowed(at, access, mask),
             )
 
 
@@ -271,38 +288,3 @@ def _text_edit(source: SourceRecord, edit: MaskEdit, text: str) -> TextEdit:
 def with_edit(source: SourceRecord, edit: MaskEdit) -> SourceRecord:
     """The function with the text of an edit."""
     return msgspec.structs.replace(source, text=edit.text)
-
-
-def by_one_causes(
-    finding: Finding,
-    site: Site,
-    guard: tuple[int, str] | None,
-    extent: int,
-    width: float,
-) -> Iterator[ReplayCause]:
-    """One element too many: with room for that the replay is clean, and without it is not.
-
-    `guard` is line and text of the mask, `extent` what the tensor holds, in elements of `width`
-    bytes. The room is a test of how far it goes, and not the fix.
-    """
-    name = finding.argument or ""
-    if finding.number != extent or finding.num_lanes != finding.num_programs:
-        return
-    masked = {"file": site.file, "line": guard[0], "expression": guard[1]} if guard else None
-    yield ReplayCause(
-        Cause.OFF_BY_ONE,
-        f"Let the mask end 1 earlier: `{guard[1]}` lets one element too many through"
-        if guard
-        else f"End one element earlier at {name}",
-        (f"the access is masked, by line {guard[0]}: {guard[1]}",)
-        if guard
-        else ("one element, and no mask",),
-        ((f"room for one element more behind {name}", _room(name, int((extent + 1) * width))),),
-        **(masked or place_of(site)),
-        rank=BY_ONE,
-        allowed=TEST,
-    )
-
-
-def _room(name: str, num_bytes: int) -> Callable[[MakeCorrection], Mapping[str, Any]]:
-    return lambda make: {name: make(num_bytes=num_bytes)}

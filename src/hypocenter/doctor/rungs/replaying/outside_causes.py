@@ -22,7 +22,6 @@ from hypocenter.doctor.mask_text import uncast_edits
 from hypocenter.doctor.rungs.replaying.index_causes import ENTRIES, elements_of, index_causes
 from hypocenter.doctor.rungs.replaying.mask_causes import (
     MaskedSite,
-    by_one_causes,
     mask_causes,
     with_edit,
 )
@@ -233,7 +232,6 @@ def _sooner(access: _Access) -> Iterator[ReplayCause]:
         is_known = access.case.index.values_of(tensor.id, use.seq) is not None
         found += mask_causes(MaskedSite(use, source, finding, tensor, site, is_known))
         found += stride_causes(use, source, finding, tensor, site)
-        found += by_one_causes(finding, site, access.guard, access.extent, access.width)
     for cause in found:
         yield replace(cause, evidence=(access.beyond, *cause.evidence))
 

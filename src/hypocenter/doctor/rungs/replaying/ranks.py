@@ -10,31 +10,35 @@ from __future__ import annotations
 INDEX = -1
 #: `<=` where `<` is meant.
 STRICT = 0
+#: Two bounds of a mask that were exchanged.
+CROSSED = 1
 #: An index below 0 without a condition.
-LOWER = 1
+LOWER = 2
 #: Two strides that were exchanged, by which index each of them multiplies.
-EXCHANGED = 2
+EXCHANGED = 3
 #: A mask that is made and not used.
-UNUSED = 3
+UNUSED = 4
 #: That of another access to the same elements.
-BESIDE = 4
+BESIDE = 5
 #: A number of elements that the mask compares with.
-SCALAR = 5
+SCALAR = 6
 #: A stride that is not the tensor's own, passed otherwise.
-STRIDE = 6
+STRIDE = 7
 #: Another factor in the kernel's text.
-STRIDE_TEXT = 7
+STRIDE_TEXT = 8
+#: A view that is taken for a packed tensor.
+PACKED = 9
 #: Fewer programs, and one condition that names the size of its axis: which is meant, nobody knows.
-BOUND = 8
+BOUND = 10
 #: Conditions for two axes.
-PAIR = 9
+PAIR = 11
 #: A condition whose number has another meaning or none that is known.
-ANY_BOUND = 10
+ANY_BOUND = 12
 #: The size of the axis as a number, for one axis.
-NUMBER = 11
+NUMBER = 13
 #: And for two.
-NUMBERS = 12
-#: One element or row too many, by how far the accesses go.
-BY_ONE = 13
+NUMBERS = 14
+#: An atomic in place of a load, a sum and a store.
+ATOMIC = 15
 #: The access itself, where no correction is right.
-LAST = 14
+LAST = 16

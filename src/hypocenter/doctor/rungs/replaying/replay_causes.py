@@ -10,13 +10,11 @@ import msgspec
 from hypocenter.base.tensor import contiguous_strides
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
-from hypocenter.doctor.edits.product_text import atomic_edits, wide_edits
-from hypocenter.doctor.kernel_text import (
-    guard_line,
-    program_line,
-)
+from hypocenter.doctor.edits.product_text import wide_edits
+from hypocenter.doctor.kernel_text import guard_line
 from hypocenter.doctor.rungs.replaying.mask_causes import with_edit
 from hypocenter.doctor.rungs.replaying.outside_causes import cause_outside
+from hypocenter.doctor.rungs.replaying.race_causes import atomic_causes, race_cause
 from hypocenter.doctor.rungs.replaying.ranks import LAST
 from hypocenter.doctor.rungs.replaying.replay_cause import (
     TEST,
@@ -31,7 +29,7 @@ from hypocenter.doctor.rungs.replaying.replay_cause import (
 )
 from hypocenter.doctor.rungs.replaying.unwritten_causes import grids, wider_masks
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.record.events import SourceRecord, TensorRecord
+from hypocenter.record.events import TensorRecord
 from hypocenter.replay.findings import AXES, Finding, FindingKind, Site
 
 #: Of several findings of a launch the earlier kinds explain the later ones.
@@ -70,7 +68,7 @@ def classify(
     if finding.kind is FindingKind.UNDEFINED_LANE:
         return _undefined_lane(case, use, finding, site)
     if finding.kind is FindingKind.RACE:
-        return _race(case, use, finding, site)
+        return race_cause(case, use, finding, site)
     if finding.kind is FindingKind.NEVER_WRITTEN:
         return _unwritten(case, use, finding)
     if finding.kind is FindingKind.UNINITIALISED_READ and tensor is not None:
@@ -263,32 +261,8 @@ def _null(finding: Finding, tensor: TensorRecord | None, site: Site | None) -> R
 # -- values ---------------------------------------------------------------------------------------
 
 
-def _race(case: Case, use: LaunchMade, finding: Finding, site: Site | None) -> ReplayCause:
-    source = source_of(case, use, site)
-    folded = program_line(source) if source else None
-    place = place_of(site)
-    if folded is not None and site is not None:
-        place = {"file": site.file, "line": folded[0], "expression": folded[1]}
-    single = (1,) * len(use.launch.grid)
-    is_read = finding.has_read and not folded and finding.written_back_line is None
-    name = finding.argument or "it"
-    return ReplayCause(
-        Cause.PROGRAM_RACE,
-        f"Let no program read what another one writes: make two launches of it, or read from a "
-        f"copy of {name}"
-        if is_read
-        else "Let one program write each element, or add with an atomic",
-        (f"`{folded[1]}` gives several programs one index",) if folded else (),
-        (("a grid of one program, which has nobody to race with", lambda make: {"grid": single}),),
-        **place,
-        sooner=tuple(_atomic_causes(source, finding, site)),
-        rank=LAST,
-        allowed=TEST,
-    )
-
-
 def _race_of_lanes(case: Case, use: LaunchMade, finding: Finding, site: Site | None) -> ReplayCause:
-    """Which lane is to store what, the kernel alone does not say, but where each adds to what is
+    """Which lane is to store what the kernel alone does not say, but where each adds to what is
     there."""
     name = finding.argument or "it"
     return ReplayCause(
@@ -299,7 +273,7 @@ def _race_of_lanes(case: Case, use: LaunchMade, finding: Finding, site: Site | N
         (),
         (),
         **place_of(site),
-        sooner=tuple(_atomic_causes(source_of(case, use, site), finding, site, Cause.LANE_RACE)),
+        sooner=tuple(atomic_causes(source_of(case, use, site), finding, site, Cause.LANE_RACE)),
         rank=LAST,
     )
 
@@ -322,31 +296,6 @@ def _undefined_lane(
         **place_of(site),
         edit=edit,
     )
-
-
-def _atomic_causes(
-    source: SourceRecord | None,
-    finding: Finding,
-    site: Site | None,
-    cause: Cause = Cause.PROGRAM_RACE,
-) -> Iterator[ReplayCause]:
-    """An atomic in place of a load, an addition and a store."""
-    if source is None or site is None:
-        return
-    others = "lanes" if cause is Cause.LANE_RACE else "programs"
-    for edit in atomic_edits(source, site.line, finding.argument or ""):
-        yield ReplayCause(
-            cause,
-            f"Add with an atomic: `{edit.now}`",
-            (f"`{edit.was}` writes what it has read before, and so do other {others}",),
-            (),
-            source.file,
-            edit.line,
-            edit.was,
-            edit=TextEdit(f"`{edit.now}` in line {edit.line}", with_edit(source, edit)),
-            is_fix=True,
-            allowed=Allowed(lost=True, why="the atomic reads what it adds to"),
-        )
 
 
 def _unwritten(case: Case, use: LaunchMade, finding: Finding) -> ReplayCause:

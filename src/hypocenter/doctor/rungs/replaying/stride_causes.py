@@ -6,6 +6,7 @@ by the index. No name is asked for, and two values that happen to be equal prove
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,12 +15,14 @@ from itertools import combinations
 import msgspec
 import numpy as np
 
-from hypocenter.base.tensor import span_of
+from hypocenter.base.tensor import contiguous_strides, span_of
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.edits.factor_text import Factor, factors_at, is_used_elsewhere, with_factor
 from hypocenter.doctor.edits.index_text import sizes_along
-from hypocenter.doctor.rungs.replaying.ranks import EXCHANGED, STRIDE, STRIDE_TEXT
+from hypocenter.doctor.kernel_text import follows_what_it_loads
+from hypocenter.doctor.rungs.replaying.ranks import EXCHANGED, PACKED, STRIDE, STRIDE_TEXT
 from hypocenter.doctor.rungs.replaying.replay_cause import (
+    TEST,
     Allowed,
     ReplayCause,
     TextEdit,
@@ -32,6 +35,8 @@ from hypocenter.replay.findings import Finding, Site
 
 #: Corrections of one access that are tried.
 _MAX_TRIES = 6
+#: Numbers that are no strides of the tensor, and are corrected together.
+_MAX_TOGETHER = 3
 #: By so many elements a stride is larger, to see what it multiplies: a descriptor's are multiples
 #: of 16 bytes.
 _STEP = 16
@@ -69,10 +74,17 @@ class _Strided:
 def stride_causes(
     use: LaunchMade, source: SourceRecord, finding: Finding, tensor: TensorRecord, site: Site
 ) -> Iterator[ReplayCause]:
-    """Two strides that were exchanged; one that is not the tensor's own; a wrong one in a line."""
-    if len(tensor.shape) < 2 or len(tensor.shape) != len(tensor.strides):
+    """Two strides that were exchanged; some that are not the tensor's own; a wrong one in a line;
+    a view that is taken for a packed tensor."""
+    if len(tensor.shape) != len(tensor.strides):
         return
     at = _Strided(use, source, finding, tensor, site)
+    if finding.layout is not None:
+        yield ReplayCause(
+            Cause.WRONG_STRIDE, "", (), (), rank=PACKED, resolve=partial(_packed_view, at)
+        )
+    if len(tensor.shape) < 2:
+        return
     for rank, found in (
         (EXCHANGED, _exchanges),
         (STRIDE, _passed_otherwise),
@@ -88,22 +100,71 @@ def _exchanges(at: _Strided, bench: Bench, finding: Finding) -> Iterator[ReplayC
             continue
         right = {one: given[two], two: given[one]}
         if all(_is_of_axis(at, bench, right, name) for name in (one, two)):
-            yield _passing(at, right)
+            yield _passing(at, right, bench)
 
 
 def _passed_otherwise(at: _Strided, bench: Bench, finding: Finding) -> Iterator[ReplayCause]:
-    tries = [
-        {name: stride}
+    wrong = {
+        name: value
         for name, value in at.given.items()
-        if value not in at.own and value > 1
-        for stride in at.own
+        if value not in at.own and value > 1 and _is_in_address(at, bench, name, value)
+    }
+    for num in range(1, _MAX_TOGETHER + 1):
+        tries = [
+            dict(zip(names, strides, strict=True))
+            for names in combinations(sorted(wrong, key=lambda name: -wrong[name]), num)
+            for strides in combinations(at.own, num)  # the larger one for the larger one
+        ]
+        for right in tries[:_MAX_TRIES]:
+            if all(_is_of_axis(at, bench, right, name) for name in right):
+                yield _passing(at, right, bench)
+
+
+def _is_in_address(at: _Strided, bench: Bench, name: str, value: int) -> bool:
+    """Whether the accesses of that line go elsewhere with a larger number."""
+    more = bench.replay({name: value + _STEP}, None, False)
+    if more is None:
+        return False
+    return any(
+        not np.array_equal(access.pointers, more.census.accesses[key].pointers)
+        for key, access in bench.before.census.accesses.items()
+        if access.line == at.finding.line
+        and bench.before.census.aims_at(access) == at.name
+        and key in more.census.accesses
+    )
+
+
+def _packed_view(at: _Strided, bench: Bench, finding: Finding) -> Iterator[ReplayCause]:
+    """A view of which the kernel would read each element once, were it packed, and none besides."""
+    shape, name = tuple(at.tensor.shape), at.name
+    packed = contiguous_strides(shape)
+    right = {name: bench.make(shape=shape, strides=packed)}
+    seen = bench.replay(right, None, False)
+    argument = next((a for a in seen.census.arguments if a.name == name), None) if seen else None
+    if seen is None or argument is None or not seen.report.coverage.is_complete:
+        return
+    aimed = [
+        access.pointers[access.active]
+        for access in seen.census.accesses.values()
+        if access.line == finding.line and seen.census.aims_at(access) == name
     ]
-    for right in tries[:_MAX_TRIES]:
-        if _is_of_axis(at, bench, right, next(iter(right))):
-            yield _passing(at, right)
+    if not aimed or np.unique(np.concatenate(aimed)).size != math.prod(shape):
+        return
+    yield ReplayCause(
+        Cause.WRONG_STRIDE,
+        f"Give the kernel the strides {tuple(at.tensor.strides)} of {name} and step by them, or "
+        f"give it a packed tensor: {name}.contiguous()",
+        (
+            f"{name} is a view of shape {shape} with the strides {tuple(at.tensor.strides)}",
+            f"the kernel steps as through a packed one, with the strides {packed}",
+        ),
+        ((f"{name} packed", lambda make: {name: make(shape=shape, strides=packed)}),),
+        **place_of(at.site),
+        allowed=TEST,
+    )
 
 
-def _passing(at: _Strided, right: Mapping[str, int]) -> ReplayCause:
+def _passing(at: _Strided, right: Mapping[str, int], bench: Bench) -> ReplayCause:
     given = at.given
     now = " and ".join(f"{name} = {value}" for name, value in right.items())
     was = " and ".join(f"{name} = {given[name]}" for name in right)
@@ -120,7 +181,7 @@ def _passing(at: _Strided, right: Mapping[str, int]) -> ReplayCause:
         argument=next(iter(right)),
         in_kernel=False,
         is_fix=True,
-        allowed=_moves(at),
+        allowed=_moves(at, _alike_tensors(at, bench)),
         passed=tuple((name, str(given[name]), str(value)) for name, value in right.items()),
     )
 
@@ -168,10 +229,22 @@ def _writing(at: _Strided, factor: Factor, value: int, text: str, stride: int) -
     )
 
 
-def _moves(at: _Strided) -> Allowed:
-    return Allowed(
-        moved=frozenset({at.name}), why="each index goes to its own element with the right stride"
+def _alike_tensors(at: _Strided, bench: Bench) -> frozenset[str]:
+    """Tensors with that shape and these strides at which accesses go astray as well."""
+    astray = {found.argument for found in bench.before.report.findings}
+    return frozenset(
+        argument.name
+        for argument in bench.before.census.arguments
+        if argument.name in astray
+        and (argument.shape, argument.strides) == (at.tensor.shape, at.tensor.strides)
     )
+
+
+def _moves(at: _Strided, alike: frozenset[str] = frozenset()) -> Allowed:
+    why = "each index goes to its own element with the right stride"
+    # What a table leads to is elsewhere too when its entries are read in their places.
+    is_table = _is_kernel(at) and follows_what_it_loads(at.source, at.name)
+    return Allowed(moved=alike | {at.name}, anywhere=is_table, why=why)
 
 
 def _is_kernel(at: _Strided) -> bool:
@@ -202,14 +275,17 @@ def _stays(at: _Strided, seen: Seen | None, more: Seen | None, stride: int) -> b
     """Whether at every lane the index is one of the axis, and the others stay in theirs.
 
     `more` is the replay with a stride that is larger by _STEP: the addresses differ by the index.
+    What is left must begin at one place for all indices, or the index is in it as well.
     """
     if seen is None or more is None:
         return False
     sizes = sizes_along(at.tensor.shape, at.tensor.strides, stride)
     span = _span(at.tensor, stride, is_inner=False)
     inner = _span(at.tensor, stride, is_inner=True)
+    extent = span_of(at.tensor.shape, at.tensor.strides)
     argument = next((a for a in seen.census.arguments if a.name == at.name), None)
     num_seen = 0
+    begins: dict[int, int] = {}
     for key, access in seen.census.accesses.items():
         again = more.census.accesses.get(key)
         if access.line != at.finding.line or argument is None or not access.active.any():
@@ -228,7 +304,9 @@ def _stays(at: _Strided, seen: Seen | None, more: Seen | None, stride: int) -> b
         if not is_inside.all():
             return False
         num_seen += int(np.count_nonzero(index))
-    return num_seen > 0
+        for row in map(int, np.unique(index)):
+            begins[row] = min(int(rest[index == row].min()), begins.get(row, extent))
+    return num_seen > 0 and len(set(begins.values())) == 1
 
 
 def _span(tensor: TensorRecord, stride: int, *, is_inner: bool) -> int:

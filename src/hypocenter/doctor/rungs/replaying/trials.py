@@ -6,7 +6,7 @@ A correction is right if it takes away what was wrong and nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
@@ -21,7 +21,7 @@ _OF_VALUES = (FindingKind.RACE, FindingKind.NEVER_WRITTEN)
 #: Of these kinds a finding counts lanes, so that more of them is more damage.
 _COUNTED = (FindingKind.OUT_OF_BOUNDS, FindingKind.BETWEEN_ROWS, FindingKind.NEVER_WRITTEN)
 #: Accesses that miss the elements of their tensor: one kind in place of the other is no better.
-_ASTRAY = (FindingKind.OUT_OF_BOUNDS, FindingKind.BETWEEN_ROWS)
+ASTRAY = (FindingKind.OUT_OF_BOUNDS, FindingKind.BETWEEN_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,18 @@ class Green:
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """A cause with the correction that is right, and the fix as data."""
+    """A cause with the correction that is right, and the fix as data.
+
+    `text` and `passed` are what the launch was replayed with. `parts` are the causes whose fixes
+    were joined, each of which mends one access.
+    """
 
     cause: ReplayCause
     green: Green
     edits: tuple[Edit, ...] = ()
+    text: SourceRecord | None = None
+    passed: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[ReplayCause, ...] = ()
 
 
 def has(report: ReplayReport, finding: Finding, *, any_line: bool = False) -> bool:
@@ -70,7 +77,7 @@ def has(report: ReplayReport, finding: Finding, *, any_line: bool = False) -> bo
 
 
 def is_same(one: Finding, other: Finding, *, any_line: bool = False) -> bool:
-    is_alike = one.kind == other.kind or (one.kind in _ASTRAY and other.kind in _ASTRAY)
+    is_alike = one.kind == other.kind or (one.kind in ASTRAY and other.kind in ASTRAY)
     return is_alike and one.argument == other.argument and (any_line or one.line == other.line)
 
 
@@ -104,7 +111,9 @@ def judge(
         return refute(f"{worse.kind} at {worse.argument or worse.operation} instead")
     if allowed.is_test:
         return Ruling(True, effect)
-    if change.num_unwritten and not allowed.anywhere:
+    # With another stride other elements are written, and no fewer.
+    has_moved = bool(allowed.moved & change.moved) and change.more_written >= 0
+    if change.num_unwritten and not allowed.anywhere and not has_moved:
         return refute(f"{count_text(change.num_unwritten, 'element')} written no more")
     if change.num_unread:
         return refute(f"{count_text(change.num_unread, 'element')} read no more")
@@ -147,7 +156,7 @@ def _leaves_undefined(found: Finding, finding: Finding) -> bool:
 
     Lanes that read inside and do no more are counted as lost, whatever is found of them.
     """
-    is_undefined = found.kind is FindingKind.UNDEFINED_LANE and finding.kind in _ASTRAY
+    is_undefined = found.kind is FindingKind.UNDEFINED_LANE and finding.kind in ASTRAY
     return is_undefined and (found.argument, found.line) == (finding.argument, finding.line)
 
 
@@ -211,7 +220,9 @@ def _try(bench: Bench, finding: Finding, cause: ReplayCause) -> Fitting | None:
         seen = bench.replay({}, cause.edit.source, False)
         green = _green(bench, finding, cause, seen, cause.edit.said)
         edits = edits_of(bench.text, cause.edit.source) if bench.text is not None else ()
-        return Fitting(cause, green, edits if cause.is_fix else ()) if green is not None else None
+        if green is None:
+            return None
+        return Fitting(cause, green, edits if cause.is_fix else (), cause.edit.source)
     if bench.changed is not None and cause.in_kernel:
         line, was = bench.changed
         seen = bench.replay({}, None, True)
@@ -227,7 +238,7 @@ def _try(bench: Bench, finding: Finding, cause: ReplayCause) -> Fitting | None:
             less = bench.replay(cause.too_little(bench.make), None, False)
             if less is None or not has(less.report, finding):
                 return None
-        return Fitting(cause, green, _passed_values(bench, cause.passed))
+        return Fitting(cause, green, _passed_values(bench, cause.passed), passed=corrections)
     return _with_scalar(bench, finding, cause) if cause.scalar else None
 
 
@@ -246,10 +257,10 @@ def _green(
     if not ruling.is_right:
         return None
     effect = ruling.effect if cause.is_fix or other_text else None
-    return Green(said, _passes(said, seen.report), effect, seen.report.findings)
+    return Green(said, passes_text(said, seen.report), effect, seen.report.findings)
 
 
-def _passes(said: str, report: ReplayReport) -> str:
+def passes_text(said: str, report: ReplayReport) -> str:
     return (
         f"the same replay with {said}: no such finding "
         f"({report.coverage.num_run} of {report.coverage.num_launched} programs)"
@@ -289,7 +300,7 @@ def _with_scalar(bench: Bench, finding: Finding, cause: ReplayCause) -> Fitting 
         if not is_right(value):
             return None
     edits = _passed_values(bench, ((name, str(given), str(value)),))
-    return Fitting(cause, passed[value], edits if cause.is_fix else ())
+    return Fitting(cause, passed[value], edits if cause.is_fix else (), passed={name: value})
 
 
 def _passed_values(bench: Bench, values: Sequence[tuple[str, str, str]]) -> tuple[Edit, ...]:
