@@ -1,4 +1,5 @@
-"""Writes docs/reports/: pages that `hypo doctor --html` makes of three real runs. No GPU is needed.
+"""Writes docs/reports/: pages that `hypo doctor --html` makes of real runs. No GPU is needed: the
+one run that was made on a GPU is a bundle of an H200.
 
     python tools/report_pages.py
 
@@ -25,7 +26,13 @@ from hypocenter.record import bundle as bundles
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "reports"
 PROGRAM = "tests/foreign/programs/gather.py"
+COMPILED = "tests/foreign/programs/compiled_model.py"
+#: The bundle that `benchmarks/corpus/side_result_early.py` left under `--suspect`.
+STREAMS = ROOT / "tests" / "fixtures" / "streams" / "side_result_early"
+NUMBERS = "tests/foreign/programs/masked_row.py"
 WIDTH, CAPTURED = "positions_of_two_bytes", "captured_pointer_freed"
+#: A file of Inductor's, whose folder and name are of this machine.
+_WRITTEN = re.compile(r"/[\w/.-]*torchinductor[^/\s]*/\w+/\w+")
 #: Parts of a page that are another run's: what it drew of addresses, what fresh memory held, and
 #: what it printed.
 _OF_ONE_RUN = re.compile(r"<svg.*?</svg>|<small>held .*?</small>|<pre>.*?</pre>", re.S)
@@ -43,6 +50,14 @@ def pages() -> Iterator[tuple[str, str]]:
         program = (sys.executable, PROGRAM)
         _hypo(3, *doctor, str(folder / "index"), "--", *program, TRITON_INTERPRET="1")
         yield "index-out-of-range", _page(folder / "index")
+        program = (sys.executable, COMPILED)
+        _hypo(3, *doctor, str(folder / "compiled"), "--", *program)
+        yield "compiled-index", _page(folder / "compiled")
+        program = (sys.executable, NUMBERS)
+        nan = (*doctor, str(folder / "nan"), "--nan")
+        _hypo(3, *nan, "--", *program, TRITON_INTERPRET="1")
+        yield "first-nan", _page(folder / "nan")
+        yield "missing-wait", _page(STREAMS)
         _hypo(0, "lab", "run", CAPTURED, "--out", str(folder / "bad"))
         _hypo(0, "lab", "run", CAPTURED, "--twin", "--out", str(folder / "good"))
         yield "captured-pointer", _page(folder / "bad" / "bundle", folder / "good" / "bundle")
@@ -76,6 +91,7 @@ def _page(folder: Path, good: Path | None = None) -> str:
     is_foreign = bundle.is_foreign
     origin = Origin("hypo-bundle", has_steps=not is_foreign, needs_sources=is_foreign)
     page = report_html(bundle, diagnosis, origin, allow_source=True)
+    page = _WRITTEN.sub("torchinductor/written", page)
     return (
         page.replace(f"{ROOT}/", "").replace(f"{sys.prefix}/", "").replace(f"{Path.home()}/", "~/")
     )

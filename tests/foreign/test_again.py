@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from hypocenter.cli import app
-from hypocenter.cli.escalation import BLOCKING, WATCHED, Escalation, ExaminedRun
+from hypocenter.cli.escalation import BLOCKING, WATCHED, Escalation, ExaminedRun, Way
 from hypocenter.doctor.causes import Cause
-from hypocenter.doctor.diagnosis import Proof, RootCause, Verdict
+from hypocenter.doctor.diagnosis import GpuSight, Proof, RootCause, Verdict
 from hypocenter.doctor.doctor import LADDER, diagnose
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
@@ -310,6 +310,47 @@ def test_a_run_that_can_tell_nothing_more_is_left_out_with_its_reason(
     for line, reason in zip(lines, ["", "", *reasons], strict=True):
         assert ("left out" in line) == bool(reason), line
         assert reason in line
+
+
+AS_IT_IS, GUARDED, DRIVEN, CHECKED = (
+    "as it is", "guarded", "with blocking launches, the driver watched", "below compute-sanitizer",
+)  # fmt: skip
+ABORTED = "what():  kernel, /tmp/c/cab.main.cpp:24, index out of bounds: 0 <= tmp2 < 128L"
+
+
+@pytest.mark.parametrize(
+    ("is_triton", "signal", "stderr", "ways"),
+    [
+        (True, None, "", [AS_IT_IS, GUARDED, DRIVEN, CHECKED]),
+        (False, None, "", [AS_IT_IS, DRIVEN, CHECKED, GUARDED]),
+        (True, 6, ABORTED, [AS_IT_IS, "on one thread", GUARDED, DRIVEN, CHECKED]),
+        (True, None, ABORTED, [AS_IT_IS, GUARDED, DRIVEN, CHECKED]),
+        (True, 6, "double free", [AS_IT_IS, GUARDED, DRIVEN, CHECKED]),
+    ],
+    ids=["Triton's", "another's", "threads", "an exception", "aborted"],
+)
+def test_the_way_that_can_tell_most_comes_first(
+    is_triton: bool, signal: int | None, stderr: str, ways: list[str],
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    made: list[str] = []
+    sight = GpuSight(source="dump", exception="illegal", kernel="scatter", is_triton=is_triton)
+    run = examined("crash", sights=(sight,))
+    fault = FaultRecord(kind="crash", message="broke", signal=signal)
+    run = ExaminedRun(
+        msgspec.structs.replace(run.bundle, fault=fault, stderr=stderr), run.diagnosis
+    )
+
+    def run_way(self: Escalation, way: Way) -> tuple[Ended, ExaminedRun]:
+        made.append(way.name)
+        return ended(), run
+
+    for name in (*BLOCKING, *WATCHED):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Escalation, "_run", run_way)
+    monkeypatch.setattr("hypocenter.watch.sanitizers.memcheck", lambda: "/bin/true")
+    Escalation(("true",), tmp_path, Deadlines()).run()
+    assert made == ways
 
 
 @pytest.mark.tier("sim")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +12,15 @@ from pathlib import Path
 import pytest
 from fake_driver import SCALE, SCATTER, Fake, has_compiler
 
+from hypocenter.base.errors import ErrorKind
 from hypocenter.coredump.names import source_name
+from hypocenter.foreign import hooks
 from hypocenter.foreign.driver.library import Cupti, DriverLibrary, NotHere
 from hypocenter.foreign.driver.watch import DriverWatch
 from hypocenter.record import driver_run, driver_table
 from hypocenter.record.driver_log import DriverLogWriter, read_driver_log
 from hypocenter.record.driver_run import DriverRun
+from hypocenter.record.runtime_text import kind_of_text
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="takes a C compiler")
 
@@ -215,3 +219,26 @@ def test_a_table_that_is_damaged_is_told_of(watched: Watched) -> None:
     assert run is not None
     assert run.launches == ()
     assert "has 5 bytes, but a table has" in missing[0].reason
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CudaAPIError: [700] Call to cuCtxSynchronize results in CUDA_ERROR_ILLEGAL_ADDRESS",
+        "CudaAPIError: [719] Call to cuMemcpyDtoH results in UNKNOWN_CUDA_ERROR",
+        "CUDARuntimeError: cudaErrorIllegalAddress: an illegal memory access was encountered",
+        "XlaRuntimeError: INTERNAL: CUDA_ERROR_MISALIGNED_ADDRESS",
+    ],
+)
+def test_the_words_of_other_libraries_are_those_of_a_fault(said: str) -> None:
+    assert kind_of_text(said) is ErrorKind.FOUND_LATER
+    assert any(words in said for words in hooks._OF_A_GPU)
+    assert kind_of_text("CudaAPIError: [1] Call to cuLaunchKernel results in INVALID_VALUE") is (
+        ErrorKind.OTHER
+    )
+
+
+def test_a_program_without_torch_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of numba's: there is no storage to watch, and no torch to ask."""
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert hooks._storages_are_kept() is False

@@ -151,7 +151,7 @@ def test_an_older_torch_and_one_that_is_not_known_run_as_ever() -> None:
     watch_inductor(kind, lambda *facts: told.append(facts[1:]), attempt)
     grid = lambda meta: (1000 // meta["B"], 2, 1)  # noqa: E731
     assert kind().run("x", 7, grid=grid, stream=3) == "ran"
-    [(given, size)] = told
+    [(given, size, _)] = told
     assert (given["x"], given["n"], given["B"], given["num_warps"]) == ("x", 7, 64, 2)
     assert size == (15, 2, 1)
     assert not failed
@@ -175,7 +175,7 @@ def test_a_launch_that_failed_while_it_was_measured_is_noted() -> None:
         with pytest.raises(RuntimeError, match=error):
             Measured().run("x", 7, grid=lambda meta: (3, 2, 1), stream=3)
         assert len(told) == num_told
-    [(given, size)] = told
+    [(given, size, _)] = told
     assert (given["x"], given["B"], size) == ("x", 64, (3, 2, 1))
 
 

@@ -19,6 +19,8 @@ from tools import report_pages
 PROGRAM = browser()
 needs_browser = pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installed")
 PAGES = sorted((ROOT / "docs" / "reports").glob("*.html"))
+#: Those that have an address to draw.
+OF_MEMORY = ("captured-pointer", "dtype-width", "index-out-of-range")
 PHONE, DESK = 360, 1280
 #: Elements that are cut off or reach out of the page; what scrolls in itself may be wide.
 TOO_WIDE = """[...document.querySelectorAll('body *')].filter(e =>
@@ -80,8 +82,9 @@ def test_a_page_reads_well_on_each_screen(
     name: str, made: dict[str, Path], page: Page, tmp_path: Path
 ) -> None:
     check_shown(page, made[name], tmp_path)
-    assert page.value("document.querySelectorAll('.source .bad').length") >= 1
-    assert page.value("document.querySelectorAll('.memory .wrong').length") == 1
+    if name in OF_MEMORY:
+        assert page.value("document.querySelectorAll('.source .bad').length") >= 1
+        assert page.value("document.querySelectorAll('.memory .wrong').length") == 1
 
 
 @needs_browser

@@ -1,12 +1,14 @@
 """Runs a foreign command in one way after another until the doctor has proven a cause.
 
-First as it is; where it ended at NaN with an eye on its numbers; then guarded, with blocking
-launches and the driver watched, and below compute-sanitizer. Each run is told in a line on stderr.
+First as it is; where it ended at NaN with an eye on its numbers, and where threads of a compiled
+graph ended it on one thread; then guarded, with blocking launches and the driver watched, and below
+compute-sanitizer. Each run is told in a line on stderr.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +43,11 @@ UNGUARDED = (
 BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1", "AMD_SERIALIZE_KERNEL": "3", "HIP_LAUNCH_BLOCKING": "1"}
 
 
+#: Has torch.compile write C++ for one thread. An error of a check in several ends the process, and
+#: on one it is an exception, of which the program's own line is known.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+#: What such a check of Inductor's says (torch/_inductor/codegen/common.py, `indirect_assert`).
+_CHECK = "index out of bounds: 0 <= "
 #: Has CUPTI record each launch, of kernels that are not Triton's as well.
 WATCHED = {WATCHES_DRIVER: "1"}
 
@@ -54,12 +61,14 @@ class Way:
     is_guarded: bool = False
     is_checked: bool = False
     is_nan: bool = False
+    is_single: bool = False
     is_waited_for: bool = False
 
 
 WAYS = (
     Way("as it is"),
     Way("with an eye on its numbers", is_nan=True),
+    Way("on one thread", ONE_THREAD, is_single=True),
     Way("guarded", is_guarded=True),
     Way("with blocking launches, the driver watched", {**BLOCKING, **WATCHED}, is_waited_for=True),
     Way("below compute-sanitizer", sanitizers.VARIABLES, is_checked=True),
@@ -93,8 +102,12 @@ class Escalation:
 
     def run(self) -> ExaminedRun | None:
         """Until a cause is proven or no way is left; the run to report on, None without any."""
-        for number, way in enumerate(WAYS):
+        left = list(WAYS)
+        for number in range(len(WAYS)):
+            way = self._next(left)
             if way.is_nan and not self._ended_at_number():
+                continue
+            if way.is_single and not self._threads_ended_it():
                 continue
             if reason := self._left_out(way):
                 self._tell(RunMade(name=way.name, left_out=reason))
@@ -116,10 +129,29 @@ class Escalation:
             say("no run proved a cause" + ("" if self.suspect else f"; {UNGUARDED}"))
         return self._best()
 
+    def _next(self, left: list[Way]) -> Way:
+        """Take the next of the ways that are left.
+
+        A guard is put around Triton's launches alone. So where a kernel stopped that is none of
+        these, the driver is watched first.
+        """
+        first = self._examined.get(0)
+        sights = first.diagnosis.sights if first is not None else ()
+        if any(sight.exception and sight.kernel and not sight.is_triton for sight in sights):
+            left.sort(key=lambda way: way.is_guarded)  # keeps the order of the others
+        return left.pop(0)
+
     def _ended_at_number(self) -> bool:
         """Whether the command, run as it is, found NaN or infinity itself and ended there."""
         first = self._examined.get(0)
         return first is not None and first.bundle.fault.error_kind is ErrorKind.NOT_A_NUMBER
+
+    def _threads_ended_it(self) -> bool:
+        """Whether the command was aborted by a check in C++ of torch.compile's."""
+        first = self._examined.get(0)
+        if first is None or first.bundle.fault.signal != signal.SIGABRT:
+            return False
+        return any(".cpp:" in line and _CHECK in line for line in first.bundle.stderr.splitlines())
 
     def _tell(self, run: RunMade) -> None:
         self._made.append(run)
@@ -128,7 +160,7 @@ class Escalation:
     def _left_out(self, way: Way) -> str:
         """Why this way can tell nothing more; empty where it may."""
         first = self._examined.get(0)
-        if way.name == WAYS[0].name or way.is_guarded or way.is_nan:
+        if way.name == WAYS[0].name or way.is_guarded or way.is_nan or way.is_single:
             return ""
         if first is None or first.bundle.fault.kind == "none":
             return "the command ended without a fault, and this only says where one is made"

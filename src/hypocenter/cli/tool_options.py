@@ -146,7 +146,7 @@ class DoctorOptions:
             name="--again",
             help="Run the command again until a cause is proven: as with --nan, guarded, with "
             "blocking launches and the driver watched, below compute-sanitizer. It must do no harm "
-            "when it runs up to five times.",
+            "when it runs up to six times.",
             **SWITCH,
         ),
     ] = False

@@ -12,6 +12,7 @@ import msgspec
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import CAUSES, plausible
+from hypocenter.doctor.compiled.words import in_users_words
 from hypocenter.doctor.diagnosis import (
     Diagnosis,
     Hypothesis,
@@ -27,6 +28,7 @@ from hypocenter.doctor.run_environment import run_environment_of
 from hypocenter.doctor.rungs.address import addresses
 from hypocenter.doctor.rungs.captured import captured_pointers
 from hypocenter.doctor.rungs.compiled_code import compiled_code
+from hypocenter.doctor.rungs.compiled_index import compiled_index
 from hypocenter.doctor.rungs.contracts import contracts
 from hypocenter.doctor.rungs.driver.launches import driver_launches
 from hypocenter.doctor.rungs.engine.adopted_blocks import adopted_blocks
@@ -66,6 +68,7 @@ LADDER: dict[str, Rung] = {
     "numbers": numbers,
     "card hardware": card_hardware,
     "refusals": refusals,
+    "compiled index": compiled_index,
     "address": addresses,
     "core dump": gpu_stops,
     "driver": driver_launches,
@@ -140,21 +143,22 @@ def diagnose(
         rungs.append(RungRecord(name=name, seconds=seconds, left_out=failed))
     _tell_of_time(case, [rung.name for rung in rungs if rung.left_out == _NO_TIME])
     ordered = judge(case, LADDER)
+    roots = tuple(in_users_words(case, root) for root in ordered.roots)
     return Diagnosis(
         kind=bundle.kind,
         fault_kind=bundle.fault.kind,
         symptom=symptom(case),
-        surfaced=describe_surface(case, ordered.roots),
+        surfaced=describe_surface(case, roots),
         environment=run_environment_of(bundle),
         hypotheses=_table(case),
-        roots=ordered.roots,
+        roots=roots,
         unseen=tuple(case.unseen),
         consequences=ordered.consequences,
         sights=tuple(case.sights),
         rungs=tuple(rungs),
         seconds=time.perf_counter() - started,
         answers=case.good_diff.answers if case.good_diff else None,
-        is_unexplained=bool(ordered.roots) and not explain(case, ordered.roots[0]),
+        is_unexplained=bool(roots) and not explain(case, roots[0]),
         not_compared=_why_not_compared(case.good_diff),
     )
 

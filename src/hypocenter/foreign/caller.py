@@ -13,7 +13,7 @@ import linecache
 import os
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 
 from hypocenter.base.package import is_own_file
@@ -78,6 +78,16 @@ def _whose(file: str) -> _Whose:
         return _Whose.NOBODYS
     is_installed = any(part in file for part in _FOLDERS) or file.startswith(_STANDARD)
     return _Whose.INSTALLED if is_installed else _Whose.OWN
+
+
+def innermost_line(places: Sequence[tuple[str, int]]) -> str:
+    """The innermost of some lines (file, line) that is the program's own, else of what it installed
+    beside torch and Triton; "" without either. The innermost stands last."""
+    for wanted in (_OWN, _INSTALLED):
+        for file, line in reversed(places):
+            if _whose(file) is wanted:
+                return f"{file}:{line}"
+    return ""
 
 
 @functools.lru_cache(maxsize=4096)

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 from hypocenter.device.limits import GpuLimits, present_gpu
 from hypocenter.foreign.argument_facts import INTERPRETER, device_and_stream, mark_undefined
 from hypocenter.foreign.caller import caller_of_now
+from hypocenter.foreign.compiled.session import COMPILER_MODULES, CompiledSession
 from hypocenter.foreign.driver.arming import GPU_MODULES, PROFILERS, Arming
 from hypocenter.foreign.graph_hooks import GraphWatch
-from hypocenter.foreign.inductor import name_of, watch_inductor
+from hypocenter.foreign.inductor import MadeIn, name_of, watch_inductor
 from hypocenter.foreign.last_exception import MAX_CHARS, call_of, refusal_of
 from hypocenter.foreign.lost_launches import LostLaunches
 from hypocenter.foreign.nonfinite.hooks import NumberHooks
@@ -49,6 +50,8 @@ MAX_FAILURES = 10
 _RUNS: set[CodeType] = set()
 #: Sentences of the runtimes, after which a program that launched nothing is worth a look as well.
 _OF_A_GPU = ("CUDA error", "HIP error", "Triton Error", "out of memory")
+#: Those of numba, CuPy and JAX.
+_OF_A_GPU += ("CUDA_ERROR", "cudaError", "CudaAPIError")
 
 
 class _State:
@@ -69,6 +72,7 @@ class _State:
     order: OrderSession | None = None
     numbers: NumberHooks
     driver: Arming
+    compiled: CompiledSession
     #: To be called when torch.compile has been loaded.
     on_compiler_loaded: Callable[[], None] = staticmethod(lambda: None)
 
@@ -108,7 +112,9 @@ def module_loaded(module: Any) -> None:
         _count_compiled(module)
         if _is_guarded_run():
             reason = "it is launched as a compiled kernel, past triton.jit"
-            _list_past(module.CompiledKernel, "__getitem__", reason)
+            _list_past(module.FusedKernel, "__getitem__", reason)
+    elif module.__name__ in COMPILER_MODULES:
+        _State.compiled.watch(module)
     elif module.__name__ == "torch._inductor.runtime.triton_heuristics":
         _watch_the_end()
         watch_inductor(module.CachingAutotuner, _note_compiled, _attempt_launch, _State.lost.count)
@@ -175,8 +181,14 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def _storages_are_kept() -> bool:
-    """Whether torch's object for a storage lives as long as the storage, as of torch 2.1 on."""
-    tensor = sys.modules["torch"].empty(1, device="cpu")
+    """Whether torch's object for a storage lives as long as the storage, as of torch 2.1 on.
+
+    Of a program without torch, as one of numba's, there is none.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    tensor = torch.empty(1, device="cpu")
     return weakref.ref(tensor.untyped_storage())() is not None
 
 
@@ -229,6 +241,7 @@ _State.lost = LostLaunches(lambda: _State.recorder)
 _State.graphs = GraphWatch(recorder, _attempt)
 _State.numbers = NumberHooks(recorder, lambda: _State.graphs.captured_into is None)
 _State.driver = Arming(recorder, _attempt)
+_State.compiled = CompiledSession(recorder, _attempt)
 
 
 # -- launches -------------------------------------------------------------------------------------
@@ -433,7 +446,9 @@ def _make_again(original: Any, launch: _Launch, repeat: Repeat, compiled: Any) -
             _State.recorder.record_outcome(launch.made, repeat, make, compiled)
 
 
-def _note_compiled(jit: Any, given: Mapping[str, Any], size: tuple[int, ...]) -> None:
+def _note_compiled(
+    jit: Any, given: Mapping[str, Any], size: tuple[int, ...], made_in: MadeIn
+) -> None:
     """A launch of a kernel of torch.compile's."""
     launch = _Launch(
         jit,
@@ -444,6 +459,7 @@ def _note_compiled(jit: Any, given: Mapping[str, Any], size: tuple[int, ...]) ->
         num_compiled=_State.num_compiled,
     )
     launch.looked_at(None)
+    _State.compiled.tell(jit, made_in)
     _over()  # when it comes back is not watched
 
 
@@ -521,6 +537,7 @@ def _note_end(error: BaseException, trace: TracebackType | None) -> None:
     text = f"{type(error).__name__}: {error}"[:MAX_CHARS]
     is_of_gpu = any(words in text for words in _OF_A_GPU)
     refused = refusal_of(error, *_kernel_of(trace), _limits)
+    _State.compiled.note_end(error, trace)
     is_of_any = is_of_gpu or refused or is_of_numbers(f"{text} {call}")
     opened = recorder() if is_of_any else _State.recorder
     if opened is None:

@@ -15,15 +15,26 @@ import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 from hypocenter.record.runtime_text import code_in
 
-#: Told of a launch: kernel, arguments and constants by name, grid.
-NoteLaunch = Callable[[Any, Mapping[str, Any], tuple[int, ...]], object]
+#: Told of a launch: kernel, arguments and constants by name, grid, and where it is made.
+NoteLaunch = Callable[[Any, Mapping[str, Any], tuple[int, ...], "MadeIn"], object]
 #: In the names of folders in which Inductor keeps what it has written.
 _WRITTEN = "torchinductor_"
+#: Calls between a launch and the line that asks for it.
+_MAX_BETWEEN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MadeIn:
+    """The line of Inductor's own file that makes a launch, and the parameters in its order."""
+
+    file: str
+    line: int
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +67,9 @@ def watch_inductor(
 
     @functools.wraps(original)
     def run(self: Any, *args: Any, **options: Any) -> Any:
-        is_known = _is_settled(self)
+        is_known, by = _is_settled(self), sys._getframe(1)
         if is_known:
-            attempt(_note, self, self.launchers[0], probes, args, options, note)
+            attempt(_note, self, self.launchers[0], probes, args, options, note, by)
         try:
             return original(self, *args, **options)
         except RuntimeError as error:
@@ -66,11 +77,11 @@ def watch_inductor(
             # their tiles alone.
             launchers: list[Any] = getattr(self, "launchers", [])
             if code_in(f"{error}") is not None and len(launchers) > 1:
-                attempt(_note, self, launchers[0], probes, args, options, note)
+                attempt(_note, self, launchers[0], probes, args, options, note, by)
             raise
         finally:
             if not is_known and _is_settled(self):
-                attempt(_note, self, self.launchers[0], probes, args, options, note)
+                attempt(_note, self, self.launchers[0], probes, args, options, note, by)
             elif not is_known and hasattr(self, "fn") and sys.exc_info()[0] is None:
                 lose(name_of(self), "which of its configurations was launched is not known")
 
@@ -114,6 +125,7 @@ def _note(
     args: tuple[Any, ...],
     options: Mapping[str, Any],
     note: Callable[..., None],
+    by: FrameType | None,
 ) -> None:
     probe = probes.get(launcher)
     if probe is None:
@@ -123,7 +135,19 @@ def _note(
     probe.ask(*args, **given)
     [grid] = probe.grids
     bound = dict(zip(probe.names, args, strict=False)) | given
-    note(tuner, {**_constants(tuner), **bound, **_configuration(launcher.config)}, grid)
+    made = {**_constants(tuner), **bound, **_configuration(launcher.config)}
+    note(tuner, made, grid, _made_in(by, probe.names))
+
+
+def _made_in(frame: FrameType | None, names: tuple[str, ...]) -> MadeIn:
+    """The nearest line that Inductor wrote, from a frame on: hooks of others may lie between."""
+    for _ in range(_MAX_BETWEEN):
+        if frame is None:
+            break
+        if is_written_by_inductor(frame.f_code.co_filename):
+            return MadeIn(frame.f_code.co_filename, frame.f_lineno, names)
+        frame = frame.f_back
+    return MadeIn("", 0, names)
 
 
 def _probe_of(launcher: Any) -> _Probe:

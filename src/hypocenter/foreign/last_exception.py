@@ -13,9 +13,12 @@ from typing import Any
 
 from hypocenter.base.refusals import AnyRefusal, CompileError, ResourceExceeded
 from hypocenter.foreign.caller import is_library
+from hypocenter.foreign.inductor import is_written_by_inductor
 from hypocenter.record.catalogue import sources_of
 
 MAX_CHARS = 2000
+#: The frame of Dynamo's that calls what it compiled.
+_DYNAMO = "torch/_dynamo/eval_frame.py"
 #: Functions in a chain of calls, of which the compiler tells each.
 _MAX_CALLS = 100
 #: Where Triton says what may be done with which values, for compilers and its interpreter.
@@ -104,10 +107,22 @@ def _place_of(jit: Any, text: str | None) -> tuple[str, int]:
     return "", 0
 
 
+def _is_of_others(file: str) -> bool:
+    """Whether a line is of torch, Triton or this package, or torch.compile wrote it."""
+    return is_library(file) or is_written_by_inductor(file)
+
+
 def call_of(trace: TracebackType | None) -> tuple[str, str, bool]:
     """What the program was doing, where, and whether that is the text of its line."""
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(trace)]
-    own = [pair for pair in frames if not is_library(pair[0].co_filename)] or frames
+    inner = [code.co_filename for code, _ in frames[1:]] + [""]
+    own = [
+        (code, line)
+        for (code, line), below in zip(frames, inner, strict=True)
+        if not _is_of_others(code.co_filename)
+        # Dynamo runs what it compiled of a function in a frame of that name, at its first line.
+        and not (below.endswith(_DYNAMO) and line == code.co_firstlineno)
+    ] or frames
     if not own:
         return "the program", "", False
     code, line = own[-1]

@@ -36,6 +36,7 @@ from hypocenter.foreign.seen_memory import (
 from hypocenter.foreign.seen_reads import SeenRead, SeenReads
 from hypocenter.record import ring
 from hypocenter.record.catalogue import sources_of
+from hypocenter.record.compiled_graph import FusedKernel
 from hypocenter.record.contents import LaunchOutcome, OtherBits
 from hypocenter.record.events import (
     Called,
@@ -115,6 +116,8 @@ class ForeignRecorder:
         self._devices: dict[str, Any] = {}
         #: What a guarded run found and could not guard, which outlives a log that begins anew.
         self._of_guard: list[MaskedOff | RanUnguarded] = []
+        #: What torch.compile's kernels were made of, which outlives it as well.
+        self._compiled: list[FusedKernel] = []
         #: The launch that is being made, if it is to be made again.
         self._repeats = Repeats()
         self.repeat: Repeat | None = None
@@ -127,7 +130,7 @@ class ForeignRecorder:
     def _begin(self) -> None:
         self._kernels: dict[int, _Kernel] = {}
         self._written: set[str] = set()
-        for event in self._of_guard:
+        for event in (*self._of_guard, *self._compiled):
             self._log.keep_event(event)
 
     def _make_room(self, graph: Any) -> None:
@@ -411,6 +414,17 @@ class ForeignRecorder:
                     expression=expression,
                 )
             )
+
+    def record_compiled(self, jit: Any, facts: Mapping[str, Any]) -> None:
+        """What a kernel of torch.compile's that was launched was made of; fields of the event."""
+        with self._lock:
+            kernel = self._kernels.get(id(jit))
+            if kernel is None or len(self._compiled) >= MAX_KERNELS:
+                return
+            now = self._log.now()
+            event = FusedKernel(**now, kernel=kernel.name, source=kernel.source, **facts)
+            self._compiled.append(event)
+            self._log.keep_event(event)
 
     def count_guarded(self) -> None:
         """Another launch was made in its guarded form."""

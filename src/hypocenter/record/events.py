@@ -12,6 +12,7 @@ import msgspec
 
 from hypocenter.base.errors import ErrorKind
 from hypocenter.base.refusals import AnyRefusal
+from hypocenter.record.compiled_graph import FusedKernel, IndexMadeAgain
 from hypocenter.record.engine_events import (
     Answered,
     BlockChanged,
@@ -474,17 +475,20 @@ AnyEvent = (
     | NonFinite
     | NonFiniteReached
     | NumbersWatched
+    | FusedKernel
+    | IndexMadeAgain
 )
 
 
 def is_lasting(event: AnyEvent) -> bool:
-    """Whether it stays without its step: of memory, found by a watch, or a graph's launch."""
+    """Whether it stays without its step: of memory or a compiler, found by a watch, a graph's."""
     if isinstance(event, Launched):
         return event.graph > 0
     of_memory = Allocated | Freed | Captured | MaskedOff | RanUnguarded | LostLaunch | Tuned
     of_order = Disordered | OrderWatched
     of_numbers = NonFinite | NonFiniteReached | NumbersWatched
-    return isinstance(event, of_memory | of_order | of_numbers)
+    of_compiler = FusedKernel | IndexMadeAgain
+    return isinstance(event, of_memory | of_order | of_numbers | of_compiler)
 
 
 #: The plan of a Place whose launch belongs to no plan; its `launch` is the event's `seq` then.

@@ -73,7 +73,11 @@ _KINDS: tuple[tuple[re.Pattern[str], ErrorKind], ...] = (
     (
         re.compile(
             r"illegal (?:memory|address|instruction)|misaligned ?address|access fault|"
-            r"launch ?failure|hardware stack error|device-side assert",
+            r"launch ?failure|hardware stack error|device-side assert|"
+            r"not supported on global/shared address space|invalid program counter|"
+            # The driver's own names, as CuPy and JAX have them, and numba's words.
+            r"CUDA_ERROR_(?:ILLEGAL|MISALIGNED|LAUNCH_FAILED|HARDWARE_STACK|ASSERT|INVALID_PC)|"
+            r"CUDA_ERROR_INVALID_ADDRESS_SPACE|\[7(?:00|1[0-9])\] Call to cu\w+ results in",
             re.I,
         ),
         ErrorKind.FOUND_LATER,

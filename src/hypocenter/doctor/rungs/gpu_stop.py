@@ -14,6 +14,7 @@ import msgspec
 from hypocenter.base.errors import HypoError, MissingPackage
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause, index_cause
+from hypocenter.doctor.compiled.words import user_name_of
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, SolvedEntry, Verdict, proven, row
 from hypocenter.doctor.gpu_sight import (
     address_text,
@@ -201,7 +202,7 @@ def _claims_of_replay(case: Case, stopped: _Stop) -> list[Claim]:
         return [_claim_of_nothing(stopped)]
     wrapped = None
     if solution.wrapped:
-        shown = _name_of(solution)
+        shown = _name_of(case, use, solution)
         wrapped = claims_of_wrapped(case, use, stopped.warp, stopped.told, solution, shown)
     return wrapped or [_by_entry(case, stopped, solution)]
 
@@ -326,7 +327,7 @@ def _by_entry(case: Case, stopped: _Stop, solution: Any) -> Claim:
     """The claim that an entry of a tensor led to where the GPU stopped."""
     entry, finding, use = solution.entry, solution.finding, stopped.use
     tensor = case.tensor_of(use.launch, entry.argument)
-    shown = _name_of(solution)
+    shown = _name_of(case, use, solution)
     hold = "hold" if entry.is_cast and not solution.others else "holds"
     holds = f"{shown} {hold} {_value(solution)}"
     cause, sentence, fix, at = _meaning(case, stopped, solution, shown)
@@ -336,7 +337,7 @@ def _by_entry(case: Case, stopped: _Stop, solution: Any) -> Claim:
         f"{' '.join(filter(None, (finding.argument, finding.detail)))}"
     )
     is_open = solution.largest is None
-    corrected, green = _green(solution, shown)
+    corrected, green = _green(case, use, solution, shown)
     kernel, argument = use.launch.kernel, case.fact_of(use.launch, entry.argument)
     evidence = (*_values(finding), *_others(solution))
     if is_open:
@@ -398,15 +399,16 @@ def _meaning(case: Case, stopped: _Stop, solution: Any, shown: str) -> tuple[Cau
         )
     target = case.tensor_of(use.launch, solution.target)
     rows = target.shape[0] if target is not None and target.shape else 0
-    bound = f"{solution.target} ends at {solution.largest}" if solution.largest is not None else ""
-    has = f"{solution.target} has {rows} rows" if solution.largest == rows - 1 else bound
+    name = user_name_of(case, use.launch, solution.target)
+    bound = f"{name} ends at {solution.largest}" if solution.largest is not None else ""
+    has = f"{name} has {rows} rows" if solution.largest == rows - 1 else bound
     last = solution.largest if solution.largest is not None else rows - 1
     # What indices of the engine's own kernels are for is known by their names.
     names = () if case.is_foreign else (entry.argument, solution.target)
     return (
         index_cause(solution.value, *names),
         f"{shown} is {_value(solution)}, but {has}",
-        f"Keep {entry.argument} inside 0 to {last}",
+        f"Keep {user_name_of(case, use.launch, entry.argument)} inside 0 to {last}",
         here,
     )
 
@@ -420,7 +422,7 @@ def _freed_memory(case: Case, address: int) -> str:
     return ""
 
 
-def _green(solution: Any, shown: str) -> tuple[str, str]:
+def _green(case: Case, use: LaunchMade, solution: Any, shown: str) -> tuple[str, str]:
     largest = solution.largest
     if largest is None:
         return "", ""
@@ -429,22 +431,23 @@ def _green(solution: Any, shown: str) -> tuple[str, str]:
         told = f"{shown} = the address of a tensor of the launch"
     elif solution.is_alone:
         first = solution.entry.indices[0]
-        told = f"{_element(solution.entry, first)} read by itself: {largest}"
+        told = f"{_element(case, use, solution.entry, first)} read by itself: {largest}"
     return told, f"the same replay with {told}: nothing wrong at that line"
 
 
-def _name_of(solution: Any) -> str:
+def _name_of(case: Case, use: LaunchMade, solution: Any) -> str:
     """`ids_ptr[77]`, or the entries of which it is one."""
     entry = solution.entry
     if not solution.others:
-        return " and ".join(_element(entry, index) for index in entry.indices)
+        return " and ".join(_element(case, use, entry, index) for index in entry.indices)
     every = sorted((entry, *solution.others), key=lambda other: other.offset)
-    first, last = _element(entry, every[0].indices[0]), _element(entry, every[-1].indices[-1])
+    ends = every[0].indices[0], every[-1].indices[-1]
+    first, last = (_element(case, use, entry, index) for index in ends)
     return f"one of {first} to {last}"
 
 
-def _element(entry: Any, index: tuple[int, ...]) -> str:
-    return f"{entry.argument}[{', '.join(map(str, index))}]"
+def _element(case: Case, use: LaunchMade, entry: Any, index: tuple[int, ...]) -> str:
+    return f"{user_name_of(case, use.launch, entry.argument)}[{', '.join(map(str, index))}]"
 
 
 def _value(solution: Any) -> str:

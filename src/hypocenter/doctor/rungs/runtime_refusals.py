@@ -22,6 +22,8 @@ from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, proven
 from hypocenter.doctor.rungs.captured import compiled_text
+from hypocenter.doctor.rungs.compiled_assertion import compiled_assertion
+from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import Called, Launched, Rejected
 
 NAME = "refusals"
@@ -204,14 +206,15 @@ def _of_assertion(refusal: DeviceAssert, site: str, case: Case) -> RootCause:
         words in refusal.condition for words in _OF_AN_INDEX
     )
     of = _INDEXING.get(refusal.function)
-    kernel = _asserting(case, refusal)
+    kernel, use = _asserting(case, refusal)
+    compiled = compiled_assertion(case, use, refusal) if use is not None else None
     who = f"{kernel}, which {of} runs," if of else kernel
     threads = f" and {refusal.num_threads - 1} more threads" if refusal.num_threads > 1 else ""
     where = f" in block {refusal.block}, thread {refusal.thread}{threads}" if refusal.block else ""
     blocking = case.bundle.environment.get("CUDA_LAUNCH_BLOCKING") == "1"
     again = (
         ""
-        if blocking
+        if blocking or compiled is not None
         else "; run it with CUDA_LAUNCH_BLOCKING=1 to have the line that made the call"
     )
     what = (
@@ -219,12 +222,17 @@ def _of_assertion(refusal: DeviceAssert, site: str, case: Case) -> RootCause:
         if is_index
         else (f"Call it with values for which {refusal.condition} holds")
     )
+    if compiled is not None:
+        what = compiled.fix
     return RootCause(
         cause=Cause.INDEX_RANGE if is_index else Cause.DEVICE_ASSERT,
-        sentence=f"{who} asserts {refusal.condition}, which did not hold{where}",
+        sentence=f"{who} asserts {refusal.condition}, which did not hold{where}"
+        + (compiled.told if compiled is not None else ""),
         fix=f"{what}{again}",
         kernel=kernel,
-        argument="index" if is_index else None,
+        argument="index" if is_index and compiled is None else compiled and compiled.argument,
+        place=compiled.place if compiled is not None else None,
+        entry=compiled.entry if compiled is not None else None,
         file=refusal.file,
         line=refusal.line,
         expression=refusal.condition,
@@ -237,15 +245,17 @@ def _of_assertion(refusal: DeviceAssert, site: str, case: Case) -> RootCause:
     )
 
 
-def _asserting(case: Case, refusal: DeviceAssert) -> str:
-    """The kernel that asserts; the code of Triton's does not say which it is, but their text."""
+def _asserting(case: Case, refusal: DeviceAssert) -> tuple[str, LaunchMade | None]:
+    """The kernel that asserts, and a launch of it; the code of Triton's does not say which it is,
+    but its file does where each kernel has one, else the text of the assertion."""
     if refusal.function != "unknown":
-        return refusal.function
-    launched = (
-        use.launch.kernel
-        for use in reversed(case.launches)
-        if (source := case.sources.get(use.launch.source)) is not None
-        and "device_assert" in source.text
-        and refusal.condition in source.text
-    )
-    return next(launched, refusal.function)
+        return refusal.function, None
+    texts = {
+        key: source
+        for key, source in case.sources.items()
+        if "device_assert" in source.text and refusal.condition in source.text
+    }
+    same_file = {key for key, source in texts.items() if source.file == refusal.file}
+    wanted = same_file or set(texts)
+    use = next((use for use in reversed(case.launches) if use.launch.source in wanted), None)
+    return (use.launch.kernel, use) if use is not None else (refusal.function, None)
