@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from layering import imported_modules
 from repository import ROOT
@@ -18,6 +19,10 @@ from repository import ROOT
 from hypocenter.base import package
 from hypocenter.contracts import registry
 from hypocenter.device.cpu import code_cache
+from hypocenter.kernels.attention import unfused
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.events import ArgumentRecord, LaunchRecord
+from hypocenter.record.fault_record import FaultRecord
 
 #: Files that may read their own `__file__`, each with the reason.
 MAY_READ_FILE = {
@@ -133,21 +138,52 @@ def test_every_contract_of_the_ops_is_in_the_registry() -> None:
     declared = [
         path.stem
         for path in package.module_files("kernels")
-        if not path.stem.endswith(("_cpu", "_gpu")) and "Contract(" in path.read_text()
+        if not path.stem.endswith(("_cpu", "_gpu")) and re.search(r"\bContract\(", path.read_text())
     ]
-    assert sorted({*declared} - {"contract"}) == sorted(registry._FILES)
+    found = registry.all_contracts()
+    stems = {contract.place.partition(":")[0].rpartition(".")[2] for contract in found}
+    assert stems == {*declared} - {"contract"}
+    assert len(found) > 60
+
+
+def test_each_contract_is_found_again_at_the_place_that_it_names() -> None:
+    found = registry.all_contracts()
+    assert all(registry.contract_at(contract.place) is contract for contract in found)
+    assert "hypocenter.kernels.linear.linear:SCALED[1]" in {contract.place for contract in found}
+    for other in ("", "os:name", "hypocenter.kernels.linear.linear:GONE", "json:decoder"):
+        assert registry.contract_at(other) is None
+
+
+def test_the_contract_of_a_launch_is_the_one_that_it_names() -> None:
+    """Not the first one that fits: those of keys and of values have the same names."""
+    names = ("cache", "block_tables", "lengths", "out")
+    facts = tuple(ArgumentRecord(name, None, None) for name in names)
+    bundle = Bundle(kind="crash", fault=FaultRecord(kind="none", message=""))
+    for contract in (unfused.EXPAND_KEYS, unfused.EXPAND_VALUES):
+        launch = LaunchRecord(
+            kernel="expand",
+            function="expand_kernel",
+            device="cuda:0",
+            facts=facts,
+            declared=contract.place,
+        )
+        assert registry.recorded_contract(bundle, launch) is contract
+    # One of a version that says nothing, and one that names another: by what fits.
+    for declared in ("", "hypocenter.kernels.rowwise.norm:CONTRACT", "os:path"):
+        launch = msgspec.structs.replace(launch, declared=declared)
+        assert registry.recorded_contract(bundle, launch) is unfused.EXPAND_KEYS
 
 
 def test_the_nearest_caller_outside_a_place_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert package.caller_outside("device").startswith(f"{__file__}:")
     monkeypatch.setattr(package, "FOLDER", Path(__file__).parent)
-    package._beginnings.cache_clear()
+    package.is_below.cache_clear()
     try:
         assert not package.caller_outside("test_package.py").startswith(__file__)
         assert package.caller_outside("test_package").startswith(__file__)
     finally:
         monkeypatch.undo()
-        package._beginnings.cache_clear()
+        package.is_below.cache_clear()
 
 
 # -- what may be in a kernel's machine code --------------------------------------------------------

@@ -29,13 +29,8 @@ def test_a_norm_and_its_rounded_form_have_as_many_warps(
     device: str, width: int, num_warps: int
 ) -> None:
     rows = SimpleNamespace(shape=(3, width), strides=(width, 1))
-    facts = dict.fromkeys(("x", "out", "rounded", "row_scales"), rows) | {
-        "width": width, "num_heads": 1, "fragments": None, "count": 0, "counts": None,
-        "weight": None, "bias": None, "eps": 1e-6,
-    }  # fmt: skip
     plan: Any = Plan(device)
-    norm_gpu.add(plan, None, facts, 0, False)  # type: ignore[arg-type]
-    norm_gpu.add_rounded(plan, None, facts)  # type: ignore[arg-type]
-    layer_norm_gpu.add(plan, None, facts)  # type: ignore[arg-type]
-    layer_norm_gpu.add_rounded(plan, None, facts)  # type: ignore[arg-type]
+    for ops in (norm_gpu, layer_norm_gpu):
+        ops.launch(plan, rows, width, num_heads=1)
+        ops.launch_rounded(plan, rows, width, rows, None)
     assert plan.num_warps == [num_warps] * 4

@@ -69,18 +69,17 @@ def is_own_file(filename: str) -> bool:
     return filename.startswith(f"{FOLDER}{os.sep}")
 
 
+# A launch asks it of each frame above; there are few files.
+@functools.lru_cache(maxsize=4096)
 def is_below(filename: str, *places: str) -> bool:
     """Whether a file lies in one of these folders of the package, or is one of these files.
 
     Places are paths below the package: "device", "kernels/linear", "device/memory.py".
     """
-    return filename.startswith(_beginnings(places))
-
-
-@functools.cache
-def _beginnings(places: tuple[str, ...]) -> tuple[str, ...]:
     paths = (str(FOLDER.joinpath(place)) for place in places)
-    return tuple(path if path.endswith(".py") else path + os.sep for path in paths)
+    return filename.startswith(
+        tuple(path if path.endswith(".py") else path + os.sep for path in paths)
+    )
 
 
 def caller_outside(*places: str) -> str:

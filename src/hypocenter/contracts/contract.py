@@ -7,12 +7,13 @@ The same declaration serves the check before a launch, the check of index values
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
 
-from hypocenter.base.dtypes import Array
+from hypocenter.base.dtypes import NUMPY_DTYPES, Array
 from hypocenter.base.errors import LaunchRejected
 from hypocenter.base.refusals import (
     AnyRefusal,
@@ -21,7 +22,7 @@ from hypocenter.base.refusals import (
     EntryRefusal,
     EntryRepeated,
 )
-from hypocenter.base.tensor import Tensor, span_of
+from hypocenter.base.tensor import DType, Tensor, span_of
 from hypocenter.contracts.contract_source import (
     Check,
     Demand,
@@ -48,6 +49,7 @@ class Contract:
 
     def __init__(self, kernel: str, *demands: Demand) -> None:
         self.kernel, self._demands = kernel, demands
+        self._module: str = sys._getframe(1).f_globals["__name__"]
         self.args = tuple(demand for demand in demands if isinstance(demand, Arg))
         self.scalars = tuple(demand for demand in demands if isinstance(demand, Scalar))
         self.rules = tuple(demand for demand in demands if isinstance(demand, Rule))
@@ -110,6 +112,14 @@ class Contract:
             >= 1 << 31
             for tensor in (arguments[arg.name] for arg in self.args)
         )
+
+    def absent(self, name: str) -> Array | None:
+        """What a CPU kernel gets for an optional tensor that is not there: no elements of its type.
+
+        None for any other argument.
+        """
+        arg = next((arg for arg in self.args if arg.name == name and arg.optional), None)
+        return None if arg is None else _empty(arg.dtypes[0], len(arg.axes))
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -180,6 +190,15 @@ class Contract:
         return symbols
 
     @functools.cached_property
+    def place(self) -> str:
+        """The module that made it and its name there: "hypocenter.kernels.rowwise.norm:CONTRACT".
+
+        Empty for one that has no name at the top of that module.
+        """
+        named = named_contracts(getattr(sys.modules.get(self._module), "__dict__", {}))
+        return next((f"{self._module}:{name}" for name, found in named if found is self), "")
+
+    @functools.cached_property
     def declaration(self) -> Declaration:
         """What is recorded of it."""
         return Declaration(
@@ -191,6 +210,22 @@ class Contract:
 
     def _fail(self, refusal: AnyRefusal) -> NoReturn:
         raise LaunchRejected(self.kernel, refusal)
+
+
+def named_contracts(names: Mapping[str, Any]) -> Iterator[tuple[str, Contract]]:
+    """The contracts of a module with their names, those in tuples as "SCALED[1]"."""
+    for name, value in names.items():
+        if isinstance(value, Contract):
+            yield name, value
+        elif isinstance(value, tuple):
+            for index, one in enumerate(value):
+                if isinstance(one, Contract):
+                    yield f"{name}[{index}]", one
+
+
+@functools.cache
+def _empty(dtype: DType, num_axes: int) -> Array:
+    return np.zeros((0,) * num_axes, NUMPY_DTYPES[dtype.name])
 
 
 def _declaration_of(arg: Arg) -> ArgumentDeclaration:

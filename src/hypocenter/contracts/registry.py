@@ -4,56 +4,44 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 from collections.abc import Collection
 
-from hypocenter.base.package import kernel_module
-from hypocenter.contracts.contract import Contract
+from hypocenter.base.package import module_files, module_name
+from hypocenter.contracts.contract import Contract, named_contracts
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Declaration, LaunchRecord
 
-_FILES = (
-    "activation",
-    "attention",
-    "collectives",
-    "delta_rule",
-    "embedding",
-    "experts",
-    "gate_norm",
-    "grouping",
-    "head_linear",
-    "kv_write",
-    "latent_write",
-    "layer_norm",
-    "linear",
-    "linear_gate",
-    "mark",
-    "mixing",
-    "norm",
-    "peer_sum",
-    "quantise",
-    "rope",
-    "rope_write",
-    "routing",
-    "sampling",
-    "sampling_contracts",
-    "short_conv",
-    "ssm_scan",
-    "unfused",
-)
+_MADE = re.compile(r"\bContract\(")
+
+
+@functools.cache
+def contract_modules() -> tuple[str, ...]:
+    """The modules of kernels that declare contracts, by their text; none is imported for that."""
+    return tuple(
+        module_name(path)
+        for path in module_files("kernels")
+        if not path.stem.endswith(("_cpu", "_gpu", "contract")) and _MADE.search(path.read_text())
+    )
 
 
 @functools.cache
 def all_contracts() -> tuple[Contract, ...]:
     """The contracts at the top of the ops' files, alone or in tuples, each once."""
-    found: dict[int, Contract] = {}
-    for file in _FILES:
-        module = importlib.import_module(kernel_module(file))
-        for value in vars(module).values():
-            several = value if isinstance(value, tuple) else (value,)
-            found |= {
-                id(contract): contract for contract in several if isinstance(contract, Contract)
-            }
-    return tuple(found.values())
+    modules = map(importlib.import_module, contract_modules())
+    named = (contract for module in modules for _, contract in named_contracts(vars(module)))
+    return tuple({id(contract): contract for contract in named}.values())
+
+
+def contract_at(place: str) -> Contract | None:
+    """The contract that says of itself that it stands there, `Contract.place`; None if none does.
+
+    A place may come from a bundle: only modules of kernels are imported for it.
+    """
+    module, _, name = place.partition(":")
+    if module not in contract_modules():
+        return None
+    return dict(named_contracts(vars(importlib.import_module(module)))).get(name)
 
 
 def contract_of(
@@ -61,8 +49,9 @@ def contract_of(
 ) -> Contract | None:
     """The contract of a launch of `kernel` whose arguments have these names; None if there is none.
 
-    Kernels share contracts (lookup_float and lookup_codes), and contracts share names (expand of
-    keys and of values), so the declaration, as recorded, decides among those that fit.
+    For records that do not say where their contract stands. Kernels share contracts (lookup_float
+    and lookup_codes), and contracts share names (expand of keys and of values), so the declaration,
+    as recorded, decides among those that fit.
     """
     fitting = [contract for contract in all_contracts() if set(contract.names) == set(names)]
     equal = [contract for contract in fitting if contract.declaration == declaration]
@@ -75,4 +64,7 @@ def recorded_contract(bundle: Bundle, launch: LaunchRecord) -> Contract | None:
     names = [fact.name for fact in launch.facts]
     if not names:  # every contract has some, and reading all of them takes its time
         return None
+    declared = contract_at(launch.declared)
+    if declared is not None and set(declared.names) == set(names):
+        return declared
     return contract_of(launch.kernel, names, bundle.declaration(launch))

@@ -47,6 +47,8 @@ def _renew_lock() -> None:
 
 os.register_at_fork(after_in_child=_renew_lock)
 
+_NUMBERS = (int, float, np.number)
+
 _known_place: tuple[memoryview | None, int] = (None, 0)
 
 
@@ -261,9 +263,11 @@ def _require_facts(
     """Raises LaunchRejected where a parameter is given another number than the contract was checked
     with under its name: what is passed would be as unchecked as if there were no contract."""
     for parameter, value in passed:
+        if not isinstance(value, _NUMBERS):
+            continue
         # A constant of a Triton kernel is written in capitals.
         fact = facts.get(name := parameter.lower())
-        if isinstance(fact, int | float) and isinstance(value, int | float | np.number):
+        if isinstance(fact, int | float):
             if value == fact:
                 continue
             limit = f"its contract was checked with {fact}; pass what is among its facts"

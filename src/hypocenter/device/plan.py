@@ -19,6 +19,7 @@ from hypocenter.device.cpu.lang import CpuKernel
 from hypocenter.device.cpu.native import NativeLaunches
 from hypocenter.device.graph import Graph
 from hypocenter.device.launch import Demands, Launch, Runs
+from hypocenter.device.op import Op
 from hypocenter.device.stream_order import Writes
 from hypocenter.record.recorder import current
 from hypocenter.settings.config import OnProgress
@@ -46,6 +47,13 @@ class PlanBuilder:
         self.marks: list[tuple[int, Runs]] = []
         #: Tells the marks of one plan from those of another.
         self.tag = next(_tags) & 0x7FFF
+
+    def add(self, op: Op, **arguments: Any) -> None:
+        """Append an op whose contract, kernel and launch take `arguments` by their names.
+
+        Raises LaunchRejected where a name is missing or nobody's, and where the contract is broken.
+        """
+        op.bind(self, arguments)
 
     def add_cpu(
         self,

@@ -14,6 +14,9 @@ from hypocenter.kernels.shared_gpu import follow
 # One compiled kernel for all launches: nothing depends on what `number` is divisible by.
 @triton.jit(do_not_specialize=["number"])
 def mark_kernel(runs_ptr, cell_ptr, number, OVERLAPS: tl.constexpr, BEGINS: tl.constexpr):
+    """Formula: cell = (runs << 32) + number, and before it runs = runs + 1 where BEGINS.
+    Shapes: runs i64 [1]; cell i64 [1].
+    """
     follow(OVERLAPS)
     run = tl.load(runs_ptr)
     if BEGINS:

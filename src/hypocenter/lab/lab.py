@@ -5,6 +5,7 @@ Changes are made in the process of `lab/child.py` and end with it; nothing here 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -97,6 +98,7 @@ class Lab:
         raw = vars(owner)[name]
         original = raw.__func__ if isinstance(raw, classmethod) else raw
 
+        @functools.wraps(original)  # ops ask functions for the names of their parameters
         def call(*args: Any, **keywords: Any) -> Any:
             return around(original, *args, **keywords)
 

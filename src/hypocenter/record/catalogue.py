@@ -172,6 +172,7 @@ class Catalogue:
             },
             source=self._source(kernel),
             contract=self.contract(launch.kernel, launch.contract),
+            declared=getattr(launch.contract, "place", ""),
             site=launch.site,
             caller=launch.caller,
             stream=stream,

@@ -98,8 +98,9 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A prepared launch. `arguments` are the kernel's parameters, `facts` the contract's.
 
     `constants` are tl.constexpr parameters and `options` what was told to the compiler; `contract`
-    is a key of `Bundle.contracts`. `site` is where it was prepared (file:line), and `caller` the
-    line beyond the kernels' own files that asked for it; "" where nobody knows.
+    is a key of `Bundle.contracts`, and `declared` the contract's module and name, as in
+    "hypocenter.kernels.rowwise.norm:CONTRACT". `site` is where it was prepared (file:line), and
+    `caller` the line beyond the kernels' own files that asked for it; "" where nobody knows.
     """
 
     kernel: str
@@ -113,6 +114,7 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, ScalarValue] = {}
     source: str = ""
     contract: str = ""
+    declared: str = ""
     site: str = ""
     caller: str = ""
     #: Where the launch is not on the device's default stream.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import kernel_launch
@@ -11,6 +13,7 @@ from kernel_launch import bits, counts, random_rows, rows_tensor, vector_tensor,
 
 from hypocenter.base.tensor import DType
 from hypocenter.device import copies, devices
+from hypocenter.device.op import BoundPlan
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.kernels.linear import linear_gpu
 from hypocenter.kernels.linear.linear import linear_several
@@ -25,11 +28,19 @@ class _AsCuda:
 
     device = "cuda"
 
-    def __init__(self, plan: PlanBuilder) -> None:
+    def __init__(self, plan: BoundPlan) -> None:
         self._plan = plan
 
     def add_gpu(self, *args: Any, **keywords: Any) -> None:
         self._plan.add_gpu(*args, **keywords)
+
+
+def _as_on_cuda(launch: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(launch)
+    def launched(plan: BoundPlan, **arguments: Any) -> None:
+        launch(_AsCuda(plan), **arguments)
+
+    return launched
 
 
 @pytest.fixture(autouse=True)
@@ -83,12 +94,9 @@ def test_launches_of_several_weights_give_the_bits_of_each_alone(
 ) -> None:
     alone, forms = _products(dtype, num_rows, biases, together=False)
     assert {num_weights for num_weights, _ in forms} == {1}
-    add, takes_several = linear_gpu.add, linear_gpu.takes_several
-    monkeypatch.setattr(
-        linear_gpu,
-        "add",
-        lambda plan, *given: add(_AsCuda(plan), *given),  # type: ignore[arg-type]
-    )
+    takes_several = linear_gpu.takes_several
+    for name in ("launch_codes", "launch_floats", "launch_rounded"):
+        monkeypatch.setattr(linear_gpu, name, _as_on_cuda(getattr(linear_gpu, name)))
     monkeypatch.setattr(
         linear_gpu, "takes_several", lambda rows, kind, _: takes_several(rows, kind, "cuda")
     )

@@ -99,11 +99,17 @@ class CpuKernel:
         self.serial = _compile_on_demand(function, "serial", **options)
         self._function, self._options = function, options
 
-    @property
+    @cached_property
     def parameters(self) -> tuple[str, ...]:
         """The names of what it takes, in order."""
         code = self._function.__code__
         return code.co_varnames[: code.co_argcount]
+
+    @cached_property
+    def floats(self) -> frozenset[str]:
+        """Names of the parameters that are annotated `float`: numbers of 32 bits."""
+        kinds = self._function.__annotations__
+        return frozenset(name for name in self.parameters if kinds.get(name) in ("float", float))
 
     @cached_property
     def shared(self) -> Any:

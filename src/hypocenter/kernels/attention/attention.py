@@ -31,6 +31,7 @@ from hypocenter.contracts.demands import (
 )
 from hypocenter.device import memory
 from hypocenter.device.cpu.lang import num_threads
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import attention_cpu
 from hypocenter.kernels.attention.kv_write import caches
@@ -195,6 +196,26 @@ FOLD_ROUND = Contract(
     *_FOLDED,
 )
 
+_PAIRS, _PAIRS_CODES = (
+    Op(
+        contract,
+        cpu=attention_cpu.attention,
+        # As if the context were full: a plan serves all lengths.
+        work_per_row=lambda num_heads, value_dim, k_cache, block_tables: (
+            num_heads * (k_cache.shape[2] + value_dim) * block_tables.shape[1] * k_cache.shape[3]
+        ),
+    )
+    for contract in (PAIRS, PAIRS_CODES)
+)
+# Without work for many threads: tiles are few beside their keys.
+_FOLD_PAIRS, _FOLD_PAIRS_CODES = (
+    Op(contract, cpu=attention_cpu.attention_fold) for contract in (FOLD_PARTS, FOLD_PARTS_CODES)
+)
+_WHOLE = Op(CONTRACT, gpu="attention.attention_gpu.launch_whole")
+_SPLIT = Op(SPLIT, gpu="attention.attention_gpu.launch_split")
+_FOLD = Op(FOLD, gpu="attention.attention_fold_gpu.launch")
+_FOLD_ROUND = Op(FOLD_ROUND, gpu="attention.attention_fold_gpu.launch_rounded")
+
 
 def fits_f16(v_cache: Tensor) -> bool:
     """Whether what comes of attention, which lies between values of the cache, has room in f16."""
@@ -312,7 +333,7 @@ def attention(
     are made, as `quantise` does, and out may be left as it was on a GPU. `sinks` f32 [>= num_heads]
     has the sink of each head.
     """
-    facts = {
+    arguments = {
         "k_cache": k_cache,
         "v_cache": v_cache,
         "q": q,
@@ -329,9 +350,9 @@ def attention(
         "value_dim": value_dim or k_cache.shape[2],
     }
     if plan.device != "cpu":
-        _on_gpu(plan, facts, num_sequences or block_tables.shape[0], partial, codes)
+        _on_gpu(plan, arguments, num_sequences or block_tables.shape[0], partial, codes)
         return
-    _on_cpu(plan, facts, parts, codes)
+    _on_cpu(plan, arguments, parts, codes)
 
 
 def allocate_tile_scratch(
@@ -350,17 +371,20 @@ def allocate_tile_scratch(
 
 
 def _on_cpu(
-    plan: PlanBuilder, facts: dict[str, Any], parts: Tensor | None, codes: Operands | None
+    plan: PlanBuilder, arguments: dict[str, Any], parts: Tensor | None, codes: Operands | None
 ) -> None:
     """One kernel, and another for the fold where pairs may be cut into tiles.
 
     Where tokens are few they make codes too. Many tokens have another kernel make them: threads
     that each have a token would take from one another the lines in which codes of several lie.
     """
-    k_cache, v_cache, block_tables = facts["k_cache"], facts["v_cache"], facts["block_tables"]
-    num_heads, value_dim, window = facts["num_heads"], facts["value_dim"], facts["window"]
-    _, num_kv_heads, head_dim, block_size = k_cache.shape
-    max_blocks = block_tables.shape[1]
+    k_cache, v_cache, block_tables = (
+        arguments["k_cache"],
+        arguments["v_cache"],
+        arguments["block_tables"],
+    )
+    num_heads, value_dim = arguments["num_heads"], arguments["value_dim"]
+    num_kv_heads, max_blocks = k_cache.shape[1], block_tables.shape[1]
     layout = attention_cpu.Layout.of(num_heads // num_kv_heads, v_cache.shape[3])
     # More than half of a bucket is live: a smaller one would have been taken.
     may_be_few = (plan.num_rows // 2 + 1) * num_kv_heads < attention_cpu.MANY_PAIRS
@@ -372,77 +396,63 @@ def _on_cpu(
     width, pair_width = num_heads * value_dim, num_heads // num_kv_heads * value_dim
     fused = codes if may_be_few and pair_width % 32 == 0 and width % 64 == 0 else None
     made = {} if fused is None else fused.made
-    into = tuple(made.values()) or attention_cpu.NO_CODES
-    step = (facts["q"], facts["counts"], facts["positions"], facts["sequence_rows"])
-    plan.add_cpu(
-        attention_cpu.attention,
-        *(*step, block_tables, k_cache, v_cache, facts["out"], _sinks_or_none(facts), *into, parts),
-        *(num_heads, value_dim, layout.heads_per_block, layout.pitch, layout.size),
-        *(np.float32(facts["scale"]), window, np.float32(facts["softcap"])),
-        contract=PAIRS if fused is None else PAIRS_CODES,
-        facts=facts | {"parts": parts} | layout.facts | made,
-        # As if the context were full: a plan serves all lengths.
-        work_per_row=num_heads * (head_dim + value_dim) * max_blocks * block_size,
+    plan.add(
+        _PAIRS if fused is None else _PAIRS_CODES,
+        **arguments,
+        parts=parts,
+        **layout.arguments,
+        **(made or attention_cpu.NO_CODES),
     )
     if parts.num_elements:
-        _fold_on_cpu(plan, facts, parts, layout, made, into)
+        _fold_on_cpu(plan, arguments, parts, layout, made)
     if codes is not None and fused is None:
-        quantise(plan, facts["out"], width, codes, facts["counts"])
-
-
-def _sinks_or_none(facts: dict[str, Any]) -> Any:
-    """The sinks, or an array of none."""
-    return attention_cpu.NO_SINKS if facts["sinks"] is None else facts["sinks"]
+        quantise(plan, arguments["out"], width, codes, arguments["counts"])
 
 
 def _fold_on_cpu(
     plan: PlanBuilder,
-    facts: dict[str, Any],
+    arguments: dict[str, Any],
     parts: Tensor,
     layout: attention_cpu.Layout,
     made: dict[str, Tensor | None],
-    into: tuple[Any, ...],
 ) -> None:
-    num_heads, value_dim, window = facts["num_heads"], facts["value_dim"], facts["window"]
-    _, num_kv_heads, _, block_size = facts["k_cache"].shape
-    found = {"parts": parts, "num_kv_heads": num_kv_heads, "value_dim": value_dim} | layout.facts
+    _, num_kv_heads, _, block_size = arguments["k_cache"].shape
     names = ("positions", "counts", "out", "num_heads", "window", "sinks")
-    reads = {name: facts[name] for name in names}
-    plan.add_cpu(
-        attention_cpu.attention_fold,
-        *(facts["counts"], facts["positions"], facts["out"], _sinks_or_none(facts), *into, parts),
-        *(num_heads, num_kv_heads, value_dim, layout.pitch, layout.size, window),
-        contract=FOLD_PARTS_CODES if made else FOLD_PARTS,
-        facts=found | reads | {"max_context": facts["block_tables"].shape[1] * block_size} | made,
-        work_per_row=0,  # tiles are few beside their keys
+    plan.add(
+        _FOLD_PAIRS_CODES if made else _FOLD_PAIRS,
+        parts=parts,
+        num_kv_heads=num_kv_heads,
+        value_dim=arguments["value_dim"],
+        **layout.arguments,
+        **{name: arguments[name] for name in names},
+        max_context=arguments["block_tables"].shape[1] * block_size,
+        **(made or attention_cpu.NO_CODES),
     )
 
 
 def _on_gpu(
     plan: PlanBuilder,
-    facts: dict[str, Any],
+    arguments: dict[str, Any],
     num_sequences: int,
     partial: TileScratch | None,
     codes: Operands | None,
 ) -> None:
-    from hypocenter.kernels.attention import attention_fold_gpu, attention_gpu
-
-    tile, value_dim = keys_per_tile(facts["k_cache"]), facts["value_dim"]
-    width = facts["num_heads"] * value_dim
-    is_plain = fits_f16(facts["v_cache"])
+    tile, value_dim = keys_per_tile(arguments["k_cache"]), arguments["value_dim"]
+    width, counts = arguments["num_heads"] * value_dim, arguments["counts"]
+    is_plain = fits_f16(arguments["v_cache"])
     if partial is None:
-        attention_gpu.add_whole(plan, CONTRACT, facts, tile, num_sequences)
+        plan.add(_WHOLE, **arguments, keys_per_tile=tile, num_sequences=num_sequences)
         if codes is not None:
-            quantise(plan, facts["out"], width, codes, facts["counts"], is_plain=is_plain)
+            quantise(plan, arguments["out"], width, codes, counts, is_plain=is_plain)
         return
-    out, sinks, per_tile = facts.pop("out"), facts.pop("sinks"), {"keys_per_tile": tile}
-    found = {"values": partial.values, "sums": partial.sums} | per_tile
-    attention_gpu.add_split(plan, SPLIT, facts | found)
-    reads = {name: facts[name] for name in ("positions", "counts", "window")}
-    reads |= found | {"value_dim": value_dim, "sinks": sinks}
+    out, sinks = arguments.pop("out"), arguments.pop("sinks")
+    tiles = {"values": partial.values, "sums": partial.sums, "keys_per_tile": tile}
+    plan.add(_SPLIT, **arguments, **tiles)
+    reads = {name: arguments[name] for name in ("positions", "counts", "window")}
+    reads |= tiles | {"value_dim": value_dim, "sinks": sinks}
     if codes is not None and is_plain:
-        attention_fold_gpu.add_fold_rounded(plan, FOLD_ROUND, reads | codes.made)
+        plan.add(_FOLD_ROUND, **reads, **codes.made)
         return
-    attention_fold_gpu.add_fold(plan, FOLD, reads | {"out": out})
+    plan.add(_FOLD, **reads, out=out)
     if codes is not None:
-        quantise(plan, out, width, codes, facts["counts"])
+        quantise(plan, out, width, codes, counts)

@@ -52,16 +52,12 @@ _ZERO = np.float32(0)
 #: So many pairs of a token and a KV head, and more, are not cut any further.
 MANY_PAIRS = 16
 #: In place of room for codes, scales, sums and weighted sums: none are made.
-NO_CODES = (
-    np.zeros((0, 0, 1, 8), np.int32),
-    np.zeros((0, 0, 1), np.float32),
-    np.zeros((0, 0, 3, 1), np.int32),
-    np.zeros((0, 0, 3, 1), np.float32),
-)
-
-
-#: In place of sinks: there are none.
-NO_SINKS = np.zeros(0, np.float32)
+NO_CODES = {
+    "codes": np.zeros((0, 0, 1, 8), np.int32),
+    "scales": np.zeros((0, 0, 1), np.float32),
+    "sums": np.zeros((0, 0, 3, 1), np.int32),
+    "weighted": np.zeros((0, 0, 3, 1), np.float32),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +84,8 @@ class Layout:
         return self.num_padded * (self.pitch + LANES)
 
     @property
-    def facts(self) -> dict[str, int]:
-        """As contracts name them."""
+    def arguments(self) -> dict[str, int]:
+        """As contracts and kernels name them."""
         return {"heads": self.heads_per_block, "pitch": self.pitch, "size": self.size}
 
 

@@ -5,12 +5,10 @@ The order is that of the whole form, and so are the bits (`attention_gpu.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from hypocenter.base.tensor import Tensor
-from hypocenter.contracts.contract import Contract
-from hypocenter.device.plan import PlanBuilder
+from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.attention.attention_tile_gpu import fold, with_sink
 from hypocenter.kernels.linear.quantise_gpu import store_halves
@@ -54,6 +52,14 @@ def attention_fold_kernel(
     max_tiles, values_pitch, out_stride, VALUE_DIM: tl.constexpr, HAS_SINKS: tl.constexpr,
     OVERLAPS: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: out = (sum over tiles of exp(top_i - top) values_i) / (sum of exp(top_i - top)
+    norm_i + exp(sink - top)), with top the largest top_i.
+    Shapes: values f32 [max_tokens, num_heads, max_tiles, values_pitch]; sums f32 [max_tokens,
+    num_heads, max_tiles, 2], top_i and norm_i of each tile; positions i32 [num_tokens]; counts
+    i32 [2]; sinks f32 [num_heads]; out f32 [num_tokens, >= num_heads * value_dim].
+    Source: Online softmax of Milakov and Gimelshein, arXiv 1805.02867; tiles as in Dao et al.,
+    arXiv 2205.14135.
+    """
     follow(OVERLAPS)
     token, head = tl.program_id(0), tl.program_id(1)
     if token >= tl.load(counts_ptr):
@@ -87,6 +93,11 @@ def attention_fold_round_kernel(
     HAS_SINKS: tl.constexpr, HAS_FRAGMENTS: tl.constexpr, OVERLAPS: tl.constexpr,
     WIDE: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: rounded = f16(attention_fold), with a row scale of 1.
+    Shapes: values f32 [max_tokens, num_heads, max_tiles, values_pitch]; sums f32 [max_tokens,
+    num_heads, max_tiles, 2]; positions i32 [num_tokens]; counts i32 [2]; sinks f32
+    [num_heads]; rounded and fragments f16 [num_tokens, pitch]; row_scales f32 [num_tokens].
+    """
     follow(OVERLAPS)
     token, head = tl.program_id(0), tl.program_id(1)
     if token >= tl.load(counts_ptr):
@@ -125,55 +136,74 @@ def attention_fold_round_kernel(
     )
 
 
-def add_fold(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def launch(
+    plan: BoundPlan,
+    values: Tensor,
+    out: Tensor,
+    sinks: Tensor | None,
+    value_dim: int,
+    keys_per_tile: int,
+) -> None:
     """Append out = what the tiles of each token's keys come to."""
-    values, out = facts["values"], facts["out"]
-    _, num_heads, max_tiles, pitch = values.shape
-    plan.add_gpu(
+    _launch(
+        plan,
         attention_fold_kernel,
-        *(facts["counts"], facts["positions"], facts["sums"], values, out, sinks_or(facts, out)),
-        *(facts["window"], num_heads, max_tiles, pitch, out.strides[0]),
-        grid=(out.shape[0], num_heads),
-        contract=contract,
-        facts=facts,
-        num_warps=block_of(facts["value_dim"]) // 128 or 1,
-        enable_fp_fusion=False,
-        VALUE_DIM=facts["value_dim"],
-        HAS_SINKS=facts["sinks"] is not None,
-        TILE=facts["keys_per_tile"],
-        BLOCK=block_of(facts["value_dim"]),
+        values,
+        value_dim,
+        keys_per_tile,
+        grid=(out.shape[0], values.shape[1]),
+        # A kernel without sinks never reads the pointer, which Triton wants all the same.
+        sinks_ptr=sinks or out,
     )
 
 
-def add_fold_rounded(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def launch_rounded(
+    plan: BoundPlan,
+    values: Tensor,
+    rounded: Tensor,
+    fragments: Tensor | None,
+    sinks: Tensor | None,
+    value_dim: int,
+    keys_per_tile: int,
+) -> None:
     """Append attention_fold_round: as attention_fold, rounded to f16."""
-    values, rounded, fragments = facts["values"], facts["rounded"], facts["fragments"]
-    (_, num_heads, max_tiles, pitch), value_dim = values.shape, facts["value_dim"]
-    filled = triton.cdiv(num_heads * value_dim, 128) * 128
-    plan.add_gpu(
+    filled = triton.cdiv(values.shape[1] * value_dim, 128) * 128
+    _launch(
+        plan,
         attention_fold_round_kernel,
-        *(facts["counts"], facts["positions"], facts["sums"], values, rounded),
-        # Without fragments the pointer is never used.
-        *(facts["row_scales"], fragments or rounded, sinks_or(facts, values), facts["window"]),
-        *(num_heads, max_tiles, pitch, rounded.shape[1]),
+        values,
+        value_dim,
+        keys_per_tile,
         grid=(rounded.shape[0], triton.cdiv(filled, value_dim)),
-        contract=contract,
-        facts=facts,
+        # Without sinks or fragments their pointers are never used.
+        sinks_ptr=sinks or values,
+        fragments_ptr=fragments or rounded,
+        pitch=rounded.shape[1],
+    )
+
+
+def _launch(
+    plan: BoundPlan,
+    kernel: Any,
+    values: Tensor,
+    value_dim: int,
+    keys_per_tile: int,
+    **given: Any,
+) -> None:
+    _, num_heads, max_tiles, values_pitch = values.shape
+    plan.add_gpu(
+        kernel,
         num_warps=block_of(value_dim) // 128 or 1,
+        num_heads=num_heads,
+        max_tiles=max_tiles,
+        values_pitch=values_pitch,
         enable_fp_fusion=False,
-        VALUE_DIM=value_dim,
-        HAS_SINKS=facts["sinks"] is not None,
-        HAS_FRAGMENTS=fragments is not None,
-        TILE=facts["keys_per_tile"],
+        TILE=keys_per_tile,
         BLOCK=block_of(value_dim),
+        **given,
     )
 
 
 def block_of(head_dim: int) -> int:
     """Columns that a program has for a head."""
     return max(16, int(triton.next_power_of_2(head_dim)))
-
-
-def sinks_or(facts: Mapping[str, Any], other: Tensor) -> Tensor:
-    """The sinks; a kernel without them never reads the pointer, which Triton wants all the same."""
-    return facts["sinks"] or other

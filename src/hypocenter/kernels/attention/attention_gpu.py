@@ -8,16 +8,14 @@ is read of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hypocenter.base.tensor import DType, Tensor
-from hypocenter.contracts.contract import Contract
 from hypocenter.device.devices import has_wide_tiles
-from hypocenter.device.plan import PlanBuilder
+from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
-from hypocenter.kernels.attention.attention_fold_gpu import block_of, sinks_or
+from hypocenter.kernels.attention.attention_fold_gpu import block_of
 from hypocenter.kernels.attention.attention_tile_gpu import (
     attend_tile,
     fold,
@@ -61,6 +59,17 @@ def attention_kernel(
     BLOCK: tl.constexpr, BLOCK_BYTES: tl.constexpr,
 ):  # fmt: skip
     # Late tokens see more keys: their programs begin first.
+    """Formula: out = softmax(cap(scale q k^T) over the visible keys) v, with cap(s) = softcap
+    tanh(s / softcap) where there is one; a key is visible up to the token's position and
+    within `window`; a sink adds exp(sink) to the divisor.
+    Shapes: q f32 [num_tokens, >= num_heads * head_dim]; k_cache [num_blocks, num_kv_heads,
+    head_dim, block_size] and v_cache [num_blocks, num_kv_heads, block_size, value_pitch], f16
+    or f32 or blocks of 32; block_tables i32 [num_sequences, max_blocks]; sequence_rows and
+    positions i32 [num_tokens]; counts i32 [2]; sinks f32 [num_heads]; out f32 [num_tokens, >=
+    num_heads * value_dim].
+    Source: Vaswani et al., arXiv 1706.03762; online softmax of Milakov and Gimelshein, arXiv
+    1805.02867; tiles as in Dao et al., arXiv 2205.14135.
+    """
     first_row = (num_blocks - 1 - tl.program_id(0)) * (ROWS // PARTS)
     kv_head, num_tokens = tl.program_id(1), tl.load(counts_ptr)
     row = first_row + tl.arange(0, ROWS // PARTS)
@@ -172,6 +181,16 @@ def attention_split_kernel(
     OVERLAPS: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr,
     TILE: tl.constexpr, HELD: tl.constexpr, BLOCK: tl.constexpr, BLOCK_BYTES: tl.constexpr,
 ):  # fmt: skip
+    """Formula: of each tile of keys, values = sum of exp(s - top) v and sums = (top, sum of exp(s
+    - top)), where s = cap(scale q k^T) and top is the largest s of the tile.
+    Shapes: q f32 [num_tokens, >= num_heads * head_dim]; k_cache [num_blocks, num_kv_heads,
+    head_dim, block_size] and v_cache [num_blocks, num_kv_heads, block_size, value_pitch], f16
+    or f32 or blocks of 32; block_tables i32 [num_sequences, max_blocks]; sequence_rows and
+    positions i32 [num_tokens]; counts i32 [2]; values f32 [max_tokens, num_heads, max_tiles,
+    values_pitch]; sums f32 [max_tokens, num_heads, max_tiles, 2].
+    Source: Online softmax of Milakov and Gimelshein, arXiv 1805.02867; tiles as in Dao et al.,
+    arXiv 2205.14135.
+    """
     follow(OVERLAPS)
     token, share = tl.program_id(0), tl.program_id(2)
     if not IS_ONE:  # a single row is computed whether it is live or not
@@ -300,62 +319,74 @@ def roomy_form(form: Form, rows: int, kv_dtype: DType, device: str, *, is_wide: 
     return form
 
 
-def add_whole(
-    plan: PlanBuilder,
-    contract: Contract,
-    facts: Mapping[str, Any],
+def launch_whole(
+    plan: BoundPlan,
+    q: Tensor,
+    out: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    sinks: Tensor | None,
+    num_heads: int,
+    value_dim: int,
+    softcap: float,
     keys_per_tile: int,
     num_sequences: int,
-    form: Form | None = None,
 ) -> None:
     """Append attention with a program for some rows of a KV head and a run of one sequence."""
-    q, out, k_cache = facts["q"], facts["out"], facts["k_cache"]
     _, num_kv_heads, head_dim, _ = k_cache.shape
-    per_kv, num_parts = facts["num_heads"] // num_kv_heads, _num_parts(k_cache)
+    per_kv, num_parts = num_heads // num_kv_heads, _num_parts(k_cache)
     usual = whole_form(head_dim, num_parts, plan.device)
-    is_wide = contract.needs_int64(**facts)
     # Of 16 rows or 64 over blocks, NVIDIA's compiler keeps some registers in memory.
-    form = form or roomy_form(usual, 32, k_cache.dtype, plan.device, is_wide=is_wide)
+    form = roomy_form(usual, 32, k_cache.dtype, plan.device, is_wide=plan.is_wide)
     num_rows = form.rows // num_parts
     num_blocks, most = -(-q.shape[0] * per_kv // num_rows), (num_rows - 1) // per_kv + 2
     plan.add_gpu(
         attention_kernel,
-        *_inputs(facts),
-        *(out, sinks_or(facts, out), *_numbers(facts), q.strides[0], num_blocks),
         grid=(num_blocks, num_kv_heads, 1 if num_sequences == 1 else min(most, q.shape[0])),
-        contract=contract,
-        facts=facts,
+        # A kernel without sinks never reads the pointer, which Triton wants all the same.
+        sinks_ptr=sinks or out,
+        max_blocks=block_tables.shape[1],
+        num_blocks=num_blocks,
         OUT_STRIDE=out.strides[0],
-        HAS_SINKS=facts["sinks"] is not None,
+        HAS_SOFTCAP=softcap > 0,
+        HEADS_PER_KV=per_kv,
         TILE=keys_per_tile,
-        **_constants(plan, facts, form),
+        **_constants(plan.device, k_cache, v_cache, value_dim, form),
     )
 
 
-def add_split(
-    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], form: Form | None = None
+def launch_split(
+    plan: BoundPlan,
+    q: Tensor,
+    values: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    num_heads: int,
+    value_dim: int,
+    softcap: float,
+    keys_per_tile: int,
 ) -> None:
     """Append the attention of every token to each tile of its keys by itself."""
-    q, k_cache, values = facts["q"], facts["k_cache"], facts["values"]
     num_tokens, (_, num_kv_heads, head_dim, _) = q.shape[0], k_cache.shape
-    per_kv, max_tiles = facts["num_heads"] // num_kv_heads, values.shape[2]
-    num_parts = _num_parts(k_cache)
+    per_kv, max_tiles, num_parts = num_heads // num_kv_heads, values.shape[2], _num_parts(k_cache)
     usual = split_form(head_dim, num_parts, per_kv, plan.device)
-    is_wide = contract.needs_int64(**facts)
-    form = form or roomy_form(usual, usual.rows, k_cache.dtype, plan.device, is_wide=is_wide)
+    form = roomy_form(usual, usual.rows, k_cache.dtype, plan.device, is_wide=plan.is_wide)
     num_programs = num_kv_heads * -(-per_kv * num_parts // form.rows)
-    shares = min(max_tiles, max(1, _PROGRAMS // (num_tokens * num_programs)))
+    num_shares = min(max_tiles, max(1, _PROGRAMS // (num_tokens * num_programs)))
     plan.add_gpu(
         attention_split_kernel,
-        *_inputs(facts),
-        *(facts["sums"], values, *_numbers(facts), q.strides[0]),
-        *(max_tiles, values.shape[3], shares),
-        grid=(num_tokens, num_programs, shares),
-        contract=contract,
-        facts=facts,
+        grid=(num_tokens, num_programs, num_shares),
+        max_blocks=block_tables.shape[1],
+        max_tiles=max_tiles,
+        values_pitch=values.shape[3],
+        num_shares=num_shares,
         IS_ONE=num_tokens == 1,
-        TILE=facts["keys_per_tile"],
-        **_constants(plan, facts, form),
+        HAS_SOFTCAP=softcap > 0,
+        HEADS_PER_KV=per_kv,
+        TILE=keys_per_tile,
+        **_constants(plan.device, k_cache, v_cache, value_dim, form),
     )
 
 
@@ -364,34 +395,23 @@ def _num_parts(k_cache: Tensor) -> int:
     return 4 if k_cache.dtype is DType.F32 else 1
 
 
-def _inputs(facts: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    names = ("q", "counts", "positions", "sequence_rows", "block_tables", "k_cache", "v_cache")
-    return tuple(facts[name] for name in names)
-
-
-def _numbers(facts: Mapping[str, Any]) -> tuple[float, ...]:
-    max_blocks = facts["block_tables"].shape[1]
-    return facts["scale"], facts["softcap"], facts["window"], max_blocks
-
-
-def _constants(plan: PlanBuilder, facts: Mapping[str, Any], form: Form) -> dict[str, Any]:
-    _, num_kv_heads, head_dim, block_size = facts["k_cache"].shape
-    num_parts, block = _num_parts(facts["k_cache"]), block_of(facts["value_dim"])
-    v_cache, num_bytes = facts["v_cache"], block_bytes(facts["k_cache"])
+def _constants(
+    device: str, k_cache: Tensor, v_cache: Tensor, value_dim: int, form: Form
+) -> dict[str, Any]:
+    _, num_kv_heads, head_dim, block_size = k_cache.shape
+    num_parts, block, num_bytes = _num_parts(k_cache), block_of(value_dim), block_bytes(k_cache)
+    pitch = v_cache.shape[3]
     # A larger matrix instruction where a product has more rows might add in another order.
-    same = {} if plan.device.startswith("cuda") else {"matrix_instr_nonkdim": 16}
+    same = {} if device.startswith("cuda") else {"matrix_instr_nonkdim": 16}
     return same | {
         "num_warps": form.num_warps,
         "num_stages": form.num_stages,
         # A product and a sum that the compiler may join in one kernel and not in another would be
         # rounded differently.
         "enable_fp_fusion": False,
-        "HAS_SOFTCAP": facts["softcap"] > 0,
         "NUM_KV_HEADS": num_kv_heads,
-        "VALUE_PITCH": v_cache.dtype.num_bytes(v_cache.shape[3]) if num_bytes else v_cache.shape[3],
-        "HEADS_PER_KV": facts["num_heads"] // num_kv_heads,
+        "VALUE_PITCH": v_cache.dtype.num_bytes(pitch) if num_bytes else pitch,
         "HEAD_DIM": head_dim,
-        "VALUE_DIM": facts["value_dim"],
         "BLOCK_SIZE": block_size,
         "PARTS": num_parts,
         "ROWS": form.rows,

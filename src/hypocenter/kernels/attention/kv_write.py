@@ -14,6 +14,7 @@ from __future__ import annotations
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Arg, Index, Rule, live_counts, live_rows
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import kv_write_cpu
 
@@ -48,6 +49,20 @@ CONTRACT, PAGES = (
     Contract("kv_write", *caches(layout, "write"), *_OTHERS) for layout in ("contiguous", "pages")
 )
 
+_KV_WRITE, _KV_WRITE_BLOCKS = (
+    Op(
+        PAGES,
+        gpu_contract=CONTRACT,
+        cpu=kernel,
+        gpu=f"attention.kv_write_gpu.{launch}",
+        work_per_row=lambda k_cache: 4 * k_cache.shape[1] * k_cache.shape[2],
+    )
+    for kernel, launch in (
+        (kv_write_cpu.kv_write, "launch"),
+        (kv_write_cpu.kv_write_blocks, "launch_blocks"),
+    )
+)
+
 
 def kv_write(
     plan: PlanBuilder,
@@ -63,25 +78,12 @@ def kv_write(
     slots i32 [num_tokens]: block_id * block_size + offset; caches as f16 bits, f32, or blocks,
     into which numbers are rounded as GGUF's reference does.
     """
-    num_heads, head_dim = k_cache.shape[1], k_cache.shape[2]
-    facts = {
-        "k_cache": k_cache,
-        "v_cache": v_cache,
-        "k": k,
-        "v": v,
-        "slots": slots,
-        "counts": counts,
-    }
-    if plan.device != "cpu":
-        from hypocenter.kernels.attention import kv_write_gpu
-
-        kv_write_gpu.add(plan, CONTRACT, facts)
-        return
-    are_blocks = k_cache.dtype.is_quantised
-    plan.add_cpu(
-        kv_write_cpu.kv_write_blocks if are_blocks else kv_write_cpu.kv_write,
-        *(k, v, counts, slots, k_cache, v_cache),
-        contract=PAGES,
-        facts=facts,
-        work_per_row=4 * num_heads * head_dim,
+    plan.add(
+        _KV_WRITE_BLOCKS if k_cache.dtype.is_quantised else _KV_WRITE,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        k=k,
+        v=v,
+        slots=slots,
+        counts=counts,
     )

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from hypocenter.contracts.contract import Contract
-from hypocenter.device.plan import PlanBuilder
+from hypocenter.base.tensor import Tensor
+from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.blocks_gpu import block_bytes, write_blocks
 from hypocenter.kernels.shared_gpu import as_offset, follow
@@ -18,6 +15,13 @@ def kv_write_kernel(
     value_pitch, k_stride, v_stride, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: k_cache[slot // block_size, h, d, slot % block_size] = k[t, h, d], and
+    v_cache[slot // block_size, h, slot % block_size, d] = v[t, h, d], with slot = slots[t].
+    Shapes: k and v f32 [num_tokens, >= num_heads * head_dim]; slots i32 [num_tokens]; counts
+    i32 [2]; k_cache [num_blocks, num_kv_heads, head_dim, block_size] and v_cache [num_blocks,
+    num_kv_heads, block_size, value_pitch], f16 or f32.
+    Source: Kwon et al., arXiv 2309.06180 (paged caches).
+    """
     follow(OVERLAPS)
     token, head = tl.program_id(0), tl.program_id(1)
     if token >= tl.load(counts_ptr):
@@ -55,6 +59,13 @@ def kv_write_blocks_kernel(
     BLOCK_BYTES: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
 ):
+    """Formula: as kv_write, of blocks of 32 numbers x: code = round(x / scale), with scale =
+    max|x| / 127 for Q8_0; Q4_0 has codes of four bits.
+    Shapes: k and v f32 [num_tokens, >= num_heads * 32 * num_blocks]; slots i32 [num_tokens];
+    counts i32 [2]; k_cache u8 [pages, num_heads, row bytes, block_size]; v_cache u8 [pages,
+    num_heads, block_size, row bytes].
+    Source: ggml, quantize_row_q8_0_ref and quantize_row_q4_0_ref.
+    """
     follow(OVERLAPS)
     token, head = tl.program_id(0), tl.program_id(1)
     if token >= tl.load(counts_ptr):
@@ -83,30 +94,32 @@ def value_at(slot, head, d, num_heads, block_size, value_pitch):
     return (page * block_size + slot % block_size) * value_pitch + d
 
 
-def add(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def launch(plan: BoundPlan, k: Tensor, k_cache: Tensor, v_cache: Tensor) -> None:
     """Append kv_write for every KV head of every token of the bucket."""
-    k, v, k_cache, v_cache = (facts[name] for name in ("k", "v", "k_cache", "v_cache"))
     _, num_heads, head_dim, block_size = k_cache.shape
-    if num_bytes := block_bytes(k_cache):
-        plan.add_gpu(
-            kv_write_blocks_kernel,
-            *(k, v, facts["counts"], facts["slots"], k_cache, v_cache, num_heads, head_dim // 32),
-            *(block_size, k.strides[0], v.strides[0]),
-            grid=(k.shape[0], num_heads),
-            contract=contract,
-            facts=facts,
-            BLOCK_BYTES=num_bytes,
-            NUM_BLOCKS=triton.next_power_of_2(head_dim // 32),
-            # A product and a sum in one step would round to other codes.
-            enable_fp_fusion=False,
-        )
-        return
     plan.add_gpu(
         kv_write_kernel,
-        *(k, v, facts["counts"], facts["slots"], k_cache, v_cache, num_heads, head_dim),
-        *(block_size, v_cache.shape[3], k.strides[0], v.strides[0]),
         grid=(k.shape[0], num_heads),
-        contract=contract,
-        facts=facts,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        block_size=block_size,
+        value_pitch=v_cache.shape[3],
         BLOCK=triton.next_power_of_2(head_dim),
+    )
+
+
+def launch_blocks(plan: BoundPlan, k: Tensor, k_cache: Tensor) -> None:
+    """Append kv_write_blocks for every KV head of every token of the bucket."""
+    _, num_heads, head_dim, block_size = k_cache.shape
+    num_blocks = head_dim // 32
+    plan.add_gpu(
+        kv_write_blocks_kernel,
+        grid=(k.shape[0], num_heads),
+        num_heads=num_heads,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        BLOCK_BYTES=block_bytes(k_cache),
+        NUM_BLOCKS=triton.next_power_of_2(num_blocks),
+        # A product and a sum in one step would round to other codes.
+        enable_fp_fusion=False,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Arg, Index, Rule, Scalar, live_counts, live_rows
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import latent_write_cpu
 from hypocenter.kernels.attention.kv_write import caches
@@ -35,6 +36,20 @@ CONTRACT, PAGES = (
     for layout in ("contiguous", "pages")
 )
 
+_LATENT_WRITE, _LATENT_WRITE_BLOCKS = (
+    Op(
+        PAGES,
+        gpu_contract=CONTRACT,
+        cpu=kernel,
+        gpu=f"attention.latent_write_gpu.{launch}",
+        work_per_row=lambda k_cache, rank: 2 * (k_cache.shape[2] + rank),
+    )
+    for kernel, launch in (
+        (latent_write_cpu.latent_write, "launch"),
+        (latent_write_cpu.latent_write_blocks, "launch_blocks"),
+    )
+)
+
 
 def latent_write(
     plan: PlanBuilder,
@@ -49,27 +64,13 @@ def latent_write(
 ) -> None:
     """Append the write of turned f32 [num_tokens, >= head_dim - rank] and latent f32 [num_tokens,
     >= rank] at `slots`, which are as in `kv_write`; caches of one KV head, as in `kv_write`."""
-    facts = {
-        "k_cache": k_cache,
-        "v_cache": v_cache,
-        "rank": rank,
-        "turned": turned,
-        "latent": latent,
-        "slots": slots,
-        "counts": counts,
-    }
-    if plan.device != "cpu":
-        from hypocenter.kernels.attention import latent_write_gpu
-
-        latent_write_gpu.add(plan, CONTRACT, facts)
-        return
-    kernel = latent_write_cpu.latent_write
-    if k_cache.dtype.is_quantised:
-        kernel = latent_write_cpu.latent_write_blocks
-    plan.add_cpu(
-        kernel,
-        *(turned, latent, counts, slots, k_cache, v_cache, rank),
-        contract=PAGES,
-        facts=facts,
-        work_per_row=2 * (k_cache.shape[2] + rank),
+    plan.add(
+        _LATENT_WRITE_BLOCKS if k_cache.dtype.is_quantised else _LATENT_WRITE,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        rank=rank,
+        turned=turned,
+        latent=latent,
+        slots=slots,
+        counts=counts,
     )

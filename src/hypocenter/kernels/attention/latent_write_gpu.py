@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from hypocenter.contracts.contract import Contract
-from hypocenter.device.plan import PlanBuilder
+from hypocenter.base.tensor import Tensor
+from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.attention.kv_write_gpu import key_at, value_at
 from hypocenter.kernels.blocks_gpu import block_bytes, write_blocks
@@ -32,6 +29,12 @@ def latent_write_kernel(
     TURNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Formula: the key of slots[t] = (turned[t], latent[t]), and its value = latent[t].
+    Shapes: turned f32 [num_tokens, >= num_turned]; latent f32 [num_tokens, >= rank]; slots i32
+    [num_tokens]; counts i32 [2]; k_cache [num_blocks, 1, num_turned + rank, block_size] and
+    v_cache [num_blocks, 1, block_size, value_pitch], f16 or f32.
+    Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
+    """
     follow(OVERLAPS)
     token, head_dim = tl.program_id(0), num_turned + rank
     if token >= tl.load(counts_ptr):
@@ -70,7 +73,13 @@ def latent_write_blocks_kernel(
     TURNED: tl.constexpr,
     NUM_BLOCKS: tl.constexpr,
 ):
-    """Both numbers are of blocks."""
+    """Formula: the key of slots[t] = blocks of (turned[t], latent[t]), and its value = blocks of
+    latent[t], rounded as in kv_write_blocks; num_turned and num_blocks count blocks.
+    Shapes: turned f32 [num_tokens, >= 32 * num_turned]; latent f32 [num_tokens, >= 32 *
+    num_blocks]; slots i32 [num_tokens]; counts i32 [2]; k_cache u8 [pages, 1, row bytes,
+    block_size]; v_cache u8 [pages, 1, block_size, row bytes].
+    Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
+    """
     follow(OVERLAPS)
     token = tl.program_id(0)
     if token >= tl.load(counts_ptr):
@@ -86,34 +95,33 @@ def latent_write_blocks_kernel(
     write_blocks(latent, v_cache_ptr, at, 1, num_blocks, BLOCK_BYTES, NUM_BLOCKS)
 
 
-def add(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def launch(plan: BoundPlan, turned: Tensor, k_cache: Tensor, v_cache: Tensor, rank: int) -> None:
     """Append latent_write for every token of the bucket."""
-    turned, latent, k_cache = facts["turned"], facts["latent"], facts["k_cache"]
-    v_cache, rank = facts["v_cache"], facts["rank"]
     _, _, head_dim, block_size = k_cache.shape
-    if num_bytes := block_bytes(k_cache):
-        sizes = (head_dim - rank) // 32, rank // 32
-        plan.add_gpu(
-            latent_write_blocks_kernel,
-            *(turned, latent, facts["counts"], facts["slots"], k_cache, v_cache, *sizes),
-            *(block_size, turned.strides[0], latent.strides[0]),
-            grid=(turned.shape[0],),
-            contract=contract,
-            facts=facts,
-            BLOCK_BYTES=num_bytes,
-            TURNED=triton.next_power_of_2(sizes[0]),
-            NUM_BLOCKS=triton.next_power_of_2(sizes[1]),
-            # As in kv_write.
-            enable_fp_fusion=False,
-        )
-        return
     plan.add_gpu(
         latent_write_kernel,
-        *(turned, latent, facts["counts"], facts["slots"], k_cache, v_cache, head_dim - rank),
-        *(rank, block_size, v_cache.shape[3], turned.strides[0], latent.strides[0]),
         grid=(turned.shape[0],),
-        contract=contract,
-        facts=facts,
+        num_turned=head_dim - rank,
+        block_size=block_size,
+        value_pitch=v_cache.shape[3],
         TURNED=triton.next_power_of_2(head_dim - rank),
         BLOCK=triton.next_power_of_2(rank),
+    )
+
+
+def launch_blocks(plan: BoundPlan, turned: Tensor, k_cache: Tensor, rank: int) -> None:
+    """Append latent_write_blocks for every token of the bucket."""
+    _, _, head_dim, block_size = k_cache.shape
+    num_turned, num_blocks = (head_dim - rank) // 32, rank // 32
+    plan.add_gpu(
+        latent_write_blocks_kernel,
+        grid=(turned.shape[0],),
+        num_turned=num_turned,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        BLOCK_BYTES=block_bytes(k_cache),
+        TURNED=triton.next_power_of_2(num_turned),
+        NUM_BLOCKS=triton.next_power_of_2(num_blocks),
+        # As in kv_write.
+        enable_fp_fusion=False,
     )

@@ -16,6 +16,7 @@ from hypocenter.base.refusals import WrongScalar
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Arg, Index, Rule, Scalar, live_counts, live_rows
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import rope_cpu
 
@@ -34,6 +35,12 @@ CONTRACT = Contract(
     Scalar("num_heads", "num_heads > 0", "must be above 0"),
     Scalar("head_dim", "head_dim > 0 and head_dim % 2 == 0", "must be even and above 0"),
     Rule("0 < 2 * half <= head_dim", "the table must turn 1 to head_dim / 2 pairs"),
+)
+ROPE = Op(
+    CONTRACT,
+    cpu=rope_cpu.rope,
+    gpu="attention.rope_gpu.launch",
+    work_per_row=lambda num_heads, cos: 4 * num_heads * cos.shape[1],
 )
 
 
@@ -121,24 +128,14 @@ def rotate(
     """
     cos, sin = table
     require_style("rope", style)
-    facts = {
-        "x": x,
-        "positions": positions,
-        "cos": cos,
-        "sin": sin,
-        "counts": counts,
-        "num_heads": num_heads,
-        "head_dim": head_dim,
-    }
-    if plan.device != "cpu":
-        from hypocenter.kernels.attention import rope_gpu
-
-        rope_gpu.add(plan, CONTRACT, facts, style == "normal")
-        return
-    plan.add_cpu(
-        rope_cpu.rope,
-        *(x, counts, positions, cos, sin, num_heads, head_dim, style == "normal"),
-        contract=CONTRACT,
-        facts=facts,
-        work_per_row=4 * num_heads * cos.shape[1],
+    plan.add(
+        ROPE,
+        x=x,
+        positions=positions,
+        cos=cos,
+        sin=sin,
+        counts=counts,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        neighbours=style == "normal",
     )

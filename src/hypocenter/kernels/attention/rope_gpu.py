@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from hypocenter.contracts.contract import Contract
-from hypocenter.device.plan import PlanBuilder
+from hypocenter.base.tensor import Tensor
+from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.shared_gpu import as_offset, follow
 
@@ -16,6 +13,12 @@ def rope_kernel(
     x_ptr, counts_ptr, positions_ptr, cos_ptr, sin_ptr, head_dim, half, x_stride,
     NEIGHBOURS: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: (a, b) = (a cos - b sin, a sin + b cos) for each pair of columns, in place, with
+    the angles of the token's position.
+    Shapes: x f32 [num_tokens, >= num_heads * head_dim]; positions i32 [num_tokens]; cos and
+    sin f32 [num_positions, half]; counts i32 [2].
+    Source: Su et al., arXiv 2104.09864.
+    """
     follow(OVERLAPS)
     token, head = tl.program_id(0), tl.program_id(1)
     if token >= tl.load(counts_ptr):
@@ -56,18 +59,14 @@ def rotate(a, b, cos, sin):
     return a * cos - b * sin, a * sin + b * cos
 
 
-def add(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], neighbours: bool) -> None:
+def launch(plan: BoundPlan, x: Tensor, cos: Tensor, num_heads: int) -> None:
     """Append rope for every head of every token of the bucket."""
-    x, cos = facts["x"], facts["cos"]
+    half = cos.shape[1]
     plan.add_gpu(
         rope_kernel,
-        *(x, facts["counts"], facts["positions"], cos, facts["sin"], facts["head_dim"]),
-        *(cos.shape[1], x.strides[0]),
-        grid=(x.shape[0], facts["num_heads"]),
-        contract=contract,
-        facts=facts,
-        NEIGHBOURS=neighbours,
-        BLOCK=triton.next_power_of_2(cos.shape[1]),
+        grid=(x.shape[0], num_heads),
+        half=half,
+        BLOCK=triton.next_power_of_2(half),
         # Which of two products a compiler joins with their sum is its choice in each kernel, and
         # rope_write has to come to the same bits.
         enable_fp_fusion=False,

@@ -13,6 +13,7 @@ from typing import Any
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Apart, Arg, Scalar
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import kv_write, rope, rope_write_cpu
 from hypocenter.kernels.attention.kv_write import FLOATS
@@ -57,6 +58,19 @@ NORMED = _contract(kv_write.CONTRACT, *_NORMS, Scalar("eps", "eps > 0", "must be
 #: On a GPU, and on the CPU.
 CONTRACT, PAGES = _contract(kv_write.CONTRACT), _contract(kv_write.PAGES)
 
+_NO_NORMS: dict[str, Any] = {}
+#: On a GPU with norms, and everywhere without.
+_ROPE_WRITE_NORMED = Op(NORMED, gpu="attention.rope_write_gpu.launch")
+_ROPE_WRITE = Op(
+    PAGES,
+    gpu_contract=CONTRACT,
+    cpu=rope_write_cpu.rope_write,
+    gpu="attention.rope_write_gpu.launch_plain",
+    work_per_row=lambda num_heads, cos, k_cache: (
+        4 * (num_heads * cos.shape[1] + k_cache.shape[1] * k_cache.shape[2])
+    ),
+)
+
 
 def rope_write(
     plan: PlanBuilder,
@@ -81,38 +95,27 @@ def rope_write(
     """
     rope.require_style("rope_write", style)
     cos, sin = table
-    facts: dict[str, Any] = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "positions": positions,
-        "slots": slots,
-        "cos": cos,
-        "sin": sin,
-        "k_cache": k_cache,
-        "v_cache": v_cache,
-        "counts": counts,
-        "num_heads": num_heads,
-        "head_dim": head_dim,
-    }
-    if plan.device != "cpu":
-        from hypocenter.kernels.attention import rope_write_gpu
-
-        if norms is not None:
-            facts |= {"q_norm": norms.q, "k_norm": norms.k, "eps": norms.eps}
-        contract = CONTRACT if norms is None else NORMED
-        rope_write_gpu.add(plan, contract, facts, style == "normal")
-        return
-    num_kv_heads = k_cache.shape[1]
-    if norms is not None:
-        for x, norm, num in ((q, norms.q, num_heads), (k, norms.k, num_kv_heads)):
+    op, of_norms = _ROPE_WRITE, _NO_NORMS
+    if norms is not None and plan.device != "cpu":
+        op, of_norms = _ROPE_WRITE_NORMED, {"q_norm": norms.q, "k_norm": norms.k, "eps": norms.eps}
+    elif norms is not None:
+        for x, norm, num in ((q, norms.q, num_heads), (k, norms.k, k_cache.shape[1])):
             if norm is not None:
                 rms_norm(plan, x, norm, norms.eps, x, counts, width=head_dim, num_heads=num)
-    plan.add_cpu(
-        rope_write_cpu.rope_write,
-        *(q, k, v, counts, positions, slots, cos, sin, k_cache, v_cache, num_heads),
-        style == "normal",
-        contract=PAGES,
-        facts=facts,
-        work_per_row=4 * (num_heads * cos.shape[1] + num_kv_heads * head_dim),
+    plan.add(
+        op,
+        q=q,
+        k=k,
+        v=v,
+        positions=positions,
+        slots=slots,
+        cos=cos,
+        sin=sin,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        counts=counts,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        neighbours=style == "normal",
+        **of_norms,
     )

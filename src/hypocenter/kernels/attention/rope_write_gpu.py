@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from hypocenter.contracts.contract import Contract
-from hypocenter.device.plan import PlanBuilder
+from hypocenter.base.tensor import Tensor
+from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.attention.kv_write_gpu import key_at, value_at
 from hypocenter.kernels.attention.rope_gpu import angles, columns, rotate
@@ -38,6 +35,15 @@ def rope_write_kernel(
     NEIGHBOURS: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, PAIRS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: q = rope(norm(q)) in place, and kv_write of rope(norm(k)) and v; norm is rms_norm
+    of a head where it has a weight.
+    Shapes: q f32 [num_tokens, >= num_heads * head_dim]; k and v f32 [num_tokens, >=
+    num_kv_heads * head_dim]; positions and slots i32 [num_tokens]; cos and sin f32
+    [num_positions, half]; q_norm and k_norm f32 [head_dim]; counts i32 [2]; k_cache
+    [num_blocks, num_kv_heads, head_dim, block_size] and v_cache [num_blocks, num_kv_heads,
+    block_size, value_pitch], f16 or f32.
+    Source: Su et al., arXiv 2104.09864.
+    """
     follow(OVERLAPS)
     token, head = tl.program_id(0), tl.program_id(1)
     if token >= tl.load(counts_ptr):
@@ -85,35 +91,40 @@ def rope_write_kernel(
         tl.store(v_cache_ptr + v_at, v.to(v_cache_ptr.dtype.element_ty), mask=d < head_dim)
 
 
-def add(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], neighbours: bool) -> None:
+def launch_plain(
+    plan: BoundPlan, q: Tensor, cos: Tensor, k_cache: Tensor, v_cache: Tensor, num_heads: int
+) -> None:
+    """Append rope_write, by which no head is normed."""
+    launch(plan, q, cos, k_cache, v_cache, num_heads, None, None, 1.0)
+
+
+def launch(
+    plan: BoundPlan,
+    q: Tensor,
+    cos: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    num_heads: int,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+) -> None:
     """Append rope_write for every head and KV head of every token of the bucket."""
-    q, k, v, k_cache, v_cache = (facts[name] for name in ("q", "k", "v", "k_cache", "v_cache"))
     _, num_kv_heads, head_dim, block_size = k_cache.shape
-    num_heads, half = facts["num_heads"], facts["cos"].shape[1]
-    q_norm, k_norm = facts.get("q_norm"), facts.get("k_norm")
+    half = cos.shape[1]
     plan.add_gpu(
         rope_write_kernel,
-        *(q, k, v, *(facts[name] for name in ("counts", "positions", "slots", "cos", "sin"))),
-        # Without norms the pointers are never used; Triton wants some all the same.
-        *(
-            k_cache,
-            v_cache,
-            q_norm or q,
-            k_norm or q,
-            facts.get("eps", 1.0),
-            num_heads,
-            num_kv_heads,
-            head_dim,
-            half,
-            block_size,
-        ),
-        *(v_cache.shape[3], q.strides[0], k.strides[0], v.strides[0]),
         grid=(q.shape[0], num_heads + num_kv_heads),
-        contract=contract,
-        facts=facts,
+        # Without norms the pointers are never used; Triton wants some all the same.
+        q_norm_ptr=q_norm or q,
+        k_norm_ptr=k_norm or q,
+        eps=eps,
+        num_kv_heads=num_kv_heads,
+        half=half,
+        block_size=block_size,
+        value_pitch=v_cache.shape[3],
         NORMS_Q=q_norm is not None,
         NORMS_K=k_norm is not None,
-        NEIGHBOURS=neighbours,
         PAIRS=triton.next_power_of_2(half),
         BLOCK=triton.next_power_of_2(head_dim),
         # As in rope and rms_norm, whose bits these are.

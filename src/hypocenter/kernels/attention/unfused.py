@@ -8,7 +8,6 @@ step of it goes wrong. Each row of the block tables is one sequence; c counts it
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from hypocenter.contracts.demands import (
     live_counts,
     live_rows,
 )
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention.attention import SINKS
 from hypocenter.settings.config import PARTS_NEED_A_GPU
@@ -162,6 +162,16 @@ WEIGHTED_SUM = Contract(
     *_PER_TOKEN,
 )
 
+_CONTEXT_LENGTHS = Op(CONTEXT_LENGTHS, gpu="attention.unfused_gpu.launch_lengths")
+_EXPAND_KEYS = Op(EXPAND_KEYS, gpu="attention.unfused_gpu.launch_expand_keys")
+_EXPAND_VALUES = Op(EXPAND_VALUES, gpu="attention.unfused_gpu.launch_expand_values")
+_TRANSPOSE = Op(TRANSPOSE, gpu="attention.unfused_gpu.launch_transpose")
+_SCORES = Op(SCORES, gpu="attention.unfused_gpu.launch_scores")
+_SCALE_SCORES = Op(SCALE_SCORES, gpu="attention.unfused_gpu.launch_scale_scores")
+_MASK = Op(MASK, gpu="attention.unfused_gpu.launch_mask")
+_SOFTMAX = Op(SOFTMAX, gpu="attention.unfused_gpu.launch_softmax")
+_WEIGHTED_SUM = Op(WEIGHTED_SUM, gpu="attention.unfused_gpu.launch_weighted_sum")
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -174,7 +184,9 @@ class Rows:
     lengths: Tensor
     counts: Tensor
 
-    def facts(self) -> dict[str, Tensor]:
+    @property
+    def arguments(self) -> dict[str, Tensor]:
+        """These, by the names that contracts and kernels have for them."""
         return {
             "sequence_rows": self.sequence_rows,
             "lengths": self.lengths,
@@ -244,8 +256,7 @@ def context_lengths(plan: PlanBuilder, rows: Rows, positions: Tensor, *, max_con
 
     positions i32 [max_tokens], as many as rows.sequence_rows, below `max_context`.
     """
-    facts = {**rows.facts(), "positions": positions, "max_context": max_context}
-    _gpu(plan).add_lengths(plan, CONTEXT_LENGTHS, facts)
+    plan.add(_CONTEXT_LENGTHS, **rows.arguments, positions=positions, max_context=max_context)
 
 
 def expand_keys(
@@ -255,24 +266,19 @@ def expand_keys(
 
     `cache` as the k_cache of `kv_write`; query heads that share a KV head get a copy each.
     """
-    facts = {"cache": cache, "block_tables": block_tables, "lengths": lengths, "out": out}
-    block_size = cache.shape[3]
-    _gpu(plan).add_expand(plan, EXPAND_KEYS, facts, block_size, (1, block_size))
+    plan.add(_EXPAND_KEYS, cache=cache, block_tables=block_tables, lengths=lengths, out=out)
 
 
 def expand_values(
     plan: PlanBuilder, cache: Tensor, block_tables: Tensor, lengths: Tensor, out: Tensor
 ) -> None:
     """Append the same of values; `cache` as the v_cache of `kv_write`."""
-    facts = {"cache": cache, "block_tables": block_tables, "lengths": lengths, "out": out}
-    block_size, pitch = cache.shape[2:]
-    _gpu(plan).add_expand(plan, EXPAND_VALUES, facts, block_size, (pitch, 1))
+    plan.add(_EXPAND_VALUES, cache=cache, block_tables=block_tables, lengths=lengths, out=out)
 
 
 def transpose(plan: PlanBuilder, x: Tensor, lengths: Tensor, out: Tensor) -> None:
     """Append out [..., head_dim, max_context] = x f32 [..., max_context, head_dim] turned."""
-    facts = {"x": x, "lengths": lengths, "out": out}
-    _gpu(plan).add_transpose(plan, TRANSPOSE, facts)
+    plan.add(_TRANSPOSE, x=x, lengths=lengths, out=out)
 
 
 def scores(plan: PlanBuilder, q: Tensor, keys: Tensor, rows: Rows, scores: Tensor) -> None:
@@ -280,24 +286,21 @@ def scores(plan: PlanBuilder, q: Tensor, keys: Tensor, rows: Rows, scores: Tenso
 
     q f32 [num_tokens, >= num_heads * head_dim], keys as `transpose` leaves them.
     """
-    facts = {**rows.facts(), "q": q, "keys": keys, "scores": scores}
-    _gpu(plan).add_scores(plan, SCORES, facts)
+    plan.add(_SCORES, **rows.arguments, q=q, keys=keys, scores=scores)
 
 
 def scale_scores(
     plan: PlanBuilder, scores: Tensor, rows: Rows, *, scale: float, softcap: float = 0.0
 ) -> None:
     """Append scores = softcap(scores * scale), in place; softcap 0 means none."""
-    facts = {**rows.facts(), "scores": scores, "scale": scale, "softcap": softcap}
-    _gpu(plan).add_scale(plan, SCALE_SCORES, facts)
+    plan.add(_SCALE_SCORES, **rows.arguments, scores=scores, scale=scale, softcap=softcap)
 
 
 def mask(
     plan: PlanBuilder, scores: Tensor, rows: Rows, positions: Tensor, *, window: int = 0
 ) -> None:
     """Append scores = -inf, in place, at keys that the token does not see; window 0 means none."""
-    facts = {**rows.facts(), "scores": scores, "positions": positions, "window": window}
-    _gpu(plan).add_mask(plan, MASK, facts)
+    plan.add(_MASK, **rows.arguments, scores=scores, positions=positions, window=window)
 
 
 def softmax(plan: PlanBuilder, scores: Tensor, rows: Rows, *, sinks: Tensor | None = None) -> None:
@@ -305,25 +308,17 @@ def softmax(plan: PlanBuilder, scores: Tensor, rows: Rows, *, sinks: Tensor | No
 
     `sinks` f32 [>= num_heads] has one more score for each head.
     """
-    _gpu(plan).add_softmax(plan, SOFTMAX, {**rows.facts(), "scores": scores, "sinks": sinks})
+    plan.add(_SOFTMAX, **rows.arguments, scores=scores, sinks=sinks)
 
 
 def weighted_sum(
     plan: PlanBuilder, weights: Tensor, values: Tensor, rows: Rows, out: Tensor
 ) -> None:
     """Append out f32 [num_tokens, >= num_heads * head_dim] = weights times each head's values."""
-    facts = {**rows.facts(), "weights": weights, "values": values, "out": out}
-    _gpu(plan).add_weighted_sum(plan, WEIGHTED_SUM, facts)
+    plan.add(_WEIGHTED_SUM, **rows.arguments, weights=weights, values=values, out=out)
 
 
 def require_gpu(device: str) -> None:
     """Raise UsageError for the CPU, which has no kernels of these."""
     if device == "cpu":
         raise BadSetting("attention", "parts", PARTS_NEED_A_GPU)
-
-
-def _gpu(plan: PlanBuilder) -> ModuleType:
-    require_gpu(plan.device)
-    from hypocenter.kernels.attention import unfused_gpu
-
-    return unfused_gpu

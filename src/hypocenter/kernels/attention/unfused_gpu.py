@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from hypocenter.contracts.contract import Contract
-from hypocenter.device.plan import PlanBuilder
+from hypocenter.base.tensor import Tensor
+from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.shared_gpu import as_offset
 
@@ -21,6 +20,10 @@ _TOKENS = 256
 def context_lengths_kernel(
     sequence_rows_ptr, positions_ptr, counts_ptr, lengths_ptr, BLOCK: tl.constexpr
 ):
+    """Formula: lengths[s] = 1 + the largest position of the live tokens of sequence s.
+    Shapes: sequence_rows and positions i32 [max_tokens]; counts i32 [2]; lengths i32
+    [num_sequences].
+    """
     sequence = tl.program_id(0)
     num_tokens = tl.load(counts_ptr)
     longest = tl.zeros([BLOCK], tl.int32)
@@ -39,6 +42,12 @@ def expand_kernel(
     max_blocks, max_context, page_elements, key_stride, column_stride,
     BLOCK_SIZE: tl.constexpr, WIDE: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: out[s, h, c, d] = cache[block_tables[s, c // block_size], h // heads_per_kv, c %
+    block_size, d].
+    Shapes: cache f16 or f32 [num_blocks, num_kv_heads, ..], whose pages are of keys or of
+    values; block_tables i32 [num_sequences, max_blocks]; lengths i32 [num_sequences]; out f32
+    [num_sequences, num_heads, max_context, head_dim].
+    """
     sequence, head = tl.program_id(0), tl.program_id(1)
     length = tl.load(lengths_ptr + sequence)
     start = tl.program_id(2) * KEYS
@@ -63,6 +72,10 @@ def transpose_kernel(
     x_ptr, lengths_ptr, out_ptr, num_heads, max_context, head_dim, WIDE: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
+    """Formula: out[s, h, d, c] = x[s, h, c, d].
+    Shapes: x f32 [num_sequences, num_heads, max_context, head_dim]; lengths i32
+    [num_sequences]; out f32 [num_sequences, num_heads, head_dim, max_context].
+    """
     sequence, head = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads
     length = tl.load(lengths_ptr + sequence)
     start = tl.program_id(1) * TILE
@@ -83,6 +96,13 @@ def scores_kernel(
     q_ptr, keys_ptr, sequence_rows_ptr, lengths_ptr, counts_ptr, scores_ptr, num_heads, head_dim,
     max_context, q_stride, WIDE: tl.constexpr, KEYS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: scores[t, h, c] = sum over d of q[t, h, d] keys[s, h, d, c], with s the sequence
+    of t.
+    Shapes: q f32 [num_tokens, >= num_heads * head_dim]; keys f32 [num_sequences, num_heads,
+    head_dim, max_context]; sequence_rows i32 [num_tokens]; lengths i32 [num_sequences]; counts
+    i32 [2]; scores f32 [num_tokens, num_heads, max_context].
+    Source: Vaswani et al., arXiv 1706.03762, section 3.2.1.
+    """
     token, head = tl.program_id(0), tl.program_id(1)
     if token >= tl.load(counts_ptr):
         return
@@ -112,6 +132,12 @@ def scale_scores_kernel(
     scores_ptr, sequence_rows_ptr, lengths_ptr, counts_ptr, scale, softcap, num_heads,
     max_context, HAS_SOFTCAP: tl.constexpr, WIDE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
+    """Formula: scores = softcap tanh(scale scores / softcap), in place, or scale scores where
+    there is no cap.
+    Shapes: scores f32 [num_tokens, num_heads, max_context]; sequence_rows i32 [num_tokens];
+    lengths i32 [num_sequences]; counts i32 [2].
+    Source: Gemma 2, arXiv 2408.00118, section 2 (soft caps).
+    """
     token, head = tl.program_id(0), tl.program_id(1)
     if token >= tl.load(counts_ptr):
         return
@@ -130,6 +156,11 @@ def mask_kernel(
     scores_ptr, positions_ptr, sequence_rows_ptr, lengths_ptr, counts_ptr, window, num_heads,
     max_context, WIDE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
+    """Formula: scores[t, h, c] = -inf, in place, where c > position or, with a window, c <=
+    position - window.
+    Shapes: scores f32 [num_tokens, num_heads, max_context]; positions i32 [num_tokens];
+    sequence_rows i32 [num_tokens]; lengths i32 [num_sequences]; counts i32 [2].
+    """
     token, head = tl.program_id(0), tl.program_id(1)
     if token >= tl.load(counts_ptr):
         return
@@ -147,6 +178,11 @@ def softmax_kernel(
     scores_ptr, sequence_rows_ptr, lengths_ptr, counts_ptr, sinks_ptr, num_heads, max_context,
     HAS_SINKS: tl.constexpr, WIDE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
+    """Formula: scores = exp(scores - top) / (sum over keys of exp(scores - top) + exp(sink -
+    top)), in place, with top the largest score.
+    Shapes: scores f32 [num_tokens, num_heads, max_context]; sequence_rows i32 [num_tokens];
+    lengths i32 [num_sequences]; counts i32 [2]; sinks f32 [num_heads].
+    """
     token, head = tl.program_id(0), tl.program_id(1)
     if token >= tl.load(counts_ptr):
         return
@@ -177,6 +213,13 @@ def weighted_sum_kernel(
     head_dim, max_context, out_stride, WIDE: tl.constexpr, KEYS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: out[t, h, d] = sum over c of weights[t, h, c] values[s, h, c, d], with s the
+    sequence of t.
+    Shapes: weights f32 [num_tokens, num_heads, max_context]; values f32 [num_sequences,
+    num_heads, max_context, head_dim]; sequence_rows i32 [num_tokens]; lengths i32
+    [num_sequences]; counts i32 [2]; out f32 [num_tokens, >= num_heads * head_dim].
+    Source: Vaswani et al., arXiv 1706.03762, section 3.2.1.
+    """
     token, head = tl.program_id(0), tl.program_id(1)
     if token >= tl.load(counts_ptr):
         return
@@ -199,134 +242,129 @@ def weighted_sum_kernel(
     tl.store(out + d, total, mask=column)
 
 
-def add_lengths(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def launch_lengths(plan: BoundPlan, lengths: Tensor) -> None:
     """Append context_lengths for every row of the block tables."""
-    lengths = facts["lengths"]
-    plan.add_gpu(
-        context_lengths_kernel,
-        *(facts["sequence_rows"], facts["positions"], facts["counts"], lengths),
-        grid=(lengths.shape[0],),
-        contract=contract,
-        facts=facts,
-        BLOCK=_TOKENS,
+    plan.add_gpu(context_lengths_kernel, grid=(lengths.shape[0],), BLOCK=_TOKENS)
+
+
+def launch_expand_keys(plan: BoundPlan, cache: Tensor, block_tables: Tensor, out: Tensor) -> None:
+    """Append expand of pages that hold keys column by column."""
+    block_size = cache.shape[3]
+    _launch_expand(
+        plan, cache, block_tables, out, block_size, key_stride=1, column_stride=block_size
     )
 
 
-def add_expand(
-    plan: PlanBuilder,
-    contract: Contract,
-    facts: Mapping[str, Any],
+def launch_expand_values(plan: BoundPlan, cache: Tensor, block_tables: Tensor, out: Tensor) -> None:
+    """Append expand of pages that hold values row by row."""
+    block_size, pitch = cache.shape[2:]
+    _launch_expand(plan, cache, block_tables, out, block_size, key_stride=pitch, column_stride=1)
+
+
+def _launch_expand(
+    plan: BoundPlan,
+    cache: Tensor,
+    block_tables: Tensor,
+    out: Tensor,
     block_size: int,
-    strides: tuple[int, int],
+    *,
+    key_stride: int,
+    column_stride: int,
 ) -> None:
-    """Append expand; `strides` are from key to key and from column to column within a page."""
-    cache, tables, out = facts["cache"], facts["block_tables"], facts["out"]
+    """The strides are from key to key and from column to column within a page."""
     num_sequences, num_heads, max_context, head_dim = out.shape
     num_kv_heads = cache.shape[1]
     plan.add_gpu(
         expand_kernel,
-        *(cache, tables, facts["lengths"], out, num_kv_heads, num_heads // num_kv_heads),
-        *(head_dim, tables.shape[1], max_context, cache.shape[2] * cache.shape[3], *strides),
         grid=(num_sequences, num_heads, triton.cdiv(max_context, _EXPANDED_KEYS)),
-        contract=contract,
-        facts=facts,
+        num_kv_heads=num_kv_heads,
+        heads_per_kv=num_heads // num_kv_heads,
+        head_dim=head_dim,
+        max_blocks=block_tables.shape[1],
+        max_context=max_context,
+        page_elements=cache.shape[2] * cache.shape[3],
+        key_stride=key_stride,
+        column_stride=column_stride,
         BLOCK_SIZE=block_size,
         KEYS=_EXPANDED_KEYS,
         BLOCK=triton.next_power_of_2(head_dim),
     )
 
 
-def add_transpose(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def launch_transpose(plan: BoundPlan, x: Tensor) -> None:
     """Append transpose: one program for each tile of 32 x 32 of each head's keys."""
-    x = facts["x"]
     num_sequences, num_heads, max_context, head_dim = x.shape
     tiles = (triton.cdiv(max_context, _TILE), triton.cdiv(head_dim, _TILE))
     plan.add_gpu(
         transpose_kernel,
-        *(x, facts["lengths"], facts["out"], num_heads, max_context, head_dim),
         grid=(num_sequences * num_heads, *tiles),
-        contract=contract,
-        facts=facts,
+        num_heads=num_heads,
+        max_context=max_context,
+        head_dim=head_dim,
         TILE=_TILE,
     )
 
 
-def add_scores(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def launch_scores(plan: BoundPlan, keys: Tensor, scores: Tensor) -> None:
     """Append scores: one program for 64 keys of each query head."""
-    q, keys, scores = facts["q"], facts["keys"], facts["scores"]
     num_tokens, num_heads, max_context = scores.shape
     plan.add_gpu(
         scores_kernel,
-        *(q, keys, facts["sequence_rows"], facts["lengths"], facts["counts"], scores),
-        *(num_heads, keys.shape[2], max_context, q.strides[0]),
         grid=(num_tokens, num_heads, triton.cdiv(max_context, _KEYS)),
-        contract=contract,
-        facts=facts,
+        num_heads=num_heads,
+        head_dim=keys.shape[2],
+        max_context=max_context,
         KEYS=_KEYS,
         BLOCK=_TILE,
     )
 
 
-def add_scale(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def launch_scale_scores(plan: BoundPlan, scores: Tensor, softcap: float) -> None:
     """Append scale_scores: one program for 256 scores of each query head."""
-    scores = facts["scores"]
-    num_tokens, num_heads, max_context = scores.shape
-    plan.add_gpu(
-        scale_scores_kernel,
-        *(scores, facts["sequence_rows"], facts["lengths"], facts["counts"]),
-        *(facts["scale"], facts["softcap"], num_heads, max_context),
-        grid=(num_tokens, num_heads, triton.cdiv(max_context, _ROW_KEYS)),
-        contract=contract,
-        facts=facts,
-        HAS_SOFTCAP=facts["softcap"] > 0,
-        KEYS=_ROW_KEYS,
-    )
+    _launch_rows(plan, scale_scores_kernel, scores, HAS_SOFTCAP=softcap > 0)
 
 
-def add_mask(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def launch_mask(plan: BoundPlan, scores: Tensor) -> None:
     """Append mask: one program for 256 scores of each query head."""
-    scores = facts["scores"]
+    _launch_rows(plan, mask_kernel, scores)
+
+
+def _launch_rows(plan: BoundPlan, kernel: Any, scores: Tensor, **constants: bool) -> None:
     num_tokens, num_heads, max_context = scores.shape
     plan.add_gpu(
-        mask_kernel,
-        *(scores, facts["positions"], facts["sequence_rows"], facts["lengths"], facts["counts"]),
-        *(facts["window"], num_heads, max_context),
+        kernel,
         grid=(num_tokens, num_heads, triton.cdiv(max_context, _ROW_KEYS)),
-        contract=contract,
-        facts=facts,
+        num_heads=num_heads,
+        max_context=max_context,
         KEYS=_ROW_KEYS,
+        **constants,
     )
 
 
-def add_softmax(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def launch_softmax(plan: BoundPlan, scores: Tensor, sinks: Tensor | None) -> None:
     """Append softmax: one program for each query head of each token."""
-    scores, sinks = facts["scores"], facts["sinks"]
     num_tokens, num_heads, max_context = scores.shape
     plan.add_gpu(
         softmax_kernel,
-        # A kernel without sinks never reads the pointer; Triton wants one all the same.
-        *(scores, facts["sequence_rows"], facts["lengths"], facts["counts"], sinks or scores),
-        *(num_heads, max_context),
         grid=(num_tokens, num_heads),
-        contract=contract,
-        facts=facts,
-        HAS_SINKS=sinks is not None,
+        # A kernel without sinks never reads the pointer; Triton wants one all the same.
+        sinks_ptr=sinks or scores,
+        num_heads=num_heads,
+        max_context=max_context,
         KEYS=_ROW_KEYS,
     )
 
 
-def add_weighted_sum(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def launch_weighted_sum(plan: BoundPlan, weights: Tensor, values: Tensor) -> None:
     """Append weighted_sum: one program for each query head of each token."""
-    weights, values, out = facts["weights"], facts["values"], facts["out"]
     num_tokens, num_heads, max_context = weights.shape
     head_dim = values.shape[3]
     plan.add_gpu(
         weighted_sum_kernel,
-        *(weights, values, facts["sequence_rows"], facts["lengths"], facts["counts"], out),
-        *(num_heads, head_dim, max_context, out.strides[0]),
         grid=(num_tokens, num_heads),
-        contract=contract,
-        facts=facts,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        max_context=max_context,
         KEYS=_EXPANDED_KEYS,
         BLOCK=triton.next_power_of_2(head_dim),
     )

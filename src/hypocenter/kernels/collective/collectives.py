@@ -5,14 +5,13 @@ The terms are those of MPI and NCCL. `join` lays side by side what was gathered.
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.contracts.collectives import ALL_GATHER, ALL_REDUCE, BROADCAST
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Apart, Arg, Scalar, live_counts
 from hypocenter.device.group import Group
 from hypocenter.device.launch import Launch, prepare_call
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 
 JOIN = Contract(
@@ -24,6 +23,7 @@ JOIN = Contract(
     Scalar("num_columns", "num_columns > 0", "must be 1 or more"),
     Apart("out", "parts"),
 )
+_JOIN = Op(JOIN, gpu="collective.join_gpu.launch")
 
 
 def all_reduce(plan: PlanBuilder, group: Group, x: Tensor) -> None:
@@ -54,8 +54,11 @@ def join(
 
     parts f32 [num_parts * num_logit_rows, num_columns or more], for i < counts[1].
     """
-    from hypocenter.kernels.collective import join_gpu
-
-    facts: dict[str, Any] = {"out": out, "parts": parts, "counts": counts}
-    facts |= {"num_parts": out.shape[1] // num_columns, "num_columns": num_columns}
-    join_gpu.add_join(plan, JOIN, facts)
+    plan.add(
+        _JOIN,
+        out=out,
+        parts=parts,
+        counts=counts,
+        num_parts=out.shape[1] // num_columns,
+        num_columns=num_columns,
+    )

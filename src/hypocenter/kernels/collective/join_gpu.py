@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from hypocenter.contracts.contract import Contract
-from hypocenter.device.plan import PlanBuilder
+from hypocenter.base.tensor import Tensor
+from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.shared_gpu import as_offset, follow
 
@@ -18,6 +15,10 @@ def join_kernel(
     parts_ptr, counts_ptr, out_ptr, part_stride, row_stride, num_columns, out_stride,
     OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: out[i, p * num_columns + c] = parts[p, i, c], for i < counts[1].
+    Shapes: parts f32 [num_parts, num_logit_rows, >= num_columns]; counts i32 [2]; out f32
+    [num_logit_rows, num_parts * num_columns].
+    """
     follow(OVERLAPS)
     row, part = tl.program_id(0), tl.program_id(2)
     if row >= tl.load(counts_ptr + 1):
@@ -30,16 +31,13 @@ def join_kernel(
     tl.store(out_ptr + row * out_stride + part * num_columns + column, value, mask=inside)
 
 
-def add_join(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def launch(plan: BoundPlan, parts: Tensor, out: Tensor, num_columns: int) -> None:
     """Append join: one program for 256 columns of each row of each part."""
-    parts, out, num_columns = facts["parts"], facts["out"], facts["num_columns"]
-    num_rows = out.shape[0]
+    num_rows, row_stride = out.shape[0], parts.strides[0]
     plan.add_gpu(
         join_kernel,
-        *(parts, facts["counts"], out, num_rows * parts.strides[0], parts.strides[0]),
-        *(num_columns, out.strides[0]),
         grid=(num_rows, triton.cdiv(num_columns, _BLOCK), parts.shape[0] // num_rows),
-        contract=contract,
-        facts=facts,
+        part_stride=num_rows * row_stride,
+        row_stride=row_stride,
         BLOCK=_BLOCK,
     )

@@ -16,8 +16,14 @@ def sum_by_packets_kernel(
     x_ptr, here_ptr, there_ptr, turns_ptr, stop_ptr, num_values, side_size,
     OVERLAPS: tl.constexpr, BLOCK: tl.constexpr, LOOKS: tl.constexpr,
 ):  # fmt: skip
-    """x += the other's x. A packet of 64 bits has a value and its turn, so it comes whole or not
-    at all, and nothing has to be ordered: the way of NCCL's protocol LL."""
+    """Formula: x = x + the other GPU's x.
+    Shapes: x f32 [num_values]; here and there i64 [2 * side_size], packets that come and that
+    go; turns i32 [num_programs]; stop i32 [1].
+    Source: NCCL's protocol LL.
+
+    A packet of 64 bits has a value and its turn, so it comes whole or not at all, and nothing
+    has to be ordered.
+    """
     lead(OVERLAPS)
     follow(OVERLAPS)
     program = tl.program_id(0)
@@ -47,8 +53,12 @@ def sum_by_chunks_kernel(
     x_ptr, here_ptr, there_ptr, turns_ptr, stop_ptr, flags_here_ptr, flags_there_ptr, num_values,
     side_size, num_flags, OVERLAPS: tl.constexpr, BLOCK: tl.constexpr, LOOKS: tl.constexpr,
 ):  # fmt: skip
-    """x += the other's x, of which half as many bytes travel; a flag behind each chunk has its
-    turn."""
+    """Formula: x = x + the other GPU's x.
+    Shapes: x f32 [num_values]; here and there f32 [2 * side_size], what comes and what goes;
+    flags_here and flags_there i32 [2 * num_flags]; turns i32 [num_programs]; stop i32 [1].
+
+    Half as many bytes travel as in packets; a flag behind each chunk has its turn.
+    """
     follow(OVERLAPS)
     program = tl.program_id(0)
     turn = tl.load(turns_ptr + program) + 1

@@ -15,6 +15,7 @@ from hypocenter.base.dtypes import Array
 from hypocenter.base.tensor import WEIGHT_TYPES, DType, Tensor
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Apart, Arg, Index, Reach, Rule, Symbols
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.experts import experts_cpu
 from hypocenter.kernels.experts.experts_table import ExpertsTable
@@ -94,7 +95,34 @@ GATE_CODES = Contract(
     *GATED,
 )
 
-_NO_BIAS = np.zeros(0, np.float32)
+
+def _work_per_row(weight: Tensor, num_used: int) -> int:
+    """Multiply-adds for a token; four products of codes take the time of one of floats."""
+    _, num_outputs, num_columns = weight.shape
+    work: int = num_used * num_outputs * num_columns
+    return work // 4 if weight.dtype.is_quantised else work
+
+
+_ON_CPU, _ON_GPU = ("num_used", "per_expert"), ("products", "shape")
+_CODES, _ROUNDED, _FLOATS = (
+    Op(
+        contract,
+        cpu=kernel,
+        gpu="experts.experts_gpu.launch_floats",
+        work_per_row=_work_per_row,
+        cpu_alone=_ON_CPU,
+        gpu_alone=_ON_GPU,
+    )
+    for contract, kernel in (
+        (TILES, experts_cpu.experts_codes),
+        (ROUNDED, experts_cpu.experts_float),
+        (FLOATS, experts_cpu.experts_float),
+    )
+)
+#: On a GPU, of x rounded; codes by how many weights share a launch.
+_GPU_ROUNDED = Op(SCALED[0], gpu="experts.experts_gpu.launch_rounded")
+_GPU_CODES = tuple(Op(contract, gpu="experts.experts_gpu.launch_codes") for contract in SCALED)
+_GATE_CODES = Op(GATE_CODES, cpu=experts_cpu.experts_gate_codes, work_per_row=_work_per_row)
 
 
 def reference(
@@ -111,7 +139,7 @@ def reference(
     return out
 
 
-def _facts_of(table: ExpertsTable) -> dict[str, Any]:
+def _arguments_of(table: ExpertsTable) -> dict[str, Any]:
     return {
         "experts": table.experts,
         "firsts": table.firsts,
@@ -143,47 +171,43 @@ def experts_linear(
 
     several = len(products) == len(_MARKS) and experts_gpu.takes_both(products, operands, table)
     for group in (products,) if several else ((product,) for product in products):
-        facts = _facts_of(table)
+        arguments = _arguments_of(table)
         for mark, product in zip(_MARKS, group, strict=False):
-            facts |= {
+            arguments |= {
                 f"weight{mark}": product.weight,
                 f"out{mark}": product.out,
                 f"bias{mark}": product.bias,
             }
         dtype = group[0].weight.dtype
-        contract = FLOATS
         if (rounded := operands.rounded_for(dtype)) is None:
-            facts["x"] = x
+            op = _FLOATS
+            arguments["x"] = x
         else:
-            contract = SCALED[len(group) - 1]
-            facts |= {"rounded": rounded, "row_scales": operands.row_scales}
-            facts["fragments"] = operands.fragments if dtype.is_quantised else None
-        experts_gpu.add(plan, contract, facts, group, table.shape)
+            op = _GPU_CODES[len(group) - 1] if dtype.is_quantised else _GPU_ROUNDED
+            arguments |= {"rounded": rounded, "row_scales": operands.row_scales}
+            arguments["fragments"] = operands.fragments if dtype.is_quantised else None
+        plan.add(op, **arguments, products=group, shape=table.shape)
 
 
 def _add_on_cpu(
     plan: PlanBuilder, x: Tensor, product: Product, table: ExpertsTable, operands: Operands
 ) -> None:
-    weight, out, bias = product.weight, product.out, product.bias
-    facts: dict[str, Any] = {"weight": weight, "out": out, "bias": bias} | _facts_of(table)
-    dtype = weight.dtype
-    if dtype.is_quantised:
-        contract, kernel = TILES, experts_cpu.experts_codes
-        made = {
-            "x_scales" if name == "scales" else name: one for name, one in operands.made.items()
-        }
-    elif operands.multiplied_as(dtype) is DType.BF16:
-        contract, kernel, made = ROUNDED, experts_cpu.experts_float, {"rounded": operands.rounded}
+    weight = product.weight
+    if weight.dtype.is_quantised:
+        op, read = _CODES, operands.read
+    elif operands.multiplied_as(weight.dtype) is DType.BF16:
+        op, read = _ROUNDED, {"rounded": operands.rounded, "x": operands.rounded}
     else:
-        contract, kernel, made = FLOATS, experts_cpu.experts_float, {"x": x}
-    groups = (table.experts, table.firsts, table.sizes, table.num_groups)
-    per_expert = padded_rows(weight.shape[1]) // ROWS_PER_ITEM
-    plan.add_cpu(
-        kernel,
-        *(*made.values(), *groups, weight, per_expert, _NO_BIAS if bias is None else bias, out),
-        contract=contract,
-        facts=facts | made,
-        work_per_row=_work_per_row(weight, table),
+        op, read = _FLOATS, {"x": x}
+    plan.add(
+        op,
+        weight=weight,
+        out=product.out,
+        bias=product.bias,
+        **_arguments_of(table),
+        **read,
+        per_expert=padded_rows(weight.shape[1]) // ROWS_PER_ITEM,
+        num_used=table.shape.num_used,
     )
 
 
@@ -203,21 +227,14 @@ def experts_gate_codes(
     `width` rows each. As `linear_gate_codes` makes them of one weight.
     """
     require_kind(kind)
-    facts: dict[str, Any] = {"weight": weight, "width": width} | _facts_of(table)
-    read = {"codes": x.codes, "x_scales": x.scales, "sums": x.sums, "weighted": x.weighted}
-    made = {f"gated_{name}": one for name, one in into.made.items()}
-    plan.add_cpu(
-        experts_cpu.experts_gate_codes,
-        *(*read.values(), table.experts, table.firsts, table.sizes, table.num_groups),
-        *(weight, -(-width // ROWS_PER_ITEM), GATES[kind], width, *made.values()),
-        contract=GATE_CODES,
-        facts=facts | read | made,
-        work_per_row=_work_per_row(weight, table),
+    plan.add(
+        _GATE_CODES,
+        weight=weight,
+        width=width,
+        **_arguments_of(table),
+        **x.read,
+        **{f"gated_{name}": one for name, one in into.made.items()},
+        kind=GATES[kind],
+        per_expert=-(-width // ROWS_PER_ITEM),
+        num_used=table.shape.num_used,
     )
-
-
-def _work_per_row(weight: Tensor, table: ExpertsTable) -> int:
-    """Multiply-adds for a token; four products of codes take the time of one of floats."""
-    _, num_outputs, num_columns = weight.shape
-    work: int = table.shape.num_used * num_outputs * num_columns
-    return work // 4 if weight.dtype.is_quantised else work

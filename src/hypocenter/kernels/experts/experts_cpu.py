@@ -17,19 +17,19 @@ from hypocenter.kernels.weights.row_groups import ROWS_PER_ITEM
 
 @cpu_kernel
 def experts_float(
-    x: Any, experts: Any, firsts: Any, sizes: Any, num_groups: Any, weights: Any, per_expert: int,
+    x: Any, experts: Any, firsts: Any, sizes: Any, found: Any, weight: Any, per_expert: int,
     bias: Any, out: Any,
 ) -> None:  # fmt: skip
-    """out [rows of a group, n] = x [rows, k] @ weights.T (+ bias) of its expert, which has
+    """out [rows of a group, n] = x [rows, k] @ weight.T (+ bias) of its expert, which has
     `per_expert` items."""
-    for index in prange(get(num_groups, 0) * per_expert):
+    for index in prange(get(found, 0) * per_expert):
         group, item = index // per_expert, index % per_expert
         first = get(firsts, group)
         float_item(
             x,
             first,
             first + get(sizes, group),
-            weights,
+            weight,
             get(experts, group) * per_expert + item,
             out,
             bias,
@@ -41,21 +41,21 @@ def experts_float(
 
 @cpu_kernel
 def experts_codes(
-    x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, experts: Any, firsts: Any,
-    sizes: Any, num_groups: Any, records: Any, per_expert: int, bias: Any, out: Any,
+    codes: Any, x_scales: Any, sums: Any, weighted: Any, experts: Any, firsts: Any,
+    sizes: Any, found: Any, weight: Any, per_expert: int, bias: Any, out: Any,
 ) -> None:  # fmt: skip
     """As `experts_float`, for weights held as codes and x as `quantise` left it."""
-    for index in prange(get(num_groups, 0) * per_expert):
+    for index in prange(get(found, 0) * per_expert):
         group, item = index // per_expert, index % per_expert
         first = get(firsts, group)
         code_item(
-            x_codes,
+            codes,
             x_scales,
-            x_sums,
-            x_weighted,
+            sums,
+            weighted,
             first,
             first + get(sizes, group),
-            records,
+            weight,
             get(experts, group) * per_expert + item,
             out,
             bias,
@@ -67,21 +67,24 @@ def experts_codes(
 
 @cpu_kernel
 def experts_gate_codes(
-    x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, experts: Any, firsts: Any,
-    sizes: Any, num_groups: Any, records: Any, per_expert: int, kind: int, width: int,
-    codes: Any, scales: Any, sums: Any, weighted: Any,
+    codes: Any, x_scales: Any, sums: Any, weighted: Any, experts: Any, firsts: Any,
+    sizes: Any, found: Any, weight: Any, per_expert: int, kind: int, width: int,
+    gated_codes: Any, gated_scales: Any, gated_sums: Any, gated_weighted: Any,
 ) -> None:  # fmt: skip
     """Codes of kind(x @ gate.T) * (x @ up.T); of an expert's `per_expert` pairs of items each has
     one of the gate and one of up."""
-    x, into = (x_codes, x_scales, x_sums, x_weighted), (codes, scales, sums, weighted)
-    for index in prange(get(num_groups, 0) * per_expert):
+    x, into = (
+        (codes, x_scales, sums, weighted),
+        (gated_codes, gated_scales, gated_sums, gated_weighted),
+    )
+    for index in prange(get(found, 0) * per_expert):
         group, item = index // per_expert, index % per_expert
         first = get(firsts, group)
         gate_item(
             x,
             first,
             first + get(sizes, group),
-            records,
+            weight,
             get(experts, group) * per_expert + item,
             kind,
             ROWS_PER_ITEM * item,

@@ -7,12 +7,11 @@ bits are those of a product with their expert alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hypocenter.base.tensor import DType, Tensor
-from hypocenter.contracts.contract import Contract
-from hypocenter.device.plan import PlanBuilder
+from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.experts.experts_table import ExpertsShape, ExpertsTable
 from hypocenter.kernels.linear.linear_codes_gpu import few_outputs
@@ -96,6 +95,14 @@ def experts_codes_few_kernel(
     OVERLAPS: tl.constexpr, WIDE: tl.constexpr, IS_FRAGMENTS: tl.constexpr,
     IS_EVEN: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    """Formula: out = x @ weight[expert].T (+ bias[expert]) for the few rows of each group, of one
+    weight or two.
+    Shapes: x f16 [num_rows, k padded to 128]; row_scales f32 [num_rows]; experts, firsts and
+    sizes i32 [num_groups]; words i32, scales and minima f16, packed as in `gpu_layout.py`;
+    bias f32 [num_experts, n]; out f32 [num_rows, >= n]; of a second weight words_2, scales_2,
+    minima_2, bias_2 and out_2.
+    Source: Shazeer et al., arXiv 1701.06538 (mixtures).
+    """
     follow(OVERLAPS)
     expert, first, size = _group(experts_ptr, firsts_ptr, sizes_ptr)
     if size == 0:
@@ -175,6 +182,12 @@ def experts_codes_kernel(
     ON_NVIDIA: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    """Formula: out = x @ weight[expert].T (+ bias[expert]) for the rows of each group.
+    Shapes: x f16 [num_rows, k padded to 128]; row_scales f32 [num_rows]; experts, firsts and
+    sizes i32 [num_groups]; words i32, scales and minima f16, packed as in `gpu_layout.py`;
+    bias f32 [num_experts, n]; out f32 [num_rows, >= n].
+    Source: Shazeer et al., arXiv 1701.06538 (mixtures).
+    """
     follow(OVERLAPS)
     expert, start, size = _group(experts_ptr, firsts_ptr, sizes_ptr)
     first = start + tl.program_id(2) * ROWS
@@ -217,6 +230,12 @@ def experts_float_kernel(
     IS_BF16: tl.constexpr, HAS_BIAS: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
     OUTPUTS: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    """Formula: out = x @ weights[expert].T (+ bias[expert]) for the rows of each group.
+    Shapes: x f32, f16 or bf16 bits [num_rows, >= k]; row_scales f32 [num_rows]; experts,
+    firsts and sizes i32 [num_groups]; weights [num_experts, n, k], packed as in
+    `gpu_layout.py`; bias f32 [num_experts, n]; out f32 [num_rows, >= n].
+    Source: Shazeer et al., arXiv 1701.06538 (mixtures).
+    """
     follow(OVERLAPS)
     expert, start, size = _group(experts_ptr, firsts_ptr, sizes_ptr)
     first = start + tl.program_id(2) * ROWS
@@ -257,54 +276,49 @@ def takes_both(products: Sequence[Product], operands: Operands, table: ExpertsTa
     return _few_form(first, shape, operands.fragments) is not None
 
 
-def add(
-    plan: PlanBuilder,
-    contract: Contract,
-    facts: Mapping[str, Any],
-    products: Sequence[Product],
-    shape: ExpertsShape,
-) -> None:
-    """Append one product with experts, or two that `takes_both` has allowed, over the operands
-    among `facts`."""
-    add_form = _codes if facts["weight"].dtype.is_quantised else _floats
-    shared = {"contract": contract, "facts": facts, "HAS_BIAS": facts["bias"] is not None}
-    add_form(plan, facts, products, shape, shared)
-
-
 def _few_form(product: Product, shape: ExpertsShape, fragments: Tensor | None) -> TileForm | None:
     padded = padded_rows(product.weight.shape[1])
     return few_codes_form(shape.group_rows, padded, reads_fragments=fragments is not None)
 
 
-def _one(product: Product) -> list[Any]:
-    """What kernels of codes take for a product: arrays, bias, out and its stride, and a factor."""
-    arrays = product.weight.data.parts
-    out, factor = product.out, float(arrays[4])
-    return [*arrays[:3], _bias(product), out, out.strides[0], factor]
+def _one(product: Product, mark: str = "") -> dict[str, Any]:
+    """What kernels of codes take for a product: arrays, bias, out, its stride, and a factor."""
+    words, scales, minima, _, factor = product.weight.data.parts
+    return {
+        f"words{mark}_ptr": words,
+        f"scales{mark}_ptr": scales,
+        f"minima{mark}_ptr": minima,
+        f"bias{mark}_ptr": _bias(product),
+        f"out{mark}_ptr": product.out,
+        f"out{mark}_stride": product.out.strides[0],
+        f"factor{mark}": float(factor),
+        f"row_groups{mark}": padded_rows(product.weight.shape[1]) // CODE_LANES,
+    }
 
 
-def _codes(
-    plan: PlanBuilder,
-    facts: Mapping[str, Any],
+def launch_codes(
+    plan: BoundPlan,
     products: Sequence[Product],
     shape: ExpertsShape,
-    shared: dict[str, Any],
+    rounded: Tensor,
+    fragments: Tensor | None,
 ) -> None:
-    only, rounded, fragments = products[0], facts["rounded"], facts["fragments"]
+    """Append one product with experts held as codes, or two that `takes_both` has allowed."""
+    only = products[0]
     packed = only.weight.data
     num_units = num_units_of(packed)
-    shared |= constants_of(packed)
     form = _few_form(only, shape, fragments) if shape.is_few else None
     if form is not None:
         x = rounded if fragments is None else fragments
-        taken: list[Any] = []
-        for product in (*products, *products[: _MOST - len(products)]):
-            taken += [*_one(product), _row_groups(product)]
+        both = (*products, *products[: _MOST - len(products)])
         tiles = [padded_rows(product.weight.shape[1]) // form.outputs for product in products]
         plan.add_gpu(
             experts_codes_few_kernel,
-            *(x, facts["row_scales"], *_groups(facts), *taken, tiles[0], num_units, x.strides[0]),
             grid=(shape.num_groups, sum(tiles)),
+            x_ptr=x,
+            x_stride=x.strides[0],
+            num_tiles=tiles[0],
+            num_units=num_units,
             num_warps=form.num_warps,
             NUM_WEIGHTS=len(products),
             IS_FRAGMENTS=fragments is not None,
@@ -312,40 +326,53 @@ def _codes(
             OUTPUTS=form.outputs,
             ROWS=form.rows,
             STAGES=form.stages,
-            **shared,
+            **_one(both[0]),
+            **_one(both[1], "_2"),
+            **constants_of(packed),
         )
         return
     padded = padded_rows(only.weight.shape[1])
     form = codes_form(shape.group_rows, padded, plan.device)
     plan.add_gpu(
         experts_codes_kernel,
-        *(rounded, facts["row_scales"], *_groups(facts), *_one(only)),
-        *(num_units, rounded.strides[0], _row_groups(only)),
         grid=(shape.num_groups, padded // form.outputs, triton.cdiv(shape.group_rows, form.rows)),
+        x_ptr=rounded,
+        x_stride=rounded.strides[0],
+        num_units=num_units,
         num_warps=form.num_warps,
         OUTPUTS=form.outputs,
         ROWS=form.rows,
         STAGES=form.stages,
-        **shared,
+        **_one(only),
+        **constants_of(packed),
     )
 
 
-def _row_groups(product: Product) -> int:
-    return padded_rows(product.weight.shape[1]) // CODE_LANES
+def launch_floats(
+    plan: BoundPlan, products: Sequence[Product], shape: ExpertsShape, x: Tensor
+) -> None:
+    """Append one product with experts of F32."""
+    _launch_floats(plan, products, shape, x, is_rounded=False, row_scales_ptr=x)
 
 
-def _floats(
-    plan: PlanBuilder,
-    facts: Mapping[str, Any],
+def launch_rounded(
+    plan: BoundPlan, products: Sequence[Product], shape: ExpertsShape, rounded: Tensor
+) -> None:
+    """Append one product with experts of F16 or BF16, which take x rounded."""
+    _launch_floats(plan, products, shape, rounded, is_rounded=True)
+
+
+def _launch_floats(
+    plan: BoundPlan,
     products: Sequence[Product],
     shape: ExpertsShape,
-    shared: dict[str, Any],
+    from_x: Tensor,
+    *,
+    is_rounded: bool,
+    **given: Any,
 ) -> None:
     (only,) = products
-    weight, out = only.weight, only.out
-    # F32 weights take x as it is.
-    is_rounded = "rounded" in facts
-    from_x: Tensor = facts["rounded"] if is_rounded else facts["x"]
+    weight = only.weight
     padded, num_columns = padded_rows(weight.shape[1]), weight.shape[2]
     form = float_form(weight.dtype, shape.group_rows, [padded], plan.device, accumulate=False)
     # A group has no more, and the smallest tile of many has 16.
@@ -353,10 +380,14 @@ def _floats(
     num_chunks = triton.cdiv(num_columns, 64)
     plan.add_gpu(
         experts_float_kernel,
-        *(from_x, facts["row_scales"] if is_rounded else from_x, *_groups(facts)),
-        *(weight.data.parts[0], _bias(only), out, out.strides[0], num_columns, num_chunks),
-        *(from_x.strides[0], padded // LANES),
         grid=(shape.num_groups, padded // form.outputs, triton.cdiv(shape.group_rows, num_rows)),
+        x_ptr=from_x,
+        x_stride=from_x.strides[0],
+        weights_ptr=weight.data.parts[0],
+        bias_ptr=_bias(only),
+        num_columns=num_columns,
+        num_chunks=num_chunks,
+        per_expert=padded // LANES,
         num_warps=form.num_warps,
         IS_ROUNDED=is_rounded,
         IS_BF16=weight.dtype is DType.BF16,
@@ -364,14 +395,10 @@ def _floats(
         ROWS=num_rows,
         CHUNKS=min(form.steps, triton.next_power_of_2(num_chunks)),
         STAGES=form.stages,
-        **shared,
+        **given,
     )
 
 
 def _bias(product: Product) -> Tensor:
     """A kernel without bias never reads the pointer; Triton wants one all the same."""
     return product.out if product.bias is None else product.bias
-
-
-def _groups(facts: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    return facts["experts"], facts["firsts"], facts["sizes"]

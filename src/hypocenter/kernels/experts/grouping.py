@@ -13,6 +13,7 @@ import numpy as np
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Arg, Index, Rule, Scalar, Symbols, live_counts
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.experts import routing_cpu
 from hypocenter.kernels.experts.experts_table import ExpertsTable
@@ -54,6 +55,14 @@ _GROUP = (
 #: On a GPU, and on the CPU, where one thread counts by itself.
 GROUP = Contract("group", *_GROUP)
 COUNTED = Contract("group", Arg("ends", (DType.I32,), "num_experts", "write"), *_GROUP)
+_GROUP_ROWS = Op(
+    COUNTED,
+    gpu_contract=GROUP,
+    cpu=routing_cpu.group,  # by one thread: the others would have nothing to do
+    gpu="experts.routing_gpu.launch_group",
+    cpu_alone=("ends",),
+    gpu_alone=("shape",),
+)
 
 
 def reference(
@@ -81,29 +90,19 @@ def reference(
 
 def group(plan: PlanBuilder, table: ExpertsTable, counts: Tensor) -> None:
     """Append the groups, sources and places of `table` for the first counts[0] rows of its ids."""
-    facts: dict[str, Any] = {
-        "ids": table.ids,
-        "experts": table.experts,
-        "firsts": table.firsts,
-        "sizes": table.sizes,
-        "sources": table.sources,
-        "places": table.places,
-        "sorted_counts": table.counts,
-        "found": table.num_groups,
-        "counts": counts,
-        "num_experts": table.shape.num_experts,
-        "alignment": table.shape.alignment,
-    }
-    if plan.device != "cpu":
-        from hypocenter.kernels.experts import routing_gpu
-
-        routing_gpu.add_group(plan, GROUP, facts, table.shape)
-        return
-    plan.add_cpu(
-        routing_cpu.group,
-        *(table.ids, counts, table.shape.alignment, table.experts, table.firsts, table.sizes),
-        *(table.sources, table.places, table.counts, table.num_groups, table.ends),
-        contract=COUNTED,
-        facts=facts | {"ends": table.ends},
-        work_per_row=0,  # one thread: the others would have nothing to do
+    plan.add(
+        _GROUP_ROWS,
+        ids=table.ids,
+        experts=table.experts,
+        firsts=table.firsts,
+        sizes=table.sizes,
+        sources=table.sources,
+        places=table.places,
+        sorted_counts=table.counts,
+        found=table.num_groups,
+        counts=counts,
+        num_experts=table.shape.num_experts,
+        alignment=table.shape.alignment,
+        ends=table.ends,
+        shape=table.shape,
     )

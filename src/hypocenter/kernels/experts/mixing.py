@@ -13,6 +13,7 @@ import numpy as np
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Apart, Arg, Index, Scalar, live_counts
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.experts import mixing_cpu
 from hypocenter.kernels.experts.experts_table import ExpertsTable
@@ -34,8 +35,12 @@ MIX = Contract(
     Apart("x", "expert_rows"),
     Scalar("width", "0 < width and -(-width // 64) * 64 <= pitch", "must lie within the rows"),
 )
-
-_NOTHING = np.zeros((0, 0), np.float32)
+_MIX = Op(
+    MIX,
+    cpu=mixing_cpu.mix,
+    gpu="experts.mixing_gpu.launch",
+    work_per_row=lambda width, places: 4 * width * places.shape[1],
+)
 
 
 def reference(
@@ -70,25 +75,14 @@ def mix(
 
     x, shared f32 [num_tokens, >= width padded to 64], expert_rows f32 [num_rows, as much].
     """
-    facts: dict[str, Any] = {
-        "x": x,
-        "expert_rows": expert_rows,
-        "places": table.places,
-        "weights": table.weights,
-        "shared": shared,
-        "counts": counts,
-        "width": width,
-    }
-    if plan.device != "cpu":
-        from hypocenter.kernels.experts import mixing_gpu
-
-        mixing_gpu.add_mix(plan, MIX, facts, accumulate)
-        return
-    plan.add_cpu(
-        mixing_cpu.mix,
-        *(x, expert_rows, table.places, table.weights),
-        *(_NOTHING if shared is None else shared, counts, width, accumulate),
-        contract=MIX,
-        facts=facts,
-        work_per_row=4 * width * table.shape.num_used,
+    plan.add(
+        _MIX,
+        x=x,
+        expert_rows=expert_rows,
+        places=table.places,
+        weights=table.weights,
+        shared=shared,
+        counts=counts,
+        width=width,
+        accumulate=accumulate,
     )

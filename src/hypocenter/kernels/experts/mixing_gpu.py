@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from hypocenter.contracts.contract import Contract
-from hypocenter.device.plan import PlanBuilder
+from hypocenter.base.tensor import Tensor
+from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.shared_gpu import as_offset, follow
 
@@ -15,10 +12,16 @@ _BLOCK = 256
 
 @triton.jit
 def mix_kernel(
-    x_ptr, rows_ptr, places_ptr, weights_ptr, shared_ptr, counts_ptr, width, x_pitch, rows_pitch,
-    shared_pitch, HAS_SHARED: tl.constexpr, ACCUMULATE: tl.constexpr, OVERLAPS: tl.constexpr,
-    WIDE: tl.constexpr, NUM_USED: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, expert_rows_ptr, places_ptr, weights_ptr, shared_ptr, counts_ptr, width, x_pitch,
+    rows_pitch, shared_pitch, HAS_SHARED: tl.constexpr, ACCUMULATE: tl.constexpr,
+    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, NUM_USED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: x[t] (+)= sum over j of weights[t, j] expert_rows[places[t, j]], plus weights[t,
+    num_used] shared[t], added in that order.
+    Shapes: x and shared f32 [num_tokens, >= width]; expert_rows f32 [num_rows, >= width];
+    places i32 [num_tokens, num_used]; weights f32 [num_tokens, num_used + 1]; counts i32 [2].
+    Source: Shazeer et al., arXiv 1701.06538.
+    """
     follow(OVERLAPS)
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr):
@@ -29,7 +32,7 @@ def mix_kernel(
     for slot in range(NUM_USED):
         place = as_offset(tl.load(places_ptr + row * NUM_USED + slot), WIDE)
         weight = tl.load(weights_ptr + row * (NUM_USED + 1) + slot)
-        part = tl.load(rows_ptr + place * rows_pitch + column, mask=inside, other=0.0)
+        part = tl.load(expert_rows_ptr + place * rows_pitch + column, mask=inside, other=0.0)
         total = tl.fma(part, weight, total)
     row = as_offset(row, WIDE)
     if HAS_SHARED:
@@ -42,21 +45,24 @@ def mix_kernel(
     tl.store(at, total, mask=inside)
 
 
-def add_mix(
-    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], accumulate: bool
+def launch(
+    plan: BoundPlan,
+    x: Tensor,
+    expert_rows: Tensor,
+    places: Tensor,
+    shared: Tensor | None,
+    width: int,
 ) -> None:
     """Append mix: one program for 256 columns of each token of the bucket."""
-    x, rows, shared = facts["x"], facts["expert_rows"], facts["shared"]
-    given = rows if shared is None else shared
+    given = expert_rows if shared is None else shared
     plan.add_gpu(
         mix_kernel,
-        *(x, rows, facts["places"], facts["weights"], given, facts["counts"], facts["width"]),
-        *(x.strides[0], rows.strides[0], given.strides[0]),
-        grid=(x.shape[0], triton.cdiv(facts["width"], _BLOCK)),
-        contract=contract,
-        facts=facts,
-        HAS_SHARED=shared is not None,
-        ACCUMULATE=accumulate,
-        NUM_USED=facts["places"].shape[1],
+        grid=(x.shape[0], triton.cdiv(width, _BLOCK)),
+        # Without a shared expert the pointer is never used.
+        shared_ptr=given,
+        x_pitch=x.strides[0],
+        rows_pitch=expert_rows.strides[0],
+        shared_pitch=given.strides[0],
+        NUM_USED=places.shape[1],
         BLOCK=_BLOCK,
     )

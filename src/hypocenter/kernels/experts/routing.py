@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Arg, Rule, Scalar, live_counts
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.experts import routing_cpu
 from hypocenter.kernels.experts.choice import SCORES, ExpertChoice
@@ -40,8 +37,12 @@ ROUTE = Contract(
         "a token cannot take more experts than its groups have",
     ),
 )
-
-_NONE = np.zeros(0, np.float32)
+_ROUTE = Op(
+    ROUTE,
+    cpu=routing_cpu.route,
+    gpu="experts.routing_gpu.launch_route",
+    work_per_row=lambda num_experts, ids: 4 * num_experts * ids.shape[1],
+)
 
 
 def route(
@@ -61,32 +62,19 @@ def route(
     `factors`, of the same shape, multiply the weights in the end. A token with a logit that is not
     finite gets experts that exist and weights that are NaN.
     """
-    facts: dict[str, Any] = {
-        "scores": scores,
-        "ids": table.ids,
-        "weights": table.weights,
-        "bias": bias,
-        "factors": factors,
-        "counts": counts,
-        "num_experts": choice.num_experts,
-        "scale": choice.scale,
-        "has_gate": int(choice.has_gate),
-        "num_groups": choice.num_groups,
-        "num_groups_used": choice.num_groups_used,
-    }
-    if plan.device != "cpu":
-        from hypocenter.kernels.experts import routing_gpu
-
-        routing_gpu.add_route(plan, ROUTE, facts, choice)
-        return
-    plan.add_cpu(
-        routing_cpu.route,
-        *(scores, _NONE if bias is None else bias, _NONE if factors is None else factors),
-        *(counts, choice.num_experts),
-        *(SCORES[choice.scores], choice.normalises, choice.has_gate, np.float32(choice.scale)),
-        *(choice.num_groups, choice.num_groups_used),
-        *(table.ids, table.weights),
-        contract=ROUTE,
-        facts=facts,
-        work_per_row=4 * choice.num_experts * choice.num_used,
+    plan.add(
+        _ROUTE,
+        scores=scores,
+        ids=table.ids,
+        weights=table.weights,
+        bias=bias,
+        factors=factors,
+        counts=counts,
+        num_experts=choice.num_experts,
+        scale=choice.scale,
+        has_gate=int(choice.has_gate),
+        num_groups=choice.num_groups,
+        num_groups_used=choice.num_groups_used,
+        kind=SCORES[choice.scores],
+        normalises=choice.normalises,
     )

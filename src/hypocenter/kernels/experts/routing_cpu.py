@@ -119,7 +119,7 @@ def _leave_out(
 @cpu_kernel
 def route(
     scores: Any, bias: Any, factors: Any, counts: Any, num_experts: int, kind: int,
-    normalises: bool, has_gate: bool, scale: float, num_groups: int, num_groups_used: int,
+    normalises: bool, has_gate: int, scale: float, num_groups: int, num_groups_used: int,
     ids: Any, weights: Any,
 ) -> None:  # fmt: skip
     num_used, pitch = ids.shape[1], scores.shape[1]
@@ -156,7 +156,7 @@ def route(
 @cpu_kernel
 def group(
     ids: Any, counts: Any, alignment: int, experts: Any, firsts: Any, sizes: Any, sources: Any,
-    places: Any, sorted_counts: Any, num_groups: Any, ends: Any,
+    places: Any, sorted_counts: Any, found: Any, ends: Any,
 ) -> None:  # fmt: skip
     for _ in prange(1):  # the rows of an expert follow those of the experts before
         num_choices = get(counts, 0) * ids.shape[1]
@@ -165,20 +165,20 @@ def group(
         for choice in range(num_choices):
             expert = get(ids, choice)
             put(ends, expert, np.int32(get(ends, expert) + 1))
-        row, found = 0, 0
+        row, num_found = 0, 0
         for expert in range(ends.shape[0]):
             size = get(ends, expert)
             put(ends, expert, np.int32(row))
             if size > 0:
-                put(experts, found, np.int32(expert))
-                put(firsts, found, np.int32(row))
-                put(sizes, found, np.int32(size))
+                put(experts, num_found, np.int32(expert))
+                put(firsts, num_found, np.int32(row))
+                put(sizes, num_found, np.int32(size))
                 row += (size + alignment - 1) // alignment * alignment
-                found += 1
-        put(num_groups, 0, np.int32(found))
+                num_found += 1
+        put(found, 0, np.int32(num_found))
         put(sorted_counts, 0, np.int32(row))
         put(sorted_counts, 1, np.int32(row))
-        for empty in range(found, experts.shape[0]):
+        for empty in range(num_found, experts.shape[0]):
             put(experts, empty, np.int32(0))
             put(firsts, empty, np.int32(0))
             put(sizes, empty, np.int32(0))

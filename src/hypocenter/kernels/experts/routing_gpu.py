@@ -5,13 +5,10 @@ What `group` finds is a matter of counting; which kernel counts changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from hypocenter.contracts.contract import Contract
-from hypocenter.device.plan import PlanBuilder
+from hypocenter.base.tensor import Tensor
+from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
-from hypocenter.kernels.experts.choice import LEAST_SUM, ExpertChoice
+from hypocenter.kernels.experts.choice import LEAST_SUM, SCORES
 from hypocenter.kernels.experts.experts_table import ExpertsShape
 from hypocenter.kernels.shared_gpu import follow
 
@@ -76,6 +73,14 @@ def route_kernel(
     NUM_GROUPS: tl.constexpr, GROUPS_USED: tl.constexpr, OVERLAPS: tl.constexpr,
     NUM_USED: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: ids = the num_used largest of scores + bias, with scores = softmax(logits) or
+    sigmoid(logits); weights = scale factors[ids] scores[ids], divided by their sum where
+    NORMALISES.
+    Shapes: scores f32 [num_tokens, pitch], at first the logits; bias and factors f32
+    [num_experts]; counts i32 [2]; ids i32 [num_tokens, num_used]; weights f32 [num_tokens,
+    num_used + 1], the last one of the shared expert.
+    Source: Shazeer et al., arXiv 1701.06538; DeepSeek-V3, arXiv 2412.19437, section 2.1.2.
+    """
     follow(OVERLAPS)
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr):
@@ -127,7 +132,13 @@ def group_few_kernel(
     sorted_counts_ptr, found_ptr, num_used, num_groups, num_rows, OVERLAPS: tl.constexpr,
     GROUP_ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program holds each choice against each other one."""
+    """Formula: places[t, j] = how many choices stand before choice (t, j), sorted by expert and
+    then by token; sources[places[t, j]] = t.
+    Shapes: ids and places i32 [num_tokens, num_used]; counts i32 [2]; experts, firsts and
+    sizes i32 [num_groups]; sources i32 [num_rows]; sorted_counts i32 [2]; found i32 [1].
+
+    One program holds each choice against each other one.
+    """
     follow(OVERLAPS)
     choice = tl.arange(0, BLOCK)
     num_choices = tl.load(counts_ptr) * num_used
@@ -164,8 +175,14 @@ def group_kernel(
     sorted_counts_ptr, found_ptr, num_used, num_groups, num_rows, num_experts,
     OVERLAPS: tl.constexpr, GROUP_ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program for each expert, which has some of the groups to itself, empty ones among them:
-    rows first .. end touch at most end / GROUP_ROWS - first / GROUP_ROWS + 1 groups."""
+    """Formula: places[t, j] = how many choices stand before choice (t, j), sorted by expert and
+    then by token; sources[places[t, j]] = t.
+    Shapes: ids and places i32 [num_tokens, num_used]; counts i32 [2]; experts, firsts and
+    sizes i32 [num_groups]; sources i32 [num_rows]; sorted_counts i32 [2]; found i32 [1].
+
+    A program for each expert, which has some of the groups to itself, empty ones among them:
+    rows first .. end touch at most end / GROUP_ROWS - first / GROUP_ROWS + 1 groups.
+    """
     follow(OVERLAPS)
     expert, step = tl.program_id(0), tl.arange(0, BLOCK)
     num_choices = tl.load(counts_ptr) * num_used
@@ -204,63 +221,52 @@ def group_kernel(
         tl.store(sizes_ptr + group, tl.where(is_full, left, 0), mask=group < end)
 
 
-def add_route(
-    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], choice: ExpertChoice
+def launch_route(
+    plan: BoundPlan,
+    scores: Tensor,
+    ids: Tensor,
+    bias: Tensor | None,
+    factors: Tensor | None,
+    num_experts: int,
+    num_groups: int,
+    num_groups_used: int,
+    has_gate: int,
+    kind: int,
 ) -> None:
     """Append route: one program for each token of the bucket."""
-    scores, ids = facts["scores"], facts["ids"]
-    bias, factors = facts["bias"], facts["factors"]
+    num_tokens, num_used = ids.shape
+    is_limited = num_groups_used < num_groups
     plan.add_gpu(
         route_kernel,
+        grid=(num_tokens,),
         # A kernel without one of these never reads the pointer; Triton wants one all the same.
-        *(scores, scores if bias is None else bias, scores if factors is None else factors),
-        *(facts["counts"], ids, facts["weights"]),
-        *(choice.num_experts, scores.shape[1], choice.scale),
-        grid=(ids.shape[0],),
-        contract=contract,
-        facts=facts,
-        num_warps=1 if choice.num_experts <= _MOST_OF_A_WARP else 4,
-        IS_SIGMOID=choice.scores == "sigmoid",
-        NORMALISES=choice.normalises,
-        HAS_GATE=choice.has_gate,
-        HAS_BIAS=bias is not None,
-        HAS_FACTORS=factors is not None,
+        bias_ptr=bias or scores,
+        factors_ptr=factors or scores,
+        pitch=scores.shape[1],
+        num_warps=1 if num_experts <= _MOST_OF_A_WARP else 4,
+        IS_SIGMOID=kind == SCORES["sigmoid"],
+        HAS_GATE=has_gate == 1,
         # Without groups that are left out the sizes would make forms of what is the same.
-        GROUP_SIZE=choice.group_size if choice.is_limited else 1,
-        NUM_GROUPS=choice.num_groups if choice.is_limited else 1,
-        GROUPS_USED=choice.num_groups_used if choice.is_limited else 1,
-        NUM_USED=choice.num_used,
-        SLOTS=triton.next_power_of_2(choice.num_used + 1),
-        BLOCK=triton.next_power_of_2(choice.num_experts),
+        GROUP_SIZE=num_experts // num_groups if is_limited else 1,
+        NUM_GROUPS=num_groups if is_limited else 1,
+        GROUPS_USED=num_groups_used if is_limited else 1,
+        NUM_USED=num_used,
+        SLOTS=triton.next_power_of_2(num_used + 1),
+        BLOCK=triton.next_power_of_2(num_experts),
     )
 
 
-def add_group(
-    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], shape: ExpertsShape
-) -> None:
+def launch_group(plan: BoundPlan, shape: ExpertsShape) -> None:
     """Append group: one program where choices are few, else one for each expert."""
-    table = ("experts", "firsts", "sizes", "sources", "places", "sorted_counts", "found")
-    given = [facts[name] for name in ("ids", "counts", *table)]
-    sizes = (shape.num_used, shape.num_groups, shape.num_rows)
+    sizes = {
+        "num_used": shape.num_used,
+        "num_groups": shape.num_groups,
+        "num_rows": shape.num_rows,
+        "GROUP_ROWS": shape.group_rows,
+    }
     num_sorted = max(shape.num_choices, shape.num_groups)
     if num_sorted <= _MOST_SORTED:
-        plan.add_gpu(
-            group_few_kernel,
-            *(*given, *sizes),
-            grid=(1,),
-            contract=contract,
-            facts=facts,
-            num_warps=1 if num_sorted <= 16 else 8,
-            GROUP_ROWS=shape.group_rows,
-            BLOCK=triton.next_power_of_2(num_sorted),
-        )
+        num_warps, block = 1 if num_sorted <= 16 else 8, triton.next_power_of_2(num_sorted)
+        plan.add_gpu(group_few_kernel, grid=(1,), num_warps=num_warps, BLOCK=block, **sizes)
         return
-    plan.add_gpu(
-        group_kernel,
-        *(*given, *sizes, shape.num_experts),
-        grid=(shape.num_experts,),
-        contract=contract,
-        facts=facts,
-        GROUP_ROWS=shape.group_rows,
-        BLOCK=_BLOCK,
-    )
+    plan.add_gpu(group_kernel, grid=(shape.num_experts,), BLOCK=_BLOCK, **sizes)

@@ -14,6 +14,7 @@ import numpy as np
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Apart, Arg, Rule, Scalar, live_counts
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.linear import head_linear_cpu
 
@@ -27,6 +28,12 @@ CONTRACT = Contract(
     Scalar("num_outputs", "0 < num_outputs <= pitch", "must be above 0 and within the weight"),
     Rule("pitch % 64 == 0", "rows of a weight must be padded to whole blocks of 64"),
     Apart("out", "x"),
+)
+HEAD_LINEAR = Op(
+    CONTRACT,
+    cpu=head_linear_cpu.head_linear,
+    gpu="linear.head_linear_gpu.launch",
+    work_per_row=lambda weight, num_outputs: weight.shape[0] * weight.shape[1] * num_outputs,
 )
 
 
@@ -56,24 +63,12 @@ def head_linear(
     num_heads * (num_inputs + num_kept)]; out f32 [num_tokens, >= num_heads * (num_kept +
     num_outputs)]. Each output adds its inputs in order. Raises LaunchRejected when shapes disagree.
     """
-    facts = {
-        "weight": weight,
-        "x": x,
-        "out": out,
-        "counts": counts,
-        "num_kept": num_kept,
-        "num_outputs": num_outputs,
-    }
-    if plan.device != "cpu":
-        from hypocenter.kernels.linear import head_linear_gpu
-
-        head_linear_gpu.add(plan, CONTRACT, facts)
-        return
-    num_heads, num_inputs, _ = weight.shape
-    plan.add_cpu(
-        head_linear_cpu.head_linear,
-        *(x, weight, out, counts, num_outputs, num_kept),
-        contract=CONTRACT,
-        facts=facts,
-        work_per_row=num_heads * num_inputs * num_outputs,
+    plan.add(
+        HEAD_LINEAR,
+        weight=weight,
+        x=x,
+        out=out,
+        counts=counts,
+        num_kept=num_kept,
+        num_outputs=num_outputs,
     )

@@ -6,12 +6,8 @@ input is two f16 parts, which a power of two for each head of a token keeps in r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from hypocenter.base.tensor import DType
-from hypocenter.contracts.contract import Contract
-from hypocenter.device.plan import PlanBuilder
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.shared_gpu import as_offset, follow
 
@@ -54,6 +50,12 @@ def head_linear_kernel(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
+    """Formula: out[t, h] = x[t, h, num_inputs:] followed by weight[h].T x[t, h, :num_inputs].
+    Shapes: x f32 [num_tokens, >= num_heads * (num_inputs + num_kept)]; weight f16 or f32
+    [num_heads, num_inputs, pitch]; out f32 [num_tokens, >= num_heads * (num_kept +
+    num_outputs)]; counts i32 [2].
+    Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.2.
+    """
     follow(OVERLAPS)
     first, head = tl.program_id(0) * TOKENS, tl.program_id(2)
     num_tokens = tl.load(counts_ptr)
@@ -96,19 +98,15 @@ def head_linear_kernel(
             _keep(x + num_inputs, out, live, num_kept, KEPT)
 
 
-def add(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def launch(plan: BoundPlan, x: Tensor, weight: Tensor, num_outputs: int, num_kept: int) -> None:
     """Append head_linear for every head of every token of the bucket."""
-    x, weight, out = facts["x"], facts["weight"], facts["out"]
-    num_outputs, num_kept = facts["num_outputs"], facts["num_kept"]
     num_heads, num_inputs, pitch = weight.shape
     same = {} if plan.device.startswith("cuda") else {"matrix_instr_nonkdim": 16}
     plan.add_gpu(
         head_linear_kernel,
-        *(x, weight, out, facts["counts"], num_inputs, num_outputs, num_kept, pitch),
-        *(x.strides[0], out.strides[0]),
         grid=(triton.cdiv(x.shape[0], _TOKENS), triton.cdiv(num_outputs, _OUTPUTS), num_heads),
-        contract=contract,
-        facts=facts,
+        num_inputs=num_inputs,
+        pitch=pitch,
         num_warps=4,
         num_stages=1,
         enable_fp_fusion=False,

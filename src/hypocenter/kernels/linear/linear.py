@@ -15,6 +15,7 @@ import numpy as np
 from hypocenter.base.tensor import WEIGHT_TYPES, DType, Tensor
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import COUNT, Apart, Arg, Rule, live_counts
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.linear import linear_cpu
 from hypocenter.kernels.linear.operands import Operands, Product
@@ -70,6 +71,48 @@ FLOATS, TILES, SCALED, ROUNDED = map(_up_to_three, (_FLOATS, _TILES, X_SCALED, _
 CONTRACT = FLOATS[0]
 _MOST = len(_MARKS)
 
+
+def _work(products: Sequence[Product]) -> int:
+    num_rows: int = sum(product.weight.data.num_rows for product in products)
+    return num_rows * int(products[0].weight.data.num_columns)
+
+
+def _work_of_codes(products: Sequence[Product]) -> int:
+    return _work(products) // 4  # four products of codes take the time of one of floats
+
+
+def _weights_read(products: Sequence[Product]) -> list[tuple[Any, int]]:
+    """The arrays of weights, and the items of each."""
+    weights = [product.weight.data for product in products]
+    return [(weight.parts[0], padded_rows(weight.num_rows) // ROWS_PER_ITEM) for weight in weights]
+
+
+# By how many weights share a launch, as contracts are. Products of codes read codes of x on the CPU
+# and x rounded to f16 on GPUs, those of two bytes x rounded or, with F16 on the CPU, itself.
+_OF_CODES, _OF_ROUNDED, _OF_FLOATS = (
+    tuple(
+        Op(
+            on_cpu,
+            gpu_contract=on_gpu,
+            cpu=kernel,
+            gpu=f"linear.linear_gpu.{launch}",
+            work_per_row=work,
+            reads=_weights_read,
+        )
+        for on_cpu, on_gpu in zip(contracts, gpu_contracts, strict=True)
+    )
+    for contracts, gpu_contracts, kernel, launch, work in (
+        (
+            TILES,
+            SCALED,
+            linear_cpu.linear_codes,
+            "launch_codes",
+            lambda products: _work(products) // 4,
+        ),
+        (ROUNDED, SCALED, linear_cpu.linear_float, "launch_rounded", _work),
+        (FLOATS, FLOATS, linear_cpu.linear_float, "launch_floats", _work),
+    )
+)
 _NO_BIAS = np.zeros(0, np.float32)
 
 
@@ -151,78 +194,29 @@ def _launch(
     count: int,
     accumulate: bool,
 ) -> None:
-    facts: dict[str, Any] = {"counts": counts, "count": count}
+    arguments: dict[str, Any] = {"counts": counts, "count": count}
     for mark, product in zip(_MARKS, products, strict=False):
-        facts |= {
+        arguments |= {
             f"weight{mark}": product.weight,
             f"out{mark}": product.out,
             f"bias{mark}": product.bias,
         }
-    dtype = products[0].weight.dtype
-    if dtype.is_quantised and plan.device == "cpu":
-        contracts = TILES
-        facts |= {"codes": operands.codes, "x_scales": operands.scales, "sums": operands.sums}
-        facts["weighted"] = operands.weighted
+    dtype, on_cpu = products[0].weight.dtype, plan.device == "cpu"
+    if dtype.is_quantised:
+        ops = _OF_CODES
+        arguments |= operands.read if on_cpu else operands.made
     elif (rounded := operands.rounded_for(dtype)) is not None:
-        contracts = SCALED
-        facts |= {"rounded": rounded, "row_scales": operands.row_scales}
-        facts["fragments"] = operands.fragments if dtype.is_quantised else None
+        ops = _OF_ROUNDED
+        arguments |= {"rounded": rounded, "row_scales": operands.row_scales, "fragments": None}
     elif operands.multiplied_as(dtype) is DType.BF16:
-        contracts = ROUNDED
-        facts["rounded"] = operands.rounded
+        ops = _OF_ROUNDED
+        arguments |= {"rounded": operands.rounded, "x": operands.rounded}
     else:
-        contracts = FLOATS
-        facts["x"] = x
-    contract = contracts[len(products) - 1]
-    if plan.device == "cpu":
-        _launch_cpu(plan, contract, facts, products, accumulate)
-        return
-    from hypocenter.kernels.linear import linear_gpu
-
-    linear_gpu.add(plan, contract, facts, products, accumulate)
-
-
-def _launch_cpu(
-    plan: PlanBuilder,
-    contract: Contract,
-    facts: dict[str, Any],
-    products: Sequence[Product],
-    accumulate: bool,
-) -> None:
-    args: list[Any] = [facts["counts"], facts["count"], accumulate]
-    for product in products:
-        args += [product.weight, _NO_BIAS if product.bias is None else product.bias, product.out]
-    first = products[0]
-    weights = [product.weight.data for product in products]
-    reads = [(weight.parts[0], padded_rows(weight.num_rows) // ROWS_PER_ITEM) for weight in weights]
-    for _ in range(_MOST - len(products)):
-        args += [*_without_rows(first.weight), _NO_BIAS, first.out]
-    work = sum(weight.num_rows for weight in weights) * weights[0].num_columns
-    if not first.weight.dtype.is_quantised:
-        plan.add_cpu(
-            linear_cpu.linear_float,
-            facts["rounded" if "rounded" in facts else "x"],
-            *args,
-            contract=contract,
-            facts=facts,
-            work_per_row=work,
-            reads=reads,
-        )
-        return
-    made = (facts[name] for name in ("codes", "x_scales", "sums", "weighted"))
-    # Four products of codes take the time of one of floats.
-    plan.add_cpu(
-        linear_cpu.linear_codes,
-        *made,
-        *args,
-        contract=contract,
-        facts=facts,
-        work_per_row=work // 4,
-        reads=reads,
-    )
-
-
-def _without_rows(weight: Tensor) -> tuple[Any, ...]:
-    """What a kernel takes for a weight that is not there."""
-    array, *others = weight.data.parts
-    return (array[:0], *others)
+        ops = _OF_FLOATS
+        arguments["x"] = x
+    if on_cpu:
+        # A kernel takes three weights, of which some have no rows.
+        for mark in _MARKS[len(products) :]:
+            arguments[f"weight{mark}"] = products[0].weight.data.parts[0][:0]
+            arguments |= {f"bias{mark}": _NO_BIAS, f"out{mark}": products[0].out}
+    plan.add(ops[len(products) - 1], **arguments, accumulate=accumulate, products=products)

@@ -188,6 +188,13 @@ def linear_codes_few_kernel(
     IS_FRAGMENTS: tl.constexpr, IS_EVEN: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
+    """Formula: out (+)= x @ weight.T (+ bias) for few rows, with weight = scale (code - ZERO) +
+    minimum, of one weight or up to three.
+    Shapes: x f16 [num_rows, k padded to 128]; row_scales f32 [num_rows]; counts i32 [2]; words
+    i32, scales and minima f16, packed as in `gpu_layout.py`; bias f32 [n]; out f32 [num_rows,
+    >= n]; of the others words_2, scales_2, minima_2, bias_2, out_2, words_3, scales_3,
+    minima_3, bias_3 and out_3.
+    """
     tile, live_ptr = tl.program_id(0), counts_ptr + count
     # Each weight has code of its own: guarded, an access is held against that weight alone.
     if NUM_WEIGHTS == 3:

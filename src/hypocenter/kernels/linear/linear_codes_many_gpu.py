@@ -100,6 +100,11 @@ def linear_codes_kernel(
     ACCUMULATE: tl.constexpr, ON_NVIDIA: tl.constexpr, OVERLAPS: tl.constexpr,
     WIDE: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    """Formula: out (+)= x @ weight.T (+ bias), with weight = scale (code - ZERO) + minimum.
+    Shapes: x f16 [num_rows, k padded to 128]; row_scales f32 [num_rows]; counts i32 [2]; words
+    i32, scales and minima f16, packed as in `gpu_layout.py`; bias f32 [n]; out f32 [num_rows,
+    >= n].
+    """
     follow(OVERLAPS)
     # Programs side by side read the same weights.
     first = tl.program_id(0) * ROWS

@@ -89,27 +89,27 @@ def float_item(
 
 @cpu_kernel
 def linear_float(
-    x: Any, counts: Any, count: int, accumulate: bool, weights: Any, bias: Any, out: Any,
-    weights_2: Any, bias_2: Any, out_2: Any, weights_3: Any, bias_3: Any, out_3: Any,
+    x: Any, counts: Any, count: int, accumulate: bool, weight: Any, bias: Any, out: Any,
+    weight_2: Any, bias_2: Any, out_2: Any, weight_3: Any, bias_3: Any, out_3: Any,
 ) -> None:  # fmt: skip
-    """out [rows, n] (+)= x [rows, k] @ weights.T (+ bias) for three weights; rows = counts[count].
+    """out [rows, n] (+)= x [rows, k] @ weight.T (+ bias) for three weights; rows = counts[count].
 
-    x is f32 or, beside weights of bf16, bits of bf16. A weight may have no rows at all: then it is
+    x is f32 or, beside weight of bf16, bits of bf16. A weight may have no rows at all: then it is
     not there.
     """
     num_rows = get(counts, count)
-    second = weights.shape[0]
-    third = second + weights_2.shape[0]
-    for item in prange(third + weights_3.shape[0]):
+    second = weight.shape[0]
+    third = second + weight_2.shape[0]
+    for item in prange(third + weight_3.shape[0]):
         if item < second:
             at = ROWS_PER_ITEM * item
-            float_item(x, 0, num_rows, weights, item, out, bias, at, at, accumulate)
+            float_item(x, 0, num_rows, weight, item, out, bias, at, at, accumulate)
         elif item < third:
             at = ROWS_PER_ITEM * (item - second)
-            float_item(x, 0, num_rows, weights_2, item - second, out_2, bias_2, at, at, accumulate)
+            float_item(x, 0, num_rows, weight_2, item - second, out_2, bias_2, at, at, accumulate)
         else:
             at = ROWS_PER_ITEM * (item - third)
-            float_item(x, 0, num_rows, weights_3, item - third, out_3, bias_3, at, at, accumulate)
+            float_item(x, 0, num_rows, weight_3, item - third, out_3, bias_3, at, at, accumulate)
 
 
 @always_inline
@@ -254,25 +254,25 @@ def code_item(
 
 @cpu_kernel
 def linear_codes(
-    x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, counts: Any, count: int,
-    accumulate: bool, records: Any, bias: Any, out: Any,
-    records_2: Any, bias_2: Any, out_2: Any,
-    records_3: Any, bias_3: Any, out_3: Any,
+    codes: Any, x_scales: Any, sums: Any, weighted: Any, counts: Any, count: int,
+    accumulate: bool, weight: Any, bias: Any, out: Any,
+    weight_2: Any, bias_2: Any, out_2: Any,
+    weight_3: Any, bias_3: Any, out_3: Any,
 ) -> None:  # fmt: skip
     """As `linear_float`, for weights held as codes and x as `quantise` left it."""
     num_rows = get(counts, count)
-    second = records.shape[0]
-    third = second + records_2.shape[0]
-    for item in prange(third + records_3.shape[0]):
+    second = weight.shape[0]
+    third = second + weight_2.shape[0]
+    for item in prange(third + weight_3.shape[0]):
         if item < second:
             code_item(
-                x_codes,
+                codes,
                 x_scales,
-                x_sums,
-                x_weighted,
+                sums,
+                weighted,
                 0,
                 num_rows,
-                records,
+                weight,
                 item,
                 out,
                 bias,
@@ -282,13 +282,13 @@ def linear_codes(
             )
         elif item < third:
             code_item(
-                x_codes,
+                codes,
                 x_scales,
-                x_sums,
-                x_weighted,
+                sums,
+                weighted,
                 0,
                 num_rows,
-                records_2,
+                weight_2,
                 item - second,
                 out_2,
                 bias_2,
@@ -298,13 +298,13 @@ def linear_codes(
             )
         else:
             code_item(
-                x_codes,
+                codes,
                 x_scales,
-                x_sums,
-                x_weighted,
+                sums,
+                weighted,
                 0,
                 num_rows,
-                records_3,
+                weight_3,
                 item - third,
                 out_3,
                 bias_3,

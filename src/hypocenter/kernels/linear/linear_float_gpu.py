@@ -104,6 +104,11 @@ def linear_float_kernel(
     ACCUMULATE: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, OUTPUTS: tl.constexpr,
     ROWS: tl.constexpr, CHUNKS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
+    """Formula: out (+)= x @ weights.T (+ bias), of one weight or up to three.
+    Shapes: x f32, f16 or bf16 bits [num_rows, >= k]; row_scales f32 [num_rows]; counts i32
+    [2]; weights [n, k], packed as in `gpu_layout.py`; bias f32 [n]; out f32 [num_rows, >= n];
+    of the others weights_2, bias_2, out_2, weights_3, bias_3 and out_3.
+    """
     follow(OVERLAPS)
     # Programs side by side read the same weights.
     first, tile = tl.program_id(0) * ROWS, tl.program_id(1)

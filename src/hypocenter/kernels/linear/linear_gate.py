@@ -7,11 +7,11 @@ what takes a launch of its own elsewhere is done while the products are in the c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from hypocenter.base.tensor import WEIGHT_TYPES, DType, Tensor
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Apart, Arg, Scalar, live_counts
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.linear import linear_gate_cpu
 from hypocenter.kernels.linear.linear import X_TILES
@@ -43,6 +43,13 @@ CONTRACT = Contract(
     live_counts("num_tiles * tile", 0),
     *GATED,
 )
+LINEAR_GATE_CODES = Op(
+    CONTRACT,
+    cpu=linear_gate_cpu.linear_gate_codes,
+    # As in `linear`: four products of codes take the time of one of floats.
+    work_per_row=lambda weight: weight.data.num_rows * weight.data.num_columns // 4,
+    reads=lambda weight: [(weight.data.parts[0], weight.data.parts[0].shape[0] // 2)],
+)
 
 
 def may_join(dtypes: Sequence[DType]) -> bool:
@@ -68,16 +75,12 @@ def linear_gate_codes(
     of GATES. Raises LaunchRejected when the shapes disagree.
     """
     require_kind(kind)
-    facts: dict[str, Any] = {"weight": weight, "counts": counts, "width": width}
-    read = {"codes": x.codes, "x_scales": x.scales, "sums": x.sums, "weighted": x.weighted}
-    made = {f"gated_{name}": dtype for name, dtype in into.made.items()}
-    (records,) = weight.data.parts
-    plan.add_cpu(
-        linear_gate_cpu.linear_gate_codes,
-        *(*read.values(), counts, weight, GATES[kind], width, *made.values()),
-        contract=CONTRACT,
-        facts=facts | read | made,
-        # As in `linear`: four products of codes take the time of one of floats.
-        work_per_row=weight.data.num_rows * weight.data.num_columns // 4,
-        reads=[(records, records.shape[0] // 2)],
+    plan.add(
+        LINEAR_GATE_CODES,
+        weight=weight,
+        counts=counts,
+        width=width,
+        kind=GATES[kind],
+        **x.read,
+        **{f"gated_{name}": one for name, one in into.made.items()},
     )

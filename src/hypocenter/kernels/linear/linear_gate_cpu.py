@@ -74,11 +74,15 @@ def gate_item(
 
 @cpu_kernel
 def linear_gate_codes(
-    x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, counts: Any, records: Any,
-    kind: int, width: int, codes: Any, scales: Any, sums: Any, weighted: Any,
+    codes: Any, x_scales: Any, sums: Any, weighted: Any, counts: Any, weight: Any,
+    kind: int, width: int, gated_codes: Any, gated_scales: Any, gated_sums: Any,
+    gated_weighted: Any,
 ) -> None:  # fmt: skip
     """Codes of kind(x @ gate.T) * (x @ up.T); items of the two weights lie by turns in one."""
-    x, into = (x_codes, x_scales, x_sums, x_weighted), (codes, scales, sums, weighted)
+    x, into = (
+        (codes, x_scales, sums, weighted),
+        (gated_codes, gated_scales, gated_sums, gated_weighted),
+    )
     num_rows = get(counts, 0)
-    for item in prange(records.shape[0] // 2):
-        gate_item(x, 0, num_rows, records, item, kind, ROWS_PER_ITEM * item, width, into)
+    for item in prange(weight.shape[0] // 2):
+        gate_item(x, 0, num_rows, weight, item, kind, ROWS_PER_ITEM * item, width, into)

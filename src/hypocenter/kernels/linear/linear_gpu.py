@@ -6,13 +6,12 @@ Which one runs is decided by the bucket; the bits of a result are the same which
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hypocenter.base.tensor import DType, Tensor
-from hypocenter.contracts.contract import Contract
 from hypocenter.device.devices import has_wide_tiles
-from hypocenter.device.plan import PlanBuilder
+from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import triton
 from hypocenter.kernels.linear.linear_codes_gpu import linear_codes_few_kernel
 from hypocenter.kernels.linear.linear_codes_many_gpu import linear_codes_kernel
@@ -39,46 +38,29 @@ def takes_several(num_rows: int, dtype: DType, device: str) -> bool:
     return num_rows == 1 and device.startswith("cuda")
 
 
-def add(
-    plan: PlanBuilder,
-    contract: Contract,
-    facts: Mapping[str, Any],
-    products: Sequence[Product],
-    accumulate: bool,
-) -> None:
-    """Append linear over the operands among `facts`, which hold what `products` do.
-
-    These are of one type, all or none with a bias, and one unless it `takes_several`.
-    """
-    shared: dict[str, Any] = {
-        "contract": contract,
-        "facts": facts,
-        "HAS_BIAS": facts["bias"] is not None,
-        "ACCUMULATE": accumulate,
-    }
-    if facts["weight"].dtype.is_quantised:
-        _codes(plan, shared, products)
-    else:
-        _floats(plan, facts, products, shared)
-
-
-def _one(product: Product) -> list[Any]:
+def _one(product: Product, mark: str = "") -> dict[str, Any]:
     """What kernels take for a product: arrays, bias, out and its stride, and a factor of codes."""
-    # A kernel without bias never reads the pointer; Triton wants one all the same.
-    bias = product.out if product.bias is None else product.bias
-    arrays, factor = product.weight.data.parts, []
+    parts = product.weight.data.parts
+    arrays: dict[str, Any] = {f"weights{mark}_ptr": parts[0]}
     if product.weight.dtype.is_quantised:
-        arrays, factor = arrays[:3], [float(arrays[4])]
-    return [*arrays, bias, product.out, product.out.strides[0], *factor]
+        names = (f"{name}{mark}_ptr" for name in ("words", "scales", "minima"))
+        arrays = dict(zip(names, parts[:3], strict=True)) | {f"factor{mark}": float(parts[4])}
+    # A kernel without bias never reads the pointer; Triton wants one all the same.
+    return arrays | {
+        f"bias{mark}_ptr": product.bias or product.out,
+        f"out{mark}_ptr": product.out,
+        f"out{mark}_stride": product.out.strides[0],
+    }
 
 
-def _several(products: Sequence[Product]) -> list[Any]:
+def _several(products: Sequence[Product]) -> dict[str, Any]:
     """The same for as many as kernels for few rows take."""
-    return [
-        arg
-        for product in [*products, *products[:1] * (_MOST - len(products))]
-        for arg in _one(product)
-    ]
+    padded = [*products, *products[:1] * (_MOST - len(products))]
+    return {
+        name: value
+        for mark, product in zip(("", "_2", "_3"), padded, strict=True)
+        for name, value in _one(product, mark).items()
+    }
 
 
 def _tiles(products: Sequence[Product], num_outputs: int) -> list[int]:
@@ -97,39 +79,50 @@ def constants_of(packed: Packed) -> dict[str, Any]:
     }
 
 
-def _codes(plan: PlanBuilder, shared: dict[str, Any], products: Sequence[Product]) -> None:
-    facts, only = shared["facts"], products[0]
-    fragments: Tensor | None = facts["fragments"]
-    packed, count = only.weight.data, facts["count"]
+def launch_codes(
+    plan: BoundPlan,
+    products: Sequence[Product],
+    rounded: Tensor,
+    fragments: Tensor | None,
+) -> None:
+    """Append linear of weights held as codes, all or none with a bias, one unless it
+    `takes_several`."""
+    only = products[0]
+    packed = only.weight.data
     num_units = num_units_of(packed)
-    rounded, row_scales, counts = facts["rounded"], facts["row_scales"], facts["counts"]
     num_rows, num_outputs = rounded.shape[0], sum(_tiles(products, 1))
-    shared |= constants_of(packed)
+    constants = constants_of(packed)
     form = few_codes_form(num_rows, num_outputs, reads_fragments=fragments is not None)
     if form is None:
         form = codes_form(num_rows, num_outputs, plan.device)
         plan.add_gpu(
             linear_codes_kernel,
-            *(rounded, row_scales, counts, *_one(only), count, num_units, rounded.strides[0]),
             grid=(triton.cdiv(num_rows, form.rows), *_tiles([only], form.outputs)),
+            x_ptr=rounded,
+            x_stride=rounded.strides[0],
+            num_units=num_units,
             num_warps=form.num_warps,
             OUTPUTS=form.outputs,
             ROWS=form.rows,
             STAGES=form.stages,
-            **shared,
+            **_one(only),
+            **constants,
         )
         return
-    is_tight = shared["HAS_MINIMA"] and shared["GROUP"] == 32 and form.rows == 8
+    is_tight = constants["HAS_MINIMA"] and constants["GROUP"] == 32 and form.rows == 8
     if is_tight and plan.device.startswith("cuda") and not has_wide_tiles(plan.device):
         # The compiler would rather spill two than take more than 64.
-        shared |= {"maxnreg": _MOST_REGISTERS}
+        constants |= {"maxnreg": _MOST_REGISTERS}
     tiles = _tiles(products, form.outputs)
     x = rounded if fragments is None else fragments
     plan.add_gpu(
         linear_codes_few_kernel,
-        *(x, row_scales, counts, *_several(products)),
-        *(*[*tiles, 0][:2], count, num_units, x.strides[0]),
         grid=(sum(tiles),),
+        x_ptr=x,
+        x_stride=x.strides[0],
+        num_tiles=tiles[0],
+        num_tiles_2=[*tiles, 0][1],
+        num_units=num_units,
         num_warps=form.num_warps,
         NUM_WEIGHTS=len(products),
         IS_FRAGMENTS=fragments is not None,
@@ -137,7 +130,8 @@ def _codes(plan: PlanBuilder, shared: dict[str, Any], products: Sequence[Product
         OUTPUTS=form.outputs,
         ROWS=form.rows,
         STAGES=form.stages,
-        **shared,
+        **_several(products),
+        **constants,
     )
 
 
@@ -146,39 +140,54 @@ def num_units_of(packed: Packed) -> int:
     return -(-packed.num_columns // UNITS[packed.dtype].unit_columns)
 
 
-def _floats(
-    plan: PlanBuilder,
-    facts: Mapping[str, Any],
-    products: Sequence[Product],
-    shared: dict[str, Any],
+def launch_floats(
+    plan: BoundPlan, products: Sequence[Product], accumulate: bool, x: Tensor
 ) -> None:
-    count, weight = facts["count"], products[0].weight
-    # F32 weights take x as it is.
-    is_rounded = "rounded" in facts
-    from_x: Tensor = facts["rounded"] if is_rounded else facts["x"]
-    row_scales = facts["row_scales"] if is_rounded else from_x
+    """Append linear of F32 weights, all or none with a bias, one unless it `takes_several`."""
+    _launch_floats(plan, products, accumulate, x, is_rounded=False, row_scales_ptr=x)
+
+
+def launch_rounded(
+    plan: BoundPlan, products: Sequence[Product], accumulate: bool, rounded: Tensor
+) -> None:
+    """Append linear of F16 or BF16 weights, which take x rounded; else as `launch_floats`."""
+    _launch_floats(plan, products, accumulate, rounded, is_rounded=True)
+
+
+def _launch_floats(
+    plan: BoundPlan,
+    products: Sequence[Product],
+    accumulate: bool,
+    from_x: Tensor,
+    *,
+    is_rounded: bool,
+    **given: Any,
+) -> None:
+    weight = products[0].weight
     num_rows, num_columns = from_x.shape[0], weight.data.num_columns
     form = float_form(
-        weight.dtype,
-        num_rows,
-        _tiles(products, 1),
-        plan.device,
-        accumulate=shared["ACCUMULATE"],
+        weight.dtype, num_rows, _tiles(products, 1), plan.device, accumulate=accumulate
     )
     tiles, row_tiles = _tiles(products, form.outputs), triton.cdiv(num_rows, form.rows)
     num_chunks = triton.cdiv(num_columns, 64)
     plan.add_gpu(
         linear_float_kernel,
-        *(from_x, row_scales, facts["counts"], *_several(products)),
-        *(*[*tiles, 0][:2], count, num_columns, num_chunks, from_x.strides[0]),
         grid=(sum(tiles), row_tiles) if form.rows <= 16 else (row_tiles, sum(tiles)),
+        x_ptr=from_x,
+        x_stride=from_x.strides[0],
+        num_tiles=tiles[0],
+        num_tiles_2=[*tiles, 0][1],
+        num_columns=num_columns,
+        num_chunks=num_chunks,
         num_warps=form.num_warps,
         NUM_WEIGHTS=len(products),
         IS_ROUNDED=is_rounded,
         IS_BF16=weight.dtype is DType.BF16,
+        ACCUMULATE=accumulate,
         OUTPUTS=form.outputs,
         ROWS=form.rows,
         CHUNKS=min(form.steps, triton.next_power_of_2(num_chunks)),
         STAGES=form.stages,
-        **shared,
+        **_several(products),
+        **given,
     )

@@ -153,6 +153,12 @@ class Operands:
         made = {"codes": self.codes, "scales": self.scales, "sums": self.sums}
         return made | {"weighted": self.weighted}
 
+    @property
+    def read(self) -> dict[str, Tensor | None]:
+        """What holds the codes, by the names of contracts whose kernels read them."""
+        read = {"codes": self.codes, "x_scales": self.scales, "sums": self.sums}
+        return read | {"weighted": self.weighted}
+
     def rounded_for(self, dtype: DType) -> Tensor | None:
         """What GPU products with weights of `dtype` read; None for F32, which take x itself."""
         if dtype.is_quantised:

@@ -17,6 +17,7 @@ import numpy as np
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import COUNT, Arg, Index, Rule, Scalar, live_counts, live_rows
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.linear import quantise_cpu
 from hypocenter.kernels.linear.operands import GROUP, Operands, reads_made_alone
@@ -107,6 +108,17 @@ GATHERED = Contract(
     _WIDTH,
 )
 
+_QUANTISE = Op(
+    TILES,
+    gpu_contract=SCALED,
+    cpu=quantise_cpu.quantise,
+    gpu="linear.quantise_gpu.launch",
+    work_per_row=lambda width: 4 * width,
+    gpu_alone=("is_plain",),
+)
+_ROUND = Op(ROUNDED, cpu=quantise_cpu.round_bf16, work_per_row=lambda width: width)
+_GATHER_ROUND = Op(GATHERED, gpu="linear.quantise_gpu.launch_gathered")
+
 
 def quantise(
     plan: PlanBuilder,
@@ -120,32 +132,8 @@ def quantise(
 ) -> None:
     """Append the codes of x f32 [num_rows, >= width] or, on a GPU, its halves; `is_plain`: these
     are x itself, which is known to have room in f16."""
-    facts: dict[str, Any] = {"x": x, "counts": counts, "count": count, "width": width}
-    if plan.device != "cpu":
-        from hypocenter.kernels.linear import quantise_gpu
-
-        quantise_gpu.add_rounded(plan, SCALED, facts | into.made, is_plain=is_plain)
-        return
-    plan.add_cpu(
-        quantise_cpu.quantise,
-        *(x, counts, count, width, *into.made.values()),
-        contract=TILES,
-        facts=facts | into.made,
-        work_per_row=4 * width,
-    )
-
-
-def _round(
-    plan: PlanBuilder, x: Tensor, width: int, into: Operands, counts: Tensor, count: int
-) -> None:
-    facts: dict[str, Any] = {"x": x, "counts": counts, "count": count, "width": width}
-    facts |= {"rounded": into.rounded}
-    plan.add_cpu(
-        quantise_cpu.round_bf16,
-        *(x, counts, count, width, into.rounded),
-        contract=ROUNDED,
-        facts=facts,
-        work_per_row=width,
+    plan.add(
+        _QUANTISE, x=x, counts=counts, count=count, width=width, is_plain=is_plain, **into.made
     )
 
 
@@ -168,20 +156,20 @@ def prepare_operands(
         if DType.I8 in kinds:
             quantise(plan, x, kinds[DType.I8], into, counts, count=count)
         if DType.BF16 in kinds:
-            _round(plan, x, kinds[DType.BF16], into, counts, count)
+            width = kinds[DType.BF16]
+            plan.add(_ROUND, x=x, counts=counts, count=count, width=width, rounded=into.rounded)
         return
-    from hypocenter.kernels.linear import quantise_gpu
-
     found: dict[DType, Packed] = {}
     for weight in weights:
         found.setdefault(into.multiplied_as(weight.dtype), weight.data)
+    in_bf16 = {"rounded": into.bits, "row_scales": into.row_scales, "fragments": None}
     for dtype, packed in found.items():
-        facts = {"x": x, "counts": counts, "count": count, "width": packed.num_columns}
-        if dtype is DType.F16:
-            quantise_gpu.add_rounded(plan, SCALED, facts | into.made)
-        elif dtype is DType.BF16:
-            facts |= {"rounded": into.bits, "row_scales": into.row_scales, "fragments": None}
-            quantise_gpu.add_rounded(plan, SCALED, facts)
+        if dtype in (DType.F16, DType.BF16):
+            made = into.made if dtype is DType.F16 else in_bf16
+            width = packed.num_columns
+            plan.add(
+                _QUANTISE, x=x, counts=counts, count=count, width=width, is_plain=False, **made
+            )
 
 
 def gather_operands(
@@ -203,11 +191,8 @@ def gather_operands(
         gather(plan, x, sources, out, counts)
         prepare_operands(plan, out, weights, into, counts, count=1)
         return
-    from hypocenter.kernels.linear import quantise_gpu
-
     width = next(iter(weights)).data.num_columns
-    facts: dict[str, Any] = {"x": x, "sources": sources, "counts": counts, "width": width}
-    quantise_gpu.add_rounded(plan, GATHERED, facts | into.made)
+    plan.add(_GATHER_ROUND, x=x, sources=sources, counts=counts, width=width, **into.made)
 
 
 def reference(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from hypocenter.base.tensor import DType, Tensor
-from hypocenter.contracts.contract import Contract
-from hypocenter.device.plan import PlanBuilder
+from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.shared_gpu import as_offset, follow, lead
 
@@ -64,6 +62,12 @@ def round_kernel(
     HAS_FRAGMENTS: tl.constexpr, LEADS: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: rounded = f16(2**e x) and row_scales = 2**-e, with e such that a row's largest
+    number lies in 2**14 .. 2**15; as bf16, or plain, e = 0.
+    Shapes: x f32 [num_tokens, >= width]; sources i32 [num_rows], which row of x each one is;
+    counts i32 [2]; rounded f16 (or bf16 bits) and fragments f16 [num_rows, pitch]; row_scales
+    f32 [num_rows].
+    """
     lead(OVERLAPS and LEADS)
     follow(OVERLAPS)
     row = tl.program_id(0)
@@ -101,36 +105,42 @@ def round_kernel(
             )
 
 
-def leads(facts: Mapping[str, Any]) -> bool:
+def leads(fragments: Tensor | None) -> bool:
     """Whether the product that reads what is rounded may begin before it is: that of few rows asks
     for its weights first. Of more rows programs would crowd on the processors that are free."""
-    fragments: Tensor | None = facts["fragments"]
     return fragments is not None and fragments.shape[0] <= 8
 
 
-def add_rounded(
-    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], *, is_plain: bool = False
+def launch(
+    plan: BoundPlan,
+    width: int,
+    rounded: Tensor,
+    fragments: Tensor | None,
+    counts: Tensor,
+    is_plain: bool,
 ) -> None:
-    """Append round: one program for each row of the bucket; `is_plain`: f16 have no factor.
+    """Append round: one program for each row of the bucket; `is_plain`: f16 have no factor."""
+    # Without sources the pointer is never used.
+    _launch(plan, width, rounded, fragments, sources_ptr=counts, GATHERS=False, IS_PLAIN=is_plain)
 
-    With `sources` among the facts they say which row of x each one is.
-    """
-    x, rounded, fragments = facts["x"], facts["rounded"], facts["fragments"]
-    sources: Tensor | None = facts.get("sources")
+
+def launch_gathered(plan: BoundPlan, width: int, rounded: Tensor, fragments: Tensor | None) -> None:
+    """Append round of the rows of x that `sources` name."""
+    _launch(plan, width, rounded, fragments, count=0, GATHERS=True, IS_PLAIN=False)
+
+
+def _launch(
+    plan: BoundPlan, width: int, rounded: Tensor, fragments: Tensor | None, **given: Any
+) -> None:
     plan.add_gpu(
         round_kernel,
-        # Without sources and fragments the pointers are never used.
-        *(x, sources or facts["counts"], facts["counts"], rounded, facts["row_scales"]),
-        *(fragments or rounded, facts.get("count", 0), facts["width"]),
-        *(x.strides[0], rounded.shape[1]),
         grid=(rounded.shape[0],),
-        contract=contract,
-        facts=facts,
-        GATHERS=sources is not None,
+        # Without fragments the pointer is never used.
+        fragments_ptr=fragments or rounded,
+        pitch=rounded.shape[1],
         IS_BF16=rounded.dtype is not DType.F16,
-        IS_PLAIN=is_plain,
-        HAS_FRAGMENTS=fragments is not None,
-        LEADS=leads(facts),
-        BLOCK=min(triton.next_power_of_2(facts["width"]), _MAX_BLOCK),
+        LEADS=leads(fragments),
+        BLOCK=min(triton.next_power_of_2(width), _MAX_BLOCK),
         num_warps=8,
+        **given,
     )

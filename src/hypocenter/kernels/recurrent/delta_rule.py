@@ -8,6 +8,7 @@ after the other, in prompts too: what comes of several at once would depend on w
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Apart, Arg, Rule, Scalar
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.recurrent import delta_rule_cpu
 from hypocenter.kernels.recurrent.sequences import SEQUENCES, Sequences
@@ -39,6 +41,13 @@ CONTRACT = Contract(
     Scalar("heads_in_turn", "heads_in_turn > 0", "must be above 0"),
     Rule("num_heads % num_key_heads == 0", "value heads must share key heads evenly"),
     Rule("value_pitch % 64 == 0", "rows of the state must be padded to whole blocks of 64"),
+)
+DELTA_RULE = Op(
+    CONTRACT,
+    cpu=delta_rule_cpu.delta_rule,
+    gpu="recurrent.delta_rule_gpu.launch",
+    work_per_row=lambda state: 3 * math.prod(state.shape[1:]),
+    gpu_alone=("num_sequences",),
 )
 
 
@@ -99,27 +108,18 @@ def delta_rule(
     value_dim padded to 64] is read and left behind the last token. `num_sequences` is how many
     there may be (all of `sequences` when None); it changes no bit.
     """
-    named = {
-        "x": x,
-        "betas": betas,
-        "steps": steps,
-        "step_bias": step_bias,
-        "rates": rates,
-        "state": state,
-        "out": out,
-    }
-    numbers = {name: getattr(heads, name) for name in heads.__slots__}
-    facts: dict[str, Any] = {**named, **numbers, **sequences.facts}
-    if plan.device != "cpu":
-        from hypocenter.kernels.recurrent import delta_rule_gpu
-
-        delta_rule_gpu.add(plan, CONTRACT, facts, num_sequences or sequences.max_sequences)
-        return
-    _, num_heads, key_dim, value_pitch = state.shape
-    plan.add_cpu(
-        delta_rule_cpu.delta_rule,
-        *(*named.values(), *numbers.values(), *sequences.arguments),
-        contract=CONTRACT,
-        facts=facts,
-        work_per_row=3 * num_heads * key_dim * value_pitch,
+    plan.add(
+        DELTA_RULE,
+        x=x,
+        betas=betas,
+        steps=steps,
+        step_bias=step_bias,
+        rates=rates,
+        state=state,
+        out=out,
+        num_key_heads=heads.num_key_heads,
+        value_dim=heads.value_dim,
+        heads_in_turn=heads.heads_in_turn,
+        num_sequences=num_sequences or sequences.max_sequences,
+        **sequences.arguments,
     )

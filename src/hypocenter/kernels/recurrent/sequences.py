@@ -101,14 +101,9 @@ class Sequences:
     counts: Tensor
 
     @property
-    def facts(self) -> dict[str, Tensor]:
-        """These, by the names that contracts have for them."""
+    def arguments(self) -> dict[str, Tensor]:
+        """These, by the names that contracts and kernels have for them."""
         return {name: getattr(self, name) for name in self.__slots__}
-
-    @property
-    def arguments(self) -> tuple[Tensor, ...]:
-        """These, in the order in which kernels take them."""
-        return tuple(self.facts.values())
 
     @property
     def max_sequences(self) -> int:

@@ -14,12 +14,12 @@ import numpy as np
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Apart, Arg, Rule, Scalar
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.recurrent import short_conv_cpu
 from hypocenter.kernels.recurrent.sequences import SEQUENCES, Sequences
 
 _F32 = (DType.F32,)
-_NO_BIAS = np.zeros(0, np.float32)
 CONTRACT = Contract(
     "short_conv",
     Arg("state", _F32, "num_slots, num_kept, channels", "both"),
@@ -33,6 +33,13 @@ CONTRACT = Contract(
     Scalar("activates", "activates in (0, 1)", "must be 0 or 1"),
     Rule("num_kept > 0", "a convolution of one token keeps nothing"),
     Rule("channels % 64 == 0", "rows must be padded to whole blocks of 64"),
+)
+SHORT_CONV = Op(
+    CONTRACT,
+    cpu=short_conv_cpu.short_conv,
+    gpu="recurrent.short_conv_gpu.launch",
+    work_per_row=lambda weight, x: (weight.shape[0] + 16) * x.shape[1],
+    gpu_alone=("num_sequences",),
 )
 
 
@@ -74,18 +81,14 @@ def short_conv(
     to 64. `num_sequences` is how many there may be (all of `sequences` when None); it changes no
     bit.
     """
-    named = {"x": x, "weight": weight, "bias": bias, "state": state, "out": out}
-    facts: dict[str, Any] = {**named, "activates": int(activates), **sequences.facts}
-    if plan.device != "cpu":
-        from hypocenter.kernels.recurrent import short_conv_gpu
-
-        short_conv_gpu.add(plan, CONTRACT, facts, num_sequences or sequences.max_sequences)
-        return
-    plan.add_cpu(
-        short_conv_cpu.short_conv,
-        *(x, weight, _NO_BIAS if bias is None else bias, state, out),
-        *(int(activates), *sequences.arguments),
-        contract=CONTRACT,
-        facts=facts,
-        work_per_row=(weight.shape[0] + 16) * x.shape[1],
+    plan.add(
+        SHORT_CONV,
+        x=x,
+        weight=weight,
+        bias=bias,
+        state=state,
+        out=out,
+        activates=int(activates),
+        num_sequences=num_sequences or sequences.max_sequences,
+        **sequences.arguments,
     )

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from hypocenter.contracts.contract import Contract
-from hypocenter.device.plan import PlanBuilder
+from hypocenter.base.tensor import Tensor
+from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
-from hypocenter.kernels.recurrent.sequences import Sequences
 from hypocenter.kernels.shared_gpu import as_offset, follow
 
 _BLOCK = 64
@@ -50,19 +46,30 @@ def _keep(
 
 @triton.jit
 def short_conv_kernel(
-    x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, slots_ptr, sources_ptr, checkpoints_ptr,
-    stops_ptr, starts_ptr, rows_ptr, positions_ptr, counts_ptr, channels, HAS_BIAS: tl.constexpr,
-    ACTIVATES: tl.constexpr, NUM_KEPT: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, state_slots_ptr, state_sources_ptr,
+    checkpoint_slots_ptr, checkpoint_stops_ptr, sequence_starts_ptr, sequence_rows_ptr,
+    positions_ptr, counts_ptr, channels, HAS_BIAS: tl.constexpr, ACTIVATES: tl.constexpr,
+    NUM_KEPT: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: out[t] = f(bias + sum over i of weight[i] x[t - NUM_KEPT + i]), with f = silu
+    where ACTIVATES.
+    Shapes: x and out f32 [num_tokens, channels]; weight f32 [NUM_KEPT + 1, channels]; bias f32
+    [channels]; state f32 [num_slots, NUM_KEPT, channels]; state_slots, state_sources,
+    checkpoint_slots and checkpoint_stops i32 [max_sequences]; sequence_starts i32
+    [max_sequences + 1]; sequence_rows and positions i32 [num_tokens]; counts i32 [2].
+    Source: Yang et al., arXiv 2412.06464, section 3.4.
+    """
     follow(OVERLAPS)
     sequence = tl.program_id(0)
     num_tokens = tl.load(counts_ptr)
-    if sequence > tl.load(rows_ptr + num_tokens - 1):
+    if sequence > tl.load(sequence_rows_ptr + num_tokens - 1):
         return
-    first, stop = tl.load(starts_ptr + sequence), tl.load(starts_ptr + sequence + 1)
+    first, stop = (
+        tl.load(sequence_starts_ptr + sequence),
+        tl.load(sequence_starts_ptr + sequence + 1),
+    )
     position = tl.load(positions_ptr + first)
-    source = as_offset(tl.load(sources_ptr + sequence), WIDE)
+    source = as_offset(tl.load(state_sources_ptr + sequence), WIDE)
     kept_ptr = state_ptr + source * NUM_KEPT * channels
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     for token in range(0, stop - first):
@@ -77,35 +84,38 @@ def short_conv_kernel(
         if ACTIVATES:
             total = total / (1.0 + tl.exp(-total))
         tl.store(out_at, total)
-    num_saved = tl.load(stops_ptr + sequence) - first
+    num_saved = tl.load(checkpoint_stops_ptr + sequence) - first
     if num_saved > 0:
-        saved = as_offset(tl.load(checkpoints_ptr + sequence), WIDE)
+        saved = as_offset(tl.load(checkpoint_slots_ptr + sequence), WIDE)
         saved_ptr = state_ptr + saved * NUM_KEPT * channels
         _keep(
             x_ptr, first, num_saved, kept_ptr, saved_ptr, position, column, channels, NUM_KEPT, WIDE
         )
-    slot = as_offset(tl.load(slots_ptr + sequence), WIDE)
+    slot = as_offset(tl.load(state_slots_ptr + sequence), WIDE)
     own_ptr = state_ptr + slot * NUM_KEPT * channels
     num_new = stop - first
     _keep(x_ptr, first, num_new, kept_ptr, own_ptr, position, column, channels, NUM_KEPT, WIDE)
 
 
-def add(
-    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], num_sequences: int
+def launch(
+    plan: BoundPlan,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    activates: int,
+    num_sequences: int,
 ) -> None:
     """Append short_conv for up to `num_sequences` sequences."""
-    x, weight, bias, state = (facts[name] for name in ("x", "weight", "bias", "state"))
+    num_tokens, channels = x.shape
     plan.add_gpu(
         short_conv_kernel,
-        *(x, weight, weight if bias is None else bias, state, facts["out"]),
-        *(facts[name] for name in Sequences.__slots__),
-        x.shape[1],
-        grid=(min(num_sequences, x.shape[0]), x.shape[1] // _BLOCK),
-        contract=contract,
-        facts=facts,
+        grid=(min(num_sequences, num_tokens), channels // _BLOCK),
+        # Without a bias the pointer is never used.
+        bias_ptr=bias or weight,
+        channels=channels,
         num_warps=2,
-        HAS_BIAS=bias is not None,
-        ACTIVATES=facts["activates"] == 1,
+        ACTIVATES=activates == 1,
         NUM_KEPT=state.shape[1],
         BLOCK=_BLOCK,
     )

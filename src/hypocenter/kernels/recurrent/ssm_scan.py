@@ -8,6 +8,7 @@ begin.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Apart, Arg, Rule, Scalar
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.recurrent import ssm_scan_cpu
 from hypocenter.kernels.recurrent.sequences import SEQUENCES, Sequences
@@ -38,6 +40,13 @@ CONTRACT = Contract(
     Scalar("value_dim", "0 < value_dim <= value_pitch", "must be above 0 and fit the state"),
     Rule("num_heads % num_groups == 0", "heads must share groups evenly"),
     Rule("value_pitch % 64 == 0", "rows of the state must be padded to whole blocks of 64"),
+)
+SSM_SCAN = Op(
+    CONTRACT,
+    cpu=ssm_scan_cpu.ssm_scan,
+    gpu="recurrent.ssm_scan_gpu.launch",
+    work_per_row=lambda state: 2 * math.prod(state.shape[1:]),
+    gpu_alone=("num_sequences",),
 )
 
 
@@ -93,27 +102,17 @@ def ssm_scan(
     to 64] is read and left behind the last token. `num_sequences` is how many there may be (all of
     `sequences` when None); it changes no bit.
     """
-    named = {
-        "x": x,
-        "steps": steps,
-        "step_bias": step_bias,
-        "rates": rates,
-        "skips": skips,
-        "state": state,
-        "out": out,
-    }
-    numbers = {name: getattr(heads, name) for name in heads.__slots__}
-    facts: dict[str, Any] = {**named, **numbers, **sequences.facts}
-    if plan.device != "cpu":
-        from hypocenter.kernels.recurrent import ssm_scan_gpu
-
-        ssm_scan_gpu.add(plan, CONTRACT, facts, num_sequences or sequences.max_sequences)
-        return
-    _, num_heads, state_dim, value_pitch = state.shape
-    plan.add_cpu(
-        ssm_scan_cpu.ssm_scan,
-        *(*named.values(), *numbers.values(), *sequences.arguments),
-        contract=CONTRACT,
-        facts=facts,
-        work_per_row=2 * num_heads * state_dim * value_pitch,
+    plan.add(
+        SSM_SCAN,
+        x=x,
+        steps=steps,
+        step_bias=step_bias,
+        rates=rates,
+        skips=skips,
+        state=state,
+        out=out,
+        num_groups=heads.num_groups,
+        value_dim=heads.value_dim,
+        num_sequences=num_sequences or sequences.max_sequences,
+        **sequences.arguments,
     )

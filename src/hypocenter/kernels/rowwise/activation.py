@@ -19,6 +19,7 @@ from hypocenter.base.refusals import WrongScalar
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import COUNT, Apart, Arg, Rule, Scalar, live_counts
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.linear.quantise import INTO_ROUNDED, INTO_TILES
@@ -79,6 +80,45 @@ SOFTCAP = Contract(
     _WHOLE_VECTORS,
 )
 
+_GATE = Op(
+    GATE,
+    cpu=activation_cpu.gate,
+    gpu="rowwise.activation_gpu.launch_gate",
+    work_per_row=lambda gate: 16 * gate.shape[1],
+)
+_GATE_CODES = Op(
+    GATE_TILES,
+    gpu_contract=GATE_ROUND,
+    cpu=activation_cpu.gate_codes,
+    gpu="rowwise.activation_gpu.launch_gate_rounded",
+    work_per_row=lambda width: 20 * width,
+)
+_ACTIVATE = Op(
+    ACTIVATE,
+    cpu=activation_cpu.activate,
+    gpu="rowwise.activation_gpu.launch_activate",
+    work_per_row=lambda x: 16 * x.shape[1],
+)
+_ACTIVATE_CODES = Op(
+    ACTIVATE_TILES,
+    gpu_contract=ACTIVATE_ROUND,
+    cpu=activation_cpu.activate_codes,
+    gpu="rowwise.activation_gpu.launch_activate_rounded",
+    work_per_row=lambda width: 20 * width,
+)
+_SCALE = Op(
+    SCALE,
+    cpu=activation_cpu.scale,
+    gpu="rowwise.activation_gpu.launch_scale",
+    work_per_row=lambda x: x.shape[1],
+)
+_SOFTCAP = Op(
+    SOFTCAP,
+    cpu=activation_cpu.softcap,
+    gpu="rowwise.activation_gpu.launch_softcap",
+    work_per_row=lambda x: 16 * x.shape[1],
+)
+
 #: Kinds of gates, and what kernels call them.
 GATES = {"silu": 0, "gelu": 1, "clamped": 2, "sigmoid": 4, "plain": 5}
 #: The same of what is activated where there is no gate.
@@ -116,22 +156,7 @@ def activated_reference(x: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, A
 def gate(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor) -> None:
     """Append gate = kind(gate) * up; f32 [num_tokens, width]; kind is one of GATES."""
     require_kind(kind)
-    facts = {"gate": gate, "up": up, "counts": counts}
-    if plan.device != "cpu":
-        from hypocenter.kernels.rowwise import activation_gpu
-
-        activation_gpu.add_gate(plan, GATE, facts, GATES[kind])
-        return
-    plan.add_cpu(
-        activation_cpu.gate,
-        gate,
-        up,
-        counts,
-        GATES[kind],
-        contract=GATE,
-        facts=facts,
-        work_per_row=16 * gate.shape[1],
-    )
+    plan.add(_GATE, gate=gate, up=up, counts=counts, kind=GATES[kind])
 
 
 def gate_codes(
@@ -150,39 +175,15 @@ def gate_codes(
     gate and up f32 [num_tokens, >= width], kind as in `gate`; `into` as in `quantise.Operands`.
     """
     require_kind(kind)
-    facts = {"gate": gate, "up": up, "counts": counts, "width": width} | into.made
-    if plan.device != "cpu":
-        from hypocenter.kernels.rowwise import activation_gpu
-
-        activation_gpu.add_gate_rounded(plan, GATE_ROUND, facts, GATES[kind])
-        return
-    plan.add_cpu(
-        activation_cpu.gate_codes,
-        *(gate, up, counts, GATES[kind], width, *into.made.values()),
-        contract=GATE_TILES,
-        facts=facts,
-        work_per_row=20 * width,
+    plan.add(
+        _GATE_CODES, gate=gate, up=up, counts=counts, width=width, kind=GATES[kind], **into.made
     )
 
 
 def activate(plan: PlanBuilder, x: Tensor, kind: str, counts: Tensor) -> None:
     """Append x = kind(x), in place; f32 [num_tokens, width]; kind is gelu or relu2."""
     require_kind(kind, ACTIVATIONS)
-    facts = {"x": x, "counts": counts}
-    if plan.device != "cpu":
-        from hypocenter.kernels.rowwise import activation_gpu
-
-        activation_gpu.add_activate(plan, ACTIVATE, facts, ACTIVATIONS[kind])
-        return
-    plan.add_cpu(
-        activation_cpu.activate,
-        x,
-        counts,
-        ACTIVATIONS[kind],
-        contract=ACTIVATE,
-        facts=facts,
-        work_per_row=16 * x.shape[1],
-    )
+    plan.add(_ACTIVATE, x=x, counts=counts, kind=ACTIVATIONS[kind])
 
 
 def activate_codes(
@@ -194,19 +195,7 @@ def activate_codes(
     x f32 [num_tokens, >= width], kind as in `activate`; `into` as in `quantise.Operands`.
     """
     require_kind(kind, ACTIVATIONS)
-    facts = {"x": x, "counts": counts, "width": width} | into.made
-    if plan.device != "cpu":
-        from hypocenter.kernels.rowwise import activation_gpu
-
-        activation_gpu.add_activate_rounded(plan, ACTIVATE_ROUND, facts, ACTIVATIONS[kind])
-        return
-    plan.add_cpu(
-        activation_cpu.activate_codes,
-        *(x, counts, ACTIVATIONS[kind], width, *into.made.values()),
-        contract=ACTIVATE_TILES,
-        facts=facts,
-        work_per_row=20 * width,
-    )
+    plan.add(_ACTIVATE_CODES, x=x, counts=counts, width=width, kind=ACTIVATIONS[kind], **into.made)
 
 
 def require_kind(kind: str, kinds: Collection[str] = GATES) -> None:
@@ -219,39 +208,9 @@ def require_kind(kind: str, kinds: Collection[str] = GATES) -> None:
 
 def scale(plan: PlanBuilder, x: Tensor, factor: float, counts: Tensor, *, count: int = 0) -> None:
     """Append x *= factor, in place; x f32 [num_rows, width]."""
-    facts = {"x": x, "counts": counts, "count": count, "factor": factor}
-    if plan.device != "cpu":
-        from hypocenter.kernels.rowwise import activation_gpu
-
-        activation_gpu.add_in_place(plan, SCALE, facts, count)
-        return
-    plan.add_cpu(
-        activation_cpu.scale,
-        x,
-        counts,
-        count,
-        np.float32(factor),
-        contract=SCALE,
-        facts=facts,
-        work_per_row=x.shape[1],
-    )
+    plan.add(_SCALE, x=x, counts=counts, count=count, factor=factor)
 
 
 def softcap(plan: PlanBuilder, x: Tensor, cap: float, counts: Tensor, *, count: int = 0) -> None:
     """Append x = cap * tanh(x / cap), in place; x f32 [num_rows, width]."""
-    facts = {"x": x, "counts": counts, "count": count, "cap": cap}
-    if plan.device != "cpu":
-        from hypocenter.kernels.rowwise import activation_gpu
-
-        activation_gpu.add_in_place(plan, SOFTCAP, facts, count)
-        return
-    plan.add_cpu(
-        activation_cpu.softcap,
-        x,
-        counts,
-        count,
-        np.float32(cap),
-        contract=SOFTCAP,
-        facts=facts,
-        work_per_row=16 * x.shape[1],
-    )
+    plan.add(_SOFTCAP, x=x, counts=counts, count=count, cap=cap)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from hypocenter.contracts.contract import Contract
-from hypocenter.device.plan import PlanBuilder
+from hypocenter.base.tensor import Tensor
+from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.linear.quantise_gpu import (
     leads,
@@ -56,6 +55,10 @@ def gate_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Formula: gate = kind(gate) up, in place; kinds are in `activation.py`.
+    Shapes: gate and up f32 [num_rows, width]; counts i32 [2].
+    Source: Shazeer, arXiv 2002.05202.
+    """
     follow(OVERLAPS)
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr):
@@ -133,6 +136,11 @@ def gate_round_kernel(
     pitch, KIND: tl.constexpr, IS_WHOLE: tl.constexpr, HAS_FRAGMENTS: tl.constexpr,
     LEADS: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: rounded = round(kind(gate) up), as the kernels gate and round make it.
+    Shapes: gate and up f32 [num_rows, gate_pitch]; counts i32 [2]; rounded f16 (or bf16 bits)
+    and fragments f16 [num_rows, pitch]; row_scales f32 [num_rows].
+    Source: Shazeer, arXiv 2002.05202.
+    """
     lead(OVERLAPS and LEADS)
     follow(OVERLAPS)
     row = tl.program_id(0)
@@ -161,6 +169,10 @@ def activate_kernel(
     x_ptr, counts_ptr, width, KIND: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: x = kind(x), in place: gelu, or max(x, 0)**2.
+    Shapes: x f32 [num_rows, width]; counts i32 [2].
+    Source: Hendrycks and Gimpel, arXiv 1606.08415; So et al., arXiv 2109.08668.
+    """
     follow(OVERLAPS)
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr):
@@ -177,6 +189,11 @@ def activate_round_kernel(
     KIND: tl.constexpr, IS_WHOLE: tl.constexpr, HAS_FRAGMENTS: tl.constexpr,
     LEADS: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: rounded = round(kind(x)), as the kernels activate and round make it.
+    Shapes: x f32 [num_rows, x_pitch]; counts i32 [2]; rounded f16 (or bf16 bits) and fragments
+    f16 [num_rows, pitch]; row_scales f32 [num_rows].
+    Source: Hendrycks and Gimpel, arXiv 1606.08415; So et al., arXiv 2109.08668.
+    """
     lead(OVERLAPS and LEADS)
     follow(OVERLAPS)
     row = tl.program_id(0)
@@ -205,6 +222,9 @@ def scale_kernel(
     x_ptr, counts_ptr, count, factor, width, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: x = factor x, in place.
+    Shapes: x f32 [num_rows, width]; counts i32 [2].
+    """
     follow(OVERLAPS)
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr + count):
@@ -220,6 +240,10 @@ def softcap_kernel(
     x_ptr, counts_ptr, count, cap, width, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: x = cap tanh(x / cap), in place, with tanh(y) = 2 sigmoid(2 y) - 1.
+    Shapes: x f32 [num_rows, width]; counts i32 [2].
+    Source: Gemma 2, arXiv 2408.00118, section 2.
+    """
     follow(OVERLAPS)
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr + count):
@@ -231,106 +255,69 @@ def softcap_kernel(
     tl.store(at, cap * (2.0 * _sigmoid(2.0 * x / cap) - 1.0), mask=inside)
 
 
-def add_gate(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], kind: int) -> None:
+def launch_gate(plan: BoundPlan, gate: Tensor) -> None:
     """Append gate: one program for 256 columns of each row of the bucket."""
-    gate = facts["gate"]
-    plan.add_gpu(
-        gate_kernel,
-        *(gate, facts["up"], facts["counts"], gate.shape[1]),
-        grid=(gate.shape[0], triton.cdiv(gate.shape[1], _BLOCK)),
-        contract=contract,
-        facts=facts,
-        # As where it is rounded at once: the compiler might round otherwise.
-        enable_fp_fusion=False,
-        KIND=kind,
-        BLOCK=_BLOCK,
-    )
+    _launch_blocks(plan, gate_kernel, gate, enable_fp_fusion=False)
 
 
-def _options_of_rows(plan: PlanBuilder, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """How a program rounds a row of what it computes."""
-    width = facts["width"]
-    block = max(min(triton.next_power_of_2(width), _MAX_ROW), 128)
-    return {
-        "num_warps": 16 if block > 4096 and plan.device.startswith("cuda") else 8,
-        # A product and a sum rounded once would not be what the op by itself rounds twice.
-        "enable_fp_fusion": False,
-        "IS_WHOLE": width <= block,
-        "HAS_FRAGMENTS": facts["fragments"] is not None,
-        "LEADS": leads(facts),
-        "BLOCK": block,
-    }
+def launch_activate(plan: BoundPlan, x: Tensor) -> None:
+    """Append activate: one program for 256 columns of each row of the bucket."""
+    _launch_blocks(plan, activate_kernel, x, enable_fp_fusion=False)
 
 
-def add_gate_rounded(
-    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], kind: int
+def launch_scale(plan: BoundPlan, x: Tensor) -> None:
+    """Append scale: one program for 256 columns of each row of the bucket."""
+    _launch_blocks(plan, scale_kernel, x)
+
+
+def launch_softcap(plan: BoundPlan, x: Tensor) -> None:
+    """Append softcap: one program for 256 columns of each row of the bucket."""
+    _launch_blocks(plan, softcap_kernel, x)
+
+
+def _launch_blocks(plan: BoundPlan, kernel: Any, x: Tensor, **options: Any) -> None:
+    """What is rounded at once elsewhere gives no `enable_fp_fusion`: the compiler might round
+    otherwise."""
+    num_rows, width = x.shape
+    grid = (num_rows, triton.cdiv(width, _BLOCK))
+    plan.add_gpu(kernel, grid=grid, width=width, BLOCK=_BLOCK, **options)
+
+
+def launch_gate_rounded(
+    plan: BoundPlan, gate: Tensor, width: int, rounded: Tensor, fragments: Tensor | None
 ) -> None:
     """Append gate_round: one program for each row of the bucket."""
-    gate, rounded, fragments = facts["gate"], facts["rounded"], facts["fragments"]
-    (num_rows, pitch), width = gate.shape, facts["width"]
-    plan.add_gpu(
-        gate_round_kernel,
-        # Without fragments the pointer is never used.
-        *(gate, facts["up"], facts["counts"], rounded, facts["row_scales"], fragments or rounded),
-        *(width, pitch, rounded.shape[1]),
-        grid=(num_rows,),
-        contract=contract,
-        facts=facts,
-        KIND=kind,
-        **_options_of_rows(plan, facts),
-    )
+    _launch_rows(plan, gate_round_kernel, width, rounded, fragments, gate_pitch=gate.shape[1])
 
 
-def add_activate(
-    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], kind: int
-) -> None:
-    """Append activate: one program for 256 columns of each row of the bucket."""
-    x = facts["x"]
-    plan.add_gpu(
-        activate_kernel,
-        *(x, facts["counts"], x.shape[1]),
-        grid=(x.shape[0], triton.cdiv(x.shape[1], _BLOCK)),
-        contract=contract,
-        facts=facts,
-        # As where it is rounded at once: the compiler might round otherwise.
-        enable_fp_fusion=False,
-        KIND=kind,
-        BLOCK=_BLOCK,
-    )
-
-
-def add_activate_rounded(
-    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], kind: int
+def launch_activate_rounded(
+    plan: BoundPlan, x: Tensor, width: int, rounded: Tensor, fragments: Tensor | None
 ) -> None:
     """Append activate_round: one program for each row of the bucket."""
-    x, rounded, fragments = facts["x"], facts["rounded"], facts["fragments"]
-    (num_rows, pitch), width = x.shape, facts["width"]
-    plan.add_gpu(
-        activate_round_kernel,
-        # Without fragments the pointer is never used.
-        *(x, facts["counts"], rounded, facts["row_scales"], fragments or rounded),
-        *(width, pitch, rounded.shape[1]),
-        grid=(num_rows,),
-        contract=contract,
-        facts=facts,
-        KIND=kind,
-        **_options_of_rows(plan, facts),
-    )
+    _launch_rows(plan, activate_round_kernel, width, rounded, fragments, x_pitch=x.shape[1])
 
 
-def add_in_place(
-    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], count: int
+def _launch_rows(
+    plan: BoundPlan,
+    kernel: Any,
+    width: int,
+    rounded: Tensor,
+    fragments: Tensor | None,
+    **pitch: int,
 ) -> None:
-    """Append scale or softcap, whichever the contract is of."""
-    x = facts["x"]
-    kernel, number = (
-        (scale_kernel, facts["factor"]) if "factor" in facts else (softcap_kernel, facts["cap"])
-    )
+    """A program rounds a row of what it computes."""
+    block = max(min(triton.next_power_of_2(width), _MAX_ROW), 128)
     plan.add_gpu(
         kernel,
-        *(x, facts["counts"], count, number, x.shape[1]),
-        grid=(x.shape[0], triton.cdiv(x.shape[1], _BLOCK)),
-        contract=contract,
-        facts=facts,
-        BLOCK=_BLOCK,
+        grid=(rounded.shape[0],),
+        # Without fragments the pointer is never used.
+        fragments_ptr=fragments or rounded,
+        pitch=rounded.shape[1],
+        num_warps=16 if block > 4096 and plan.device.startswith("cuda") else 8,
+        # A product and a sum rounded once would not be what the op by itself rounds twice.
+        enable_fp_fusion=False,
+        IS_WHOLE=width <= block,
+        LEADS=leads(fragments),
+        BLOCK=block,
+        **pitch,
     )

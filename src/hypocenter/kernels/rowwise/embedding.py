@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypocenter.base.tensor import WEIGHT_TYPES, DType, Tensor
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Apart, Arg, Index, Rule, live_counts, live_rows
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.rowwise import embedding_cpu
 from hypocenter.kernels.weights.packing import Packed
@@ -42,6 +43,30 @@ NARROW = Contract(
     live_counts("num_logit_rows", 1),
     Apart("out", "x"),
 )
+_LOOKUP_FLOAT = Op(
+    LOOKUP,
+    cpu=embedding_cpu.lookup_float,
+    gpu="rowwise.embedding_gpu.launch_lookup_float",
+    work_per_row=lambda num_columns: 16 * num_columns,
+)
+_LOOKUP_CODES = Op(
+    LOOKUP,
+    cpu=embedding_cpu.lookup_codes,
+    gpu="rowwise.embedding_gpu.launch_lookup_codes",
+    work_per_row=lambda num_columns: 16 * num_columns,
+)
+_GATHER = Op(
+    GATHER,
+    cpu=embedding_cpu.gather,
+    gpu="rowwise.embedding_gpu.launch_gather",
+    work_per_row=lambda x: x.shape[1],
+)
+_NARROW = Op(
+    NARROW,
+    cpu=embedding_cpu.narrow,
+    gpu="rowwise.embedding_gpu.launch_narrow",
+    work_per_row=lambda out: out.shape[1],
+)
 
 
 def lookup(
@@ -52,56 +77,21 @@ def lookup(
     Ids must lie in 0 .. vocab_size - 1; the runner checks them before they reach the device.
     """
     packed: Packed = table.data
-    facts = {"table": table, "out": out, "token_ids": token_ids, "counts": counts}
-    if plan.device != "cpu":
-        from hypocenter.kernels.rowwise import embedding_gpu
-
-        embedding_gpu.add_lookup(plan, LOOKUP, facts)
-        return
-    is_codes = table.dtype.is_quantised
-    plan.add_cpu(
-        embedding_cpu.lookup_codes if is_codes else embedding_cpu.lookup_float,
-        *(token_ids, counts, table, *([packed.num_columns] if is_codes else []), out),
-        contract=LOOKUP,
-        facts=facts,
-        work_per_row=16 * packed.num_columns,
+    plan.add(
+        _LOOKUP_CODES if table.dtype.is_quantised else _LOOKUP_FLOAT,
+        table=table,
+        out=out,
+        token_ids=token_ids,
+        counts=counts,
+        num_columns=packed.num_columns,
     )
 
 
 def gather(plan: PlanBuilder, x: Tensor, rows: Tensor, out: Tensor, counts: Tensor) -> None:
     """Append out[i] = x[rows[i]] for i < counts[1]; x and out f32 of the same width."""
-    facts = {"x": x, "out": out, "rows": rows, "counts": counts}
-    if plan.device != "cpu":
-        from hypocenter.kernels.rowwise import embedding_gpu
-
-        embedding_gpu.add_gather(plan, GATHER, facts)
-        return
-    plan.add_cpu(
-        embedding_cpu.gather,
-        x,
-        rows,
-        counts,
-        out,
-        contract=GATHER,
-        facts=facts,
-        work_per_row=x.shape[1],
-    )
+    plan.add(_GATHER, x=x, out=out, rows=rows, counts=counts)
 
 
 def narrow(plan: PlanBuilder, x: Tensor, out: Tensor, counts: Tensor) -> None:
     """Append out[i] = the leading columns of x[i] for i < counts[1]: takes the padding off."""
-    facts = {"out": out, "x": x, "counts": counts}
-    if plan.device != "cpu":
-        from hypocenter.kernels.rowwise import embedding_gpu
-
-        embedding_gpu.add_narrow(plan, NARROW, facts)
-        return
-    plan.add_cpu(
-        embedding_cpu.narrow,
-        x,
-        counts,
-        out,
-        contract=NARROW,
-        facts=facts,
-        work_per_row=out.shape[1],
-    )
+    plan.add(_NARROW, out=out, x=x, counts=counts)

@@ -25,13 +25,13 @@ _ZERO = np.float32(0)
 
 
 @cpu_kernel
-def lookup_float(token_ids: Any, counts: Any, weights: Any, out: Any) -> None:
-    num_steps, per_step = weights.shape[1], columns_of(weights)
+def lookup_float(token_ids: Any, counts: Any, table: Any, out: Any) -> None:
+    num_steps, per_step = table.shape[1], columns_of(table)
     for row in prange(get(counts, 0)):
         token = np.int64(get(token_ids, row))
         at = token // 64 * num_steps * 64 + token % 64 // 16 * 16
         for k in range(num_steps * per_step):
-            value = load_column(weights, at + 64 * (k // per_step), k)
+            value = load_column(table, at + 64 * (k // per_step), k)
             put(out, row * out.shape[1] + k, pick(value, token % 16))
 
 
@@ -41,22 +41,22 @@ def _low(records: Any, at: int, index: int, smalls: Any) -> Any:
 
 
 @cpu_kernel
-def lookup_codes(token_ids: Any, counts: Any, records: Any, num_columns: int, out: Any) -> None:
-    steps = num_steps(records)
+def lookup_codes(token_ids: Any, counts: Any, table: Any, num_columns: int, out: Any) -> None:
+    steps = num_steps(table)
     for row in prange(get(counts, 0)):
         token = np.int64(get(token_ids, row))
-        first, place = token // ROWS_PER_ITEM * records.shape[1], token % ROWS_PER_ITEM
+        first, place = token // ROWS_PER_ITEM * table.shape[1], token % ROWS_PER_ITEM
         group, lane = place // LANES, place % LANES
         for step in range(num_columns // 32):
             at, step_of = GROUPS_PER_ITEM * (first + step // steps) + group, step % steps
-            codes, smalls = load_codes(records, at, step_of), load_smalls(records, at)
+            codes, smalls = load_codes(table, at, step_of), load_smalls(table, at)
             to = row * out.shape[1] + 32 * step
             left = right = step_of
-            if is_halved(records):
+            if is_halved(table):
                 left, right = 2 * step_of, 2 * step_of + 1
-            scale, low = load_scale(records, at, left, smalls), _low(records, at, left, smalls)
+            scale, low = load_scale(table, at, left, smalls), _low(table, at, left, smalls)
             store_values(out, to, codes, 0, scale, low, lane)
-            scale, low = load_scale(records, at, right, smalls), _low(records, at, right, smalls)
+            scale, low = load_scale(table, at, right, smalls), _low(table, at, right, smalls)
             store_values(out, to + 16, codes, 1, scale, low, lane)
 
 

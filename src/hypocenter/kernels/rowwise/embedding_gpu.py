@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from hypocenter.base.tensor import DType
-from hypocenter.contracts.contract import Contract
-from hypocenter.device.plan import PlanBuilder
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.shared_gpu import as_offset, follow
 from hypocenter.kernels.weights.gpu_layout import CODE_LANES, UNITS
@@ -22,6 +18,11 @@ def lookup_float_kernel(
     token_ids_ptr, counts_ptr, weights_ptr, out_ptr, num_columns, out_stride,
     IS_BF16: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: out[i] = weights[token_ids[i]].
+    Shapes: token_ids i32 [num_tokens]; counts i32 [2]; weights f32, f16 or bf16 bits
+    [vocab_size, num_columns], packed as in `gpu_layout.py`; out f32 [num_tokens, >=
+    num_columns].
+    """
     follow(OVERLAPS)
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr):
@@ -45,6 +46,11 @@ def lookup_codes_kernel(
     num_columns, out_stride, PER_WORD: tl.constexpr, GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr,
     OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: out[i] = factor (scale code + minimum) of row token_ids[i], where minimum = -zero
+    scale if a type has none.
+    Shapes: token_ids i32 [num_tokens]; counts i32 [2]; words i32, scales and minima f16,
+    packed as in `gpu_layout.py`; out f32 [num_tokens, >= num_columns].
+    """
     follow(OVERLAPS)
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr):
@@ -85,6 +91,10 @@ def gather_kernel(
     x_ptr, rows_ptr, counts_ptr, out_ptr, width, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: out[i] = x[rows[i]], for i < counts[1].
+    Shapes: x f32 [num_rows, width]; rows i32 [num_logit_rows]; counts i32 [2]; out f32
+    [num_logit_rows, width].
+    """
     follow(OVERLAPS)
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr + 1):
@@ -101,6 +111,9 @@ def narrow_kernel(
     x_ptr, counts_ptr, out_ptr, x_stride, width, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: out[i] = x[i, :width], for i < counts[1].
+    Shapes: x f32 [num_logit_rows, >= width]; counts i32 [2]; out f32 [num_logit_rows, width].
+    """
     follow(OVERLAPS)
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr + 1):
@@ -111,32 +124,31 @@ def narrow_kernel(
     tl.store(out_ptr + as_offset(row, WIDE) * width + column, value, mask=inside)
 
 
-def add_lookup(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
-    """Append lookup: one program for 256 columns of each token of the bucket."""
-    table, out = facts["table"], facts["out"]
+def launch_lookup_float(plan: BoundPlan, table: Tensor, out: Tensor, num_columns: int) -> None:
+    """Append lookup_float: one program for 256 columns of each token of the bucket."""
     packed: Packed = table.data
-    grid = (out.shape[0], triton.cdiv(packed.num_columns, _BLOCK))
-    layout = UNITS[packed.dtype]
-    if layout.is_float:
-        plan.add_gpu(
-            lookup_float_kernel,
-            *(facts["token_ids"], facts["counts"], packed.parts[0], out, packed.num_columns),
-            out.strides[0],
-            grid=grid,
-            contract=contract,
-            facts=facts,
-            IS_BF16=table.dtype is DType.BF16,
-            BLOCK=_BLOCK,
-        )
-        return
+    plan.add_gpu(
+        lookup_float_kernel,
+        grid=(out.shape[0], triton.cdiv(num_columns, _BLOCK)),
+        weights_ptr=packed.parts[0],
+        IS_BF16=table.dtype is DType.BF16,
+        BLOCK=_BLOCK,
+    )
+
+
+def launch_lookup_codes(plan: BoundPlan, table: Tensor, out: Tensor, num_columns: int) -> None:
+    """Append lookup_codes: one program for 256 columns of each token of the bucket."""
+    packed: Packed = table.data
     words, scales, minima, zero, factor = packed.parts
+    layout = UNITS[packed.dtype]
     plan.add_gpu(
         lookup_codes_kernel,
-        *(facts["token_ids"], facts["counts"], words, scales, minima, out, float(zero)),
-        *(float(factor), packed.num_columns, out.strides[0]),
-        grid=grid,
-        contract=contract,
-        facts=facts,
+        grid=(out.shape[0], triton.cdiv(num_columns, _BLOCK)),
+        words_ptr=words,
+        scales_ptr=scales,
+        minima_ptr=minima,
+        zero=float(zero),
+        factor=float(factor),
         PER_WORD=layout.codes_per_word,
         GROUP=layout.group,
         HAS_MINIMA=layout.has_minima,
@@ -144,27 +156,15 @@ def add_lookup(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) 
     )
 
 
-def add_gather(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def launch_gather(plan: BoundPlan, out: Tensor) -> None:
     """Append gather: one program for 256 columns of each output row."""
-    out = facts["out"]
-    plan.add_gpu(
-        gather_kernel,
-        *(facts["x"], facts["rows"], facts["counts"], out, out.shape[1]),
-        grid=(out.shape[0], triton.cdiv(out.shape[1], _BLOCK)),
-        contract=contract,
-        facts=facts,
-        BLOCK=_BLOCK,
-    )
+    num_rows, width = out.shape
+    grid = (num_rows, triton.cdiv(width, _BLOCK))
+    plan.add_gpu(gather_kernel, grid=grid, width=width, BLOCK=_BLOCK)
 
 
-def add_narrow(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def launch_narrow(plan: BoundPlan, out: Tensor) -> None:
     """Append narrow: one program for 256 columns of each row."""
-    x, out = facts["x"], facts["out"]
-    plan.add_gpu(
-        narrow_kernel,
-        *(x, facts["counts"], out, x.strides[0], out.shape[1]),
-        grid=(out.shape[0], triton.cdiv(out.shape[1], _BLOCK)),
-        contract=contract,
-        facts=facts,
-        BLOCK=_BLOCK,
-    )
+    num_rows, width = out.shape
+    grid = (num_rows, triton.cdiv(width, _BLOCK))
+    plan.add_gpu(narrow_kernel, grid=grid, width=width, BLOCK=_BLOCK)

@@ -13,6 +13,7 @@ import numpy as np
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Apart, Arg, Scalar, live_counts
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.rowwise import gate_norm_cpu
 
@@ -27,6 +28,12 @@ CONTRACT = Contract(
     Scalar("num_groups", "num_groups > 0", "must be above 0"),
     Scalar("width", "width > 0", "must be above 0"),
     Scalar("eps", "eps > 0", "must be above 0"),
+)
+GATE_NORM = Op(
+    CONTRACT,
+    cpu=gate_norm_cpu.gate_norm,
+    gpu="rowwise.gate_norm_gpu.launch",
+    work_per_row=lambda num_groups, width: 16 * num_groups * width,
 )
 
 
@@ -60,17 +67,13 @@ def gate_norm(
 
     gate and x f32 [num_rows, >= num_groups * width], weight f32 [>= num_groups * width].
     """
-    facts: dict[str, Any] = {"gate": gate, "x": x, "weight": weight, "counts": counts}
-    facts |= {"num_groups": num_groups, "width": width, "eps": eps}
-    if plan.device != "cpu":
-        from hypocenter.kernels.rowwise import gate_norm_gpu
-
-        gate_norm_gpu.add(plan, CONTRACT, facts)
-        return
-    plan.add_cpu(
-        gate_norm_cpu.gate_norm,
-        *(gate, x, weight, np.float32(eps), counts, num_groups, width),
-        contract=CONTRACT,
-        facts=facts,
-        work_per_row=16 * num_groups * width,
+    plan.add(
+        GATE_NORM,
+        gate=gate,
+        x=x,
+        weight=weight,
+        counts=counts,
+        num_groups=num_groups,
+        width=width,
+        eps=eps,
     )

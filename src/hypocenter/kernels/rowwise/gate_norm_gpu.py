@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from hypocenter.contracts.contract import Contract
-from hypocenter.device.plan import PlanBuilder
+from hypocenter.base.tensor import Tensor
+from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.rowwise.norm_gpu import warps_of_norm
 from hypocenter.kernels.shared_gpu import as_offset, follow
@@ -17,6 +14,12 @@ def gate_norm_kernel(
     gate_ptr, x_ptr, weight_ptr, counts_ptr, eps, width, gate_stride, x_stride,
     OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: gate = y / sqrt(mean(y**2) + eps) weight, in place, group by group, with y = x
+    silu(gate).
+    Shapes: gate and x f32 [num_rows, >= num_groups * width]; weight f32 [num_groups * width];
+    counts i32 [2].
+    Source: Dao and Gu, arXiv 2405.21060, section 7.2.
+    """
     follow(OVERLAPS)
     row, group = tl.program_id(0), tl.program_id(1)
     if row >= tl.load(counts_ptr):
@@ -33,16 +36,11 @@ def gate_norm_kernel(
     tl.store(gate_at, value * (1.0 / tl.sqrt(mean_square + eps)) * weight, mask=live)
 
 
-def add(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
-    """Append gate_norm."""
-    gate, x, width = facts["gate"], facts["x"], facts["width"]
+def launch(plan: BoundPlan, x: Tensor, num_groups: int, width: int) -> None:
+    """Append gate_norm for every group of every row of the bucket."""
     plan.add_gpu(
         gate_norm_kernel,
-        *(gate, x, facts["weight"], facts["counts"], facts["eps"], width),
-        *(gate.strides[0], x.strides[0]),
-        grid=(x.shape[0], facts["num_groups"]),
-        contract=contract,
-        facts=facts,
+        grid=(x.shape[0], num_groups),
         num_warps=warps_of_norm(plan, width),
         BLOCK=triton.next_power_of_2(width),
     )

@@ -13,6 +13,7 @@ import numpy as np
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import COUNT, Arg, Scalar, live_counts
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.linear.quantise import INTO_ROUNDED, INTO_TILES
@@ -38,6 +39,19 @@ CONTRACT = Contract(
 ROUNDED, TILES = (
     Contract(f"layer_norm_{kind}", Arg("x", (DType.F32,), "num_rows, >= width"), *into, *_PARTS)
     for kind, into in (("round", INTO_ROUNDED), ("codes", INTO_TILES))
+)
+LAYER_NORM = Op(
+    CONTRACT,
+    cpu=layer_norm_cpu.layer_norm,
+    gpu="rowwise.layer_norm_gpu.launch",
+    work_per_row=lambda num_heads, width: 4 * num_heads * width,
+)
+LAYER_NORM_CODES = Op(
+    TILES,
+    gpu_contract=ROUNDED,
+    cpu=layer_norm_cpu.layer_norm_codes,
+    gpu="rowwise.layer_norm_gpu.launch_rounded",
+    work_per_row=lambda width: 8 * width,
 )
 
 
@@ -73,19 +87,17 @@ def layer_norm(
     x and out f32 [num_rows, >= num_heads * width] (may be the same tensor), weight and bias f32
     [>= num_heads * width]: each head has its own.
     """
-    facts = {"x": x, "weight": weight, "bias": bias, "counts": counts, "count": count}
-    facts |= {"width": width, "eps": eps, "out": out, "num_heads": num_heads}
-    if plan.device != "cpu":
-        from hypocenter.kernels.rowwise import layer_norm_gpu
-
-        layer_norm_gpu.add(plan, CONTRACT, facts)
-        return
-    plan.add_cpu(
-        layer_norm_cpu.layer_norm,
-        *(x, counts, count, weight, bias, np.float32(eps), out, width, num_heads),
-        contract=CONTRACT,
-        facts=facts,
-        work_per_row=4 * num_heads * width,
+    plan.add(
+        LAYER_NORM,
+        x=x,
+        weight=weight,
+        bias=bias,
+        counts=counts,
+        count=count,
+        width=width,
+        eps=eps,
+        out=out,
+        num_heads=num_heads,
     )
 
 
@@ -106,18 +118,14 @@ def layer_norm_codes(
 
     Arguments as in `layer_norm`; `into` as in `quantise.Operands`.
     """
-    facts = {"x": x, "weight": weight, "bias": bias, "counts": counts, "count": count}
-    facts |= {"width": width, "eps": eps}
-    facts |= into.made
-    if plan.device != "cpu":
-        from hypocenter.kernels.rowwise import layer_norm_gpu
-
-        layer_norm_gpu.add_rounded(plan, ROUNDED, facts)
-        return
-    plan.add_cpu(
-        layer_norm_cpu.layer_norm_codes,
-        *(x, counts, count, weight, bias, np.float32(eps), width, *into.made.values()),
-        contract=TILES,
-        facts=facts,
-        work_per_row=8 * width,
+    plan.add(
+        LAYER_NORM_CODES,
+        x=x,
+        weight=weight,
+        bias=bias,
+        counts=counts,
+        count=count,
+        width=width,
+        eps=eps,
+        **into.made,
     )

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from hypocenter.contracts.contract import Contract
-from hypocenter.device.plan import PlanBuilder
+from hypocenter.base.tensor import Tensor
+from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.linear.quantise_gpu import leads, store_rounded
 from hypocenter.kernels.rowwise.norm_gpu import warps_of_norm
@@ -35,6 +32,12 @@ def layer_norm_kernel(
     x_ptr, counts_ptr, weight_ptr, bias_ptr, out_ptr, count, eps, width, x_stride, out_stride,
     OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: out = (x - mean(x)) / sqrt(mean((x - mean(x))**2) + eps) weight + bias, head by
+    head.
+    Shapes: x and out f32 [num_rows, >= num_heads * width]; weight and bias f32 [num_heads *
+    width]; counts i32 [2].
+    Source: Ba, Kiros and Hinton, arXiv 1607.06450.
+    """
     follow(OVERLAPS)
     row = tl.program_id(0)
     if row >= tl.load(counts_ptr + count):
@@ -53,6 +56,11 @@ def layer_norm_round_kernel(
     width, x_stride, pitch, HAS_FRAGMENTS: tl.constexpr, LEADS: tl.constexpr,
     OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: rounded = round(layer_norm(x)), as the kernels layer_norm and round make it.
+    Shapes: x f32 [num_rows, >= width]; weight and bias f32 [width]; counts i32 [2]; rounded
+    and fragments f16 [num_rows, pitch]; row_scales f32 [num_rows].
+    Source: Ba, Kiros and Hinton, arXiv 1607.06450.
+    """
     lead(OVERLAPS and LEADS)
     follow(OVERLAPS)
     row = tl.program_id(0)
@@ -77,16 +85,11 @@ def layer_norm_round_kernel(
     )
 
 
-def add(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def launch(plan: BoundPlan, x: Tensor, width: int, num_heads: int) -> None:
     """Append layer_norm for every head of every row of the bucket."""
-    x, out, width = facts["x"], facts["out"], facts["width"]
     plan.add_gpu(
         layer_norm_kernel,
-        *(x, facts["counts"], facts["weight"], facts["bias"], out, facts["count"], facts["eps"]),
-        *(width, x.strides[0], out.strides[0]),
-        grid=(x.shape[0], facts["num_heads"]),
-        contract=contract,
-        facts=facts,
+        grid=(x.shape[0], num_heads),
         # As where it is rounded at once: the compiler might round otherwise.
         enable_fp_fusion=False,
         num_warps=warps_of_norm(plan, width),
@@ -94,22 +97,19 @@ def add(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None
     )
 
 
-def add_rounded(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def launch_rounded(
+    plan: BoundPlan, x: Tensor, width: int, rounded: Tensor, fragments: Tensor | None
+) -> None:
     """Append layer_norm_round: one program for each row of the bucket."""
-    x, width, rounded, fragments = (facts[name] for name in ("x", "width", "rounded", "fragments"))
     plan.add_gpu(
         layer_norm_round_kernel,
-        # Without fragments the pointer is never used.
-        *(x, facts["counts"], facts["weight"], facts["bias"], rounded, facts["row_scales"]),
-        *(fragments or rounded, facts["count"], facts["eps"], width, x.strides[0]),
-        rounded.shape[1],
         grid=(x.shape[0],),
-        contract=contract,
-        facts=facts,
+        # Without fragments the pointer is never used.
+        fragments_ptr=fragments or rounded,
+        pitch=rounded.shape[1],
         # A product and a sum rounded once would not be what the norm by itself rounds twice.
         enable_fp_fusion=False,
         num_warps=warps_of_norm(plan, width),
-        HAS_FRAGMENTS=fragments is not None,
-        LEADS=leads(facts),
+        LEADS=leads(fragments),
         BLOCK=max(triton.next_power_of_2(width), 128),
     )

@@ -12,6 +12,7 @@ import numpy as np
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import COUNT, Arg, Scalar, live_counts
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.linear.quantise import INTO_ROUNDED, INTO_TILES
@@ -35,6 +36,19 @@ CONTRACT = Contract(
 ROUNDED, TILES = (
     Contract(f"rms_norm_{kind}", Arg("x", (DType.F32,), "num_rows, >= width"), *into, *_PARTS)
     for kind, into in (("round", INTO_ROUNDED), ("codes", INTO_TILES))
+)
+RMS_NORM = Op(
+    CONTRACT,
+    cpu=norm_cpu.rms_norm,
+    gpu="rowwise.norm_gpu.launch",
+    work_per_row=lambda num_heads, width: 2 * num_heads * width,
+)
+RMS_NORM_CODES = Op(
+    TILES,
+    gpu_contract=ROUNDED,
+    cpu=norm_cpu.rms_norm_codes,
+    gpu="rowwise.norm_gpu.launch_rounded",
+    work_per_row=lambda width: 6 * width,
 )
 
 
@@ -65,19 +79,17 @@ def rms_norm(
 
     x and out f32 [num_rows, >= num_heads * width] (may be the same tensor), weight f32 [>= width].
     """
-    facts = {"x": x, "weight": weight, "counts": counts, "count": count, "width": width, "eps": eps}
-    facts |= {"out": out, "num_heads": num_heads}
-    if plan.device != "cpu":
-        from hypocenter.kernels.rowwise import norm_gpu
-
-        norm_gpu.add(plan, CONTRACT, facts, count, accumulate)
-        return
-    plan.add_cpu(
-        norm_cpu.rms_norm,
-        *(x, counts, count, weight, np.float32(eps), out, num_heads, width, accumulate),
-        contract=CONTRACT,
-        facts=facts,
-        work_per_row=2 * num_heads * width,
+    plan.add(
+        RMS_NORM,
+        x=x,
+        weight=weight,
+        counts=counts,
+        count=count,
+        width=width,
+        eps=eps,
+        out=out,
+        num_heads=num_heads,
+        accumulate=accumulate,
     )
 
 
@@ -97,17 +109,13 @@ def rms_norm_codes(
 
     x f32 [num_rows, >= width], weight f32 [>= width]; `into` as in `quantise.Operands`.
     """
-    facts = {"x": x, "weight": weight, "counts": counts, "count": count, "width": width, "eps": eps}
-    facts |= into.made
-    if plan.device != "cpu":
-        from hypocenter.kernels.rowwise import norm_gpu
-
-        norm_gpu.add_rounded(plan, ROUNDED, facts)
-        return
-    plan.add_cpu(
-        norm_cpu.rms_norm_codes,
-        *(x, counts, count, weight, np.float32(eps), width, *into.made.values()),
-        contract=TILES,
-        facts=facts,
-        work_per_row=6 * width,
+    plan.add(
+        RMS_NORM_CODES,
+        x=x,
+        weight=weight,
+        counts=counts,
+        count=count,
+        width=width,
+        eps=eps,
+        **into.made,
     )

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from hypocenter.contracts.contract import Contract
-from hypocenter.device.plan import PlanBuilder
+from hypocenter.base.tensor import Tensor
+from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.linear.quantise_gpu import leads, store_rounded
 from hypocenter.kernels.shared_gpu import as_offset, follow, lead
@@ -24,6 +21,10 @@ def rms_norm_kernel(
     x_ptr, counts_ptr, weight_ptr, out_ptr, count, eps, width, x_stride, out_stride,
     ACCUMULATE: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: out (+)= x / sqrt(mean(x**2) + eps) weight, head by head.
+    Shapes: x and out f32 [num_rows, >= num_heads * width]; weight f32 [width]; counts i32 [2].
+    Source: Zhang and Sennrich, arXiv 1910.07467.
+    """
     follow(OVERLAPS)
     row, head = tl.program_id(0), tl.program_id(1)
     if row >= tl.load(counts_ptr + count):
@@ -47,6 +48,11 @@ def rms_norm_round_kernel(
     x_stride, pitch, HAS_FRAGMENTS: tl.constexpr, LEADS: tl.constexpr, OVERLAPS: tl.constexpr,
     WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: rounded = round(rms_norm(x)), as the kernels rms_norm and round make it.
+    Shapes: x f32 [num_rows, >= width]; weight f32 [width]; counts i32 [2]; rounded and
+    fragments f16 [num_rows, pitch]; row_scales f32 [num_rows].
+    Source: Zhang and Sennrich, arXiv 1910.07467.
+    """
     lead(OVERLAPS and LEADS)
     follow(OVERLAPS)
     row = tl.program_id(0)
@@ -72,7 +78,7 @@ def rms_norm_round_kernel(
     )
 
 
-def warps_of_norm(plan: PlanBuilder, width: int) -> int:
+def warps_of_norm(plan: BoundPlan, width: int) -> int:
     """Warps of a program that norms a row of so many columns, however its results are stored.
 
     They decide in which order squares are added, so a norm and its rounded form have as many. On an
@@ -81,41 +87,31 @@ def warps_of_norm(plan: PlanBuilder, width: int) -> int:
     return 16 if width >= 2048 and plan.device.startswith("cuda") else 4
 
 
-def add(
-    plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], count: int, accumulate: bool
-) -> None:
+def launch(plan: BoundPlan, x: Tensor, width: int, num_heads: int) -> None:
     """Append rms_norm for every head of every row of the bucket."""
-    x, out, width = facts["x"], facts["out"], facts["width"]
     plan.add_gpu(
         rms_norm_kernel,
-        *(x, facts["counts"], facts["weight"], out, count, facts["eps"], width),
-        *(x.strides[0], out.strides[0]),
-        grid=(x.shape[0], facts["num_heads"]),
-        contract=contract,
-        facts=facts,
+        grid=(x.shape[0], num_heads),
         # As where it is rounded at once: the compiler might round otherwise.
         enable_fp_fusion=False,
         num_warps=warps_of_norm(plan, width),
-        ACCUMULATE=accumulate,
         BLOCK=triton.next_power_of_2(width),
     )
 
 
-def add_rounded(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any]) -> None:
+def launch_rounded(
+    plan: BoundPlan, x: Tensor, width: int, rounded: Tensor, fragments: Tensor | None
+) -> None:
     """Append rms_norm_round: one program for each row of the bucket."""
-    x, width, rounded, fragments = (facts[name] for name in ("x", "width", "rounded", "fragments"))
     plan.add_gpu(
         rms_norm_round_kernel,
-        # Without fragments the pointer is never used.
-        *(x, facts["counts"], facts["weight"], rounded, facts["row_scales"], fragments or rounded),
-        *(facts["count"], facts["eps"], width, x.strides[0], rounded.shape[1]),
         grid=(x.shape[0],),
-        contract=contract,
-        facts=facts,
+        # Without fragments the pointer is never used.
+        fragments_ptr=fragments or rounded,
+        pitch=rounded.shape[1],
         # A product and a sum rounded once would not be what the norm by itself rounds twice.
         enable_fp_fusion=False,
         num_warps=warps_of_norm(plan, width),
-        HAS_FRAGMENTS=fragments is not None,
-        LEADS=leads(facts),
+        LEADS=leads(fragments),
         BLOCK=max(triton.next_power_of_2(width), 128),
     )

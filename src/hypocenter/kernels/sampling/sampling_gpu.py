@@ -135,6 +135,10 @@ def greedy_blocks_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Formula: parts[row, block] = (the largest logit of the block with its lowest id, as one
+    number; how many are NaN or infinity).
+    Shapes: logits f32 [num_rows, vocab_size]; parts i64 [num_rows, num_blocks, 2].
+    """
     follow(OVERLAPS)
     block, row = tl.program_id(0), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
@@ -157,6 +161,10 @@ def greedy_masked_blocks_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Formula: as greedy_blocks, where logits = -inf for the tokens that the mask leaves out.
+    Shapes: logits f32 [num_rows, vocab_size]; masks i32 [num_rows, vocab_size / 32], a bit for
+    each token; parts i64 [num_rows, num_blocks, 2].
+    """
     follow(OVERLAPS)
     block, row = tl.program_id(0), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
@@ -178,6 +186,11 @@ def greedy_rows_kernel(
     OVERLAPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Formula: next_ids[row] = the id of the largest of the row's parts; outcomes[row] = (that id
+    or -1, how many logits are bad).
+    Shapes: parts i64 [num_rows, num_blocks, 2]; outcomes i32 [num_rows, 2]; next_ids i32
+    [num_rows].
+    """
     follow(OVERLAPS)
     row, block = tl.program_id(0), tl.arange(0, BLOCK)
     live = block < num_blocks
@@ -200,6 +213,11 @@ def sample_keys_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Formula: keys = the bits of float64(logits), changed so that integers have the order of the
+    numbers; parts[.., 1] = how many logits are bad.
+    Shapes: logits f32 [num_rows, vocab_size]; keys i64 [num_rows, vocab_size]; parts i64
+    [num_rows, num_blocks, 2].
+    """
     block, row = tl.program_id(0), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
     live = token < vocab_size
@@ -221,6 +239,10 @@ def sample_masked_keys_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Formula: as sample_keys, where logits = -inf for the tokens that the mask leaves out.
+    Shapes: logits f32 [num_rows, vocab_size]; masks i32 [num_rows, vocab_size / 32], a bit for
+    each token; keys i64 [num_rows, vocab_size]; parts i64 [num_rows, num_blocks, 2].
+    """
     block, row = tl.program_id(0), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
     live = token < vocab_size
@@ -242,6 +264,11 @@ def sample_bias_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """Formula: l = l + b for each token of a row that has a bias b, where keys hold l.
+    Shapes: keys i64 [num_rows, vocab_size]; bias_ids i32 [num_biases]; biases i64
+    [num_biases], bits of float64; bias_starts i32 [num_rows + 1].
+    Source: llama.cpp, llama_sampler_logit_bias_apply.
+    """
     block, row = tl.program_id(0), tl.program_id(1)
     entry = tl.load(bias_starts_ptr + row) + block * BLOCK + tl.arange(0, BLOCK)
     live = entry < tl.load(bias_starts_ptr + row + 1)
@@ -257,6 +284,13 @@ def sample_penalise_kernel(
     keys_ptr, settings_ptr, context_ids_ptr, output_counts_ptr, context_starts_ptr, vocab_size,
     WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: l = l repeat where l <= 0, else l / repeat; then l = l - (count frequency +
+    presence) where count > 0, for each token of the context.
+    Shapes: keys i64 [num_rows, vocab_size]; settings i64 [num_rows, 8], bits of float64;
+    context_ids and output_counts i32 [num_context]; context_starts i32 [num_rows + 1].
+    Source: llama.cpp, llama_sampler_penalties_apply; counts of the output alone, as in
+    OpenAI's API.
+    """
     block, row = tl.program_id(0), tl.program_id(1)
     entry = tl.load(context_starts_ptr + row) + block * BLOCK + tl.arange(0, BLOCK)
     live = entry < tl.load(context_starts_ptr + row + 1)
@@ -276,6 +310,9 @@ def sample_penalise_kernel(
 def sample_peaks_kernel(
     keys_ptr, parts_ptr, vocab_size, num_blocks, WIDE: tl.constexpr, BLOCK: tl.constexpr
 ):
+    """Formula: parts[row, block, 0] = the largest key of the block.
+    Shapes: keys i64 [num_rows, vocab_size]; parts i64 [num_rows, num_blocks, 2].
+    """
     block, row = tl.program_id(0), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
     at = keys_ptr + as_offset(row, WIDE) * vocab_size + token
@@ -287,6 +324,11 @@ def sample_peaks_kernel(
 def sample_start_kernel(
     parts_ptr, settings_ptr, states_ptr, vocab_size, num_blocks, BLOCK: tl.constexpr
 ):
+    """Formula: states[row] = (highest key, no cut, nothing found, top_k tokens wanted, .., bad
+    logits).
+    Shapes: parts i64 [num_rows, num_blocks, 2]; settings i64 [num_rows, 8], bits of float64;
+    states i64 [num_rows, NUM_STATES].
+    """
     row, block = tl.program_id(0), tl.arange(0, BLOCK)
     live = block < num_blocks
     part = parts_ptr + (row * num_blocks + block) * 2
@@ -320,6 +362,11 @@ def sample_bins_kernel(
     keys_ptr, states_ptr, counts_ptr, masses_ptr, shift, vocab_size, num_blocks,
     BY_RANK: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: counts[row, block, d] = how many candidates have the digit d at `shift`, and
+    masses[row, block, d] = the sum of their exp(l - highest).
+    Shapes: keys i64 [num_rows, vocab_size]; states i64 [num_rows, NUM_STATES]; counts i32 and
+    masses i64 [num_rows, num_blocks, 16], masses as bits of float64.
+    """
     block, row = tl.program_id(0), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
     live = token < vocab_size
@@ -350,6 +397,11 @@ def sample_level_kernel(
     counts_ptr, masses_ptr, states_ptr, settings_ptr, shift, num_blocks,
     BY_MASS: tl.constexpr, BY_RANK: tl.constexpr, IS_LAST: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
+    """Formula: digit = the largest d such that the tokens of digits >= d are as many, or weigh as
+    much, as is wanted; it is added to what is found of the cutoff.
+    Shapes: counts i32 and masses i64 [num_rows, num_blocks, 16]; states i64 [num_rows,
+    NUM_STATES]; settings i64 [num_rows, 8], bits of float64.
+    """
     row, bins, step = tl.program_id(0), tl.arange(0, 16), tl.arange(0, TILE)
     count, mass = tl.zeros([16], tl.int32), tl.zeros([16], tl.float64)
     for start in range(0, num_blocks, TILE):
@@ -416,6 +468,11 @@ def sample_weights_kernel(
     keys_ptr, states_ptr, settings_ptr, parts_ptr, vocab_size, num_blocks,
     WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Formula: parts[row, block, 0] = sum of exp((l - highest) / temperature) over the tokens of
+    the block that every filter keeps.
+    Shapes: keys i64 [num_rows, vocab_size]; states i64 [num_rows, NUM_STATES]; settings i64
+    [num_rows, 8], bits of float64; parts i64 [num_rows, num_blocks, 2].
+    """
     block, row = tl.program_id(0), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
     keys = keys_ptr + as_offset(row, WIDE) * vocab_size
@@ -430,6 +487,12 @@ def sample_draw_kernel(
     keys_ptr, states_ptr, settings_ptr, parts_ptr, outcomes_ptr, next_ids_ptr, vocab_size,
     num_blocks, WIDE: tl.constexpr, BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr,
 ):  # fmt: skip
+    """Formula: next_ids[row] = the first token, in rising id, whose cumulated weight exceeds
+    uniform times the total; outcomes[row] = (that id or -1, how many logits are bad).
+    Shapes: keys i64 [num_rows, vocab_size]; states i64 [num_rows, NUM_STATES]; settings i64
+    [num_rows, 8], bits of float64; parts i64 [num_rows, num_blocks, 2]; outcomes i32
+    [num_rows, 2]; next_ids i32 [num_rows].
+    """
     row, block = tl.program_id(0), tl.arange(0, NUM_BLOCKS)
     part = parts_ptr + (row * num_blocks + block) * 2
     total = tl.load(part, mask=block < num_blocks, other=0).to(tl.float64, bitcast=True)

@@ -13,13 +13,12 @@ from hypocenter.model.layers.activations import Activations
 def plant(lab: Lab) -> None:
     from hypocenter.kernels.linear import linear_gpu
 
-    def add(
-        original: Any, plan: Any, contract: Any, facts: Any, count: int, accumulate: bool
-    ) -> None:
-        original(plan, contract, facts, count, accumulate or facts["out"].name == "q")
+    def launch(original: Any, plan: Any, products: Any, accumulate: bool, **operands: Any) -> None:
+        original(plan, products, accumulate or products[0].out.name == "q", **operands)
 
     lab.leave_undefined(Activations)
-    lab.wrap(linear_gpu, "add", add)
+    for name in ("launch_floats", "launch_rounded"):
+        lab.wrap(linear_gpu, name, launch)
 
 
 def twin(lab: Lab) -> None:

@@ -7,7 +7,7 @@ from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 
 TURNED = (
-    ('grid=(x.shape[0], facts["num_heads"])', 'grid=(facts["num_heads"], x.shape[0])'),
+    ("grid=(x.shape[0], num_heads)", "grid=(num_heads, x.shape[0])"),
     (
         "row, head = tl.program_id(0), tl.program_id(1)",
         "head, row = tl.program_id(0), tl.program_id(1)",

@@ -21,7 +21,7 @@ ATOMIC = (
 def halve(lab: Lab) -> None:
     """Where a product is added, every second stretch of columns is a second program's."""
     lab.edit("linear_float_gpu", *((step, OWN + step) for step in STEPS))
-    both = GRID.replace("row_tiles)", 'row_tiles, 1 + shared["ACCUMULATE"])')
+    both = GRID.replace("row_tiles)", "row_tiles, 1 + accumulate)")
     lab.edit("linear_gpu", (GRID, both))
 
 

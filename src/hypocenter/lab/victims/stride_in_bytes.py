@@ -10,7 +10,7 @@ from hypocenter.lab.victim import Victim
 def plant(lab: Lab) -> None:
     lab.edit(
         "linear_gpu",
-        ("num_chunks, from_x.strides[0])", "num_chunks, 4 * from_x.strides[0])"),
+        ("x_stride=from_x.strides[0]", "x_stride=4 * from_x.strides[0]"),
     )
 
 

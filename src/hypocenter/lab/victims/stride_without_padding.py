@@ -11,8 +11,8 @@ def plant(lab: Lab) -> None:
     lab.edit(
         "rope_write_gpu",
         (
-            "v_cache.shape[3], q.strides[0], k.strides[0], v.strides[0])",
-            "v_cache.shape[3], q.strides[0], num_kv_heads * head_dim, v.strides[0])",
+            "value_pitch=v_cache.shape[3],",
+            "value_pitch=v_cache.shape[3], k_stride=num_kv_heads * head_dim,",
         ),
     )
 

@@ -6,11 +6,11 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 
-OLD = "num_warps=warps_of_norm(plan, width),\n        ACCUMULATE=accumulate,"
+OLD = "num_warps=warps_of_norm(plan, width),\n        BLOCK=triton.next_power_of_2(width),"
 
 
 def plant(lab: Lab) -> None:
-    lab.edit("norm_gpu", (OLD, "num_warps=32,\n        ACCUMULATE=accumulate,"))
+    lab.edit("norm_gpu", (OLD, OLD.replace("warps_of_norm(plan, width)", "32")))
 
 
 VICTIM = Victim(
