@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,7 +34,8 @@ from hypocenter.base.errors import OutOfBlocks, OutOfMemory, UnsupportedModel
 from hypocenter.cli.model_app import ModelOptions
 from hypocenter.cli.options import EngineOptions, SamplingOptions, message_of
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.settings.config import EngineConfig, SamplingParams, defaults
+from hypocenter.settings.config import EngineConfig, SamplingParams
+from hypocenter.settings.setting import defaults
 
 PROMPT = "def add(a, b):"
 
@@ -358,7 +358,7 @@ def test_version_is_that_of_the_package() -> None:
 
 
 def test_options_have_every_field_and_default_of_the_configuration() -> None:
-    sampling = {field.name for field in fields(SamplingOptions)}
+    sampling = vars(SamplingOptions()).keys()
     of_programs = {"logprobs", "prompt_logprobs", "allowed_token_ids", "stop_token_ids"}
     of_programs |= {"min_tokens", "bad_words", "include_stop_str_in_output", "regex", "choice"}
     assert sampling | of_programs == defaults(SamplingParams).keys()
@@ -366,7 +366,7 @@ def test_options_have_every_field_and_default_of_the_configuration() -> None:
     assert SamplingOptions().params(in_chat=True).max_tokens is None
     assert SamplingOptions(max_tokens=5).params(in_chat=True).max_tokens == 5
     assert SamplingOptions(max_tokens=-1).params().max_tokens is None
-    engine = {field.name for field in fields(EngineOptions)}
+    engine = vars(EngineOptions()).keys()
     of_serve = {"max_batch_requests", "kv_tokens"}
     not_at_the_command_line = {"block_size", *of_serve}
     of_a_field = {"chat_template_file", "cache_type_k", "cache_type_v"}

@@ -21,6 +21,7 @@ from hypocenter.doctor.case import Case
 from hypocenter.doctor.diff import rundiff
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
+from hypocenter.engine.step import Steps
 from hypocenter.record import recorder, ring
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
@@ -223,8 +224,8 @@ def test_closing_waits_for_what_is_launched() -> None:
         waited.append(1)
         return []
 
-    assert engine._ahead is not None
-    engine._ahead = dataclasses.replace(engine._ahead, wait=outcomes)
+    assert engine._steps.ahead is not None
+    engine._steps.ahead = dataclasses.replace(engine._steps.ahead, wait=outcomes)
     engine.close()
     assert waited == [1]
 
@@ -234,7 +235,7 @@ def test_who_interrupts_finds_everything_as_it_was(monkeypatch: pytest.MonkeyPat
     request = submit(engine, [3, 1, 4])
     engine.step()
     with monkeypatch.context() as patched:
-        patched.setattr(engine, "_settle", interrupting)
+        patched.setattr(engine._steps, "settle", interrupting)
         with pytest.raises(KeyboardInterrupt):
             engine.step()
     engine.check_integrity()
@@ -350,15 +351,15 @@ def test_a_step_that_was_launched_ahead_is_watched_while_somebody_waits(
     runs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
-    settle = Engine._settle
+    settle = Steps.settle
 
-    def settled(engine: Engine, *given: Any) -> None:
+    def settled(steps: Steps, *given: Any) -> None:
         opened = recorder.current()
         assert isinstance(opened, recorder.Recorder)
         seen.append((opened.header[ring.CELL_STEP_STARTED] > 0, opened.current_step))
-        settle(engine, *given)
+        settle(steps, *given)
 
-    monkeypatch.setattr(Engine, "_settle", settled)
+    monkeypatch.setattr(Steps, "settle", settled)
     recorded(tiny(tmp_path), SamplingParams(max_tokens=3, ignore_eos=True), runs_ahead=True)
     # While the second is awaited the third is there already, and nothing comes after the third.
     assert seen == [(True, 2), (True, 3), (True, 3)]
@@ -381,8 +382,8 @@ def test_a_step_that_is_thrown_away_is_watched_too(
     engine = ahead()
     submit(engine, [3, 1, 4])
     engine.step()
-    assert engine._ahead is not None
-    engine._ahead = dataclasses.replace(engine._ahead, wait=outcomes)
+    assert engine._steps.ahead is not None
+    engine._steps.ahead = dataclasses.replace(engine._steps.ahead, wait=outcomes)
     engine.close()
     assert seen == [True]
     assert opened.header[ring.CELL_STEP_STARTED] == 0

@@ -102,25 +102,31 @@ def test_requests_of_many_coroutines_run_in_one_step(monkeypatch: pytest.MonkeyP
 
 
 def test_a_loop_goes_on_while_a_step_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step ends only once the loop has had a turn within it."""
     engine, driver = fake()
+    is_within, had_a_turn = threading.Event(), threading.Event()
+    came: list[bool] = []
     run = engine.runner.run
 
-    def run_slowly(batch: Any) -> Any:
-        time.sleep(0.2)
+    def run_until_the_loop_had_a_turn(batch: Any) -> Any:
+        is_within.set()
+        came.append(had_a_turn.wait(DEADLINE_SECONDS))
+        had_a_turn.clear()
         return run(batch)
 
-    monkeypatch.setattr(engine.runner, "run", run_slowly)
+    monkeypatch.setattr(engine.runner, "run", run_until_the_loop_had_a_turn)
 
-    async def tick() -> int:
+    async def tick() -> None:
         two = SamplingParams(max_tokens=2, ignore_eos=True)
         task = asyncio.create_task(complete(driver, [engine.request([1], two)]))
-        num_ticks = 0
         while not task.done():
-            await asyncio.sleep(0.01)
-            num_ticks += 1
-        return num_ticks
+            if is_within.is_set():
+                is_within.clear()
+                had_a_turn.set()
+            await asyncio.sleep(0.001)
 
-    assert asyncio.run(tick()) > 5
+    asyncio.run(tick())
+    assert came == [True, True]
 
 
 def test_a_cancelled_task_ends_its_request() -> None:

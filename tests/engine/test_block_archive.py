@@ -12,6 +12,7 @@ from kernel_launch import bits
 
 from hypocenter import LLM, SamplingParams
 from hypocenter.device.backend import Room
+from hypocenter.engine.admission import RequestTerms
 from hypocenter.engine.block_archive import NUM_DOUBTED_STEPS, BlockArchive
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.model.tensors import footprint
@@ -210,7 +211,9 @@ def test_a_new_process_goes_on_with_the_same_logits(path: str, kv_dtype: str) ->
     assert (begun.token_ids, begun.logprobs) == (whole.token_ids, whole.logprobs)
     with LLM(context_length=256, kv_dtype=kv_dtype, block_memory=path) as second:
         prompt_ids = second.encode(TEXT)
-        request = second.engine.request(prompt_ids, params, output_ids=whole.token_ids[:30])
+        request = second.engine.request(
+            prompt_ids, params, RequestTerms(output_ids=whole.token_ids[:30])
+        )
         second.engine.complete([request])
     assert second.engine.result(request).token_ids == whole.token_ids
     assert request.logprobs == list(whole.logprobs or ())[30:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hypocenter.base.errors import BadLogits, ContextOverflow, HypoError, OutOfBlocks, UsageError
 from hypocenter.base.results import Completion, Delta
+from hypocenter.engine.admission import RequestTerms
 from hypocenter.engine.answer_text import StopStrings
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
@@ -95,7 +97,7 @@ class EngineMachine(RuleBasedStateMachine):
         keeps_logits=st.sampled_from([False, False, False, True]),
     )
     def submit(self, prompt: list[int], params: SamplingParams, keeps_logits: bool) -> None:
-        request = self.engine.request(prompt, params, keeps_logits=keeps_logits)
+        request = self.engine.request(prompt, params, RequestTerms(keeps_logits=keeps_logits))
         self.engine.submit(request)
         self.requests.append(request)
 
@@ -319,7 +321,7 @@ def test_an_interrupted_step_runs_again(monkeypatch: pytest.MonkeyPatch) -> None
     requests = [submit(engine, prompt) for prompt in ([1, 2, 3], [4, 5])]
     for _ in range(3):
         engine.step()
-    reading = engine.request(list(range(1, 31)), RANDOM, keeps_logits=True)
+    reading = engine.request(list(range(1, 31)), RANDOM, RequestTerms(keeps_logits=True))
     engine.submit(reading)
     engine.step()
     assert len(reading.logits) == 1
@@ -433,21 +435,61 @@ def test_many_threads_drive_their_own_requests() -> None:
     assert engine.cache.num_free_blocks == engine.cache.num_blocks
 
 
-def test_a_busy_thread_does_not_keep_another_from_its_pieces() -> None:
+class NotedTurns(threading.Condition):
+    """Says when the thread that made it begins to wait for the end of a turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+        self.waits = threading.Event()
+
+    def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
+        if threading.get_ident() == self._thread:
+            self.waits.set()
+        return super().wait_for(predicate, timeout)
+
+
+def test_a_busy_thread_does_not_keep_another_from_its_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever waits gets to its pieces after each turn, though the lock is taken again at once.
+
+    The busy thread ends a step only once the other one waits for that: for the lock it would wait
+    in vain.
+    """
     engine = fake_engine(context_length=250)
+    turns = NotedTurns()
+    monkeypatch.setattr(engine, "_turn_ended", turns)
     long = engine.request([1], SamplingParams(max_tokens=None, ignore_eos=True))
     short = engine.request([2], SamplingParams(max_tokens=5, ignore_eos=True))
-    progress: list[int] = []
-    other = threading.Thread(target=lambda: collect(engine, long))
-    other.start()
-    while not long.output_ids:
-        pass
-    for _ in engine.follow(short):
-        progress.append(len(long.output_ids))
-    other.join(30)
-    assert not other.is_alive()
-    # Each piece arrives within a few steps, not when the long request is through.
-    assert progress[-1] - progress[0] < 60
+    is_within, may_begin, is_through = threading.Event(), threading.Event(), threading.Event()
+    came: list[bool] = []
+    run = engine.runner.run
+
+    def run_until_the_other_waits(batch: Any) -> Any:
+        if threading.current_thread() is busy:
+            is_within.set()
+            came.append(may_begin.wait(30))
+            if not is_through.is_set():
+                came.append(turns.waits.wait(30))
+                turns.waits.clear()
+        return run(batch)
+
+    monkeypatch.setattr(engine.runner, "run", run_until_the_other_waits)
+    busy = threading.Thread(target=lambda: collect(engine, long))
+    busy.start()
+    assert is_within.wait(30)
+    may_begin.set()
+    progress = [len(long.output_ids) for _ in engine.follow(short)]
+    is_through.set()
+    turns.waits.set()
+    busy.join(60)
+    assert not busy.is_alive()
+    assert all(came)
+    assert len(came) > 250
+    assert len(progress) == 5
+    # A step of its own may lie between two of these, and none that it could not have taken.
+    assert max(then - now for now, then in itertools.pairwise(progress)) <= 3
 
 
 def test_closing_fails_what_is_open_and_what_comes() -> None:
@@ -532,7 +574,7 @@ def test_an_error_behind_the_end_of_every_request_is_told(
     def fail(*_: Any) -> None:
         raise HypoError("the disk is full")
 
-    monkeypatch.setattr(engine, "_record_ids", fail)  # comes when the step is settled
+    monkeypatch.setattr(engine._steps, "record_ids", fail)  # comes when the step is settled
     # Whether this process records depends on what ran in it before.
     monkeypatch.setattr(
         type(current()), "record_failure", lambda self, error, *_: recorded.append(error)

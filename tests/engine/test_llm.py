@@ -20,7 +20,6 @@ import hypocenter
 from hypocenter import LLM, Completion, Delta, EngineConfig, SamplingParams
 from hypocenter.base import package
 from hypocenter.base.errors import ContextOverflow, UsageError
-from hypocenter.settings.config import EngineFields, SamplingFields, defaults
 
 PROMPT = "def read_lines(path):\n"
 CONFIG = EngineConfig(num_threads=1, max_batch_requests=4)
@@ -196,8 +195,6 @@ def test_settings_of_the_engine_are_keywords() -> None:
         assert "64 positions" in repr(llm)
     with pytest.raises(UsageError, match="EngineConfig has no 'devise'; did you mean device"):
         LLM(devise="cuda")  # type: ignore[call-arg]
-    assert EngineFields.__annotations__.keys() == defaults(EngineConfig).keys()
-    assert SamplingFields.__annotations__.keys() == defaults(SamplingParams).keys()
 
 
 def test_messages_of_a_wrong_type_are_refused_in_words(chatting: LLM) -> None:

@@ -17,6 +17,7 @@ from hypocenter.base.errors import BadLogits, BadSetting
 from hypocenter.base.results import Completion, TokenLogprob
 from hypocenter.device import copies, devices
 from hypocenter.device.sim.sim import open_sim
+from hypocenter.engine.admission import RequestTerms
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.logprobs import token_logprob
 from hypocenter.engine.request import Request
@@ -112,7 +113,9 @@ def test_in_any_company_each_has_its_own(runs_ahead: bool) -> None:
     for number, fields in enumerate(PARAMS * 2):
         params = SamplingParams(max_tokens=12, ignore_eos=True, **fields)  # type: ignore[arg-type]
         requests.append(engine.request([number + 1] * (3 * number + 1), params))
-    reading = engine.request(list(range(1, 30)), SamplingParams(max_tokens=0), keeps_logits=True)
+    reading = engine.request(
+        list(range(1, 30)), SamplingParams(max_tokens=0), RequestTerms(keeps_logits=True)
+    )
     completions = engine.complete([*requests, reading])
     assert any(request.num_preemptions for request in requests)
     for request, completion in zip(requests, completions, strict=False):

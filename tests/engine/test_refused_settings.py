@@ -14,7 +14,7 @@ from gguf import GGUFValueType
 
 from hypocenter import LLM, AsyncLLM, EngineConfig, SamplingParams
 from hypocenter.base.errors import BadSetting, ContextOverflow, UsageError
-from hypocenter.settings.config import defaults
+from hypocenter.settings.setting import defaults
 
 BAD: list[Any] = [
     -1, "a", "", None, float("nan"), float("inf"), 10**9, 10**400, 1.5, True, [5], {}, b"x",

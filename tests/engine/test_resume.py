@@ -10,6 +10,7 @@ from fake_runner import expected_output, fake_engine
 from hypocenter import LLM, SamplingParams
 from hypocenter.base.errors import ContextOverflow, UsageError
 from hypocenter.base.results import Delta
+from hypocenter.engine.admission import RequestTerms
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
 
@@ -45,7 +46,7 @@ def test_what_follows_is_what_would_have_followed(llm: LLM, way: str) -> None:
     assert len(whole) > 3
     for cut in range(len(whole)):
         before = [token_id for delta in whole[:cut] for token_id in delta.token_ids]
-        request = llm.engine.request(prompt_ids, params, output_ids=before)
+        request = llm.engine.request(prompt_ids, params, RequestTerms(output_ids=before))
         after = run(llm.engine, request)
         assert [i for delta in after for i in delta.token_ids] == [
             i for delta in whole[cut:] for i in delta.token_ids
@@ -70,7 +71,7 @@ def test_logprobs_are_those_of_the_tokens_that_are_sent_here(llm: LLM) -> None:
     prompt_ids = llm.encode(PROMPT)
     [whole] = llm.engine.complete([first := llm.engine.request(prompt_ids, params)])
     sent = [i for delta in list(first.deltas)[:5] for i in delta.token_ids]
-    request = llm.engine.request(prompt_ids, params, output_ids=sent)
+    request = llm.engine.request(prompt_ids, params, RequestTerms(output_ids=sent))
     [resumed] = llm.engine.complete([request])
     assert whole.logprobs is not None
     assert resumed.logprobs == whole.logprobs[len(sent) :]
@@ -82,16 +83,16 @@ def test_an_answer_that_was_whole_ends_at_once() -> None:
     engine = fake_engine()
     params = SamplingParams(max_tokens=3, ignore_eos=True)
     ids = expected_output([4, 5], params, 128, end=False)
-    request = engine.request([4, 5], params, output_ids=ids)
+    request = engine.request([4, 5], params, RequestTerms(output_ids=ids))
     assert [(d.token_ids, d.finish_reason) for d in run(engine, request)] == [((), "length")]
 
 
 def test_ids_of_an_answer_are_checked_as_those_of_a_prompt() -> None:
     engine = fake_engine()
     with pytest.raises(UsageError, match="output token 1 is 61, but the vocabulary has 61"):
-        engine.request([1], SamplingParams(), output_ids=[2, 61])
+        engine.request([1], SamplingParams(), RequestTerms(output_ids=[2, 61]))
     with pytest.raises(ContextOverflow, match="128 tokens"):
-        engine.request([1] * 100, SamplingParams(), output_ids=[2] * 29)
+        engine.request([1] * 100, SamplingParams(), RequestTerms(output_ids=[2] * 29))
 
 
 def test_the_cache_holds_as_many_tokens_as_it_was_asked_for(llm: LLM) -> None:

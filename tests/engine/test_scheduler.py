@@ -13,7 +13,7 @@ from hypocenter.base.errors import IntegrityError, OutOfBlocks
 from hypocenter.engine.answer_text import AnswerText
 from hypocenter.engine.batch import Chunk, make_batch
 from hypocenter.engine.kv_cache import KVCache
-from hypocenter.engine.request import Request, State
+from hypocenter.engine.request import AnswerPlan, Request, State
 from hypocenter.engine.scheduler import Scheduler
 from hypocenter.settings.config import SamplingParams
 
@@ -33,10 +33,12 @@ def make_request(request_id: int, num_tokens: int, *, keeps_logits: bool = False
         request_id,
         [100 * request_id + n for n in range(num_tokens)],
         SamplingParams(max_tokens=None),
-        text=AnswerText(cast(Any, FakeDetokenizer()), SamplingParams(), None),
-        end_ids=frozenset(),
-        context_length=10_000,
-        keeps_logits=keeps_logits,
+        AnswerPlan(
+            text=AnswerText(cast(Any, FakeDetokenizer()), SamplingParams(), None),
+            end_ids=frozenset(),
+            context_length=10_000,
+            keeps_logits=keeps_logits,
+        ),
     )
 
 

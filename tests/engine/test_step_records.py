@@ -140,13 +140,13 @@ def test_what_fails_in_the_making_of_a_request_is_recorded_too(
         raise KeyError("a form")
 
     def use(llm: LLM) -> None:
-        monkeypatch.setattr("hypocenter.engine.engine.token_rules", fail)
+        monkeypatch.setattr("hypocenter.engine.admission.token_rules", fail)
         with pytest.raises(KeyError):
             llm.generate([PREFIX], PARAMS)
 
     config = EngineConfig(context_length=64, num_threads=1)
     [called] = [event for event in run_of(config, use).events if isinstance(event, Called)]
-    assert called.raised_in[0].function == "Engine.request"
+    assert called.raised_in[0].function == "Admission.request"
 
 
 def test_a_wrong_call_is_no_defect_of_the_engine(

@@ -14,7 +14,7 @@ import pytest
 import hypocenter
 from hypocenter import LLM, AsyncLLM, EngineConfig, SamplingParams
 from hypocenter.base.errors import UsageError
-from hypocenter.settings.config import defaults
+from hypocenter.settings.setting import defaults, settings_of
 from hypocenter.settings.synonyms import _OURS, _WAYS_OUT, explain_unknown
 
 OWNERS: dict[str, Any] = {"SamplingParams": SamplingParams, "EngineConfig": EngineConfig}
@@ -35,6 +35,8 @@ def llm() -> Iterator[LLM]:
         (lambda: SamplingParams(tempreature=1), "did you mean temperature?"),  # type: ignore[call-arg]
         (lambda: SamplingParams(zzz=1), "it has max_tokens, temperature"),  # type: ignore[call-arg]
         (lambda: EngineConfig(n_ctx=512), "here it is called context_length"),  # type: ignore[call-arg]
+        (lambda: EngineConfig(tensor_parallel_size=2), "here it is called tensor_parallel"),  # type: ignore[call-arg]
+        (lambda: LLM(gpu_memory_utilization=0.5), "here it is called gpu_memory_fraction"),  # type: ignore[call-arg]
         (lambda: LLM(model="x.gguf"), "here it is called path, the first argument"),  # type: ignore[call-arg]
         (lambda: LLM(n_gpu_layers=99), 'device="cuda" runs all layers'),  # type: ignore[call-arg]
     ],
@@ -83,8 +85,10 @@ def test_a_model_is_not_copied(llm: LLM) -> None:
 
 def test_what_is_said_to_be_called_so_is_there(llm: LLM) -> None:
     for owner, kind in OWNERS.items():
-        for foreign, ours in _OURS[owner].items():
-            assert foreign not in defaults(kind)
+        declared = settings_of(kind).values()
+        of_settings = {other: one.name for one in declared for other in one.other_names}
+        for foreign, ours in {**_OURS[owner], **of_settings}.items():
+            assert foreign not in defaults(kind) or foreign == ours
             is_method = ours.startswith("LLM.") and hasattr(LLM, ours.removeprefix("LLM."))
             assert is_method or ours in defaults(kind) or ours.startswith("path, ")
     for foreign, ours in _OURS["LLM"].items():

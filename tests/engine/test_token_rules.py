@@ -13,6 +13,7 @@ from fake_runner import END_ID, VOCAB_SIZE, batches_of, fake_engine, hashed_logi
 
 from hypocenter import LLM, SamplingParams
 from hypocenter.base.errors import BadSetting, NoTokenLeft, UsageError
+from hypocenter.engine.admission import RequestTerms
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.logprobs import token_logprob
 from hypocenter.engine.request import Request
@@ -71,7 +72,7 @@ def expected(prompt: list[int], params: SamplingParams) -> list[int]:
 
 
 def submit(engine: Engine, params: SamplingParams, output_ids: list[int] | None = None) -> Request:
-    request = engine.request(PROMPT, params, output_ids=output_ids or ())
+    request = engine.request(PROMPT, params, RequestTerms(output_ids=output_ids or ()))
     engine.submit(request)
     return request
 
@@ -359,7 +360,7 @@ def test_a_form_with_rules_goes_on_elsewhere(llm: LLM, where: int) -> None:
     ids = llm.encode(TEXT)
     [whole] = llm.engine.complete([llm.engine.request(ids, params)])
     assert len(whole.token_ids) > 14
-    request = llm.engine.request(ids, params, output_ids=whole.token_ids[:where])
+    request = llm.engine.request(ids, params, RequestTerms(output_ids=whole.token_ids[:where]))
     [resumed] = llm.engine.complete([request])
     assert (resumed.token_ids, resumed.text) == (whole.token_ids, whole.text)
 

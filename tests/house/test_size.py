@@ -16,6 +16,7 @@ from repository import PACKAGE_DIR
 #: Of a function: a signature of 26 arguments is no complexity, so lines are not counted.
 MAX_STATEMENTS = 40
 MAX_NESTING = 4
+MAX_PARAMETERS = 7
 
 #: Lines that a room may have, all its folders together. Who raises one says why in the commit.
 BUDGETS = {
@@ -45,6 +46,34 @@ BUDGETS = {
 }
 #: How far a budget may lie above what is there: one that nothing presses against is none.
 MAX_ROOM_LEFT = 0.15
+#: Functions that have more parameters still: the list only gets shorter.
+WIDE = {
+    "cli/lab_app.py:serve": 12,
+    "cli/verbs/lab_serve.py:plan_of": 9,
+    "device/launch.py:__init__": 10,
+    "device/sim/sim.py:__init__": 8,
+    "doctor/diagnosis.py:row": 8,
+    "doctor/rungs/driver/launches.py:_root": 9,
+    "doctor/rungs/engine/step_inputs.py:_claim": 8,
+    "doctor/rungs/hints.py:_claim": 8,
+    "foreign/nonfinite/examine.py:_taint": 9,
+    "foreign/recorder.py:record_launch": 11,
+    "foreign/recorder.py:_tell_in_full": 10,
+    "foreign/streams/watch.py:_copy_of": 8,
+    "foreign/streams/watch.py:_copy": 8,
+    "foreign/streams/watch.py:_use": 9,
+    "model/layers/decoder.py:__init__": 8,
+    "model/layers/layer_ops.py:_into_residual": 9,
+    "model/offline/specimens.py:_attention_of": 9,
+    "model/offline/specimens.py:abstract_plan": 10,
+    "model/layers/unfused.py:attend": 15,
+    "record/recorder.py:record_copy": 8,
+    "replay/recorded.py:replay_place": 11,
+    "replay/recorded.py:_replay_launch": 11,
+    "replay/replay.py:replay": 17,
+    "watch/collect.py:_bundle": 14,
+}
+
 _BLOCKS = (
     ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match, ast.FunctionDef,
     ast.AsyncFor, ast.AsyncWith, ast.AsyncFunctionDef,
@@ -247,3 +276,39 @@ def test_a_cycle_is_found(tmp_path: Path) -> None:
     ):
         (tmp_path / "b.py").write_text(text)
         assert set(import_cycle(tmp_path)) == {"hypocenter.a", "hypocenter.b"}
+
+
+def wide_functions(root: Path) -> Iterator[tuple[str, int]]:
+    """(`file:function`, parameters) of each function with more of them than MAX_PARAMETERS.
+
+    What is called by another language's rules, a kernel or an op of one, is none of these: its
+    arguments are those that a contract declares.
+    """
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        if name.startswith(("kernels/", "device/cpu/")) or path.stem.endswith(("_gpu", "_cpu")):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                number = len(given) - (given[:1] != [] and given[0].arg in ("self", "cls"))
+                if number > MAX_PARAMETERS:
+                    yield f"{name}:{node.name}", number
+
+
+def test_what_has_many_parameters_has_an_object_for_them() -> None:
+    found = dict(wide_functions(PACKAGE_DIR))
+    more = {name: number for name, number in found.items() if number > WIDE.get(name, 0)}
+    assert more == {}, "make a dataclass of what belongs together"
+    fewer = {name for name, number in WIDE.items() if found.get(name, 0) < number}
+    assert fewer == set(), "take it off the list: it only gets shorter"
+
+
+def test_a_function_with_many_parameters_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "def f(a, b, c, d, e, f, g): ...\n"
+        "class A:\n    def g(self, a, b, c, d, e, f, g): ...\n"
+        "    def h(self, a, b, c, d, /, e, *, f, g, h): ...\n"
+    )
+    (tmp_path / "a_gpu.py").write_text("def k(a, b, c, d, e, f, g, h): ...\n")
+    assert list(wide_functions(tmp_path)) == [("a.py:h", 8)]

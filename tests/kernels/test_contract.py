@@ -180,14 +180,14 @@ def test_extent_decides_the_width_of_offsets(shape: tuple[int, ...], wide: bool)
 
 
 def test_a_check_is_cheap() -> None:
-    """At most 0.5 us per tensor on a quiet machine; the bound leaves room for a busy one."""
+    """At most 0.5 us of the processor per tensor, which a busy machine may double."""
     arguments = _right()
     best = float("inf")
     for _ in range(20):
-        started = time.perf_counter()
+        started = time.thread_time()
         for _ in range(200):
             ROPE.check(**arguments)
-        best = min(best, (time.perf_counter() - started) / 200)
+        best = min(best, (time.thread_time() - started) / 200)
     assert best / 3 < 2e-6
 
 

@@ -15,7 +15,7 @@ from served import Reply, Served, serving, texts
 
 from hypocenter import LLM
 from hypocenter.conversation.thoughts import without_needless
-from hypocenter.server.bodies.chat_fields import read_chat
+from hypocenter.server.bodies.chat_fields import asked_answer
 from hypocenter.server.fields import ChatBody
 
 CHAT, COMPLETE, APPLY = "/v1/chat/completions", "/v1/completions", "/apply-template"
@@ -166,7 +166,7 @@ def test_what_is_not_here_is_told_with_what_is(served: Served) -> None:
 
 def test_no_thought_is_no_error_where_there_is_none() -> None:
     def ignored(template: str, **more: Any) -> list[str]:
-        return list(read_chat(ChatBody(messages=HELLO, **more), template).ignored)
+        return list(asked_answer(ChatBody(messages=HELLO, **more), template).ignored)
 
     assert ignored(TEMPLATE, reasoning_effort="none") == []
     assert ignored(TEMPLATE, reasoning_effort="high") == ["reasoning_effort"]

@@ -17,6 +17,7 @@ from typing import Any, cast
 import pytest
 import uvicorn
 from uvicorn.server import ServerState
+from virtual_time import run_in_virtual_time
 
 from hypocenter.base.errors import UsageError
 from hypocenter.server import connection, serve
@@ -113,7 +114,7 @@ def talk(work: Talk, kind: type[Connection] = Connection) -> tuple[App, Wire]:
         made.connection_lost(None)
         await asyncio.sleep(0)
 
-    asyncio.run(run())
+    run_in_virtual_time(run())
     return app, wire
 
 

@@ -8,7 +8,7 @@ import itertools
 from typing import Any, cast
 
 from hypocenter.base.results import TokenLogprob, TopLogprob
-from hypocenter.server.generation import Generation
+from hypocenter.server.generation import AnswerOrder, Generation
 from hypocenter.server.inquiry import NEWS_OF_A_TURN, Inquiry
 from hypocenter.settings.config import SamplingParams
 from hypocenter.wire.messages import Accepted, Ending, Piece
@@ -40,7 +40,7 @@ def test_logprobs_of_a_prompt_are_asked_for_once_and_told_with_each_choice() -> 
     async def work() -> None:
         supervisor = Answering()
         params = SamplingParams(seed=3, logprobs=2, prompt_logprobs=2)
-        inquiry = Inquiry(cast(Any, supervisor), "one", [(5, 6), (5, 6)], params, 3, "")
+        inquiry = Inquiry(cast(Any, supervisor), "one", AnswerOrder([(5, 6), (5, 6)], params, 3))
         await inquiry.accept()
         seen = [news[0] async for news in inquiry.pieces() if news is not None]
         assert len(seen) == 6
@@ -72,7 +72,7 @@ def test_others_have_their_turn_while_much_is_told() -> None:
                 await asyncio.sleep(0)
 
         params = SamplingParams(seed=3)
-        inquiry = Inquiry(cast(Any, Answering()), "one", [(5,)] * 200, params, 1, "")
+        inquiry = Inquiry(cast(Any, Answering()), "one", AnswerOrder([(5,)] * 200, params))
         await inquiry.accept()
         await asyncio.sleep(0)
         counting = asyncio.create_task(count())

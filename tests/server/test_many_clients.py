@@ -18,6 +18,7 @@ import pytest
 import uvicorn
 from served import Served, serving, texts
 from uvicorn.server import ServerState
+from virtual_time import run_in_virtual_time
 
 from hypocenter.server.connection import connection_class
 
@@ -188,4 +189,4 @@ def test_only_a_buffer_that_stays_full_ends_a_connection() -> None:
         await asyncio.sleep(0.2)
         return transports[0].abort.call_count, transports[1].abort.call_count
 
-    assert asyncio.run(work()) == (0, 1)
+    assert run_in_virtual_time(work()) == (0, 1)

@@ -13,7 +13,7 @@ import pytest
 from hypocenter.server import app
 from hypocenter.server.app import make_app
 from hypocenter.server.faults import FaultKeeper
-from hypocenter.server.generation import Generation
+from hypocenter.server.generation import AnswerOrder, Generation
 from hypocenter.server.inquiry import Inquiry
 from hypocenter.server.intake.bodies import Bodies
 from hypocenter.server.openapi import document
@@ -73,7 +73,7 @@ class Fake:
     def open(self, name: str, client: str) -> None:
         """A request of that client, which runs."""
         params = SamplingParams(seed=1)
-        self.service.open[name] = Inquiry(cast(Any, self), name, ["a"], params, 1, "")
+        self.service.open[name] = Inquiry(cast(Any, self), name, AnswerOrder(["a"], params))
         self.service.clients[name] = client
 
     def ask(self, method: str, path: str, *headers: tuple[str, str], peer: str = "127.0.0.1",

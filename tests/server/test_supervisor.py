@@ -17,7 +17,7 @@ from hypocenter import EngineConfig, SamplingParams
 from hypocenter.base.results import TokenLogprob
 from hypocenter.server import supervisor as supervisors
 from hypocenter.server import worker_line as worker_lines
-from hypocenter.server.generation import Generation, WorkerEvent
+from hypocenter.server.generation import AnswerOrder, Generation, WorkerEvent
 from hypocenter.server.inquiry import JOINED_TOKENS, Inquiry
 from hypocenter.server.supervisor import (
     MAX_BLAMED,
@@ -590,7 +590,7 @@ def test_other_answers_to_a_prompt_follow_with_the_first_piece(life: type[Preten
         supervisor = make()
         await supervisor.start()
         [worker] = life.starts
-        inquiry = Inquiry(supervisor, "r", [(97,), (98,)], SamplingParams(seed=5), 2, "")
+        inquiry = Inquiry(supervisor, "r", AnswerOrder([(97,), (98,)], SamplingParams(seed=5), 2))
         accepting = asyncio.ensure_future(inquiry.accept())
         await settle()
         assert [message.prompt_ids for message in worker.sent] == [(97,), (98,)]
@@ -765,7 +765,7 @@ def test_pieces_that_wait_for_their_client_are_joined(life: type[PretendedLife])
         supervisor = make()
         await supervisor.start()
         [worker] = life.starts
-        inquiry = Inquiry(supervisor, "r", [(97,), (98,)], SamplingParams(logprobs=0), 1, "")
+        inquiry = Inquiry(supervisor, "r", AnswerOrder([(97,), (98,)], SamplingParams(logprobs=0)))
         accepting = asyncio.ensure_future(inquiry.accept())
         await settle()
         first, second = worker.sent

@@ -18,6 +18,7 @@ from hypocenter.base.errors import BadLogits
 from hypocenter.base.results import Route
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, memory
+from hypocenter.engine.admission import RequestTerms
 from hypocenter.engine.batch import Batch, Chunk
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
@@ -196,7 +197,7 @@ def fake_engine(*, prefix_cache: bool = True, **sizes: Any) -> Engine:
     """An engine on a FakeRunner of the given sizes."""
     runner = FakeRunner(**sizes)
     engine = Engine(cast(Any, runner), cast(Any, FakeTokenizer()), prefix_cache=prefix_cache)
-    sample = engine._sampler.sample
+    sample = engine._steps.sampler.sample
 
     def sampled(logits: Tensor, chunks: Sequence[Chunk]) -> Callable[[], list[int | BadLogits]]:
         outcomes = sample(logits, chunks)()
@@ -204,7 +205,7 @@ def fake_engine(*, prefix_cache: bool = True, **sizes: Any) -> Engine:
         runner.chosen = np.array(ids, np.int32)
         return lambda: outcomes
 
-    engine._sampler.sample = sampled  # type: ignore[method-assign]
+    engine._steps.sampler.sample = sampled  # type: ignore[method-assign]
     return engine
 
 
@@ -227,6 +228,6 @@ def finish(engine: Engine, *requests: Request) -> int:
 
 def run(engine: Engine, prompt: list[int], params: SamplingParams, **more: Any) -> Request:
     """Run a request alone to its end."""
-    request = engine.request(prompt, params, **more)
+    request = engine.request(prompt, params, RequestTerms(**more))
     finish(engine, request)
     return request

@@ -792,7 +792,7 @@ def test_who_keeps_stderr_open_is_not_waited_for(tmp_path: Path) -> None:
     started = time.monotonic()
     end, _ = run(program, tmp_path)
     os.kill(int(end.stderr), signal.SIGKILL)
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 25  # what keeps it open would for 30
 
 
 HANGING = """
@@ -814,7 +814,7 @@ def test_a_step_past_its_deadline_is_ended_with_its_stack(tmp_path: Path) -> Non
     program = HANGING.format(folder=str(tmp_path / "1-1"))
     end, _ = run(program, tmp_path, Deadlines(first_step=60.0, step=0.3))
     assert end.hung_seconds is not None
-    assert 0.3 < end.hung_seconds < 10
+    assert 0.3 < end.hung_seconds < 25  # it would go on for 30
     assert end.signal == signal.SIGABRT
     made = collect.collect(tmp_path, end)
     assert made is not None

@@ -32,6 +32,7 @@ from hypocenter.cli.options import (
     AsJson,
     ContextSize,
     EngineOptions,
+    OutputOptions,
     PromptOptions,
     Quiet,
     RunSources,
@@ -93,8 +94,7 @@ def run(
     prompt: PromptOptions | None = None,
     sampling: SamplingOptions | None = None,
     engine: EngineOptions | None = None,
-    json: AsJson = False,
-    quiet: Quiet = False,
+    output: OutputOptions | None = None,
 ) -> None:
     """Chat with the model, answer one QUESTION, or continue a text (-p or -f).
 
@@ -105,10 +105,10 @@ def run(
     from hypocenter.cli.verbs import run as cli_run
 
     prompt, sampling = prompt or PromptOptions(), sampling or SamplingOptions()
-    engine = engine or EngineOptions()
+    engine, output = engine or EngineOptions(), output or OutputOptions()
     config = engine.config()  # refused before a model is fetched
-    path = (models or ModelOptions()).path(model, device=engine.device, quiet=quiet)
-    cli_run.run(path, question, prompt, sampling, config, as_json=json, quiet=quiet)
+    path = (models or ModelOptions()).path(model, device=engine.device, quiet=output.quiet)
+    cli_run.run(path, question, prompt, sampling, config, as_json=output.json, quiet=output.quiet)
 
 
 @app.command
@@ -296,8 +296,7 @@ def replay(
         Parameter(name="--budget", help="Processor seconds for running programs; then a sample."),
     ] = 60.0,
     export: ExportFile = None,
-    json: AsJson = False,
-    quiet: Quiet = False,
+    output: OutputOptions | None = None,
 ) -> None:
     """Run a bundle's launches again, on the CPU, with every access checked.
 
@@ -308,16 +307,14 @@ def replay(
     """
     from hypocenter.cli.verbs import replay as cli_replay
 
+    output = output or OutputOptions()
+    said = {"as_json": output.json, "quiet": output.quiet}
     if export is not None:
         from hypocenter.cli.verbs.export import export_launch
 
-        export_launch(
-            bundle, export, step, launch, allow_source=run_sources, as_json=json, quiet=quiet
-        )
+        export_launch(bundle, export, step, launch, allow_source=run_sources, **said)
         return
-    cli_replay.replay(
-        bundle, step, launch, budget, allow_source=run_sources, as_json=json, quiet=quiet
-    )
+    cli_replay.replay(bundle, step, launch, budget, allow_source=run_sources, **said)
 
 
 @app.command

@@ -1,6 +1,6 @@
-"""The options of the command line as dataclasses whose defaults are those of `settings/config.py`.
+"""The options of the command line, made of the settings that `settings/config.py` declares.
 
-Holds spellings and help texts. A value's range is checked in `settings/config.py`, where it lives.
+What options have beyond that stands here, and how a setting is read that is no single value.
 """
 
 from __future__ import annotations
@@ -9,24 +9,28 @@ import contextlib
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, get_type_hints
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 from cyclopts import Group, Parameter, Token
 
 from hypocenter.base.errors import BadSetting, HypoError, UsageError
 from hypocenter.cli.serve_options import ServeOptions
-from hypocenter.settings.config import EngineConfig, SamplingParams, defaults
+from hypocenter.settings.config import EngineConfig, SamplingParams
 from hypocenter.settings.grammar_text import MAX_GRAMMAR_BYTES, with_text
 from hypocenter.settings.metadata_text import parse_metadata
+from hypocenter.settings.setting import (
+    SAME,
+    Flag,
+    RealNumber,
+    Setting,
+    SeveralTexts,
+    Whole,
+    settings_of,
+)
 
-#: `-n -1` is llama.cpp's spelling of "until the model ends its answer or the context is full".
-UNTIL_END = -1
-#: What a chat samples with unless it is told otherwise, as llama.cpp does: small models that always
-#: take the most likely token repeat themselves without end.
-_IN_CHAT = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-OTHER_SEED = -1
+_T = TypeVar("_T")
 _MAX_TEMPLATE_CHARS = 1 << 20
 
 
@@ -42,8 +46,8 @@ def as_whole(text: str) -> int:
         raise ValueError("it must be a whole number.") from None
 
 
-_SAMPLING = defaults(SamplingParams)
-_ENGINE = defaults(EngineConfig)
+_SAMPLING = settings_of(SamplingParams)
+_ENGINE = settings_of(EngineConfig)
 _PROMPT_GROUP = Group("Prompt", sort_key=1)
 _SAMPLING_GROUP = Group("Sampling", sort_key=2)
 _ENGINE_GROUP = Group("Engine", sort_key=3)
@@ -74,6 +78,17 @@ Quiet = Annotated[
         group=OUTPUT_GROUP,
     ),
 ]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class OutputOptions:
+    """What a command says, and how."""
+
+    json: AsJson = False
+    quiet: Quiet = False
+
+
 RunSources = Annotated[
     bool,
     Parameter(
@@ -94,6 +109,47 @@ ContextSize = Annotated[
 ]
 
 
+def _option(setting: Setting) -> tuple[Any, Any]:
+    """Type and default of the option for a setting, as a dataclass and cyclopts want them."""
+    more: dict[str, Any] = {}
+    value: Any = str
+    default = setting.cli_default
+    match setting.kind:
+        case Whole():
+            value, more = int, {"converter": whole_number}
+        case RealNumber():
+            value = float
+        case Flag():
+            value, more = bool, SWITCH if default is False else {}
+    is_texts = isinstance(setting.kind, SeveralTexts)
+    if is_texts or setting.name in _REPEATED:
+        value, default = tuple[str, ...], ()
+        more = {"negative": "", "show_default": False, "allow_leading_hyphen": is_texts}
+    if default is None:
+        value |= None
+    return Annotated[value, Parameter(name=setting.cli, help=setting.cli_help, **more)], default
+
+
+#: Settings whose option may be given again, beside those that are texts.
+_REPEATED = ("logit_bias", "override_kv")
+
+
+def _options(declared: Mapping[str, Setting]) -> Callable[[type[_T]], type[_T]]:
+    """Makes a frozen dataclass of a class: an option for each setting, and then its own fields."""
+
+    def make(cls: type[_T]) -> type[_T]:
+        own = dict(cls.__annotations__)
+        annotations: dict[str, Any] = {}
+        for setting in declared.values():
+            if setting.cli:
+                annotations[setting.name], default = _option(setting)
+                setattr(cls, setting.name, default)
+        cls.__annotations__ = annotations | own
+        return dataclass(frozen=True)(cls)
+
+    return make
+
+
 @contextlib.contextmanager
 def naming_options(options: type[Any]) -> Iterator[None]:
     """A refusal of a field's value names the field's option instead."""
@@ -104,7 +160,9 @@ def naming_options(options: type[Any]) -> Iterator[None]:
         if hint is None:
             raise
         spelled = "/".join(hint.__metadata__[0].name[:2])
-        raise UsageError(f"{error.text_for(spelled)}{_ALSO.get(error.field, '')}") from error
+        setting = (_SAMPLING | _ENGINE).get(error.field)
+        also = "" if setting is None else setting.cli_also
+        raise UsageError(f"{error.text_for(spelled)}{also}") from error
 
 
 def message_of(error: HypoError) -> str:
@@ -116,13 +174,6 @@ def message_of(error: HypoError) -> str:
         if (hint := hints.get(name)) is not None:
             text = text.replace(name, "/".join(hint.__metadata__[0].name[:2]), 1)
     return text
-
-
-#: What the command line adds to the refusal of a field's value.
-_ALSO = {
-    "max_tokens": f", or {UNTIL_END}: until the model ends its answer",
-    "seed": f", or {OTHER_SEED}: another one each time",
-}
 
 
 @Parameter(name="*", group=_PROMPT_GROUP)
@@ -156,136 +207,31 @@ class PromptOptions:
     ] = None
 
 
-def _defaults(name: str) -> str:
-    return f"[default: {_SAMPLING[name]}, in a chat {_IN_CHAT[name]}]"
-
-
 @Parameter(name="*", group=_SAMPLING_GROUP)
-@dataclass(frozen=True)
+@_options(_SAMPLING)
 class SamplingOptions:
-    """The fields of SamplingParams under the names that llama.cpp has for them."""
+    """The settings of SamplingParams under the names that llama.cpp has for them."""
 
-    max_tokens: Annotated[
-        int | None,
-        Parameter(
-            name=("-n", "--predict", "--n-predict", "--max-tokens"),
-            converter=whole_number,
-            help="Most tokens to generate; -1: until the model ends or the context is full. "
-            f"[default: {_SAMPLING['max_tokens']}, in a chat {UNTIL_END}]",
-        ),
-    ] = None
-    seed: Annotated[
-        int | None,
-        Parameter(
-            name=("-s", "--seed"),
-            converter=whole_number,
-            help=f"Seed of the random stream; {OTHER_SEED}, as without it: another one each time.",
-        ),
-    ] = _SAMPLING["seed"]
-    temperature: Annotated[
-        float | None,
-        Parameter(
-            name=("--temp", "--temperature"),
-            help=f"0 takes the most likely token. {_defaults('temperature')}",
-        ),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        Parameter(
-            name="--top-k",
-            converter=whole_number,
-            help=f"Keep the k most likely tokens; 0 is off. {_defaults('top_k')}",
-        ),
-    ] = None
-    top_p: Annotated[
-        float | None,
-        Parameter(
-            name="--top-p",
-            help="Keep the most likely tokens up to this total probability; 1 is off. "
-            f"{_defaults('top_p')}",
-        ),
-    ] = None
-    min_p: Annotated[
-        float | None,
-        Parameter(
-            name="--min-p",
-            help="Keep tokens above this share of the most likely one; 0 is off. "
-            f"{_defaults('min_p')}",
-        ),
-    ] = None
-    repeat_penalty: Annotated[
-        float, Parameter(name="--repeat-penalty", help="Divides logits of seen tokens; 1 is off.")
-    ] = _SAMPLING["repeat_penalty"]
-    presence_penalty: Annotated[
-        float, Parameter(name="--presence-penalty", help="Subtracted once a token was generated.")
-    ] = _SAMPLING["presence_penalty"]
-    frequency_penalty: Annotated[
-        float,
-        Parameter(
-            name="--frequency-penalty", help="Subtracted for each earlier occurrence of a token."
-        ),
-    ] = _SAMPLING["frequency_penalty"]
-    stop: Annotated[
-        tuple[str, ...],
-        Parameter(
-            name="--stop",
-            help="Text that ends the answer; may be given again.",
-            allow_leading_hyphen=True,
-            negative="",
-            show_default=False,
-        ),
-    ] = _SAMPLING["stop"]
-    ignore_eos: Annotated[
-        bool,
-        Parameter(
-            name="--ignore-eos", negative="", show_default=False, help="Go on after an end token."
-        ),
-    ] = _SAMPLING["ignore_eos"]
-    logit_bias: Annotated[
-        tuple[str, ...],
-        Parameter(
-            name=("-l", "--logit-bias"),
-            help="TOKEN_ID+BIAS or TOKEN_ID-BIAS, added to that token's logit, such as 42-1.5; "
-            "42-inf: never. May be given again.",
-            negative="",
-            show_default=False,
-        ),
-    ] = ()
-    json_schema: Annotated[
-        str | None,
-        Parameter(
-            name="--json-schema", help="File with a JSON schema; the answer is JSON that it allows."
-        ),
-    ] = None
-    json_object: Annotated[
-        bool, Parameter(name="--json-object", help="The answer is a JSON object.", **SWITCH)
-    ] = _SAMPLING["json_object"]
-    grammar: Annotated[
-        str | None,
-        Parameter(
-            name="--grammar", help="File with a grammar, Lark or GBNF, that the answer follows."
-        ),
-    ] = None
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Any) -> None: ...
 
     def params(self, *, in_chat: bool = False) -> SamplingParams:
-        """The checked parameters; raises UsageError. An answer in a chat ends where it ends."""
-        values: dict[str, Any] = asdict(self)
-        for name in _IN_CHAT:
-            if values[name] is None:
-                values[name] = (_IN_CHAT if in_chat else _SAMPLING)[name]
-        if self.max_tokens == UNTIL_END or (in_chat and self.max_tokens is None):
-            values["max_tokens"] = None
-        elif self.max_tokens is None:
-            del values["max_tokens"]
-        if self.seed == OTHER_SEED:
-            values["seed"] = None
-        if self.json_schema is not None and self.grammar is not None:
+        """The checked parameters; raises UsageError."""
+        values = dict(vars(self))
+        if values["json_schema"] is not None and values["grammar"] is not None:
             raise UsageError("both --json-schema and --grammar; give one")
+        for name, value in values.items():
+            setting = _SAMPLING[name]
+            if value is None and setting.in_chat is not SAME:
+                values[name] = setting.in_chat if in_chat else setting.default
+            elif value is not None and value == setting.cli_none:
+                values[name] = None
         for name, what in (("json_schema", "a JSON schema"), ("grammar", "a grammar")):
             if values[name] is not None:
                 values[name] = _text_of(values[name], what, MAX_GRAMMAR_BYTES)
         with naming_options(type(self)):
-            values["logit_bias"] = [_bias_of(text) for text in self.logit_bias]
+            values["logit_bias"] = [_bias_of(text) for text in values["logit_bias"]]
             return SamplingParams(**values)
 
 
@@ -299,147 +245,34 @@ def _bias_of(text: str) -> tuple[int, float]:
 
 
 @Parameter(name="*", group=_ENGINE_GROUP)
-@dataclass(frozen=True)
+@_options(_ENGINE)
 class EngineOptions:
-    """The fields of EngineConfig that a person at a command line sets."""
+    """The settings of EngineConfig that a person at a command line has."""
 
-    context_length: Annotated[
-        int | None,
-        Parameter(
-            name=("-c", "--ctx-size", "--max-model-len"),
-            converter=whole_number,
-            help="Context length in tokens; by default the trained one, within bounds.",
-        ),
-    ] = _ENGINE["context_length"]
-    num_threads: Annotated[
-        int | None,
-        Parameter(
-            name=("-t", "--threads"), converter=whole_number, help="CPU threads; by default all."
-        ),
-    ] = _ENGINE["num_threads"]
-    max_batch_tokens: Annotated[
-        int | None,
-        Parameter(
-            name=("-b", "--batch-size", "--max-num-batched-tokens"),
-            converter=whole_number,
-            help="Most tokens of a step; by default 2048 on a GPU, 512 elsewhere.",
-        ),
-    ] = _ENGINE["max_batch_tokens"]
-    gpu_memory_fraction: Annotated[
-        float,
-        Parameter(
-            name=("--gpu-memory-fraction", "--gpu-memory-utilization"),
-            help="Share of a GPU's memory that may be in use once the KV cache has its part.",
-        ),
-    ] = _ENGINE["gpu_memory_fraction"]
-    kv_dtype: Annotated[
-        str | None,
-        Parameter(
-            name="--kv-dtype",
-            help="KV cache, keys and values alike: f16, f32, q8_0 or q4_0. "
-            f"[default: {_ENGINE['kv_dtype']}]",
-        ),
-    ] = None
     cache_type_k: Annotated[
         str | None,
-        Parameter(name=("-ctk", "--cache-type-k"), help="The same, where -ctv agrees."),
+        Parameter(name=("-ctk", "--cache-type-k"), help="As --kv-dtype, where -ctv agrees."),
     ] = None
     cache_type_v: Annotated[
         str | None,
-        Parameter(name=("-ctv", "--cache-type-v"), help="The same, where -ctk agrees."),
+        Parameter(name=("-ctv", "--cache-type-v"), help="As --kv-dtype, where -ctk agrees."),
     ] = None
-    prefix_cache: Annotated[
-        bool,
-        Parameter(
-            name="--prefix-cache",
-            help="Do not compute again how a prompt begins, when one before began so.",
-        ),
-    ] = _ENGINE["prefix_cache"]
-    state_checkpoints: Annotated[
-        int,
-        Parameter(
-            name="--state-checkpoints",
-            converter=whole_number,
-            help="How many states are kept for that, where layers of a model carry one.",
-        ),
-    ] = _ENGINE["state_checkpoints"]
-    tokenizer_pre: Annotated[
-        str | None,
-        Parameter(name="--tokenizer-pre", help="Pre-tokenizer, where the file names none."),
-    ] = _ENGINE["tokenizer_pre"]
-    chat_template: Annotated[
-        str | None,
-        Parameter(
-            name="--chat-template",
-            help="One of the file's by its name, chatml, or the text of a template.",
-        ),
-    ] = _ENGINE["chat_template"]
     chat_template_file: Annotated[
         str | None, Parameter(name="--chat-template-file", help="File that holds a template.")
     ] = None
-    chat_template_kwargs: Annotated[
-        str | None,
-        Parameter(
-            name="--chat-template-kwargs",
-            help="Variables of the chat template, as JSON: '{\"enable_thinking\": false}'.",
-        ),
-    ] = None
-    override_kv: Annotated[
-        tuple[str, ...],
-        Parameter(
-            name="--override-kv",
-            negative="",
-            show_default=False,
-            help="Metadata in place of the file's: KEY=TYPE:VALUE, several with commas. TYPE is "
-            "int, float, bool or str.",
-        ),
-    ] = ()
-    reasoning: Annotated[
-        str,
-        Parameter(
-            name="--reasoning",
-            help="Whether the model thinks before it answers: auto, on, off, or how much: minimal, "
-            "low, medium, high, xhigh. Some models have no choice.",
-        ),
-    ] = _ENGINE["reasoning"]
-    device: Annotated[
-        str,
-        Parameter(
-            name="--device",
-            help="auto, the GPU that has room, else the CPU; cpu, cuda, hip, or a simulated GPU "
-            "such as sim:mi300x.",
-        ),
-    ] = _ENGINE["device"]
-    launch_mode: Annotated[
-        str,
-        Parameter(
-            name="--launch-mode", help="off, checked, guarded (GPU kernels only), or traced."
-        ),
-    ] = _ENGINE["launch_mode"]
-    attention: Annotated[
-        str,
-        Parameter(name="--attention", help="fused, or its parts one by one (GPU kernels only)."),
-    ] = _ENGINE["attention"]
-    float_products: Annotated[
-        str,
-        Parameter(
-            name="--float-products",
-            help="Of F16 and BF16 matrices on the CPU: exact, or bf16, which rounds them and what "
-            "they multiply (made for Zen 4 and 5).",
-        ),
-    ] = _ENGINE["float_products"]
-    tensor_parallel: Annotated[
-        int,
-        Parameter(
-            name=("--tensor-parallel", "--tensor-parallel-size", "-tp"),
-            converter=whole_number,
-            help="GPUs of this machine that hold the model together.",
-        ),
-    ] = _ENGINE["tensor_parallel"]
+
+    if TYPE_CHECKING:
+        device: str
+        chat_template: str | None
+        chat_template_kwargs: str | None
+        kv_dtype: str | None
+        override_kv: tuple[str, ...]
+
+        def __init__(self, **options: Any) -> None: ...
 
     def config(self) -> EngineConfig:
         """The checked configuration; raises UsageError."""
-        fields = asdict(self)
+        fields = dict(vars(self))
         if file := fields.pop("chat_template_file"):
             if self.chat_template is not None:
                 raise UsageError("both --chat-template and --chat-template-file; give one")
@@ -457,7 +290,7 @@ class EngineOptions:
 
     def _cache_type(self) -> str:
         """The one type of keys and values, which llama.cpp asks for by an option for each."""
-        both = _ENGINE["kv_dtype"] if self.kv_dtype is None else self.kv_dtype
+        both = _ENGINE["kv_dtype"].default if self.kv_dtype is None else self.kv_dtype
         # Whoever gives one of them gets keys unlike values from llama.cpp, and is told.
         keys = both if self.cache_type_k is None else self.cache_type_k
         values = both if self.cache_type_v is None else self.cache_type_v

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -10,6 +11,9 @@ from hypocenter.cli.model_app import Model, ModelOptions
 from hypocenter.cli.options import AsJson, EngineOptions, Quiet
 from hypocenter.cli.serve_options import ServeOptions
 from hypocenter.settings.environment import key_of_clients
+
+if TYPE_CHECKING:
+    from hypocenter.server.load import Load
 
 
 def serve(
@@ -40,44 +44,47 @@ def serve(
     cli_serve.serve(path, server, config, quiet=quiet)
 
 
-def bench_serve(
-    *,
-    url: Annotated[str, Parameter(name="--url", help="The server.")] = "http://127.0.0.1:8080",
+@Parameter(name="*")
+@dataclass(frozen=True)
+class LoadOptions:
+    """The requests that a server is put under."""
+
+    url: Annotated[str, Parameter(name="--url", help="The server.")] = "http://127.0.0.1:8080"
     uds: Annotated[
         str | None,
         Parameter(name="--uds", help="Unix socket to connect to, in place of the URL's port."),
-    ] = None,
+    ] = None
     num_requests: Annotated[
         int, Parameter(name=("-n", "--num-requests", "--num-prompts"), help="Requests in all.")
-    ] = 64,
+    ] = 64
     concurrency: Annotated[
         int | None,
         Parameter(
             name=("-np", "--concurrency", "--max-concurrency"),
             help="Requests that are open at once. [default: 16, where no rate is given]",
         ),
-    ] = None,
+    ] = None
     rate: Annotated[
         float | None,
         Parameter(name=("--rate", "--request-rate"), help="Requests a second, as people come."),
-    ] = None,
+    ] = None
     prompt_length: Annotated[
         int, Parameter(name=("--prompt-length", "--input-len"), help="Words of each prompt.")
-    ] = 128,
+    ] = 128
     output_length: Annotated[
         int, Parameter(name=("--output-length", "--output-len"), help="Tokens of each answer.")
-    ] = 64,
+    ] = 64
     lengths: Annotated[
         Literal["fixed", "sharegpt"],
         Parameter(name="--lengths", help="All alike, or drawn as those of people's chats."),
-    ] = "fixed",
+    ] = "fixed"
     shared_prefix: Annotated[
         int, Parameter(name="--shared-prefix", help="Words that all prompts begin with.")
-    ] = 0,
-    seed: Annotated[int, Parameter(name=("-s", "--seed"), help="Of prompts and arrivals.")] = 0,
+    ] = 0
+    seed: Annotated[int, Parameter(name=("-s", "--seed"), help="Of prompts and arrivals.")] = 0
     model: Annotated[
         str | None, Parameter(name=("-m", "--model"), help="[default: the server's first one]")
-    ] = None,
+    ] = None
     api_key: Annotated[
         str | None,
         Parameter(
@@ -85,9 +92,22 @@ def bench_serve(
             help="Key to send. Without it HYPO_API_KEY or OPENAI_API_KEY has it, for this machine "
             "and for https.",
         ),
-    ] = None,
-    json: AsJson = False,
-    quiet: Quiet = False,
+    ] = None
+
+    def load(self) -> Load:
+        """What is asked for; raises UsageError."""
+        from hypocenter.server.load import Load
+
+        given = dict(vars(self))
+        if self.api_key is None:
+            given["api_key"] = key_of_clients(self.url)
+        if self.concurrency is None and self.rate is None:
+            given["concurrency"] = 16
+        return Load(**given)
+
+
+def bench_serve(
+    *, load: LoadOptions | None = None, json: AsJson = False, quiet: Quiet = False
 ) -> None:
     """Put a server under load, and measure what its clients see.
 
@@ -95,20 +115,5 @@ def bench_serve(
     they are asked to be where the server knows ignore_eos.
     """
     from hypocenter.cli.verbs import bench_serve as cli_bench
-    from hypocenter.server.load import Load
 
-    load = Load(
-        url=url,
-        uds=uds,
-        model=model,
-        api_key=key_of_clients(url) if api_key is None else api_key,
-        num_requests=num_requests,
-        concurrency=16 if concurrency is None and rate is None else concurrency,
-        rate=rate,
-        prompt_length=prompt_length,
-        output_length=output_length,
-        lengths=lengths,
-        shared_prefix=shared_prefix,
-        seed=seed,
-    )
-    cli_bench.bench_serve(load, as_json=json, quiet=quiet)
+    cli_bench.bench_serve((load or LoadOptions()).load(), as_json=json, quiet=quiet)

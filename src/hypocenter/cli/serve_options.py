@@ -8,9 +8,11 @@ from typing import Annotated, Literal
 from cyclopts import Group, Parameter
 
 from hypocenter.base.errors import UsageError
-from hypocenter.settings.config import MAX_KEY_BYTES
+from hypocenter.settings.config import MAX_KEY_BYTES, EngineConfig
 from hypocenter.settings.environment import Environment
+from hypocenter.settings.setting import settings_of
 
+_ENGINE = settings_of(EngineConfig)
 _SERVER_GROUP = Group("Server", sort_key=1)
 
 
@@ -85,16 +87,16 @@ class ServeOptions:
     parallel: Annotated[
         int,
         Parameter(
-            name=("-np", "--parallel", "--max-num-seqs"),
-            help="Requests that run at once; others wait.",
+            name=_ENGINE["max_batch_requests"].cli_of_serve,
+            help=_ENGINE["max_batch_requests"].help,
         ),
-    ] = 32
+    ] = _ENGINE["max_batch_requests"].default
     kv_tokens: Annotated[
         int | None,
         Parameter(
-            name="--kv-tokens",
-            help="Tokens that the KV cache holds, of all requests together. [default: 4 contexts; "
-            "on a GPU what --gpu-memory-fraction leaves room for]",
+            name=_ENGINE["kv_tokens"].cli_of_serve,
+            help=f"{_ENGINE['kv_tokens'].help} [default: 4 contexts; on a GPU what "
+            "--gpu-memory-fraction leaves room for]",
         ),
     ] = None
     max_queued: Annotated[

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from hypocenter.base.errors import BadSetting, UsageError
 from hypocenter.base.results import Completion, Delta, Route
 from hypocenter.conversation.tools import Tools
+from hypocenter.engine.admission import RequestTerms
 from hypocenter.engine.arguments import (
     ChatFields,
     Conversation,
@@ -272,7 +273,7 @@ class LLM:
         Mind the size: 4096 tokens of a vocabulary of 128256 are 2 GiB.
         """
         request = self._engine.request(
-            self.encode(prompt), SamplingParams(max_tokens=0), keeps_logits=True
+            self.encode(prompt), SamplingParams(max_tokens=0), RequestTerms(keeps_logits=True)
         )
         self._engine.complete([request])
         return np.concatenate(request.logits)
@@ -400,9 +401,7 @@ class LLM:
         Raises what `Engine.request` raises, and UsageError for calls that cannot be held to a form.
         """
         conversations = self.conversations
-        return self._engine.request(
-            prompt_ids,
-            params,
+        terms = RequestTerms(
             output_ids=output_ids,
             apart=conversations.reader(
                 prompt_ids,
@@ -413,6 +412,7 @@ class LLM:
             call_form=conversations.call_form(prompt_ids, field_of(params), answer),
             turn_ids=conversations.turn_ids,
         )
+        return self._engine.request(prompt_ids, params, terms)
 
     def close(self) -> None:
         """Give everything back; requests that still run end with an error. May be called twice.

@@ -11,7 +11,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -51,6 +51,28 @@ class State(enum.Enum):
 _SEED_BITS = 32
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerPlan:
+    """What a request works with and ends by, beside its prompt and its parameters.
+
+    Without `block_digests` it neither reads what the cache keeps nor leaves it anything. A
+    `matcher` holds the output to a form, and `rules` say what single tokens may come. A text of
+    more than `long_from` tokens is turned by other factors (longrope); None: there are none. What
+    was begun elsewhere goes on behind the `output_ids` it had sent there: they are not sent again,
+    and with the same seed what follows is what would have followed there.
+    """
+
+    text: AnswerText
+    end_ids: frozenset[int]
+    context_length: int
+    keeps_logits: bool = False
+    block_digests: BlockDigests | None = None
+    matcher: Matcher | None = None
+    rules: TokenRules | None = None
+    output_ids: Sequence[int] = ()
+    long_from: int | None = None
+
+
 class Request:
     """Prompt, parameters, and all that has become of them.
 
@@ -58,16 +80,9 @@ class Request:
     in the cache. `output_ids` include the end token, whose text is never sent. With `keeps_logits`
     the request samples nothing: it is done when the logits of every prompt token are in `logits`.
     `logprobs` are those of `output_ids`, `prompt_logprobs` those of the prompt as far as it was
-    read; both stay empty unless they are asked for. Without `block_digests` the request neither
-    reads what the cache keeps nor leaves it anything; of its prompt `num_cached` tokens were read
-    from there before it was ever preempted. A `matcher` holds the output to a form, and `rules`
-    say what single tokens may come.
-
-    A text of more than `long_from` tokens is turned by other factors (longrope); None: there are
-    none. `is_turned_long` says by which ones what is computed was.
-
-    A request that was begun elsewhere goes on behind the `output_ids` it had sent there: they are
-    not sent again, and with the same seed what follows is what would have followed there.
+    read; both stay empty unless they are asked for. Of its prompt `num_cached` tokens were read
+    from the cache before it was ever preempted. `is_turned_long` says by which factors what is
+    computed was turned, where a long text has others.
     """
 
     def __init__(
@@ -75,24 +90,15 @@ class Request:
         request_id: int,
         prompt_ids: Sequence[int],
         params: SamplingParams,
-        *,
-        text: AnswerText,
-        end_ids: frozenset[int],
-        context_length: int,
-        keeps_logits: bool = False,
-        block_digests: BlockDigests | None = None,
-        matcher: Matcher | None = None,
-        rules: TokenRules | None = None,
-        output_ids: Sequence[int] = (),
-        long_from: int | None = None,
+        plan: AnswerPlan,
     ) -> None:
         self.id = request_id
         self.prompt_ids = tuple(prompt_ids)
         # Every choice of one request is made with one seed, which its completion names.
         seed = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
         self.params = replace(params, seed=seed)
-        self.keeps_logits = keeps_logits
-        self.matcher, self.rules = matcher, rules
+        self.keeps_logits = plan.keeps_logits
+        self.matcher, self.rules = plan.matcher, plan.rules
         self.logits: list[npt.NDArray[Any]] = []  # f32 [num_tokens of a chunk, vocab_size] each
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob] = []  # from the second token on
@@ -112,11 +118,11 @@ class Request:
         self.output_counts: dict[int, int] = {}
         if has_penalties(params):
             self.output_counts = dict.fromkeys(self.prompt_ids, 0)
-        self._block_digests = block_digests
-        self._long_from, self.is_turned_long = long_from, False
-        self._end_ids = ending_ids(params, end_ids)
-        self._context_length = context_length
-        self._text = text
+        self._block_digests = plan.block_digests
+        self._long_from, self.is_turned_long = plan.long_from, False
+        self._end_ids = ending_ids(params, plan.end_ids)
+        self._context_length = plan.context_length
+        self._text = plan.text
         self._digest: KeyedDigest | None = None
         self._num_digested = 0
         self._prefixes = BlockPrefixes()
@@ -125,7 +131,7 @@ class Request:
         self._started: float | None = None
         self._first_token: float | None = None
         self._last_token = 0.0
-        for token_id in output_ids:
+        for token_id in plan.output_ids:
             self._take(token_id)
             self._sent.append(self._push(token_id)[0])
         self._num_sent = self._num_resumed = len(self.output_ids)

@@ -12,7 +12,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +59,21 @@ _log = logging.getLogger("hypocenter.engine")
 _ARCHIVE_SHARE = 0.25
 
 
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Which part of a model this process holds, where several hold it together.
+
+    `group` are all of these processes, and `ranks` those that follow this one.
+    """
+
+    part: Part = WHOLE
+    group: Group | None = None
+    ranks: Ranks | None = None
+
+
+ALONE = Seat()
+
+
 def load_runner(
     file: GGUFFile,
     config: EngineConfig,
@@ -66,19 +81,17 @@ def load_runner(
     shared: KeptWeights | None = None,
     block_memory: str = "",
     *,
-    part: Part = WHOLE,
-    group: Group | None = None,
-    ranks: Ranks | None = None,
+    seat: Seat = ALONE,
 ) -> Runner:
     """Load a model's weights, or map those that another process has, and compile its kernels.
 
     `block_memory`: the path of memory in which blocks of the KV cache outlive this process (CPU).
-    Of a model that several processes hold, `part` is loaded here; `group` are all of them, `ranks`
-    those that follow this one. Raises UsageError when the context asked for exceeds the trained
+    Raises UsageError when the context asked for exceeds the trained
     one, bf16 is asked for where nothing would be multiplied in it, or the KV cache in blocks where
     heads are no whole ones, BadModelFile or UnsupportedModel for a file that cannot be run,
     OutOfMemory for one that does not fit.
     """
+    part, group = seat.part, seat.group
     config = _on_a_device(file, config)
     facts = read_architecture(file)
     if part.num_parts > 1:
@@ -108,7 +121,7 @@ def load_runner(
     )
     if config.kv_tokens is None and (room := devices.room_of(device)) is not None:
         config = _with_cache(config, facts, kv_room(file, facts, config, room), group)
-    runner = Runner(facts, weights, config, context_length, group, ranks)
+    runner = Runner(facts, weights, config, context_length, group, seat.ranks)
     if block_memory and not runner.num_state_slots:  # blocks are of no use without states
         runner.open_archive(block_memory, repr(file.stamps))
     runner.compile(progress)
@@ -135,7 +148,7 @@ def loaded_runner(
     with contextlib.closing(Ranks(file.path, config)) as ranks:
         group = ranks.join(devices.open_device(config.device))
         part = Part(0, config.tensor_parallel)
-        runner = load_runner(file, config, progress, part=part, group=group, ranks=ranks)
+        runner = load_runner(file, config, progress, seat=Seat(part, group, ranks))
         try:
             ranks.wait()
             yield runner

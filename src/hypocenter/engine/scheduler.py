@@ -56,6 +56,16 @@ class Scheduler:
         elif request in self.waiting:
             self.waiting.remove(request)
 
+    def finish(self, request: Request, reason: str) -> None:
+        """End a request with what it has."""
+        self.remove(request)
+        request.finish(reason)
+
+    def fail(self, request: Request, error: Exception) -> None:
+        """What the request has in the cache may be wrong: nobody else gets to read it."""
+        self.remove(request, forget=True)
+        request.fail(error)
+
     def schedule(self) -> list[Chunk]:
         """The chunks of the next step, with room in the cache for each; at most one a request.
 

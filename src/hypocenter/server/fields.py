@@ -7,8 +7,8 @@ over, and the answer says so in the header `x-ignored-fields`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 
@@ -17,6 +17,17 @@ from hypocenter.server.api_error import ApiError, error_of
 from hypocenter.server.bodies.field_table import ALLOWED_IN_ONE, HARMLESS, REFUSED
 from hypocenter.server.intake.json_bounds import decode, decode_body, fields_of
 from hypocenter.server.reading.readers import MAX_WAITING_OF_CLIENT, SMALL
+from hypocenter.settings.config import SamplingParams
+from hypocenter.settings.setting import (
+    Flag,
+    RealNumber,
+    Setting,
+    SeveralTexts,
+    TokenIds,
+    ValueKind,
+    Whole,
+    settings_of,
+)
 from hypocenter.wire.messages import NO_REQUEST, Failed, ServedModel
 
 MAX_CHOICES = 128
@@ -64,37 +75,53 @@ class Reasoning(msgspec.Struct):
     effort: str | None = None
 
 
-class _Body(msgspec.Struct, kw_only=True):
-    """The fields that both forms have."""
+#: What a setting is in JSON, by its kind, and by its name where that is not all.
+_OF_KIND: dict[type[ValueKind], Any] = {
+    Whole: int,
+    RealNumber: float,
+    Flag: bool,
+    SeveralTexts: list[str],
+    TokenIds: list[TokenId],
+}
+_OF_NAME: dict[str, Any] = {
+    "stop": str | list[str],
+    # OpenAI's by text of the id, or llama-server's pairs; false is never.
+    "logit_bias": dict[str, float | bool] | list[tuple[int | str, float | bool]],
+}
+
+
+def sampling_fields(declared: Mapping[str, Setting]) -> list[tuple[str, Any, None]]:
+    """The fields of a body that are settings, as `msgspec.defstruct` wants them."""
+    found: list[tuple[str, Any, None]] = []
+    for name, setting in declared.items():
+        if not setting.api_is_read_apart:
+            value = _OF_NAME[name] if name in _OF_NAME else _OF_KIND[type(setting.kind)]
+            found += [(field, value | None, None) for field in setting.api]
+    return found
+
+
+if TYPE_CHECKING:
+
+    class _Sampling(msgspec.Struct):
+        """What is read of it is read by name: `sampling_fields.py`."""
+else:
+    _Sampling = msgspec.defstruct(
+        "_Sampling", sampling_fields(settings_of(SamplingParams)), kw_only=True
+    )
+
+
+class _Body(_Sampling, kw_only=True):
+    """The fields that both forms have, beside those of `_Sampling`."""
 
     model: str = ""
-    temperature: float | None = None
-    top_p: float | None = None
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     json_schema: dict[str, Any] | None = None
     grammar: str | None = None
-    #: OpenAI's by text of the id, or llama-server's pairs; false is never.
-    logit_bias: dict[str, float | bool] | list[tuple[int | str, float | bool]] | None = None
-    # of vLLM and llama-server
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    repeat_penalty: float | None = None
-    ignore_eos: bool | None = None
     cache_salt: str | None = None
-    min_tokens: int | None = None
-    stop_token_ids: list[TokenId] | None = None
-    allowed_token_ids: list[TokenId] | None = None
-    bad_words: list[str] | None = None
-    include_stop_str_in_output: bool | None = None
     max_tokens: int | None = None
     n_predict: int | None = None
     # vLLM's names before `structured_outputs`

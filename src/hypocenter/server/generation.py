@@ -34,6 +34,39 @@ class AskedAnswer(NamedTuple):
     ignored: Sequence[str] = ()
 
 
+class Manner(NamedTuple):
+    """How an answer is sent: in pieces or whole, with its figures, and what was passed over."""
+
+    is_stream: bool = False
+    wants_usage: bool = False
+    ignored: Sequence[str] = ()
+
+
+WHOLE = Manner()
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerOrder:
+    """What one body asks for; whose it is and how it came is not known here.
+
+    `prompts` are texts, token ids or conversations, and each is answered `num_choices` times.
+    `params` have a seed of their own for each choice. `asked` is of the answer to a conversation.
+    """
+
+    prompts: list[Any]
+    params: SamplingParams
+    num_choices: int = 1
+    cache_salt: str = ""
+    model: str = ""
+    asked: AskedAnswer | None = None
+    is_echoed: bool = False
+    manner: Manner = WHOLE
+
+    @property
+    def num_answers(self) -> int:
+        return len(self.prompts) * self.num_choices
+
+
 @dataclass(eq=False, slots=True)
 class Generation:
     """`name` is the client's word for the whole request, of which this may be one of several.

@@ -15,7 +15,7 @@ import msgspec
 from hypocenter.base.results import CallPiece, TokenLogprob
 from hypocenter.server.answers import PromptTokensDetails, Usage
 from hypocenter.server.api_error import error_of
-from hypocenter.server.generation import NOBODY, AskedAnswer, Generation, WorkerEvent
+from hypocenter.server.generation import NOBODY, AnswerOrder, Generation, WorkerEvent
 from hypocenter.server.supervisor import Supervisor
 from hypocenter.settings.config import MAX_SEED, SamplingParams
 from hypocenter.wire.messages import Accepted, Ending, Failed, Piece
@@ -63,38 +63,31 @@ class _News:
 
 
 class Inquiry:
-    """The generations of one request; `name` is the id that its answer bears.
-
-    `prompts` are texts, token ids or conversations, and each is answered `num_choices` times.
-    """
+    """The generations of one request; `name` is the id that its answer bears."""
 
     def __init__(
         self,
         supervisor: Supervisor,
         name: str,
-        prompts: list[Any],
-        params: SamplingParams,
-        num_choices: int,
-        cache_salt: str,
-        asked: AskedAnswer | None = None,
+        order: AnswerOrder,
         *,
         client: str = NOBODY,
     ) -> None:
-        """`asked`: what is wanted of the answer to a conversation."""
         self.name, self.client = name, client
         self.created = int(time.time())
         #: `completed`, `cancelled` or `failed`, once it is.
         self.outcome = "open"
-        self.num_choices = num_choices
+        self.num_choices = order.num_choices
         self.choices: list[Choice] = []
         self._supervisor = supervisor
         self._events: deque[_News] = deque()
         self._changed = asyncio.Event()
         self._num_taken = 0
+        asked = order.asked
         self._max_calls = 1 if asked is not None and asked.calls.is_one_call else None
-        own_params = [_params_of(params, number) for number in range(num_choices)]
-        for prompt in prompts:
-            for number in range(num_choices):
+        own_params = [_params_of(order.params, number) for number in range(order.num_choices)]
+        for prompt in order.prompts:
+            for number in range(order.num_choices):
                 is_chat = bool(prompt) and isinstance(prompt, tuple) and isinstance(prompt[0], dict)
                 generation = Generation(
                     supervisor.next_id(),
@@ -102,7 +95,7 @@ class Inquiry:
                     own_params[number],
                     prompt="" if is_chat else prompt,
                     messages=prompt if is_chat else None,
-                    cache_salt=cache_salt,
+                    cache_salt=order.cache_salt,
                     asked=asked,
                     client=client,
                 )

@@ -8,8 +8,8 @@ import logging
 import reprlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,12 +19,10 @@ from starlette.responses import Response, StreamingResponse
 from hypocenter.base.package import version
 from hypocenter.server.answers import AnswerTimings, ChoiceState, RequestState
 from hypocenter.server.api_error import ApiError, error_of
-from hypocenter.server.bodies.chat_fields import messages_of, read_chat
-from hypocenter.server.bodies.sampling_fields import chat_params, completion_params
+from hypocenter.server.bodies.orders import read_chat, read_completion, served_name
 from hypocenter.server.faults import FaultKeeper
-from hypocenter.server.fields import ChatBody, CompletionBody, num_choices, prompts_of, read_body
 from hypocenter.server.forms import AnswerForm, ChatForm, CompletionForm
-from hypocenter.server.generation import NOBODY, AskedAnswer
+from hypocenter.server.generation import NOBODY, AnswerOrder, Manner
 from hypocenter.server.inquiry import Choice, Inquiry, new_name
 from hypocenter.server.intake.bodies import Bodies, HeldBody
 from hypocenter.server.intake.json_bounds import BodyShape
@@ -35,13 +33,12 @@ from hypocenter.wire.messages import Ask, Failed, Piece, ServedModel, Told
 
 log = logging.getLogger("hypocenter.server")
 _Result = TypeVar("_Result")
-_Body = TypeVar("_Body", CompletionBody, ChatBody)
+_Reader = Callable[[bytes, ServedModel, Sequence[str]], Awaitable[AnswerOrder]]
 #: A step that takes longer than this is no sign of health; the first ones compile.
 STEP_SECONDS = 30.0
 #: Ended requests that are remembered, for who asks after them.
 _MAX_REMEMBERED = 1000
 _SSE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-_MAX_SALT_CHARS = 256
 #: Tokens and logprobs of an answer that are encoded between two others' turns: some milliseconds.
 _FEW_ENTRIES = 4096
 #: So many names of fields that are passed over are told of in the log.
@@ -85,14 +82,7 @@ class Service:
 
     def require_model(self, name: str) -> str:
         """The name that answers bear. Raises ApiError for one that is not served."""
-        if not name or name in self.names:
-            return name or self.names[0]
-        raise ApiError(
-            404,
-            f"the model {name[:200]!r} is not served here; name one of: {', '.join(self.names)}",
-            code="model_not_found",
-            param="model",
-        )
+        return served_name(name, self.names)
 
     @property
     def num_open(self) -> int:
@@ -187,97 +177,66 @@ def client_of(request: Request) -> str:
 
 async def complete(request: Request) -> Response:
     """POST /v1/completions"""
-    service = service_of(request)
-    service.require_room(1, client_of(request))
-    body, unknown = await _read(request, CompletionBody)
-    model = service.require_model(body.model)
-    prompts = prompts_of(body, service.facts)
-    params = completion_params(body)
-    inquiry = _inquire(request, "cmpl", list(prompts), params, body)
-    echoed = await _texts(request, prompts) if body.echo else None
-    body.prompt, prompts = "", []  # what is read need not be kept as long as the answer takes
-    form = CompletionForm(inquiry, model, echoed)
-    return await _respond(request, service, inquiry, form, body, unknown)
+    order = await _order(request, read_completion)
+    inquiry = _inquire(request, "cmpl", order)
+    echoed = await _texts(request, order.prompts) if order.is_echoed else None
+    form, manner = CompletionForm(inquiry, order.model, echoed), order.manner
+    del order  # what is read need not be kept as long as the answer takes
+    return await _respond(request, inquiry, form, manner)
 
 
 async def chat(request: Request) -> Response:
     """POST /v1/chat/completions"""
+    order = await _order(request, read_chat)
+    inquiry = _inquire(request, "chatcmpl", order)
+    echoed = "" if order.asked is None else order.asked.echoed
+    form, manner = ChatForm(inquiry, order.model, echoed), order.manner
+    del order  # it may be large
+    return await _respond(request, inquiry, form, manner)
+
+
+async def _order(request: Request, read: _Reader) -> AnswerOrder:
+    """What the body asks for. Raises ApiError."""
     service = service_of(request)
     service.require_room(1, client_of(request))
-    body, unknown = await _read(request, ChatBody)
-    model = service.require_model(body.model)
-    if not body.messages:
-        raise ApiError(400, "messages is empty; give at least one", param="messages")
-    params = chat_params(body)
-    asked = read_chat(body, service.facts.chat_template)
-    messages = [messages_of(body.messages)]
-    inquiry = _inquire(request, "chatcmpl", messages, params, body, asked)
-    form = ChatForm(inquiry, model, asked.echoed)
-    ignored = [*unknown, *asked.ignored]
-    body.messages, body.tools, messages, asked = [], None, [], AskedAnswer()  # they may be large
-    return await _respond(request, service, inquiry, form, body, ignored)
-
-
-async def _read(request: Request, kind: type[_Body]) -> tuple[_Body, list[str]]:
     data = await body_of(request)
-    async with service_of(request).bodies.decoding(len(data)):
-        return await read_body(data, kind)
+    async with service.bodies.decoding(len(data)):
+        return await read(data, service.facts, service.names)
 
 
-def _inquire(
-    request: Request,
-    prefix: str,
-    prompts: list[Any],
-    params: Any,
-    body: CompletionBody | ChatBody,
-    asked: AskedAnswer | None = None,
-) -> Inquiry:
-    service, salt = service_of(request), body.cache_salt or ""
-    if len(salt) > _MAX_SALT_CHARS:
-        raise ApiError(
-            400, f"cache_salt has more than {_MAX_SALT_CHARS} characters", param="cache_salt"
-        )
-    num = num_choices(body)
-    if len(prompts) * num > service.max_open:
+def _inquire(request: Request, prefix: str, order: AnswerOrder) -> Inquiry:
+    """The request of this client for that. Raises ApiError where there is no room for it."""
+    service, client = service_of(request), client_of(request)
+    if order.num_answers > service.max_open:
         raise ApiError(
             400,
-            f"{len(prompts)} prompts with n {num} ask for {len(prompts) * num} answers, but at "
-            f"most {service.max_open} may be open; ask for fewer at once",
+            f"{len(order.prompts)} prompts with n {order.num_choices} ask for {order.num_answers} "
+            f"answers, but at most {service.max_open} may be open; ask for fewer at once",
             param="n",
         )
-    service.require_room(len(prompts) * num, client_of(request))
-    name, supervisor, client = new_name(prefix), service.supervisor, client_of(request)
-    salt = _salt_of(request, salt)
-    return Inquiry(supervisor, name, prompts, params, num, salt, asked, client=client)
-
-
-def _salt_of(request: Request, given: str) -> str:
-    """What parts the prefix cache: where there are keys, nobody learns what others have there."""
-    return f"{client_of(request)}:{given}" if service_of(request).api_keys else given
+    service.require_room(order.num_answers, client)
+    if service.api_keys:  # nobody learns what others have in the prefix cache
+        order = replace(order, cache_salt=f"{client}:{order.cache_salt}")
+    return Inquiry(service.supervisor, new_name(prefix), order, client=client)
 
 
 async def _respond(
-    request: Request,
-    service: Service,
-    inquiry: Inquiry,
-    form: AnswerForm,
-    body: CompletionBody | ChatBody,
-    unknown: list[str],
+    request: Request, inquiry: Inquiry, form: AnswerForm, manner: Manner
 ) -> Response:
     """Run it: whole, or in pieces once its prompt was accepted."""
+    service = service_of(request)
     # Clients choose these names: nothing in them ends a header, or is what none may hold.
-    named = ", ".join(unknown).encode("unicode_escape")[:500].decode().strip()
-    headers = {"x-ignored-fields": named} if unknown else {}
-    service.tell_of_ignored(unknown)
+    named = ", ".join(manner.ignored).encode("unicode_escape")[:500].decode().strip()
+    headers = {"x-ignored-fields": named} if manner.ignored else {}
+    service.tell_of_ignored(manner.ignored)
     service.open[inquiry.name] = inquiry
     service.clients[inquiry.name] = client_of(request)
     service.num_asked += 1
     request.state.inquiry = inquiry
     for choice in inquiry.choices:
         choice.generation.watcher = service.metrics.note
-    wants_usage = bool(body.stream_options and body.stream_options.include_usage)
     try:
-        if not body.stream:
+        if not manner.is_stream:
             answering = _answer_whole(service, inquiry, form, headers, request.state.body)
             return await until_left(request, answering)
         await until_left(request, inquiry.accept())
@@ -285,7 +244,7 @@ async def _respond(
     except BaseException as error:
         _abandon(service, inquiry, error)
         raise
-    lines = _stream(service, inquiry, form, wants_usage=wants_usage)
+    lines = _stream(service, inquiry, form, wants_usage=manner.wants_usage)
     return StreamingResponse(lines, headers={**_SSE, **headers}, media_type="text/event-stream")
 
 
@@ -460,7 +419,7 @@ async def ask_reader(request: Request, **question: Any) -> Told:
     return answer
 
 
-async def _texts(request: Request, prompts: list[str | tuple[int, ...]]) -> list[str]:
+async def _texts(request: Request, prompts: Sequence[str | tuple[int, ...]]) -> list[str]:
     """What each prompt says, for who wants it repeated."""
     texts = []
     for prompt in prompts:

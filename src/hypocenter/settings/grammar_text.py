@@ -55,20 +55,22 @@ def _check_schema_text(text: str) -> None:
         raise with_text("json_schema", text, "must be a JSON object")
 
 
-def check_grammar(grammar: object) -> None:
+def check_grammar(grammar: object) -> str:
     if not isinstance(grammar, str):
         raise BadSetting("grammar", grammar, "must be a text: Lark or GBNF", ", or None")
     if not grammar.strip():
         raise BadSetting("grammar", grammar, "must have a rule: start (Lark) or root (GBNF)")
     _require_bytes("grammar", grammar)
+    return grammar
 
 
-def check_regex(regex: object) -> None:
+def check_regex(regex: object) -> str:
     if not isinstance(regex, str):
         raise BadSetting("regex", regex, "must be a regular expression as a text", ", or None")
     if not regex:
         raise BadSetting("regex", regex, "an empty one allows no text at all; leave it out")
     _require_bytes("regex", regex)
+    return regex
 
 
 def choices(choice: object) -> tuple[str, ...]:

@@ -1,46 +1,23 @@
-"""Names of other engines, and what is said to whoever types one here; accepts none of them."""
+"""Names of other engines, and what is said to whoever types one here; accepts none of them.
+
+Other names of a setting stand in its declaration.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 #: Names in vLLM, transformers, llama-cpp-python, Ollama or OpenAI's API, to ours for the same.
 _OURS = {
     "SamplingParams": {
         "best_of": "LLM.sample",
-        "guided_grammar": "grammar",
-        "guided_json": "json_schema",
-        "max_completion_tokens": "max_tokens",
-        "max_new_tokens": "max_tokens",
         "n": "LLM.sample",
-        "n_predict": "max_tokens",
-        "num_predict": "max_tokens",
         "num_return_sequences": "LLM.sample",
-        "repetition_penalty": "repeat_penalty",
-        "stop_sequences": "stop",
-        "stop_strings": "stop",
-        "temp": "temperature",
-        "top_logprobs": "logprobs",
     },
     "EngineConfig": {
-        "cache_prompt": "prefix_cache",
-        "cache_type_k": "kv_dtype",
-        "cache_type_v": "kv_dtype",
-        "ctx_size": "context_length",
-        "enable_prefix_caching": "prefix_cache",
-        "kv_cache_dtype": "kv_dtype",
-        "max_model_len": "context_length",
-        "max_num_batched_tokens": "max_batch_tokens",
-        "max_num_seqs": "max_batch_requests",
-        "max_seq_len": "context_length",
         "model": "path, the first argument of LLM",
         "model_path": "path, the first argument of LLM",
-        "n_batch": "max_batch_tokens",
-        "n_ctx": "context_length",
-        "n_threads": "num_threads",
-        "num_ctx": "context_length",
-        "num_thread": "num_threads",
     },
     "LLM": {
         "create_chat_completion": "chat",
@@ -72,8 +49,6 @@ _WAYS_OUT = {
         "quantization": "weights keep the type that they have in the file",
         "torch_dtype": "weights keep the type that they have in the file",
         "n_gpu_layers": 'device="cuda" runs all layers on the GPU',
-        "tensor_parallel_size": "a model runs on one device",
-        "gpu_memory_utilization": "context_length decides how much memory the cache takes",
         "seed": "it belongs to SamplingParams",
     },
     "LLM": {
@@ -88,18 +63,21 @@ _WAYS_OUT = {
 }
 
 
-def explain_unknown(owner: str, name: str, known: Iterable[str]) -> str:
+def explain_unknown(
+    owner: str, name: str, known: Iterable[str], ours: Mapping[str, str] | None = None
+) -> str:
     """One sentence on a name that `owner` (SamplingParams, EngineConfig, LLM, AsyncLLM) lacks.
 
-    It ends with what was probably meant: the same thing's name here, why there is none, the name
-    among `known` that is spelled alike, or all of them.
+    `ours` are names of others to those among `known`, beside those here. The sentence ends with
+    what was probably meant: the same thing's name here, why there is none, the name among `known`
+    that is spelled alike, or all of them.
     """
     known = list(known)
     of = owner.removeprefix("Async")
-    if name in _OURS[of]:
-        way_out = f"here it is called {_OURS[of][name]}"
-    elif name in _WAYS_OUT[of]:
+    if name in _WAYS_OUT[of]:
         way_out = _WAYS_OUT[of][name]
+    elif name in (called := {**(ours or {}), **_OURS[of]}):
+        way_out = f"here it is called {called[name]}"
     elif near := difflib.get_close_matches(name, known, 1):
         way_out = f"did you mean {near[0]}?"
     else:

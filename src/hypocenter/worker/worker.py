@@ -36,6 +36,7 @@ from hypocenter.base.errors import (
 )
 from hypocenter.base.results import TokenLogprob
 from hypocenter.device import devices
+from hypocenter.engine.admission import RequestTerms
 from hypocenter.engine.conversations import in_thought
 from hypocenter.engine.driver import Driver
 from hypocenter.engine.engine import Engine
@@ -177,9 +178,7 @@ class ModelWorker:
                 in_thought=in_thought(message.continues),
             )
             turn_ids = conversations.turn_ids
-        return self._llm.engine.request(
-            message.prompt_ids,
-            message.params,
+        terms = RequestTerms(
             cache_salt=message.cache_salt,
             output_ids=message.output_ids,
             apart=apart,
@@ -187,6 +186,7 @@ class ModelWorker:
             form=message.form,
             bad_word_ids=message.bad_word_ids,
         )
+        return self._llm.engine.request(message.prompt_ids, message.params, terms)
 
     def _note(self, number: int, request: Request) -> None:
         """In the thread that steps: a request that is preempted later reads its prompt again."""

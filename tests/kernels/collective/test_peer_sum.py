@@ -120,9 +120,9 @@ def test_nobody_waits_for_a_process_that_has_ended(
     shape: tuple[int, int], peer_sum: PeerSum
 ) -> None:
     _, launch = launch_of(peer_sum, drawn(shape, 1))
+    began = time.perf_counter()
     ended = threading.Timer(0.5, peer_sum.let_go)
     ended.start()
-    began = time.perf_counter()
     run([launch])
     devices.synchronise(GPU)
     assert time.perf_counter() - began > 0.4  # it did wait before

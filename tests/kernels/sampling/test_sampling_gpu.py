@@ -311,7 +311,7 @@ def _generated(
         engine = Engine(load_runner(file, config), cast(Any, FakeTokenizer()))
         for prompt in ([1, 2, 3], [4, 5]):
             engine.submit(engine.request(prompt, params))
-        requests = list(engine._inbox)
+        requests = list(engine._admission._inbox)
         if is_one_held:
             requests[1].matcher = cast(Any, EveryThird())
         num_steps = 0

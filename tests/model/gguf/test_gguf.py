@@ -398,9 +398,9 @@ def test_opens_a_large_vocabulary_fast(tmp_path: Path) -> None:
     path = write(tmp_path / "vocabulary.gguf", GGUFWriter().build(fields))
     seconds = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         with open_gguf(path) as file:
-            seconds.append(time.perf_counter() - start)
+            seconds.append(time.process_time() - start)
             assert file.strings("tokenizer.ggml.tokens")[149_999] == "Ġtoken149999"
             assert file.strings("tokenizer.ggml.merges")[-1] == "Ġtoken 149999"
             assert len(file.numbers("tokenizer.ggml.scores")) == 150_000

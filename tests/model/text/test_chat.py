@@ -202,8 +202,8 @@ def test_hostile_template_is_one_clear_line_and_no_hang(name: str, limits: Templ
         assert len(message) < 400
         if name not in at_compilation:
             assert template.render([{"role": "user", "content": "healthy"}]) == "fine"
-    # One start, at most half a second or one breach, one more start, on a busy machine.
-    assert time.monotonic() - began < 8
+    # Two starts and one breach take some two seconds: it says that nothing goes on and on.
+    assert time.monotonic() - began < 60
 
 
 def test_a_failed_rendering_keeps_the_helper_and_a_fatal_one_replaces_it(
@@ -348,7 +348,7 @@ def test_helper_ends_when_its_parent_is_killed(busy: bool) -> None:
         time.sleep(0.2)
         assert _is_alive(helper)
         parent.kill()
-    deadline = time.monotonic() + (15 if busy else 5)
+    deadline = time.monotonic() + 60
     while _is_alive(helper) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not _is_alive(helper)

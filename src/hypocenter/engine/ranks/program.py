@@ -24,7 +24,7 @@ from hypocenter.base.errors import HypoError
 from hypocenter.device import devices
 from hypocenter.device.group import Group
 from hypocenter.engine.ranks.messages import MAX_FRAME_BYTES, Join, Step, Word
-from hypocenter.engine.runner import Runner, load_runner
+from hypocenter.engine.runner import Runner, Seat, load_runner
 from hypocenter.model.facts.part import Part
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.record.recorder import close_recorder, current
@@ -54,7 +54,7 @@ def _load(join: Join, connection: socket.socket) -> Runner:
     group = Group(join.rank, join.num_ranks, join.meeting_place, device)
     with open_gguf(Path(join.path), join.config.override_kv) as file:
         part = Part(join.rank, join.num_ranks)
-        return load_runner(file, join.config, part=part, group=group)
+        return load_runner(file, join.config, seat=Seat(part, group))
 
 
 def _follow(runner: Runner, reader: BinaryIO, connection: socket.socket) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from hypocenter.device import copies, memory
 from hypocenter.doctor.causes import Cause
-from hypocenter.engine.engine import Engine
+from hypocenter.engine.step import Steps
 from hypocenter.lab.lab import Lab
 from hypocenter.lab.victim import Victim
 from hypocenter.model.layers.step_buffers import KVPages
@@ -23,15 +23,15 @@ def plant(lab: Lab) -> None:
         made.append(original(cls, *given, **named))
         return made[-1]
 
-    def settle(original: Any, engine: Any, step: Any, outcomes: Any) -> None:
-        original(engine, step, outcomes)
+    def settle(original: Any, steps: Any, step: Any, outcomes: Any) -> None:
+        original(steps, step, outcomes)
         if all(chunk.request.done for chunk in step.chunks):
             keys = memory.rows(made[-1].keys[0], 0, 1)
             copies.to_device(keys, np.zeros(keys.shape, np.uint16))
 
     twin(lab)
     lab.wrap(KVPages, "allocate", allocate)
-    lab.wrap(Engine, "_settle", settle)
+    lab.wrap(Steps, "settle", settle)
 
 
 def twin(lab: Lab) -> None:

@@ -29,8 +29,8 @@ from hypocenter.server.fields import ChatBody
 from hypocenter.server.generation import AskedAnswer
 
 
-def read_chat(body: ChatBody, chat_template: str) -> AskedAnswer:
-    """Raises ApiError, status 400, that names the field."""
+def asked_answer(body: ChatBody, chat_template: str) -> AskedAnswer:
+    """What is wanted of an answer. Raises ApiError, status 400, that names the field."""
     told, ignored = _template_variables(body, chat_template)
     tools, calls = _tools_of(body, chat_template)
     ignored += passed_over(body.messages, body.tools)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import reprlib
 import secrets
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hypocenter.base.errors import BadSetting, UsageError
 from hypocenter.server.api_error import ApiError
 from hypocenter.server.fields import ChatBody, CompletionBody, StructuredOutputs
 from hypocenter.settings.config import MAX_LOGPROBS, SamplingParams
+from hypocenter.settings.setting import SAME, settings_of
 
 _SEED_BITS = 32
 #: What completions generate when nobody says how much, as OpenAI and vLLM have it.
@@ -68,40 +70,41 @@ def _max_tokens(body: _Body, default: int | None) -> int | None:
 
 
 def _params(body: _Body, **more: Any) -> SamplingParams:
-    if body.repetition_penalty is not None and body.repeat_penalty is not None:
-        raise ApiError(400, "both repetition_penalty and repeat_penalty; give one")
-    penalty = body.repetition_penalty or body.repeat_penalty
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    given: dict[str, Any] = {
-        "temperature": 1.0 if body.temperature is None else body.temperature,
-        "top_p": body.top_p,
-        "top_k": max(body.top_k, 0) if body.top_k is not None else None,  # vLLM: -1 is off
-        "min_p": body.min_p,
-        "repeat_penalty": penalty,
-        "presence_penalty": body.presence_penalty,
-        "frequency_penalty": body.frequency_penalty,
-        "ignore_eos": body.ignore_eos,
-        "seed": _seed(body.seed),
-        "logit_bias": _logit_bias(body),
-        "min_tokens": body.min_tokens,
-        "stop_token_ids": body.stop_token_ids,
-        "allowed_token_ids": body.allowed_token_ids,
-        "bad_words": body.bad_words,
-        "include_stop_str_in_output": body.include_stop_str_in_output,
-        **_form(body),
-    }
-    fields = {name: value for name, value in given.items() if value is not None}
+    fields = {name: value for name, value in _plain(body) if value is not None}
     try:
-        return SamplingParams(**fields, stop=tuple(stop), **more)
+        return SamplingParams(**fields, **_form(body), **more)
     except BadSetting as error:
         raise ApiError(400, error.text_for(error.field), param=error.field) from error
     except UsageError as error:
         raise ApiError(400, str(error)) from error
 
 
-def _logit_bias(body: _Body) -> list[tuple[int, float | bool]] | None:
+def _plain(body: _Body) -> Iterator[tuple[str, Any]]:
+    """Each setting that one field of a body says, and its value; None: it is left as it is."""
+    for name, setting in settings_of(SamplingParams).items():
+        if setting.api_is_read_apart or not setting.api:
+            continue
+        given = {field: getattr(body, field) for field in setting.api}
+        given = {field: value for field, value in given.items() if value is not None}
+        if len(given) > 1:
+            raise ApiError(400, f"both {' and '.join(given)}; give one")
+        value = next(iter(given.values()), None)
+        if value is None and setting.api_default is not SAME:
+            value = setting.api_default
+        yield name, _READERS[name](value) if name in _READERS else value
+
+
+def _stop(given: str | list[str] | None) -> Sequence[str] | None:
+    return (given,) if isinstance(given, str) else given
+
+
+def _top_k(given: int | None) -> int | None:
+    """vLLM's -1 is off."""
+    return None if given is None else max(given, 0)
+
+
+def _logit_bias(given: Any) -> list[tuple[int, float | bool]] | None:
     """Pairs of token id and bias. Raises ApiError for a token that is not named by its id."""
-    given = body.logit_bias
     if given is None:
         return None
     pairs = given.items() if isinstance(given, dict) else given
@@ -177,3 +180,12 @@ def _seed(given: int | None) -> int:
     if given is None or given == -1:
         return secrets.randbits(_SEED_BITS)
     return given % (1 << 64)  # OpenAI's is signed
+
+
+#: Settings whose field says more than its value does, to what makes the value of it.
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "stop": _stop,
+    "top_k": _top_k,
+    "seed": _seed,
+    "logit_bias": _logit_bias,
+}

@@ -1,0 +1,112 @@
+"""How a prompt becomes a request: what is checked of it, and what it is given on its way."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hypocenter.base.errors import ContextOverflow, OutOfBlocks, UsageError
+from hypocenter.engine.answer_text import AnswerText
+from hypocenter.engine.arguments import require_in_vocabulary
+from hypocenter.engine.grammar import Grammars
+from hypocenter.engine.kv_cache import BlockDigests, KVCache
+from hypocenter.engine.request import AnswerPlan, Request
+from hypocenter.engine.scheduler import Scheduler
+from hypocenter.engine.token_rules import token_rules
+from hypocenter.settings.config import SamplingParams
+
+if TYPE_CHECKING:
+    from hypocenter.conversation.thoughts import AnswerReader
+    from hypocenter.engine.runner import Runner
+    from hypocenter.model.text.tokenizer import Tokenizer
+
+CLOSED = "the model is closed; open it anew"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTerms:
+    """What is asked of a request beside its prompt and how it is sampled.
+
+    Only requests of one `cache_salt` read each other's blocks. With `output_ids` it goes on behind
+    an answer begun elsewhere. `apart` tells thoughts and calls from the answer; calls are held to
+    `call_form`; `turn_ids` end the answer too. `form` and `bad_word_ids` are what `Grammars.read`
+    and `spellings` said elsewhere.
+    """
+
+    keeps_logits: bool = False
+    cache_salt: str = ""
+    output_ids: Sequence[int] = ()
+    apart: AnswerReader | None = None
+    call_form: str | None = None
+    turn_ids: frozenset[int] = frozenset()
+    form: str = ""
+    bad_word_ids: Sequence[Sequence[int]] | None = None
+
+
+PLAIN = RequestTerms()
+
+
+class Admission:
+    """Makes requests, and lets them in between two steps."""
+
+    def __init__(
+        self, runner: Runner, tokenizer: Tokenizer, cache: KVCache, *, has_prefix_cache: bool
+    ) -> None:
+        self._runner, self._tokenizer, self._cache = runner, tokenizer, cache
+        self._has_prefix_cache = has_prefix_cache
+        self._grammars = Grammars(tokenizer, runner.vocab_size)
+        self._request_ids = itertools.count()
+        self._inbox: deque[Request] = deque()  # submitted, not yet with the scheduler
+
+    def request(
+        self, prompt_ids: Sequence[int], params: SamplingParams, terms: RequestTerms
+    ) -> Request:
+        """A checked request; raises what `Engine.request` does."""
+        runner, tokenizer = self._runner, self._tokenizer
+        self._require_room(prompt_ids, terms.output_ids)
+        digests = BlockDigests(self._cache.block_size, terms.cache_salt)
+        plan = AnswerPlan(
+            text=AnswerText(tokenizer.detokenizer(at_start=False), params, terms.apart),
+            end_ids=tokenizer.end_ids | terms.turn_ids,
+            context_length=runner.context_length,
+            keeps_logits=terms.keeps_logits,
+            block_digests=digests if self._has_prefix_cache else None,
+            matcher=self._grammars.matcher(params, terms.output_ids, terms.call_form, terms.form),
+            rules=token_rules(params, tokenizer, runner.vocab_size, terms.bad_word_ids),
+            output_ids=terms.output_ids,
+            long_from=runner.long_from,
+        )
+        return Request(next(self._request_ids), prompt_ids, params, plan)
+
+    def _require_room(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
+        runner, cache = self._runner, self._cache
+        if not prompt_ids:
+            raise UsageError("the prompt has no tokens; give it at least one")
+        if (num_tokens := len(prompt_ids) + len(output_ids)) > runner.context_length:
+            raise ContextOverflow(num_tokens, runner.context_length, runner.facts.context_length)
+        num_needed = -(-num_tokens // cache.block_size)
+        if num_needed > cache.num_blocks:
+            raise OutOfBlocks(num_needed, cache.num_blocks, cache.num_blocks)
+        require_in_vocabulary("prompt", prompt_ids, runner.vocab_size)
+        require_in_vocabulary("output", output_ids, runner.vocab_size)
+
+    def submit(self, request: Request) -> None:
+        """Have it let in before the next step; any thread may ask for that."""
+        self._inbox.append(request)
+
+    def admit(self, scheduler: Scheduler, *, is_closed: bool) -> None:
+        """Take in what was submitted, and end what was cancelled or outlived the engine."""
+        while self._inbox:
+            request = self._inbox.popleft()
+            if not request.done:
+                scheduler.add(request)
+        for request in [*scheduler.running, *scheduler.waiting]:
+            if is_closed:
+                scheduler.fail(request, UsageError(CLOSED))
+            elif request.cancel_requested:
+                scheduler.finish(request, "cancelled")
+            elif request.has_read_all:
+                scheduler.finish(request, "length")

@@ -1,0 +1,80 @@
+"""From the bytes of a body to the order that an answer is made by; knows nothing of HTTP.
+
+A field that is wrong, or that names what is not served, is refused by ApiError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypocenter.server.api_error import ApiError
+from hypocenter.server.bodies.chat_fields import asked_answer, messages_of
+from hypocenter.server.bodies.sampling_fields import chat_params, completion_params
+from hypocenter.server.fields import ChatBody, CompletionBody, num_choices, prompts_of, read_body
+from hypocenter.server.generation import AnswerOrder, Manner
+from hypocenter.wire.messages import ServedModel
+
+_MAX_SALT_CHARS = 256
+
+
+async def read_completion(
+    data: bytes, model: ServedModel, served_names: Sequence[str]
+) -> AnswerOrder:
+    """What a body of /v1/completions asks for. Raises ApiError."""
+    body, unknown = await read_body(data, CompletionBody)
+    name = served_name(body.model, served_names)
+    prompts = prompts_of(body, model)
+    return AnswerOrder(
+        list(prompts),
+        completion_params(body),
+        cache_salt=_salt_of(body),
+        num_choices=num_choices(body),
+        model=name,
+        is_echoed=bool(body.echo),
+        manner=_manner_of(body, unknown),
+    )
+
+
+async def read_chat(data: bytes, model: ServedModel, served_names: Sequence[str]) -> AnswerOrder:
+    """What a body of /v1/chat/completions asks for. Raises ApiError."""
+    body, unknown = await read_body(data, ChatBody)
+    name = served_name(body.model, served_names)
+    if not body.messages:
+        raise ApiError(400, "messages is empty; give at least one", param="messages")
+    params = chat_params(body)
+    asked = asked_answer(body, model.chat_template)
+    return AnswerOrder(
+        [messages_of(body.messages)],
+        params,
+        cache_salt=_salt_of(body),
+        num_choices=num_choices(body),
+        model=name,
+        asked=asked,
+        manner=_manner_of(body, [*unknown, *asked.ignored]),
+    )
+
+
+def served_name(name: str, served_names: Sequence[str]) -> str:
+    """The name that answers bear. Raises ApiError for one that is not served."""
+    if not name or name in served_names:
+        return name or served_names[0]
+    raise ApiError(
+        404,
+        f"the model {name[:200]!r} is not served here; name one of: {', '.join(served_names)}",
+        code="model_not_found",
+        param="model",
+    )
+
+
+def _salt_of(body: ChatBody | CompletionBody) -> str:
+    salt = body.cache_salt or ""
+    if len(salt) > _MAX_SALT_CHARS:
+        raise ApiError(
+            400, f"cache_salt has more than {_MAX_SALT_CHARS} characters", param="cache_salt"
+        )
+    return salt
+
+
+def _manner_of(body: ChatBody | CompletionBody, ignored: list[str]) -> Manner:
+    wants_usage = bool(body.stream_options and body.stream_options.include_usage)
+    return Manner(bool(body.stream), wants_usage, ignored)
