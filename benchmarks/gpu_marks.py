@@ -22,7 +22,7 @@ from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.facts.layer_shapes import LayerShape
 from hypocenter.model.layers.decoder import Decoder
 from hypocenter.model.layers.step_buffers import KVPages, StepInputs
-from hypocenter.model.tensors.weight_tensors import Weights
+from hypocenter.model.tensors.table import Weights
 from hypocenter.record import recorder, ring
 from hypocenter.record.not_recording import UNREAD_HEADER
 from hypocenter.settings.config import EngineConfig

@@ -47,7 +47,7 @@ def llama_8b(context: int) -> Any:
 def large_weights(facts: Any, dtype: DType, context: int, device: str) -> tuple[Any, int]:
     """Weights of that shape, made on the device, and the bytes of them that a step reads."""
     from hypocenter.model.tensors.rope_tables import RopeTables
-    from hypocenter.model.tensors.weight_tensors import FeedForward, LayerWeights, Weights
+    from hypocenter.model.tensors.table import FeedForward, LayerWeights, Weights
 
     num_bytes = 0
 

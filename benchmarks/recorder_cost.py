@@ -41,7 +41,7 @@ from hypocenter.model.facts.architecture import Architecture, Rope  # noqa: E402
 from hypocenter.model.facts.families import FAMILIES  # noqa: E402
 from hypocenter.model.facts.layer_shapes import LayerShape  # noqa: E402
 from hypocenter.model.tensors.rope_tables import RopeTables  # noqa: E402
-from hypocenter.model.tensors.weight_tensors import FeedForward, LayerWeights, Weights  # noqa: E402
+from hypocenter.model.tensors.table import FeedForward, LayerWeights, Weights  # noqa: E402
 from hypocenter.record import recorder  # noqa: E402
 from hypocenter.record.not_recording import NotRecording  # noqa: E402
 from hypocenter.record.recorder import Recorder  # noqa: E402

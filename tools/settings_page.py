@@ -15,8 +15,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 _HEAD = """# All settings
 
 `python -m tools.settings_page` writes this page, from the declarations in
-`src/hypocenter/settings/config.py`. A value of a wrong type or beyond its limits is refused in one line,
-wherever it comes from.
+`src/hypocenter/settings/config.py`. A value of a wrong type or beyond its limits is refused in one
+line, wherever it comes from.
 """
 _SAMPLING = """
 ## Of a request

@@ -26,7 +26,7 @@ from hypocenter.model.facts.families import FixedScales
 from hypocenter.model.facts.recurrence import RecurrenceOfFamily
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.tensors import footprint
-from hypocenter.model.tensors.tensor_check import check_tensors
+from hypocenter.model.tensors.tensor_reader import check_tensors
 from hypocenter.settings.config import EngineConfig
 
 #: Largest logit difference over largest logit. Both sides sum in float32 in their own order over

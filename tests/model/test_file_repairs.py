@@ -20,7 +20,7 @@ from hypocenter.model.facts.experts import read_experts
 from hypocenter.model.facts.families import FAMILIES
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.tensors.footprint import needed_bytes
-from hypocenter.model.tensors.tensor_check import check_tensors
+from hypocenter.model.tensors.tensor_reader import check_tensors
 from hypocenter.model.text.vocabulary import read_vocabulary
 from hypocenter.settings.config import EngineConfig
 

@@ -25,7 +25,7 @@ from hypocenter.engine.runner import load_runner
 from hypocenter.kernels.weights.block_types import dequantise
 from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.tensors.tensor_check import check_tensors
+from hypocenter.model.tensors.tensor_reader import check_tensors
 
 #: Twice as many as the models are stretched from.
 NUM_TOKENS = 128

@@ -30,8 +30,7 @@ from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.tensors import footprint
 from hypocenter.model.tensors import weights as weights_module
-from hypocenter.model.tensors.tensor_check import check_tensors
-from hypocenter.model.tensors.tensor_reader import TensorReader
+from hypocenter.model.tensors.tensor_reader import TensorReader, check_tensors
 
 ROUTER = "blk.0.ffn_gate_inp.weight"
 DOWN = "blk.1.ffn_down_exps.weight"

@@ -25,7 +25,7 @@ from hypocenter.kernels.weights import cpu_layout, packing
 from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.tensors import packed_weights
-from hypocenter.model.tensors.weight_tensors import Weights
+from hypocenter.model.tensors.table import Weights
 from hypocenter.model.tensors.weights import load_weights
 
 

@@ -30,7 +30,7 @@ from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
 from hypocenter.model.tensors import footprint
 from hypocenter.model.tensors import weights as weights_module
-from hypocenter.model.tensors.weight_tensors import FeedForward, Weights
+from hypocenter.model.tensors.table import FeedForward, Weights
 from hypocenter.model.tensors.weights import load_weights
 from hypocenter.settings.config import EngineConfig
 

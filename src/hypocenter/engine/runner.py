@@ -46,7 +46,7 @@ from hypocenter.model.layers.step_buffers import KVPages, StatePages, StepInputs
 from hypocenter.model.placement import context_length_of, kv_room, kv_tokens_in
 from hypocenter.model.tensors import footprint
 from hypocenter.model.tensors.part_of_file import PartOfFile
-from hypocenter.model.tensors.weight_tensors import Weights
+from hypocenter.model.tensors.table import Weights
 from hypocenter.model.tensors.weights import load_weights
 from hypocenter.record.prefixes import settings_digest
 from hypocenter.record.recorder import current, open_recorder

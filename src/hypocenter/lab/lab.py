@@ -31,7 +31,7 @@ from hypocenter.engine.batch import Batch
 from hypocenter.engine.runner import Runner
 from hypocenter.lab.model import model_path
 from hypocenter.model.layers import step_buffers
-from hypocenter.model.tensors.weight_tensors import Weights
+from hypocenter.model.tensors.table import Weights
 from hypocenter.record.recorder import open_recorder
 from hypocenter.settings.config import EngineConfig
 from hypocenter.settings.environment import Environment

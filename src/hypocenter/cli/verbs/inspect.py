@@ -62,7 +62,7 @@ def collect(file: GGUFFile, context_length: int | None) -> dict[str, Any]:
     try:
         facts = read_architecture(file)
         try:
-            from hypocenter.model.tensors.tensor_check import check_tensors  # loads the compiler
+            from hypocenter.model.tensors.tensor_reader import check_tensors  # loads the compiler
 
             check_tensors(file, facts)
         except (UnsupportedModel, BadModelFile) as error:

@@ -17,7 +17,7 @@ from hypocenter.kernels.rowwise.activation import gate
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.facts.recurrence import Convolution
 from hypocenter.model.layers.step_buffers import StatePages, StepInputs
-from hypocenter.model.tensors.weight_tensors import ConvWeights, MixerWeights
+from hypocenter.model.tensors.mixer_weights import ConvWeights, MixerWeights
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,12 +33,12 @@ from hypocenter.model.layers.layer_ops import LayerOps, Norm
 from hypocenter.model.layers.mixture import MixtureBuffers
 from hypocenter.model.layers.state_net import StateNet, allocate_net, first_of
 from hypocenter.model.layers.step_buffers import KVPages, StatePages, StepInputs
-from hypocenter.model.tensors.weight_tensors import (
+from hypocenter.model.tensors.mixer_weights import MixerWeights
+from hypocenter.model.tensors.table import (
     BesideDense,
     FeedForward,
     LayerInput,
     LayerWeights,
-    MixerWeights,
     Mixture,
     Weights,
 )

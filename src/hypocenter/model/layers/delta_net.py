@@ -18,7 +18,7 @@ from hypocenter.kernels.rowwise.norm import rms_norm
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.facts.recurrence import Recurrence
 from hypocenter.model.layers.step_buffers import StatePages, StepInputs
-from hypocenter.model.tensors.weight_tensors import DeltaWeights, MixerWeights
+from hypocenter.model.tensors.mixer_weights import DeltaWeights, MixerWeights
 
 
 @dataclass(frozen=True, slots=True)

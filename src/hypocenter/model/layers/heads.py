@@ -13,7 +13,7 @@ from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.layers.activations import Activations
 from hypocenter.model.layers.step_buffers import StepInputs
 from hypocenter.model.tensors.rope_tables import RopeTables
-from hypocenter.model.tensors.weight_tensors import LayerWeights
+from hypocenter.model.tensors.table import LayerWeights
 
 
 class Heads:

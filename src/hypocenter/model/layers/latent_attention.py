@@ -20,8 +20,8 @@ from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.layers.activations import Activations
 from hypocenter.model.layers.step_buffers import StepInputs
+from hypocenter.model.tensors.latent_weights import LatentWeights
 from hypocenter.model.tensors.rope_tables import RopeTable
-from hypocenter.model.tensors.weight_tensors import LatentWeights
 
 
 @dataclass(frozen=True, slots=True)

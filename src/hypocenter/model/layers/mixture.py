@@ -23,7 +23,7 @@ from hypocenter.kernels.rowwise.activation import gate, gate_codes
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.facts.experts import Experts
-from hypocenter.model.tensors.weight_tensors import FeedForward, Mixture
+from hypocenter.model.tensors.table import FeedForward, Mixture
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from hypocenter.kernels.rowwise.gate_norm import gate_norm
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.facts.state_space import StateSpace
 from hypocenter.model.layers.step_buffers import StatePages, StepInputs
-from hypocenter.model.tensors.weight_tensors import MixerWeights, SpaceWeights
+from hypocenter.model.tensors.mixer_weights import MixerWeights, SpaceWeights
 
 
 @dataclass(frozen=True, slots=True)

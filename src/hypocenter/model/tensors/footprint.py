@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,27 +13,17 @@ from hypocenter.kernels.attention.attention_cpu import num_part_floats
 from hypocenter.kernels.experts.experts_table import ExpertsShape
 from hypocenter.kernels.linear.linear_gate import may_join
 from hypocenter.kernels.linear.operands import operand_bytes
-from hypocenter.kernels.weights.cpu_layout import held_as, packed_bytes
+from hypocenter.kernels.weights.cpu_layout import held_as
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.facts.experts import Experts
-from hypocenter.model.facts.latent import Latent
-from hypocenter.model.facts.state_space import StateSpace
 from hypocenter.model.gguf.file import GGUFFile
-from hypocenter.model.gguf.values import TensorInfo
-from hypocenter.model.tensors.tensor_reader import norms_heads
+from hypocenter.model.gguf.values import without_leading_ones
+from hypocenter.model.tensors.table import TensorTable, tensor_table
+from hypocenter.model.tensors.tensor_spec import Kind, TensorSpec
 from hypocenter.settings.config import KV_DTYPES, EngineConfig
 
 _F32_BYTES = 4
-#: What a convolution multiplies with, which is no matrix.
-_TAPS = (".ssm_conv1d.weight", ".shortconv.conv.weight")
-#: What begins the name of a layer's tensor. Names are the file's word: it may have more layers than
-#: its metadata say, or none that is a number.
-_OF_LAYER = re.compile(r"blk\.([0-9]{1,6})\.")
-#: Tensors that are vectors, whatever their shape.
-_FLAT = (".ssm_a", ".ssm_d", ".ssm_norm.weight", ".attn_q_norm.weight", ".attn_k_norm.weight")
-#: What is held by head, whatever type the file has.
-_BY_HEAD = (".attn_k_b.weight", ".attn_v_b.weight", ".attn_kv_b.weight")
 
 
 def num_kv_blocks(config: EngineConfig, context_length: int) -> int:
@@ -79,7 +67,7 @@ def needed_bytes(
 
     What packing a tensor holds for a moment, a slab of its rows, is not counted.
     """
-    num_blocks = num_kv_blocks(config, context_length)
+    table, num_blocks = tensor_table(facts, file.tensors), num_kv_blocks(config, context_length)
     num_running, num_checkpoints = num_state_slots(config, facts)
     per_token = facts.kv_bytes_per_token(KV_DTYPES[config.kv_dtype])
     of_attention = facts.widest_q, facts.widest_attended, facts.widest_kv, facts.widest_kv
@@ -112,14 +100,9 @@ def needed_bytes(
     operands += operand_bytes(held, max_rows, facts.dense_width, in_bf16=False)
     mixture = 0
     if facts.experts is not None:
-        mixture = _mixture_bytes(file, facts, facts.experts, max_rows, in_bf16=in_bf16)
+        mixture = _mixture_bytes(file, facts, table, facts.experts, max_rows, in_bf16=in_bf16)
     return {
-        "weights": sum(
-            _weight_bytes(info, facts)
-            for info in file.tensors.values()
-            if not (facts.passes_over(info.name) or _is_folded(file, info.name))
-        )
-        + _made_up_bytes(file, facts),
+        "weights": _weight_bytes(file, table),
         "KV cache": num_blocks * config.block_size * per_token,
         **({"states": num_running * facts.state_bytes} if recurrence else {}),
         **({"checkpoints": num_checkpoints * facts.state_bytes} if recurrence else {}),
@@ -128,27 +111,34 @@ def needed_bytes(
     }
 
 
-def _is_folded(file: GGUFFile, name: str) -> bool:
-    """Whether a tensor becomes part of the weight of NVFP4 that it stands beside."""
-    whose, _, kind = name.rpartition(".")
-    weight = file.tensors.get(f"{whose}.weight")
-    return kind in ("scale", "input_scale") and weight is not None and weight.dtype is DType.NVFP4
+def _weight_bytes(file: GGUFFile, table: TensorTable) -> int:
+    """What tensors take as they are held; one that is missing or has other axes is refused when it
+    is loaded."""
+    num_bytes, constants = 0, {}
+    for spec in table:
+        if spec.kind is Kind.CONSTANT:  # one for all that need it
+            constants[spec.value, spec.shape] = spec.num_bytes(DType.F32)
+        elif (dtype := _dtype_of(file, spec)) is not None:
+            num_bytes += spec.num_bytes(dtype)
+    return num_bytes + sum(constants.values())
 
 
-def _made_up_bytes(file: GGUFFile, facts: Architecture) -> int:
-    """The zeros that layer norms add whose file has no biases; the ones that norm values."""
-    is_missing = facts.family.layer_norms and "output_norm.bias" not in file.tensors
-    lengths = {facts.width} if is_missing else set()
-    if norms_heads(file, facts):
-        lengths.add(facts.q_width(0))
-    num_floats = sum(map(padded_rows, lengths))
-    if facts.family.norms_values:
-        num_floats += sum(padded_rows(size) for size in {shape.head_dim for shape in facts.layers})
-    return num_floats * _F32_BYTES
+def _dtype_of(file: GGUFFile, spec: TensorSpec) -> DType | None:
+    """The type of a tensor of the file; None: there is none, or one of other axes."""
+    info = file.tensors.get(spec.name)
+    if info is None or without_leading_ones(info.shape) != without_leading_ones(spec.shape):
+        return None
+    return info.dtype
 
 
 def _mixture_bytes(
-    file: GGUFFile, facts: Architecture, experts: Experts, max_rows: int, *, in_bf16: bool
+    file: GGUFFile,
+    facts: Architecture,
+    table: TensorTable,
+    experts: Experts,
+    max_rows: int,
+    *,
+    in_bf16: bool,
 ) -> int:
     """What `MixtureBuffers` holds for steps of `max_rows` tokens."""
     choice, pitch, inner = experts.choice, padded_rows(facts.width), padded_rows(experts.width)
@@ -161,22 +151,20 @@ def _mixture_bytes(
     read: set[DType] = set()
     given: set[DType] = set()
     is_split = False
-    for layer in range(experts.num_dense, facts.num_layers):
-        joint = f"blk.{layer}.ffn_gate_up_exps.weight"
-        kinds = ("gate_up", "gate_up", "down") if joint in file.tensors else ("gate", "up", "down")
-        names = [f"blk.{layer}.ffn_{kind}_exps.weight" for kind in kinds]
-        dtypes = [file.tensors[name].dtype for name in names if name in file.tensors]
-        if len(dtypes) < len(names):
+    for layer in table.layers[experts.num_dense :]:
+        dtypes = {
+            part.place: dtype
+            for spec in layer
+            if (dtype := _dtype_of(file, spec)) is not None
+            for part in spec.loaded
+        }
+        parts = [dtypes.get(f"mixture.experts.{part}") for part in ("gate", "up", "down")]
+        known = [dtype for dtype in parts if dtype is not None]
+        if len(known) < len(parts):
             continue  # told of when they are loaded
-        family = facts.family.experts
-        is_split |= not may_join(dtypes) or (family is not None and family.is_biased)
-        widths = (facts.width, facts.width, experts.width)
-        held = [
-            held_as(dtype, width, in_bf16=in_bf16)
-            for dtype, width in zip(dtypes, widths, strict=True)
-        ]
-        read |= {*held[:2]}
-        given.add(held[2])
+        is_split |= "mixture.experts.up_bias" in dtypes or not may_join(known)
+        read |= {held_as(dtype, facts.width, in_bf16=in_bf16) for dtype in known[:2]}
+        given.add(held_as(known[2], experts.width, in_bf16=in_bf16))
     if is_split:
         numbers += 2 * shape.num_rows * inner
     operands = operand_bytes(read, shape.num_rows, facts.width, in_bf16=in_bf16)
@@ -213,99 +201,12 @@ def host_room(root: Path = Path("/")) -> Room | None:
     return min(rooms, key=lambda room: room.available_bytes, default=None)
 
 
-def _weight_bytes(info: TensorInfo, facts: Architecture) -> int:
-    """A matrix as packed; one that is split first has each part's rows padded.
-
-    One of a layer that the model has not, or with other axes, is refused when it is loaded.
-    """
-    if not info.shape:
-        return padded_rows(1) * _F32_BYTES
-    num_rows = info.in_axes(2)[0]
-    if info.name.endswith(".ffn_gate_inp_shexp.weight"):
-        return 0  # a row of the router
-    if info.name.endswith(".layer_output_scale.weight"):
-        return 0  # a number of the launch
-    if info.name.startswith("rope_"):
-        return 0  # the tables are made of it
-    if info.name.endswith(".ffn_gate_inp.weight"):
-        num_gates = facts.experts.choice.has_gate if facts.experts else 0
-        return packed_bytes(DType.F32, num_rows + num_gates, info.shape[-1])
-    if facts.latent is not None and (num_bytes := _latent_bytes(info, facts, facts.latent)):
-        return num_bytes
-    if info.name.endswith(".ffn_gate_up_exps.weight") and len(info.shape) <= 3:
-        num_experts, both, num_columns = info.in_axes(3)
-        return 2 * packed_bytes(info.dtype, num_experts, both // 2, num_columns)
-    if len(info.shape) == 3:
-        return packed_bytes(info.dtype, *info.shape)
-    if info.name.endswith("_exps.bias"):
-        return num_rows * padded_rows(info.shape[-1]) * _F32_BYTES
-    if len(info.shape) != 2 or info.name.endswith(_FLAT):
-        return padded_rows(math.prod(info.shape)) * _F32_BYTES
-    if info.name.endswith(_TAPS):
-        return info.shape[1] * padded_rows(num_rows) * _F32_BYTES
-    if info.name == "per_layer_token_embd.weight":
-        return facts.num_layers * packed_bytes(info.dtype, num_rows, facts.input_width)
-    return sum(
-        packed_bytes(info.dtype, count, info.shape[1]) for count in _parts(info, facts, num_rows)
-    )
-
-
-def _parts(info: TensorInfo, facts: Architecture, num_rows: int) -> tuple[int, ...]:
-    """Numbers of rows of the matrices into which this one is split."""
-    if info.name == "per_layer_model_proj.weight":
-        return (facts.input_width,) * facts.num_layers
-    is_halved = info.name.endswith(".attn_q.weight") and facts.family.gates_attention
-    if is_halved or info.name.endswith(".ssm_ba.weight"):
-        return num_rows // 2, num_rows // 2
-    if info.name.endswith(".shortconv.in_proj.weight"):
-        return (num_rows // 3,) * 3
-    if info.name.endswith(".ssm_in.weight") and isinstance(facts.recurrence, StateSpace):
-        return facts.recurrence.part_rows
-    found = _OF_LAYER.match(info.name)
-    layer = int(found[1]) if found else facts.num_layers
-    if layer < facts.num_layers and info.name.endswith((".attn_qkv.weight", ".ffn_up.weight")):
-        shape = facts.layers[layer]
-        if info.name.endswith(".attn_qkv.weight"):
-            if facts.recurrence is None:
-                return facts.num_heads * shape.head_dim, shape.kv_width, shape.kv_width
-        elif facts.family.fused_gate_up:
-            return shape.ffn_width, shape.ffn_width
-    return (num_rows,)
-
-
-def _latent_bytes(info: TensorInfo, facts: Architecture, latent: Latent) -> int:
-    """What makes latents, as packed; what makes keys or values of them, or both, as numbers of f16
-    or f32; 0: any other tensor."""
-    if info.name.endswith(".attn_kv_a_mqa.weight") and len(info.shape) == 2:
-        parts = latent.rank, latent.turned_dim
-        return sum(packed_bytes(info.dtype, count, info.shape[1]) for count in parts)
-    if not info.name.endswith(_BY_HEAD):
-        return 0
-    number = 4 if info.dtype in (DType.F32, DType.BF16) else 2
-    of_keys = latent.plain_dim * padded_rows(latent.rank)
-    of_values = latent.rank * padded_rows(latent.value_dim)
-    sizes = {"attn_k_b": of_keys, "attn_v_b": of_values, "attn_kv_b": of_keys + of_values}
-    return number * facts.num_heads * sizes[info.name.split(".")[-2]]
-
-
 def held_dtypes(file: GGUFFile, facts: Architecture, *, in_bf16: bool) -> set[DType]:
     """The types that the CPU holds the matrices as that activations are multiplied with."""
-    tables = {"token_embd.weight"} if "output.weight" in file.tensors else set()
-    tables.add("per_layer_token_embd.weight")
-    matrices = (
-        info
-        for info in file.tensors.values()
-        if len(info.shape) > 1
-        and info.name not in tables
-        and not info.name.endswith((".bias", *_TAPS, *_BY_HEAD, *_FLAT))
-        and not facts.passes_over(info.name)
-    )
     return {
-        held_as(info.dtype, info.shape[-1], in_bf16=in_bf16)
-        for info in matrices
-        if not info.name.endswith(
-            ".ffn_gate_inp.weight"
-        )  # F32, which takes activations as they are
+        held_as(dtype, spec.shape[-1], in_bf16=in_bf16)
+        for spec in tensor_table(facts, file.tensors)
+        if spec.kind is Kind.MATRIX and (dtype := _dtype_of(file, spec)) is not None
     }
 
 

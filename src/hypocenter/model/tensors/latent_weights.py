@@ -1,75 +1,86 @@
-"""Takes the tensors of attention with latents out of a file; places nothing itself.
+"""What tensors attention with latents has, in a file and once they are loaded.
 
 Names and layouts follow llama.cpp (src/models/deepseek2.cpp and its conversion scripts).
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from hypocenter.base.tensor import Tensor
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.facts.latent import Latent
-from hypocenter.model.tensors.weight_tensors import LatentWeights
+from hypocenter.model.tensors.tensor_spec import Kind, Loaded, TensorSpec, matrices, matrix, vector
 
 
-class LatentSource(Protocol):
-    """What a loader does by name; see there."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentWeights:
+    """Attention with latents: matrices packed, norms f32 padded to 64.
 
-    def matrix(self, name: str, num_rows: int, num_columns: int) -> Tensor: ...
-
-    def parts(self, name: str, row_counts: tuple[int, ...]) -> tuple[Tensor, ...]: ...
-
-    def vector(self, name: str, length: int) -> Tensor: ...
-
-    def numbers(self, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]: ...
-
-    def by_head(self, name: str, of: str, values: np.ndarray[Any, Any]) -> Tensor: ...
-
-
-def load_latent(loader: LatentSource, facts: Architecture, prefix: str) -> LatentWeights:
-    """Those of the layer of that prefix.
-
-    Raises what the loader raises for a tensor that is missing or of a wrong shape.
+    `q` makes queries, or what `q_up` makes them of, normed; `latent` and `turned` make what the
+    cache holds. By head, f16 or f32 [num_heads, inputs, outputs padded to 64]: `keys` makes queries
+    of latents and `values` makes values of them.
     """
-    latent, num_heads, width = facts.latent, facts.num_heads, facts.width
-    assert latent is not None
-    q_rows, low = num_heads * latent.key_dim, latent.query_rank
+
+    q: Tensor
+    q_norm: Tensor | None = None
+    q_up: Tensor | None = None
+    latent: Tensor
+    turned: Tensor
+    norm: Tensor
+    keys: Tensor
+    values: Tensor
+    output: Tensor
+
+    @property
+    def read(self) -> tuple[Tensor, ...]:
+        """What its input is multiplied with."""
+        return self.q, self.latent, self.turned
+
+    @property
+    def matrices(self) -> tuple[Tensor, ...]:
+        """Those that rows of activations are multiplied with."""
+        return (*self.read, self.output, *(() if self.q_up is None else (self.q_up,)))
+
+
+def latent_tensors(arch: Architecture, latent: Latent) -> Iterator[TensorSpec]:
+    """Those of one layer, without its prefix."""
+    num_heads, width, low, rank = arch.num_heads, arch.width, latent.query_rank, latent.rank
+    q_rows = num_heads * latent.key_dim
     if low:
-        q = loader.matrix(f"{prefix}attn_q_a", low, width)
+        yield matrix("attn_q_a.weight", "latent.q", low, width)
     else:
-        q = loader.matrix(f"{prefix}attn_q", q_rows, width)
-    of_latent, of_turned = loader.parts(
-        f"{prefix}attn_kv_a_mqa.weight", (latent.rank, latent.turned_dim)
-    )
-    of_keys, of_values = _by_head(loader, latent, num_heads, prefix)
-    return LatentWeights(
-        q=q,
-        q_norm=loader.vector(f"{prefix}attn_q_a_norm.weight", low) if low else None,
-        q_up=loader.matrix(f"{prefix}attn_q_b", q_rows, low) if low else None,
-        latent=of_latent,
-        turned=of_turned,
-        norm=loader.vector(f"{prefix}attn_kv_a_norm.weight", latent.rank),
-        keys=of_keys,
-        values=of_values,
-        output=loader.matrix(f"{prefix}attn_output", width, num_heads * latent.value_dim),
-    )
-
-
-def _by_head(
-    loader: LatentSource, latent: Latent, num_heads: int, prefix: str
-) -> tuple[Tensor, Tensor]:
-    """What makes each head's query one of latents, and what makes its value of one."""
-    plain, rank, value_dim = latent.plain_dim, latent.rank, latent.value_dim
+        yield matrix("attn_q.weight", "latent.q", q_rows, width)
+    counts = {"latent.latent": rank, "latent.turned": latent.turned_dim}
+    yield matrices("attn_kv_a_mqa.weight", counts, width)
+    plain, value_dim = latent.plain_dim, latent.value_dim
+    keys = Loaded("latent.keys", (num_heads, plain, rank))
+    values = Loaded("latent.values", (num_heads, rank, value_dim))
     if latent.is_split:
-        names = f"{prefix}attn_k_b.weight", f"{prefix}attn_v_b.weight"
-        keys = loader.numbers(names[0], (num_heads, rank, plain)).swapaxes(1, 2)
-        values = loader.numbers(names[1], (num_heads, value_dim, rank)).swapaxes(1, 2)
+        yield TensorSpec("attn_k_b.weight", (num_heads, rank, plain), Kind.BY_HEAD, (keys,))
+        yield TensorSpec("attn_v_b.weight", (num_heads, value_dim, rank), Kind.BY_HEAD, (values,))
     else:
-        names = (f"{prefix}attn_kv_b.weight",) * 2
-        both = loader.numbers(names[0], (num_heads * (plain + value_dim), rank))
-        heads = both.reshape(num_heads, plain + value_dim, rank)
-        keys, values = heads[:, :plain], heads[:, plain:].swapaxes(1, 2)
-    return loader.by_head("keys", names[0], keys), loader.by_head("values", names[1], values)
+        shape = (num_heads * (plain + value_dim), rank)
+        yield TensorSpec("attn_kv_b.weight", shape, Kind.BY_HEAD, (keys, values))
+    if low:
+        yield vector("attn_q_a_norm.weight", "latent.q_norm", low)
+        yield matrix("attn_q_b.weight", "latent.q_up", q_rows, low)
+    yield vector("attn_kv_a_norm.weight", "latent.norm", rank)
+    yield matrix("attn_output.weight", "latent.output", width, num_heads * value_dim)
+
+
+def by_head(
+    latent: Latent, num_heads: int, numbers: np.ndarray[Any, Any]
+) -> tuple[np.ndarray[Any, Any], ...]:
+    """The numbers of a tensor by head, [num_heads, inputs, outputs] for each that it is loaded as:
+    what makes each head's query one of latents, what makes its value of one, or both."""
+    if latent.is_split:
+        return (numbers.swapaxes(1, 2),)
+    plain = latent.plain_dim
+    heads = numbers.reshape(num_heads, plain + latent.value_dim, latent.rank)
+    keys, values = heads[:, :plain], heads[:, plain:].swapaxes(1, 2)
+    return keys, values

@@ -1,4 +1,4 @@
-"""Takes the tensors of a layer that carries a state out of a file; packs nothing itself.
+"""What tensors a layer that carries a state has, in a file and once they are loaded.
 
 Names and layouts follow llama.cpp (src/models/qwen35.cpp, qwen3next.cpp, lfm2.cpp,
 granite-hybrid.cpp, falcon-h1.cpp, and the conversion scripts).
@@ -6,115 +6,160 @@ granite-hybrid.cpp, falcon-h1.cpp, and the conversion scripts).
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from hypocenter.base.tensor import Tensor
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.facts.recurrence import Convolution, Recurrence
 from hypocenter.model.facts.state_space import StateSpace
-from hypocenter.model.gguf.file import GGUFFile
-from hypocenter.model.tensors.weight_tensors import (
-    ConvWeights,
-    DeltaWeights,
-    MixerWeights,
-    SpaceWeights,
+from hypocenter.model.tensors.tensor_spec import (
+    TensorSpec,
+    by_turns,
+    matrices,
+    matrix,
+    taps,
+    vector,
 )
 
 
-class TakesTensors(Protocol):
-    """What a loader does by name; see there."""
+@dataclass(frozen=True, slots=True)
+class DeltaWeights:
+    """A Gated Delta Net: matrices packed, vectors f32 padded to 64.
 
-    def matrix(self, name: str, num_rows: int, num_columns: int) -> Tensor: ...
-
-    file: GGUFFile
-
-    def by_turns(
-        self, name: str, row_counts: tuple[int, ...], num_turns: int
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def in_parts(self, name: str, row_counts: tuple[int, ...]) -> tuple[Tensor, ...]: ...
-
-    def vector(self, name: str, length: int) -> Tensor: ...
-
-    def flat(self, name: str, *shape: int) -> Tensor: ...
-
-    def optional(self, name: str, *shape: int) -> Tensor | None: ...
-
-    def taps(self, name: str, num_channels: int, num_taps: int) -> Tensor: ...
-
-
-def load_mixer(loader: TakesTensors, facts: Architecture, prefix: str) -> MixerWeights:
-    """Those of the layer of that prefix.
-
-    Raises what the loader raises for a tensor that is missing or of a wrong shape.
+    `gate`: what its result is gated by; `beta` and `step`: both numbers of each value head, the
+    latter with a bias; `rates` are below 0. conv f32 [num_taps, channels padded to 64].
     """
-    recurrence = facts.recurrence
+
+    qkv: Tensor
+    gate: Tensor
+    beta: Tensor
+    step: Tensor
+    step_bias: Tensor
+    rates: Tensor
+    conv: Tensor
+    norm: Tensor
+    output: Tensor
+
+    @property
+    def read(self) -> tuple[Tensor, ...]:
+        """What its input is multiplied with."""
+        return self.qkv, self.gate, self.beta, self.step
+
+
+@dataclass(frozen=True, slots=True)
+class ConvWeights:
+    """A gated short convolution: matrices packed, conv f32 [num_taps, channels padded to 64].
+
+    `gate_in` gates what the convolution takes of `x`, and `gate_out` what it gives.
+    """
+
+    gate_in: Tensor
+    gate_out: Tensor
+    x: Tensor
+    conv: Tensor
+    output: Tensor
+
+    @property
+    def read(self) -> tuple[Tensor, ...]:
+        """What its input is multiplied with."""
+        return self.gate_in, self.gate_out, self.x
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceWeights:
+    """A state space (Mamba-2): matrices packed, vectors f32 padded to 64.
+
+    `gate`: what its result is gated by; `step`: a number of each head, with a bias; `rates` are
+    below 0, `skips` what values themselves add. conv f32 [num_taps, channels padded to 64]. `norm`
+    has a number for each column of all groups; None: the result is gated alone.
+    """
+
+    gate: Tensor
+    mixed: Tensor
+    step: Tensor
+    step_bias: Tensor
+    rates: Tensor
+    skips: Tensor
+    conv: Tensor
+    conv_bias: Tensor | None = None
+    norm: Tensor | None = None
+    output: Tensor
+
+    @property
+    def read(self) -> tuple[Tensor, ...]:
+        """What its input is multiplied with."""
+        return self.gate, self.mixed, self.step
+
+
+#: Of a layer that carries a state.
+MixerWeights = DeltaWeights | ConvWeights | SpaceWeights
+#: Each by what its places in the table begin with.
+MIXERS: dict[str, Callable[..., MixerWeights]] = {
+    "delta": DeltaWeights,
+    "conv": ConvWeights,
+    "space": SpaceWeights,
+}
+
+
+def mixer_tensors(arch: Architecture, has: Callable[[str], bool]) -> Iterator[TensorSpec]:
+    """Those of one layer, without its prefix; `has` says whether its file has one of a name."""
+    recurrence = arch.recurrence
     assert recurrence is not None
     if isinstance(recurrence, Convolution):
-        return _load_convolution(loader, recurrence, prefix)
+        return _of_convolution(recurrence)
     if isinstance(recurrence, StateSpace):
-        return _load_space(loader, facts, recurrence, prefix)
-    return _load_delta(loader, facts, recurrence, prefix)
+        return _of_space(arch, recurrence)
+    return _of_delta(arch, recurrence, has)
 
 
-def _load_convolution(loader: TakesTensors, recurrence: Convolution, prefix: str) -> ConvWeights:
-    width, prefix = recurrence.width, f"{prefix}shortconv."
-    gate_in, gate_out, x = loader.in_parts(f"{prefix}in_proj.weight", (width,) * 3)
-    conv = loader.taps(f"{prefix}conv.weight", width, recurrence.num_taps)
-    return ConvWeights(gate_in, gate_out, x, conv, loader.matrix(f"{prefix}out_proj", width, width))
+def _of_convolution(recurrence: Convolution) -> Iterator[TensorSpec]:
+    width = recurrence.width
+    counts = dict.fromkeys(("conv.gate_in", "conv.gate_out", "conv.x"), width)
+    yield matrices("shortconv.in_proj.weight", counts, width)
+    yield taps("shortconv.conv.weight", "conv.conv", width, recurrence.num_taps)
+    yield matrix("shortconv.out_proj.weight", "conv.output", width, width)
 
 
-def _load_delta(
-    loader: TakesTensors, facts: Architecture, recurrence: Recurrence, prefix: str
-) -> DeltaWeights:
+def _of_delta(
+    arch: Architecture, recurrence: Recurrence, has: Callable[[str], bool]
+) -> Iterator[TensorSpec]:
     """Files hold its rates as numbers below 0."""
-    family, width = facts.family, facts.width
-    assert family.recurrence is not None
-    num_heads, values = recurrence.num_value_heads, recurrence.values_width
-    if family.recurrence.joins_steps:
-        name, num_turns = f"{prefix}ssm_ba.weight", recurrence.num_key_heads
-        beta, step = loader.by_turns(name, (num_heads, num_heads), num_turns)
+    family, width = arch.family.recurrence, arch.width
+    assert family is not None
+    num_heads, num_turns = recurrence.num_value_heads, recurrence.num_key_heads
+    mixed, values = recurrence.mixed_width, recurrence.values_width
+    if family.joins_steps:
+        places, rows = ("delta.beta", "delta.step"), (num_heads, num_heads)
+        yield by_turns("ssm_ba.weight", places, rows, width, num_turns)
     else:
-        beta = loader.matrix(f"{prefix}ssm_beta", num_heads, width)
-        step = loader.matrix(f"{prefix}ssm_alpha", num_heads, width)
-    mixed, num_taps = recurrence.mixed_width, recurrence.num_taps
-    joint = f"{prefix}ssm_in.weight"
-    if family.recurrence.joins_steps and joint in loader.file.tensors:
+        yield matrix("ssm_beta.weight", "delta.beta", num_heads, width)
+        yield matrix("ssm_alpha.weight", "delta.step", num_heads, width)
+    if family.joins_steps and has("ssm_in.weight"):
         # As first files of Qwen3-Next have it: what a head of keys has of all stands together.
         keys = (mixed - values) // 2
-        qkv, gate = loader.by_turns(joint, (keys, keys, values, values), recurrence.num_key_heads)
+        segments = (keys, keys, values, values)
+        yield by_turns("ssm_in.weight", ("delta.qkv", "delta.gate"), segments, width, num_turns)
     else:
-        qkv = loader.matrix(f"{prefix}attn_qkv", mixed, width)
-        gate = loader.matrix(f"{prefix}attn_gate", values, width)
-    return DeltaWeights(
-        qkv=qkv,
-        gate=gate,
-        beta=beta,
-        step=step,
-        step_bias=loader.vector(f"{prefix}ssm_dt.bias", num_heads),
-        rates=loader.vector(f"{prefix}ssm_a", num_heads),
-        conv=loader.taps(f"{prefix}ssm_conv1d.weight", mixed, num_taps),
-        norm=loader.vector(f"{prefix}ssm_norm.weight", recurrence.value_dim),
-        output=loader.matrix(f"{prefix}ssm_out", width, values),
-    )
+        yield matrix("attn_qkv.weight", "delta.qkv", mixed, width)
+        yield matrix("attn_gate.weight", "delta.gate", values, width)
+    yield vector("ssm_dt.bias", "delta.step_bias", num_heads)
+    yield vector("ssm_a", "delta.rates", num_heads)
+    yield taps("ssm_conv1d.weight", "delta.conv", mixed, recurrence.num_taps)
+    yield vector("ssm_norm.weight", "delta.norm", recurrence.value_dim)
+    yield matrix("ssm_out.weight", "delta.output", width, values)
 
 
-def _load_space(
-    loader: TakesTensors, facts: Architecture, space: StateSpace, prefix: str
-) -> SpaceWeights:
+def _of_space(arch: Architecture, space: StateSpace) -> Iterator[TensorSpec]:
     """One matrix of the file makes gates, what is convolved and the steps, in this order."""
-    num_heads, mixed = space.num_heads, space.mixed_width
-    groups = (space.num_groups, space.values_width // space.num_groups)
-    gate, of_conv, step = loader.in_parts(f"{prefix}ssm_in.weight", space.part_rows)
-    return SpaceWeights(
-        gate=gate,
-        mixed=of_conv,
-        step=step,
-        step_bias=loader.vector(f"{prefix}ssm_dt.bias", num_heads),
-        rates=loader.flat(f"{prefix}ssm_a", num_heads, 1),
-        skips=loader.flat(f"{prefix}ssm_d", num_heads, 1),
-        conv=loader.taps(f"{prefix}ssm_conv1d.weight", mixed, space.num_taps),
-        conv_bias=loader.optional(f"{prefix}ssm_conv1d.bias", mixed),
-        norm=loader.optional(f"{prefix}ssm_norm.weight", *groups),
-        output=loader.matrix(f"{prefix}ssm_out", facts.width, space.values_width),
-    )
+    num_heads, values, mixed = space.num_heads, space.values_width, space.mixed_width
+    places = ("space.gate", "space.mixed", "space.step")
+    yield matrices("ssm_in.weight", dict(zip(places, space.part_rows, strict=True)), arch.width)
+    yield vector("ssm_dt.bias", "space.step_bias", num_heads)
+    yield vector("ssm_a", "space.rates", num_heads, 1)
+    yield vector("ssm_d", "space.skips", num_heads, 1)
+    yield taps("ssm_conv1d.weight", "space.conv", mixed, space.num_taps)
+    yield vector("ssm_conv1d.bias", "space.conv_bias", mixed, is_optional=True)
+    groups = space.num_groups, values // space.num_groups
+    yield vector("ssm_norm.weight", "space.norm", *groups, is_optional=True)
+    yield matrix("ssm_out.weight", "space.output", arch.width, values)

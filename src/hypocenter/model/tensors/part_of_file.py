@@ -1,31 +1,26 @@
-"""The tensors of one part of a model: which rows and columns of the file are its own."""
+"""The tensors of one part of a model: which rows and columns of the file are its own.
+
+Nothing here knows tensors by name: what a part has of one is where its shape in the table of the
+part differs from that in the table of the whole.
+"""
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
 
 from hypocenter.base.dtypes import Array
+from hypocenter.base.errors import BadModelFile
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.facts.part import Part
-from hypocenter.model.facts.split import cannot_split
+from hypocenter.model.facts.split import cannot_split, part_of
 from hypocenter.model.gguf.file import GGUFFile
-from hypocenter.model.gguf.values import TensorInfo
-
-_OF_LAYER = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
-#: Tensors by what stands between layer and kind. Their rows are split.
-_BY_ROWS = frozenset(
-    {"attn_q", "attn_k", "attn_v", "attn_qkv", "attn_sinks", "ffn_gate", "ffn_up"}
-    | {"ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_gate_shexp", "ffn_up_shexp"}
-)
-#: So are theirs, where each head has a row of its own.
-_BY_HEADS = frozenset({"attn_q_norm", "attn_k_norm"})
-#: Their columns are; a bias is added by the first part alone.
-_BY_COLUMNS = frozenset({"attn_output", "ffn_down", "ffn_down_exps", "ffn_down_shexp"})
+from hypocenter.model.gguf.values import TensorInfo, without_leading_ones
+from hypocenter.model.tensors.table import tensor_table
+from hypocenter.model.tensors.tensor_spec import Kind, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +43,19 @@ class PartOfFile(GGUFFile):
     """
 
     def __init__(self, whole: GGUFFile, facts: Architecture, part: Part) -> None:
-        """Raises BadSetting where a part would end within a block of quantised weights."""
+        """Raises BadSetting where a part would end within a block of quantised weights,
+        BadModelFile for a tensor of a wrong shape."""
         super().__init__(whole._open())
         self._whole, self._facts, self._part = whole, facts, part
         self._cuts: dict[str, _Cut] = {}
-        infos = {name: self._cut(info) for name, info in whole.tensors.items()}
-        if facts.vocab_size % part.num_parts == 0:
-            table = whole.tensors["token_embd.weight"]
-            output = whole.tensors.get("output.weight", table)
-            infos["output.weight"] = self._by_rows("output.weight", output, (facts.vocab_size,))
-            if "output.bias" in whole.tensors:
-                bias = whole.tensors["output.bias"]
-                infos["output.bias"] = self._by_rows("output.bias", bias, (facts.vocab_size,))
+        infos = dict(whole.tensors)
+        if facts.vocab_size % part.num_parts == 0 and "output.weight" not in infos:
+            infos["output.weight"] = infos["token_embd.weight"]
+        # Whatever is too much or missing is refused when the part is loaded.
+        tables = tensor_table(facts, infos), tensor_table(part_of(facts, part), infos)
+        for of_whole, of_part in zip(*tables, strict=True):
+            if (info := infos.get(of_whole.name)) is not None:
+                infos[of_whole.name] = self._cut(info, of_whole, of_part)
         self._tensors = MappingProxyType(infos)
 
     def raw(self, name: str) -> Array:
@@ -77,46 +73,35 @@ class PartOfFile(GGUFFile):
         cut = self._cuts.get(name)
         self._whole.let_go(name if cut is None else cut.source)
 
-    def _cut(self, info: TensorInfo) -> TensorInfo:
-        found = _OF_LAYER.fullmatch(info.name)
-        if found is None:
+    def _cut(self, info: TensorInfo, whole: TensorSpec, part: TensorSpec) -> TensorInfo:
+        """What the part has of a tensor of the file."""
+        if without_leading_ones(info.shape) != without_leading_ones(whole.shape):
+            limit = f"the metadata say {whole.shape}"
+            raise BadModelFile(self.path, f"{info.name} shape", info.shape, limit)
+        if whole.is_added_once and self._part.rank:
+            self._cuts[whole.name] = _Cut(info.name, 1, 1, ())
             return info
-        layer, of, kind = int(found[1]), found[2], found[3]
-        if of in _BY_ROWS or (of in _BY_HEADS and len(info.shape) == 2):
-            axis = -2 if kind == "weight" and of != "attn_sinks" else -1
-            return self._by_rows(info.name, info, self._segments(layer, of, info.shape[axis]))
-        if of not in _BY_COLUMNS:
+        num_axes = len(whole.shape)
+        axis = next((i for i in range(num_axes) if whole.shape[i] != part.shape[i]), None)
+        if axis is None:
             return info
-        if kind == "weight":
-            return self._by_columns(info)
-        if self._part.rank:
-            self._cuts[info.name] = _Cut(info.name, 1, 1, ())
-        return info
+        axis -= num_axes  # as axes of 1 may stand before those of the file, or be missing there
+        segments = whole.segments_along(axis)
+        unit_bytes = info.dtype.block_bytes
+        if axis < -1:  # whole rows
+            unit_bytes = info.dtype.num_bytes(math.prod(info.shape[axis + 1 :]))
+        elif whole.kind is Kind.MATRIX:  # blocks of a row stay whole
+            segments = (self._blocks(info),)
+        return self._keep(whole.name, info, len(info.shape) + axis, unit_bytes, segments)
 
-    def _segments(self, layer: int, of: str, num_rows: int) -> tuple[int, ...]:
-        """What lies one after the other in a tensor, each to be split by itself."""
-        if of == "attn_qkv":
-            kv = self._facts.layers[layer].kv_width
-            return (num_rows - 2 * kv, kv, kv)
-        is_joint = of == "ffn_gate_up_exps" or (of == "ffn_up" and self._facts.family.fused_gate_up)
-        return (num_rows // 2,) * 2 if is_joint else (num_rows,)
-
-    def _by_rows(self, name: str, info: TensorInfo, segments: tuple[int, ...]) -> TensorInfo:
-        is_vector = sum(segments) == info.shape[-1] and name.endswith((".bias", "sinks.weight"))
-        axis = len(info.shape) - (1 if is_vector else 2)
-        unit_bytes = info.dtype.num_bytes(math.prod(info.shape[axis + 1 :]))
-        return self._keep(name, info, axis, unit_bytes, segments)
-
-    def _by_columns(self, info: TensorInfo) -> TensorInfo:
-        """Blocks of a row stay whole."""
+    def _blocks(self, info: TensorInfo) -> int:
+        """Blocks of a row, of which each part has some."""
         num_columns, per_block = info.shape[-1], info.dtype.block_elements
         num_parts = self._part.num_parts
         if num_columns % (per_block * num_parts):
             problem = f"{num_columns} columns of {info.name} are no {num_parts} parts of whole "
             raise cannot_split(self._facts, num_parts, f"{problem}blocks of {per_block}")
-        num_blocks = num_columns // per_block
-        axis = len(info.shape) - 1
-        return self._keep(info.name, info, axis, info.dtype.block_bytes, (num_blocks,))
+        return num_columns // per_block
 
     def _keep(
         self, name: str, info: TensorInfo, axis: int, unit_bytes: int, segments: tuple[int, ...]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
-from hypocenter.base.dtypes import Array
-from hypocenter.base.tensor import Tensor
 from hypocenter.device.lending import Lender
 from hypocenter.kernels.weights import packing
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.gguf.file import GGUFFile
-from hypocenter.model.tensors.packed_weights import PackedWeights
-from hypocenter.model.tensors.tensor_check import NO_TENSOR, Looker
+from hypocenter.model.tensors.table import tensor_table
+from hypocenter.model.tensors.tensor_reader import TensorReader
+from hypocenter.model.tensors.tensor_spec import PACKED, TensorSpec
 from hypocenter.settings.config import OnProgress
 from hypocenter.wire.messages import KeptWeights, SharedWeight
 
@@ -30,62 +28,43 @@ def lend_weights(
     nothing. Raises what `load_weights` raises, and NotShareable.
     """
     began = time.monotonic()
-    with PackedWeights(file, device, in_bf16=False, num_bytes=0) as kept:
-        lender = _LendingLoader(file, architecture, progress, device, False, kept)
-        lender.take_all()
+    lender = _WeightLender(file, architecture, progress, device)
+    for spec in tensor_table(architecture, file.tensors):
+        if spec.kind in PACKED:
+            lender.lend(spec)
+        else:
+            lender.look_for(spec)
+    lender.refuse_unused()
     pieces = tuple(lender.to.pieces)
     return KeptWeights(repr(file.stamps), pieces, lender.lent, time.monotonic() - began)
 
 
-class _LendingLoader(Looker):
-    """Packs matrices, and looks at the rest."""
+class _WeightLender(TensorReader):
+    """Packs matrices where other processes may map them."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.to = Lender(self.device)
+    def __init__(
+        self,
+        file: GGUFFile,
+        architecture: Architecture,
+        progress: OnProgress | None,
+        device: str,
+    ) -> None:
+        super().__init__(file, architecture, progress)
+        self.device, self.to = device, Lender(device)
         self.lent: dict[str, SharedWeight] = {}
 
-    def _split(
-        self,
-        name: str,
-        row_counts: tuple[int, ...],
-        num_columns: int,
-        *,
-        is_factor: bool = True,
-        num_experts: int = 0,
-    ) -> tuple[Tensor, ...]:
-        all_rows = self._rows(name, row_counts, num_columns, num_experts)
-        for index, rows in enumerate(all_rows):
-            self._lend(name, index, rows, num_columns)
-        self.file.let_go(name)
-        return (NO_TENSOR,) * len(row_counts)
-
-    def by_turns(
-        self, name: str, row_counts: tuple[int, ...], num_turns: int
-    ) -> tuple[Tensor, Tensor]:
-        for index, rows in enumerate(self._turns(name, row_counts, num_turns)):
-            self._lend(name, index, rows, self.facts.width)
-        self.file.let_go(name)
-        return NO_TENSOR, NO_TENSOR
-
-    def _columns(
-        self, name: str, num_rows: int, column_counts: tuple[int, ...]
-    ) -> tuple[Tensor, ...]:
-        for index, rows in enumerate(self._split_columns(name, num_rows, column_counts)):
-            self._lend(name, index, rows, column_counts[index])
-        self.file.let_go(name)
-        return (NO_TENSOR,) * len(column_counts)
-
-    def _lend(self, name: str, index: int, rows: Array, num_columns: int) -> None:
-        """Part `index` of a tensor, as GGUF bytes."""
-        dtype = self.file.tensors[name].dtype
-        self._refuse_reserved(name, rows, dtype)
-        packed = packing.pack(
-            rows,
-            dtype,
-            num_columns,
-            device=self.device,
-            on_host=True,
-            factors=self._factors(name),
-        )
-        self.lent[f"{name} {index}"] = packing.lend(name, packed, self.to)
+    def lend(self, spec: TensorSpec) -> None:
+        """Each matrix that a tensor is loaded as, as `Loader` names them."""
+        for index, (rows, part) in enumerate(zip(self.parts(spec), spec.loaded, strict=True)):
+            dtype = self.file.tensors[spec.name].dtype
+            self._refuse_reserved(spec.name, rows, dtype)
+            packed = packing.pack(
+                rows,
+                dtype,
+                part.shape[-1],
+                device=self.device,
+                on_host=True,
+                factors=self._factors(spec.name),
+            )
+            self.lent[f"{spec.name} {index}"] = packing.lend(spec.name, packed, self.to)
+        self.file.let_go(spec.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,20 @@ from hypocenter.kernels.weights.block_types import as_ggml_reads, dequantise, fi
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.values import without_leading_ones
+from hypocenter.model.tensors.table import tensor_table
+from hypocenter.model.tensors.tensor_spec import Kind, TensorSpec
 from hypocenter.settings.config import OnProgress
+
+
+def check_tensors(file: GGUFFile, architecture: Architecture) -> None:
+    """Look for every tensor that `load_weights` would take, and read none.
+
+    Raises what that would raise for one that is missing, too many, or of a wrong shape.
+    """
+    reader = TensorReader(file, architecture, None)
+    for spec in tensor_table(architecture, file.tensors):
+        reader.look_for(spec)
+    reader.refuse_unused()
 
 
 class TensorReader:
@@ -39,18 +52,35 @@ class TensorReader:
                     "tensor",
                 )
 
-    def _split_columns(
-        self, name: str, num_rows: int, column_counts: tuple[int, ...]
-    ) -> Iterator[Array]:
-        """GGUF bytes of a table, uint8 [num_rows, row_bytes] for each of so many columns."""
-        dtype = self._expect(name, (num_rows, sum(column_counts)))
-        for count in column_counts:
+    def look_for(self, spec: TensorSpec) -> None:
+        """Take a tensor without reading it. Raises BadModelFile where it is missing or has another
+        shape."""
+        if spec.kind is not Kind.CONSTANT:
+            self._expect(spec.name, spec.shape)
+
+    def parts(self, spec: TensorSpec) -> Iterable[Array]:
+        """GGUF bytes of what is packed, uint8 [rows, row_bytes] for each that it is loaded as.
+
+        Those of a stack are padded to 64 rows each.
+        """
+        if spec.kind is Kind.TABLE and len(spec.loaded) > 1:
+            return self._columns(spec)
+        parts = self._rows(spec)
+        if not spec.segments:
+            return parts
+        *first, last = parts
+        return np.concatenate(first) if len(first) > 1 else first[0], last
+
+    def _columns(self, spec: TensorSpec) -> Iterator[Array]:
+        dtype = self._expect(spec.name, spec.shape)
+        counts = [part.shape[-1] for part in spec.loaded]
+        for count in counts:
             if count % dtype.block_elements:
                 limit = f"blocks of {dtype.block_elements} columns must not span two layers"
                 field = f"{self.facts.name}.embedding_length_per_layer_input"
                 raise UnsupportedModel(self.file.path, field, count, limit)
-        raw = self._raw(name, dtype).reshape(num_rows, -1)
-        ends = np.cumsum([dtype.num_bytes(count) for count in column_counts])[:-1]
+        raw = self._raw(spec.name, dtype).reshape(spec.shape[0], -1)
+        ends = np.cumsum([dtype.num_bytes(count) for count in counts])[:-1]
         yield from map(np.ascontiguousarray, np.split(raw, ends, axis=1))
 
     def _refuse_reserved(self, name: str, rows: Array, dtype: DType) -> None:
@@ -70,41 +100,24 @@ class TensorReader:
             limit = "a model has other numbers there; its download was not finished, repeat it"
             raise BadModelFile(self.file.path, name, Words("zeros alone"), limit)
 
-    def _rows(
-        self,
-        name: str,
-        row_counts: tuple[int, ...],
-        num_columns: int,
-        num_experts: int = 0,
-        num_turns: int = 1,
-    ) -> list[np.ndarray[Any, Any]]:
-        """GGUF bytes of a matrix, uint8 [rows, row_bytes] for each of so many consecutive rows.
-
-        Of a stack of `num_experts` those rows of all, each padded to 64 rows. With `num_turns` each
-        has an equal part of its rows in every turn.
-        """
-        num_rows = sum(row_counts)
-        lead = (num_experts,) if num_experts else ()
-        dtype = self._expect(name, (*lead, num_rows, num_columns))
+    def _rows(self, spec: TensorSpec) -> list[np.ndarray[Any, Any]]:
+        """GGUF bytes of a matrix, uint8 [rows, row_bytes] for each of its segments."""
+        name, (*lead, num_rows, num_columns) = spec.name, spec.shape
+        dtype = self._expect(name, spec.shape)
         raw = self._raw(name, dtype).reshape(-1, dtype.num_bytes(num_columns))
         if name in ("token_embd.weight", "output.weight"):
             self._refuse_zeros(name, raw)
         if self.progress:
             self.progress("loading weights", len(self.taken) / len(self.file.tensors))
-        ends = np.cumsum(row_counts)[:-1]
-        if num_experts:
-            parts = np.split(raw.reshape(num_experts, num_rows, -1), ends, axis=1)
-            return [packing.stack(part.reshape(-1, raw.shape[1]), num_experts) for part in parts]
-        if num_turns == 1:
+        ends = np.cumsum(spec.segments or spec.segments_along(-2))[:-1]
+        if lead:
+            parts = np.split(raw.reshape(*lead, num_rows, -1), ends, axis=1)
+            return [packing.stack(part.reshape(-1, raw.shape[1]), *lead) for part in parts]
+        if spec.num_turns == 1:
             return np.split(raw, ends)
-        turns = raw.reshape(num_turns, num_rows // num_turns, raw.shape[1])
-        parts = np.split(turns, ends // num_turns, axis=1)
+        turns = raw.reshape(spec.num_turns, num_rows // spec.num_turns, raw.shape[1])
+        parts = np.split(turns, ends // spec.num_turns, axis=1)
         return [part.reshape(-1, raw.shape[1]) for part in parts]
-
-    def _turns(self, name: str, row_counts: tuple[int, ...], num_turns: int) -> tuple[Array, Array]:
-        """GGUF bytes of a matrix whose rows take turns: all parts but the last, and the last."""
-        *first, last = self._rows(name, row_counts, self.facts.width, num_turns=num_turns)
-        return np.concatenate(first) if len(first) > 1 else first[0], last
 
     def _raw(self, name: str, dtype: DType) -> Array:
         raw = self.file.raw(name)
@@ -171,8 +184,7 @@ class TensorReader:
         scale = self._scale_of(name) if info.dtype is DType.NVFP4 else None
         if scale is None:
             return None
-        # Read in any case: who lends weights looks at all other tensors only.
-        factors = TensorReader.values(self, scale, _lead(info.shape))
+        factors = self.values(scale, _lead(info.shape))
         if not np.isfinite(factors).all():
             place = int(np.flatnonzero(~np.isfinite(factors))[0])
             limit = "a weight cannot be multiplied by it; download the file again"
@@ -187,13 +199,3 @@ def _beside(name: str, kind: str) -> str:
 def _lead(shape: tuple[int, ...]) -> tuple[int]:
     """One factor for each matrix of a stack."""
     return (shape[0] if len(shape) == 3 else 1,)
-
-
-def norms_heads(file: GGUFFile, facts: Architecture) -> bool:
-    """Whether layer norms, which add biases, are made of each head."""
-    is_there = (
-        f"blk.{layer}.attn_{part}_norm.weight" in file.tensors
-        for layer in facts.attention_layers
-        for part in "qk"
-    )
-    return facts.family.norms_by_head and any(is_there)
