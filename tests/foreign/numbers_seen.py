@@ -6,17 +6,43 @@ import contextlib
 import io
 import itertools
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import pytest
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.diagnosis import Claim
 from hypocenter.doctor.rungs.nonfinite.first import nonfinite
 from hypocenter.foreign.last_exception import call_of
-from hypocenter.foreign.nonfinite.hooks import NumberHooks, enter_mode
-from hypocenter.foreign.nonfinite.watch import NumberWatch
+from hypocenter.foreign.nonfinite.hooks import NumberHooks
+from hypocenter.foreign.ops.build import NotBuilt, load
+from hypocenter.foreign.ops.native import NativeOps
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.fault_record import FaultRecord
+
+#: The machine code of this process; None: Python sees the operations.
+_NATIVE: list[NativeOps | None] = [None]
+
+
+def native_ops() -> NativeOps | None:
+    """What sees the operations."""
+    return _NATIVE[0]
+
+
+@contextlib.contextmanager
+def seen_natively() -> Iterator[None]:
+    """Within, machine code sees the operations; skips where it cannot be had."""
+    import torch
+
+    try:
+        _NATIVE[0] = NativeOps(torch, load(torch))
+    except NotBuilt as error:
+        pytest.skip(str(error))
+    try:
+        yield
+    finally:
+        _NATIVE[0] = None
 
 
 def events_of(program: Callable[[], object]) -> list[Any]:
@@ -30,14 +56,14 @@ def events_of(program: Callable[[], object]) -> list[Any]:
         events.append(event(seq=next(numbers), step=0, **fields))
 
     hooks = NumberHooks(lambda: None, lambda: True)
-    hooks.watch = NumberWatch(torch, tell, lambda: True, lambda made, given: None)
     readers = {name: getattr(torch.Tensor, name) for name in ("tolist", "__repr__")}
     for name in readers:
         hooks._watch_reader(torch.Tensor, name)
     passes = {name: getattr(torch.autograd, name) for name in ("backward", "grad")}
     for name in passes:
         hooks._watch_backward(torch.autograd, name)
-    mode = enter_mode(torch, hooks)
+    native = native_ops()
+    mode = hooks.see(torch, tell, lambda made, given: None, native)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             program()
@@ -47,7 +73,11 @@ def events_of(program: Callable[[], object]) -> list[Any]:
         traceback.clear_frames(error.__traceback__)
     finally:
         hooks.close()
-        mode.__exit__(None, None, None)
+        if native is not None:
+            native.end()
+            native.asked.told.clear()
+        else:
+            mode.__exit__(None, None, None)
         for name, reader in readers.items():
             setattr(torch.Tensor, name, reader)
         for name, run in passes.items():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from numbers_seen import judged
+from numbers_seen import judged, seen_natively
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Verdict
@@ -16,6 +17,13 @@ from hypocenter.doctor.diagnosis import Verdict
 torch: Any = pytest.importorskip("torch")
 nn, F = torch.nn, torch.nn.functional
 INF = float("inf")
+
+
+@pytest.fixture(autouse=True, params=["in Python", "natively"])
+def seen(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each program is seen both ways, and judged the same."""
+    with seen_natively() if request.param == "natively" else contextlib.nullcontext():
+        yield
 
 
 def read(tensor: Any) -> float:

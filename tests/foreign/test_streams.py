@@ -12,6 +12,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from numbers_seen import native_ops, seen_natively
 from pretend_streams import PretendGpu, Stream
 
 from hypocenter.foreign import caller
@@ -21,16 +22,20 @@ from hypocenter.record.order_events import Disorder
 LINES = Path(__file__).read_text().splitlines()
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendGpu]:
+@pytest.fixture(params=["in Python", "natively"])
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendGpu]:
+    """Each program is seen both ways, and the same is found."""
     whose = caller._whose
     monkeypatch.setattr(
         caller,
         "_whose",
         lambda file: caller._Whose.NOBODYS if file == pretend_streams.__file__ else whose(file),
     )
-    made = PretendGpu()
-    with made:
+    if request.param == "in Python":
+        with PretendGpu() as made:
+            yield made
+        return
+    with seen_natively(), PretendGpu(native_ops()) as made:
         yield made
 
 
@@ -178,7 +183,7 @@ def test_a_view_uses_nothing_and_an_alias_is_the_same_memory(gpu: PretendGpu) ->
     side, x = Stream(gpu), gpu.on_gpu(torch.ones(64))
     x.add_(1)
     alias = torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(x))  # type: ignore[attr-defined]
-    gpu._storages.add(alias.untyped_storage())
+    gpu.mark(alias)
     with gpu.stream(side):
         part = alias.view(8, 8)[2:]
         assert gpu.found == []

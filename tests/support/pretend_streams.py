@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hypocenter.foreign.ops.native import NativeOps
+from hypocenter.foreign.streams.native_watch import NativeStreamWatch
 from hypocenter.foreign.streams.operations import tensors_in
 from hypocenter.foreign.streams.telling import disorders
 from hypocenter.foreign.streams.watch import StreamWatch
@@ -49,15 +51,38 @@ class Stream:
 class PretendGpu(TorchDispatchMode):
     """One GPU; `found` is what the watch has told so far. To be entered like any mode."""
 
-    def __init__(self) -> None:
+    def __init__(self, native: NativeOps | None = None) -> None:
         super().__init__()
+        self._native = native
         self.events = itertools.count(1)
         self._told: list[dict[str, Any]] = []
         self._storages: weakref.WeakSet[Any] = weakref.WeakSet()
         self._pinned: weakref.WeakSet[Any] = weakref.WeakSet()
         self.default = Stream(self, 0)
         self._now = self.default
-        self.watch = StreamWatch(self, self._told.append)
+        self.watch: StreamWatch = (
+            StreamWatch(self, self._told.append)
+            if native is None
+            else NativeStreamWatch(self, self._told.append, native, is_pretended=True)
+        )
+
+    def __enter__(self) -> Any:
+        if self._native is None:
+            return super().__enter__()
+        self._native.see()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._native is None:
+            super().__exit__(*error)
+        else:
+            self._native.code.see(False)
+
+    def mark(self, tensor: torch.Tensor) -> None:
+        """A tensor is of the GPU."""
+        self._storages.add(tensor.untyped_storage())
+        if self._native is not None:
+            self._native.code.order.mark(tensor)
 
     @property
     def found(self) -> list[Disordered]:
@@ -65,15 +90,23 @@ class PretendGpu(TorchDispatchMode):
 
     @contextlib.contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
-        before, self._now = self._now, stream
+        before = self._now
+        self._choose(stream)
         try:
             yield
         finally:
-            self._now = before
+            self._choose(before)
+
+    def _choose(self, stream: Stream) -> None:
+        self._now = stream
+        if self._native is not None:
+            self._native.code.order.set_pretended_stream(stream.cuda_stream)
 
     def on_gpu(self, tensor: torch.Tensor) -> torch.Tensor:
         """Make one of the GPU, in the stream of now."""
-        self._storages.add(tensor.untyped_storage())
+        self.mark(tensor)
+        if self._native is not None:
+            return tensor.clone()
         with self:
             return tensor.clone()
 
@@ -87,6 +120,8 @@ class PretendGpu(TorchDispatchMode):
     # -- what a StreamWatch asks --------------------------------------------------------------
 
     def place_of(self, tensor: torch.Tensor) -> int:
+        if self._native is not None:
+            return int(self._native.code.order.place_of(tensor))
         return 0 if tensor.untyped_storage() in self._storages else -1
 
     def device_now(self) -> int:

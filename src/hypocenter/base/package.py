@@ -23,6 +23,8 @@ FOLDER = Path(__file__).parents[1]
 ASSETS = FOLDER / "assets"
 #: What is compiled where a program's driver is watched.
 CALLBACK = FOLDER / "foreign" / "driver" / "callback.c"
+#: What is compiled where a program's operations of torch are seen.
+OBSERVER = FOLDER / "foreign" / "ops" / "observer.cpp"
 #: What the GPU kernels were run and compiled with: on GPUs, and on the CPU.
 _TESTED_TRITONS = ("3.6", "3.9")
 #: Rooms in which kernels lie that a bundle may name: ours, and those that the lab plants.

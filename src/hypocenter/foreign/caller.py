@@ -63,6 +63,11 @@ def caller_of_now(frame: FrameType | None = None) -> tuple[FrameType | None, str
     return nearest, line_of_nearest
 
 
+def whose(file: str) -> _Whose:
+    """Whose a file is; the value is 0 for nobody's, 1 for an installed one, 2 for the program's."""
+    return _whose(file)
+
+
 def _look_at(frame: FrameType) -> tuple[_Whose, str, CodeType]:
     code = frame.f_code
     if len(_known) >= _MAX_KNOWN:

@@ -29,9 +29,11 @@ from hypocenter.foreign.inductor import MadeIn, name_of, watch_inductor
 from hypocenter.foreign.last_exception import MAX_CHARS, call_of, refusal_of
 from hypocenter.foreign.lost_launches import LostLaunches
 from hypocenter.foreign.nonfinite.hooks import NumberHooks
+from hypocenter.foreign.ops.native import NativeOps
 from hypocenter.foreign.recorder import ForeignRecorder
 from hypocenter.foreign.repeats import Repeat
-from hypocenter.foreign.seen_reads import SeenReads, watch_reads
+from hypocenter.foreign.seen_reads import SeenReads, watch_methods, watch_reads
+from hypocenter.foreign.streams.install import can_watch
 from hypocenter.foreign.streams.session import OrderSession
 from hypocenter.foreign.tuning_hooks import watch_tuning
 from hypocenter.record.events import Launched
@@ -85,15 +87,7 @@ def module_loaded(module: Any) -> None:
         _State.graphs.watch(module)
         _State.driver.watch_torch(module)
         environment = Environment.read()
-        if environment.nan:
-            _State.numbers.start(module)
-        if environment.trace or environment.guard:
-            order = _State.order = OrderSession(module, recorder, _attempt, _close)
-            reads = _reads if environment.trace else lambda: None
-            if environment.trace:
-                mark_undefined(module, order.quiet, order.end_filling)
-            if environment.trace or order.run is not None:
-                _State.on_compiler_loaded = watch_reads(module, reads, _attempt_quietly, order.run)
+        _watch_operations(module, environment)
     elif module.__name__ in GPU_MODULES:
         _watch_the_end()
         _State.driver.watch_module(module)
@@ -121,6 +115,28 @@ def module_loaded(module: Any) -> None:
         if _is_guarded_run():
             reason = "torch.compile launches the kernels that it makes itself, past triton.jit"
             _list_past(module.CachingAutotuner, "run", reason)
+
+
+def _watch_operations(torch: Any, environment: Environment) -> None:
+    """Have torch's operations seen, by machine code where that can be had."""
+    is_looked_at = environment.trace or environment.guard
+    is_of_use = environment.nan or environment.trace or (is_looked_at and can_watch(torch))
+    native = NativeOps.load(torch) if is_of_use else None
+    if native is not None:
+        atexit.register(native.end)  # before what is registered later, so after it
+    if environment.nan:
+        _State.numbers.start(torch, native)
+    if not is_looked_at:
+        return
+    order = _State.order = OrderSession(torch, recorder, _attempt, _close, native)
+    reads = _reads if environment.trace else lambda: None
+    if environment.trace:
+        mark_undefined(torch, order.quiet, order.end_filling)
+    if native is not None and environment.trace:
+        native.follow_reads(reads, _attempt_quietly)
+        watch_methods(torch, reads, _attempt_quietly)
+    elif native is None and (environment.trace or order.run is not None):
+        _State.on_compiler_loaded = watch_reads(torch, reads, _attempt_quietly, order.run)
 
 
 def _reads() -> SeenReads | None:

@@ -88,6 +88,8 @@ class SeenReads:
     tell: Callable[[SeenRead], None]
     #: Whether operations are seen in this process.
     is_watching: ClassVar[bool] = False
+    #: Called when there is something to look at.
+    on_look: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
     #: In a launch, what torch reads is Triton's interpreter's business, or the recorder's.
     is_in_launch: bool = False
     _is_quiet: bool = False
@@ -99,6 +101,7 @@ class SeenReads:
         """A launch is given a tensor in which not everything was written."""
         layout = tensor.size(), tensor.stride(), tensor.storage_offset()
         self._origins[tensor.untyped_storage()] = _Origin(number, layout)
+        SeenReads.on_look()
 
     def forget(self, tensor: Any) -> None:
         """A launch is given a tensor: what it holds from now on is the launch's business."""
@@ -257,14 +260,21 @@ def watch_reads(
         # seconds, in a program that compiles nothing.
         Watch.__torch_dispatch__ = plain  # type: ignore[method-assign]
     Watch().__enter__()
-    SeenReads.is_watching = True
-    for method, name in _DIRECT.items():
-        _watch_method(torch.Tensor, method, name, seen, attempt)
+    watch_methods(torch, seen, attempt)
 
     def hide() -> None:
         Watch.__torch_dispatch__ = hidden  # type: ignore[method-assign]
 
     return hide
+
+
+def watch_methods(
+    torch: Any, seen: Callable[[], SeenReads | None], attempt: Callable[..., None]
+) -> None:
+    """Have reads noted that are made past torch's operations; those are seen by somebody else."""
+    SeenReads.is_watching = True
+    for method, name in _DIRECT.items():
+        _watch_method(torch.Tensor, method, name, seen, attempt)
 
 
 def _watch_method(

@@ -48,6 +48,17 @@ class Clocks:
         known[stream] = number
         return number
 
+    @property
+    def has_blocking(self) -> bool:
+        """Whether a stream and a default one order themselves."""
+        return bool(self._blocking)
+
+    def catch_up(self, stream: str, number: int) -> None:
+        """Somebody else has counted work of a stream, and this is the last one's number."""
+        if number > self.now.get(stream, 0):
+            self.now[stream] = number - 1
+            self.tick(stream)
+
     def record(self, event: int, stream: str) -> None:
         """From now on `event` stands for all that was asked for in the stream so far."""
         self.tick(stream)

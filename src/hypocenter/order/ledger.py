@@ -137,6 +137,14 @@ class Ledger:
                 memory.before.append((freed, is_same))
         self._freed[stream] = left
 
+    def adopt(self, number: int, stream: str, region: Extent, made: str, uses: list[Use]) -> None:
+        """Memory `number` was there before, used in one stream alone, in this order."""
+        self._memories[number] = _Memory(stream, region, made, uses)
+
+    def freed(self) -> Iterator[tuple[str, bool]]:
+        """Streams whose memory was given back, and whether others may still use some of it."""
+        return ((stream, bool(waiting)) for stream, waiting in self._freed.items())
+
     def keep_for(self, number: int, stream: str) -> None:
         """record_stream: once freed it is not given out before `stream` is through with it."""
         if (memory := self._memories.get(number)) is not None:

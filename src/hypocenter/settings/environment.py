@@ -26,6 +26,7 @@ class Environment:
     guard: bool
     nan: bool
     driver: bool
+    native: bool
     instructions: str
     packed_bytes: int
     api_key: str
@@ -59,6 +60,7 @@ class Environment:
             _flag("HYPO_GUARD", environ, "0"),
             _flag("HYPO_NAN", environ, "0"),
             _flag("HYPO_DRIVER", environ, "0"),
+            _flag("HYPO_NATIVE", environ, "1"),
             _instructions(environ),
             _gib("HYPO_PACKED_GIB", environ, "32"),
             environ.get("HYPO_API_KEY", ""),
@@ -109,6 +111,7 @@ KNOWN: dict[str, str] = {
     "HYPO_GUARD": "1 guards the Triton launches of a program that is recorded, as hypo guard does",
     "HYPO_NAN": "1 looks at the numbers of a program that is recorded, as hypo doctor --nan does",
     "HYPO_DRIVER": "1 has CUPTI record each launch of a program that is recorded, of any kernel",
+    "HYPO_NATIVE": "0 has torch's operations seen by Python, and compiles nothing (default: 1)",
     "HYPO_INSTRUCTIONS": "path that CPU kernels take: " + ", ".join(INSTRUCTIONS),
     "HYPO_API_KEY": "key that clients of hypo serve must have, and that bench-serve sends",
     "HYPO_ADMIN_KEY": "key of the routes of hypo serve below /debug/",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from hypocenter.foreign.nonfinite.ops import Op, Role, place_of, tensors_in
@@ -45,6 +45,10 @@ class OpChunk:
             self._most_bytes = MAX_GPU_BYTES
         self._num_results += len(op.results)
         self.ops.append(op)
+
+    def ops_of(self, flagged: set[int], tainted: Collection[Any]) -> Iterable[Op]:
+        """Those that have to be judged, in order: of these numbers, or over tainted storages."""
+        return self.ops if flagged or tainted else ()
 
     def find_flagged(self) -> set[int]:
         """The numbers of those of which a result is not finite; the device is waited for once.

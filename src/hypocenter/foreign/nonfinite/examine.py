@@ -10,6 +10,7 @@ from typing import Any
 
 from hypocenter.foreign.nonfinite.chunk import OpChunk
 from hypocenter.foreign.nonfinite.kinds import Found, explain, operand_at, where
+from hypocenter.foreign.nonfinite.native_chunk import NativeChunk, NativeUndefined
 from hypocenter.foreign.nonfinite.ops import Op, Role, is_looked_at, tensors_in
 from hypocenter.foreign.nonfinite.spread import OVERWRITING, reach_of
 from hypocenter.record.events import Launched
@@ -17,6 +18,8 @@ from hypocenter.record.nonfinite import NonFinite, NumberKind
 
 #: Operations that are told of, at most; a loop makes the same ones again and again.
 MAX_TOLD = 256
+#: By storage the line that made memory which nobody has written.
+Undefined = weakref.WeakKeyDictionary[Any, str] | NativeUndefined
 _INTEGERS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
 
 
@@ -60,8 +63,8 @@ class Examiner:
     def __init__(
         self,
         torch: Any,
-        chunk: OpChunk,
-        undefined: weakref.WeakKeyDictionary[Any, str],
+        chunk: OpChunk | NativeChunk,
+        undefined: Undefined,
         tell: Callable[..., None],
         keep: Callable[[Launched, Mapping[str, Any]], None],
     ) -> None:
@@ -81,7 +84,7 @@ class Examiner:
         chunk, parameters = self._chunk, []
         flagged = chunk.find_flagged()
         try:
-            for op in chunk.ops if flagged or self._taints else ():
+            for op in chunk.ops_of(flagged, self._taints):
                 if op.number not in flagged:
                     self._forget_overwritten(op)
                 elif op.facts.role is Role.TEST:

@@ -16,6 +16,7 @@ from hypocenter.record.nonfinite import NumberEnd
 
 if TYPE_CHECKING:
     from hypocenter.foreign.nonfinite.watch import NumberWatch
+    from hypocenter.foreign.ops.native import NativeOps
     from hypocenter.foreign.recorder import ForeignRecorder
     from hypocenter.record.events import Launched
 
@@ -42,25 +43,41 @@ class NumberHooks:
         self._num_failed = 0
         self._problem = ""
 
-    def start(self, torch: Any) -> None:
+    def start(self, torch: Any, native: NativeOps | None = None) -> None:
         """See every operation of this thread, and of its backward passes, from now on."""
-        from hypocenter.foreign.nonfinite.watch import NumberWatch
-
         opened = self._recorder()
         if opened is None:
             return
-        self.watch = NumberWatch(
+        self.see(
             torch,
             opened.record_number,
-            self._may_look,
             lambda made, given: _keep_given(opened, made, given),
+            native,
         )
-        enter_mode(torch, self)
         for name in ("tolist", "__repr__"):
             self._watch_reader(torch.Tensor, name)
         for name in ("backward", "grad"):
             self._watch_backward(torch.autograd, name)
         self._watch_compile(torch)
+
+    def see(
+        self,
+        torch: Any,
+        tell: Callable[..., None],
+        keep: Callable[[Launched, Mapping[str, Any]], None],
+        native: NativeOps | None,
+    ) -> Any:
+        """Have each operation seen by machine code, or by a mode in Python, which is returned."""
+        from hypocenter.foreign.nonfinite.native_watch import NativeNumberWatch
+        from hypocenter.foreign.nonfinite.watch import NumberWatch
+
+        if native is None:
+            self.watch = NumberWatch(torch, tell, self._may_look, keep)
+            return enter_mode(torch, self)
+        self.watch = NativeNumberWatch(torch, tell, self._may_look, keep, native)
+        native.asked.told.append(self._note_error)
+        native.see()
+        return None
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Make an operation, seen by the watch."""
@@ -73,17 +90,21 @@ class NumberHooks:
         try:
             return do(*args)
         except Exception as error:
-            self._problem = f"{type(error).__name__}: {error}"[:_MAX_CHARS]
-            self._num_failed += 1
-            if self._num_failed == 1:
-                log.warning(
-                    "an operation was not looked at: %s",
-                    self._problem,
-                    exc_info=log.isEnabledFor(logging.DEBUG),
-                )
-            if self._num_failed >= MAX_FAILURES:
-                self.close()
+            self._note_error(error)
             return None
+
+    def _note_error(self, error: BaseException) -> None:
+        self._problem = f"{type(error).__name__}: {error}"[:_MAX_CHARS]
+        self._num_failed += 1
+        if self._num_failed == 1:
+            is_debugged = log.isEnabledFor(logging.DEBUG)
+            log.warning(
+                "an operation was not looked at: %s",
+                self._problem,
+                exc_info=error if is_debugged else None,
+            )
+        if self._num_failed >= MAX_FAILURES:
+            self.close()
 
     def before_launch(
         self, jit: Any, args: tuple[Any, ...], options: Mapping[str, Any]

@@ -19,7 +19,7 @@ FLOATS = frozenset(
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 #: They ask of each element whether it is a number.
 _TESTS = frozenset({"isnan", "isinf", "isfinite", "isposinf", "isneginf"})
-_COMPARES = frozenset({"eq", "ne"})
+COMPARES = frozenset({"eq", "ne"})
 
 
 class Role(enum.Enum):
@@ -65,7 +65,7 @@ def facts_of(torch: Any, func: Any) -> OpFacts:
         role = Role.EMPTY
     elif name == "_local_scalar_dense":
         role = Role.ITEM
-    elif name in _TESTS or name in _COMPARES:
+    elif name in _TESTS or name in COMPARES:
         role = Role.TEST
     elif name != "lift_fresh" and not written and not any(new):
         role = Role.PASS

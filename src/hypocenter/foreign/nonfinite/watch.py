@@ -37,7 +37,8 @@ MAX_FILLED_BYTES, UNDEFINED = 64 << 20, 0xFF
 MAX_REACHED = 64
 #: More tensors than these are copied together.
 MAX_SINGLE = 4
-_SCALER = "_amp_foreach_non_finite_check_and_unscale"
+#: Finds what is not finite, for GradScaler.
+SCALER = "_amp_foreach_non_finite_check_and_unscale"
 
 
 class NumberWatch:
@@ -89,7 +90,7 @@ class NumberWatch:
         if not self._may_look():
             self._num_in_graphs += 1
             return func(*args, **kwargs)
-        self._number += 1
+        number = self._next_number()
         written: list[Any] = []
         before = None
         if facts.written:
@@ -97,14 +98,18 @@ class NumberWatch:
             before = attempt(self._copies, written)
         result = func(*args, **kwargs)
         if facts.role is Role.PLAIN:
-            attempt(self._note, facts, func, args, kwargs, result, written, before or {})
+            attempt(self._note, number, facts, func, args, kwargs, result, written, before or {})
         elif facts.role is Role.EMPTY:
             attempt(self._fill, result)
         elif facts.role is Role.TEST:
-            attempt(self._note_test, facts, func, args, kwargs)
+            attempt(self._note_test, number, facts, func, args, kwargs)
         elif isinstance(result, float) and not math.isfinite(result):
             attempt(self.note_read, args[0], NumberEnd.READ, result)
         return result
+
+    def _next_number(self) -> int:
+        self._number += 1
+        return self._number
 
     def _copies(self, tensors: list[Any]) -> dict[tuple[Any, ...], Any]:
         """Copies of what is about to be written, by `place_of`."""
@@ -133,6 +138,7 @@ class NumberWatch:
 
     def _note(
         self,
+        number: int,
         facts: OpFacts,
         func: Any,
         args: tuple[Any, ...],
@@ -146,10 +152,10 @@ class NumberWatch:
         for part, is_new in zip(parts, facts.new, strict=False):
             if is_new or facts.name == "lift_fresh":
                 results += [t for t in tensors_in(part) if is_looked_at(self._torch, t)]
-        if facts.name == _SCALER:
+        if facts.name == SCALER:
             self._has_scaler = True
         if results:
-            op = Op(self._number, facts, func, args, kwargs, results, before)
+            op = Op(number, facts, func, args, kwargs, results, before)
             self._place(op)
             self._keep(op)
 
@@ -193,7 +199,12 @@ class NumberWatch:
                     self._undefined[storage] = caller_of_now()[1]
 
     def _note_test(
-        self, facts: OpFacts, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        number: int,
+        facts: OpFacts,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
     ) -> None:
         """The program asks whether a tensor's elements are numbers."""
         first = args[0] if args else None
@@ -204,7 +215,7 @@ class NumberWatch:
             is_infinity = isinstance(other, float) and not math.isfinite(other)
             if other is not first and not is_infinity:
                 return
-        op = Op(self._number, facts, func, args, kwargs, [first], {})
+        op = Op(number, facts, func, args, kwargs, [first], {})
         op.site = caller_of_now()[1]
         self._keep(op)
 
@@ -215,12 +226,12 @@ class NumberWatch:
         if self._is_busy or self.is_paused or not self._may_look():
             self._num_in_graphs += not self.is_paused
             return None
-        self._number += 1
+        number = self._next_number()
         self._num_launches += 1
         tensors = [t for t in arguments.values() if is_looked_at(self._torch, t)]
         with self._quiet():
             before = self._copies(tensors)
-        op = Op(self._number, OpFacts("", Role.PLAIN), None, (), dict(arguments), tensors, before)
+        op = Op(number, OpFacts("", Role.PLAIN), None, (), dict(arguments), tensors, before)
         op.is_launch = True
         self.is_paused = True
         return op
@@ -289,13 +300,19 @@ class NumberWatch:
         self.flush()
         self._tell(
             NumbersWatched,
-            num_operations=self._number - self._num_launches,
+            num_operations=self._num_seen() - self._num_launches,
             num_launches=self._num_launches,
             num_lost=self._examiner.num_lost,
-            num_in_graphs=self._num_in_graphs,
+            num_in_graphs=self._num_uncounted(),
             is_eager=self.is_eager,
             problem=problem,
         )
+
+    def _num_seen(self) -> int:
+        return self._number
+
+    def _num_uncounted(self) -> int:
+        return self._num_in_graphs
 
     @contextlib.contextmanager
     def _quiet(self) -> Iterator[None]:

@@ -7,7 +7,9 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from hypocenter.foreign.ops.native import NativeOps
 from hypocenter.foreign.streams.install import TorchAnswers, can_watch, install
+from hypocenter.foreign.streams.native_watch import NativeStreamWatch
 from hypocenter.foreign.streams.watch import StreamWatch, fields_of
 from hypocenter.record.order_events import Disordered, OrderWatched
 
@@ -27,18 +29,26 @@ class OrderSession:
         recorder: Callable[[], _Recorder | None],
         attempt: Callable[..., None],
         close: Callable[[], None],
+        native: NativeOps | None = None,
     ) -> None:
         self._torch, self._recorder = torch, recorder
         self.watch: StreamWatch | None = None
+        self._native: NativeStreamWatch | None = None
         if can_watch(torch):
-            self.watch = StreamWatch(TorchAnswers(torch), self._tell)
+            answers = TorchAnswers(torch)
+            if native is not None:
+                self._native = NativeStreamWatch(answers, self._tell, native)
+                native.see()
+            self.watch = self._native or StreamWatch(answers, self._tell)
             install(torch, self.watch, attempt)
             atexit.register(close)
 
     @property
     def run(self) -> Callable[..., Any] | None:
-        """Runs one of torch's operations and has it noted; None where nothing is watched."""
-        return self.watch.operation if self.watch is not None else None
+        """Runs one of torch's operations and has it noted; None where that is not needed."""
+        if self.watch is None or self._native is not None:
+            return None
+        return self.watch.operation
 
     def _tell(self, fields: dict[str, Any]) -> None:
         if (recorder := self._recorder()) is not None:
@@ -65,6 +75,8 @@ class OrderSession:
         watch, self.watch = self.watch, None
         if watch is None:
             return
+        if self._native is not None:
+            self._native.end()
         is_of_use = is_recorded or len(watch.streams) > 1 or watch.num_async > 0
         if is_of_use and (recorder := self._recorder()) is not None:
             recorder.record_order(OrderWatched, fields_of(watch))

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,8 @@ class KnownStorages:
         self._shared: set[int] = set()
         self._gone: deque[tuple[int, str]] = deque()
         self._numbers = itertools.count(1)
+        #: Called when a memory goes away; by a finaliser, so it must do next to nothing.
+        self.note_gone: Callable[[], None] = lambda: None
         #: Numbers of memory of the host that a stream copies from or to.
         self.of_host: set[int] = set()
 
@@ -85,6 +87,7 @@ class KnownStorages:
             with contextlib.suppress(Exception):  # the interpreter may be shutting down
                 site = caller_of_now()[1]
         self._gone.append((number, site))
+        self.note_gone()
 
     def take_ended(self) -> Iterator[tuple[int, str]]:
         """Number and line of all memory that went away since this was asked last."""

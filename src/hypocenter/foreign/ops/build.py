@@ -1,0 +1,99 @@
+"""The machine code of `observer.cpp`, compiled for the torch and the Python of this process."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypocenter.base.package import OBSERVER
+from hypocenter.settings.cache_folder import private_folder
+
+#: Folder of the cache, and the name of the module, which its code has as well.
+FOLDER, NAME = "native", "hypo_ops"
+COMPILE_SECONDS = 240
+COMPILERS = ("g++", "c++", "clang++")
+_OPTIONS = ("-O1", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
+_MAX_CHARS = 300
+
+
+class NotBuilt(Exception):
+    """There is no machine code; says why in one sentence."""
+
+
+def load(torch: Any) -> Any:
+    """The module, compiled if that was not done yet; raises NotBuilt."""
+    path = _built(torch)
+    spec = importlib.machinery.ModuleSpec(
+        NAME, importlib.machinery.ExtensionFileLoader(NAME, str(path)), origin=str(path)
+    )
+    try:
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)  # type: ignore[union-attr]
+    except Exception as error:  # torch says in many ways that a key is taken
+        raise NotBuilt(f"{path.name} cannot be loaded: {error}"[:_MAX_CHARS]) from error
+    return module
+
+
+def _built(torch: Any) -> Path:
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        raise NotBuilt(f"it takes a C++ compiler, and none of {', '.join(COMPILERS)} is on PATH")
+    folder, problem = private_folder(FOLDER)
+    if folder is None:
+        raise NotBuilt(problem)
+    command = [compiler, *_OPTIONS, *_paths_of(torch), f"-DHYPO_NAME={NAME}", str(OBSERVER)]
+    made = folder / f"{NAME}-{_digest(torch, compiler, command)}.so"
+    if not made.is_file():
+        with tempfile.TemporaryDirectory(dir=folder) as work:
+            out = Path(work) / "out.so"
+            _compile([*command, "-o", str(out), *_libraries_of(torch)])
+            out.rename(made)
+    return made
+
+
+def _compile(command: list[str]) -> None:
+    name = Path(command[0]).name
+    try:
+        ran = subprocess.run(
+            command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotBuilt(f"{name} did not compile {OBSERVER.name}: {error}"[:_MAX_CHARS]) from error
+    if ran.returncode:
+        said = next((line for line in ran.stderr.splitlines() if "error" in line), ran.stderr)
+        raise NotBuilt(f"{name} did not compile {OBSERVER.name}: {said}"[:_MAX_CHARS])
+
+
+def _paths_of(torch: Any) -> list[str]:
+    include = Path(torch.__file__).parent / "include"
+    python = sysconfig.get_paths()["include"]
+    if not (Path(python) / "Python.h").is_file():
+        raise NotBuilt(f"Python.h is not in {python}: the headers of Python are not installed")
+    api = include / "torch" / "csrc" / "api" / "include"
+    paths = [f"-I{folder}" for folder in (include, api, python)]
+    return [*paths, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
+
+
+def _libraries_of(torch: Any) -> list[str]:
+    libraries = Path(torch.__file__).parent / "lib"
+    return [f"-L{libraries}", "-ltorch_python", "-ltorch_cpu", "-lc10"]
+
+
+def _digest(torch: Any, compiler: str, command: list[str]) -> str:
+    """Of all that the code depends on."""
+    found = os.stat(compiler)
+    parts = [sys.version, os.uname().machine, torch.__version__, str(torch.version.git_version)]
+    parts += [*command, f"{found.st_size} {found.st_mtime_ns}"]
+    digest = hashlib.sha256("\n".join(parts).encode())
+    for source in sorted(OBSERVER.parent.glob("*.[ch]*")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,353 @@
+// Operations whose results have not been looked at yet, with all that they read and wrote.
+//
+// What is kept has no gradient of the program's: its graph would live longer, and a gradient that
+// somebody else holds is copied.
+#pragma once
+
+#include "seen.h"
+
+namespace hypo {
+
+// What was in a tensor before an operation wrote it.
+struct Before {
+  at::Tensor written, copy;
+};
+
+// An operation that has run. A launch of Triton's has no facts and is known to Python by number.
+struct Op {
+  long number = 0;
+  const Facts* facts = nullptr;
+  std::vector<c10::IValue> arguments;
+  std::vector<at::Tensor> results;
+  std::vector<Before> before;
+  int site = 0, node = 0, forward_site = 0;
+  bool is_test = false, is_written = false;
+};
+
+// Whether it is a plain tensor of floats in memory of the CPU or of a GPU.
+inline bool is_looked_at(const at::Tensor& t) {
+  auto type = t.scalar_type();
+  bool is_float = type == at::kFloat || type == at::kHalf || type == at::kBFloat16 ||
+                  type == at::kDouble || c10::isFloat8Type(type);
+  return is_float && t.layout() == at::kStrided && !t.is_nested() &&
+         (t.is_cpu() || t.is_cuda()) && t.numel() > 0 && t.has_storage() &&
+         type != at::kFloat8_e8m0fnu;
+}
+
+// The same elements, of which autograd knows nothing.
+inline at::Tensor bare(const at::Tensor& t) {
+  return at::Tensor(t.unsafeGetTensorImpl()->shallow_copy_and_detach(
+      c10::VariableVersion(0), /*allow_tensor_metadata_change=*/false));
+}
+
+inline c10::IValue bare(const c10::IValue& value) {
+  if (value.isTensor()) return value.toTensor().defined() ? bare(value.toTensor()) : value;
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> parts;
+    for (const at::Tensor& part : value.toTensorVector()) parts.push_back(bare(part));
+    return parts;
+  }
+  if (value.isList()) {
+    c10::List<c10::IValue> parts(value.toList().elementType());
+    for (const c10::IValue& part : value.toListRef()) parts.push_back(bare(part));
+    return parts;
+  }
+  return value;
+}
+
+inline bool is_same_place(const at::Tensor& one, const at::Tensor& other) {
+  return one.data_ptr() == other.data_ptr() && one.sizes() == other.sizes() &&
+         one.strides() == other.strides() && one.scalar_type() == other.scalar_type();
+}
+
+class Numbers {
+ public:
+  bool is_on = false, is_busy = false, is_paused = false, is_capturing = false;
+  long number = 0, num_in_graphs = 0;
+  int backward_site = 0;
+  size_t max_ops = 0, max_results = 0, max_bytes = 0, max_gpu_bytes = 0, max_filled = 0;
+  int undefined_byte = 0, max_single = 0;
+  py::function look, read;
+  std::vector<Op> ops;
+  size_t num_bytes = 0;
+
+  bool is_watching() const { return is_on && !is_busy && !is_paused; }
+
+  bool is_full(size_t more) const {
+    return num_results_ >= max_results || ops.size() >= max_ops || num_bytes + more > most_bytes();
+  }
+
+  // Copies of what is about to be written; none where that is more than is kept of all together.
+  std::vector<Before> copies(const std::vector<at::Tensor>& written) {
+    size_t more = 0;
+    for (const auto& tensor : written) more += tensor.nbytes();
+    if (is_full(more)) flush();
+    std::vector<Before> made;
+    if (written.empty() || is_full(more)) return made;
+    num_bytes += more;
+    Quiet quiet;
+    std::vector<at::Tensor> plain;
+    for (const auto& tensor : written) plain.push_back(bare(tensor));
+    bool is_list = (int)plain.size() > max_single;
+    for (const auto& t : plain)
+      is_list = is_list && t.device() == plain[0].device() &&
+                t.scalar_type() == plain[0].scalar_type() && !c10::isFloat8Type(t.scalar_type());
+    // Many at once, where they are many: a launch for each would cost more than the copy.
+    std::vector<at::Tensor> copied;
+    if (is_list) {
+      copied = at::_foreach_mul(plain, 1.0);
+    } else {
+      for (const auto& tensor : plain) copied.push_back(tensor.clone());
+    }
+    for (size_t i = 0; i < plain.size(); i++) made.push_back({plain[i], copied[i]});
+    return made;
+  }
+
+  void add(Op&& op) {
+    for (const auto& result : op.results) {
+      num_bytes += result.nbytes();
+      is_on_gpu_ = is_on_gpu_ || result.is_cuda();
+    }
+    num_results_ += op.results.size();
+    ops.push_back(std::move(op));
+    if (is_full(0)) flush();
+  }
+
+  // The line that an operation stands for, and of a backward pass the line forward.
+  void place(Op& op) {
+    auto node = torch::autograd::get_current_node();
+    if (!node) {
+      op.site = sites.now();
+      if (at::GradMode::is_enabled() || !op.facts->is_new.empty()) {
+        if (forward_.size() > MAX_SITES) forward_.clear();
+        forward_.try_emplace((long)at::sequence_number::peek() - 1, op.site);
+      }
+      return;
+    }
+    std::string name = node->name();
+    bool is_gathering = name.size() >= 14 && name.rfind("AccumulateGrad") == name.size() - 14;
+    bool is_programs = std::string(typeid(*node).name()).find("PyNode") != std::string::npos;
+    if (is_gathering || is_programs) op.site = sites.now();
+    if (!is_gathering && op.site == 0) op.site = backward_site;
+    op.node = texts.of(name);
+    auto found = forward_.find((long)node->sequence_nr());
+    op.forward_site = found != forward_.end() ? found->second : 0;
+  }
+
+  void fill(const at::Tensor& tensor) {
+    Storage* storage = storage_of(tensor);
+    if (storage->nbytes() > max_filled || storage->nbytes() == 0) return;
+    Quiet quiet;
+    auto options = at::TensorOptions().dtype(at::kByte).device(tensor.device());
+    at::from_blob(storage->mutable_data(), {(int64_t)storage->nbytes()}, options)
+        .fill_(undefined_byte);
+    if (undefined_.size() > 2 * num_alive_ + 1024) forget_undefined();
+    undefined_.insert_or_assign(
+        storage, std::make_pair(WeakStorage(tensor.storage().getWeakStorageImpl()), sites.now()));
+  }
+
+  int undefined_site(Storage* storage) const {
+    auto found = undefined_.find(storage);
+    bool is_there = found != undefined_.end() && !found->second.first.expired();
+    return is_there ? found->second.second : -1;
+  }
+
+  void flush() {
+    if (is_busy || ops.empty()) return;
+    is_busy = true;
+    struct End {
+      Numbers& own;
+      ~End() {
+        own.clear();
+        own.is_busy = false;
+      }
+    } end{*this};
+    c10::impl::ExcludeDispatchKeyGuard key(KEY);
+    index_writers();
+    look(flagged());
+  }
+
+  void clear() {
+    ops.clear();
+    writers_.clear();
+    num_bytes = num_results_ = 0;
+  }
+
+  // What a tensor held after operation `number`; nothing where that is gone.
+  std::optional<at::Tensor> content(const at::Tensor& tensor, long number) const {
+    auto found = writers_.find(storage_of(tensor));
+    if (found == writers_.end()) return bare(tensor);
+    for (int at : found->second) {
+      if (ops[at].number <= number) continue;
+      for (const Before& before : ops[at].before)
+        if (is_same_place(before.written, tensor)) return before.copy;
+      return std::nullopt;
+    }
+    return bare(tensor);
+  }
+
+  // Those that write a whole one of these memories, or of those that the flagged touch.
+  std::vector<int> overwriters(const std::vector<long>& memories, const std::vector<int>& flagged) {
+    std::unordered_set<Storage*> known;
+    for (long memory : memories) known.insert((Storage*)memory);
+    auto note = [&](const at::Tensor& t) { if (t.has_storage()) known.insert(storage_of(t)); };
+    for (int at : flagged) {
+      for (const auto& result : ops[at].results) note(result);
+      for (const auto& value : ops[at].arguments) each_tensor(value, note);
+    }
+    std::vector<int> found;
+    for (int at = 0; at < (int)ops.size(); at++)
+      for (const auto& result : ops[at].results)
+        if (!ops[at].is_test && known.count(storage_of(result))) {
+          found.push_back(at);
+          break;
+        }
+    return found;
+  }
+
+ private:
+  static constexpr size_t MAX_SITES = 1 << 20;
+  bool is_on_gpu_ = false;
+  size_t num_results_ = 0, num_alive_ = 0;
+  std::unordered_map<Storage*, std::vector<int>> writers_;
+  std::unordered_map<long, int> forward_;
+  std::unordered_map<Storage*, std::pair<WeakStorage, int>> undefined_;
+
+  size_t most_bytes() const { return is_on_gpu_ ? max_gpu_bytes : max_bytes; }
+
+  void index_writers() {
+    for (int at = 0; at < (int)ops.size(); at++)
+      if (ops[at].is_written)
+        for (const auto& result : ops[at].results) {
+          auto& found = writers_[storage_of(result)];
+          if (found.empty() || found.back() != at) found.push_back(at);
+        }
+  }
+
+  void forget_undefined() {
+    for (auto it = undefined_.begin(); it != undefined_.end();)
+      it = it->second.first.expired() ? undefined_.erase(it) : std::next(it);
+    num_alive_ = undefined_.size();
+  }
+
+  // The places of operations of which a result is not finite; each device is waited for once. The
+  // largest absolute number of a result is found there, many results to a launch.
+  std::vector<int> flagged() {
+    Quiet quiet;
+    std::unordered_map<int, std::pair<std::vector<int>, std::vector<at::Tensor>>> groups;
+    for (int at = 0; at < (int)ops.size(); at++) {
+      long of = ops[at].number - (ops[at].is_test ? 1 : 0);
+      for (const auto& result : ops[at].results) {
+        auto held = content(result, of);
+        if (!held) continue;
+        if (c10::isFloat8Type(held->scalar_type())) held = held->to(at::kFloat);
+        int key = (int)held->scalar_type() * 256 + (held->is_cuda() ? held->get_device() + 1 : 0);
+        groups[key].first.push_back(at);
+        groups[key].second.push_back(*held);
+      }
+    }
+    std::unordered_map<int, std::pair<std::vector<int>, std::vector<at::Tensor>>> by_device;
+    for (auto& [key, group] : groups) {
+      auto norms = at::_foreach_norm(group.second, std::numeric_limits<double>::infinity());
+      auto& [places, finite] = by_device[key % 256];
+      places.insert(places.end(), group.first.begin(), group.first.end());
+      finite.push_back(at::isfinite(at::stack(norms).to(at::kFloat)));
+    }
+    std::vector<int> found;
+    for (auto& [device, group] : by_device) {
+      at::Tensor finite = at::cat(group.second).cpu();
+      const bool* is_finite = finite.const_data_ptr<bool>();
+      for (size_t i = 0; i < group.first.size(); i++)
+        if (!is_finite[i]) found.push_back(group.first[i]);
+    }
+    std::sort(found.begin(), found.end());
+    found.erase(std::unique(found.begin(), found.end()), found.end());
+    return found;
+  }
+};
+
+inline Numbers& numbers = *new Numbers;
+
+// One call of an operation, seen from before it runs to after it.
+class NumbersCall {
+ public:
+  NumbersCall(const Facts& facts, const torch::jit::Stack& stack, size_t num_arguments)
+      : facts_(facts) {
+    if (facts.role == Role::PASS || !numbers.is_watching()) return;
+    if (numbers.is_capturing) {
+      numbers.num_in_graphs++;
+      return;
+    }
+    is_seen_ = true;
+    op_.number = ++numbers.number;
+    op_.facts = &facts;
+    auto arguments = torch::jit::last(stack, num_arguments);
+    if (facts.role == Role::ITEM || facts.role == Role::TEST) {
+      first_ = arguments[0].isTensor() ? arguments[0].toTensor() : at::Tensor();
+      is_meant_ = facts.role == Role::ITEM || is_asked(arguments);
+      return;
+    }
+    if (facts.role != Role::PLAIN) return;
+    std::vector<at::Tensor> written;
+    for (int place : facts.written)
+      each_tensor(arguments[place], [&](const at::Tensor& t) {
+        if (is_looked_at(t)) written.push_back(t);
+      });
+    if (!facts.written.empty()) op_.before = numbers.copies(written);
+    for (const auto& tensor : written) op_.results.push_back(kept(tensor));
+    for (const auto& value : arguments) op_.arguments.push_back(bare(value));
+  }
+
+  void end(const torch::jit::Stack& stack, size_t num_returns) {
+    if (!is_seen_) return;
+    auto returns = torch::jit::last(stack, num_returns);
+    if (facts_.role == Role::EMPTY) {
+      for (const auto& value : returns)
+        each_tensor(value, [&](const at::Tensor& t) {
+          if (is_looked_at(t)) numbers.fill(t);
+        });
+    } else if (facts_.role == Role::ITEM) {
+      bool is_float = returns.size() == 1 && returns[0].isDouble();
+      if (is_float && !std::isfinite(returns[0].toDouble()))
+        numbers.read(wrapped(first_), returns[0].toDouble());
+    } else if (facts_.role == Role::TEST) {
+      if (!first_.defined() || !is_meant_ || !is_looked_at(first_)) return;
+      op_.is_test = true;
+      op_.results.push_back(bare(first_));
+      op_.arguments.emplace_back(op_.results[0]);
+      op_.site = sites.now();
+      numbers.add(std::move(op_));
+    } else {
+      for (size_t i = 0; i < returns.size() && i < facts_.is_new.size(); i++)
+        if (facts_.is_new[i] || facts_.is_lifted)
+          each_tensor(returns[i], [&](const at::Tensor& t) {
+            if (is_looked_at(t)) op_.results.push_back(bare(t));
+          });
+      if (op_.results.empty()) return;
+      op_.is_written = !facts_.is_lifted;
+      numbers.place(op_);
+      numbers.add(std::move(op_));
+    }
+  }
+
+ private:
+  const Facts& facts_;
+  Op op_;
+  at::Tensor first_;
+  bool is_seen_ = false, is_meant_ = true;
+
+  // A parameter that is written is told of as such.
+  static at::Tensor kept(const at::Tensor& t) {
+    return t.is_leaf() && t.requires_grad() ? t : bare(t);
+  }
+
+  // Of a comparison: whether it asks if elements are numbers.
+  bool is_asked(c10::ArrayRef<c10::IValue> arguments) const {
+    if (!facts_.is_compare || arguments.size() < 2) return true;
+    const auto& other = arguments[1];
+    if (other.isTensor()) return other.toTensor().is_same(first_);
+    return other.isDouble() && !std::isfinite(other.toDouble());
+  }
+};
+
+}  // namespace hypo
