@@ -1,7 +1,8 @@
 """How a report of the doctor is held against the truth of a program: five claims, and no false one.
 
 CAUSE, KERNEL, ARGUMENT, LINE and FIX are claims of their own. A root that has any of them wrong is
-a false claim, whatever else the report says: who believes it edits what was right. Runs nothing.
+a false claim, whatever else the report says: who believes it edits what was right. Faults of the
+engine (`engine_faults.py`) are held against theirs by the same rules. Runs nothing.
 """
 
 from __future__ import annotations
@@ -144,29 +145,56 @@ def judged(
     lines: set[int],
     fix: Fix | None,
     program: Path,
+    changed: set[int] | None = None,
 ) -> dict[str, Any]:
     """What of the first root is right, and whether all roots are.
 
     Without `lines`, `arguments` or `fix` there is no such claim to be wrong. A root whose line lies
-    in another file is told by its kernel. `says` is right, vague, silent or false.
+    in another file is told by its kernel. A `kernel` that ends with `_` is how the names begin that
+    a compiler makes. Where it is known which lines of `program` were `changed`, whoever is blamed
+    must be one of them. `says` is right, vague, silent or false.
     """
     known = {"causes": tuple(causes), "arguments": tuple(arguments)}
     told = [
         _claims(root, known, kernel, lines, fix, is_own=_is_of(root, program))
         for root in roots or [{}]
     ]
+    if changed is not None:
+        for root, claims in zip(roots or [{}], told, strict=True):
+            claims["line"] &= _blames(root, changed, program)
     found: dict[str, Any] = {f"{claim}_right": told[0][claim] for claim in CLAIMS}
     is_right = all(all(claims.values()) for claims in told)
     is_vague = bool(roots) and all(
-        root["cause"] == VAGUE and claims["kernel"] and claims["argument"] and claims["line"]
-        for root, claims in zip(roots or (), told, strict=False)
+        _is_vague(root, claims, changed) for root, claims in zip(roots or (), told, strict=True)
     )
     says = "silent" if not roots else "right" if is_right else "vague" if is_vague else "false"
     return found | {"is_right": says == "right", "says": says}
 
 
+def _is_vague(
+    root: Mapping[str, Any], claims: Mapping[str, bool], changed: set[int] | None
+) -> bool:
+    """Whether all that a root claims is right, and it leaves out why, or whom to blame."""
+    left_out = {"cause", "fix"} if root["cause"] == VAGUE else set()
+    if changed is not None and not root.get("culprit") and not root.get("file"):
+        left_out |= {"line"}
+    return bool(left_out) and all(claims[name] for name in claims.keys() - left_out)
+
+
 def _is_of(root: Mapping[str, Any], program: Path) -> bool:
     return Path(str(root.get("file") or "")).name == program.name
+
+
+def _is_kernel(name: str, kernel: str) -> bool:
+    return not kernel or (name.startswith(kernel) if kernel.endswith("_") else name == kernel)
+
+
+def _blames(root: Mapping[str, Any], lines: set[int], program: Path) -> bool:
+    """Whether the line that is to be changed is one of these, by the culprit or the root itself."""
+    place = (root.get("culprit") or {}).get("place") or f"{root.get('file')}:{root.get('line')}"
+    file, _, line = str(place).rpartition(":")
+    is_there = program.as_posix().endswith(f"/{file.lstrip('/')}")
+    return is_there and line.isdigit() and int(line) in lines
 
 
 def _claims(
@@ -180,7 +208,7 @@ def _claims(
 ) -> dict[str, bool]:
     return {
         "cause": root.get("cause") in known["causes"],
-        "kernel": kernel in (root.get("kernel") or ""),
+        "kernel": _is_kernel(root.get("kernel") or "", kernel),
         "argument": not known["arguments"] or root.get("argument") in known["arguments"],
         "line": not lines or not is_own or root.get("line") in lines,
         "fix": fix is None or _is_fix(root, fix),

@@ -12,20 +12,23 @@ it as JSON in OUT.
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from doctor_corpus import ROOT, json_of, roots_of, run_doctor
+from corpus_judge import CLAIMS, Fix, judged
+from doctor_corpus import MAX_SECONDS, ROOT, json_of, roots_of, run_doctor, with_edits
 
 TABLES = ROOT / "benchmarks" / "engine_faults"
 PROGRAM = TABLES / "program.py"
@@ -43,6 +46,9 @@ _FAMILIES = (
     "gpt-oss",
     "qwen35",
     "deepseek2-lite",
+    "deepseek2-v3",
+    "granitehybrid",
+    "qwen2moe",
     "qwen2-yarn",
     "phi3-longrope-long",
 )
@@ -52,8 +58,8 @@ _FAMILIES = (
 class Patch:
     """`old` stands in `file` once, and becomes `new`; the rest is what has to be named.
 
-    One of `causes`, `kernel` as part of the kernel's name, a line that holds `line` where the
-    report names one of the package, one of `arguments` as argument or tensor. Empty is anything.
+    One of `causes`, `kernel` as the launch has it, one of `arguments` as the contract or the source
+    has it, a line that holds `line` where the report names one of `file`. Empty is anything.
     `good`: it is named beside a good run only, though it does more than change the answer.
     """
 
@@ -75,9 +81,9 @@ class Patch:
         return not self.causes
 
     @property
-    def is_of_kernel(self) -> bool:
-        """Whether the kernel's own text is changed, and no code that the host runs."""
-        return self.file.endswith(("_gpu.py", "_cpu.py"))
+    def is_of_host(self) -> bool:
+        """Whether code that the host runs is changed, and no kernel's own text."""
+        return not self.file.endswith(("_gpu.py", "_cpu.py"))
 
     @property
     def wants_good(self) -> bool:
@@ -118,6 +124,8 @@ class Bench:
         self._good: dict[str, tuple[Path, Any]] = {}
 
     def make_models(self, names: tuple[str, ...] = ("lab", *_FAMILIES)) -> None:
+        if self.models.is_dir():
+            return
         self.models.mkdir(parents=True)
         for name in names:
             if name == "lab":
@@ -135,7 +143,7 @@ class Bench:
         """A row of the table."""
         good, wanted = self.good(patch.run)
         options: tuple[str, ...] = ()
-        if patch.shows not in _FAULTS:
+        if patch.shows not in _FAULTS or patch.good:
             options = ("--suspect",)
         if patch.wants_good:
             options += ("--good", str(good))
@@ -158,8 +166,9 @@ class Bench:
             "roots": _without_folder(roots, source),
         }
         if patch.is_harmless:
-            return row | {"is_right": shown == "none" and not roots and exit_code == 0}
-        return row | judged(roots, patch, source)
+            is_right = shown == "none" and not roots and exit_code == 0
+            return row | {"is_right": is_right, "says": "false" if roots else "silent"}
+        return row | judged_patch(roots, patch, source)
 
     def good(self, run: str) -> tuple[Path, Any]:
         """The bundle of a run before any change, and its answer."""
@@ -173,8 +182,10 @@ class Bench:
         return self._good[run]
 
     def _copy(self, folder: Path, patch: Patch | None) -> Path:
-        folder.mkdir()
         package = folder / "src" / "hypocenter"
+        if package.is_dir():  # of an earlier call
+            return package
+        folder.mkdir()
         shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__"))
         if patch is not None:
             patch.apply(package)
@@ -183,6 +194,9 @@ class Bench:
     def _run(
         self, run: str, package: Path, folder: Path, options: tuple[str, ...]
     ) -> tuple[int | None, str, str]:
+        bundle, said = folder / "bundle", folder / "stderr.txt"
+        if bundle.is_dir() and said.is_file():
+            return _examined_again(bundle, options, said.read_text("utf-8"))
         program = [sys.executable, str(PROGRAM), run, str(self.models)]
         environment = {
             **os.environ,
@@ -190,6 +204,16 @@ class Bench:
             "HYPO_RUN_DIR": str(folder / "runs"),
         }
         return run_doctor(program, folder, options, environment)
+
+
+def _examined_again(
+    bundle: Path, options: tuple[str, ...], said: str
+) -> tuple[int | None, str, str]:
+    """What the doctor of this source says of a bundle that is there, as `run_doctor` gives it."""
+    given = options[options.index("--good") :] if "--good" in options else ()
+    command = [sys.executable, "-m", "hypocenter", "doctor", "--json", *given, str(bundle)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=MAX_SECONDS, check=False)
+    return ran.returncode, ran.stdout, said
 
 
 def _without_folder(roots: list[dict[str, Any]] | None, package: Path) -> Any:
@@ -216,60 +240,74 @@ def _shown(stdout: str, stderr: str, wanted: Any) -> str:
     return "crash" if report.get("fault_kind") == "crash" else "error"
 
 
-def judged(roots: list[dict[str, Any]] | None, patch: Patch, package: Path) -> dict[str, Any]:
-    """What of the first cause is right; `is_right` if all of it is.
+def judged_patch(roots: list[dict[str, Any]] | None, patch: Patch, package: Path) -> dict[str, Any]:
+    """What `corpus_judge.judged` says of the report on a patch.
 
-    Beside a good run the line that a patch of the host's own code changed must be the culprit.
+    Beside a good run, of what the host runs, the changed line is to be blamed. A fix that the
+    report has as data must give the file back as it was. "Make it larger" is none, unless a buffer
+    is too small.
     """
-    root = roots[0] if roots else {}
-    path, line = Path(root.get("file") or ""), root.get("line")
-    is_own = path.name == Path(patch.file).name
-    lines = (package / patch.file).read_text("utf-8").splitlines()
-    right = [at for at, text in enumerate(lines, 1) if patch.line and patch.line in text]
-    named = {root.get("argument") or "", root.get("tensor") or ""}
-    found = {
-        "cause_right": root.get("cause") in patch.causes,
-        "kernel_right": bool(root) and patch.kernel in (root.get("kernel") or ""),
-        "line_right": bool(root) and (not right or not is_own or line in right),
-        "argument_right": bool(root)
-        and (not patch.arguments or bool(named.intersection(patch.arguments))),
-    }
-    if patch.wants_good and not patch.is_of_kernel:
-        found["culprit_right"] = _is_changed_line(root, patch, package)
-    return found | {"is_right": all(found.values())}
+    file = package / patch.file
+    lines = file.read_text("utf-8").splitlines()
+    found = judged(
+        roots,
+        causes=patch.causes,
+        kernel=patch.kernel,
+        arguments=patch.arguments,
+        lines={at for at, text in enumerate(lines, 1) if patch.line and patch.line in text},
+        fix=None if "buffer too small" in patch.causes else Fix(""),
+        program=file,
+        changed=_changed_lines(patch, file) if patch.is_of_host and patch.wants_good else None,
+    )
+    given = [_gives_back(root, patch, file) for root in roots or ()]
+    if False in given:
+        found |= {"fix_right": False, "is_right": False, "says": "false"}
+    return found
 
 
-def _is_changed_line(root: dict[str, Any], patch: Patch, package: Path) -> bool:
-    """Whether the culprit lies among the lines that the patch put in the place of others."""
-    place = (root.get("culprit") or {}).get("place") or f"{root.get('file')}:{root.get('line')}"
-    file, _, line = place.rpartition(":")
-    text = (package / patch.file).read_text("utf-8")
+def _changed_lines(patch: Patch, file: Path) -> set[int]:
+    """Those that the patch put in the place of others, and the next: a line that is gone shows
+    there."""
+    text = file.read_text("utf-8")
     first = text[: text.index(patch.new)].count("\n") + 1
-    last = first + patch.new.rstrip("\n").count("\n") + 1  # a line that is gone shows at the next
-    return file.endswith(f"hypocenter/{patch.file}") and first <= int(line) <= last
+    return set(range(first, first + patch.new.rstrip("\n").count("\n") + 2))
+
+
+def _gives_back(root: dict[str, Any], patch: Patch, file: Path) -> bool | None:
+    """Whether a root's fix makes of the file what it was; None where no data says how."""
+    text = with_edits(file, root.get("edits") or ())
+    if text is None:
+        return None
+    was = file.read_text("utf-8").replace(patch.new, patch.old, 1)
+    return ast.dump(ast.parse(text)) == ast.dump(ast.parse(was))
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
     """One line a patch, and the totals."""
-    yield f"{'patch':<34}{'right':<7}{'shown':<11}{'s':>6}  found"
+    yield f"{'patch':<34}{'says':<8}{'shown':<11}{'s':>6}  found"
     for row in rows:
         root = (row["roots"] or [{}])[0]
         keys = ("cause", "kernel", "argument", "file", "line")
         what = " ".join(str(root.get(key) or "") for key in keys)
-        wrong = [key[:-6] for key in row if key.endswith("_right") and not row[key]]
-        wrong = [key for key in wrong if key != "is"]
+        wrong = [claim for claim in CLAIMS if not row.get(f"{claim}_right", True)]
         as_said = row["shown"] in _LIKE.get(row["declared"], (row["declared"],))
         unlike = "" if as_said or not row["declared"] else f" instead of {row['declared']}"
+        says = row["says"] if row["declared"] or not row["is_right"] else "quiet"
         yield (
-            f"{row['patch']:<34}{'yes' if row['is_right'] else 'NO':<7}{row['shown']:<11}"
+            f"{row['patch']:<34}{says:<8}{row['shown']:<11}"
             f"{row['seconds']:>6}  {what}{f'  {wrong}' if wrong else ''}{unlike}"
         )
     faulty = [row for row in rows if row["declared"]]
     harmless = [row for row in rows if not row["declared"]]
+    says = ("right", "vague", "silent", "false")
     yield (
-        f"{sum(row['is_right'] for row in faulty)} of {len(faulty)} named rightly; "
+        f"of {len(faulty)}: {', '.join(f'{_num_that(faulty, say)} {say}' for say in says)}; "
         f"{sum(not row['is_right'] for row in harmless)} alarms on {len(harmless)} harmless patches"
     )
+
+
+def _num_that(rows: list[dict[str, Any]], says: str) -> int:
+    return sum(row["says"] == says for row in rows)
 
 
 def _record(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -278,29 +316,49 @@ def _record(rows: list[dict[str, Any]]) -> dict[str, Any]:
     harmless = [row for row in rows if not row["declared"]]
     return {
         "num_faults": len(faulty),
-        "num_named_rightly": sum(row["is_right"] for row in faulty),
+        "num_named_rightly": _num_that(faulty, "right"),
+        "num_vague": _num_that(faulty, "vague"),
+        "num_silent": _num_that(faulty, "silent"),
+        "num_false": _num_that(faulty, "false"),
         "num_harmless": len(harmless),
         "num_alarms": sum(not row["is_right"] for row in harmless),
         "patches": rows,
     }
 
 
+def _rows_before(file: Path, chosen: Iterable[Patch]) -> dict[str, dict[str, Any]]:
+    """The rows of an earlier call for the patches that there still are, but these."""
+    if not file.is_file():
+        return {}
+    left = {patch.name for patch in all_patches()} - {patch.name for patch in chosen}
+    rows = json.loads(file.read_text("utf-8"))["patches"]
+    return {row["patch"]: row for row in rows if row["patch"] in left}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("out", nargs="?", default=os.environ.get("OUT", "engine-faults"))
-    parser.add_argument("--only", default="", help="patches, separated by commas")
+    parser.add_argument(
+        "--only", default="", help="patches, separated by commas; rows of others in OUT stay"
+    )
+    parser.add_argument(
+        "--work", type=Path, help="that of an earlier call: bundles there are examined again"
+    )
     options = parser.parse_args()
-    out, work = Path(options.out), Path(tempfile.mkdtemp(prefix="engine-faults-"))
+    out = Path(options.out)
+    work = options.work or Path(tempfile.mkdtemp(prefix="engine-faults-"))
     out.mkdir(parents=True, exist_ok=True)
     wanted = set(filter(None, options.only.split(",")))
     chosen = [patch for patch in all_patches() if not wanted or patch.name in wanted]
-    bench, rows = Bench(work), []
+    file = out / "engine_faults.json"
+    bench, rows = Bench(work), _rows_before(file, chosen)
     bench.make_models()
     for patch in chosen:
-        rows.append(bench.examine(patch))
-        (out / "engine_faults.json").write_text(json.dumps(_record(rows), indent=1) + "\n")
-        print(list(table(rows))[-2], flush=True)
-    print("\n".join(table(rows)), f"bundles are in {work}", sep="\n", flush=True)
+        rows[patch.name] = bench.examine(patch)
+        ordered = [rows[one.name] for one in all_patches() if one.name in rows]
+        file.write_text(json.dumps(_record(ordered), indent=1) + "\n")
+        print(list(table([rows[patch.name]]))[-2], flush=True)
+    print("\n".join(table(ordered)), f"bundles are in {work}", sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +88,7 @@ RUNS = {
         (((5, 6, 7, 8, 9) * 6,),), model="gpt-oss", num_tokens=2, config={"max_batch_tokens": 32}
     ),
     "states": Run((_SHORT, ((301, 90, 7, 8),)), model="qwen35", num_tokens=2),
+    "states longer": Run(model="qwen35", num_tokens=4),
     "states pair": Run((_PAIR,), model="qwen35", num_tokens=2),
     "full": Run(
         ((tuple(range(40, 70)),),), num_tokens=3, config={"kv_tokens": 32, "max_batch_tokens": 16}
@@ -109,6 +111,68 @@ RUNS = {
         num_tokens=2,
         config={"max_batch_tokens": 32},
     ),
+    "shared expert": Run((_PAIR,), model="qwen2moe", num_tokens=2),
+    "cpu biased experts": Run((_PAIR,), model="deepseek2-v3", num_tokens=2, **_ON_CPU),
+    "latents": Run((_PAIR,), model="deepseek2-lite", num_tokens=2),
+    "cpu mamba": Run(
+        ((_BEGINNING,), ((*_BEGINNING[:32], 5), (*_BEGINNING[:32], 9, 8))),
+        model="granitehybrid",
+        num_tokens=4,
+        config={"max_batch_tokens": 64},
+        **_ON_CPU,
+    ),
+    "cpu states pair": Run(
+        ((_BEGINNING, _BEGINNING[::-1]),),
+        model="qwen35",
+        num_tokens=2,
+        config={"max_batch_tokens": 96},
+        **_ON_CPU,
+    ),
+    "cpu forms": Run(
+        (_PAIR,),
+        num_tokens=24,
+        sampling=({"json_schema": _FORM, "ignore_eos": False},),
+        **_ON_CPU,
+    ),
+    "cpu form and list": Run(
+        num_tokens=24,
+        sampling=(
+            {
+                "json_schema": _FORM,
+                "ignore_eos": False,
+                "logit_bias": {120: -math.inf},
+            },
+        ),
+        **_ON_CPU,
+    ),
+    "cpu whole blocks": Run(
+        ((_BEGINNING[:32],), (_BEGINNING[:32],)), config={"max_batch_tokens": 64}, **_ON_CPU
+    ),
+    "cpu crowded again": Run(
+        (
+            (_BEGINNING,),
+            ((*_BEGINNING, 5), (300, *_BEGINNING[::-1]), (301, *_BEGINNING)),
+        ),
+        num_tokens=40,
+        config={"max_batch_tokens": 64, "kv_tokens": 160, "max_batch_requests": 4},
+        **_ON_CPU,
+    ),
+    "cpu twins": Run(
+        (
+            (
+                (*_BEGINNING[:32], 5),
+                (*_BEGINNING[:32], 6),
+                (300, *_BEGINNING[:20]),
+                (301, *_BEGINNING[::-1]),
+            ),
+        ),
+        num_tokens=40,
+        config={"max_batch_tokens": 160, "kv_tokens": 320, "max_batch_requests": 4},
+        **_ON_CPU,
+    ),
+    "ranks pair": Run((_PAIR,), num_tokens=2, config={"tensor_parallel": 2}),
+    "ranks with biases": Run(model="gpt-oss", num_tokens=2, config={"tensor_parallel": 2}),
+    "ranks with experts": Run(model="qwen3moe", num_tokens=2, config={"tensor_parallel": 2}),
     "cpu yarn": Run((_PAIR,), model="qwen2-yarn", **_ON_CPU),
     "cpu many": Run((_MANY,), num_tokens=2, config={"max_batch_tokens": 8}, **_ON_CPU),
     "cpu stop": Run((_PAIR,), num_tokens=6, sampling=({"stop": ["dlX", "TMTMTM"]},), **_ON_CPU),

@@ -170,8 +170,9 @@ def test_a_harmless_change_is_no_finding() -> None:
     assert result.is_clean
 
 
-def answered(tokens: str, said: str) -> Answered:
-    return Answered(seq=99, step=1, request=7, num_tokens=4, digest=f"k:{tokens}", said=f"k:{said}")
+def answered(tokens: str, said: str, failed: str = "") -> Answered:
+    digests = {"digest": f"k:{tokens}", "said": f"k:{said}"}
+    return Answered(seq=99, step=1, request=7, num_tokens=4, failed=failed, **digests)
 
 
 def test_another_text_of_equal_tokens_is_a_wrong_answer() -> None:
@@ -191,6 +192,20 @@ def test_another_text_of_equal_tokens_is_a_wrong_answer() -> None:
     assert [row.verdict for row in result.hypotheses if row.cause is Cause.WRONG_ANSWER] == [
         Verdict.INCONCLUSIVE
     ]
+
+
+def test_a_request_that_failed_behind_equal_steps_is_a_wrong_answer() -> None:
+    _, good = pair(BATCH)
+    failed = answered("t", "s", "GrammarError")
+    bad = msgspec.structs.replace(good, modules=(module(WRONG),), events=(*good.events, failed))
+    both = msgspec.structs.replace(good, events=(*good.events, failed))
+    good = msgspec.structs.replace(good, events=(*good.events, answered("t", "s")))
+    [root] = found(bad, good).roots
+    assert (root.cause, root.file, root.line) == (
+        Cause.WRONG_ANSWER, "hypocenter/engine/batch.py", 6,
+    )  # fmt: skip
+    assert "ended with an error, and not in the good run" in root.sentence
+    assert not found(bad, both).roots  # it fails there, too
 
 
 @pytest.mark.parametrize(("asked", "is_found"), [("k:1", True), ("k:2", False), ("j:1", False)])

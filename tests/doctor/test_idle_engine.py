@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from bundles import REQUEST, Run, decoder, inputs, tensors_of_decoder
+from bundles import BLOCK, REQUEST, Run, decoder, inputs, tensors_of_decoder
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.engine import scheduler
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.engine_events import Answered, Entered
+from hypocenter.record.engine_events import Answered, BlocksNamed, Entered
 from hypocenter.record.events import Place, Reached
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.raised import statement_at
@@ -23,16 +24,21 @@ LINE = 1 + next(
 )
 
 
-def hung(*frames: tuple[str, int, str], answers: bool = False) -> Bundle:
+def hung(
+    *frames: tuple[str, int, str],
+    answers: bool = False,
+    also: Callable[[Run], None] = lambda run: None,
+) -> Bundle:
     """A run that ran request 7, has let in request 8, and was ended; where its thread stood."""
     run = Run()
-    tensors_of_decoder(run)
+    tensors_of_decoder(run, k_cache={"owner": "kv_cache"})
     plan = decoder(run)
     for number in (7, 8):
         run.emit(Entered, request=number, num_prompt_tokens=2, settings=(), seed=0)
     run.run(plan, inputs(), (REQUEST,))
     for number in (7, 8) if answers else (7,):
         run.emit(Answered, request=number, num_tokens=3, digest="k:1")
+    also(run)
     lines = [f'  File "{file}", line {line} in {name}' for file, line, name in frames]
     stack = "\n".join(["Fatal Python error: Aborted", "", "Current thread 0x7f00:", *lines, ""])
     fault = FaultRecord(kind="hang", message="no step had begun", stack=stack, waiting=("x",))
@@ -55,6 +61,42 @@ def test_the_statement_at_which_it_goes_round_is_named() -> None:
     assert root.expression == statement_at(FILE, LINE) == "if not self.running:"
     assert "1 request that had entered (1 of which never ran) wait" in root.sentence
     assert root.proof.green == "1 step before had such a token, and ended"
+
+
+ENGINE = FILE.replace("scheduler", "engine")
+TURN = 1 + next(
+    at for at, text in enumerate(Path(ENGINE).read_text().splitlines()) if text.strip() == "work()"
+)
+BETWEEN = (
+    (FILE.replace("engine/scheduler", "record/recorder"), 103, "recording_defects"),
+    ("/usr/lib/python3.11/contextlib.py", 137, "__enter__"),
+    (ENGINE, TURN, "_take_turn"),
+    (ENGINE, TURN - 100, "complete"),
+)
+
+
+def test_a_thread_between_two_steps_goes_round_too() -> None:
+    root = diagnose(hung(*BETWEEN), without=("replay",)).roots[0]
+    assert (root.cause, root.file, root.line) == (Cause.ENDLESS_LOOP, None, None)
+    assert "about to make the next step" in root.sentence
+    waits = (("/usr/lib/python3.11/threading.py", 327, "wait"), *BETWEEN)
+    assert not diagnose(hung(*waits), without=("replay",)).roots
+    locked = (*BETWEEN[:2], (ENGINE, TURN - 2, "_take_turn"), BETWEEN[3])
+    assert not diagnose(hung(*locked), without=("replay",)).roots
+
+
+def test_a_prompt_of_which_all_tokens_were_found_is_told() -> None:
+    def sentence(request: int, *, num_tokens: int) -> str:
+        def name(run: Run) -> None:
+            run.emit(Entered, request=9, num_prompt_tokens=num_tokens, settings=(), seed=0)
+            run.emit(BlocksNamed, request=request, blocks=(4, 5), prefixes=b"")
+
+        return diagnose(hung(*BETWEEN, also=name), without=("replay",)).roots[0].sentence
+
+    found = f"all {2 * BLOCK} tokens of request 9 were found in 2 kept blocks"
+    assert found in sentence(9, num_tokens=2 * BLOCK)
+    assert "were found" not in sentence(9, num_tokens=2 * BLOCK + 1)
+    assert "were found" not in sentence(7, num_tokens=2 * BLOCK)  # it ran
 
 
 def test_an_engine_without_requests_and_a_thread_that_waits_are_no_finding() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import msgspec
 import pytest
 from bundles import Run, inputs, tensors_of_decoder
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.installed_text import changes, texts_of
 from hypocenter.doctor.judging.judge import Judged, judge
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Place
@@ -94,9 +97,46 @@ def test_a_kernel_whose_text_changed_has_a_defect_of_its_own_wherever_it_stands(
     assert len(judged(late, PARTS, bad=changed).roots) == 2
 
 
+def test_a_kernel_whose_one_changed_line_is_the_root_has_no_second_defect() -> None:
+    late = claim(Cause.OUTPUT_NOT_WRITTEN, (2, 0))
+    was = f"{KERNEL}    tl.load(x)\n    tl.store(x, 3.0)\n"
+
+    def num_roots(text: str) -> int:
+        bad, good = steps(DIFFERS, text), steps(ENDED, was)
+        launch = Case(bad, good).launches[0].launch
+        line = changes(launch, Case(bad, good).sources, texts_of(good.sources))[0]
+        assert PARTS.root is not None
+        root = msgspec.structs.replace(PARTS.root, file=line.file, line=line.line)
+        return len(judged(late, replace(PARTS, root=root), bad=bad, good=good).roots)
+
+    assert num_roots(was.replace("1.0", "2.0")) == 1
+    assert num_roots(was.replace("1.0", "2.0").replace("3.0", "4.0")) == 2
+
+
 def test_what_does_not_hang_on_memory_is_a_cause_of_its_own_behind_the_root() -> None:
     found = judged(claim(Cause.FOREIGN_BLOCK, (2, 0), "ownership"), PARTS)
     assert order(found) == ["wrong answer (1, 1)", "block of another request (2, 0)"]
+
+
+def test_a_kept_page_follows_from_a_launch_that_writes_pages_and_strayed() -> None:
+    def with_pages(name: str) -> Bundle:
+        run = Run()
+        tensors_of_decoder(run, k_cache={"owner": "kv_cache"}, v_cache={"owner": "kv_cache"})
+        plan = run.plan(*[run.launch("rope", {"x": name}, source=KERNEL)] * 3)
+        run.run(plan, inputs())
+        run.run(plan, inputs())
+        return run.bundle(ENDED)
+
+    def num_roots(cause: Cause, at: tuple[int, int], *, writes: str = "v_cache") -> int:
+        bad = with_pages(writes)
+        [page] = [tensor.id for tensor in bad.tensors if tensor.name == "k_cache"]
+        kept = claim(Cause.KEPT_BLOCK_CHANGED, (2, 0), "kept blocks", (page,))
+        return len(judged(kept, claim(cause, at), bad=bad).roots)
+
+    assert num_roots(Cause.INDEX_RANGE, (1, 2)) == 1
+    assert num_roots(Cause.INDEX_RANGE, (1, 2), writes="q") == 2
+    assert num_roots(Cause.INDEX_RANGE, (2, 1)) == 2
+    assert num_roots(Cause.MISALIGNMENT, (1, 2)) == 2
 
 
 def test_a_changed_line_without_a_place_stands_behind_what_has_one() -> None:

@@ -311,8 +311,8 @@ def test_a_launch_too_many_is_named_and_the_others_are_compared() -> None:
     assert compared.num_launches == 6
 
 
-def _answered(run: Bundle, digest: str, request: int = 1) -> Bundle:
-    event = Answered(seq=99, step=3, request=request, num_tokens=4, digest=digest)
+def _answered(run: Bundle, digest: str, request: int = 1, failed: str = "") -> Bundle:
+    event = Answered(seq=99, step=3, request=request, num_tokens=4, digest=digest, failed=failed)
     return replace(run, events=(*run.events, event))
 
 
@@ -321,11 +321,14 @@ def test_whether_the_answers_differ_is_known_where_all_requests_ended_in_both() 
     for other, answers in (
         (_answered(_run(), "k:a"), Answers.SAME),
         (_answered(_run(), "k:b"), Answers.DIFFERENT),
+        (_answered(_run(), "k:a", failed="GrammarError"), Answers.DIFFERENT),
         (_answered(_run(), "other:a"), Answers.UNKNOWN),
         (_answered(_run(), "k:a", request=2), Answers.UNKNOWN),
         (_run(), Answers.UNKNOWN),
     ):
         assert rundiff(good, other).answers is answers
+    failed = _answered(_run(), "k:a", failed="GrammarError")
+    assert rundiff(failed, failed).answers is Answers.SAME
 
 
 def test_results_that_rounding_tells_apart_are_no_wrong_ones() -> None:

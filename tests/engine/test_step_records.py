@@ -10,10 +10,16 @@ import pytest
 from repository import DEMO
 
 from hypocenter import LLM, EngineConfig, SamplingParams
-from hypocenter.base.errors import UsageError
+from hypocenter.base.errors import OutOfBlocks, UsageError
 from hypocenter.kernels.sampling.draw import columns_of
 from hypocenter.record import recorder, ring
-from hypocenter.record.engine_events import BlockChanged, BlocksNamed, Drawn, Entered
+from hypocenter.record.engine_events import (
+    Answered,
+    BlockChanged,
+    BlocksNamed,
+    Drawn,
+    Entered,
+)
 from hypocenter.record.events import Called, Stepped
 from hypocenter.record.prefixes import split_prefixes
 from hypocenter.record.ring import Run
@@ -55,6 +61,32 @@ def test_a_request_is_recorded_with_what_it_draws_by_and_when(
     assert [step.num_tokens for step in steps] == [8, 8, 4, 1]
     assert [step.samples for step in steps] == [False, False, True, True]
     assert {step.num_kept for step in steps} == {0}
+
+
+def test_how_a_request_ended_is_recorded(
+    run_of: Callable[[EngineConfig, Callable[[LLM], object]], Run],
+) -> None:
+    def use(llm: LLM) -> None:
+        llm.generate([PREFIX], PARAMS)
+        with pytest.raises(OutOfBlocks):
+            llm.generate([PREFIX], SamplingParams(max_tokens=30, ignore_eos=True))
+
+    run = run_of(EngineConfig(context_length=64, kv_tokens=32, num_threads=1), use)
+    ends = [event for event in run.events if isinstance(event, Answered)]
+    assert [(end.failed, end.num_tokens) for end in ends] == [("", 22), ("OutOfBlocks", 33)]
+    assert all(end.digest and end.said for end in ends)
+
+
+def test_launches_that_several_threads_share_have_their_text_and_names(
+    run_of: Callable[[EngineConfig, Callable[[LLM], object]], Run],
+) -> None:
+    config = EngineConfig(context_length=256, max_batch_tokens=128, num_threads=2)
+    prompt = list(range(40, 140))
+    run = run_of(config, lambda llm: llm.generate([prompt], SamplingParams(max_tokens=1)))
+    launches = [launch for plan in run.plans for launch in plan.launches]
+    assert {launch.kernel for launch in launches} >= {"attention", "quantise"}
+    assert all(launch.source for launch in launches)
+    assert not [one.name for launch in launches for one in launch.arguments if "#" in one.name]
 
 
 def test_a_traced_run_tells_of_a_kept_block_that_was_written(

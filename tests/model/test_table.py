@@ -27,7 +27,7 @@ from hypocenter.model.tensors.footprint import needed_bytes
 from hypocenter.model.tensors.part_of_file import PartOfFile
 from hypocenter.model.tensors.table import TensorTable, Weights, tensor_table
 from hypocenter.model.tensors.tensor_reader import TensorReader, check_tensors
-from hypocenter.model.tensors.tensor_spec import Kind, TensorSpec
+from hypocenter.model.tensors.tensor_spec import TensorKind, TensorSpec
 from hypocenter.model.tensors.weights import load_weights
 from hypocenter.settings.config import EngineConfig
 
@@ -49,7 +49,7 @@ def file(
 
 
 def of_file(table: TensorTable) -> list[TensorSpec]:
-    return [spec for spec in table if spec.kind is not Kind.CONSTANT]
+    return [spec for spec in table if spec.kind is not TensorKind.CONSTANT]
 
 
 def held_bytes(weights: Weights) -> int:
@@ -63,7 +63,7 @@ def declared_bytes(file: GGUFFile, table: TensorTable) -> int:
     constants = {
         (spec.value, spec.shape): spec.num_bytes(DType.F32)
         for spec in table
-        if spec.kind is Kind.CONSTANT
+        if spec.kind is TensorKind.CONSTANT
     }
     of_tensors = sum(spec.num_bytes(file.tensors[spec.name].dtype) for spec in of_file(table))
     return of_tensors + sum(constants.values())
@@ -102,7 +102,7 @@ def test_what_the_table_calls_optional_may_be_missing_and_nothing_else(
     arch, seen = read_architecture(file), set()
     for spec in of_file(tensor_table(arch, file.tensors)):
         kind = spec.name.split(".", 2)[-1]
-        if kind in seen or spec.kind is Kind.DIVISORS:  # texts may do without
+        if kind in seen or spec.kind is TensorKind.DIVISORS:  # texts may do without
             continue
         seen.add(kind)
         with monkeypatch.context() as patch:

@@ -516,7 +516,7 @@ def _problem_of_pull(url: str, lie: Lie, caches: Path, *, must_come: bool = Fals
 
 
 def _state(folder: Path) -> dict[str, tuple[int, int, int]]:
-    """Kind, size and time of each file and folder but those of the caches."""
+    """TensorKind, size and time of each file and folder but those of the caches."""
     found = {}
     for place, folders, files in os.walk(folder):
         if place == str(folder / "a" / "b"):

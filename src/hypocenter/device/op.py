@@ -9,7 +9,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -30,7 +30,7 @@ _COMPILER_OPTIONS = frozenset(
 )
 
 
-class NamedDemands(Demands, Protocol):
+class NamedDemands(Demands, Hashable, Protocol):
     """What binding needs of a contract (`contracts/contract.py`)."""
 
     kernel: str
@@ -232,7 +232,8 @@ def _binding(
 
 
 def _source(kernel: str, parameter: str, arguments: tuple[str, ...]) -> _Source:
-    name, take = parameter.lower(), _itself
+    name = parameter.lower()
+    take: Callable[[Any], Any] = _itself
     if parameter.endswith("_ptr"):
         name = parameter.removesuffix("_ptr")
     elif parameter.endswith("_stride") and parameter.removesuffix("_stride") in arguments:

@@ -319,6 +319,7 @@ class Request:
     def fail(self, error: Exception) -> None:
         """End with an error of its own; the owner raises it."""
         self.error = error
+        self._record_answer(type(error).__name__)
         self.state = State.DONE
         self._tell()
 
@@ -396,11 +397,11 @@ class Request:
             found[SETTINGS] = cache.settings
         return found
 
-    def _record_answer(self) -> None:
+    def _record_answer(self, failed: str = "") -> None:
         record = current()
         if record.is_on:
             record.record_answer(
-                self.id, len(self.token_ids), self.digest(), self._digest_of_text()
+                self.id, len(self.token_ids), self.digest(), self._digest_of_text(), failed
             )
 
     def _digest_of_text(self) -> str:

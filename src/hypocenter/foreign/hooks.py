@@ -51,9 +51,10 @@ MAX_FAILURES = 10
 #: The code of what stands in the place of Triton's `run`.
 _RUNS: set[CodeType] = set()
 #: Sentences of the runtimes, after which a program that launched nothing is worth a look as well.
-_OF_A_GPU = ("CUDA error", "HIP error", "Triton Error", "out of memory")
-#: Those of numba, CuPy and JAX.
-_OF_A_GPU += ("CUDA_ERROR", "cudaError", "CudaAPIError")
+_OF_A_GPU = (
+    *("CUDA error", "HIP error", "Triton Error", "out of memory"),
+    *("CUDA_ERROR", "cudaError", "CudaAPIError"),  # of numba, CuPy and JAX
+)
 
 
 class _State:

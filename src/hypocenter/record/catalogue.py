@@ -153,9 +153,10 @@ class Catalogue:
     def launch(self, launch: Launchable, stream: str = "") -> LaunchRecord:
         """A launch with its arguments by number; source and contract are written before it."""
         options: Mapping[str, Any] = launch.options
-        names = _parameters(launch.jit or launch.function)
+        # What several threads run at once stands around what was compiled.
+        kernel = launch.jit or getattr(launch.function, "dispatcher", launch.function)
+        names = _parameters(kernel)
         constants = {name: _scalar(options[name]) for name in names if name in options}
-        kernel = launch.jit or launch.function
         return LaunchRecord(
             kernel=launch.kernel,
             function=getattr(kernel, "__name__", launch.kernel),

@@ -89,13 +89,15 @@ class Drawn(Event, frozen=True, kw_only=True, tag=True):
 
 
 class Answered(Event, frozen=True, kw_only=True, tag=True):
-    """A request has ended with an answer: `digest` is a keyed one over its prompt and that.
+    """A request has ended: `digest` is a keyed one over its prompt and its answer.
 
     `said` is one over what was made of its tokens: text, thoughts, calls of tools, and why it
-    ended. It is empty in bundles from before this field.
+    ended. It is empty in bundles from before this field. `failed` is the class of the error by
+    which it ended without an answer, if it did.
     """
 
     request: int
     num_tokens: int
     digest: str
     said: str = ""
+    failed: str = ""

@@ -418,10 +418,17 @@ class Recorder:
         self._event(Drawn(**self._now(), requests=requests, positions=positions, **digests))
 
     @never_breaks
-    def record_answer(self, request: int, num_tokens: int, digest: str, said: str) -> None:
+    def record_answer(
+        self, request: int, num_tokens: int, digest: str, said: str, failed: str = ""
+    ) -> None:
         """A request has ended with `num_tokens` tokens, its prompt among them; see `Answered`."""
         told = Answered(
-            **self._now(), request=request, num_tokens=num_tokens, digest=digest, said=said
+            **self._now(),
+            request=request,
+            num_tokens=num_tokens,
+            digest=digest,
+            said=said,
+            failed=failed,
         )
         self._event(told)
 

@@ -66,7 +66,7 @@ def written_with(
             rows = elements_of(region.data[argument.start :], tensor, width)
             whole = elements_of(wrote[argument.start :], tensor, width)
             if rows is not None and whole is not None:
-                found[argument.name] = Written(tensor, rows.copy(), whole.all(axis=-1))
+                found[argument.name] = Written(tensor, rows.copy(), np.asarray(whole.all(axis=-1)))
 
     report = replay_place(
         index, place, allow_source=allow_source, budget_seconds=budget_seconds, on_done=keep

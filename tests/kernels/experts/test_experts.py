@@ -598,7 +598,7 @@ def test_a_checked_launch_refuses_an_expert_that_is_not_there() -> None:
     wrong = to_host(table.experts).copy()
     wrong[0] = NUM_EXPERTS
     to_device(table.experts, wrong)
-    facts = {"weight": weight, "out": out, "bias": None, "x": x} | experts_op._facts_of(table)
+    facts = {"weight": weight, "out": out, "bias": None, "x": x} | experts_op._arguments_of(table)
     with pytest.raises(LaunchRejected, match=r"experts\[0\] = 7, but the experts has 7"):
         experts_op.FLOATS.check_values(to_host, **facts)
     stale = random_ids(5)

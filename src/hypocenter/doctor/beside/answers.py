@@ -9,7 +9,10 @@ from hypocenter.record.keyed_digest import are_comparable
 
 
 def answers_of(good: BundleIndex, bad: BundleIndex) -> Answers:
-    """Whether the requests that ended have the same tokens in both runs, all of them."""
+    """Whether the requests that ended have the same tokens in both runs, all of them.
+
+    One that failed has another answer than one that did not.
+    """
     return _compare(good, bad, "digest")
 
 
@@ -29,13 +32,13 @@ def was_asked_alike(good: BundleIndex, bad: BundleIndex) -> bool:
 
 
 def _compare(good: BundleIndex, bad: BundleIndex, field: str) -> Answers:
-    sides = [
-        {event.request: getattr(event, field) for event in index.events_of(Answered)}
-        for index in (good, bad)
-    ]
+    sides = [{event.request: event for event in index.events_of(Answered)} for index in (good, bad)]
     if not sides[0] or sides[0].keys() != sides[1].keys():
         return Answers.UNKNOWN
-    pairs = [(one, sides[1][number]) for number, one in sides[0].items()]
+    both = [(one, sides[1][number]) for number, one in sides[0].items()]
+    if any(one.failed != other.failed for one, other in both):
+        return Answers.DIFFERENT
+    pairs = [(getattr(one, field), getattr(other, field)) for one, other in both]
     if not all(are_comparable(one, other) for one, other in pairs):
         return Answers.UNKNOWN
     return Answers.SAME if all(one == other for one, other in pairs) else Answers.DIFFERENT

@@ -72,16 +72,23 @@ def open_changes(case: Case) -> tuple[str, ...]:
 def other_text(case: Case, rung: str) -> Claim:
     """All requests have the tokens of the good run, and one has another text."""
     text = "a request was told another text, or other calls, than in the good run"
-    found = of_changed_line(
-        case, rung, text, "every request with the same tokens, and the same text", None, None
-    )
-    return found or row(
+    return _of_equal_tokens(case, rung, text, "every request with the same tokens, and the text")
+
+
+def failed_behind(case: Case, rung: str) -> Claim:
+    """All steps are those of the good run, and a request failed that has its answer there."""
+    text = "a request ended with an error, and not in the good run"
+    return _of_equal_tokens(case, rung, text, "every request with the same tokens, and its answer")
+
+
+def _of_equal_tokens(case: Case, rung: str, text: str, green: str) -> Claim:
+    return of_changed_line(case, rung, text, green, None, None) or row(
         Cause.WRONG_ANSWER,
         Verdict.INCONCLUSIVE,
         rung,
         f"{text}, though its tokens are the same",
         *open_changes(case),
-        would_refute="equal texts for the same tokens",
+        would_refute="equal ends of requests with the same tokens",
     )
 
 

@@ -9,7 +9,9 @@ Every rung says what it proved, whatever others did. Here alone is decided what 
 5. At one place a check of that launch tells more than that the good run had another result there.
    A number outside its range tells less than that it is not the step's.
 6. A later proof follows from the root where it hangs on what memory held, is of its tensors, or
-   blames an index that the root's launch was the last to write.
+   blames an index that the root's launch was the last to write. So does a page that changed where a
+   launch that writes pages has strayed. A kernel with another text than in the good run has a
+   defect of its own, unless the root is the only line in which it differs.
 7. Where the good run tells of a wrong result, and no test which fact made it, what hangs on memory
    that was written since is no root: it may follow from that.
 """
@@ -24,6 +26,7 @@ from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause, explains
 from hypocenter.doctor.culprit import with_culprit
 from hypocenter.doctor.diagnosis import Claim, RootCause
+from hypocenter.doctor.installed_text import changes, texts_of
 from hypocenter.doctor.judging.origin import last_writer, with_origin
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import OUTSIDE_PLANS
@@ -42,6 +45,17 @@ _OF_CONTENTS = frozenset(
         Cause.TOKEN_RANGE,
         Cause.ACCESS_OUTSIDE,
         Cause.WRONG_ANSWER,
+    }
+)
+#: An access of a launch that shows one of these went where its tensor is not.
+_STRAY = frozenset(
+    {
+        Cause.INDEX_RANGE,
+        Cause.ACCESS_OUTSIDE,
+        Cause.BUFFER_TOO_SMALL,
+        Cause.BLOCK_TABLE_RANGE,
+        Cause.OFFSET_OVERFLOW,
+        Cause.SENTINEL_CONSUMED,
     }
 )
 _OF_NUMBERS = frozenset({Cause.NONFINITE_VALUE, Cause.NONFINITE_PADDING})
@@ -136,7 +150,7 @@ def _follows(case: Case, claim: Claim, root: Claim) -> bool:
     if set(root.tensors).intersection(claim.tensors):
         return True
     one, other = _root(root), _root(claim)
-    if _has_written_entry(case, one, other):
+    if _has_written_entry(case, one, other) or _has_strayed(case, root, claim):
         return True
     if is_of_good_run(claim) and _position(claim) >= _position(root):
         return explain(case, one)
@@ -144,7 +158,9 @@ def _follows(case: Case, claim: Claim, root: Claim) -> bool:
         return explain(case, one)
     if not is_of_good_run(root) or other.cause not in _OF_CONTENTS:
         return False
-    return _position(root) < _position(claim) and not _is_changed(case, other)
+    if _position(root) >= _position(claim):
+        return False
+    return not _is_changed(case, other) or _is_its_only_change(case, one, other)
 
 
 def _has_written_entry(case: Case, one: RootCause, other: RootCause) -> bool:
@@ -159,6 +175,18 @@ def _has_written_entry(case: Case, one: RootCause, other: RootCause) -> bool:
     return writer is not None and writer.place == one.place
 
 
+def _has_strayed(case: Case, root: Claim, claim: Claim) -> bool:
+    """Whether a launch that writes such pages strayed, no later than a kept page was changed."""
+    if _root(root).cause not in _STRAY or _root(claim).cause is not Cause.KEPT_BLOCK_CHANGED:
+        return False
+    use = _use_of(case, _root(root))
+    if use is None or _position(root) > _position(claim):
+        return False
+    tensors = case.tensors_of(use.launch)
+    owners = {tensors[name].owner for name in case.written_by(use.launch) if name in tensors}
+    return any(case.tensors[number].owner in owners for number in claim.tensors)
+
+
 def _use_of(case: Case, root: RootCause) -> LaunchMade | None:
     return next((use for use in case.launches if use.place == root.place), None)
 
@@ -169,6 +197,15 @@ def _is_changed(case: Case, root: RootCause) -> bool:
     texts = {source.id for source in case.good.sources}
     use = _use_of(case, root)
     return use is not None and bool(use.launch.source) and use.launch.source not in texts
+
+
+def _is_its_only_change(case: Case, one: RootCause, other: RootCause) -> bool:
+    """Whether one cause is the only line in which the kernel of the other is not the good run's."""
+    use = _use_of(case, other)
+    assert use is not None
+    assert case.good is not None
+    lines = changes(use.launch, case.sources, texts_of(case.good.sources))
+    return [(line.file, line.line) for line in lines] == [(one.file, one.line)]
 
 
 # -- what the good run has as well ----------------------------------------------------------------

@@ -19,6 +19,7 @@ from hypocenter.doctor.beside.good_run_claims import (
     of_line,
 )
 from hypocenter.doctor.beside.host_lines import (
+    failed_behind,
     of_changed_line,
     open_changes,
     other_prompt,
@@ -137,11 +138,12 @@ def _judge(case: Case, good: Bundle, found: RunDiff) -> Claim:
     pairs, compared = differing_pairs(good, case.bundle)
     if found.answers is Answers.SAME and found.texts is Answers.DIFFERENT:
         return other_text(case, RESULTS)
+    if first is None:  # equal steps give equal tokens
+        return failed_behind(case, RESULTS)
     if found.answers is Answers.SAME:
         told = dict.fromkeys(fact.text for pair in pairs for fact in pair.differences)
         return _refute("both runs gave every request the same tokens", *_few(told, "differs"))
     guilty = pairs[-1] if pairs and pairs[-1].wrong is not None else None
-    assert first is not None  # equal steps give equal tokens
     if case.kind not in ("none", "differs") and not _was_wrong_before(case, guilty):
         why = "a wrong answer explains no end of the run"
         return _open(ARGUMENTS, f"the first difference: {first.text}; {why}", *found.around)

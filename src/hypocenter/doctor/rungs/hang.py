@@ -29,7 +29,9 @@ def hang(case: Case) -> list[Claim]:
         return []
     looping = [(use, source) for use in _last_of_each(case) if (source := _looping(case, use))]
     if not looping:
-        if not case.index.under_way and (idle := idle_engine(case, NAME)) is not None:
+        # On a CPU a launch has ended when the thread that made it stands anywhere else.
+        is_elsewhere = all(use.launch.device == "cpu" for use in case.index.under_way)
+        if is_elsewhere and (idle := idle_engine(case, NAME)) is not None:
             return [idle]
         kernels = dict.fromkeys(use.launch.kernel for use in case.index.under_way)
         names = ", ".join(kernels) or "no launch"

@@ -230,7 +230,7 @@ def _of_assertion(refusal: DeviceAssert, site: str, case: Case) -> RootCause:
         + (compiled.told if compiled is not None else ""),
         fix=f"{what}{again}",
         kernel=kernel,
-        argument="index" if is_index and compiled is None else compiled and compiled.argument,
+        argument=compiled.argument if compiled is not None else "index" if is_index else None,
         place=compiled.place if compiled is not None else None,
         entry=compiled.entry if compiled is not None else None,
         file=refusal.file,

@@ -161,8 +161,8 @@ def _read(model: Any) -> UserGraph:
         is_of_cpu &= getattr(getattr(example, "device", None), "type", "cpu") == "cpu"
         if node.op == "placeholder":
             shape = getattr(example, "shape", None)
-            number = shape is None
-            inputs.append(GraphInput(_spelling_of(node), () if number else tuple(shape), number))
+            sizes = tuple(shape) if shape is not None else ()
+            inputs.append(GraphInput(_spelling_of(node), sizes, shape is None))
         elif node.op.startswith("call") and (site := _site_of(node)):
             sites[node.name] = site
             file, _, name = _frames_of(node)[0]

@@ -106,7 +106,7 @@ def _def_line(file: str, line: int) -> str:
 
 def _launches(tree: ast.AST) -> dict[int, tuple[str, tuple[str, ...]]]:
     """By each of its lines the kernel and what it is passed, in order: names of buffers."""
-    found = {}
+    found: dict[int, tuple[str, tuple[str, ...]]] = {}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue

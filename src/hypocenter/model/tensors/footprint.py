@@ -20,7 +20,7 @@ from hypocenter.model.facts.experts import Experts
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.values import without_leading_ones
 from hypocenter.model.tensors.table import TensorTable, tensor_table
-from hypocenter.model.tensors.tensor_spec import Kind, TensorSpec
+from hypocenter.model.tensors.tensor_spec import TensorKind, TensorSpec
 from hypocenter.settings.config import KV_DTYPES, EngineConfig
 
 _F32_BYTES = 4
@@ -116,7 +116,7 @@ def _weight_bytes(file: GGUFFile, table: TensorTable) -> int:
     is loaded."""
     num_bytes, constants = 0, {}
     for spec in table:
-        if spec.kind is Kind.CONSTANT:  # one for all that need it
+        if spec.kind is TensorKind.CONSTANT:  # one for all that need it
             constants[spec.value, spec.shape] = spec.num_bytes(DType.F32)
         elif (dtype := _dtype_of(file, spec)) is not None:
             num_bytes += spec.num_bytes(dtype)
@@ -206,7 +206,7 @@ def held_dtypes(file: GGUFFile, facts: Architecture, *, in_bf16: bool) -> set[DT
     return {
         held_as(dtype, spec.shape[-1], in_bf16=in_bf16)
         for spec in tensor_table(facts, file.tensors)
-        if spec.kind is Kind.MATRIX and (dtype := _dtype_of(file, spec)) is not None
+        if spec.kind is TensorKind.MATRIX and (dtype := _dtype_of(file, spec)) is not None
     }
 
 

@@ -20,7 +20,7 @@ from hypocenter.model.facts.split import cannot_split, part_of
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.values import TensorInfo, without_leading_ones
 from hypocenter.model.tensors.table import tensor_table
-from hypocenter.model.tensors.tensor_spec import Kind, TensorSpec
+from hypocenter.model.tensors.tensor_spec import TensorKind, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class PartOfFile(GGUFFile):
         unit_bytes = info.dtype.block_bytes
         if axis < -1:  # whole rows
             unit_bytes = info.dtype.num_bytes(math.prod(info.shape[axis + 1 :]))
-        elif whole.kind is Kind.MATRIX:  # blocks of a row stay whole
+        elif whole.kind is TensorKind.MATRIX:  # blocks of a row stay whole
             segments = (self._blocks(info),)
         return self._keep(whole.name, info, len(info.shape) + axis, unit_bytes, segments)
 

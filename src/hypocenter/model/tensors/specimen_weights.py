@@ -14,7 +14,7 @@ from hypocenter.model.facts.families import FAMILIES
 from hypocenter.model.facts.state_space import StateSpace
 from hypocenter.model.tensors.rope_tables import RopeTables
 from hypocenter.model.tensors.table import Weights, layer_of, tensor_table
-from hypocenter.model.tensors.tensor_spec import PACKED, Kind, Loaded, TensorSpec, padded_shape
+from hypocenter.model.tensors.tensor_spec import PACKED, TensorKind, Loaded, TensorSpec, padded_shape
 
 
 def allocate_undefined(name: str, dtype: DType, shape: tuple[int, ...], device: str) -> Tensor:
@@ -60,16 +60,16 @@ def undefined_weights(arch: Architecture, dtype: DType, device: str) -> Weights:
     )
 
 
-def _undefined(kind: Kind, part: Loaded, dtype: DType, device: str) -> Tensor:
+def _undefined(kind: TensorKind, part: Loaded, dtype: DType, device: str) -> Tensor:
     """What stands for one tensor; matrices are of type `dtype`."""
-    if kind in (*PACKED, Kind.ROUTER):
-        of_matrix = DType.F32 if kind is Kind.ROUTER else dtype
+    if kind in (*PACKED, TensorKind.ROUTER):
+        of_matrix = DType.F32 if kind is TensorKind.ROUTER else dtype
         return _undefined_weight(part.place, of_matrix, part.shape, device)
     shape = padded_shape(part.shape)
-    if kind is Kind.BY_HEAD:
+    if kind is TensorKind.BY_HEAD:
         of_heads = DType.F32 if dtype is DType.F32 else DType.F16
         return allocate_undefined(part.place, of_heads, shape, device)
-    if kind is not Kind.TAPS:
+    if kind is not TensorKind.TAPS:
         shape = (math.prod(shape),)
     return allocate_undefined(part.place, DType.F32, shape, device)
 

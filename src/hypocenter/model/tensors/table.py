@@ -17,7 +17,7 @@ from hypocenter.model.tensors.latent_weights import LatentWeights, latent_tensor
 from hypocenter.model.tensors.mixer_weights import MIXERS, MixerWeights, mixer_tensors
 from hypocenter.model.tensors.rope_tables import RopeTables
 from hypocenter.model.tensors.tensor_spec import (
-    Kind,
+    TensorKind,
     Loaded,
     TensorSpec,
     by_turns,
@@ -274,9 +274,9 @@ def tensor_table(arch: Architecture, names: Container[str]) -> TensorTable:
 
         layers.append(
             tuple(
-                spec if spec.kind is Kind.CONSTANT else replace(spec, name=prefix + spec.name)
+                spec if spec.kind is TensorKind.CONSTANT else replace(spec, name=prefix + spec.name)
                 for spec in _of_layer(arch, index, has, norms_heads=norms_heads)
-                if spec.kind is Kind.CONSTANT or not spec.is_optional or has(spec.name)
+                if spec.kind is TensorKind.CONSTANT or not spec.is_optional or has(spec.name)
             )
         )
     return TensorTable(tuple(_first(arch, names)), tuple(layers), tuple(_last(arch, names)))
@@ -294,7 +294,7 @@ def _norms_heads(arch: Architecture, names: Container[str]) -> bool:
 def _first(arch: Architecture, names: Container[str]) -> Iterator[TensorSpec]:
     """What tokens are looked up in, and by what layers with embeddings of their own make these."""
     table = matrix("token_embd.weight", "token_table", arch.vocab_size, arch.width)
-    yield table if "output.weight" not in names else replace(table, kind=Kind.TABLE)
+    yield table if "output.weight" not in names else replace(table, kind=TensorKind.TABLE)
     inner, num_layers = arch.input_width, arch.num_layers
     if not inner:
         return
@@ -305,7 +305,7 @@ def _first(arch: Architecture, names: Container[str]) -> Iterator[TensorSpec]:
     yield TensorSpec(
         "per_layer_token_embd.weight",
         (arch.vocab_size, num_layers * inner),
-        Kind.TABLE,
+        TensorKind.TABLE,
         tuple(Loaded(f"{layer}.table", (arch.vocab_size, inner)) for layer in layers),
     )
     yield matrices("per_layer_model_proj.weight", projections, arch.width)
@@ -326,7 +326,7 @@ def _last(arch: Architecture, names: Container[str]) -> Iterator[TensorSpec]:
         names_of_divisors = ("rope_factors_long.weight", "rope_factors_short.weight")
     for name in names_of_divisors:
         if name in names or name == "rope_factors_short.weight":
-            yield TensorSpec(name, (arch.rope.dim // 2,), Kind.DIVISORS)
+            yield TensorSpec(name, (arch.rope.dim // 2,), TensorKind.DIVISORS)
 
 
 def _of_layer(
@@ -360,7 +360,7 @@ def _of_layer(
     if family.norms_values and shape.kv_source is None:
         yield constant(1, "v_norm", shape.head_dim)
     if family.scales_layers:
-        yield TensorSpec("layer_output_scale.weight", (1,), Kind.NUMBER, is_optional=True)
+        yield TensorSpec("layer_output_scale.weight", (1,), TensorKind.NUMBER, is_optional=True)
     if arch.input_width:
         yield matrix("inp_gate.weight", "layer_input.gate", arch.input_width, width)
         yield matrix("proj.weight", "layer_input.output", width, arch.input_width)
@@ -392,7 +392,7 @@ def _attention(arch: Architecture, index: int, has: Has) -> Iterator[TensorSpec]
     if has("attn_qkv.bias"):
         loaded = tuple(Loaded(f"{place}_bias", (count,)) for place, count in counts.items())
         num_rows = sum(counts.values())
-        yield TensorSpec("attn_qkv.bias", (num_rows,), Kind.VECTOR, loaded, is_optional=True)
+        yield TensorSpec("attn_qkv.bias", (num_rows,), TensorKind.VECTOR, loaded, is_optional=True)
     else:
         for place, count in counts.items():
             yield vector(f"attn_{place}.bias", f"{place}_bias", count, is_optional=True)
@@ -453,7 +453,7 @@ def _feed_forward(
             yield TensorSpec(
                 f"ffn_{part}{kind}.bias",
                 shape,
-                Kind.VECTOR,
+                TensorKind.VECTOR,
                 (Loaded(f"{place}.{part}_bias", shape),),
                 is_optional=not is_biased,
                 is_added_once=part == "down",
@@ -476,9 +476,9 @@ def _mixture(arch: Architecture, experts: Experts, has: Has) -> Iterator[TensorS
         yield from _feed_forward(arch, "mixture.shared", "_shexp", experts.shared_width, has)
     # Behind its rows stands that of the shared expert's gate.
     router = Loaded("mixture.router", (num_experts + experts.choice.has_gate, width))
-    yield TensorSpec("ffn_gate_inp.weight", (num_experts, width), Kind.ROUTER, (router,))
+    yield TensorSpec("ffn_gate_inp.weight", (num_experts, width), TensorKind.ROUTER, (router,))
     if experts.choice.has_gate:
-        yield TensorSpec("ffn_gate_inp_shexp.weight", (1, width), Kind.ROUTER)
+        yield TensorSpec("ffn_gate_inp_shexp.weight", (1, width), TensorKind.ROUTER)
     if family.has_bias:
         yield vector("exp_probs_b.bias", "mixture.bias", num_experts, is_optional=True)
     yield from _feed_forward(arch, "mixture.experts", "_exps", experts.width, has, num_experts)

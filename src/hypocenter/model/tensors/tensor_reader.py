@@ -17,7 +17,7 @@ from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.values import without_leading_ones
 from hypocenter.model.tensors.table import tensor_table
-from hypocenter.model.tensors.tensor_spec import Kind, TensorSpec
+from hypocenter.model.tensors.tensor_spec import TensorKind, TensorSpec
 from hypocenter.settings.config import OnProgress
 
 
@@ -55,7 +55,7 @@ class TensorReader:
     def look_for(self, spec: TensorSpec) -> None:
         """Take a tensor without reading it. Raises BadModelFile where it is missing or has another
         shape."""
-        if spec.kind is not Kind.CONSTANT:
+        if spec.kind is not TensorKind.CONSTANT:
             self._expect(spec.name, spec.shape)
 
     def parts(self, spec: TensorSpec) -> Iterable[Array]:
@@ -63,7 +63,7 @@ class TensorReader:
 
         Those of a stack are padded to 64 rows each.
         """
-        if spec.kind is Kind.TABLE and len(spec.loaded) > 1:
+        if spec.kind is TensorKind.TABLE and len(spec.loaded) > 1:
             return self._columns(spec)
         parts = self._rows(spec)
         if not spec.segments:

@@ -14,7 +14,7 @@ from hypocenter.kernels.weights.row_groups import padded_rows
 _F32_BYTES = 4
 
 
-class Kind(enum.Enum):
+class TensorKind(enum.Enum):
     """What a tensor of a file is loaded as."""
 
     #: Packed in the file's type, and multiplied with activations.
@@ -38,7 +38,7 @@ class Kind(enum.Enum):
 
 
 #: Those that are packed in the file's type, and may be lent to other processes.
-PACKED = frozenset({Kind.MATRIX, Kind.TABLE})
+PACKED = frozenset({TensorKind.MATRIX, TensorKind.TABLE})
 
 
 class Loaded(NamedTuple):
@@ -61,7 +61,7 @@ class TensorSpec:
 
     name: str
     shape: tuple[int, ...]
-    kind: Kind
+    kind: TensorKind
     loaded: tuple[Loaded, ...] = ()
     is_optional: bool = False
     num_turns: int = 1
@@ -84,10 +84,10 @@ class TensorSpec:
         shapes = [part.shape for part in self.loaded]
         if self.kind in PACKED:
             return sum(packed_bytes(dtype, *shape) for shape in shapes)
-        if self.kind is Kind.ROUTER:
+        if self.kind is TensorKind.ROUTER:
             return sum(packed_bytes(DType.F32, *shape) for shape in shapes)
         num_numbers = sum(math.prod(padded_shape(shape)) for shape in shapes)
-        is_half = self.kind is Kind.BY_HEAD and dtype not in (DType.F32, DType.BF16)
+        is_half = self.kind is TensorKind.BY_HEAD and dtype not in (DType.F32, DType.BF16)
         return num_numbers * (_F32_BYTES // 2 if is_half else _F32_BYTES)
 
 
@@ -99,7 +99,7 @@ def padded_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 def matrix(name: str, place: str, num_rows: int, num_columns: int) -> TensorSpec:
     """One matrix of the file that is loaded as one."""
     shape = (num_rows, num_columns)
-    return TensorSpec(name, shape, Kind.MATRIX, (Loaded(place, shape),))
+    return TensorSpec(name, shape, TensorKind.MATRIX, (Loaded(place, shape),))
 
 
 def matrices(
@@ -109,7 +109,7 @@ def matrices(
     lead = (num_experts,) if num_experts else ()
     loaded = (Loaded(place, (*lead, count, num_columns)) for place, count in row_counts.items())
     shape = (*lead, sum(row_counts.values()), num_columns)
-    return TensorSpec(name, shape, Kind.MATRIX, tuple(loaded))
+    return TensorSpec(name, shape, TensorKind.MATRIX, tuple(loaded))
 
 
 def by_turns(
@@ -122,7 +122,7 @@ def by_turns(
     )
     shape = (sum(segments), num_columns)
     return TensorSpec(
-        name, shape, Kind.MATRIX, tuple(loaded), num_turns=num_turns, segments=segments
+        name, shape, TensorKind.MATRIX, tuple(loaded), num_turns=num_turns, segments=segments
     )
 
 
@@ -138,7 +138,7 @@ def vector(
     return TensorSpec(
         name,
         shape,
-        Kind.VECTOR,
+        TensorKind.VECTOR,
         (Loaded(place, (math.prod(shape),)),),
         is_optional=is_optional,
         is_added_once=is_added_once,
@@ -150,11 +150,11 @@ def constant(value: int, place: str, length: int) -> TensorSpec:
     """What a norm without a weight is multiplied by (1), or one without a bias adds (0)."""
     shape = (length,)
     return TensorSpec(
-        f"norm of {value}", shape, Kind.CONSTANT, (Loaded(place, shape),), value=value
+        f"norm of {value}", shape, TensorKind.CONSTANT, (Loaded(place, shape),), value=value
     )
 
 
 def taps(name: str, place: str, num_channels: int, num_taps: int) -> TensorSpec:
     """The factors of a convolution, which files hold by channel."""
     loaded = Loaded(place, (num_taps, num_channels))
-    return TensorSpec(name, (num_channels, num_taps), Kind.TAPS, (loaded,))
+    return TensorSpec(name, (num_channels, num_taps), TensorKind.TAPS, (loaded,))

@@ -22,7 +22,7 @@ from hypocenter.model.tensors.packed_weights import PackedWeights
 from hypocenter.model.tensors.rope_tables import RopeTableReader
 from hypocenter.model.tensors.table import LayerWeights, Weights, layer_of, tensor_table
 from hypocenter.model.tensors.tensor_reader import TensorReader
-from hypocenter.model.tensors.tensor_spec import PACKED, Kind, TensorSpec, padded_shape
+from hypocenter.model.tensors.tensor_spec import PACKED, TensorKind, TensorSpec, padded_shape
 from hypocenter.settings.config import OnProgress
 from hypocenter.wire.messages import KeptWeights, SharedWeight
 
@@ -110,7 +110,7 @@ class Loader(TensorReader):
                 made[place.removeprefix(prefix)] = tensor
         if "input_norm" in first:
             made["layer_input.projection_norm"] = first["input_norm"]
-        numbers = [spec for spec in specs if spec.kind is Kind.NUMBER]
+        numbers = [spec for spec in specs if spec.kind is TensorKind.NUMBER]
         scales = [float(self.values(spec.name, spec.shape)[0]) for spec in numbers]
         return layer_of(made, math.prod(scales))
 
@@ -122,7 +122,7 @@ class Loader(TensorReader):
         for spec in specs:
             if spec in joined:
                 continue
-            is_router = spec.kind is Kind.ROUTER
+            is_router = spec.kind is TensorKind.ROUTER
             tensors = self._router(spec, specs) if is_router else self._load(spec)
             made |= zip((part.place for part in spec.loaded), tensors, strict=True)
         return made | {place: self._join(both) for place, both in to_join.items()}
@@ -131,22 +131,22 @@ class Loader(TensorReader):
         """What one tensor of the file becomes."""
         if spec.kind in PACKED:
             return self._packed(spec)
-        if spec.kind is Kind.VECTOR:
+        if spec.kind is TensorKind.VECTOR:
             return self._vectors(spec)
-        if spec.kind is Kind.TAPS:
+        if spec.kind is TensorKind.TAPS:
             padded = np.zeros(padded_shape(spec.loaded[0].shape), np.float32)
             padded[:, : spec.shape[0]] = self.values(spec.name, spec.shape).T
             return [self._placed(spec.name, padded)]
-        if spec.kind is Kind.BY_HEAD:
+        if spec.kind is TensorKind.BY_HEAD:
             return self._by_head(spec)
-        if spec.kind is Kind.CONSTANT:
+        if spec.kind is TensorKind.CONSTANT:
             return [self._constant(spec)]
         return ()
 
     def _packed(self, spec: TensorSpec) -> list[Tensor]:
         """Packed matrices, or a stack of them."""
         placed = [
-            self._place(spec.name, index, rows, part.shape, is_factor=spec.kind is Kind.MATRIX)
+            self._place(spec.name, index, rows, part.shape, is_factor=spec.kind is TensorKind.MATRIX)
             for index, (rows, part) in enumerate(zip(self.parts(spec), spec.loaded, strict=True))
         ]
         # Packed and mapped weights together would take twice the memory of the file.
@@ -224,7 +224,7 @@ class Loader(TensorReader):
         """Its rows, and behind them that of the shared expert's gate, as F32 whatever they are."""
         if not router.loaded:
             return []
-        rows = [self.numbers(x.name, x.shape) for x in specs if x.kind is Kind.ROUTER]
+        rows = [self.numbers(x.name, x.shape) for x in specs if x.kind is TensorKind.ROUTER]
         values = np.ascontiguousarray(np.concatenate(rows), np.float32)
         packed = packing.pack(
             values.view(np.uint8), DType.F32, router.shape[-1], device=self.device

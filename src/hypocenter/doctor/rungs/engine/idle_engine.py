@@ -12,13 +12,16 @@ from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, proven
-from hypocenter.record.engine_events import Answered, Entered
+from hypocenter.record.engine_events import Answered, BlocksNamed, Entered
 from hypocenter.record.raised import statement_at
 
 #: A frame as faulthandler writes it, the innermost first.
 _FRAME = re.compile(r'^  File "([^"\n]{1,4096})", line (\d{1,9}) in ([^\n]{1,200})$', re.M)
-#: Frames of the engine lie in this folder of the package; its steps in this function of it.
-_FOLDER, _STEP = "/hypocenter/engine/", "_step"
+#: Frames of the engine lie in this folder of the package; its steps in this function of it, which
+#: another one calls.
+_FOLDER, _STEP, _TURN, _CALL = "/hypocenter/engine/", "_step", "_take_turn", "work()"
+#: What stands between these two, and waits for nobody.
+_BETWEEN = ("/contextlib.py", "/hypocenter/record/recorder.py")
 _MAX_FRAMES = 8
 
 
@@ -30,44 +33,86 @@ class _Frame:
 
 
 def idle_engine(case: Case, rung: str) -> Claim | None:
-    """The statement at which a thread stood that steps and runs nothing; None where none does.
+    """What a thread did that steps and runs nothing; None where none does.
 
     A thread that waits for something stands in code of others, and is none of these.
     """
-    entered = {event.request for event in case.index.events_of(Entered)}
-    waiting = sorted(entered - {event.request for event in case.index.events_of(Answered)})
+    entered = {event.request: event for event in case.index.events_of(Entered)}
+    ended = {event.request for event in case.index.events_of(Answered)}
+    waiting = sorted(entered.keys() - ended)
     frames = _frames(case.bundle.fault.stack)
-    steps = [at for at, frame in enumerate(frames) if frame.function == _STEP]
-    if not waiting or not steps or not all(map(_is_engines, frames[: steps[0] + 1])):
+    at = _decides(frames)
+    if not waiting or (at is None and not _is_beginning(frames)):
         return None
     ran = {request.id for event in case.steps for request in event.requests}
     never = [number for number in waiting if number not in ran]
-    # What it stood in deeper down is by chance; what its step had called decides what is run.
-    at = frames[max(steps[0] - 1, 0)]
     num_steps = sum(bool(event.requests) for event in case.steps)
-    text = statement_at(at.file, at.line)
+    text = statement_at(at.file, at.line) if at is not None else None
     who = count_text(len(waiting), "request")
     left = f"{who} that had entered ({len(never)} of which never ran) wait for a step"
+    stood = f"in {at.function}: `{text}`" if at is not None else "about to make the next step"
+    place = f"at {at.file}:{at.line}" if at is not None else "at its beginning"
+    decides = at.function if at is not None else "the scheduler"
+    whole = [told for number in never if (told := _all_found(case, entered[number]))]
+    fix = f"Let each step run a token of one request that waits: see what {decides} decides"
+    if whole:
+        left = f"{left}; {'; '.join(whole[:_MAX_FRAMES])}"
+        fix = "Leave the last token of a prompt to be run: its logits give the first of the answer"
     root = RootCause(
         cause=Cause.ENDLESS_LOOP,
         blames=Blame.KERNEL,
         sentence=f"the engine goes round and runs nothing: {left}, and the thread that steps was "
-        f"in {at.function}: `{text}`",
-        fix="Let each step run a token of one request that waits, or end one with an error: see "
-        f"what {at.function} decides",
+        f"{stood}",
+        fix=fix,
         proof=Proof(
-            f"{left}; none began until the command was ended, and a thread stood within a step at "
-            f"{at.file}:{at.line}, which waits for nobody",
+            f"{left}; none began until the command was ended, and a thread stood within a step "
+            f"{place}, which waits for nobody",
             "a step with a token of one of them",
             f"{count_text(num_steps, 'step')} before had such a token, and ended",
         ),
-        file=at.file,
-        line=at.line,
+        file=at.file if at is not None else None,
+        line=at.line if at is not None else None,
         expression=text,
     )
     stack = [f"{frame.function} ({frame.file}:{frame.line})" for frame in frames[:_MAX_FRAMES]]
     last = max((event.seq for event in case.bundle.events), default=0)
     return proven(root, rung, ("; called from ".join(stack),), "a step that begins", last)
+
+
+def _decides(frames: list[_Frame]) -> _Frame | None:
+    """What a step had called, where all that it stands in is the engine's: that decides what is
+    run, and what stands deeper down does so by chance."""
+    steps = [at for at, frame in enumerate(frames) if frame.function == _STEP]
+    if not steps or not all(map(_is_engines, frames[: steps[0] + 1])):
+        return None
+    return frames[max(steps[0] - 1, 0)]
+
+
+def _is_beginning(frames: list[_Frame]) -> bool:
+    """Whether the thread has its turn, and what it stands in goes on to a step."""
+    turns = [
+        at for at, frame in enumerate(frames) if frame.function == _TURN and _is_engines(frame)
+    ]
+    if not turns or statement_at(frames[turns[0]].file, frames[turns[0]].line) != _CALL:
+        return False
+    return all(_path(frame).endswith(_BETWEEN) for frame in frames[: turns[0]])
+
+
+def _all_found(case: Case, entered: Entered) -> str | None:
+    """That all tokens of a request that never ran are in blocks that it found in the cache."""
+    pages = [t for t in case.bundle.tensors if t.owner == "kv_cache" and t.name.startswith("k")]
+    named = [
+        event.first + len(event.blocks)
+        for event in case.index.events_of(BlocksNamed)
+        if event.request == entered.request
+    ]
+    num_tokens = max(named, default=0) * (pages[0].shape[-1] if pages else 0)
+    if not num_tokens or num_tokens < entered.num_prompt_tokens:
+        return None
+    return (
+        f"all {entered.num_prompt_tokens} tokens of request {entered.request} were found in "
+        f"{count_text(max(named), 'kept block')}, so none is left to be run"
+    )
 
 
 def _frames(stack: str) -> list[_Frame]:
@@ -78,4 +123,8 @@ def _frames(stack: str) -> list[_Frame]:
 
 
 def _is_engines(frame: _Frame) -> bool:
-    return _FOLDER in frame.file.replace("\\", "/")
+    return _FOLDER in _path(frame)
+
+
+def _path(frame: _Frame) -> str:
+    return frame.file.replace("\\", "/")
