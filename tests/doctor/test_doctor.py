@@ -603,6 +603,8 @@ def test_every_host_side_rung_is_needed() -> None:
         "compiled code",
         "good arguments",
         "good results",
+        "compiled index",
+        "tuned in place",
     } == {*HOST_RUNGS}
 
 

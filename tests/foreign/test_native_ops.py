@@ -16,6 +16,11 @@ from hypocenter.settings.cache_folder import private_folder
 torch: Any = pytest.importorskip("torch")
 
 
+@pytest.fixture(autouse=True)
+def is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYPO_NATIVE", "1")
+
+
 def refused(caplog: pytest.LogCaptureFixture) -> str:
     """The one line that says why Python sees the operations."""
     with caplog.at_level(logging.WARNING, "hypocenter.foreign"):

@@ -19,7 +19,9 @@ nn, F = torch.nn, torch.nn.functional
 INF = float("inf")
 
 
-@pytest.fixture(autouse=True, params=["in Python", "natively"])
+@pytest.fixture(
+    autouse=True, params=["in Python", pytest.param("natively", marks=pytest.mark.tier("sim"))]
+)
 def seen(request: pytest.FixtureRequest) -> Iterator[None]:
     """Each program is seen both ways, and judged the same."""
     with seen_natively() if request.param == "natively" else contextlib.nullcontext():

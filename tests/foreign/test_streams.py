@@ -22,7 +22,7 @@ from hypocenter.record.order_events import Disorder
 LINES = Path(__file__).read_text().splitlines()
 
 
-@pytest.fixture(params=["in Python", "natively"])
+@pytest.fixture(params=["in Python", pytest.param("natively", marks=pytest.mark.tier("sim"))])
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendGpu]:
     """Each program is seen both ways, and the same is found."""
     whose = caller._whose

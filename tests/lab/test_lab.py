@@ -46,7 +46,7 @@ WITHOUT_VICTIM: dict[Cause, str] = {
         "programs of others have it; tests/doctor/test_runtime_refusals.py has their words",
     ),
     **dict.fromkeys(
-        (Cause.GRID_TOO_SMALL, Cause.LANE_RACE, Cause.UNDEFINED_LANE),
+        (Cause.GRID_TOO_SMALL, Cause.TUNED_IN_PLACE, Cause.LANE_RACE, Cause.UNDEFINED_LANE),
         "kernels of others have it; benchmarks/corpus/ and tests/replay/test_lanes.py have some",
     ),
     **dict.fromkeys(

@@ -20,7 +20,7 @@ def contract_modules() -> tuple[str, ...]:
     """The modules of kernels that declare contracts, by their text; none is imported for that."""
     return tuple(
         module_name(path)
-        for path in module_files("kernels")
+        for path in (*module_files("contracts"), *module_files("kernels"))
         if not path.stem.endswith(("_cpu", "_gpu", "contract")) and _MADE.search(path.read_text())
     )
 

@@ -182,7 +182,7 @@ class BoundPlan:
             for name, argument, take in binding.options
         }
         for (name, argument, _), value in zip(binding.args, args, strict=True):
-            if value is None:
+            if value is None and argument not in self._contract.names:
                 _refuse(kernel, f"parameter {name!r} is None; its launch must give another value")
             if argument not in facts:
                 _require_declared(kernel, name, value, facts)

@@ -48,7 +48,7 @@ def symptom_of(fault: FaultRecord) -> str:
     if fault.kind == "error":
         return f"error{f' from {fault.call}' if fault.call else ''}: {message}"
     if fault.kind == "nonfinite":
-        return f"numbers that are none: {message}"
+        return f"NaN or infinity: {message}"
     if fault.kind == "differs":
         return f"an answer that differs from the good run: {message}"
     if fault.exit_code:

@@ -31,6 +31,8 @@ class GraphWatch:
         self._recorder, self._attempt = recorder, attempt
         #: The graph that a thread captures into.
         self._capturing: dict[int, Any] = {}
+        #: Is told whether a graph is captured now, each time that this changes.
+        self.listeners: list[Callable[[bool], None]] = []
         self._torch: Any = None
 
     def watch(self, torch: Any) -> None:
@@ -44,13 +46,13 @@ class GraphWatch:
         @functools.wraps(begin)
         def capture_begin(graph: Any, *args: Any, **options: Any) -> Any:
             result = begin(graph, *args, **options)
-            self._capturing[threading.get_ident()] = graph
+            self._set({**self._capturing, threading.get_ident(): graph})
             self._attempt(self._note_begin, graph)
             return result
 
         @functools.wraps(end)
         def capture_end(graph: Any, *args: Any, **options: Any) -> Any:
-            self._capturing = {n: other for n, other in self._capturing.items() if other != graph}
+            self._set({n: other for n, other in self._capturing.items() if other != graph})
             result = end(graph, *args, **options)
             self._attempt(self._note_end, graph)
             return result
@@ -61,6 +63,11 @@ class GraphWatch:
             return replay(graph, *args, **options)
 
         kind.capture_begin, kind.capture_end, kind.replay = capture_begin, capture_end, replay_graph
+
+    def _set(self, capturing: dict[int, Any]) -> None:
+        self._capturing = capturing
+        for listener in self.listeners:
+            listener(bool(capturing))
 
     @property
     def captured_into(self) -> Any:

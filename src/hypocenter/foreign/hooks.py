@@ -107,7 +107,7 @@ def module_loaded(module: Any) -> None:
         _count_compiled(module)
         if _is_guarded_run():
             reason = "it is launched as a compiled kernel, past triton.jit"
-            _list_past(module.FusedKernel, "__getitem__", reason)
+            _list_past(module.CompiledKernel, "__getitem__", reason)
     elif module.__name__ in COMPILER_MODULES:
         _State.compiled.watch(module)
     elif module.__name__ == "torch._inductor.runtime.triton_heuristics":
@@ -125,6 +125,7 @@ def _watch_operations(torch: Any, environment: Environment) -> None:
     native = NativeOps.load(torch) if is_of_use else None
     if native is not None:
         atexit.register(native.end)  # before what is registered later, so after it
+        _State.graphs.listeners.append(native.code.numbers.set_capturing)
     if environment.nan:
         _State.numbers.start(torch, native)
     if not is_looked_at:

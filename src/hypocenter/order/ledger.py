@@ -141,7 +141,7 @@ class Ledger:
         """Memory `number` was there before, used in one stream alone, in this order."""
         self._memories[number] = _Memory(stream, region, made, uses)
 
-    def freed(self) -> Iterator[tuple[str, bool]]:
+    def take_freed(self) -> Iterator[tuple[str, bool]]:
         """Streams whose memory was given back, and whether others may still use some of it."""
         return ((stream, bool(waiting)) for stream, waiting in self._freed.items())
 

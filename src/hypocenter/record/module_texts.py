@@ -16,7 +16,10 @@ from hypocenter.base import package
 from hypocenter.record.gap import Gap
 
 #: The rooms whose Python decides what a run answers, and files beside them.
-ROOMS = ("engine", "model", "device", "kernels", "conversation", "worker")
+ROOMS = (
+    *("engine", "model", "device", "kernels", "contracts", "conversation", "worker"),
+    *("settings", "wire", "base"),
+)
 #: Of one file, and of so many files, no more is read.
 _MAX_BYTES, _MAX_FILES = 1 << 20, 2000
 

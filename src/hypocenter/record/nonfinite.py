@@ -1,4 +1,4 @@
-"""Numbers that are none, as a run with `--nan` saw operations make them: where, of what, and where
+"""NaN and infinity, as a run with `--nan` saw operations make them: where, of what, and where
 they came out.
 
 `foreign/nonfinite/` writes these, and the doctor alone judges.

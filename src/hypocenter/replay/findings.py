@@ -196,9 +196,16 @@ class ChangedResult(msgspec.Struct, frozen=True):
 
 
 def races_once(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The findings; a race of programs that read an element and write it back is told once."""
+    """The findings; a race of programs that read an element and write it back is told once.
+
+    Lanes that lose an addition are part of it where programs race for the same tensor.
+    """
+    races = (finding for finding in findings if finding.kind is FindingKind.RACE)
+    raced = {finding.argument for finding in races if not finding.is_of_lanes}
     kept: list[Finding] = []
     for finding in findings:
+        if finding.is_of_lanes and finding.has_read and finding.argument in raced:
+            continue
         read = _read_of(finding, kept)
         if read is None:
             kept.append(finding)

@@ -233,7 +233,8 @@ class CheckedMemory:
         """
         frames = kernel_frames() if frames is None else frames
         name = argument.name if argument else None
-        key = (kind, name, tuple((f.f_code, f.f_lasti) for f in frames))
+        of_lanes = more.get("is_of_lanes", False)
+        key = (kind, of_lanes, name, tuple((f.f_code, f.f_lasti) for f in frames))
         found = self._found.get(key)
         if found is None or self._program[::-1] < found.program[::-1]:
             sites = tuple(site_of(frame) for frame in frames)
@@ -621,7 +622,8 @@ class CheckedMemory:
         lost[again] = hit.argument.read(hit.offsets[again], values.dtype) != values[again]
         if lost.any() and adds_to_loaded(kernel_frames()):
             told = "two lanes of one store add to one element, and one of the additions is lost"
-            self._lanes_report(FindingKind.RACE, "store", hit, shape, lost, told, is_of_lanes=True)
+            more = {"is_of_lanes": True, "has_read": True}
+            self._lanes_report(FindingKind.RACE, "store", hit, shape, lost, told, **more)
 
     def _lanes_report(
         self,

@@ -226,7 +226,7 @@ def test_pages_of_a_head_lie_together_on_a_cpu(tmp_path: Path) -> None:
         page, width = cache.shape[2] * cache.shape[3], cache.shape[3]
         outer = (page, 5 * page) if kernel_launch.device == "cpu" else (3 * page, page)
         assert cache.strides == (*outer, width, 1)
-        assert re.search(r"model.step_buffers\.py:\d+$", cache.allocation.site)
+        assert re.search(r"step_buffers\.py:\d+$", cache.allocation.site)
 
 
 def wide_heads(case: Case) -> None:

@@ -117,7 +117,7 @@ class DoctorRequest:
                 "`hypo doctor --suspect` finds the first number that is none"
             )
         if asked.nan and asked.again:
-            raise UsageError("--again looks for numbers that are none by itself; leave --nan out")
+            raise UsageError("--again looks for NaN by itself; leave --nan out")
         if asked.again and asked.good is not None:
             raise UsageError("--again looks for a cause without a good run; leave --good out")
         if asked.deadline is not None and not 0 < asked.deadline <= MAX_DEADLINE_SECONDS:

@@ -216,7 +216,7 @@ def _fault(case: Case) -> Moment | None:
         "crash": "the run crashed",
         "hang": "the run hung",
         "error": "the run ended in an error",
-        "nonfinite": "numbers that are none",
+        "nonfinite": "NaN or infinity",
         "differs": "another answer than the good run's",
     }.get(fault.kind, fault.kind)
     facts: Facts = {"message": fault.message[:2000]}

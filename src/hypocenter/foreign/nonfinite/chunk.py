@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from hypocenter.foreign.nonfinite.ops import Op, Role, place_of, tensors_in
+from hypocenter.foreign.nonfinite.ops import Role, SeenOp, place_of, tensors_in
 
 #: Operations, results and bytes that are kept, at most; a GPU has more to be waited for.
 MAX_OPS, MAX_RESULTS = 512, 1024
@@ -23,18 +23,18 @@ class OpChunk:
         self.clear()
 
     def clear(self) -> None:
-        self.ops: list[Op] = []
+        self.ops: list[SeenOp] = []
         self._num_results = 0
         self.num_bytes = 0
         #: By storage the operations that wrote it, ascending.
-        self._writers: collections.defaultdict[int, list[Op]] = collections.defaultdict(list)
+        self._writers: collections.defaultdict[int, list[SeenOp]] = collections.defaultdict(list)
 
     def is_full(self, more_bytes: int) -> bool:
         """Whether it has to be looked at before so much more is kept."""
         has_room = self._num_results < MAX_RESULTS and len(self.ops) < MAX_OPS
         return not has_room or self.num_bytes + more_bytes > self._most_bytes
 
-    def add(self, op: Op) -> None:
+    def add(self, op: SeenOp) -> None:
         """Keep an operation that has run."""
         is_written = op.facts.role is not Role.TEST and op.facts.name != "lift_fresh"
         for result in op.results:
@@ -46,7 +46,7 @@ class OpChunk:
         self._num_results += len(op.results)
         self.ops.append(op)
 
-    def ops_of(self, flagged: set[int], tainted: Collection[Any]) -> Iterable[Op]:
+    def ops_of(self, flagged: set[int], tainted: Collection[Any]) -> Iterable[SeenOp]:
         """Those that have to be judged, in order: of these numbers, or over tainted storages."""
         return self.ops if flagged or tainted else ()
 
@@ -93,7 +93,7 @@ class OpChunk:
                 return writer.before.get(place_of(tensor))
         return tensor.detach()
 
-    def inputs(self, op: Op) -> dict[str, list[Any]]:
+    def inputs(self, op: SeenOp) -> dict[str, list[Any]]:
         """By parameter the tensors that an operation read, as they were then; None: it is gone."""
         found = {}
         for name, value in op.inputs.items():

@@ -11,7 +11,7 @@ from typing import Any
 from hypocenter.foreign.nonfinite.chunk import OpChunk
 from hypocenter.foreign.nonfinite.kinds import Found, explain, operand_at, where
 from hypocenter.foreign.nonfinite.native_chunk import NativeChunk, NativeUndefined
-from hypocenter.foreign.nonfinite.ops import Op, Role, is_looked_at, tensors_in
+from hypocenter.foreign.nonfinite.ops import Role, SeenOp, is_looked_at, tensors_in
 from hypocenter.foreign.nonfinite.spread import OVERWRITING, reach_of
 from hypocenter.record.events import Launched
 from hypocenter.record.nonfinite import NonFinite, NumberKind
@@ -19,7 +19,7 @@ from hypocenter.record.nonfinite import NonFinite, NumberKind
 #: Operations that are told of, at most; a loop makes the same ones again and again.
 MAX_TOLD = 256
 #: By storage the line that made memory which nobody has written.
-Undefined = weakref.WeakKeyDictionary[Any, str] | NativeUndefined
+UndefinedMarks = weakref.WeakKeyDictionary[Any, str] | NativeUndefined
 _INTEGERS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}
 
 
@@ -64,7 +64,7 @@ class Examiner:
         self,
         torch: Any,
         chunk: OpChunk | NativeChunk,
-        undefined: Undefined,
+        undefined: UndefinedMarks,
         tell: Callable[..., None],
         keep: Callable[[Launched, Mapping[str, Any]], None],
     ) -> None:
@@ -79,7 +79,7 @@ class Examiner:
         self.tested: Tested | None = None
         self.last_nan = 0
 
-    def look(self) -> list[tuple[Op, Any]]:
+    def look(self) -> list[tuple[SeenOp, Any]]:
         """Look at the chunk and clear it; parameters that are not finite now, with their writer."""
         chunk, parameters = self._chunk, []
         flagged = chunk.find_flagged()
@@ -120,13 +120,13 @@ class Examiner:
 
     # -- one operation ----------------------------------------------------------------------------
 
-    def _forget_overwritten(self, op: Op) -> None:
+    def _forget_overwritten(self, op: SeenOp) -> None:
         for result in op.results if op.facts.role is not Role.TEST else ():
             storage = result.untyped_storage()
             if storage in self._taints and result.nbytes == storage.nbytes():
                 del self._taints[storage]
 
-    def _note_tested(self, op: Op) -> None:
+    def _note_tested(self, op: SeenOp) -> None:
         content = self._chunk.content(op.results[0], op.number - 1)
         if content is None:
             return
@@ -134,7 +134,7 @@ class Examiner:
         if found is not None:
             self.tested = Tested(found[0].id, found[1], op.site, found[2])
 
-    def _examine(self, op: Op) -> Iterator[Any]:
+    def _examine(self, op: SeenOp) -> Iterator[Any]:
         """Judge each result; those that are parameters and not finite any more."""
         for number, result in enumerate(op.results):
             after = self._chunk.content(result, op.number)
@@ -154,7 +154,7 @@ class Examiner:
             if result.is_leaf and result.requires_grad:
                 yield result
 
-    def _judge(self, op: Op, number: int, result: Any, after: Any, bad: Any) -> None:
+    def _judge(self, op: SeenOp, number: int, result: Any, after: Any, bad: Any) -> None:
         torch = self._torch
         inputs, is_known = self._inputs(op, number)
         guilty = [own for own in inputs if bool(own.bad.any())]
@@ -231,7 +231,7 @@ class Examiner:
 
     # -- what it read -----------------------------------------------------------------------------
 
-    def _inputs(self, op: Op, number: int) -> tuple[list[_Input], bool]:
+    def _inputs(self, op: SeenOp, number: int) -> tuple[list[_Input], bool]:
         """The floats that an operation read, and whether all of them are still known."""
         found, is_known = [], True
         is_list = op.facts.name.startswith("_foreach_")
@@ -256,7 +256,7 @@ class Examiner:
                 found.append(_Input(name, tensor, plain, bad, plain.isnan() & bad))
         return found, is_known
 
-    def _taint_of(self, op: Op, own: _Input) -> Taint:
+    def _taint_of(self, op: SeenOp, own: _Input) -> Taint:
         """Who made what an input holds; where nobody was seen to, it came in."""
         storage = own.tensor.untyped_storage()
         taint = self._taints.get(storage) or Taint(is_source=True)
@@ -274,7 +274,7 @@ class Examiner:
             self._taints[storage] = taint
         return taint
 
-    def _source(self, op: Op, own: _Input, mask: Any) -> int:
+    def _source(self, op: SeenOp, own: _Input, mask: Any) -> int:
         at = where(self._torch, mask)
         made_at = self._undefined.get(own.tensor.untyped_storage(), "")
         is_undefined = bool(made_at) and bool(
@@ -344,7 +344,7 @@ class Examiner:
         found.num_elements = made.after.numel()
         return self._tell_once(found, key)
 
-    def _keep_given(self, op: Op) -> None:
+    def _keep_given(self, op: SeenOp) -> None:
         """All that a launch was given, for its replay; not where some of it is gone."""
         known = {
             name: self._chunk.content(value, op.number - 1)
@@ -354,7 +354,7 @@ class Examiner:
         if all(content is not None for content in known.values()):
             self._keep(op.made, known)
 
-    def _key(self, op: Op, more: tuple[Any, ...]) -> object:
+    def _key(self, op: SeenOp, more: tuple[Any, ...]) -> object:
         return (op.facts.name, op.site, op.node, op.forward_site, *more)
 
     def _tell_once(self, found: Found, key: tuple[Any, ...]) -> int:
@@ -380,7 +380,7 @@ class Examiner:
 class _Made:
     """A result of an operation (`number` of them), as it was after it, and what was read."""
 
-    op: Op
+    op: SeenOp
     number: int
     after: Any
     inputs: list[_Input]
@@ -402,7 +402,7 @@ def _by_name(inputs: list[_Input], field: str) -> dict[str, list[Any]]:
     return found
 
 
-def _nonfinite_number(op: Op) -> float | None:
+def _nonfinite_number(op: SeenOp) -> float | None:
     """A number among the arguments that is not finite."""
     for value in op.inputs.values():
         for part in value if isinstance(value, list | tuple) else (value,):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypocenter.foreign.argument_facts import dtype_of, values_of
 from hypocenter.foreign.caller import caller_of_now
-from hypocenter.foreign.nonfinite.ops import Op
+from hypocenter.foreign.nonfinite.ops import SeenOp
 from hypocenter.record.contents import LaunchOutcome
 from hypocenter.record.nonfinite import NumberEnd
 
@@ -108,16 +108,16 @@ class NumberHooks:
 
     def before_launch(
         self, jit: Any, args: tuple[Any, ...], options: Mapping[str, Any]
-    ) -> Op | None:
+    ) -> SeenOp | None:
         """A launch of Triton's is about to be made."""
         if self.watch is None:
             return None
         names = inspect.signature(jit.fn).parameters
         given = {**dict(zip(names, args, strict=False)), **options}
-        found: Op | None = self.attempt(self.watch.before_launch, given)
+        found: SeenOp | None = self.attempt(self.watch.before_launch, given)
         return found
 
-    def after_launch(self, op: Op | None, made: Launched | None) -> None:
+    def after_launch(self, op: SeenOp | None, made: Launched | None) -> None:
         """It has been made, or has failed, as `made` tells."""
         if self.watch is None or op is None:
             return

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hypocenter.foreign.nonfinite.ops import Op
+from hypocenter.foreign.nonfinite.ops import SeenOp
 from hypocenter.foreign.nonfinite.spread import ALONG_AXIS, PRODUCTS
 from hypocenter.foreign.nonfinite.trial import Trial
 from hypocenter.record.nonfinite import ChangedFact, NumberKind, Operand
@@ -37,7 +37,7 @@ _ATTENTION = "_scaled_dot_product"
 class Found:
     """What is to be told of an operation (`record/nonfinite.py:NonFinite`)."""
 
-    op: Op
+    op: SeenOp
     kind: NumberKind
     result: Operand
     operands: tuple[Operand, ...] = ()
@@ -101,7 +101,7 @@ def operand_at(name: str, tensor: Any, at: int, value: float | None = None) -> O
 
 
 def explain(
-    torch: Any, op: Op, number: int, after: Any, at: int, pairs: Sequence[tuple[str, Any]]
+    torch: Any, op: SeenOp, number: int, after: Any, at: int, pairs: Sequence[tuple[str, Any]]
 ) -> Found:
     """Why element `at` of result `number` (`after`) is none; `pairs` are the tensors it read."""
     result = operand_at("result", after, at)
@@ -123,7 +123,9 @@ def explain(
     return found
 
 
-def _operands(op: Op, after: Any, at: int, pairs: Sequence[tuple[str, Any]]) -> tuple[Operand, ...]:
+def _operands(
+    op: SeenOp, after: Any, at: int, pairs: Sequence[tuple[str, Any]]
+) -> tuple[Operand, ...]:
     """What an elementwise operation read for one element: of tensors, then numbers."""
     found = []
     for name, tensor in pairs:
@@ -199,7 +201,7 @@ def _of_division(name: str, values: Mapping[str, float]) -> NumberKind:
 
 def _kind_of_rows(
     torch: Any,
-    op: Op,
+    op: SeenOp,
     after: Any,
     at: int,
     pairs: Sequence[tuple[str, Any]],
@@ -226,7 +228,7 @@ def _kind_of_rows(
 
 def _of_difference(
     torch: Any,
-    op: Op,
+    op: SeenOp,
     after: Any,
     at: int,
     tensors: Mapping[str, Any],
@@ -258,7 +260,7 @@ def _of_attention(
 
 
 def _of_whole(
-    op: Op, own: Any, tensors: Mapping[str, Any], after: Any, at: int, otherwise: NumberKind
+    op: SeenOp, own: Any, tensors: Mapping[str, Any], after: Any, at: int, otherwise: NumberKind
 ) -> NumberKind:
     name = op.facts.name
     if name == "mean" and _num_from(op) == 0:
@@ -279,11 +281,11 @@ def _of_whole(
     return otherwise
 
 
-def _num_from(op: Op) -> int:
+def _num_from(op: SeenOp) -> int:
     return int(op.inputs["self"].numel())
 
 
-def _num_reduced(op: Op) -> int:
+def _num_reduced(op: SeenOp) -> int:
     own = op.inputs["self"]
     axes = op.inputs.get("dim")
     if axes in (None, []):
@@ -292,7 +294,7 @@ def _num_reduced(op: Op) -> int:
 
 
 def _of_product(
-    op: Op, tensors: Mapping[str, Any], after: Any, at: int, otherwise: NumberKind
+    op: SeenOp, tensors: Mapping[str, Any], after: Any, at: int, otherwise: NumberKind
 ) -> NumberKind:
     left, right = (tensors.get(name) for name in PRODUCTS[op.facts.name])
     if left is None or right is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from hypocenter.foreign.nonfinite.ops import Op, OpFacts, facts_of, tensors_in
+from hypocenter.foreign.nonfinite.ops import OpFacts, SeenOp, facts_of, tensors_in
 
 
 class NativeChunk:
@@ -16,9 +16,9 @@ class NativeChunk:
 
     def __init__(self, torch: Any, code: Any, facts: dict[Any, OpFacts]) -> None:
         self._torch, self._code, self._facts = torch, code, facts
-        self.launches: dict[int, Op] = {}
+        self.launches: dict[int, SeenOp] = {}
         self._flagged: list[int] = []
-        self._made: dict[int, Op] = {}
+        self._made: dict[int, SeenOp] = {}
 
     def note_flagged(self, places: list[int]) -> None:
         """These of the operations that are kept gave what is not finite."""
@@ -28,7 +28,7 @@ class NativeChunk:
         """The numbers of those of which a result is not finite."""
         return {self._op(place).number for place in self._flagged}
 
-    def ops_of(self, flagged: set[int], tainted: Collection[Any]) -> Iterator[Op]:
+    def ops_of(self, flagged: set[int], tainted: Collection[Any]) -> Iterator[SeenOp]:
         """Those that have to be judged, in order: flagged, or over storages that matter."""
         if not flagged and not tainted:
             return
@@ -37,7 +37,7 @@ class NativeChunk:
         for place in sorted({*self._flagged, *over}):
             yield self._op(place)
 
-    def _op(self, place: int) -> Op:
+    def _op(self, place: int) -> SeenOp:
         if place not in self._made:
             number, func, args, kwargs, results, site, node, forward_site = self._code.op(place)
             if func is None:
@@ -46,7 +46,7 @@ class NativeChunk:
                 facts = self._facts.get(func)
                 if facts is None:
                     facts = self._facts[func] = facts_of(self._torch, func)
-                self._made[place] = Op(
+                self._made[place] = SeenOp(
                     number, facts, func, args, kwargs, results, {}, site, node, forward_site
                 )
         return self._made[place]
@@ -61,7 +61,7 @@ class NativeChunk:
         """What a tensor held after operation `number`; None where that is gone."""
         return self._code.content(tensor, number)
 
-    def inputs(self, op: Op) -> Mapping[str, list[Any]]:
+    def inputs(self, op: SeenOp) -> Mapping[str, list[Any]]:
         """By parameter the tensors that an operation read, as they were then; None: it is gone."""
         found = {}
         for name, value in op.inputs.items():

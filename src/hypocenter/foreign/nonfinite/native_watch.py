@@ -9,7 +9,7 @@ from typing import Any
 from hypocenter.foreign.nonfinite.chunk import MAX_BYTES, MAX_GPU_BYTES, MAX_OPS, MAX_RESULTS
 from hypocenter.foreign.nonfinite.examine import Examiner
 from hypocenter.foreign.nonfinite.native_chunk import NativeChunk, NativeUndefined
-from hypocenter.foreign.nonfinite.ops import Op, place_of
+from hypocenter.foreign.nonfinite.ops import SeenOp, place_of
 from hypocenter.foreign.nonfinite.watch import (
     MAX_FILLED_BYTES,
     MAX_SINGLE,
@@ -93,7 +93,7 @@ class NativeNumberWatch(NumberWatch):
         self._copied = self._code.copies(tensors)
         return {place_of(written): copied for written, copied in self._copied}
 
-    def _keep(self, op: Op) -> None:
+    def _keep(self, op: SeenOp) -> None:
         self._chunk.launches[op.number] = op
         self._code.add_launch(op.number, op.results, self._copied, op.site)
         self._copied = []

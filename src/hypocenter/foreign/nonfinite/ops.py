@@ -99,7 +99,7 @@ def tensors_in(value: Any) -> Iterator[Any]:
 
 
 @dataclass(slots=True)
-class Op:
+class SeenOp:
     """An operation that has run: what it was given, and what it left (`results`).
 
     `before` has copies of what it wrote, as that was, by `place_of`. A launch of Triton's has no

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hypocenter.foreign.nonfinite.ops import Op
+from hypocenter.foreign.nonfinite.ops import SeenOp
 
 #: Along one axis everything reaches everything.
 ALONG_AXIS = frozenset({"_softmax", "_log_softmax", "softmax", "log_softmax", "_safe_softmax"})
@@ -25,7 +25,7 @@ OVERWRITING = frozenset(
 )
 
 
-def reach_of(torch: Any, op: Op, masks: Mapping[str, Sequence[Any]], result: Any) -> Any | None:
+def reach_of(torch: Any, op: SeenOp, masks: Mapping[str, Sequence[Any]], result: Any) -> Any | None:
     """Which elements of a result the marked elements of inputs can have come to.
 
     `masks` are by parameter. None where that is not known of the operation: all of them may be.
@@ -50,7 +50,7 @@ def reach_of(torch: Any, op: Op, masks: Mapping[str, Sequence[Any]], result: Any
     return None
 
 
-def _axis(op: Op) -> int:
+def _axis(op: SeenOp) -> int:
     return int(op.inputs["dim"])
 
 
@@ -61,7 +61,7 @@ def _any_of(torch: Any, marks: Sequence[Any], result: Any) -> Any:
     return found
 
 
-def _of_product(torch: Any, op: Op, masks: Mapping[str, Sequence[Any]], result: Any) -> Any:
+def _of_product(torch: Any, op: SeenOp, masks: Mapping[str, Sequence[Any]], result: Any) -> Any:
     left, right = PRODUCTS[op.facts.name]
     marks = []
     for name, part in masks.items():

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from hypocenter.foreign.nonfinite.ops import Op, is_looked_at
+from hypocenter.foreign.nonfinite.ops import SeenOp, is_looked_at
 
 TensorChange = Callable[[str, Any], Any]
 Number = Callable[[str, float], float]
@@ -24,7 +24,7 @@ class Trial:
     def __init__(
         self,
         torch: Any,
-        op: Op,
+        op: SeenOp,
         number: int,
         at: int,
         value: float,

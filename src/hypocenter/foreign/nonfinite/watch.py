@@ -17,9 +17,9 @@ from hypocenter.foreign.caller import caller_of_now
 from hypocenter.foreign.nonfinite.chunk import OpChunk
 from hypocenter.foreign.nonfinite.examine import Examiner, Tested
 from hypocenter.foreign.nonfinite.ops import (
-    Op,
     OpFacts,
     Role,
+    SeenOp,
     facts_of,
     is_looked_at,
     place_of,
@@ -155,11 +155,11 @@ class NumberWatch:
         if facts.name == SCALER:
             self._has_scaler = True
         if results:
-            op = Op(number, facts, func, args, kwargs, results, before)
+            op = SeenOp(number, facts, func, args, kwargs, results, before)
             self._place(op)
             self._keep(op)
 
-    def _place(self, op: Op) -> None:
+    def _place(self, op: SeenOp) -> None:
         """The line that an operation stands for, and of a backward pass the line forward."""
         torch = self._torch
         node = torch._C._current_autograd_node()
@@ -184,7 +184,7 @@ class NumberWatch:
         is_own = isinstance(node, self._torch.autograd.function.BackwardCFunction)
         return (is_own and caller_of_now()[1]) or self.backward_site
 
-    def _keep(self, op: Op) -> None:
+    def _keep(self, op: SeenOp) -> None:
         self.chunk.add(op)
         if self.chunk.is_full(0):
             self.flush()
@@ -215,13 +215,13 @@ class NumberWatch:
             is_infinity = isinstance(other, float) and not math.isfinite(other)
             if other is not first and not is_infinity:
                 return
-        op = Op(number, facts, func, args, kwargs, [first], {})
+        op = SeenOp(number, facts, func, args, kwargs, [first], {})
         op.site = caller_of_now()[1]
         self._keep(op)
 
     # -- launches of Triton's ---------------------------------------------------------------------
 
-    def before_launch(self, arguments: Mapping[str, Any]) -> Op | None:
+    def before_launch(self, arguments: Mapping[str, Any]) -> SeenOp | None:
         """A launch is about to be made with these; None where it is not looked at."""
         if self._is_busy or self.is_paused or not self._may_look():
             self._num_in_graphs += not self.is_paused
@@ -231,12 +231,12 @@ class NumberWatch:
         tensors = [t for t in arguments.values() if is_looked_at(self._torch, t)]
         with self._quiet():
             before = self._copies(tensors)
-        op = Op(number, OpFacts("", Role.PLAIN), None, (), dict(arguments), tensors, before)
+        op = SeenOp(number, OpFacts("", Role.PLAIN), None, (), dict(arguments), tensors, before)
         op.is_launch = True
         self.is_paused = True
         return op
 
-    def after_launch(self, op: Op, made: Launched) -> None:
+    def after_launch(self, op: SeenOp, made: Launched) -> None:
         """It has been made."""
         self.is_paused = False
         op.facts = OpFacts(made.launch.kernel, Role.PLAIN)

@@ -31,7 +31,7 @@ class NotBuilt(Exception):
 
 def load(torch: Any) -> Any:
     """The module, compiled if that was not done yet; raises NotBuilt."""
-    path = _built(torch)
+    path = _library_file(torch)
     spec = importlib.machinery.ModuleSpec(
         NAME, importlib.machinery.ExtensionFileLoader(NAME, str(path)), origin=str(path)
     )
@@ -43,7 +43,7 @@ def load(torch: Any) -> Any:
     return module
 
 
-def _built(torch: Any) -> Path:
+def _library_file(torch: Any) -> Path:
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise NotBuilt(f"it takes a C++ compiler, and none of {', '.join(COMPILERS)} is on PATH")

@@ -21,7 +21,7 @@ _SORTS = (Sort.PLAIN, Sort.NOTHING, Sort.COPY, Sort.NUMBER, Sort.RECORD_STREAM)
 _ROLES = (Role.PASS, Role.EMPTY, Role.ITEM, Role.TEST, Role.PLAIN)
 
 
-class Asked:
+class AskedOfPython:
     """What the machine code asks of Python beside its two watches.
 
     `told` get what goes wrong while an operation is seen, which the program is kept from. `reads`
@@ -33,7 +33,7 @@ class Asked:
         self.reads: Callable[[], SeenReads | None] = lambda: None
         self.attempt: Callable[..., None] = lambda do, *args: do(*args)
 
-    def failed(self, error: BaseException) -> None:
+    def report_failure(self, error: BaseException) -> None:
         """Called by the machine code."""
         for tell in self.told:
             tell(error)
@@ -55,7 +55,7 @@ class NativeOps:
 
     def __init__(self, torch: Any, code: Any) -> None:
         self.code, self._torch = code, torch
-        self.asked = Asked()
+        self.asked = AskedOfPython()
         self._seen: set[str] = set()
         code.begin(self._describe, lambda file: caller.whose(file).value, self.asked)
 

@@ -33,7 +33,7 @@ static bool is_cast(const c10::OperatorHandle& op, DispatchKeySet keys) {
 }
 
 static void tell_failed(py::error_already_set& error) {
-  reads.attr("failed")(error.value());
+  reads.attr("report_failure")(error.value());
 }
 
 // Does it, and keeps what goes wrong from the program.
@@ -49,7 +49,7 @@ static void attempt(Do what) {
     }
   } catch (const std::exception& error) {
     try {
-      reads.attr("failed")(py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(error.what()));
+      reads.attr("report_failure")(py::reinterpret_borrow<py::object>(PyExc_RuntimeError)(error.what()));
     } catch (py::error_already_set&) {
     }
   }

@@ -132,7 +132,7 @@ class Order {
   void make(const at::Tensor& t, int stream, int site) {
     if (stream != UNKNOWN && (is_pythons || streams[stream].has_freed)) {
       hand_over(t);
-      python.attr("made")(wrapped(t), streams[stream].name, texts.at(site));
+      python.attr("note_new")(wrapped(t), streams[stream].name, texts.at(site));
       return;
     }
     Memory& memory = *add(t).memory;

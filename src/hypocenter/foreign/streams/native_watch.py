@@ -24,9 +24,7 @@ from hypocenter.record.order_events import OrderStep
 
 #: A use as machine code kept it: number, steps before it, address, shape, strides, bytes of an
 #: item, whether it writes, what, where, the launch and the argument.
-KeptUse = tuple[
-    int, int, int, tuple[int, ...], tuple[int, ...], int, bool, str, str, int, str
-]  # fmt: skip
+KeptUse = tuple[int, int, int, tuple[int, ...], tuple[int, ...], int, bool, str, str, int, str]
 
 
 class NativeStreamWatch(StreamWatch):
@@ -88,7 +86,7 @@ class NativeStreamWatch(StreamWatch):
             made = (site or BACKWARD) if made_in else ""
             self._ledger.adopt(known.number, made_in or HOST, region, made, kept)
 
-    def made(self, tensor: Any, stream: str, site: str) -> None:
+    def note_new(self, tensor: Any, stream: str, site: str) -> None:
         """New memory, which may be of what another stream still uses."""
         with self._lock:
             self._new(tensor.untyped_storage(), stream, site or BACKWARD)
@@ -131,9 +129,15 @@ class NativeStreamWatch(StreamWatch):
             moment = self._moment(stream, number)
             frame, _ = caller_of_now()
             self._copy(
-                source, into, moment, what, site or BACKWARD, frame,
-                is_out=is_out, is_asked=is_asked,
-            )  # fmt: skip
+                source,
+                into,
+                moment,
+                what,
+                site or BACKWARD,
+                frame,
+                is_out=is_out,
+                is_asked=is_asked,
+            )
 
     def keep_for(self, tensor: Any, stream_id: int, index: int, kind: int) -> None:
         """record_stream was called, with a stream by torch's three numbers."""
@@ -179,9 +183,16 @@ class NativeStreamWatch(StreamWatch):
         )
         if not is_kept:
             super()._use(
-                tensor, moment, is_write, what, site, frame,
-                argument=argument, launch=launch, region=region,
-            )  # fmt: skip
+                tensor,
+                moment,
+                is_write,
+                what,
+                site,
+                frame,
+                argument=argument,
+                launch=launch,
+                region=region,
+            )
 
     def _memory(self, tensor: Any) -> KnownStorage:
         is_of_host = self._gpu.place_of(tensor) == OF_HOST
@@ -197,7 +208,7 @@ class NativeStreamWatch(StreamWatch):
         self._tell_freed()
 
     def _tell_freed(self) -> None:
-        for stream, is_waiting in self._ledger.freed():
+        for stream, is_waiting in self._ledger.take_freed():
             self._code.set_has_freed(stream, is_waiting)
 
     def _catch_up(self) -> None:

@@ -14,7 +14,14 @@ import numpy as np
 from hypocenter.base.tensor import Tensor
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.facts.latent import Latent
-from hypocenter.model.tensors.tensor_spec import TensorKind, Loaded, TensorSpec, matrices, matrix, vector
+from hypocenter.model.tensors.tensor_spec import (
+    Loaded,
+    TensorKind,
+    TensorSpec,
+    matrices,
+    matrix,
+    vector,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +69,9 @@ def latent_tensors(arch: Architecture, latent: Latent) -> Iterator[TensorSpec]:
     values = Loaded("latent.values", (num_heads, rank, value_dim))
     if latent.is_split:
         yield TensorSpec("attn_k_b.weight", (num_heads, rank, plain), TensorKind.BY_HEAD, (keys,))
-        yield TensorSpec("attn_v_b.weight", (num_heads, value_dim, rank), TensorKind.BY_HEAD, (values,))
+        yield TensorSpec(
+            "attn_v_b.weight", (num_heads, value_dim, rank), TensorKind.BY_HEAD, (values,)
+        )
     else:
         shape = (num_heads * (plain + value_dim), rank)
         yield TensorSpec("attn_kv_b.weight", shape, TensorKind.BY_HEAD, (keys, values))

@@ -14,7 +14,13 @@ from hypocenter.model.facts.families import FAMILIES
 from hypocenter.model.facts.state_space import StateSpace
 from hypocenter.model.tensors.rope_tables import RopeTables
 from hypocenter.model.tensors.table import Weights, layer_of, tensor_table
-from hypocenter.model.tensors.tensor_spec import PACKED, TensorKind, Loaded, TensorSpec, padded_shape
+from hypocenter.model.tensors.tensor_spec import (
+    PACKED,
+    Loaded,
+    TensorKind,
+    TensorSpec,
+    padded_shape,
+)
 
 
 def allocate_undefined(name: str, dtype: DType, shape: tuple[int, ...], device: str) -> Tensor:
@@ -38,20 +44,20 @@ def undefined_weights(arch: Architecture, dtype: DType, device: str) -> Weights:
     """A layer of each kind that the architecture has, and what stands around them."""
     table = tensor_table(arch, _names(arch))
 
-    def made(specs: Sequence[TensorSpec]) -> dict[str, Tensor]:
+    def tensors_of(specs: Sequence[TensorSpec]) -> dict[str, Tensor]:
         return {
-            part.place: _undefined(spec.kind, part, dtype, device)
+            part.place: _undefined_tensor(spec.kind, part, dtype, device)
             for spec in specs
             for part in spec.loaded
         }
 
-    first, last = made(table.first), made(table.last)
+    first, last = tensors_of(table.first), tensors_of(table.last)
     scale = 0.5 if arch.family.scales_layers else 1.0
     turned = (arch.context_length, arch.rope.dim // 2)
     cos, sin = (allocate_undefined(name, DType.F32, turned, device) for name in ("cos", "sin"))
     return Weights(
         token_table=first["token_table"],
-        layers=tuple(layer_of(made(specs), scale) for specs in table.layers),
+        layers=tuple(layer_of(tensors_of(specs), scale) for specs in table.layers),
         output_norm=last["output_norm"],
         output=last.get("output", first["token_table"]),
         ropes=RopeTables((cos, sin), (cos, sin)),
@@ -60,7 +66,7 @@ def undefined_weights(arch: Architecture, dtype: DType, device: str) -> Weights:
     )
 
 
-def _undefined(kind: TensorKind, part: Loaded, dtype: DType, device: str) -> Tensor:
+def _undefined_tensor(kind: TensorKind, part: Loaded, dtype: DType, device: str) -> Tensor:
     """What stands for one tensor; matrices are of type `dtype`."""
     if kind in (*PACKED, TensorKind.ROUTER):
         of_matrix = DType.F32 if kind is TensorKind.ROUTER else dtype

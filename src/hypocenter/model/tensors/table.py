@@ -17,8 +17,8 @@ from hypocenter.model.tensors.latent_weights import LatentWeights, latent_tensor
 from hypocenter.model.tensors.mixer_weights import MIXERS, MixerWeights, mixer_tensors
 from hypocenter.model.tensors.rope_tables import RopeTables
 from hypocenter.model.tensors.tensor_spec import (
-    TensorKind,
     Loaded,
+    TensorKind,
     TensorSpec,
     by_turns,
     constant,

@@ -130,23 +130,25 @@ class Loader(TensorReader):
     def _load(self, spec: TensorSpec) -> Sequence[Tensor]:
         """What one tensor of the file becomes."""
         if spec.kind in PACKED:
-            return self._packed(spec)
+            return self._pack(spec)
         if spec.kind is TensorKind.VECTOR:
             return self._vectors(spec)
         if spec.kind is TensorKind.TAPS:
             padded = np.zeros(padded_shape(spec.loaded[0].shape), np.float32)
             padded[:, : spec.shape[0]] = self.values(spec.name, spec.shape).T
-            return [self._placed(spec.name, padded)]
+            return [self._place_array(spec.name, padded)]
         if spec.kind is TensorKind.BY_HEAD:
             return self._by_head(spec)
         if spec.kind is TensorKind.CONSTANT:
             return [self._constant(spec)]
         return ()
 
-    def _packed(self, spec: TensorSpec) -> list[Tensor]:
+    def _pack(self, spec: TensorSpec) -> list[Tensor]:
         """Packed matrices, or a stack of them."""
         placed = [
-            self._place(spec.name, index, rows, part.shape, is_factor=spec.kind is TensorKind.MATRIX)
+            self._place(
+                spec.name, index, rows, part.shape, is_factor=spec.kind is TensorKind.MATRIX
+            )
             for index, (rows, part) in enumerate(zip(self.parts(spec), spec.loaded, strict=True))
         ]
         # Packed and mapped weights together would take twice the memory of the file.
@@ -241,7 +243,7 @@ class Loader(TensorReader):
     def _vector(self, name: str, values: np.ndarray[Any, Any]) -> Tensor:
         padded = np.zeros(padded_shape(values.shape), np.float32)
         padded[..., : values.shape[-1]] = values
-        return self._placed(name, padded.reshape(-1))
+        return self._place_array(name, padded.reshape(-1))
 
     def _constant(self, spec: TensorSpec) -> Tensor:
         """One for all norms that lack the same."""
@@ -264,10 +266,10 @@ class Loader(TensorReader):
             is_half = is_half and float(np.abs(values).max()) <= _LARGEST_HALF
             padded = np.zeros(padded_shape(part.shape), np.float16 if is_half else np.float32)
             padded[..., : part.shape[-1]] = values
-            made.append(self._placed(f"{spec.name} ({part.place.rpartition('.')[2]})", padded))
+            made.append(self._place_array(f"{spec.name} ({part.place.rpartition('.')[2]})", padded))
         return made
 
-    def _placed(self, name: str, values: np.ndarray[Any, Any]) -> Tensor:
+    def _place_array(self, name: str, values: np.ndarray[Any, Any]) -> Tensor:
         """Numbers of f32 or f16 as they are."""
         is_half = values.dtype == np.float16
         kind = DType.F16 if is_half else DType.F32
