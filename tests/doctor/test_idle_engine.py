@@ -63,7 +63,7 @@ def test_the_statement_at_which_it_goes_round_is_named() -> None:
     assert root.proof.green == "1 step before had such a token, and ended"
 
 
-ENGINE = FILE.replace("scheduler", "engine")
+ENGINE = FILE.replace("scheduler", "turns")
 TURN = 1 + next(
     at for at, text in enumerate(Path(ENGINE).read_text().splitlines()) if text.strip() == "work()"
 )

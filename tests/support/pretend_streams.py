@@ -137,6 +137,7 @@ class PretendGpu(TorchDispatchMode):
         return stream.cuda_stream
 
     def is_blocking(self, stream: int) -> bool:
+        assert not self.watch.is_capturing, "the driver gives up a capture in which it is asked"
         return False
 
     def number_of_device(self, device: Any) -> int:

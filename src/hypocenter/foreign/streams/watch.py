@@ -419,7 +419,8 @@ class StreamWatch:
 
     def _stream(self, number: int, device: int) -> str:
         name = f"{number:#x}" if number else (f"default of GPU {device}" if device else "default")
-        if name not in self.streams:
+        # Asked while a graph is captured, the driver gives the capture up (measured on an H200).
+        if name not in self.streams and self._graph is None:
             self.streams[name] = None
             if number and self._gpu.is_blocking(number):
                 default = f"default of GPU {device}" if device else "default"

@@ -167,7 +167,10 @@ def _bound(
         if num_axes > 1 and not is_divided and value >= 0:
             return None
         if moved % by or not step:
-            return None
+            # Of a divided entry no bound follows; that this one leads outside does.
+            led_to = moved if by == value else moved + (finding.number or 0)
+            is_inside = 0 <= led_to < extent
+            return (value, False) if is_divided and not is_inside and value > 0 else None
         bound, is_known = -(-extent // step), num_axes < 2 and not is_divided
     elif len(sizes) == 1:
         bound, is_known = sizes[0], True
