@@ -186,7 +186,11 @@ def _is_of(root: Mapping[str, Any], program: Path) -> bool:
 
 
 def _is_kernel(name: str, kernel: str) -> bool:
-    return not kernel or (name.startswith(kernel) if kernel.endswith("_") else name == kernel)
+    """`kernel` is a name, or how it begins; several are separated by |."""
+    return any(
+        not known or (name.startswith(known) if known.endswith("_") else name == known)
+        for known in kernel.split("|")
+    )
 
 
 def _blames(root: Mapping[str, Any], lines: set[int], program: Path) -> bool:

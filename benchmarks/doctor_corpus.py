@@ -216,14 +216,14 @@ TRUTH = {
         ("assertion of a kernel", "index out of range"), "", "", ("index",), PLAIN, needs_gpu=True
     ),
     "compiled_lookup": Truth(
-        ("index out of range",), "triton_", "x[ids] * 2 + 1", needs_gpu=True
+        ("index out of range",), "triton_|cpp_", "x[ids] * 2 + 1", needs_gpu=True
     ),
-    "compiled_embedding": Truth(_INDEX, "triton_", "self.table(tokens)", (), SUSPECT),
-    "compiled_labels": Truth(_INDEX, "triton_", "logs.gather(1, labels", (), SUSPECT),
-    "compiled_pages": Truth(_INDEX, "triton_", "cache[rows] + 1.0", (), SUSPECT),
-    "compiled_scatter": Truth(_INDEX, "triton_", "cache.index_put(", (), SUSPECT),
+    "compiled_embedding": Truth(_INDEX, "triton_|cpp_", "self.table(tokens)", (), SUSPECT),
+    "compiled_labels": Truth(_INDEX, "triton_|cpp_", "logs.gather(1, labels", (), SUSPECT),
+    "compiled_pages": Truth(_INDEX, "triton_|cpp_", "cache[rows] + 1.0", (), SUSPECT),
+    "compiled_scatter": Truth(_INDEX, "triton_|cpp_", "cache.index_put(", (), SUSPECT),
     "compiled_gradient": Truth(
-        _INDEX, "triton_", "return table[ids] * 3.0", (), SUSPECT, needs_gpu=True
+        _INDEX, "triton_|cpp_", "return table[ids] * 3.0", (), SUSPECT, needs_gpu=True
     ),
     "compiled_own_kernel": Truth(
         _MASK, "add_bias", "x = tl.load(x_ptr + at)", ("x_ptr",), SUSPECT, needs_gpu=True
