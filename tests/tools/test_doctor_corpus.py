@@ -28,7 +28,7 @@ def test_each_truth_is_about_a_program_that_is_there(script: Script) -> None:
         assert '"right" in sys.argv' in text, name
         assert truth.causes, name
     healthy = {path.stem for path in (script.PROGRAMS / "healthy").glob("*.py")}
-    assert len(healthy) == 26
+    assert len(healthy) == 31
     assert set(script.HEALTHY_ON_GPU) <= healthy
 
 
