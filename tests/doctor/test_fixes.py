@@ -179,6 +179,26 @@ def test_a_divided_index_that_is_right_is_not_blamed() -> None:
     assert wrong.effect is None
 
 
+BINS = """@triton.jit
+def count_kernel(x, bins, n, num_bins, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    found = tl.load(x + at, mask=at < n, other=0) * num_bins // 256
+    tl.atomic_add(bins + found, 1, mask=at < n)
+"""
+
+
+def test_a_divided_entry_that_leads_outside_is_named_and_not_a_mask() -> None:
+    """A mask would hide the entry; no bound of it is known."""
+    held = np.arange(100, dtype=np.int32)
+    tensors = {"x": ("I32", (100,)), "bins": ("I32", (16,))}
+    launch = Launch(BINS, tensors, {"n": 100, "num_bins": 16}, (1,), {"BLOCK": 128}, {"x": held})
+    assert not launch.diagnosis().roots
+    held[70] = 256
+    root = replace(launch, held={"x": held}).diagnosis().roots[0]
+    assert (root.cause, root.argument) == (Cause.INDEX_RANGE, "x")
+    assert "inside 0" not in root.fix
+
+
 def test_a_larger_tensor_is_no_correction() -> None:
     """The mask is right for the rows that were asked for, and the tensor has fewer of them."""
     short = replace(PITCHED, text=PITCH.replace("* BLOCK", "* width"), tensors=floats(

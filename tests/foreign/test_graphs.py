@@ -338,6 +338,16 @@ def watched() -> Any:
     return SimpleNamespace(kind=kind, told=told, watch=watch, cuda=cuda)
 
 
+def test_who_listens_is_told_of_each_capture(watched: Any) -> None:
+    heard: list[bool] = []
+    watched.watch.listeners.append(heard.append)
+    graph = watched.kind()
+    graph.capture_begin()
+    assert heard == [True]
+    graph.capture_end()
+    assert heard == [True, False]
+
+
 def test_torchs_graphs_do_as_before_and_are_seen(watched: Any) -> None:
     graph = watched.kind()
 
