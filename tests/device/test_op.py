@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import kernel_launch
@@ -122,14 +125,17 @@ def sim(monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def _norm(plan: PlanBuilder, **changes: Any) -> None:
+def _norm_arguments() -> dict[str, Any]:
     x = rows_tensor("x", np.ones((2, 128), np.float32))
     weight = vector_tensor("weight", np.ones(64, np.float32))
-    arguments = {
+    return {
         "x": x, "weight": weight, "counts": counts(2), "count": 0, "width": 64, "eps": 1e-6,
         "out": x, "num_heads": 2, "accumulate": False,
     }  # fmt: skip
-    plan.add(norm.RMS_NORM, **(arguments | changes))
+
+
+def _norm(plan: PlanBuilder) -> None:
+    plan.add(norm.RMS_NORM, **_norm_arguments())
 
 
 def test_a_gpu_kernel_takes_pointers_strides_and_constants_by_their_names(sim: str) -> None:
@@ -178,3 +184,30 @@ def test_what_neither_a_gpu_kernel_nor_its_compiler_takes_is_refused(
     monkeypatch.setattr(norm_gpu, "launch", lambda plan, x: None)
     with pytest.raises(LaunchRejected, match="rms_norm: nothing takes the argument 'accumulate'"):
         _norm(PlanBuilder(2, sim))
+
+
+def _num_calls(function: Callable[[], object]) -> int:
+    """Calls of Python functions, `function` itself among them."""
+    num_calls = 0
+
+    def count(frame: object, event: str, arg: object) -> None:
+        nonlocal num_calls
+        num_calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return num_calls
+
+
+@pytest.mark.parametrize(("device", "most"), [("cpu", 40), (SIM, 150)])
+def test_names_are_looked_up_once_and_not_at_each_plan(sim: str, device: str, most: int) -> None:
+    # A plan of a deep model binds hundreds of ops while its first request waits. Seconds would
+    # depend on the machine, calls do not.
+    plan = PlanBuilder(2, device)
+    op, arguments = (_op(), _arguments()) if device == "cpu" else (norm.RMS_NORM, _norm_arguments())
+    bind = functools.partial(plan.add, op, **arguments)
+    bind()
+    assert _num_calls(bind) <= most

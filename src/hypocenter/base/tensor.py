@@ -60,22 +60,9 @@ class DType(enum.Enum):
     I64 = (27, 1, 8)
     U8 = (None, 1, 1)
 
-    @property
-    def ggml_id(self) -> int | None:
-        ggml_id: int | None = self.value[0]
-        return ggml_id
-
-    @property
-    def block_elements(self) -> int:
-        return int(self.value[1])
-
-    @property
-    def block_bytes(self) -> int:
-        return int(self.value[2])
-
-    @property
-    def is_quantised(self) -> bool:
-        return self.block_elements > 1
+    def __init__(self, ggml_id: int | None, block_elements: int, block_bytes: int) -> None:
+        self.ggml_id, self.block_elements, self.block_bytes = ggml_id, block_elements, block_bytes
+        self.is_quantised = block_elements > 1
 
     def num_bytes(self, num_elements: int) -> int:
         """Bytes of `num_elements` elements; they must fill whole blocks."""
@@ -111,8 +98,8 @@ class Tensor:
 
     `strides` and `offset` count elements of `dtype`. A packed weight keeps its logical shape and
     GGUF dtype here; `.data` is then the packed form that its kernels know. `address` is that of
-    the first element, `extent_bytes` how far the view reaches from there, `end_bytes` where it
-    ends, counted from the allocation's start.
+    the first element, `span` how many elements the view reaches over from there, `extent_bytes` how
+    many bytes, `end_bytes` where it ends, counted from the allocation's start.
     """
 
     name: str
@@ -124,6 +111,7 @@ class Tensor:
     allocation: Allocation
     data: Any
     address: int = field(init=False)
+    span: int = field(init=False)
     extent_bytes: int = field(init=False)
     end_bytes: int = field(init=False)
     has_dense_rows: bool = field(init=False)
@@ -134,6 +122,7 @@ class Tensor:
         put = object.__setattr__
         element_bytes = self.dtype.block_bytes if not self.dtype.is_quantised else 0
         span = span_of(self.shape, self.strides)
+        put(self, "span", span)
         put(self, "address", self.allocation.address + self.offset * element_bytes)
         whole = self.allocation.num_bytes
         end = (self.offset + span) * element_bytes if element_bytes else whole

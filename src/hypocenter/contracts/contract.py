@@ -22,7 +22,7 @@ from hypocenter.base.refusals import (
     EntryRefusal,
     EntryRepeated,
 )
-from hypocenter.base.tensor import DType, Tensor, span_of
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.contracts.contract_source import (
     Check,
     Demand,
@@ -103,15 +103,14 @@ class Contract:
     def needs_int64(self, **arguments: Any) -> bool:
         """Whether an argument spans 2**31 elements or more, so that 32-bit offsets would wrap; of
         blocks, which may take more bytes than they have elements, it is bytes."""
-        return any(
-            tensor is not None
-            and max(
-                span_of(tensor.shape, tensor.strides),
-                tensor.extent_bytes if tensor.dtype.is_quantised else 0,
-            )
-            >= 1 << 31
-            for tensor in (arguments[arg.name] for arg in self.args)
-        )
+        for arg in self.args:
+            tensor = arguments[arg.name]
+            if tensor is not None and (
+                tensor.span >= 1 << 31
+                or (tensor.dtype.is_quantised and tensor.extent_bytes >= 1 << 31)
+            ):
+                return True
+        return False
 
     def absent(self, name: str) -> Array | None:
         """What a CPU kernel gets for an optional tensor that is not there: no elements of its type.

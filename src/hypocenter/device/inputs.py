@@ -5,6 +5,7 @@ A copy to a GPU costs the host some 30 us whatever its size, and the GPU waits f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -33,12 +34,12 @@ class Inputs:
         starts, end = [], 0
         for shape in shapes.values():
             starts.append(end)
-            end += -(-int(np.prod(shape, dtype=np.int64)) // _ALIGNMENT) * _ALIGNMENT
+            end += -(-math.prod(shape) // _ALIGNMENT) * _ALIGNMENT
         self._whole = memory.allocate(name, owner, DType.I32, (end,), device=device)
         is_host = device == "cpu"
         self._values: Int32s = self._whole.data if is_host else np.zeros(end, np.int32)
         for (label, shape), start in zip(shapes.items(), starts, strict=True):
-            view = memory.rows(self._whole, start, start + int(np.prod(shape, dtype=np.int64)))
+            view = memory.rows(self._whole, start, start + math.prod(shape))
             values = self._values[start : start + view.shape[0]].reshape(shape)
             tensor = Tensor(
                 label,

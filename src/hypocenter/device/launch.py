@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,7 +47,8 @@ def _renew_lock() -> None:
 
 os.register_at_fork(after_in_child=_renew_lock)
 
-_NUMBERS = (int, float, np.number)
+_PLAIN_NUMBERS = (int, float)
+_NUMBERS = (*_PLAIN_NUMBERS, np.number)
 
 _known_place: tuple[memoryview | None, int] = (None, 0)
 
@@ -166,10 +167,11 @@ def prepare(
     Raises LaunchRejected when `facts` break the contract.
     """
     _check(contract, facts, kernel.name, "cpu")
-    bound = tuple(value for arg in args for value, _ in _bound(arg))
-    _require_facts(kernel.name, "cpu", zip(kernel.parameters, bound, strict=False), contract, facts)
+    values, _ = _bound(args)
+    passed = dict(zip(kernel.parameters, values, strict=False))
+    _require_facts(kernel.name, "cpu", passed, contract, facts)
     function = SharedKernel(kernel.shared, reads) if parallel else kernel.serial
-    return Launch(kernel.name, function, bound, contract, facts, given=args)
+    return Launch(kernel.name, function, tuple(values), contract, facts, given=args)
 
 
 def prepare_gpu(
@@ -187,25 +189,22 @@ def prepare_gpu(
     """
     name = jit.__name__.removesuffix("_kernel")
     _check(contract, facts, name, device)
+    options = dict(options)
     if "WIDE" in jit.arg_names:
-        options = {**options, "WIDE": contract.needs_int64(**facts)}
+        options["WIDE"] = contract.needs_int64(**facts)
     backend = devices.backend_of(device)
     is_nvidia = device.startswith("cuda")
-    decided = of_device(jit.arg_names, is_nvidia=is_nvidia, overlaps=backend.overlaps)
-    options = {**options, **decided}
-    if decided.get("OVERLAPS"):
+    options |= of_device(jit.arg_names, is_nvidia=is_nvidia, overlaps=backend.overlaps)
+    if options.get("OVERLAPS"):
         options["launch_pdl"] = True  # Triton's word for it, which AMD's part does not know
-    pairs = [pair for arg in args for pair in _bound(arg)]
+    values, sizes = _bound(args)
     names = [name for name in jit.arg_names if name not in options]
-    passed = [*zip(names, (value for value, _ in pairs), strict=False), *options.items()]
-    _require_facts(name, device, passed, contract, facts)
-    extents = {
-        name: extent for name, (_, extent) in zip(names, pairs, strict=True) if extent is not None
-    }
+    _require_facts(name, device, dict(zip(names, values, strict=True)) | options, contract, facts)
+    extents = {name: size for name, size in zip(names, sizes, strict=True) if size is not None}
     made = Launch(
         name,
         backend.launcher(jit),
-        tuple(value for value, _ in pairs),
+        tuple(values),
         contract,
         facts,
         device=device,
@@ -256,19 +255,19 @@ def _check(contract: Demands, facts: Mapping[str, Any], kernel: str, device: str
 def _require_facts(
     kernel: str,
     device: str,
-    passed: Iterable[tuple[str, Any]],
+    passed: Mapping[str, Any],
     contract: Demands,
     facts: Mapping[str, Any],
 ) -> None:
     """Raises LaunchRejected where a parameter is given another number than the contract was checked
     with under its name: what is passed would be as unchecked as if there were no contract."""
-    for parameter, value in passed:
-        if not isinstance(value, _NUMBERS):
+    for name, fact in facts.items():
+        if not isinstance(fact, _PLAIN_NUMBERS):
             continue
         # A constant of a Triton kernel is written in capitals.
-        fact = facts.get(name := parameter.lower())
-        if isinstance(fact, int | float):
-            if value == fact:
+        for parameter in (name, name.upper()):
+            value = passed.get(parameter)
+            if not isinstance(value, _NUMBERS) or value == fact:
                 continue
             limit = f"its contract was checked with {fact}; pass what is among its facts"
             shown = value.item() if isinstance(value, np.number) else value
@@ -384,17 +383,26 @@ def _place_in(header: memoryview) -> int:
     return _known_place[1]
 
 
-def _bound(arg: Any) -> Iterator[tuple[Any, int | None]]:
-    """What a kernel gets for an argument, and the bytes behind it if it is memory.
+def _bound(args: Sequence[Any]) -> tuple[list[Any], list[int | None]]:
+    """What a kernel gets for its arguments, and of each the bytes behind it if it is memory.
 
     A packed weight stands for several values.
     """
-    if isinstance(arg, memory.PackedArray):
-        yield arg.argument, arg.num_bytes
-    elif not isinstance(arg, Tensor):
-        yield arg, None
-    elif hasattr(arg.data, "parts"):
-        for part in arg.data.parts:
-            yield from _bound(part)
-    else:
-        yield arg.data, arg.extent_bytes
+    values: list[Any] = []
+    sizes: list[int | None] = []
+    for arg in args:
+        if isinstance(arg, Tensor):
+            if hasattr(arg.data, "parts"):
+                of_parts, bytes_of_parts = _bound(arg.data.parts)
+                values += of_parts
+                sizes += bytes_of_parts
+            else:
+                values.append(arg.data)
+                sizes.append(arg.extent_bytes)
+        elif isinstance(arg, memory.PackedArray):
+            values.append(arg.argument)
+            sizes.append(arg.num_bytes)
+        else:
+            values.append(arg)
+            sizes.append(None)
+    return values, sizes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,7 @@ def allocate(
 
     Large zeroed memory on the CPU is not touched here: pages appear when a kernel writes them.
     """
-    num_elements = int(np.prod(shape, dtype=np.int64))
+    num_elements = math.prod(shape)
     num_bytes = num_elements * np.dtype(NUMPY_TYPES[dtype]).itemsize
     if device == "cpu":
         raw = _zeros(num_bytes)
@@ -122,7 +123,7 @@ def allocate_undefined(
     name: str, owner: str, dtype: DType, shape: tuple[int, ...], *, device: str
 ) -> Tensor:
     """A GPU tensor whose contents are whatever the memory held before."""
-    backend, num_elements = backend_of(device), int(np.prod(shape, dtype=np.int64))
+    backend, num_elements = backend_of(device), math.prod(shape)
     num_bytes = num_elements * np.dtype(NUMPY_TYPES[dtype]).itemsize
     address = call_device(device, "allocate", num_bytes)
     names_of(device)[address] = f"{name} ({owner})"
@@ -237,7 +238,7 @@ def rows(tensor: Tensor, start: int, stop: int) -> Tensor:
         data = tensor.data[start:stop]
     else:
         address = allocation.address + offset * tensor.dtype.block_bytes
-        num_elements = int(np.prod(shape, dtype=np.int64))
+        num_elements = math.prod(shape)
         data = backend_of(allocation.device).argument(address, tensor.dtype, num_elements)
     return Tensor(
         tensor.name, tensor.owner, tensor.dtype, shape, tensor.strides, offset, allocation, data
@@ -251,7 +252,7 @@ def _outside(what: str, start: int, stop: int, num_there: int) -> OutsideTensor:
 
 def stretch(tensor: Tensor, shape: tuple[int, ...], start: int = 0) -> Tensor:
     """The elements of a contiguous host tensor from `start` on, in another shape."""
-    stop = start + int(np.prod(shape, dtype=np.int64))
+    stop = start + math.prod(shape)
     if not 0 <= start <= stop <= tensor.data.size:
         refuse(tensor, _outside("elements", start, stop, tensor.data.size))
     data = tensor.data.reshape(-1)[start:stop].reshape(shape)
@@ -274,7 +275,7 @@ def allocate_pinned(
 
     Change it by `fill_pinned`.
     """
-    num_bytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(NUMPY_TYPES[dtype]).itemsize
+    num_bytes = math.prod(shape) * np.dtype(NUMPY_TYPES[dtype]).itemsize
     raw = call_device(device, "allocate_pinned", num_bytes)
     address = int(raw.ctypes.data)
     allocation = Allocation(next(_allocation_ids), "cpu", num_bytes, call_site(), address)

@@ -9,7 +9,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -107,22 +107,16 @@ class Op:
     def _bind_cpu(
         self, plan: TakesLaunches, kernel: CpuKernel, arguments: Mapping[str, Any]
     ) -> None:
-        contract = self.contract
-        names = tuple(arguments)
-        facts = {name: arguments[name] for name in _facts_among(contract, names)}
-        taken = {name for function in (self.work_per_row, self.reads) for name in _names(function)}
-        taken.update(kernel.parameters, facts, self.gpu_alone)
-        _require_taken(contract.kernel, names, taken)
+        contract, floats = self.contract, kernel.floats
+        facts = {name: arguments[name] for name in _facts_on_cpu(self, kernel, tuple(arguments))}
         args = []
         for name in kernel.parameters:
-            if name not in arguments:
-                _refuse(contract.kernel, f"nothing was given for {name!r}, only {', '.join(names)}")
             value = arguments[name]
             if value is None and (value := contract.absent(name)) is None:
                 _refuse(contract.kernel, f"{name!r} is None, which its contract does not allow")
-            if name not in facts:
+            if name not in facts and isinstance(value, Tensor):
                 _require_declared(contract.kernel, name, value, facts)
-            args.append(np.float32(value) if name in kernel.floats else value)
+            args.append(np.float32(value) if name in floats else value)
         reads = {"reads": _call(contract.kernel, self.reads, arguments)} if self.reads else {}
         work_per_row = _call(contract.kernel, self.work_per_row, arguments)
         plan.add_cpu(
@@ -136,9 +130,8 @@ class Op:
         facts = {name: arguments[name] for name in _facts_among(contract, names)}
         bound = BoundPlan(plan, contract, facts, arguments)
         _call(contract.kernel, launch, arguments, bound)
-        _require_taken(
-            contract.kernel, names, {*bound.taken, *_names(launch), *facts, *self.cpu_alone}
-        )
+        taken = (*facts, *_names(launch), *self.cpu_alone)
+        _require_taken(contract.kernel, arguments.keys(), bound.taken.union(taken))
 
 
 class BoundPlan:
@@ -173,19 +166,18 @@ class BoundPlan:
         kernel, facts, arguments = self._contract.kernel, self._facts, self._arguments
         binding = _binding(kernel, tuple(jit.arg_names), tuple(given), tuple(arguments))
         self.taken |= binding.taken
-        args = [
-            given[name] if take is None else take(arguments[argument])
-            for name, argument, take in binding.args
-        ]
+        args = []
+        for name, argument, take in binding.args:
+            value = given[name] if take is None else take(arguments[argument])
+            if value is None and argument not in self._contract.names:
+                _refuse(kernel, f"parameter {name!r} is None; its launch must give another value")
+            if argument not in facts and isinstance(value, Tensor):
+                _require_declared(kernel, name, value, facts)
+            args.append(value)
         options = {
             name: given[name] if take is None else take(arguments[argument])
             for name, argument, take in binding.options
         }
-        for (name, argument, _), value in zip(binding.args, args, strict=True):
-            if value is None and argument not in self._contract.names:
-                _refuse(kernel, f"parameter {name!r} is None; its launch must give another value")
-            if argument not in facts:
-                _require_declared(kernel, name, value, facts)
         self._plan.add_gpu(
             jit,
             *args,
@@ -267,18 +259,35 @@ def _facts_among(contract: NamedDemands, arguments: tuple[str, ...]) -> tuple[st
     return tuple(name for name in arguments if name in contract.names)
 
 
-def _require_taken(kernel: str, arguments: tuple[str, ...], taken: Collection[str]) -> None:
-    for name in arguments:
-        if name not in taken:
-            names = ", ".join(sorted(taken))
-            _refuse(kernel, f"nothing takes the argument {name!r}, only {names}")
+@functools.lru_cache(maxsize=1024)
+def _facts_on_cpu(op: Op, kernel: CpuKernel, arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """As `_facts_among`, of names that a kernel for the CPU takes, all of them."""
+    facts = _facts_among(op.contract, arguments)
+    taken = {*kernel.parameters, *facts, *op.gpu_alone}
+    _require_taken(
+        op.contract.kernel, arguments, taken.union(_names(op.work_per_row), _names(op.reads))
+    )
+    for name in kernel.parameters:
+        if name not in arguments:
+            given = ", ".join(arguments)
+            _refuse(op.contract.kernel, f"nothing was given for {name!r}, only {given}")
+    return facts
 
 
-def _require_declared(kernel: str, name: str, value: Any, facts: Mapping[str, Any]) -> None:
+def _require_taken(kernel: str, arguments: Iterable[str], taken: Set[str]) -> None:
+    if not taken.issuperset(arguments):
+        name = next(name for name in arguments if name not in taken)
+        names = ", ".join(sorted(taken))
+        _refuse(kernel, f"nothing takes the argument {name!r}, only {names}")
+
+
+def _require_declared(kernel: str, name: str, tensor: Tensor, facts: Mapping[str, Any]) -> None:
     """A tensor that no contract has seen would be as unchecked as if there were no contract."""
-    if isinstance(value, Tensor) and not any(value is fact for fact in facts.values()):
-        named = ", ".join(facts)
-        _refuse(kernel, f"{name!r} is a tensor that its contract does not name: {named}")
+    for fact in facts.values():
+        if fact is tensor:
+            return
+    named = ", ".join(facts)
+    _refuse(kernel, f"{name!r} is a tensor that its contract does not name: {named}")
 
 
 def _call(
@@ -295,9 +304,14 @@ def _call(
 def _function(place: str) -> Callable[..., Any]:
     """A function below `kernels/`, looked up each time: who tries another one exchanges it in its
     module."""
-    module, _, name = place.rpartition(".")
-    module = f"{NAME}.kernels.{module}"
+    module, name = _module_of(place)
     return getattr(sys.modules.get(module) or importlib.import_module(module), name)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _module_of(place: str) -> tuple[str, str]:
+    module, _, name = place.rpartition(".")
+    return f"{NAME}.kernels.{module}", name
 
 
 @functools.cache
