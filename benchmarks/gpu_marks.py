@@ -21,7 +21,7 @@ from hypocenter.engine.runner import Runner
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.facts.layer_shapes import LayerShape
 from hypocenter.model.layers.decoder import Decoder
-from hypocenter.model.layers.step_buffers import KVPages, StepInputs
+from hypocenter.model.layers.step_buffers import Cache, KVPages, StepInputs
 from hypocenter.model.tensors.table import Weights
 from hypocenter.record import recorder, ring
 from hypocenter.record.not_recording import UNREAD_HEADER
@@ -109,7 +109,7 @@ def _plan(facts: Architecture, weights: Weights, device: str) -> Plan:
     num_blocks = CONTEXT // BLOCK_SIZE
     inputs = StepInputs.allocate(1, 1, num_blocks, device=device)
     pages = KVPages.allocate(facts, num_blocks, BLOCK_SIZE, DType.F16, device=device)
-    plan = Decoder(facts, weights, inputs, pages, 1).plan(1, 1)
+    plan = Decoder(facts, weights, inputs, Cache(pages), 1).plan(1, 1)
     copies.to_device(inputs.block_tables, np.arange(num_blocks, dtype=np.int32)[None])
     copies.to_device(inputs.counts, np.array([1, 1], np.int32))
     for tensor, value in (

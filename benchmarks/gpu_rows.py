@@ -18,7 +18,7 @@ from hypocenter.base.tensor import DType
 from hypocenter.device import copies, devices
 from hypocenter.device.marks import mark_memory
 from hypocenter.model.layers.decoder import Decoder
-from hypocenter.model.layers.step_buffers import KVPages, StepInputs
+from hypocenter.model.layers.step_buffers import Cache, KVPages, StepInputs
 
 #: Tokens of a prompt, and sequences of a decode step at DEPTH.
 PROMPTS, BATCHES, DEPTH = (512, 2048), (1, 2, 4, 8, 16, 32, 64), 512
@@ -60,7 +60,7 @@ def _type(device: str, dtype: DType) -> dict[str, Any]:
     num_blocks = max(most_sequences * (DEPTH // _BLOCK_SIZE + 1), blocks_each)
     inputs = StepInputs.allocate(most_tokens, most_sequences, blocks_each, device=device)
     pages = KVPages.allocate(facts, num_blocks, _BLOCK_SIZE, DType.F16, device=device)
-    decoder = Decoder(facts, weights, inputs, pages, most_tokens)
+    decoder = Decoder(facts, weights, inputs, Cache(pages), most_tokens)
     tables = np.zeros((most_sequences, blocks_each), np.int32)
     result: dict[str, Any] = {"dtype": dtype.name, "prompts": [], "batches": []}
     per_token = (

@@ -305,7 +305,7 @@ def decode(device: str) -> dict[str, Any]:
 def _decode_one(device: str, dtype: DType, bytes_per_s: float) -> dict[str, Any]:
     from hypocenter.device.marks import mark_memory
     from hypocenter.model.layers.decoder import Decoder
-    from hypocenter.model.layers.step_buffers import KVPages, StepInputs
+    from hypocenter.model.layers.step_buffers import Cache, KVPages, StepInputs
 
     backend: Any = devices.backend_of(device)
     # Made with the first mark, and to outlive what this one allocates.
@@ -317,7 +317,7 @@ def _decode_one(device: str, dtype: DType, bytes_per_s: float) -> dict[str, Any]
     num_blocks = context // block_size
     inputs = StepInputs.allocate(1, 1, num_blocks, device=device)
     pages = KVPages.allocate(facts, num_blocks, block_size, DType.F16, device=device)
-    plan = Decoder(facts, weights, inputs, pages, 1).plan(1, 1)
+    plan = Decoder(facts, weights, inputs, Cache(pages), 1).plan(1, 1)
     copies.to_device(inputs.block_tables, np.arange(num_blocks, dtype=np.int32)[None])
     copies.to_device(inputs.counts, np.array([1, 1], np.int32))
     graph, walk = backend.capture(plan.run), partial(_walk, plan.launches)

@@ -20,7 +20,7 @@ from hypocenter.base.tensor import DType, Tensor
 from hypocenter.cli.answer import closing_line
 from hypocenter.device import copies, devices, limits, memory
 from hypocenter.device.gpu.torch_gpu import TorchGpu
-from hypocenter.device.launch import Launch
+from hypocenter.device.launch import BoundArguments, Launch, TritonCall
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.device.sim.sim import SimGpu, open_sim
 from hypocenter.engine.engine import Engine
@@ -253,7 +253,14 @@ def test_a_capture_in_debug_counts_and_tells_each_launch_once(
     with caplog.at_level(logging.DEBUG, "hypocenter.gpu"):
         launcher = device.launcher(jit)
         builder.launches.append(
-            Launch("add", launcher, (x.data, y.data), cast(Any, None), {}, options={"grid": (1,)})
+            Launch(
+                "add",
+                launcher,
+                BoundArguments((x, y), (x.data, y.data), (4, 4)),
+                cast(Any, None),
+                {},
+                triton=TritonCall(options={"grid": (1,)}),
+            )
         )
         plan = Plan(builder, x)
         for _ in range(4):

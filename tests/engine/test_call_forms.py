@@ -13,7 +13,7 @@ from hypocenter.base.errors import BadSetting, UsageError
 from hypocenter.base.results import whole_calls
 from hypocenter.conversation.call_forms import FREE, CallRules, call_form, read_choice
 from hypocenter.conversation.harmony import CHANNEL, CONSTRAIN, END, MESSAGE, START
-from hypocenter.conversation.thoughts import apart, split
+from hypocenter.conversation.thoughts import make_answer_reader, split
 from hypocenter.conversation.tools import check_tools
 from hypocenter.engine.grammar_worker import Unreadable, read_form
 
@@ -119,7 +119,7 @@ def test_what_a_form_of_calls_allows(
 ) -> None:
     assert verdict(compiled(template, tools, rules, begins=begins), answer) == expected
     if expected == "whole" and "name" in answer and not begins:
-        reader = apart(template, "", offers_tools=True)
+        reader = make_answer_reader(template, "", offers_tools=True)
         assert reader is not None
         assert whole_calls(split(answer, reader).calls), "what is allowed is read"
 

@@ -233,7 +233,7 @@ def _own_free(cache: KVCache) -> None:
         (_miscount, "request 1 has 2 blocks for 9 tokens, but needs 3"),
         (_empty_table, "request 1 has 0 blocks for 0 tokens, but needs 0"),
         (_misattribute, "block 0 is in the table of request 1 at 0, but its owner is request 2"),
-        (_tell_others, "request 1 has blocks [0, 1], but others are told (0, 1) and [4, 4]"),
+        (_tell_others, "request 1 has blocks [0, 1], but steps hold (0, 1) and [4, 4]"),
         (_own_free, "block 5 is free, but its owner is request 2"),
     ],
 )

@@ -30,7 +30,7 @@ def kinds(batches: list[Batch]) -> list[bool]:
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_a_text_that_outgrows_it_is_computed_anew(runs_ahead: bool) -> None:
-    engine = fake_engine(long_from=LONG_FROM, runs_ahead=runs_ahead)
+    engine = fake_engine(longrope_threshold=LONG_FROM, runs_ahead=runs_ahead)
     request = run(engine, list(range(1, 8)), GREEDY)
     assert request.output_ids == expected_output(request.prompt_ids, GREEDY, 128, end=False)
     batches = batches_of(engine)
@@ -41,17 +41,17 @@ def test_a_text_that_outgrows_it_is_computed_anew(runs_ahead: bool) -> None:
 
 
 def test_a_long_prompt_is_long_from_its_first_token() -> None:
-    engine = fake_engine(long_from=LONG_FROM, max_batch_tokens=4)
+    engine = fake_engine(longrope_threshold=LONG_FROM, max_batch_tokens=4)
     run(engine, list(range(1, 20)), dataclasses.replace(GREEDY, max_tokens=2))
     assert all(batch.is_long for batch in batches_of(engine))
-    engine = fake_engine(long_from=LONG_FROM)
+    engine = fake_engine(longrope_threshold=LONG_FROM)
     run(engine, list(range(1, LONG_FROM + 1)), dataclasses.replace(GREEDY, max_tokens=1))
     assert not any(batch.is_long for batch in batches_of(engine))
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
 def test_both_kinds_run_beside_each_other_in_turns(runs_ahead: bool) -> None:
-    engine = fake_engine(long_from=LONG_FROM, runs_ahead=runs_ahead, num_blocks=40)
+    engine = fake_engine(longrope_threshold=LONG_FROM, runs_ahead=runs_ahead, num_blocks=40)
     prompts = [list(range(1, 5)), list(range(5, 30)), list(range(2, 10)), list(range(30, 50))]
     requests = [engine.request(prompt, GREEDY) for prompt in prompts]
     finish(engine, *requests)
@@ -63,7 +63,7 @@ def test_both_kinds_run_beside_each_other_in_turns(runs_ahead: bool) -> None:
 
 
 def test_it_goes_on_where_there_is_room_for_one_kind_alone() -> None:
-    engine = fake_engine(long_from=LONG_FROM, num_blocks=10, max_batch_tokens=8)
+    engine = fake_engine(longrope_threshold=LONG_FROM, num_blocks=10, max_batch_tokens=8)
     prompts = [list(range(1, 12)), list(range(5, 30)), list(range(2, 11))]
     requests = [
         engine.request(prompt, dataclasses.replace(GREEDY, max_tokens=9)) for prompt in prompts
@@ -74,7 +74,7 @@ def test_it_goes_on_where_there_is_room_for_one_kind_alone() -> None:
 
 def test_what_was_computed_of_a_short_text_is_not_read_for_a_long_one() -> None:
     """The fake cache knows how each token was turned, and would say so."""
-    engine = fake_engine(long_from=LONG_FROM)
+    engine = fake_engine(longrope_threshold=LONG_FROM)
     few = dataclasses.replace(GREEDY, max_tokens=1)
     start = list(range(1, 10))
     run(engine, start, few)

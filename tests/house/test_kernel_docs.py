@@ -1,4 +1,4 @@
-"""Each kernel for a GPU says in its docstring what it computes, of arguments of which shapes."""
+"""Each kernel says in its docstring what it computes, of arguments of which shapes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,27 @@ def twice_kernel(x_ptr, out_ptr, width, BLOCK: tl.constexpr):
 '''
 
 
+GOOD_ON_CPU = '''
+@cpu_kernel
+def twice(x: Any, out: Any, width: int) -> None:
+    """Formula: out = 2 x.
+    Shapes: x and out f32 [num_rows, width].
+    """
+'''
+
+
 def _kernels(text: str) -> Iterator[ast.FunctionDef]:
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel"):
+            yield node
+
+
+def _cpu_kernels(text: str) -> Iterator[ast.FunctionDef]:
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and any(
+            ast.unparse(decorator) in ("cpu_kernel", "allocating_kernel")
+            for decorator in node.decorator_list
+        ):
             yield node
 
 
@@ -33,8 +51,12 @@ def _missing(kernel: ast.FunctionDef) -> list[str]:
     parts = dict(_PARTS.findall(ast.get_docstring(kernel) or ""))
     missing = [] if "=" in parts.get("Formula", "") else ["a formula"]
     shapes = parts.get("Shapes", "") if "[" in parts.get("Shapes", "") else ""
-    pointers = [arg.arg for arg in kernel.args.args if arg.arg.endswith("_ptr")]
-    names = [pointer.removesuffix("_ptr") for pointer in pointers]
+    names = [
+        arg.arg.removesuffix("_ptr")
+        for arg in kernel.args.args
+        # An array of a kernel for the CPU is of any type to mypy.
+        if arg.arg.endswith("_ptr") or (arg.annotation and ast.unparse(arg.annotation) == "Any")
+    ]
     return missing + [name for name in names if not re.search(rf"\b{name}\b", shapes)]
 
 
@@ -46,6 +68,25 @@ def test_each_kernel_has_a_formula_and_the_shapes_of_its_arguments() -> None:
     }
     assert {name: missing for name, missing in found.items() if missing} == {}
     assert len(found) > 60
+
+
+def test_each_kernel_for_the_cpu_has_them_too() -> None:
+    found = {
+        kernel.name: _missing(kernel)
+        for file in package.module_files("kernels")
+        for kernel in _cpu_kernels(file.read_text())
+    }
+    assert {name: missing for name, missing in found.items() if missing} == {}
+    assert len(found) > 35
+
+
+def test_a_kernel_for_the_cpu_without_them_is_found() -> None:
+    (kernel,) = _cpu_kernels(GOOD_ON_CPU)
+    assert _missing(kernel) == []
+    (kernel,) = _cpu_kernels(GOOD_ON_CPU.replace("x and out f32", "x f32"))
+    assert _missing(kernel) == ["out"]
+    (kernel,) = _cpu_kernels(GOOD_ON_CPU.replace("out = 2 x", "twice x"))
+    assert _missing(kernel) == ["a formula"]
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ BUDGETS = {
     "replay": 6_400,
     "check": 2_700,
     "doctor": 22_500,
-    "kernels": 16_000,
+    "kernels": 16_200,
     "hub": 1_650,
     "model": 11_400,
     "engine": 5_900,
@@ -50,8 +50,6 @@ MAX_ROOM_LEFT = 0.15
 WIDE = {
     "cli/lab_app.py:serve": 12,
     "cli/verbs/lab_serve.py:plan_of": 9,
-    "device/launch.py:__init__": 10,
-    "device/sim/sim.py:__init__": 8,
     "doctor/diagnosis.py:row": 8,
     "doctor/rungs/driver/launches.py:_root": 9,
     "doctor/rungs/engine/step_inputs.py:_claim": 8,
@@ -67,16 +65,9 @@ WIDE = {
     "foreign/streams/watch.py:_copy_of": 8,
     "foreign/streams/watch.py:_copy": 8,
     "foreign/streams/watch.py:_use": 9,
-    "model/layers/decoder.py:__init__": 8,
-    "model/layers/layer_ops.py:_into_residual": 9,
-    "model/offline/specimens.py:_attention_of": 9,
-    "model/offline/specimens.py:abstract_plan": 10,
-    "model/layers/unfused.py:attend": 15,
-    "record/recorder.py:record_copy": 8,
     "replay/recorded.py:replay_place": 11,
     "replay/recorded.py:_replay_launch": 11,
     "replay/replay.py:replay": 17,
-    "watch/collect.py:_bundle": 14,
 }
 
 _BLOCKS = (

@@ -143,7 +143,7 @@ def test_a_llama_file_with_a_window_in_some_layers_is_refused(tmp_path: Path) ->
 def test_which_layers_turn_queries_and_keys(tmp_path: Path) -> None:
     def turned(name: str, **keys: Any) -> str:
         facts = read(tmp_path, name, metadata={"block_count": 8, **keys})
-        return "".join("x" if facts.is_turned(layer) else "." for layer in range(8))
+        return "".join("x" if facts.is_rotated(layer) else "." for layer in range(8))
 
     assert turned("llama") == "xxxxxxxx"
     assert turned("llama", **{"rope.dimension_count": 0}) == "........"
@@ -168,7 +168,7 @@ def test_queries_grow_beyond_the_original_context_alone(tmp_path: Path) -> None:
     assert (facts.scales_queries(16), facts.scales_queries(17)) == (False, True)
     assert not read(tmp_path, "llama", metadata=keys).scales_queries(64)
     keys["rope.dimension_count"] = 4
-    limit = r"temperature_scale is .*of heads of 10 columns all must be turned, and 4 are"
+    limit = r"temperature_scale is .*of heads of 10 columns all must be rotated, and 4 are"
     with pytest.raises(UnsupportedModel, match=limit):
         read(tmp_path, "mistral3", metadata=keys)
 

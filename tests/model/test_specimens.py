@@ -18,7 +18,7 @@ from hypocenter.device.offline.abstract import AbstractPointer, specimens
 from hypocenter.device.offline.compile import specimen_of_launch
 from hypocenter.device.offline.specimen import of_device
 from hypocenter.device.triton_lang import triton
-from hypocenter.model.offline.specimens import abstract_plan, form_of
+from hypocenter.model.offline.specimens import AbstractModel, form_of
 
 
 def _kernels() -> Iterator[str]:
@@ -39,8 +39,9 @@ def test_every_launch_of_a_decoder_has_a_contract_that_the_doctor_knows() -> Non
     for dtype, num_tokens, (family, attention) in itertools.product(
         (DType.F16, DType.BF16, DType.Q8_0, DType.Q4_K), (1, 64), forms
     ):
-        plan = abstract_plan("nvidia", family, dtype, DType.F16, num_tokens=num_tokens,
-                             attention=attention)  # fmt: skip
+        plan = AbstractModel("nvidia", family, dtype, DType.F16, attention=attention).plan(
+            num_tokens
+        )
         for launch in plan.launches:
             contract = launch.contract
             assert isinstance(contract, Contract)
@@ -62,8 +63,7 @@ def test_both_forms_of_each_flag_are_reached() -> None:
 def test_a_specimen_is_what_triton_would_make_of_the_launch() -> None:
     """Numbers that are 1, multiples of 16, and those that a kernel asks to be left alone."""
     plans = [
-        abstract_plan("amd", "llama", DType.Q4_K, DType.F16, num_tokens=tokens)
-        for tokens in (1, 16)
+        AbstractModel("amd", "llama", DType.Q4_K, DType.F16).plan(tokens) for tokens in (1, 16)
     ]
     launches = [launch for plan in plans for launch in plan.launches]
     kinds = {DType.F32: "float32", DType.F16: "float16", DType.I32: "int32"}
@@ -89,7 +89,7 @@ def test_a_specimen_is_what_triton_would_make_of_the_launch() -> None:
     [("amd", "hip:abstract"), ("nvidia", "cuda:abstract"), ("hopper", "cuda:hopper")],
 )
 def test_a_plan_names_its_device_and_kernels(vendor: str, device: str) -> None:
-    plan = abstract_plan(vendor, "llama", DType.Q4_K, DType.F16, num_tokens=4)
+    plan = AbstractModel(vendor, "llama", DType.Q4_K, DType.F16).plan(4)
     assert {tensor.device for launch in plan.launches for tensor in launch.tensors.values()} == {
         device
     }
@@ -101,7 +101,7 @@ def test_forms_are_those_of_the_vendor_whose_gpus_are_launched_so() -> None:
     for vendor in ("amd", "nvidia"):
         own = [one for one in SPECIMENS if one.vendor in ("", vendor)]
         assert {one.name for one in own} == set(_kernels())
-        plan = abstract_plan(vendor, "llama", DType.Q8_0, DType.F16, num_tokens=1)
+        plan = AbstractModel(vendor, "llama", DType.Q8_0, DType.F16).plan(1)
         launch = next(one for one in plan.launches if one.kernel == "linear_codes_few")
         same = [
             one.vendor
@@ -122,6 +122,6 @@ def test_every_bucket_of_a_model_launches_forms_that_are_compiled(
     vendor: str, dtype: DType, num_rows: int
 ) -> None:
     known = {form_of(one) for one in SPECIMENS}
-    plan = abstract_plan(vendor, "qwen3", dtype, DType.F16, num_tokens=num_rows)
+    plan = AbstractModel(vendor, "qwen3", dtype, DType.F16).plan(num_rows)
     unknown = [one for one in specimens(plan.launches, "") if form_of(one) not in known]
     assert [(one.name, one.constants, one.options) for one in unknown] == []

@@ -659,15 +659,17 @@ def test_the_word_of_a_mark(sim: Recorder) -> None:
         memory.allocate(name, "test", DType.I64, (1,), device=SIM) for name in ("runs", "cell")
     )
     for number in (3, (1 << 31) - 1):
-        facts = {"runs": runs_, "cell": cell, "number": number}
-        mark_gpu.add(builder, mark_kernels.CONTRACT, facts, begins=not builder.marks)
+        builder.mark_by(
+            mark_kernels.MARK, runs=runs_, cell=cell, number=number, begins=not builder.marks
+        )
     for num_runs in (1, 2):
         for _, launch in builder.marks:
             launch.run()
             number = launch.args[2]  # type: ignore[attr-defined]
             assert copies.to_host(cell).item() == reference(num_runs, number)
     with pytest.raises(LaunchRejected, match="number is -1"):
-        mark_gpu.add(builder, mark_kernels.CONTRACT, {**facts, "number": -1}, begins=True)
+        builder.mark_by(mark_kernels.MARK, runs=runs_, cell=cell, number=-1, begins=True)
+    assert len(builder.marks) == 2
 
 
 class _MarkedPlan:

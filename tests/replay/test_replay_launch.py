@@ -20,7 +20,7 @@ from hypocenter.device.launch import Launch
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.kernels.attention import rope
 from hypocenter.record.guard_faults import AccessFault
-from hypocenter.replay.live import explain, replay_launch, replay_mode
+from hypocenter.replay.live import explain, replay_launch
 
 
 def _plan(positions: list[int], device: str) -> tuple[Plan, Launch, Tensor]:
@@ -72,18 +72,6 @@ def test_a_launch_of_an_nvidia_gpu_is_replayed_without_its_instructions(device: 
     launch.options = {**launch.options, "OVERLAPS": True}
     finding = replay_launch(launch).findings[0]
     assert (finding.kind, finding.argument) == ("out of bounds", "cos_ptr")
-
-
-def test_replay_mode_replaces_the_launch_until_another_mode(device: str) -> None:
-    plan, launch, x = _plan([0, 1, 7], device)
-    reports = replay_mode(launch)
-    plan.run()
-    assert [report.findings for report in reports] == [()]
-    assert (copies.to_host(x)[:, :128] == 1).all()
-    plan.set_mode("off")
-    plan.run()
-    assert not (copies.to_host(x)[:, :128] == 1).all()
-    assert len(reports) == 1
 
 
 #: Stands for a scheduler's mistake that the runner's checks do not see.

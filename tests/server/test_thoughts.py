@@ -16,8 +16,8 @@ from terminal import hypo_in_process
 
 from hypocenter import LLM, SamplingParams
 from hypocenter.base.errors import BadSetting, UsageError
-from hypocenter.conversation.harmony import Channels, Spoken, is_spoken_by
-from hypocenter.conversation.thoughts import Thoughts, apart, names, split, variables
+from hypocenter.conversation.harmony import AnswerDelta, Channels, answers_in_channels
+from hypocenter.conversation.thoughts import Thoughts, make_answer_reader, names, split, variables
 from hypocenter.model.text.chat import ChatTemplate
 from hypocenter.server.generation import AskedAnswer, Generation
 from hypocenter.wire.messages import Accepted
@@ -33,7 +33,7 @@ TEMPLATE = (
 )
 #: Makes any model say it.
 GRAMMAR = f'root ::= "{ANSWER}"\n'
-SPOKEN = Spoken("Hello <b>you</b>!", "They greet. 1 < 2 <| x")
+SPOKEN = AnswerDelta("Hello <b>you</b>!", "They greet. 1 < 2 <| x")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ SPOKEN = Spoken("Hello <b>you</b>!", "They greet. 1 < 2 <| x")
     ],
 )
 def test_channels_of_whole_answers(text: str, content: str, reasoning: str) -> None:
-    assert split(text, Channels()) == Spoken(content, reasoning)
+    assert split(text, Channels()) == AnswerDelta(content, reasoning)
 
 
 @given(st.lists(st.integers(0, len(ANSWER)), max_size=8))
@@ -70,7 +70,7 @@ def test_where_pieces_break_changes_nothing(cuts: list[int]) -> None:
     pieces = [channels.push(ANSWER[a:b]) for a, b in pairwise(ends)]
     pieces.append(channels.flush())
     content = "".join(piece.content for piece in pieces)
-    assert Spoken(content, "".join(piece.reasoning for piece in pieces)) == SPOKEN
+    assert AnswerDelta(content, "".join(piece.reasoning for piece in pieces)) == SPOKEN
 
 
 def test_text_is_told_as_soon_as_it_is_no_mark() -> None:
@@ -81,12 +81,12 @@ def test_text_is_told_as_soon_as_it_is_no_mark() -> None:
 
 
 def test_only_templates_with_channels_are_spoken() -> None:
-    assert is_spoken_by("{{ '<|start|>assistant<|channel|>analysis<|message|>' }}")
-    assert not is_spoken_by("<|im_start|>assistant")
+    assert answers_in_channels("{{ '<|start|>assistant<|channel|>analysis<|message|>' }}")
+    assert not answers_in_channels("<|im_start|>assistant")
 
 
 THOUGHT = "<think>\nThey greet. 1 < 2 </thin\n</think>\n\nHello <think>you</think>!"
-THOUGHT_SPOKEN = Spoken("Hello <think>you</think>!", "They greet. 1 < 2 </thin")
+THOUGHT_SPOKEN = AnswerDelta("Hello <think>you</think>!", "They greet. 1 < 2 </thin")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ THOUGHT_SPOKEN = Spoken("Hello <think>you</think>!", "They greet. 1 < 2 </thin")
     ],
 )
 def test_thoughts_of_whole_answers(text: str, content: str, reasoning: str) -> None:
-    assert split(text, Thoughts("<think>", "</think>")) == Spoken(content, reasoning)
+    assert split(text, Thoughts("<think>", "</think>")) == AnswerDelta(content, reasoning)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_thoughts_of_whole_answers(text: str, content: str, reasoning: str) -> N
 )
 def test_an_answer_that_begins_within_its_thought(text: str, content: str, reasoning: str) -> None:
     within = Thoughts("<think>", "</think>", begins_within=True)
-    assert split(text, within) == Spoken(content, reasoning)
+    assert split(text, within) == AnswerDelta(content, reasoning)
 
 
 @given(st.lists(st.integers(0, len(THOUGHT)), max_size=8))
@@ -130,7 +130,7 @@ def test_where_pieces_of_a_thought_break_changes_nothing(cuts: list[int]) -> Non
     pieces = [thoughts.push(THOUGHT[a:b]) for a, b in pairwise(ends)]
     pieces.append(thoughts.flush())
     content = "".join(piece.content for piece in pieces)
-    assert Spoken(content, "".join(piece.reasoning for piece in pieces)) == THOUGHT_SPOKEN
+    assert AnswerDelta(content, "".join(piece.reasoning for piece in pieces)) == THOUGHT_SPOKEN
 
 
 def test_a_thought_is_told_as_it_comes() -> None:
@@ -138,8 +138,8 @@ def test_a_thought_is_told_as_it_comes() -> None:
     assert thoughts.push("<think>\na ").reasoning == "a"
     assert thoughts.push("b <").reasoning == " b"
     assert thoughts.push("c").reasoning == " <c"
-    assert thoughts.push("</think>\n") == Spoken("", "")
-    assert thoughts.push("d") == Spoken("d", "")
+    assert thoughts.push("</think>\n") == AnswerDelta("", "")
+    assert thoughts.push("d") == AnswerDelta("d", "")
 
 
 #: As Qwen's: it thinks unless it is told not to, and its prompt may begin the thought.
@@ -157,30 +157,30 @@ GEMMA = "<|turn>{{ m.role }}{% if enable_thinking %}<|think|>{% endif %}<|channe
 @pytest.mark.parametrize(
     ("template", "prompt_end", "answer", "spoken"),
     [
-        (THINKING, "assistant\n", "<think>a</think>b", Spoken("b", "a")),
-        (THINKING, "assistant\n<think>\n", "a</think>b", Spoken("b", "a")),
-        (THINKING, "<think>\n\n</think>\n\n", "b", Spoken("b", "")),
+        (THINKING, "assistant\n", "<think>a</think>b", AnswerDelta("b", "a")),
+        (THINKING, "assistant\n<think>\n", "a</think>b", AnswerDelta("b", "a")),
+        (THINKING, "<think>\n\n</think>\n\n", "b", AnswerDelta("b", "")),
         ("{% set a = '<seed:think>' %}</seed:think>", "", "<seed:think>a</seed:think>b",
-         Spoken("b", "a")),
-        ("[THINK][/THINK]", "", "[THINK]a[/THINK]b", Spoken("b", "a")),
-        (GEMMA, "model\n", "<|channel>thought\na<channel|>b", Spoken("b", "a")),
-        (GEMMA, "<|channel>thought\n<channel|>", "b", Spoken("b", "")),
+         AnswerDelta("b", "a")),
+        ("[THINK][/THINK]", "", "[THINK]a[/THINK]b", AnswerDelta("b", "a")),
+        (GEMMA, "model\n", "<|channel>thought\na<channel|>b", AnswerDelta("b", "a")),
+        (GEMMA, "<|channel>thought\n<channel|>", "b", AnswerDelta("b", "")),
         (TEMPLATE, "assistant", ANSWER, SPOKEN),
     ],
 )  # fmt: skip
 def test_marks_are_those_of_the_template(
-    template: str, prompt_end: str, answer: str, spoken: Spoken
+    template: str, prompt_end: str, answer: str, spoken: AnswerDelta
 ) -> None:
-    using = apart(template, prompt_end)
+    using = make_answer_reader(template, prompt_end)
     assert using is not None
     assert split(answer, using) == spoken
 
 
 def test_without_marks_nothing_is_told_apart() -> None:
-    assert apart("{{ messages }}", "") is None
-    held = apart(THINKING, "<think>\n", is_held_to_a_form=True)
+    assert make_answer_reader("{{ messages }}", "") is None
+    held = make_answer_reader(THINKING, "<think>\n", is_constrained=True)
     assert held is not None
-    assert split('{"a": 1}', held) == Spoken('{"a": 1}', "")
+    assert split('{"a": 1}', held) == AnswerDelta('{"a": 1}', "")
 
 
 def test_templates_are_told_to_think_by_the_variables_that_they_read() -> None:
@@ -221,9 +221,9 @@ def test_a_template_reads_its_variables_and_what_was_thought_before() -> None:
                              "enable_thinking"),
             ({"messages": []}, "has 'messages', but must have names"),
             ({"enable_thinking": "x" * 70_000}, "has 700.. bytes, but may have 65536"),
-            ({"enable_thinking": {1, 2}}, "cannot be told to a template"),
-            ({"enable_thinking": 1 << 70}, "cannot be told to a template"),
-            ({"enable_thinking": "\ud800"}, "cannot be told to a template"),
+            ({"enable_thinking": {1, 2}}, "cannot be given to a template"),
+            ({"enable_thinking": 1 << 70}, "cannot be given to a template"),
+            ({"enable_thinking": "\ud800"}, "cannot be given to a template"),
             ([], "must be a mapping"),
         ]:  # fmt: skip
             with pytest.raises(UsageError, match=text):

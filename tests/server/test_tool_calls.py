@@ -18,8 +18,8 @@ from hypocenter import LLM, SamplingParams
 from hypocenter.base.errors import UsageError
 from hypocenter.base.results import ToolCall, whole_calls
 from hypocenter.conversation.calls_in_tags import CallsInTags
-from hypocenter.conversation.harmony import NOTHING, Channels, Spoken
-from hypocenter.conversation.thoughts import AnswerReader, apart, reads_calls_of, split
+from hypocenter.conversation.harmony import NOTHING, AnswerDelta, Channels
+from hypocenter.conversation.thoughts import AnswerReader, make_answer_reader, reads_calls_of, split
 from hypocenter.conversation.tools import MAX_CALLS, MAX_TOOLS, check_tools
 from hypocenter.engine.conversations import AnswerRules
 
@@ -72,7 +72,7 @@ def grammar(answer: str) -> str:
     return f"root ::= {json.dumps(answer)}\n"
 
 
-def whole(spoken: Spoken) -> tuple[str, str, tuple[ToolCall, ...]]:
+def whole(spoken: AnswerDelta) -> tuple[str, str, tuple[ToolCall, ...]]:
     return spoken.content, spoken.reasoning, whole_calls(spoken.calls)
 
 
@@ -183,7 +183,7 @@ def test_where_pieces_break_changes_no_call(
     template: str, answer: str, data: st.DataObject
 ) -> None:
     def reader() -> AnswerReader:
-        found = apart(template, "", offers_tools=True)
+        found = make_answer_reader(template, "", offers_tools=True)
         assert found is not None
         return found
 
@@ -219,7 +219,7 @@ def test_text_that_is_no_call_is_told_before_the_answer_ends() -> None:
 
 
 def test_channels_tell_no_calls_where_no_tools_are_offered() -> None:
-    using = apart(CHANNELS, "")
+    using = make_answer_reader(CHANNELS, "")
     assert using is not None
     assert whole(split(CALL, using)) == ("", f"Look.{ARGUMENTS}", ())
 
@@ -227,14 +227,14 @@ def test_channels_tell_no_calls_where_no_tools_are_offered() -> None:
 def test_calls_that_are_no_json_are_not_read() -> None:
     for template in ("<tool_call><function=a>{{ tools }}", "<tool_call><arg_key>{{ tools }}"):
         assert not reads_calls_of(template)
-        assert apart(template, "", offers_tools=True) is None
+        assert make_answer_reader(template, "", offers_tools=True) is None
     assert reads_calls_of(TAGS)
     assert reads_calls_of(CHANNELS)
 
 
 def test_tags_are_text_where_no_tools_are_offered() -> None:
-    assert apart("<tool_call>", "") is None
-    found = apart(TAGS, "")
+    assert make_answer_reader("<tool_call>", "") is None
+    found = make_answer_reader(TAGS, "")
     assert found is not None
     assert split(TAGGED, found).calls == ()
 
@@ -253,8 +253,8 @@ def test_tags_are_text_where_no_tools_are_offered() -> None:
         ([FIND, FIND], "two functions 'find'"),
         ([{"function": {"name": f"a{n}"}} for n in range(MAX_TOOLS + 1)], "may have 128"),
         ([{"function": {"name": "a", "description": "x" * (1 << 20)}}], "bytes, but may have"),
-        ([{"function": {"name": "a", "parameters": {"x": {1}}}}], "cannot be told"),
-        ([{"function": {"name": "a", "parameters": {"x": 1 << 70}}}], "cannot be told"),
+        ([{"function": {"name": "a", "parameters": {"x": {1}}}}], "cannot be given"),
+        ([{"function": {"name": "a", "parameters": {"x": 1 << 70}}}], "cannot be given"),
     ],
 )
 def test_tools_that_are_none_are_named(tools: Any, said: str) -> None:

@@ -80,9 +80,9 @@ class FakeRunner:
         max_batch_tokens: int = 16,
         max_batch_requests: int = 8,
         num_checkpoints: int | None = None,
-        long_from: int | None = None,
+        longrope_threshold: int | None = None,
     ) -> None:
-        self.long_from = long_from
+        self.longrope_threshold = longrope_threshold
         self.runs_ahead = runs_ahead
         self.num_blocks = num_blocks
         self.block_size = block_size

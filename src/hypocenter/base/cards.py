@@ -209,7 +209,7 @@ class _Nvml:
             )
 
     def xids(self) -> dict[str, list[int]]:
-        """By the ids of GPUs the errors since this was opened."""
+        """The errors since this was opened, by the ids of GPUs."""
         found: dict[str, list[int]] = {}
         event = _Event()
         for _ in range(MAX_XIDS if self._events is not None else 0):

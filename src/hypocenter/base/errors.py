@@ -135,7 +135,7 @@ class BadModelFile(HypoError):
     def out_of_range(
         cls, path: str | Path, field: str, value: float, low: float, high: float, of: str = ""
     ) -> Self:
-        """For a number that is not from `low` to `high`, the range of `of`."""
+        """The error for a number that is not from `low` to `high`, the range of `of`."""
         remark = f", the range of {of}" if of else ""
         refusal = FieldOutOfRange(file=str(path), field=field, value=value, low=low, high=high)
         error = cls(path, field, value, f"must be {refusal.range}{remark}")
@@ -166,7 +166,7 @@ class TokenizerError(HypoError):
 
     @classmethod
     def outside(cls, token_id: int, vocab_size: int) -> Self:
-        """For a token id that no token of the vocabulary has."""
+        """The error for a token id that no token of the vocabulary has."""
         error = cls(f"token id is {token_id}, but the vocabulary has {vocab_size} tokens")
         error.refusal = EntryOutOfRange(
             argument="token_ids",

@@ -80,7 +80,7 @@ def closing_line(completion: Completion) -> str:
 
 
 def _speed(num_tokens: int, tokens_per_second: float) -> str:
-    """Without a speed where none was measured: the prompt's step gives the first token."""
+    """The speed, where one was measured: the prompt's step gives the first token."""
     count = count_text(num_tokens, "token")
     if not tokens_per_second:
         return count

@@ -440,7 +440,7 @@ def _tell_of_the_dead(tokens: Sequence[str]) -> None:
 
 
 def _record_for_doctor(error: HypoError) -> None:
-    """Where a doctor runs this command, leave the error as facts: it reads no sentence of ours.
+    """Leaves the error as data where a doctor runs this command: it reads no sentence of ours.
 
     Wrong usage is no fault.
     """

@@ -67,7 +67,8 @@ def chat(
             say(HELP)
         elif command == "/clear":
             messages = [message for message in messages if message["role"] == "system"]
-            say("the conversation is forgotten" + ", but for the system message" * bool(messages))
+            rest = ", but for the system message" if messages else ""
+            say(f"the conversation is forgotten{rest}")
         elif command == "/system":
             messages = system_message(rest.strip() or None)
             say(f"a new conversation, with {'the' if messages else 'no'} system message")

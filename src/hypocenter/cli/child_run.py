@@ -64,7 +64,7 @@ def how(ended: Ended) -> str:
 
 
 def exit_code(ended: Ended) -> int:
-    """As a shell gives it."""
+    """The exit code as a shell gives it."""
     return 128 + (ended.signal or 0) if ended.exit_code is None else ended.exit_code
 
 

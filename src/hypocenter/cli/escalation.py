@@ -207,7 +207,7 @@ class Escalation:
         return ended, _examine(made, self.seconds)
 
     def _with_dump_before(self, made: Bundle) -> Bundle:
-        """With what the GPU left when the command was run as it is, if it ended the same way.
+        """Adds what the GPU left when the command was run as it is, if it ended the same way.
 
         Beside CUPTI no dump is written; that one names kernel, line and machine code.
         """

@@ -173,8 +173,8 @@ class DoctorOptions:
         float,
         Parameter(
             name="--examine-for",
-            help="Seconds that an examination may take. Then what is known is told, with what was "
-            "left out.",
+            help="Seconds that an examination may take. Then it reports what is known, and "
+            "what was left out.",
         ),
     ] = EXAMINE_SECONDS
     with_prompts: Annotated[

@@ -76,7 +76,7 @@ class Contract:
             self._fail(refusal)
 
     def index_refusals(self, values: Symbols) -> Iterator[EntryRefusal]:
-        """Of each index tensor that is among `values` the first entry that is not as it must be.
+        """The first entry that is not as it must be of each index tensor that is among `values`.
 
         `values` has the symbols too. A tensor is left out where its live entries depend on one that
         is not there.

@@ -60,7 +60,8 @@ def contract_of(
 
 
 def recorded_contract(bundle: Bundle, launch: LaunchRecord) -> Contract | None:
-    """As `contract_of`, of a launch in a bundle; of a program's own kernel there is none."""
+    """Does what `contract_of` does, of a launch in a bundle; of a program's own kernel there is
+    none."""
     names = [fact.name for fact in launch.facts]
     if not names:  # every contract has some, and reading all of them takes its time
         return None

@@ -1,5 +1,5 @@
 """How models speak beside their answers: thoughts and calls of tools, and what they are offered.
 
-Doors: `thoughts.apart` for an answer in pieces, `tools.check_tools` for a request. It never
-looks at a token or renders a template.
+Doors: `thoughts.make_answer_reader` for an answer in pieces, `tools.check_tools` for a request. It
+never looks at a token or renders a template.
 """

@@ -127,7 +127,7 @@ def call_form(
         forms,
         rules.must_call,
         rules.is_one_call,
-        harmony.is_spoken_by(chat_template),
+        harmony.answers_in_channels(chat_template),
         marks_of(chat_template),
         begins_in_thought,
     )

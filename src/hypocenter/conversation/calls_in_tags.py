@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from hypocenter.base.results import CallPiece
-from hypocenter.conversation.harmony import NOTHING, Spoken
+from hypocenter.conversation.harmony import NOTHING, AnswerDelta
 from hypocenter.conversation.tools import CALLED_NAME, MAX_CALLS
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -34,7 +34,7 @@ class CallsInTags:
         self._call: list[str] | None = None
         self._num_ends = self._num_calls = 0
 
-    def push(self, text: str) -> Spoken:
+    def push(self, text: str) -> AnswerDelta:
         """What `text` adds to the answer and to calls; what may be a part of a tag is held back."""
         self._held += text
         spoken = NOTHING
@@ -45,16 +45,16 @@ class CallsInTags:
         end = len(self._held) - num_begun(self._held, BEGIN)
         end = max(len(self._held[:end].rstrip()), end - _MAX_BLANKS)
         taken, self._held = self._held[:end], self._held[end:]
-        return spoken + Spoken(taken, "")
+        return spoken + AnswerDelta(taken, "")
 
-    def flush(self) -> Spoken:
+    def flush(self) -> AnswerDelta:
         """What is held back; no more text will follow. A call that is cut off is text."""
         is_cut = self._call is not None
         left = self._as_text().content if is_cut else ""
         left, self._held = left + self._held, ""
-        return NOTHING if self._num_calls and not left.strip() else Spoken(left, "")
+        return NOTHING if self._num_calls and not left.strip() else AnswerDelta(left, "")
 
-    def _step(self) -> Spoken | None:
+    def _step(self) -> AnswerDelta | None:
         """Take a tag, a call or what is none off what is held; None: that is not known yet."""
         if self._call is None:
             before, tag, rest = self._held.partition(BEGIN)
@@ -63,7 +63,7 @@ class CallsInTags:
             text = before.rstrip()
             self._blanks, self._held = before[len(text) :], rest
             self._call, self._num_ends = [], 0
-            return Spoken(text, "")
+            return AnswerDelta(text, "")
         if not self._call:
             begun = self._held.lstrip()
             if not begun:
@@ -72,7 +72,7 @@ class CallsInTags:
                 return self._as_text()
         return self._take_call(self._call)
 
-    def _take_call(self, pieces: list[str]) -> Spoken | None:
+    def _take_call(self, pieces: list[str]) -> AnswerDelta | None:
         """What the next END makes of a call; text without one is put aside, and not read anew."""
         at = self._held.find(END)
         if at < 0:
@@ -87,15 +87,15 @@ class CallsInTags:
         if (called := _read("".join(pieces))) and self._num_calls < MAX_CALLS:
             self._call = None
             self._num_calls += 1
-            return Spoken("", "", (CallPiece(self._num_calls - 1, *called),))
+            return AnswerDelta("", "", (CallPiece(self._num_calls - 1, *called),))
         pieces.append(END)
         return self._as_text() if self._num_ends >= _MAX_ENDS else NOTHING
 
-    def _as_text(self) -> Spoken:
+    def _as_text(self) -> AnswerDelta:
         """What stands behind the tag is no call."""
         text = self._blanks + BEGIN + "".join(self._call or ())
         self._call, self._blanks = None, ""
-        return Spoken(text, "")
+        return AnswerDelta(text, "")
 
 
 def _read(text: str) -> tuple[str, str] | None:

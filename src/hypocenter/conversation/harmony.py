@@ -37,23 +37,23 @@ _FINAL, _ANALYSIS = "final", "analysis"
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class AnswerDelta:
     """Text for the reader, what the model thought or said beside it, and its calls of tools."""
 
     content: str
     reasoning: str
     calls: tuple[CallPiece, ...] = ()
 
-    def __add__(self, more: Spoken) -> Spoken:
-        return Spoken(
+    def __add__(self, more: AnswerDelta) -> AnswerDelta:
+        return AnswerDelta(
             self.content + more.content, self.reasoning + more.reasoning, self.calls + more.calls
         )
 
 
-NOTHING = Spoken("", "")
+NOTHING = AnswerDelta("", "")
 
 
-def is_spoken_by(chat_template: str) -> bool:
+def answers_in_channels(chat_template: str) -> bool:
     """Whether a model with this chat template answers in channels."""
     return CHANNEL in chat_template and MESSAGE in chat_template
 
@@ -62,12 +62,12 @@ class Channels:
     """Tells the channels of one answer apart, wherever its pieces break.
 
     An answer that names no channel, as one that is held to a form, is all for the reader. Where
-    no tools were offered, `tells_calls` is False, and what a call says is a thought.
+    no tools were offered, `reads_calls` is False, and what a call says is a thought.
     """
 
-    def __init__(self, *, tells_calls: bool = True) -> None:
+    def __init__(self, *, reads_calls: bool = True) -> None:
         self._held = ""
-        self._tells_calls = tells_calls
+        self._reads_calls = reads_calls
         #: That of the text that comes; None: the head of a message comes, or nothing yet.
         self._channel: str | None = None
         #: Whether that text are the arguments of a call, and how many calls have begun.
@@ -76,15 +76,15 @@ class Channels:
         #: It names no channel, so what looks like a mark is text.
         self._is_plain = False
 
-    def push(self, text: str) -> Spoken:
+    def push(self, text: str) -> AnswerDelta:
         """What `text` adds to each; what may be a part of a mark is held back."""
         self._held += text
-        parts: list[Spoken] = []
+        parts: list[AnswerDelta] = []
         while self._step(parts):
             pass
         return sum(parts, NOTHING)
 
-    def flush(self) -> Spoken:
+    def flush(self) -> AnswerDelta:
         """What is held back; no more text will follow. The head of a message is no text."""
         held, self._held = self._held, ""
         if self._is_call and held.startswith((END, _CALL)):
@@ -92,9 +92,9 @@ class Channels:
         is_text = self._channel is not None or not self._has_begun
         if not self._has_message and held.startswith(" to="):
             is_text = True  # words that looked like the head of a call
-        return self._spoken(held) if is_text else NOTHING
+        return self._delta_of(held) if is_text else NOTHING
 
-    def _step(self, parts: list[Spoken]) -> bool:
+    def _step(self, parts: list[AnswerDelta]) -> bool:
         """Take one head, or some text, off what is held; whether more may be taken."""
         if not self._has_begun:
             if any(opening.startswith(self._held) for opening in _OPENINGS):
@@ -103,7 +103,7 @@ class Channels:
             self._is_plain = not self._held.startswith(_OPENINGS)
             self._channel = _FINAL if self._is_plain else None
         if self._is_plain:
-            parts.append(self._spoken(self._held))
+            parts.append(self._delta_of(self._held))
             self._held = ""
             return False
         if self._channel is None:
@@ -113,21 +113,21 @@ class Channels:
                 return False
             if not mark:
                 self._channel, self._is_call, self._has_message = _ANALYSIS, False, True
-                parts.append(self._spoken(head))
+                parts.append(self._delta_of(head))
                 return False
             parts.append(self._begin(head))
             return True
         places = [(at, mark) for mark in MARKS if (at := self._held.find(mark)) >= 0]
         if not places:
             end = len(self._held) - _num_undecided(self._held)
-            parts.append(self._spoken(self._held[:end]))
+            parts.append(self._delta_of(self._held[:end]))
             self._held = self._held[end:]
             return False
         at, mark = min(places)
         is_end = self._ends_message(mark, self._held[at + len(mark) :])
         if is_end is False:
             at += len(mark)
-        parts.append(self._spoken(self._held[:at]))
+        parts.append(self._delta_of(self._held[:at]))
         if is_end is not True:
             self._held = self._held[at:]
             return is_end is False
@@ -147,7 +147,7 @@ class Channels:
             return True
         return None if any(begun.startswith(behind) for begun in _BEGINNINGS) else False
 
-    def _begin(self, head: str) -> Spoken:
+    def _begin(self, head: str) -> AnswerDelta:
         """Note what a message is by its head; the name of a tool that it calls is told at once."""
         named, called = _NAME.findall(head), _RECIPIENT.findall(head)
         author = head.rpartition(START)[2].partition(CHANNEL)[0].split()[:1]
@@ -158,23 +158,23 @@ class Channels:
         self._channel = named[-1] if named else (_ANALYSIS if is_tool else _FINAL)
         self._is_call = (
             is_tool
-            and self._tells_calls
+            and self._reads_calls
             and self._channel != _FINAL
             and self._num_calls < MAX_CALLS
         )
         if not self._is_call:
             return NOTHING
         self._num_calls += 1
-        return Spoken("", "", (CallPiece(self._num_calls - 1, name=name),))
+        return AnswerDelta("", "", (CallPiece(self._num_calls - 1, name=name),))
 
-    def _spoken(self, text: str) -> Spoken:
+    def _delta_of(self, text: str) -> AnswerDelta:
         """Text of the message that comes."""
         if not text:
             return NOTHING
         if self._is_call:
-            return Spoken("", "", (CallPiece(self._num_calls - 1, arguments=text),))
+            return AnswerDelta("", "", (CallPiece(self._num_calls - 1, arguments=text),))
         is_final = self._channel in (_FINAL, None)
-        return Spoken(text, "") if is_final else Spoken("", text)
+        return AnswerDelta(text, "") if is_final else AnswerDelta("", text)
 
 
 def _num_undecided(text: str) -> int:

@@ -1,4 +1,4 @@
-"""What a model thinks, and its calls of tools, told apart from its answer.
+"""Separates what a model thinks, and its calls of tools, from its answer.
 
 Which marks a model writes is read from its chat template. gpt-oss has a format of its own
 (`harmony.py`); others put a thought between two marks before the answer. The prompt may end with
@@ -18,7 +18,7 @@ import msgspec
 from hypocenter.base.errors import BadSetting, UsageError
 from hypocenter.conversation import calls_in_tags, harmony
 from hypocenter.conversation.calls_in_tags import CallsInTags, num_begun
-from hypocenter.conversation.harmony import Spoken
+from hypocenter.conversation.harmony import AnswerDelta
 
 #: So much of a prompt's end tells whether it begins a thought.
 PROMPT_END_CHARS = 64
@@ -65,37 +65,37 @@ FORMATS_READ = (
 
 
 class AnswerReader(Protocol):
-    """Tells thoughts from the answer, of one answer that comes in pieces."""
+    """Separates thoughts from the answer, of one answer that comes in pieces."""
 
-    def push(self, text: str, /) -> Spoken:
+    def push(self, text: str, /) -> AnswerDelta:
         """What `text` adds to each; what may be a part of a mark is held back."""
         ...
 
-    def flush(self) -> Spoken:
+    def flush(self) -> AnswerDelta:
         """What is held back; no more text will follow."""
         ...
 
 
-def apart(
+def make_answer_reader(
     chat_template: str,
     prompt_end: str,
     *,
-    is_held_to_a_form: bool = False,
+    is_constrained: bool = False,
     offers_tools: bool = False,
     in_thought: bool | None = None,
 ) -> AnswerReader | None:
-    """What tells them apart in an answer to a prompt that ends so; None: the model has no marks.
+    """The reader of an answer to a prompt that ends so; None: the model has no marks.
 
     `in_thought` says whether the answer begins within a thought, where the prompt's end does not.
     An answer that is held to a form, as JSON is, begins with no thought though its prompt does.
     Calls between tags are looked for where the conversation `offers_tools`.
     """
-    if harmony.is_spoken_by(chat_template):
-        return harmony.Channels(tells_calls=offers_tools)
+    if harmony.answers_in_channels(chat_template):
+        return harmony.Channels(reads_calls=offers_tools)
     found = None
     if marks := marks_of(chat_template):
         begins = opens_thought(chat_template, prompt_end) if in_thought is None else in_thought
-        found = Thoughts(*marks, begins_within=begins and not is_held_to_a_form)
+        found = Thoughts(*marks, begins_within=begins and not is_constrained)
     if not (offers_tools and _has_tags(chat_template)):
         return found
     return CallsInTags() if found is None else _CallsBehind(found)
@@ -103,7 +103,7 @@ def apart(
 
 def marks_of(chat_template: str) -> tuple[str, ...]:
     """The two marks around a thought of this model; empty where there are none, or channels."""
-    if harmony.is_spoken_by(chat_template):
+    if harmony.answers_in_channels(chat_template):
         return ()
     return next((marks for marks in _MARKS if marks.end in chat_template), ())
 
@@ -116,12 +116,12 @@ def opens_thought(chat_template: str, prompt_end: str) -> bool:
 
 def has_thoughts(chat_template: str) -> bool:
     """Whether a model with this template marks what it thinks."""
-    return harmony.is_spoken_by(chat_template) or bool(marks_of(chat_template))
+    return harmony.answers_in_channels(chat_template) or bool(marks_of(chat_template))
 
 
 def reads_calls_of(chat_template: str) -> bool:
     """Whether calls of tools are found in answers of a model with this template."""
-    return harmony.is_spoken_by(chat_template) or _has_tags(chat_template)
+    return harmony.answers_in_channels(chat_template) or _has_tags(chat_template)
 
 
 def _has_tags(chat_template: str) -> bool:
@@ -135,14 +135,14 @@ class _CallsBehind:
     def __init__(self, thoughts: Thoughts) -> None:
         self._thoughts, self._calls = thoughts, CallsInTags()
 
-    def push(self, text: str) -> Spoken:
+    def push(self, text: str) -> AnswerDelta:
         return self._of_answer(self._thoughts.push(text))
 
-    def flush(self) -> Spoken:
+    def flush(self) -> AnswerDelta:
         return self._of_answer(self._thoughts.flush()) + self._calls.flush()
 
-    def _of_answer(self, spoken: Spoken) -> Spoken:
-        return Spoken("", spoken.reasoning) + self._calls.push(spoken.content)
+    def _of_answer(self, spoken: AnswerDelta) -> AnswerDelta:
+        return AnswerDelta("", spoken.reasoning) + self._calls.push(spoken.content)
 
 
 def marks_of_thoughts() -> list[str]:
@@ -156,7 +156,7 @@ def marks_of_calls() -> list[str]:
     return [*marks_of_thoughts(), *harmony.MARKS, harmony.CONSTRAIN]
 
 
-def split(answer: str, using: AnswerReader) -> Spoken:
+def split(answer: str, using: AnswerReader) -> AnswerDelta:
     """A whole answer; `using` is one that was not used before."""
     return using.push(answer) + using.flush()
 
@@ -176,7 +176,7 @@ class Thoughts:
         self._answers = False
         self._has_words = False  # of the thought
 
-    def push(self, text: str) -> Spoken:
+    def push(self, text: str) -> AnswerDelta:
         self._held += text
         content = reasoning = ""
         while self._held and not self._answers:
@@ -184,17 +184,17 @@ class Thoughts:
                 more, is_over = self._take_thought()
                 reasoning += more
                 if not is_over:
-                    return Spoken(content, reasoning)
+                    return AnswerDelta(content, reasoning)
             elif not self._take_beginning():
-                return Spoken(content, reasoning)
+                return AnswerDelta(content, reasoning)
         content, self._held = content + self._held, ""
-        return Spoken(content, reasoning)
+        return AnswerDelta(content, reasoning)
 
-    def flush(self) -> Spoken:
+    def flush(self) -> AnswerDelta:
         held, self._held = self._held, ""
         if self._is_within:
-            return Spoken("", held.rstrip() if self._has_words else held.strip())
-        return Spoken("" if self._has_thought and not held.strip() else held, "")
+            return AnswerDelta("", held.rstrip() if self._has_words else held.strip())
+        return AnswerDelta("" if self._has_thought and not held.strip() else held, "")
 
     def _take_beginning(self) -> bool:
         """Take a mark off what is held, or find that none comes; False: that is not known yet."""
@@ -279,6 +279,6 @@ def require_variables(variables: object) -> None:
         num_bytes = len(json.dumps(variables, ensure_ascii=False).encode())
         msgspec.msgpack.encode(variables)  # as it goes to other processes
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise UsageError(f"{field} cannot be told to a template: {error}") from None
+        raise UsageError(f"{field} cannot be given to a template: {error}") from None
     if num_bytes > MAX_VARIABLE_BYTES:
         raise UsageError(f"{field} has {num_bytes} bytes, but may have {MAX_VARIABLE_BYTES}")

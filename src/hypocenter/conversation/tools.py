@@ -56,7 +56,7 @@ def check_tools(tools: Tools | None) -> list[dict[str, Any]] | None:
         msgspec.msgpack.encode(known)  # as they go to other processes
         num_bytes = len(text.encode())
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise UsageError(f"tools cannot be told to a template: {error}") from None
+        raise UsageError(f"tools cannot be given to a template: {error}") from None
     if num_bytes > MAX_TOOLS_BYTES:
         raise UsageError(f"tools have {num_bytes} bytes, but may have {MAX_TOOLS_BYTES}")
     copies: list[dict[str, Any]] = json.loads(text)

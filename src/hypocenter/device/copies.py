@@ -255,7 +255,6 @@ def _record_copy(
     current().record_copy(
         direction,
         tensor,
-        tensor.address,
         num_bytes,
         host_address=host_address,
         is_pinned=is_pinned,

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -70,6 +70,26 @@ class Demands(Protocol):
     def check_values(self, read: Callable[[Tensor], Any], **arguments: Any) -> None: ...
 
 
+class BoundArguments(NamedTuple):
+    """Arguments as they were given, what a kernel gets for them, and of each of these the bytes
+    behind it if it is memory."""
+
+    given: tuple[Any, ...]
+    values: tuple[Any, ...]
+    sizes: tuple[int | None, ...]
+
+
+class TritonCall(NamedTuple):
+    """Triton's function, its grid, warps and constants, and the bytes behind each pointer."""
+
+    jit: Any = None
+    options: Mapping[str, Any] = {}
+    extents: Mapping[str, int] = {}
+
+
+_NO_TRITON = TritonCall()
+
+
 class Launch:
     """A kernel with its arguments: `facts` as its contract names them, `args` as it takes them.
 
@@ -99,21 +119,16 @@ class Launch:
         self,
         kernel: str,
         function: Any,
-        args: tuple[Any, ...],
+        bound: BoundArguments,
         contract: Demands,
         facts: Mapping[str, Any],
-        *,
         device: str = "cpu",
-        jit: Any = None,
-        options: Mapping[str, Any] | None = None,
-        extents: Mapping[str, int] | None = None,
-        given: Sequence[Any] = (),
+        triton: TritonCall = _NO_TRITON,
     ) -> None:
-        self.kernel, self.function, self.args = kernel, function, args
-        self.contract, self.facts = contract, facts
-        self.device, self.jit = device, jit
-        self.options, self.extents = options or {}, extents or {}
-        self.given, self.site = tuple(given), caller_outside("device")
+        self.kernel, self.function, self.args = kernel, function, bound.values
+        self.contract, self.facts, self.device = contract, facts, device
+        self.jit, self.options, self.extents = triton.jit, triton.options, triton.extents
+        self.given, self.site = bound.given, caller_outside("device")
         self.caller = caller_outside("device", "kernels")
         self.run: Callable[[], None] = self._plain()
 
@@ -167,11 +182,11 @@ def prepare(
     Raises LaunchRejected when `facts` break the contract.
     """
     _check(contract, facts, kernel.name, "cpu")
-    values, _ = _bound(args)
-    passed = dict(zip(kernel.parameters, values, strict=False))
+    bound = _bind(args)
+    passed = dict(zip(kernel.parameters, bound.values, strict=False))
     _require_facts(kernel.name, "cpu", passed, contract, facts)
     function = SharedKernel(kernel.shared, reads) if parallel else kernel.serial
-    return Launch(kernel.name, function, tuple(values), contract, facts, given=args)
+    return Launch(kernel.name, function, bound, contract, facts)
 
 
 def prepare_gpu(
@@ -197,22 +212,13 @@ def prepare_gpu(
     options |= of_device(jit.arg_names, is_nvidia=is_nvidia, overlaps=backend.overlaps)
     if options.get("OVERLAPS"):
         options["launch_pdl"] = True  # Triton's word for it, which AMD's part does not know
-    values, sizes = _bound(args)
+    bound = _bind(args)
     names = [name for name in jit.arg_names if name not in options]
-    _require_facts(name, device, dict(zip(names, values, strict=True)) | options, contract, facts)
-    extents = {name: size for name, size in zip(names, sizes, strict=True) if size is not None}
-    made = Launch(
-        name,
-        backend.launcher(jit),
-        tuple(values),
-        contract,
-        facts,
-        device=device,
-        jit=jit,
-        options=options,
-        extents=extents,
-        given=args,
-    )
+    passed = dict(zip(names, bound.values, strict=True)) | options
+    _require_facts(name, device, passed, contract, facts)
+    sizes = zip(names, bound.sizes, strict=True)
+    triton = TritonCall(jit, options, {name: size for name, size in sizes if size is not None})
+    made = Launch(name, backend.launcher(jit), bound, contract, facts, device, triton)
     if backend.limits is not None:
         try:
             # Shared memory is known when the kernel is compiled; the compiler refuses too much.
@@ -238,9 +244,7 @@ def prepare_call(
     """
     _check(contract, facts, name, device)
     call = devices.backend_of(device).caller(name, function, [arg.extent_bytes for arg in args])
-    return Launch(
-        name, call, tuple(arg.data for arg in args), contract, facts, device=device, given=args
-    )
+    return Launch(name, call, _bind(args), contract, facts, device)
 
 
 def _check(contract: Demands, facts: Mapping[str, Any], kernel: str, device: str) -> None:
@@ -383,19 +387,16 @@ def _place_in(header: memoryview) -> int:
     return _known_place[1]
 
 
-def _bound(args: Sequence[Any]) -> tuple[list[Any], list[int | None]]:
-    """What a kernel gets for its arguments, and of each the bytes behind it if it is memory.
-
-    A packed weight stands for several values.
-    """
+def _bind(args: Sequence[Any]) -> BoundArguments:
+    """A packed weight stands for several values."""
     values: list[Any] = []
     sizes: list[int | None] = []
     for arg in args:
         if isinstance(arg, Tensor):
             if hasattr(arg.data, "parts"):
-                of_parts, bytes_of_parts = _bound(arg.data.parts)
-                values += of_parts
-                sizes += bytes_of_parts
+                of_parts = _bind(arg.data.parts)
+                values += of_parts.values
+                sizes += of_parts.sizes
             else:
                 values.append(arg.data)
                 sizes.append(arg.extent_bytes)
@@ -405,4 +406,4 @@ def _bound(args: Sequence[Any]) -> tuple[list[Any], list[int | None]]:
         else:
             values.append(arg)
             sizes.append(None)
-    return values, sizes
+    return BoundArguments(tuple(args), tuple(values), tuple(sizes))

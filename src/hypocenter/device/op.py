@@ -9,7 +9,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -63,6 +63,15 @@ class TakesLaunches(Protocol):
         facts: Mapping[str, Any],
         num_warps: int = 4,
         **constants: Any,
+    ) -> None: ...
+
+    def add_call(
+        self,
+        name: str,
+        function: Callable[..., None],
+        *args: Any,
+        contract: Demands,
+        facts: Mapping[str, Any],
     ) -> None: ...
 
 
@@ -188,6 +197,12 @@ class BoundPlan:
             **options,
         )
 
+    def add_call(self, function: Callable[..., None], *names: str) -> None:
+        """Append a call of a library that launches by itself, with the arguments of these names."""
+        contract, args = self._contract, [self._arguments[name] for name in names]
+        self.taken |= {*names}
+        self._plan.add_call(contract.kernel, function, *args, contract=contract, facts=self._facts)
+
 
 _Source = tuple[str, str, Callable[[Any], Any] | None]
 
@@ -274,7 +289,7 @@ def _facts_on_cpu(op: Op, kernel: CpuKernel, arguments: tuple[str, ...]) -> tupl
     return facts
 
 
-def _require_taken(kernel: str, arguments: Iterable[str], taken: Set[str]) -> None:
+def _require_taken(kernel: str, arguments: Iterable[str], taken: set[str] | frozenset[str]) -> None:
     if not taken.issuperset(arguments):
         name = next(name for name in arguments if name not in taken)
         names = ", ".join(sorted(taken))

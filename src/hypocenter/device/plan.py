@@ -100,18 +100,14 @@ class PlanBuilder:
         made = launch.prepare_call(name, function, args, contract, facts, self.device)
         self.launches.append(made)
 
-    def mark_gpu(
-        self,
-        jit: Any,
-        *args: Any,
-        grid: tuple[int, ...],
-        contract: Demands,
-        facts: Mapping[str, Any],
-        num_warps: int,
-        **constants: Any,
-    ) -> None:
-        """Place a mark that is a Triton kernel behind the launches so far."""
-        self.mark(self._prepare(jit, args, grid, contract, facts, num_warps, constants))
+    def mark_by(self, op: Op, **arguments: Any) -> None:
+        """Place a mark that is a Triton kernel behind the launches so far; raises as `add` does."""
+        num_launches = len(self.launches)
+        op.bind(self, arguments)
+        marks = self.launches[num_launches:]
+        del self.launches[num_launches:]
+        for made in marks:
+            self.mark(made)
 
     def mark(self, mark: Runs) -> None:
         """Place a mark behind the launches so far."""

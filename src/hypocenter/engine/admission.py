@@ -31,15 +31,15 @@ class RequestTerms:
     """What is asked of a request beside its prompt and how it is sampled.
 
     Only requests of one `cache_salt` read each other's blocks. With `output_ids` it goes on behind
-    an answer begun elsewhere. `apart` tells thoughts and calls from the answer; calls are held to
-    `call_form`; `turn_ids` end the answer too. `form` and `bad_word_ids` are what `Grammars.read`
-    and `spellings` said elsewhere.
+    an answer begun elsewhere. `reader` separates thoughts and calls from the answer; calls are held
+    to `call_form`; `turn_ids` end the answer too. `form` and `bad_word_ids` are what
+    `Grammars.read` and `spellings` said elsewhere.
     """
 
     keeps_logits: bool = False
     cache_salt: str = ""
     output_ids: Sequence[int] = ()
-    apart: AnswerReader | None = None
+    reader: AnswerReader | None = None
     call_form: str | None = None
     turn_ids: frozenset[int] = frozenset()
     form: str = ""
@@ -69,7 +69,7 @@ class Admission:
         self._require_room(prompt_ids, terms.output_ids)
         digests = BlockDigests(self._cache.block_size, terms.cache_salt)
         plan = AnswerPlan(
-            text=AnswerText(tokenizer.detokenizer(at_start=False), params, terms.apart),
+            text=AnswerText(tokenizer.detokenizer(at_start=False), params, terms.reader),
             end_ids=tokenizer.end_ids | terms.turn_ids,
             context_length=runner.context_length,
             keeps_logits=terms.keeps_logits,
@@ -77,7 +77,7 @@ class Admission:
             matcher=self._grammars.matcher(params, terms.output_ids, terms.call_form, terms.form),
             rules=token_rules(params, tokenizer, runner.vocab_size, terms.bad_word_ids),
             output_ids=terms.output_ids,
-            long_from=runner.long_from,
+            longrope_threshold=runner.longrope_threshold,
         )
         return Request(next(self._request_ids), prompt_ids, params, plan)
 

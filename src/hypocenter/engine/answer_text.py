@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hypocenter.conversation.harmony import Spoken
+from hypocenter.conversation.harmony import AnswerDelta
 
 if TYPE_CHECKING:
     from hypocenter.conversation.thoughts import AnswerReader
@@ -17,37 +17,37 @@ if TYPE_CHECKING:
 
 
 class AnswerText:
-    """`apart` tells thoughts from the answer; None: all is answer."""
+    """`reader` separates thoughts from the answer; None: all is answer."""
 
     def __init__(
-        self, detokenizer: Detokenizer, params: SamplingParams, apart: AnswerReader | None
+        self, detokenizer: Detokenizer, params: SamplingParams, reader: AnswerReader | None
     ) -> None:
-        self._detokenizer, self._apart = detokenizer, apart
+        self._detokenizer, self._reader = detokenizer, reader
         shows = params.include_stop_str_in_output
         self._stop_strings = StopStrings(params.stop, shows_them=shows)
 
-    def push(self, token_id: int, *, may_end: bool) -> tuple[Spoken, bool]:
+    def push(self, token_id: int, *, may_end: bool) -> tuple[AnswerDelta, bool]:
         """What may be sent with a token, and whether a stop string ended the answer.
 
         `may_end`: its text may complete one. Raises what the detokenizer raises.
         """
         text = self._detokenizer.push(token_id)
         return self._up_to_stop(
-            Spoken(text, "") if self._apart is None else self._apart.push(text), may_end
+            AnswerDelta(text, "") if self._reader is None else self._reader.push(text), may_end
         )
 
-    def flush(self, *, may_end: bool) -> tuple[Spoken, bool]:
+    def flush(self, *, may_end: bool) -> tuple[AnswerDelta, bool]:
         """What was held back, as `push` gives it; no more tokens will follow."""
         text = self._detokenizer.flush()
-        spoken = Spoken(text, "")
-        if self._apart is not None:
-            spoken = self._apart.push(text) + self._apart.flush()
-        left, stopped = self._up_to_stop(spoken, may_end)
-        return left if stopped else left + Spoken(self._stop_strings.flush(), ""), stopped
+        delta = AnswerDelta(text, "")
+        if self._reader is not None:
+            delta = self._reader.push(text) + self._reader.flush()
+        left, stopped = self._up_to_stop(delta, may_end)
+        return left if stopped else left + AnswerDelta(self._stop_strings.flush(), ""), stopped
 
-    def _up_to_stop(self, spoken: Spoken, may_end: bool) -> tuple[Spoken, bool]:
-        content, stopped = self._stop_strings.push(spoken.content, may_end=may_end)
-        return Spoken(content, spoken.reasoning, spoken.calls), stopped
+    def _up_to_stop(self, delta: AnswerDelta, may_end: bool) -> tuple[AnswerDelta, bool]:
+        content, stopped = self._stop_strings.push(delta.content, may_end=may_end)
+        return AnswerDelta(content, delta.reasoning, delta.calls), stopped
 
 
 class StopStrings:

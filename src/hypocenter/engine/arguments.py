@@ -31,7 +31,7 @@ class ChatFields(SamplingFields, total=False):
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """Of a conversation, beside its messages; each as in `LLM.chat`."""
+    """The arguments of a conversation, beside its messages; each as in `LLM.chat`."""
 
     chat_template_kwargs: Mapping[str, object] | None = None
     tools: Tools | None = None

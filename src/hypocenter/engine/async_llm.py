@@ -79,7 +79,7 @@ class AsyncLLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         **fields: Unpack[SamplingFields],
     ) -> Completion | list[Completion]:
-        """As `LLM.generate`."""
+        """Does what `LLM.generate` does."""
         # In a thread, for a long text takes a while.
         requests = await asyncio.to_thread(self._llm.requests, prompt, params, **fields)
         completions = await complete(self._driver, requests)
@@ -92,7 +92,7 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         **fields: Unpack[SamplingFields],
     ) -> list[Completion]:
-        """As `LLM.sample`."""
+        """Does what `LLM.sample` does."""
         make = self._llm.sample_requests
         requests = await asyncio.to_thread(make, prompt, num_samples, params, **fields)
         return await complete(self._driver, requests)
@@ -118,7 +118,7 @@ class AsyncLLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         **fields: Unpack[ChatFields],
     ) -> Completion | list[Completion]:
-        """As `LLM.chat`."""
+        """Does what `LLM.chat` does."""
         requests = await asyncio.to_thread(self._llm.chat_requests, messages, params, **fields)
         completions = await complete(self._driver, requests)
         return completions[0] if is_one_conversation(messages) else completions
@@ -150,7 +150,8 @@ class AsyncLLM:
         return AsyncStream(self._driver, make)
 
     def close(self) -> None:
-        """As `LLM.close`: whoever still waits gets an error. Waits for a running step."""
+        """Does what `LLM.close` does: whoever still waits gets an error. Waits for a running
+        step."""
         self._llm.close()
         self._driver.join()
 

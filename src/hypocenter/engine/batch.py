@@ -159,7 +159,7 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
         requests=tuple(requests),
         ids_on_device=any(chunk.ids_on_device for chunk in chunks),
         states=_states_of(chunks, cache.states) if cache.states else None,
-        is_long=chunks[0].request.is_turned_long,
+        is_long=chunks[0].request.uses_long_factors,
     )
 
 

@@ -152,7 +152,8 @@ class BlockArchive:
         return data_at, data_at + num_slots * self._slot_bytes
 
     def _num_slots_left(self, file: int, fingerprint: bytes) -> int:
-        """Of a file that was left whole, with this fingerprint; 0 for any other."""
+        """The number of slots of a file that was left whole, with this fingerprint; 0 for any
+        other."""
         beginning = os.pread(file, _HEADER.itemsize, 0)
         if len(beginning) < _HEADER.itemsize:
             return 0
@@ -178,7 +179,7 @@ class BlockArchive:
         return [page[block_id] for page in self._pages]
 
     def _parts(self, data: Array) -> list[Array]:
-        """Of a slot's bytes what each page has there, in the page's own shape."""
+        """What each page has of a slot's bytes, in the page's own shape."""
         parts, start = [], 0
         for page in self._pages:
             block: Array = page[0]

@@ -18,7 +18,7 @@ from hypocenter.conversation.thoughts import (
     FORMATS_READ,
     PROMPT_END_CHARS,
     AnswerReader,
-    apart,
+    make_answer_reader,
     opens_thought,
     reads_calls_of,
     require_variables,
@@ -88,7 +88,7 @@ class Conversations:
         continue_final_message: bool = False,
         max_chars: int | None = None,
     ) -> list[int]:
-        """As `LLM.encode_chat`.
+        """Does what `LLM.encode_chat` does.
 
         Raises TooMuchText where the prompt's text has more than `max_chars`.
         """
@@ -139,10 +139,10 @@ class Conversations:
         """What tells thoughts and calls from the answer to these token ids of a conversation."""
         if self._template is None:
             return None
-        return apart(
+        return make_answer_reader(
             self._source,
             self._end_of(prompt_ids),
-            is_held_to_a_form=params.constraint is not None,
+            is_constrained=params.constraint is not None,
             offers_tools=offers_tools,
             in_thought=in_thought,
         )

@@ -151,7 +151,7 @@ def bound_memory(memory_bytes: int) -> None:
 
 
 def _bound_time(cpu_seconds: int) -> None:
-    """For the case that nobody waits for it, and ends it."""
+    """Bounds its own time, for the case that nobody waits for it and ends it."""
     if sys.platform != "linux":
         return
     import resource

@@ -35,7 +35,7 @@ from hypocenter.record.recorder import current
 
 
 class BlockDigests:
-    """Those of the leading blocks of a sequence of tokens that only grows.
+    """The digests of the leading blocks of a sequence of tokens that only grows.
 
     A digest covers all tokens up to the end of its block, because keys and values depend on all of
     them, and `salt`: sequences of different salts share nothing. They are BLAKE2b of 32 bytes, so
@@ -249,7 +249,8 @@ class KVCache:
 
     @property
     def settings(self) -> str:
-        """Those that blocks depend on which other processes may read; empty where none do."""
+        """The settings that blocks depend on which other processes may read; empty where none
+        do."""
         return self._archive.settings if self._archive is not None else ""
 
     def num_unread(self, block_ids: Sequence[int]) -> int:
@@ -416,8 +417,8 @@ class KVCache:
                 )
             if table.blocks != tuple(table.block_ids) or table.array.tolist() != table.block_ids:
                 raise IntegrityError(
-                    f"KV cache: request {request_id} has blocks {table.block_ids}, but others are "
-                    f"told {table.blocks} and {table.array.tolist()}"
+                    f"KV cache: request {request_id} has blocks {table.block_ids}, but "
+                    f"steps hold {table.blocks} and {table.array.tolist()}"
                 )
             num_full = table.num_tokens // self.block_size
             if not 0 <= table.num_adopted <= table.num_offered <= num_full:

@@ -146,7 +146,7 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """For callers that submit and drive requests themselves."""
+        """The engine, for callers that submit and drive requests themselves."""
         return self._engine
 
     def route(self) -> Route:
@@ -403,7 +403,7 @@ class LLM:
         conversations = self.conversations
         terms = RequestTerms(
             output_ids=output_ids,
-            apart=conversations.reader(
+            reader=conversations.reader(
                 prompt_ids,
                 params,
                 offers_tools=bool(answer.tools),

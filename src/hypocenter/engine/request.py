@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from hypocenter.base.errors import as_exception
 from hypocenter.base.results import Completion, Delta, Route, Timings, TokenLogprob, whole_calls
-from hypocenter.conversation.harmony import NOTHING, Spoken
+from hypocenter.conversation.harmony import NOTHING, AnswerDelta
 from hypocenter.engine.kv_cache import BlockDigests
 from hypocenter.engine.token_rules import TokenRules, ending_ids
 from hypocenter.kernels.sampling.draw import columns_of, has_penalties
@@ -57,9 +57,9 @@ class AnswerPlan:
 
     Without `block_digests` it neither reads what the cache keeps nor leaves it anything. A
     `matcher` holds the output to a form, and `rules` say what single tokens may come. A text of
-    more than `long_from` tokens is turned by other factors (longrope); None: there are none. What
-    was begun elsewhere goes on behind the `output_ids` it had sent there: they are not sent again,
-    and with the same seed what follows is what would have followed there.
+    more than `longrope_threshold` tokens is rotated by other factors (LongRoPE); None: there are
+    none. What was begun elsewhere goes on behind the `output_ids` it had sent there: they are not
+    sent again, and with the same seed what follows is what would have followed there.
     """
 
     text: AnswerText
@@ -70,7 +70,7 @@ class AnswerPlan:
     matcher: Matcher | None = None
     rules: TokenRules | None = None
     output_ids: Sequence[int] = ()
-    long_from: int | None = None
+    longrope_threshold: int | None = None
 
 
 class Request:
@@ -81,7 +81,7 @@ class Request:
     the request samples nothing: it is done when the logits of every prompt token are in `logits`.
     `logprobs` are those of `output_ids`, `prompt_logprobs` those of the prompt as far as it was
     read; both stay empty unless they are asked for. Of its prompt `num_cached` tokens were read
-    from the cache before it was ever preempted. `is_turned_long` says by which factors what is
+    from the cache before it was ever preempted. `uses_long_factors` says by which factors what is
     computed was turned, where a long text has others.
     """
 
@@ -119,14 +119,14 @@ class Request:
         if has_penalties(params):
             self.output_counts = dict.fromkeys(self.prompt_ids, 0)
         self._block_digests = plan.block_digests
-        self._long_from, self.is_turned_long = plan.long_from, False
+        self._longrope_threshold, self.uses_long_factors = plan.longrope_threshold, False
         self._end_ids = ending_ids(params, plan.end_ids)
         self._context_length = plan.context_length
         self._text = plan.text
         self._digest: KeyedDigest | None = None
         self._num_digested = 0
         self._prefixes = BlockPrefixes()
-        self._sent: list[Spoken] = []
+        self._sent: list[AnswerDelta] = []
         self._num_prompt_tokens = 0
         self._started: float | None = None
         self._first_token: float | None = None
@@ -167,7 +167,7 @@ class Request:
 
     @property
     def all_prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
-        """Those of each token of the prompt that was read, the first of which has none."""
+        """The logprobs of each token of the prompt that was read, the first of which has none."""
         return None if self.params.prompt_logprobs is None else (None, *self.prompt_logprobs)
 
     @property
@@ -189,16 +189,16 @@ class Request:
             and not (self.rules is not None and self.rules.needs_tokens)
             and (limit is None or len(self.output_ids) + 1 < limit)
             and len(self.token_ids) + 1 < self._context_length
-            and self._is_long(len(self.token_ids) + 1) == self.is_turned_long
+            and self._is_long(len(self.token_ids) + 1) == self.uses_long_factors
         )
 
     @property
     def has_outgrown(self) -> bool:
         """Whether it has become a long text, and what was computed of it is of no use."""
-        return self._is_long(len(self.token_ids)) and not self.is_turned_long
+        return self._is_long(len(self.token_ids)) and not self.uses_long_factors
 
     def _is_long(self, num_tokens: int) -> bool:
-        return self._long_from is not None and num_tokens > self._long_from
+        return self._longrope_threshold is not None and num_tokens > self._longrope_threshold
 
     @property
     def shares_blocks(self) -> bool:
@@ -206,7 +206,7 @@ class Request:
         return self._block_digests is not None
 
     def digests_to_adopt(self, block_size: int) -> list[bytes]:
-        """Of the blocks that the request may read instead of computing them.
+        """The digests of blocks that the request may read instead of computing them.
 
         One token is left to be computed, for its logits; and where all logits of the prompt are
         wanted, nothing of it may be left out.
@@ -216,7 +216,7 @@ class Request:
         return self._digests_of((len(self.token_ids) - 1) // block_size)
 
     def digests_to_keep(self, block_size: int) -> list[bytes]:
-        """Of the full blocks that are computed."""
+        """The digests of the full blocks that are computed."""
         return self._digests_of(self.num_computed // block_size)
 
     def _digests_of(self, num_blocks: int) -> list[bytes]:
@@ -265,7 +265,7 @@ class Request:
             self._turn_long()
 
     def _turn_long(self) -> None:
-        self.is_turned_long = True
+        self.uses_long_factors = True
         if self._block_digests is not None:
             self._block_digests = self._block_digests.of_long_texts()
 
@@ -302,7 +302,7 @@ class Request:
         if has_penalties(self.params):
             self.output_counts[token_id] = self.output_counts.get(token_id, 0) + 1
 
-    def _push(self, token_id: int) -> tuple[Spoken, bool]:
+    def _push(self, token_id: int) -> tuple[AnswerDelta, bool]:
         """The text that may be sent with a token, and whether a stop string ended it."""
         return self._text.push(token_id, may_end=self._may_end)
 
@@ -311,7 +311,7 @@ class Request:
         """Whether text of the last token may complete a stop string."""
         return len(self.output_ids) > self.params.min_tokens
 
-    def finish(self, reason: str, spoken: Spoken = NOTHING) -> None:
+    def finish(self, reason: str, spoken: AnswerDelta = NOTHING) -> None:
         """End with `reason`, after `spoken` and whatever is still held back."""
         left, stopped = self._text.flush(may_end=self._may_end)
         self._send(spoken + left, "stop" if stopped else reason)
@@ -352,11 +352,11 @@ class Request:
         )
 
     def _logprobs_from(self, start: int) -> tuple[TokenLogprob, ...] | None:
-        """Of `output_ids[start:]`, without those that were sent elsewhere."""
+        """The logprobs of `output_ids[start:]`, without those that were sent elsewhere."""
         start = max(start - self._num_resumed, 0)
         return None if self.params.logprobs is None else tuple(self.logprobs[start:])
 
-    def _send(self, spoken: Spoken, finish_reason: str | None) -> None:
+    def _send(self, spoken: AnswerDelta, finish_reason: str | None) -> None:
         token_ids = tuple(self.output_ids[self._num_sent :])
         logprobs = self._logprobs_from(self._num_sent)
         self._num_sent = len(self.output_ids)
@@ -388,11 +388,11 @@ class Request:
             record.record_blocks(self.id, blocks, prefixes, first, self._made_with(cache))
 
     def _made_with(self, cache: KVCache) -> dict[str, str]:
-        """On what its keys and values depend beside its tokens, and whose blocks it may read."""
+        """What its keys and values depend on beside its tokens, and whose blocks it may read."""
         digests = self._block_digests
         found = {SALT: salt_digest(digests.salt)} if digests is not None else {}
-        if self._long_from is not None:
-            found[ROTATION] = "of long texts" if self.is_turned_long else "of short texts"
+        if self._longrope_threshold is not None:
+            found[ROTATION] = "of long texts" if self.uses_long_factors else "of short texts"
         if cache.settings:
             found[SETTINGS] = cache.settings
         return found

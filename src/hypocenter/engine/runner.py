@@ -42,7 +42,7 @@ from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.file_types import quantisation_of
 from hypocenter.model.layers import decoder
 from hypocenter.model.layers.decoder import Decoder
-from hypocenter.model.layers.step_buffers import KVPages, StatePages, StepInputs
+from hypocenter.model.layers.step_buffers import Cache, KVPages, StatePages, StepInputs
 from hypocenter.model.placement import context_length_of, kv_room, kv_tokens_in
 from hypocenter.model.tensors import footprint
 from hypocenter.model.tensors.part_of_file import PartOfFile
@@ -214,10 +214,9 @@ class Runner:
             facts,
             weights,
             self._inputs,
-            pages,
+            Cache(pages, StatePages.allocate(facts, num_slots, device=config.device)),
             config.step_tokens,
             config.attention,
-            StatePages.allocate(facts, num_slots, device=config.device),
             group,
         )
         #: By which the ranks get ids that the first one's sampler has left on its device.
@@ -323,7 +322,7 @@ class Runner:
             self.ranks.require_alive()
 
     @property
-    def long_from(self) -> int | None:
+    def longrope_threshold(self) -> int | None:
         """Texts of more tokens are turned by other factors (longrope); None: there are none."""
         return self.facts.rope.original_context if self.weights.ropes.long is not None else None
 
@@ -391,8 +390,8 @@ class Runner:
     def _key(
         self, num_tokens: int, num_logit_rows: int, is_one_sequence: bool, is_long: bool = False
     ) -> _Key:
-        """Of the plan for a step of so many rows: their buckets, how many sequences, and whether
-        of long texts."""
+        """The key of the plan for a step of so many rows: their buckets, how many sequences, and
+        whether of long texts."""
         return (
             bucket(num_tokens, self.max_batch_tokens),
             bucket(num_logit_rows, self.max_batch_tokens) if num_logit_rows else 0,

@@ -156,10 +156,10 @@ class Scheduler:
 
         Short and long texts are turned by different tables, and a step has one.
         """
-        of_long = [request for request in self.running if request.is_turned_long]
+        of_long = [request for request in self.running if request.uses_long_factors]
         if not of_long or len(of_long) == len(self.running):
             return [self.running[:]]
-        of_short = [request for request in self.running if not request.is_turned_long]
+        of_short = [request for request in self.running if not request.uses_long_factors]
         self._took_long = not self._took_long
         return [of_long, of_short] if self._took_long else [of_short, of_long]
 

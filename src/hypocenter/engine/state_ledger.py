@@ -24,7 +24,7 @@ from hypocenter.base.refusals import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchStates:
-    """Of each sequence of a batch: whose it is, and where its state is read and left.
+    """The states of a batch: the owner of each sequence, and where its state is read and left.
 
     slots, sources, checkpoint_slots, checkpoint_stops i32 [num_sequences], as
     `kernels/recurrent/sequences.py` has them. `digests` are of the tokens before a checkpoint that
@@ -70,7 +70,7 @@ class Span(NamedTuple):
 
 
 class StateLedger:
-    """Of slots 0 .. num_running - 1, and of `num_checkpoints` behind them."""
+    """The owners of slots 0 .. num_running - 1, and of `num_checkpoints` behind them."""
 
     def __init__(self, num_running: int, num_checkpoints: int = 0) -> None:
         self._num_running = num_running

@@ -84,7 +84,8 @@ class StateSlots:
             self._sources[request_id] = StateSource(checkpoint, digest)
 
     def give_back(self, request_id: int, *, forget: bool = False) -> None:
-        """With `forget` nobody finds any checkpoint that the request has left."""
+        """Gives a request's slot back. With `forget` nobody finds any checkpoint that it has
+        left."""
         self._free.append(self._of_request.pop(request_id))
         self.pop_source(request_id)
         for checkpoint in self._pending.pop(request_id, ()):

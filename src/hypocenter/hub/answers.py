@@ -60,7 +60,7 @@ class HubAnswer:
         return str(self._response.headers.get(name, ""))
 
     def length(self) -> int | None:
-        """Of the bytes that come, as far as it is said."""
+        """The number of bytes that come, as far as it is said."""
         text = self.header("content-length")
         return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 

@@ -386,7 +386,7 @@ def _is_still_there(folder: int, place: _Place, stream: BinaryIO) -> bool:
 
 
 def _digest(stream: BinaryIO, file: RemoteFile, meter: _Meter) -> str:
-    """Of the kind that the hub gave; git puts the size before what it hashes."""
+    """A digest of the kind that the hub gave; git puts the size before what it hashes."""
     num_bytes = stream.seek(0, os.SEEK_END)
     digest = hashlib.sha256()
     if len(file.sha256) == _SHA1_CHARS:
@@ -407,7 +407,8 @@ def _drop_other_version(folder: int, place: _Place, version: str) -> None:
 
 
 def _size_and_version(question: Question) -> tuple[int, str]:
-    """Of a file of any server, which must tell the size: what breaks off is known by that.
+    """The size and version of a file of any server, which must say the size: what breaks off is
+    known by that.
 
     The version is a digest of whatever changes with the file; empty where the server says nothing.
     """

@@ -83,7 +83,7 @@ def list_files(name: HubName) -> tuple[str, list[RemoteFile], str]:
 
 
 def hub_question(what: str, url: str) -> Question:
-    """To ask the hub itself, with its user's token."""
+    """A question to the hub itself, with its user's token."""
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 

@@ -97,7 +97,8 @@ def _of_address(text: str) -> RemoteName:
 
 
 def _of_page(path: str, text: str) -> HubName:
-    """Of a page of a repository or of one of its files: .../blob/REVISION/FILE, .../resolve/..."""
+    """Reads a page of a repository or of one of its files: .../blob/REVISION/FILE,
+    .../resolve/..."""
     repository, word, rest = _split_page(path)
     if word in ("blob", "resolve") and "/" in rest:
         revision, _, file = rest.partition("/")

@@ -56,7 +56,7 @@ class Variant:
 
     @property
     def path(self) -> str:
-        """Of the file to open."""
+        """The path of the file to open."""
         return self.files[0].path
 
     @property
@@ -149,7 +149,7 @@ def _require_one(
 
 
 def _num_bits(label: str) -> int:
-    """Of a weight, about; a file that does not say is taken for one of the larger ones."""
+    """The bits of a weight, about; a file that does not say is taken for one of the larger ones."""
     found = re.search(r"\d+", label)
     return int(found[0]) if found else 16
 

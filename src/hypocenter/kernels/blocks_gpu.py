@@ -88,7 +88,7 @@ def write_blocks(
 
 @triton.jit
 def _scales(cache_ptr, begin, step, mask):
-    """Of blocks whose bytes are at `begin` and on, `step` apart from each other."""
+    """The scales of blocks whose bytes are at `begin` and on, `step` apart from each other."""
     lower = tl.load(cache_ptr + begin, mask=mask).to(tl.int32)
     upper = tl.load(cache_ptr + begin + step, mask=mask).to(tl.int32)
     return (lower | upper << 8).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)

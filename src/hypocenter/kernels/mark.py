@@ -10,6 +10,7 @@ from hypocenter.base.tensor import DType
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Arg, Scalar
 from hypocenter.device.marks import mark_memory, sim_mark
+from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 
 CONTRACT = Contract(
@@ -18,6 +19,7 @@ CONTRACT = Contract(
     Arg("cell", (DType.I64,), "1", "write", alignment_bytes=8),
     Scalar("number", "0 <= number < 1 << 31", "must be from 0 to 2147483647"),
 )
+MARK = Op(CONTRACT, gpu="mark_gpu.launch")
 
 
 #: Marks behind layers of one plan. Each is a launch, and takes about 1 us of an H200's time.
@@ -43,10 +45,8 @@ def mark(plan: PlanBuilder) -> None:
     found = mark_memory(plan.device)
     if found is None:
         return
-    from hypocenter.kernels import mark_gpu
-
-    facts = {"runs": found.runs, "cell": found.cell, "number": plan.tag << 16 | launch}
-    mark_gpu.add(plan, CONTRACT, facts, begins=not plan.marks)
+    number = plan.tag << 16 | launch
+    plan.mark_by(MARK, runs=found.runs, cell=found.cell, number=number, begins=not plan.marks)
 
 
 def mark_layer(plan: PlanBuilder, index: int, num_layers: int) -> None:

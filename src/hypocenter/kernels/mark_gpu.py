@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from hypocenter.contracts.contract import Contract
-from hypocenter.device.plan import PlanBuilder
+from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
 from hypocenter.kernels.shared_gpu import follow
 
@@ -25,14 +21,6 @@ def mark_kernel(runs_ptr, cell_ptr, number, OVERLAPS: tl.constexpr, BEGINS: tl.c
     tl.store(cell_ptr, (run << 32) + number)
 
 
-def add(plan: PlanBuilder, contract: Contract, facts: Mapping[str, Any], *, begins: bool) -> None:
-    """Place a mark; `begins`: it is the first one of its plan."""
-    plan.mark_gpu(
-        mark_kernel,
-        *(facts["runs"], facts["cell"], facts["number"]),
-        grid=(1,),
-        contract=contract,
-        facts=facts,
-        num_warps=1,
-        BEGINS=begins,
-    )
+def launch(plan: BoundPlan) -> None:
+    """Append the mark; `begins` of its op: it is the first one of its plan."""
+    plan.add_gpu(mark_kernel, grid=(1,), num_warps=1)

@@ -24,7 +24,7 @@ def file_of(
     progress: OnProgress | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """As `find_model`, which says what the arguments mean and what is raised.
+    """Does what `find_model` does, which says what the arguments mean and what is raised.
 
     Without a name it is the model that comes with the package.
     """

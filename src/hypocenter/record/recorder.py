@@ -234,8 +234,7 @@ class Recorder:
     def record_copy(
         self,
         direction: str,
-        tensor: Tensor | None,
-        address: int,
+        tensor: Tensor,
         num_bytes: int,
         *,
         host_address: int = 0,
@@ -245,13 +244,12 @@ class Recorder:
     ) -> None:
         """A copy between host and device is about to be asked for."""
         with self._lock:
-            number = self.catalogue.tensor(tensor) if tensor is not None else None
             self._event(
                 Copied(
                     **self._now(),
                     direction=direction,
-                    tensor=number,
-                    address=address,
+                    tensor=self.catalogue.tensor(tensor),
+                    address=tensor.address,
                     num_bytes=num_bytes,
                     host_address=host_address,
                     is_pinned=is_pinned,

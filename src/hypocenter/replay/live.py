@@ -126,17 +126,6 @@ def _address(value: Any) -> int:
     return value.address if isinstance(value, Pointer) else int(value.data_ptr())
 
 
-def replay_mode(launch: Launch) -> list[ReplayReport]:
-    """Rebind `launch.run` so that it replays instead of launching.
-
-    Each run appends its report to the list that is returned; what the kernel would have written
-    is lost. `launch.set_mode` ends it.
-    """
-    reports: list[ReplayReport] = []
-    launch.run = lambda: reports.append(replay_launch(launch))
-    return reports
-
-
 def _copy_bytes(launch: Launch, name: str, value: Any) -> torch.Tensor:
     """The bytes that a pointer argument may reach, as a CPU tensor of its element type."""
     extent = launch.extents[name]

@@ -47,7 +47,7 @@ def make_private(folder: Path) -> None:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Of all files below a folder; 0 where there is none."""
+    """The bytes of all files below a folder; 0 where there is none."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import msgspec
 
 from hypocenter.base import package
-from hypocenter.base.cards import Card
 from hypocenter.base.errors import EXIT_ERROR, EXIT_FAULT, ErrorKind
 from hypocenter.base.package import place_of_own_name
 from hypocenter.coredump.names import source_name
@@ -29,7 +28,7 @@ from hypocenter.record.events import (
 )
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gap import UNWATCHED, Gap
-from hypocenter.record.gpu_stop import GpuStop, SanitizerReport
+from hypocenter.record.gpu_stop import SanitizerReport
 from hypocenter.record.module_texts import read_texts
 from hypocenter.record.run_records import DeviceRecord
 from hypocenter.record.trace_log import read_trace
@@ -87,22 +86,23 @@ def collect(
             )
         )
     missing += [*foreign_runs.notes(runs), *(() if fault.kind == "none" else ended.gpu_gaps)]
-    bundle = _bundle(
-        run,
-        fault,
+    seen = Bundle(
+        kind=_kind_of(fault),
+        fault=fault,
         pid=pid,
         gpu_stops=ended.gpu_stops,
         cards=ended.cards,
         fault_before=fault_before,
         reports=reports,
         others=_other_ranks(runs, run),
-        command=ended.command,
+        command=tuple(map(_text, ended.command)),
         started=_show(ended.started),
         ended=_show(ended.ended),
         stderr=ended.stderr,
         kernel_log=lines,
-        missing=missing,
+        missing=tuple(missing),
     )
+    bundle = _with_run(seen, run)
     others = tuple(redact(other, with_prompts=with_prompts) for other in bundle.others)
     return msgspec.structs.replace(redact(bundle, with_prompts=with_prompts), others=others)
 
@@ -157,18 +157,17 @@ def collect_dead(dead: DeadRun, *, with_prompts: bool = False) -> Bundle:
     fault = with_memory_kill(fault, lines, dead.pid, None)
     missing = [Gap.not_recorded(KERNEL_LOG, problem)] if problem else []
     missing.append(UNWATCHED)
-    bundle = _bundle(
-        run,
-        fault,
+    seen = Bundle(
+        kind=_kind_of(fault),
+        fault=fault,
         pid=dead.pid,
-        gpu_stops=(),
-        command=run.process.command if run.process else (),
+        command=_command_of(run),
         started=run.process.started if run.process else "",
         ended=_show(dead.seconds),
-        stderr="",
         kernel_log=lines,
-        missing=missing,
+        missing=tuple(missing),
     )
+    bundle = _with_run(seen, run)
     return redact(bundle, with_prompts=with_prompts)
 
 
@@ -184,17 +183,10 @@ def main_run(runs: Path) -> ring.Run | None:
 
 def bundle_of_run(run: ring.Run) -> Bundle:
     """What one process recorded, whole and with nothing of how it ended: not to be saved."""
-    return _bundle(
-        run,
-        FaultRecord(kind="none", message=""),
-        gpu_stops=(),
-        command=run.process.command if run.process else (),
-        started=run.process.started if run.process else "",
-        ended="",
-        stderr="",
-        kernel_log=(),
-        missing=[],
-    )
+    fault = FaultRecord(kind="none", message="")
+    started = run.process.started if run.process else ""
+    seen = Bundle(kind=_kind_of(fault), fault=fault, command=_command_of(run), started=started)
+    return _with_run(seen, run)
 
 
 def _tells(run: ring.Run) -> tuple[int, bool, bool, int]:
@@ -216,38 +208,18 @@ def _lost_by(run: ring.Run) -> int | None:
     return first.lost.process if first is not None and first.lost is not None else None
 
 
-def _bundle(
-    run: ring.Run | None,
-    fault: FaultRecord,
-    *,
-    gpu_stops: tuple[GpuStop, ...],
-    command: Sequence[str],
-    started: str,
-    ended: str,
-    stderr: str,
-    kernel_log: tuple[str, ...],
-    missing: list[Gap],
-    pid: int | None = None,
-    fault_before: FaultRecord | None = None,
-    reports: tuple[SanitizerReport, ...] = (),
-    cards: tuple[Card, ...] = (),
-    others: tuple[Bundle, ...] = (),
-) -> Bundle:
-    bundle = Bundle(
-        kind={"none": "suspect", "crash": "crash", "hang": "hang"}.get(fault.kind, "error"),
-        fault=fault,
-        pid=pid,
-        command=tuple(_text(word) for word in command),
-        started=started,
-        ended=ended,
-        stderr=stderr,
-        kernel_log=kernel_log,
-        gpu_stops=gpu_stops,
-        cards=cards,
-        fault_before=fault_before,
-        reports=reports,
-        others=others,
-    )
+def _kind_of(fault: FaultRecord) -> str:
+    """The kind of a bundle."""
+    return {"none": "suspect", "crash": "crash", "hang": "hang"}.get(fault.kind, "error")
+
+
+def _command_of(run: ring.Run) -> tuple[str, ...]:
+    return tuple(map(_text, run.process.command)) if run.process else ()
+
+
+def _with_run(bundle: Bundle, run: ring.Run | None) -> Bundle:
+    """A bundle of how a process ended, and all that the process has recorded."""
+    missing = [*bundle.missing]
     if run is not None:
         device, trace = _device(run), read_trace(run.folder)
         modules, changed = read_texts(run.modules)
@@ -276,7 +248,7 @@ def _bundle(
             outcomes=trace.outcomes,
             driver_run=driver_run,
         )
-        missing = [*missing, *run.missing, *trace.missing, *changed, *damaged]
+        missing += [*run.missing, *trace.missing, *changed, *damaged]
         missing += foreign_runs.unseen(run, driver_run)
         if is_watched(run.folder.parent):  # where the doctor had it recorded says nothing
             bundle.environment.pop("HYPO_RUN_DIR", None)

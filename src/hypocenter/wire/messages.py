@@ -139,7 +139,8 @@ class StartReader(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """For the tokens of `text`, the prompt of `messages`, or else the text of `token_ids`.
+    """A question for the tokens of `text`, the prompt of `messages`, or else the text of
+    `token_ids`.
 
     `is_prompt`: of a request, so that only ids are told, also those of `bad_words`. A prompt of
     `messages` may have `max_chars`; 0: any number. The bytes of each token are told where they are
@@ -167,7 +168,7 @@ class Ask(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class ReadForm(msgspec.Struct, frozen=True, tag=True):
-    """For the form that `text` describes; `field` is what the client asked by."""
+    """A question for the form that `text` describes; `field` is what the client asked by."""
 
     id: int
     field: str

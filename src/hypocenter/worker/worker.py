@@ -168,10 +168,10 @@ class ModelWorker:
         self._driver.submit(request, lambda: self._note(message.id, request))
 
     def _request_of(self, message: Submit) -> Request:
-        apart, turn_ids = None, frozenset[int]()
+        reader, turn_ids = None, frozenset[int]()
         if message.is_chat:
             conversations = self._llm.conversations
-            apart = conversations.reader(
+            reader = conversations.reader(
                 message.prompt_ids,
                 message.params,
                 offers_tools=message.offers_tools,
@@ -181,7 +181,7 @@ class ModelWorker:
         terms = RequestTerms(
             cache_salt=message.cache_salt,
             output_ids=message.output_ids,
-            apart=apart,
+            reader=reader,
             turn_ids=turn_ids,
             form=message.form,
             bad_word_ids=message.bad_word_ids,

@@ -26,7 +26,7 @@ from hypocenter.device.cpu.vector import (
     sum_lanes,
     tanh,
 )
-from hypocenter.device.cpu.vector_rows import fma_outer, load_each, splat_each, store_outer
+from hypocenter.device.cpu.vector_rows import fma_outer, splat_each, store_outer
 from hypocenter.kernels.weights.cpu_layout import RECORDS
 
 
@@ -195,7 +195,8 @@ def test_a_zen_4_spreads_numbers_by_multiply_adds(
 
     def add(values: Any, starts: Any, numbers: Any, out: Any) -> None:
         sums = splat_each(np.float32(1), 8)
-        sums = fma_outer(load_each(values, starts, 0, 0, 2), numbers, 1, 3, sums)
+        vectors = load(values, starts[0]), load(values, starts[1])
+        sums = fma_outer(vectors, numbers, 1, 3, sums)
         store_outer(out, 0, 32, sums, 2)
 
     rng = np.random.default_rng(3)

@@ -27,7 +27,7 @@ from hypocenter.model.facts.architecture import Architecture, Rope
 from hypocenter.model.facts.families import FAMILIES
 from hypocenter.model.facts.layer_shapes import LayerShape
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.layers.unfused import UnfusedAttention
+from hypocenter.model.layers.unfused import AttentionArguments, UnfusedAttention
 from hypocenter.settings.config import EngineConfig
 
 EPS = 2.0**-24
@@ -357,7 +357,8 @@ def _attended(case: _Case, scale: float, window: int, softcap: float) -> dict[st
         softcap=softcap,
     )  # fmt: skip
     unfused.measure(plan, rows, positions, live)
-    unfused.attend(plan, *inputs, outs["parts"], live, scale=scale, window=window, softcap=softcap)
+    given = AttentionArguments(*inputs, outs["parts"], live, scale, window, softcap)
+    unfused.attend(plan, given)
     checked = Plan(plan, outs["parts"])
     checked.set_mode("checked")
     checked.run()

@@ -198,10 +198,10 @@ def test_names_and_ids_with_a_control_text_are_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "pattern"),
     [
-        ([defined(parameters={"x": {1, 2}})], "tools cannot be told to a template"),
-        ([defined(parameters={"x": 1 << 70})], "tools cannot be told to a template"),
-        ([defined(parameters={"x": float("inf")})], "tools cannot be told to a template"),
-        ([defined(description="\ud800")], "tools cannot be told to a template"),
+        ([defined(parameters={"x": {1, 2}})], "tools cannot be given to a template"),
+        ([defined(parameters={"x": 1 << 70})], "tools cannot be given to a template"),
+        ([defined(parameters={"x": float("inf")})], "tools cannot be given to a template"),
+        ([defined(description="\ud800")], "tools cannot be given to a template"),
         ([3], r"tools\[0\] is 3, but must have"),
     ],
 )
@@ -370,9 +370,9 @@ TOOL = {"role": "tool", "content": "x"}
         (with_function(arguments=[1]), r"arguments is \[1\], but must be a text of JSON"),
         (with_function(arguments="\ud800"), "arguments has a lone surrogate at character 0"),
         (with_function(arguments={"a": "\ud800"}), "arguments has a lone surrogate"),
-        (with_function(arguments={"a": {1}}), "arguments cannot be told to a template"),
-        (with_function(arguments={"a": 1 << 64}), "arguments cannot be told to a template"),
-        (with_function(arguments={"a": float("nan")}), "arguments cannot be told to a template"),
+        (with_function(arguments={"a": {1}}), "arguments cannot be given to a template"),
+        (with_function(arguments={"a": 1 << 64}), "arguments cannot be given to a template"),
+        (with_function(arguments={"a": float("nan")}), "arguments cannot be given to a template"),
         (with_function(arguments=nested(129)), "arguments nests deeper than 128 levels"),
         (with_function(arguments=json.dumps(nested(129))), "arguments nests deeper than 128"),
         (with_function(arguments='{"a":' * 200_000), "arguments nests deeper than 128"),

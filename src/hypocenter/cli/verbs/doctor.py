@@ -114,7 +114,7 @@ class DoctorRequest:
         if asked.nan and self.is_own:
             raise UsageError(
                 "--nan is for programs that are not hypocenter's; of its own engine "
-                "`hypo doctor --suspect` finds the first number that is none"
+                "`hypo doctor --suspect` finds the first NaN or infinity"
             )
         if asked.nan and asked.again:
             raise UsageError("--again looks for NaN by itself; leave --nan out")
@@ -211,7 +211,7 @@ def doctor(request: DoctorRequest) -> None:
 
 
 def _options_of_result(request: DoctorRequest, *, foreign: bool) -> tuple[str, ...]:
-    """With which a bundle gives what is shown here again."""
+    """The options with which a bundle gives again what is shown here."""
     asked, options = request.options, []
     if foreign and request.may_run_sources:
         options.append("--run-sources")

@@ -208,5 +208,5 @@ def _facts(victim: Victim) -> VictimRecord:
 
 
 def _exit_code(returned: int) -> int:
-    """As a shell tells the signal that ended a process."""
+    """The exit code as a shell reports the signal that ended a process."""
     return 128 - returned if returned < 0 else returned

@@ -149,7 +149,7 @@ def _sources(made: Bundle, diagnosis: Diagnosis) -> Iterator[Source]:
         fault.address is not None,
         f"{fault.address:#x}"
         if fault.address is not None
-        else "neither runtime nor kernel told it",
+        else "neither runtime nor kernel reported it",
     )
     yield Source("stack", bool(fault.stack), "of Python" if fault.stack else "none on stderr")
     reasons = {gap.what: gap.reason for gap in made.missing}

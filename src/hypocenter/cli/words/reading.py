@@ -176,7 +176,7 @@ def _words_for(verb: str, name: str) -> list[PeerOption]:
 
 
 def _operands(operand: str, following: Sequence[str]) -> list[str]:
-    """Those of the following words that belong to an option."""
+    """Returns those of the following words that belong to an option."""
     if operand.startswith("["):
         is_one = bool(following) and following[0] in operand[1:-1].split("|")
         return list(following[:is_one])

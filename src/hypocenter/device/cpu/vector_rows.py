@@ -11,14 +11,11 @@ from hypocenter.device.cpu.lang import cpu_name, intrinsic, ir, literal, types
 from hypocenter.device.cpu.vector_ir import (
     LANES,
     VEC_F32,
-    VEC_I16,
     Codegen,
     address_of,
     all_lanes,
     f32x16,
     fused_multiply_add,
-    half_to_float,
-    load_vector,
     pack,
     unpack,
 )
@@ -38,30 +35,6 @@ def splat_each(typing: Any, value: Any, count: Any) -> tuple[Any, Codegen]:
     if not literal(count):
         return None  # type: ignore[return-value]
     return types.UniTuple(f32x16, literal(count))(types.float32, count), build
-
-
-@intrinsic
-def load_each(
-    typing: Any, array: Any, starts: Any, first: Any, offset: Any, count: Any
-) -> tuple[Any, Codegen]:
-    """A tuple of `count` vectors as of `load`: vector i stands at starts[first + i] + offset."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        loaded = []
-        for index in range(literal(count)):
-            place = builder.add(args[2], context.get_constant(types.intp, index))
-            start = builder.load(address_of(context, builder, signature.args[1], args[1], place))
-            address = address_of(context, builder, array, args[0], builder.add(start, args[3]))
-            if array.dtype == types.float32:
-                loaded.append(load_vector(builder, address, VEC_F32, 4))
-            else:
-                loaded.append(half_to_float(builder, load_vector(builder, address, VEC_I16, 2)))
-        return pack(builder, loaded)
-
-    if not literal(count) or array.dtype not in (types.float32, types.uint16):
-        return None  # type: ignore[return-value]
-    several = types.UniTuple(f32x16, literal(count))
-    return several(array, starts, types.intp, types.intp, count), build
 
 
 @intrinsic

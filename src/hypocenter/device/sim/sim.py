@@ -14,6 +14,7 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ _COMPILE_OPTIONS = frozenset(
 
 
 def open_sim(name: str, seed: int = 0, **options: Any) -> SimGpu:
-    """A fresh simulated GPU by its name, as in NAMES; `options` are SimGpu's.
+    """A fresh simulated GPU by its name, as in NAMES; `options` are fields of SimMode.
 
     Raises UsageError for an unknown name.
     """
@@ -101,8 +102,9 @@ class _Unfinished(Exception):
     pass
 
 
-class SimGpu:
-    """A Backend whose launches wait until the host waits for them, and then run in a seeded order.
+@dataclass(frozen=True, slots=True)
+class SimMode:
+    """How a simulated GPU runs launches.
 
     `blocking` runs each launch at once, as HIP_LAUNCH_BLOCKING and CUDA_LAUNCH_BLOCKING do.
     `compile_check` compiles each launch for the named GPU first and refuses what it would refuse.
@@ -110,23 +112,26 @@ class SimGpu:
     AMD fault ends in; it is os.abort but for tests.
     """
 
-    def __init__(
-        self,
-        name: str,
-        limits: GpuLimits,
-        seed: int = 0,
-        *,
-        blocking: bool = False,
-        compile_check: bool = False,
-        graphs: bool = False,
-        max_steps: int = MAX_STEPS,
-        on_abort: Callable[[], object] = os.abort,
-    ) -> None:
+    blocking: bool = False
+    compile_check: bool = False
+    graphs: bool = False
+    max_steps: int = MAX_STEPS
+    on_abort: Callable[[], object] = os.abort
+
+
+class SimGpu:
+    """A Backend whose launches wait until the host waits for them, and then run in a seeded order.
+
+    `options` are fields of SimMode.
+    """
+
+    def __init__(self, name: str, limits: GpuLimits, seed: int = 0, **options: Any) -> None:
+        mode = SimMode(**options)
         self.limits = limits
-        self._name, self._blocking, self._compile_check = name, blocking, compile_check
-        self._max_steps, self._on_abort = max_steps, on_abort
+        self._name, self._blocking, self._compile_check = name, mode.blocking, mode.compile_check
+        self._max_steps, self._on_abort = mode.max_steps, mode.on_abort
         self.name_of: Callable[[int], str] = hex
-        self.runs_ahead = self._captures = graphs and not blocking
+        self.runs_ahead = self._captures = mode.graphs and not mode.blocking
         self._graphs = Graphs(name)
         self._captured: list[QueuedLaunch | QueuedCall | int] | None = (
             None  # while a capture is under way

@@ -74,7 +74,8 @@ class Layout:
 
     @classmethod
     def of(cls, group: int, value_pitch: int) -> Layout:
-        """For `group` query heads to a KV head whose values have rows of `value_pitch`."""
+        """The tiles for `group` query heads to a KV head whose values have rows of
+        `value_pitch`."""
         heads = heads_per_block(group)
         width = value_width(heads)
         return cls(heads, -(-group // heads) * heads, -(-value_pitch // width) * width)
@@ -85,7 +86,7 @@ class Layout:
 
     @property
     def arguments(self) -> dict[str, int]:
-        """As contracts and kernels name them."""
+        """The arguments as contracts and kernels name them."""
         return {"heads": self.heads_per_block, "pitch": self.pitch, "size": self.size}
 
 
@@ -306,6 +307,19 @@ def attention(
     parts: Any, num_heads: int, value_dim: int, heads: int, pitch: int, size: int, scale: float,
     window: int, softcap: float,
 ) -> None:  # fmt: skip
+    """Formula: out = softmax(cap(scale q k^T) over the visible keys) v, with cap(s) = softcap
+    tanh(s / softcap) where there is one; a key is visible up to the token's position and within
+    `window`; a sink adds exp(sink) to the divisor.
+    Shapes: q f32 [num_tokens, >= num_heads * head_dim]; counts i32 [2]; positions and
+    sequence_rows i32 [num_tokens]; block_tables i32 [num_sequences, max_blocks]; k_cache
+    [num_blocks, num_kv_heads, head_dim, block_size] and v_cache [num_blocks, num_kv_heads,
+    block_size, value_pitch], f16 or f32 or blocks of 32; sinks f32 [num_heads] or empty; out
+    f32 [num_tokens, >= num_heads * value_dim], or its codes, scales, sums and weighted as
+    `quantise` makes them; parts as `allocate_tile_scratch` makes it, for what tiles leave to
+    the fold.
+    Source: Vaswani et al., arXiv 1706.03762; online softmax of Milakov and Gimelshein, arXiv
+    1805.02867; tiles as in Dao et al., arXiv 2205.14135.
+    """
     num_tokens, num_kv_heads = get(counts, 0), k_cache.shape[1]
     head_dim = num_columns(k_cache, k_cache.shape[2])
     group = num_heads // num_kv_heads
@@ -379,7 +393,15 @@ def attention_fold(
     weighted: Any, parts: Any, num_heads: int, num_kv_heads: int, value_dim: int, pitch: int,
     size: int, window: int,
 ) -> None:  # fmt: skip
-    """What `attention` left in `parts` to out; nothing where it wrote out itself."""
+    """Formula: out = (sum over tiles of exp(top_i - top) values_i) / (sum of exp(top_i - top)
+    norm_i + exp(sink - top)), with top the largest top_i; nothing where `attention` wrote out
+    itself.
+    Shapes: counts i32 [2]; positions i32 [num_tokens]; out f32 [num_tokens, >= num_heads *
+    value_dim], or its codes, scales, sums and weighted as `quantise` makes them; sinks f32
+    [num_heads] or empty; parts as `attention` left it.
+    Source: Vaswani et al., arXiv 1706.03762; online softmax of Milakov and Gimelshein, arXiv
+    1805.02867; tiles as in Dao et al., arXiv 2205.14135.
+    """
     num_tokens, group = get(counts, 0), num_heads // num_kv_heads
     num_parts = _num_parts(positions, num_tokens, num_kv_heads, window, parts, size)
     for pair in prange(num_tokens * num_kv_heads if num_parts > 1 else 0):

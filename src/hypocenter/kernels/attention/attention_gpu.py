@@ -299,8 +299,8 @@ def split_form(head_dim: int, num_parts: int, heads_per_kv: int, device: str) ->
 
 
 def _form_of_long_heads(num_parts: int, device: str) -> Form:
-    """That of both, where no registers would hold more rows: thirds want twice as many of RDNA's
-    threads."""
+    """The form of both, where no registers would hold more rows: thirds want twice as many of
+    RDNA's threads."""
     is_wide = num_parts == 4 and not device.startswith("cuda")
     return Form(rows=16, num_warps=16 if is_wide else 8, num_stages=1)
 

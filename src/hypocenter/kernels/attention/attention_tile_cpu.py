@@ -67,7 +67,7 @@ _VECTORS_OF_ONE_HEAD = 4
 
 
 def heads_per_block(group: int) -> int:
-    """Of the blocks that there are, the one that a group fills best; the larger if alike."""
+    """The block, of those that there are, that a group fills best; the larger if alike."""
     if group == 1:
         return 1
     return 8 if _WIDE and -group % 8 == -group % 4 else 4

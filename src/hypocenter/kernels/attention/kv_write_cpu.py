@@ -25,7 +25,7 @@ _LEAST_NIBBLE, _LIFT, _LARGEST_NIBBLE = np.float32(-8), np.float32(8.5), np.int3
 
 @inline
 def page_steps(cache: Any) -> Any:
-    """From a block to the next and from a head to the next, in elements: either may be larger."""
+    """The steps from a block and from a head to the next, in elements: either may be larger."""
     return cache.strides[0] // cache.itemsize, cache.strides[1] // cache.itemsize
 
 
@@ -46,6 +46,13 @@ def write_values(v: Any, at: int, v_cache: Any, row: int, head_dim: int) -> None
 
 @cpu_kernel
 def kv_write(k: Any, v: Any, counts: Any, slots: Any, k_cache: Any, v_cache: Any) -> None:
+    """Formula: k_cache[slot // block_size, h, d, slot % block_size] = k[t, h, d], and
+    v_cache[slot // block_size, h, slot % block_size, d] = v[t, h, d], with slot = slots[t].
+    Shapes: k and v f32 [num_tokens, >= num_kv_heads * head_dim]; counts i32 [2]; slots i32
+    [num_tokens]; k_cache [num_blocks, num_kv_heads, head_dim, block_size] and v_cache
+    [num_blocks, num_kv_heads, block_size, value_pitch], f16 or f32.
+    Source: Kwon et al., arXiv 2309.06180 (paged caches).
+    """
     num_heads, head_dim, block_size = k_cache.shape[1], k_cache.shape[2], k_cache.shape[3]
     for token in prange(get(counts, 0)):
         slot = get(slots, token)
@@ -61,7 +68,7 @@ def kv_write(k: Any, v: Any, counts: Any, slots: Any, k_cache: Any, v_cache: Any
 
 @inline
 def _largest(x: Any, at: int) -> Any:
-    """Of the 32 numbers of a block the one of the largest magnitude, the first of several; NaN
+    """The number of the largest magnitude of a block's 32, the first of several; NaN
     where one is no number, so that the whole block is none."""
     top = get(x, at)
     for column in range(at, at + BLOCK):
@@ -134,6 +141,12 @@ def write_blocks(x: Any, at: int, num_blocks: int, out: Any, place: int, step: i
 
 @cpu_kernel
 def kv_write_blocks(k: Any, v: Any, counts: Any, slots: Any, k_cache: Any, v_cache: Any) -> None:
+    """Formula: as kv_write, of blocks of 32 numbers x: code = round(x / scale), with scale =
+    max|x| / 127 for Q8_0; Q4_0 has codes of four bits.
+    Shapes: k and v f32 [num_tokens, >= num_kv_heads * head_dim]; counts i32 [2]; slots i32
+    [num_tokens]; k_cache and v_cache as in kv_write, of blocks of 32.
+    Source: ggml, quantize_row_q8_0_ref and quantize_row_q4_0_ref.
+    """
     num_heads, block_size = k_cache.shape[1], k_cache.shape[3]
     head_dim = num_columns(k_cache, k_cache.shape[2])
     num_blocks = head_dim // BLOCK

@@ -29,6 +29,12 @@ def latent_write(
     v_cache: Any,
     rank: int,
 ) -> None:
+    """Formula: the key of slots[t] = (turned[t], latent[t]), and its value = latent[t].
+    Shapes: turned f32 [num_tokens, >= head_dim - rank]; latent f32 [num_tokens, >= rank];
+    counts i32 [2]; slots i32 [num_tokens]; k_cache [num_blocks, 1, head_dim, block_size] and
+    v_cache [num_blocks, 1, block_size, value_pitch], f16 or f32.
+    Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
+    """
     head_dim, block_size = k_cache.shape[2], k_cache.shape[3]
     num_turned = head_dim - rank
     for token in prange(get(counts, 0)):
@@ -52,6 +58,13 @@ def latent_write_blocks(
     v_cache: Any,
     rank: int,
 ) -> None:
+    """Formula: the key of slots[t] = blocks of (turned[t], latent[t]), and its value = blocks
+    of latent[t], rounded as in kv_write_blocks.
+    Shapes: turned f32 [num_tokens, >= head_dim - rank]; latent f32 [num_tokens, >= rank];
+    counts i32 [2]; slots i32 [num_tokens]; k_cache and v_cache as in latent_write, of blocks of
+    32.
+    Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
+    """
     block_size = k_cache.shape[3]
     num_turned = (num_columns(k_cache, k_cache.shape[2]) - rank) // BLOCK
     num_blocks = rank // BLOCK

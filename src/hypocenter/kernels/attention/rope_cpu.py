@@ -37,6 +37,12 @@ def rope(
     x: Any, counts: Any, positions: Any, cos: Any, sin: Any, num_heads: int, head_dim: int,
     neighbours: bool,
 ) -> None:  # fmt: skip
+    """Formula: (a, b) = (a cos - b sin, a sin + b cos) for each pair of columns, in place, with
+    the angles of the token's position; pairs are neighbours, or halves.
+    Shapes: x f32 [num_tokens, >= num_heads * head_dim]; counts i32 [2]; positions i32
+    [num_tokens]; cos and sin f32 [num_positions, half].
+    Source: Su et al., arXiv 2104.09864.
+    """
     half = cos.shape[1]
     for token in prange(get(counts, 0)):
         angles = get(positions, token) * half

@@ -32,6 +32,13 @@ def rope_write(
     q: Any, k: Any, v: Any, counts: Any, positions: Any, slots: Any, cos: Any, sin: Any,
     k_cache: Any, v_cache: Any, num_heads: int, neighbours: bool,
 ) -> None:  # fmt: skip
+    """Formula: q = rope(q) in place, and kv_write of rope(k) and v.
+    Shapes: q f32 [num_tokens, >= num_heads * head_dim]; k and v f32 [num_tokens, >=
+    num_kv_heads * head_dim]; counts i32 [2]; positions and slots i32 [num_tokens]; cos and sin
+    f32 [num_positions, half]; k_cache [num_blocks, num_kv_heads, head_dim, block_size] and
+    v_cache [num_blocks, num_kv_heads, block_size, value_pitch], f16 or f32.
+    Source: Su et al., arXiv 2104.09864.
+    """
     num_kv_heads, head_dim, block_size = k_cache.shape[1], k_cache.shape[2], k_cache.shape[3]
     half = cos.shape[1]
     for token in prange(get(counts, 0)):

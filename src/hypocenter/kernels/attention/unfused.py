@@ -46,20 +46,20 @@ def _live_blocks(values: Symbols) -> Array:
 
 
 def _is_key(values: Symbols) -> Array:
-    """Of [num_sequences, max_context]: what lies within each sequence."""
+    """A mask of [num_sequences, max_context]: what lies within each sequence."""
     inside: Array = np.arange(values["max_context"]) < values["lengths"][:, None]
     return inside
 
 
 def _has_score(values: Symbols) -> Array:
-    """Of [live tokens, 1, max_context]: the keys of each token's sequence."""
+    """A mask of [live tokens, 1, max_context]: the keys of each token's sequence."""
     rows = values["sequence_rows"][: values["counts"][0]]
     scored: Array = _is_key(values)[rows, None]
     return scored
 
 
 def _is_hidden(values: Symbols) -> Array:
-    """Of the same: the keys that a token must not see."""
+    """A mask of the same shape: the keys that a token must not see."""
     key, window = np.arange(values["max_context"]), values["window"]
     position = values["positions"][: values["counts"][0], None, None]
     hidden: Array = _has_score(values) & (

@@ -11,7 +11,7 @@ from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Apart, Arg, Scalar, live_counts
 from hypocenter.device.group import Group
 from hypocenter.device.launch import Launch, prepare_call
-from hypocenter.device.op import Op
+from hypocenter.device.op import BoundPlan, Op
 from hypocenter.device.plan import PlanBuilder
 
 JOIN = Contract(
@@ -24,20 +24,30 @@ JOIN = Contract(
     Apart("out", "parts"),
 )
 _JOIN = Op(JOIN, gpu="collective.join_gpu.launch")
+_ALL_REDUCE = Op(ALL_REDUCE, gpu="collective.collectives.call_all_reduce")
+_ALL_GATHER = Op(ALL_GATHER, gpu="collective.collectives.call_all_gather")
 
 
 def all_reduce(plan: PlanBuilder, group: Group, x: Tensor) -> None:
     """Append x = the sum of x of all ranks: f32 [num_tokens, width], the same bits on each."""
+    plan.add(_ALL_REDUCE, x=x, group=group)
+
+
+def call_all_reduce(plan: BoundPlan, group: Group, x: Tensor) -> None:
+    """Append the group's call, or its own kernel where GPUs reach each other's memory."""
     launch = group.peer_sum.launch(x) if group.peer_sum is not None else None
     # A launch that waits for another process is a call, too: by itself it would wait for ever.
-    function = group.all_reduce if launch is None else lambda _: launch.run()
-    plan.add_call("all_reduce", function, x, contract=ALL_REDUCE, facts={"x": x})
+    plan.add_call(group.all_reduce if launch is None else lambda _: launch.run(), "x")
 
 
 def all_gather(plan: PlanBuilder, group: Group, part: Tensor, parts: Tensor) -> None:
     """Append parts = part of all ranks, one below the other: f32 [num_ranks * num_rows, width]."""
-    facts = {"part": part, "parts": parts, "num_ranks": group.num_ranks}
-    plan.add_call("all_gather", group.all_gather, part, parts, contract=ALL_GATHER, facts=facts)
+    plan.add(_ALL_GATHER, part=part, parts=parts, num_ranks=group.num_ranks, group=group)
+
+
+def call_all_gather(plan: BoundPlan, group: Group) -> None:
+    """Append the group's call."""
+    plan.add_call(group.all_gather, "part", "parts")
 
 
 def broadcast(group: Group, token_ids: Tensor, device: str) -> Launch:

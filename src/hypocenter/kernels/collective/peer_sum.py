@@ -80,7 +80,7 @@ class PeerSum:
 
     @classmethod
     def on(cls, device: str, lanes: Mapping[str, Lane], stop: StopWord) -> PeerSum:
-        """With `LANES` between the two, before the first turn."""
+        """Makes one with `LANES` between the two, before the first turn."""
         packets = _turns(device, _MOST_PACKETS // _PACKETS_OF_PROGRAM)
         return cls(device, **lanes, packet_turns=packets, value_turns=_turns(device), stop=stop)
 
@@ -105,7 +105,7 @@ class PeerSum:
         return prepare_gpu(kernel, (*facts.values(), *sizes), options, contract, facts, self.device)
 
     def _facts(self, x: Tensor, lane: Lane, turns: Tensor) -> dict[str, Tensor]:
-        """In the order of both kernels' parameters."""
+        """The arguments, in the order of both kernels' parameters."""
         here, there = lane.here, lane.there
         return {"x": x, "here": here, "there": there, "turns": turns, "stop": self.stop.tensor}
 

@@ -20,8 +20,14 @@ def experts_float(
     x: Any, experts: Any, firsts: Any, sizes: Any, found: Any, weight: Any, per_expert: int,
     bias: Any, out: Any,
 ) -> None:  # fmt: skip
-    """out [rows of a group, n] = x [rows, k] @ weight.T (+ bias) of its expert, which has
-    `per_expert` items."""
+    """Formula: out = x @ weight[expert].T (+ bias[expert]) for the rows of each group; an
+    expert has `per_expert` items.
+    Shapes: x f32 [num_rows, >= k] or, beside weight of bf16, bits of bf16; experts, firsts and
+    sizes i32 [num_groups]; found i32 [1], how many groups there are; weight [num_experts, n,
+    k], packed as in `row_groups.py`; bias f32 [num_experts, >= n] or empty; out f32 [num_rows,
+    >= n].
+    Source: Shazeer et al., arXiv 1701.06538 (mixtures).
+    """
     for index in prange(get(found, 0) * per_expert):
         group, item = index // per_expert, index % per_expert
         first = get(firsts, group)
@@ -44,7 +50,15 @@ def experts_codes(
     codes: Any, x_scales: Any, sums: Any, weighted: Any, experts: Any, firsts: Any,
     sizes: Any, found: Any, weight: Any, per_expert: int, bias: Any, out: Any,
 ) -> None:  # fmt: skip
-    """As `experts_float`, for weights held as codes and x as `quantise` left it."""
+    """Formula: out = x @ weight[expert].T (+ bias[expert]) for the rows of each group, with x
+    about x_scales codes.
+    Shapes: codes i32 [num_tiles, num_groups, tile, 8], x_scales f32 [num_tiles, num_groups,
+    tile], sums i32 and weighted f32 [num_tiles, num_groups, 3, tile]; experts, firsts and sizes
+    i32 [num_groups]; found i32 [1], how many groups there are; weight records of codes
+    [num_experts, n, k], packed as in `row_groups.py`; bias f32 [num_experts, >= n] or empty;
+    out f32 [num_rows, >= n].
+    Source: Shazeer et al., arXiv 1701.06538 (mixtures).
+    """
     for index in prange(get(found, 0) * per_expert):
         group, item = index // per_expert, index % per_expert
         first = get(firsts, group)
@@ -71,8 +85,16 @@ def experts_gate_codes(
     sizes: Any, found: Any, weight: Any, per_expert: int, kind: int, width: int,
     gated_codes: Any, gated_scales: Any, gated_sums: Any, gated_weighted: Any,
 ) -> None:  # fmt: skip
-    """Codes of kind(x @ gate.T) * (x @ up.T); of an expert's `per_expert` pairs of items each has
-    one of the gate and one of up."""
+    """Formula: gated = quantise(kind(x @ gate.T) (x @ up.T)) for the rows of each group; of an
+    expert's `per_expert` pairs of items each has one of the gate and one of up.
+    Shapes: codes i32 [num_tiles, num_groups, tile, 8], x_scales f32 [num_tiles, num_groups,
+    tile], sums i32 and weighted f32 [num_tiles, num_groups, 3, tile]; experts, firsts and sizes
+    i32 [num_groups]; found i32 [1], how many groups there are; weight records of codes, packed
+    as in `row_groups.py`; gated_codes i32 [num_tiles, num_gated_groups, tile, 8], gated_scales
+    f32 [num_tiles, num_gated_groups, tile], gated_sums i32 and gated_weighted f32 [num_tiles,
+    num_gated_groups, 3, tile].
+    Source: Shazeer, arXiv 2002.05202.
+    """
     x, into = (
         (codes, x_scales, sums, weighted),
         (gated_codes, gated_scales, gated_sums, gated_weighted),

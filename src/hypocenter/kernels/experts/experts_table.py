@@ -89,7 +89,7 @@ class ExpertsShape:
 
     @property
     def most_groups(self) -> int:
-        """As `num_groups`, of all buckets up to this one."""
+        """The most that `num_groups` gives for any bucket up to this one."""
         few = max(FEW_ROWS // self.num_used, 1)
         sizes = {min(self.num_tokens, most) for most in (few, _MORE_TOKENS, self.num_tokens)}
         return max(self.of(size).num_groups for size in sizes)

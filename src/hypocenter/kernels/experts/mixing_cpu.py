@@ -40,6 +40,13 @@ def mix(
     x: Any, expert_rows: Any, places: Any, weights: Any, shared: Any, counts: Any, width: int,
     accumulate: bool,
 ) -> None:  # fmt: skip
+    """Formula: x[t] (+)= sum over j of weights[t, j] expert_rows[places[t, j]], plus weights[t,
+    num_used] shared[t], added in that order.
+    Shapes: x f32 [num_tokens, >= width]; expert_rows f32 [num_rows, >= width]; places i32
+    [num_tokens, num_used]; weights f32 [num_tokens, num_used + 1]; shared f32 [num_tokens, >=
+    width] or empty; counts i32 [2].
+    Source: Shazeer et al., arXiv 1701.06538.
+    """
     num_parts = (width + _COLUMNS - 1) // _COLUMNS
     for item in prange(get(counts, 0) * num_parts):
         row, begin = item // num_parts, item % num_parts * _COLUMNS

@@ -122,6 +122,14 @@ def route(
     normalises: bool, has_gate: int, scale: float, num_groups: int, num_groups_used: int,
     ids: Any, weights: Any,
 ) -> None:  # fmt: skip
+    """Formula: ids = the num_used largest of scores + bias, with scores = softmax(logits) or
+    sigmoid(logits); weights = scale factors[ids] scores[ids], divided by their sum where
+    `normalises`.
+    Shapes: scores f32 [num_tokens, pitch], at first the logits; bias and factors f32
+    [num_experts padded to 64] or empty; counts i32 [2]; ids i32 [num_tokens, num_used]; weights
+    f32 [num_tokens, num_used + 1], the last one of the shared expert.
+    Source: Shazeer et al., arXiv 1701.06538; DeepSeek-V3, arXiv 2412.19437, section 2.1.2.
+    """
     num_used, pitch = ids.shape[1], scores.shape[1]
     for row in prange(get(counts, 0)):
         first, to = row * pitch, row * (num_used + 1)
@@ -158,6 +166,12 @@ def group(
     ids: Any, counts: Any, alignment: int, experts: Any, firsts: Any, sizes: Any, sources: Any,
     places: Any, sorted_counts: Any, found: Any, ends: Any,
 ) -> None:  # fmt: skip
+    """Formula: places[t, j] = how many choices stand before choice (t, j), sorted by expert and
+    then by token; sources[places[t, j]] = t.
+    Shapes: ids and places i32 [num_tokens, num_used]; counts i32 [2]; experts, firsts and sizes
+    i32 [num_groups]; sources i32 [num_rows]; sorted_counts i32 [2]; found i32 [1]; ends i32
+    [num_experts].
+    """
     for _ in prange(1):  # the rows of an expert follow those of the experts before
         num_choices = get(counts, 0) * ids.shape[1]
         for expert in range(ends.shape[0]):

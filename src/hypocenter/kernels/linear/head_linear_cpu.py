@@ -72,6 +72,12 @@ def _keep(x: Any, x_at: int, out: Any, out_at: int, num_kept: int) -> None:
 def head_linear(
     x: Any, weight: Any, out: Any, counts: Any, num_outputs: int, num_kept: int
 ) -> None:
+    """Formula: out[t, h] = x[t, h, num_inputs:] followed by weight[h].T x[t, h, :num_inputs].
+    Shapes: x f32 [num_tokens, >= num_heads * (num_inputs + num_kept)]; weight f32 [num_heads,
+    num_inputs, pitch]; out f32 [num_tokens, >= num_heads * (num_kept + num_outputs)]; counts
+    i32 [2].
+    Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.2.
+    """
     num_tokens, num_inputs, pitch = get(counts, 0), weight.shape[1], weight.shape[2]
     num_blocks = (num_outputs + _BLOCK - 1) // _BLOCK
     for item in prange(weight.shape[0] * num_blocks):

@@ -218,7 +218,7 @@ def _add_unit(
 
 @triton.jit
 def _fold_lanes(d0, d1, d2, d3):
-    """Of each chain's lanes the sums: [8 outputs, 4, 2 rows of x, 2 times 8 outputs]."""
+    """The sums of each chain's lanes: [8 outputs, 4, 2 rows of x, 2 times 8 outputs]."""
     found = tl.join(tl.join(d0, d1), tl.join(d2, d3))
     return fold_chains(tl.permute(tl.reshape(found, (2, 2, 2, 8, 4, 2, 2)), (3, 4, 5, 6, 0, 1, 2)))
 

@@ -56,7 +56,7 @@ _ROUNDED = (Arg("rounded", (DType.BF16,), "num_rows, >= num_columns"),)
 
 
 def _up_to_three(operands: tuple[Arg | Rule, ...]) -> tuple[Contract, ...]:
-    """By how many weights share a launch."""
+    """The contracts, by how many weights share a launch."""
     contracts: list[Contract] = []
     products: list[Arg | Apart] = []
     for mark in _MARKS:

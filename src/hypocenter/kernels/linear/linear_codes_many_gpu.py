@@ -87,7 +87,7 @@ def many_outputs(
 
 @triton.jit
 def _apart(ON_NVIDIA: tl.constexpr):
-    """In a branch that is seldom taken: keeps compilers from computing it always, to select."""
+    """A branch that is seldom taken: it keeps compilers from computing it always, to select."""
     if ON_NVIDIA:
         tl.inline_asm_elementwise("mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 

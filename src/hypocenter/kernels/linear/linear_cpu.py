@@ -92,10 +92,12 @@ def linear_float(
     x: Any, counts: Any, count: int, accumulate: bool, weight: Any, bias: Any, out: Any,
     weight_2: Any, bias_2: Any, out_2: Any, weight_3: Any, bias_3: Any, out_3: Any,
 ) -> None:  # fmt: skip
-    """out [rows, n] (+)= x [rows, k] @ weight.T (+ bias) for three weights; rows = counts[count].
-
-    x is f32 or, beside weight of bf16, bits of bf16. A weight may have no rows at all: then it is
+    """Formula: out (+)= x @ weight.T (+ bias) of three weights, of which one without rows is
     not there.
+    Shapes: x f32 [num_rows, >= k] or, beside weight of bf16, bits of bf16; counts i32 [2];
+    weight [n, k] packed as in `row_groups.py`, bias f32 [>= n padded to 64] or empty, out f32
+    [num_rows, >= n padded to 64]; of the others weight_2, bias_2, out_2, weight_3, bias_3 and
+    out_3.
     """
     num_rows = get(counts, count)
     second = weight.shape[0]
@@ -196,7 +198,7 @@ def code_item(
     x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, first: int, end: int, records: Any,
     item: int, out: Any, bias: Any, bias_at: int, column: int, accumulate: bool,
 ) -> None:  # fmt: skip
-    """As `float_item`, of codes."""
+    """Does what `float_item` does, of codes."""
     row, tile = first, x_codes.shape[2]
     while row < end:
         if are_together(row, 16, end, tile):
@@ -259,7 +261,14 @@ def linear_codes(
     weight_2: Any, bias_2: Any, out_2: Any,
     weight_3: Any, bias_3: Any, out_3: Any,
 ) -> None:  # fmt: skip
-    """As `linear_float`, for weights held as codes and x as `quantise` left it."""
+    """Formula: out (+)= x @ weight.T (+ bias) of three weights, with weight = scale code +
+    minimum and x about x_scales codes.
+    Shapes: codes i32 [num_tiles, num_groups, tile, 8], x_scales f32 [num_tiles, num_groups,
+    tile], sums i32 and weighted f32 [num_tiles, num_groups, 3, tile]; counts i32 [2]; weight
+    records of codes [n, k] packed as in `row_groups.py`, bias f32 [>= n padded to 64] or empty,
+    out f32 [num_rows, >= n padded to 64]; of the others weight_2, bias_2, out_2, weight_3,
+    bias_3 and out_3.
+    """
     num_rows = get(counts, count)
     second = weight.shape[0]
     third = second + weight_2.shape[0]

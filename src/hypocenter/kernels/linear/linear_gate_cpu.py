@@ -78,7 +78,15 @@ def linear_gate_codes(
     kind: int, width: int, gated_codes: Any, gated_scales: Any, gated_sums: Any,
     gated_weighted: Any,
 ) -> None:  # fmt: skip
-    """Codes of kind(x @ gate.T) * (x @ up.T); items of the two weights lie by turns in one."""
+    """Formula: gated = quantise(kind(x @ gate.T) (x @ up.T)); items of gate and up lie by turns
+    in weight.
+    Shapes: codes i32 [num_tiles, num_groups, tile, 8], x_scales f32 [num_tiles, num_groups,
+    tile], sums i32 and weighted f32 [num_tiles, num_groups, 3, tile]; counts i32 [2]; weight
+    records of codes [2 (n padded to 64), k] packed as in `row_groups.py`; gated_codes i32
+    [num_tiles, num_gated_groups, tile, 8], gated_scales f32 [num_tiles, num_gated_groups, tile],
+    gated_sums i32 and gated_weighted f32 [num_tiles, num_gated_groups, 3, tile].
+    Source: Shazeer, arXiv 2002.05202.
+    """
     x, into = (
         (codes, x_scales, sums, weighted),
         (gated_codes, gated_scales, gated_sums, gated_weighted),

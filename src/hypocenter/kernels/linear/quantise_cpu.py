@@ -111,6 +111,12 @@ def part_of(item: int, num_rows: int, width: int, codes: Any) -> tuple[int, int,
 def quantise(
     x: Any, counts: Any, count: int, width: int, codes: Any, scales: Any, sums: Any, weighted: Any
 ) -> None:
+    """Formula: codes = round(x / scale) in each group of 32 columns, with scale = max|x| / 127
+    rounded up to four bits that count.
+    Shapes: x f32 [num_rows, >= width]; counts i32 [2]; codes i32 [num_tiles, num_groups, tile,
+    8], scales f32 [num_tiles, num_groups, tile], sums i32 and weighted f32 [num_tiles,
+    num_groups, 3, tile].
+    """
     num_rows = get(counts, count)
     for item in prange(num_tiles_of(num_rows, codes) * num_parts_of(width)):
         begin, end, first, last = part_of(item, num_rows, width, codes)
@@ -131,7 +137,10 @@ def quantise(
 
 @cpu_kernel
 def round_bf16(x: Any, counts: Any, count: int, width: int, rounded: Any) -> None:
-    """Bits of bf16, by whole vectors: zeros behind `width`."""
+    """Formula: rounded = x as bf16, to the nearest, and 0 from `width` to whole vectors.
+    Shapes: x f32 [num_rows, >= width]; counts i32 [2]; rounded bf16 bits [num_rows, >= width
+    padded to 16].
+    """
     for row in prange(get(counts, count)):
         for k in range(0, width, 16):
             values = load_first(x, row * x.shape[1] + k, width - k)

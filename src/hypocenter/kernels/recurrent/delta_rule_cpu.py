@@ -126,6 +126,16 @@ def delta_rule(
     checkpoint_slots: Any, checkpoint_stops: Any, sequence_starts: Any, sequence_rows: Any,
     positions: Any, counts: Any,
 ) -> None:  # fmt: skip
+    """Formula: S = decay S; S += beta k (v - k S); out = q S, token by token, with beta =
+    sigmoid(betas), decay = exp(rate softplus(steps + step_bias)), and q and k of length 1.
+    Shapes: x f32 [num_tokens, >= 2 * num_key_heads * key_dim + num_heads * value_dim], q, k and
+    v; betas and steps f32 [num_tokens, >= num_heads]; step_bias and rates f32 [num_heads];
+    state f32 [num_slots, num_heads, key_dim, value_pitch]; out f32 [num_tokens, >= num_heads *
+    value_dim]; state_slots, state_sources, checkpoint_slots and checkpoint_stops i32
+    [max_sequences]; sequence_starts i32 [max_sequences + 1]; sequence_rows and positions i32
+    [num_tokens]; counts i32 [2].
+    Source: Yang et al., arXiv 2412.06464, equation 10.
+    """
     num_heads, key_dim, pitch = state.shape[1], state.shape[2], state.shape[3]
     num_blocks, values = pitch // BLOCK, 2 * num_key_heads * key_dim
     num_items = num_sequences_of(sequence_rows, counts) * num_heads * num_blocks

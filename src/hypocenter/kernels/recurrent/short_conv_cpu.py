@@ -54,6 +54,14 @@ def short_conv(
     state_sources: Any, checkpoint_slots: Any, checkpoint_stops: Any, sequence_starts: Any,
     sequence_rows: Any, positions: Any, counts: Any,
 ) -> None:  # fmt: skip
+    """Formula: out[t] = f(bias + sum over i of weight[i] x[t - num_kept + i]), with f = silu
+    where `activates`.
+    Shapes: x and out f32 [num_tokens, channels]; weight f32 [num_kept + 1, channels]; bias f32
+    [channels] or empty; state f32 [num_slots, num_kept, channels]; state_slots, state_sources,
+    checkpoint_slots and checkpoint_stops i32 [max_sequences]; sequence_starts i32
+    [max_sequences + 1]; sequence_rows and positions i32 [num_tokens]; counts i32 [2].
+    Source: Yang et al., arXiv 2412.06464, section 3.4.
+    """
     num_kept, pitch = state.shape[1], state.shape[2]
     num_blocks = pitch // BLOCK
     for item in prange(num_sequences_of(sequence_rows, counts) * num_blocks):

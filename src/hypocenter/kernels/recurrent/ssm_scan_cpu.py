@@ -65,6 +65,16 @@ def ssm_scan(
     num_groups: int, value_dim: int, state_slots: Any, state_sources: Any, checkpoint_slots: Any,
     checkpoint_stops: Any, sequence_starts: Any, sequence_rows: Any, positions: Any, counts: Any,
 ) -> None:  # fmt: skip
+    """Formula: S = exp(rate t) S + t B x; out = C S + skip x, token by token, with t =
+    softplus(steps + step_bias).
+    Shapes: x f32 [num_tokens, >= num_heads * value_dim + 2 * num_groups * state_dim], x, B and
+    C; steps f32 [num_tokens, >= num_heads]; step_bias, rates and skips f32 [num_heads]; state
+    f32 [num_slots, num_heads, state_dim, value_pitch]; out f32 [num_tokens, >= num_heads *
+    value_dim]; state_slots, state_sources, checkpoint_slots and checkpoint_stops i32
+    [max_sequences]; sequence_starts i32 [max_sequences + 1]; sequence_rows and positions i32
+    [num_tokens]; counts i32 [2].
+    Source: Dao and Gu, arXiv 2405.21060, section 6.
+    """
     num_heads, state_dim, pitch = state.shape[1], state.shape[2], state.shape[3]
     num_blocks, slot_size = pitch // BLOCK, num_heads * state_dim * pitch
     num_items = num_sequences_of(sequence_rows, counts) * num_heads * num_blocks

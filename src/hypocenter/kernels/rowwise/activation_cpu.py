@@ -59,6 +59,10 @@ def _gate(gate: Any, up: Any, at: int, left: int, kind: int) -> Any:
 
 @cpu_kernel
 def gate(gate: Any, up: Any, counts: Any, kind: int) -> None:
+    """Formula: gate = kind(gate) up, in place; kinds are in `activation.py`.
+    Shapes: gate and up f32 [num_rows, width]; counts i32 [2].
+    Source: Shazeer, arXiv 2002.05202.
+    """
     width = gate.shape[1]
     for row in prange(get(counts, 0)):
         for at in range(row * width, (row + 1) * width, 16):
@@ -70,6 +74,12 @@ def gate_codes(
     gate: Any, up: Any, counts: Any, kind: int, width: int, codes: Any, scales: Any, sums: Any,
     weighted: Any,
 ) -> None:  # fmt: skip
+    """Formula: codes = quantise(kind(gate) up), as the kernels gate and quantise make it.
+    Shapes: gate and up f32 [num_rows, >= width]; counts i32 [2]; codes i32 [num_tiles,
+    num_groups, tile, 8], scales f32 [num_tiles, num_groups, tile], sums i32 and weighted f32
+    [num_tiles, num_groups, 3, tile].
+    Source: Shazeer, arXiv 2002.05202.
+    """
     num_rows = get(counts, 0)
     for item in prange(num_tiles_of(num_rows, codes) * num_parts_of(width)):
         begin, end, first, last = part_of(item, num_rows, width, codes)
@@ -99,6 +109,10 @@ def _activate(x: Any, kind: int) -> Any:
 
 @cpu_kernel
 def activate(x: Any, counts: Any, kind: int) -> None:
+    """Formula: x = kind(x), in place: gelu, or max(x, 0)**2.
+    Shapes: x f32 [num_rows, width]; counts i32 [2].
+    Source: Hendrycks and Gimpel, arXiv 1606.08415; So et al., arXiv 2109.08668.
+    """
     width = x.shape[1]
     for row in prange(get(counts, 0)):
         for at in range(row * width, (row + 1) * width, 16):
@@ -109,6 +123,12 @@ def activate(x: Any, counts: Any, kind: int) -> None:
 def activate_codes(
     x: Any, counts: Any, kind: int, width: int, codes: Any, scales: Any, sums: Any, weighted: Any
 ) -> None:
+    """Formula: codes = quantise(kind(x)), as the kernels activate and quantise make it.
+    Shapes: x f32 [num_rows, >= width]; counts i32 [2]; codes i32 [num_tiles, num_groups, tile,
+    8], scales f32 [num_tiles, num_groups, tile], sums i32 and weighted f32 [num_tiles,
+    num_groups, 3, tile].
+    Source: Hendrycks and Gimpel, arXiv 1606.08415; So et al., arXiv 2109.08668.
+    """
     num_rows = get(counts, 0)
     for item in prange(num_tiles_of(num_rows, codes) * num_parts_of(width)):
         begin, end, first, last = part_of(item, num_rows, width, codes)
@@ -129,6 +149,9 @@ def activate_codes(
 
 @cpu_kernel
 def scale(x: Any, counts: Any, count: int, factor: float) -> None:
+    """Formula: x = factor x, in place.
+    Shapes: x f32 [num_rows, width]; counts i32 [2].
+    """
     width = x.shape[1]
     for row in prange(get(counts, count)):
         for at in range(row * width, (row + 1) * width, 16):
@@ -137,6 +160,10 @@ def scale(x: Any, counts: Any, count: int, factor: float) -> None:
 
 @cpu_kernel
 def softcap(x: Any, counts: Any, count: int, cap: float) -> None:
+    """Formula: x = cap tanh(x / cap), in place.
+    Shapes: x f32 [num_rows, width]; counts i32 [2].
+    Source: Gemma 2, arXiv 2408.00118, section 2.
+    """
     width = x.shape[1]
     for row in prange(get(counts, count)):
         for at in range(row * width, (row + 1) * width, 16):

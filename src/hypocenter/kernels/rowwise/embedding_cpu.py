@@ -26,6 +26,10 @@ _ZERO = np.float32(0)
 
 @cpu_kernel
 def lookup_float(token_ids: Any, counts: Any, table: Any, out: Any) -> None:
+    """Formula: out[i] = table[token_ids[i]], for i < counts[0].
+    Shapes: token_ids i32 [num_tokens]; counts i32 [2]; table f32, f16 or bf16 [vocab_size,
+    num_columns], packed as in `row_groups.py`; out f32 [num_tokens, >= num_columns].
+    """
     num_steps, per_step = table.shape[1], columns_of(table)
     for row in prange(get(counts, 0)):
         token = np.int64(get(token_ids, row))
@@ -42,6 +46,10 @@ def _low(records: Any, at: int, index: int, smalls: Any) -> Any:
 
 @cpu_kernel
 def lookup_codes(token_ids: Any, counts: Any, table: Any, num_columns: int, out: Any) -> None:
+    """Formula: out[i] = scale code + minimum of row token_ids[i] of table, for i < counts[0].
+    Shapes: token_ids i32 [num_tokens]; counts i32 [2]; table records of codes [vocab_size,
+    num_columns], packed as in `row_groups.py`; out f32 [num_tokens, >= num_columns].
+    """
     steps = num_steps(table)
     for row in prange(get(counts, 0)):
         token = np.int64(get(token_ids, row))
@@ -62,6 +70,10 @@ def lookup_codes(token_ids: Any, counts: Any, table: Any, num_columns: int, out:
 
 @cpu_kernel
 def gather(x: Any, rows: Any, counts: Any, out: Any) -> None:
+    """Formula: out[i] = x[rows[i]], for i < counts[1].
+    Shapes: x f32 [num_rows, width]; rows i32 [num_logit_rows]; counts i32 [2]; out f32
+    [num_logit_rows, width].
+    """
     width = x.shape[1]
     for i in prange(get(counts, 1)):
         source = np.int64(get(rows, i)) * width
@@ -71,6 +83,9 @@ def gather(x: Any, rows: Any, counts: Any, out: Any) -> None:
 
 @cpu_kernel
 def narrow(x: Any, counts: Any, out: Any) -> None:
+    """Formula: out[i] = x[i, :width], for i < counts[1].
+    Shapes: x f32 [num_logit_rows, >= width]; counts i32 [2]; out f32 [num_logit_rows, width].
+    """
     width = out.shape[1]
     for i in prange(get(counts, 1)):
         for k in range(0, width, 16):

@@ -44,7 +44,8 @@ def reference(
     eps: float,
     num_groups: int,
 ) -> np.ndarray[Any, Any]:
-    """In float64: gate and x [num_rows, num_groups * width], weight of as many columns."""
+    """The formula in float64: gate and x [num_rows, num_groups * width], weight of as many
+    columns."""
     z = gate.astype(np.float64)
     gated = (x * z / (1 + np.exp(-z))).reshape(len(x), num_groups, -1)
     mean_square = np.mean(gated**2, axis=-1, keepdims=True)

@@ -36,6 +36,12 @@ def _gate(gate: Any, gate_at: int, x: Any, at: int, width: int) -> float:
 def gate_norm(
     gate: Any, x: Any, weight: Any, eps: float, counts: Any, num_groups: int, width: int
 ) -> None:
+    """Formula: gate = y / sqrt(mean(y**2) + eps) weight, in place, group by group, with y = x
+    silu(gate).
+    Shapes: gate and x f32 [num_rows, >= num_groups * width]; weight f32 [num_groups * width];
+    counts i32 [2].
+    Source: Dao and Gu, arXiv 2405.21060, section 7.2.
+    """
     for row in prange(get(counts, 0)):
         for group in range(num_groups):
             first = group * width

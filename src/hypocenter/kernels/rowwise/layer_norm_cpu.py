@@ -67,6 +67,12 @@ def layer_norm(
     x: Any, counts: Any, count: int, weight: Any, bias: Any, eps: float, out: Any, width: int,
     num_heads: int,
 ) -> None:  # fmt: skip
+    """Formula: out = (x - mean(x)) / sqrt(mean((x - mean(x))**2) + eps) weight + bias, head by
+    head.
+    Shapes: x and out f32 [num_rows, >= num_heads * width]; weight and bias f32 [num_heads *
+    width]; counts i32 [2].
+    Source: Ba, Kiros and Hinton, arXiv 1607.06450.
+    """
     for row in prange(get(counts, count)):
         for first in range(0, num_heads * width, width):
             at, out_at = row * x.shape[1] + first, row * out.shape[1] + first
@@ -82,6 +88,12 @@ def layer_norm_codes(
     x: Any, counts: Any, count: int, weight: Any, bias: Any, eps: float, width: int, codes: Any,
     scales: Any, sums: Any, weighted: Any,
 ) -> None:  # fmt: skip
+    """Formula: codes = quantise(layer_norm(x)), as the kernels layer_norm and quantise make it.
+    Shapes: x f32 [num_rows, >= width]; weight and bias f32 [width]; counts i32 [2]; codes i32
+    [num_tiles, num_groups, tile, 8], scales f32 [num_tiles, num_groups, tile], sums i32 and
+    weighted f32 [num_tiles, num_groups, 3, tile].
+    Source: Ba, Kiros and Hinton, arXiv 1607.06450.
+    """
     num_rows, num_groups, tile = get(counts, count), num_groups_of(width), codes.shape[2]
     # An item is a tile of rows, whose codes lie side by side.
     for item in prange(num_tiles_of(num_rows, codes)):

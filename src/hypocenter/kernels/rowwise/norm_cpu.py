@@ -58,6 +58,11 @@ def rms_norm(
     x: Any, counts: Any, count: int, weight: Any, eps: float, out: Any, num_heads: int,
     width: int, accumulate: bool,
 ) -> None:  # fmt: skip
+    """Formula: out (+)= x / sqrt(mean(x**2) + eps) weight, head by head.
+    Shapes: x and out f32 [num_rows, >= num_heads * width]; weight f32 [>= width]; counts i32
+    [2].
+    Source: Zhang and Sennrich, arXiv 1910.07467.
+    """
     for row in prange(get(counts, count)):
         for head in range(num_heads):
             at = row * x.shape[1] + head * width
@@ -70,6 +75,12 @@ def rms_norm_codes(
     x: Any, counts: Any, count: int, weight: Any, eps: float, width: int, codes: Any, scales: Any,
     sums: Any, weighted: Any,
 ) -> None:  # fmt: skip
+    """Formula: codes = quantise(rms_norm(x)), as the kernels rms_norm and quantise make it.
+    Shapes: x f32 [num_rows, >= width]; weight f32 [>= width]; counts i32 [2]; codes i32
+    [num_tiles, num_groups, tile, 8], scales f32 [num_tiles, num_groups, tile], sums i32 and
+    weighted f32 [num_tiles, num_groups, 3, tile].
+    Source: Zhang and Sennrich, arXiv 1910.07467.
+    """
     num_rows, num_groups, tile = get(counts, count), num_groups_of(width), codes.shape[2]
     # An item is a tile of rows, whose codes lie side by side.
     for item in prange(num_tiles_of(num_rows, codes)):

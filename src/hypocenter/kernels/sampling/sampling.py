@@ -113,7 +113,7 @@ class HostSampler:
     def sample(
         self, logits: Tensor, draws: Sequence[TokenChoice]
     ) -> Callable[[], list[tuple[int, int]]]:
-        """As `DeviceSampler.sample`; nothing is left to wait for."""
+        """Does what `DeviceSampler.sample` does; nothing is left to wait for."""
         if any(
             draw.context_ids.size or draw.bias_ids.size or draw.mask is not None for draw in draws
         ):

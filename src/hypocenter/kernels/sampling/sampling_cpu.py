@@ -35,19 +35,31 @@ _FIRST_SORTED = 256
 
 @allocating_kernel
 def _sample_cpu(
-    logits: Any,  # f32 [num_rows, vocab_size]
-    settings: Any,  # f64 [num_rows, NUM_SETTINGS]
-    context_ids: Any,  # i32 [num_context], rows one after the other, distinct within a row
-    output_counts: Any,  # i32 [num_context]
-    context_starts: Any,  # i64 [num_rows + 1]
-    bias_ids: Any,  # i32 [num_biases], as context_ids
-    biases: Any,  # f64 [num_biases]
-    bias_starts: Any,  # i64 [num_rows + 1]
-    masks: Any,  # i32 [num_rows, num_words]: a bit for each token that may be chosen; or no rows
-    room: Any,  # f64 [num_rows, 2, vocab_size], written: values and weights, if it comes to them
-    chosen: Any,  # i32 [num_rows], written: token id, or -1 where there is none
-    num_bad: Any,  # i32 [num_rows], written: values that are NaN or +inf
+    logits: Any,
+    settings: Any,
+    context_ids: Any,
+    output_counts: Any,
+    context_starts: Any,
+    bias_ids: Any,
+    biases: Any,
+    bias_starts: Any,
+    masks: Any,
+    room: Any,
+    chosen: Any,
+    num_bad: Any,
 ) -> None:
+    """Formula: chosen = the first token, in rising id, whose cumulated weight exceeds UNIFORM times
+    all of them, with weight = exp((value - highest) / TEMPERATURE) of what the filters keep; the
+    lowest id of the highest value where TEMPERATURE = 0, and -1 where there is none.
+    Shapes: logits f32 [num_rows, vocab_size]; settings f64 [num_rows, NUM_SETTINGS]; context_ids
+    and output_counts i32 [num_context], rows one after the other, distinct within a row;
+    context_starts i64 [num_rows + 1]; bias_ids i32 and biases f64 [num_biases], likewise;
+    bias_starts i64 [num_rows + 1]; masks i32 [num_rows, num_words], a bit for each token that may
+    be chosen, or no rows; room f64 [num_rows, 2, vocab_size], written: values and weights, if it
+    comes to them; chosen i32 [num_rows], written; num_bad i32 [num_rows], written: how many values
+    are NaN or infinity.
+    Source: temperature and top_p as in Holtzman et al., arXiv 1904.09751.
+    """
     for row in prange(logits.shape[0]):
         start, stop = context_starts[row], context_starts[row + 1]
         first, last = bias_starts[row], bias_starts[row + 1]

@@ -5,7 +5,7 @@ bits of the key at a time, then four bits of the id at a time: each level counts
 members of 16 bins. All weights are float64 with the reference's own exp and no fused operations;
 only the order of the sums differs. Numbers in float64 travel as the bits of 64-bit integers.
 
-Which kernels run in which order over which buffers is `sampling_plan.py`'s.
+Which kernels run in which order stands in `sampling_launches_gpu.py`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _exp(x):
 
 @triton.jit
 def _store_choice(outcomes_ptr, next_ids_ptr, row, chosen, num_bad):
-    """For the host, and for a next step that begins before the host has seen it."""
+    """Stores it for the host, and for a next step that begins before the host has seen it."""
     tl.store(outcomes_ptr + row * 2, chosen)
     tl.store(outcomes_ptr + row * 2 + 1, num_bad)
     tl.store(next_ids_ptr + row, tl.maximum(chosen, 0))

@@ -1,7 +1,8 @@
 """The GPU's side of `sample`: static buffers, and the plan of kernels that a step's draws need.
 
-The kernels are in `sampling_gpu.py`. A step copies its settings to the device and one small tensor
-back: the chosen id and the number of bad logits of each row.
+The kernels are in `sampling_gpu.py`, their order in `sampling_launches_gpu.py`. A step copies its
+settings to the device and one small tensor back: the chosen id and the number of bad logits of each
+row.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import numpy as np
 
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, memory
+from hypocenter.device.op import Op
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.kernels.mark import mark
-from hypocenter.kernels.sampling import sampling_gpu as gpu
 from hypocenter.kernels.sampling.draw import (
     TokenChoice,
     has_penalties,
@@ -30,6 +31,7 @@ from hypocenter.kernels.sampling.sampling_contracts import (
     CONTRACT_MASKED,
     GREEDY,
     GREEDY_MASKED,
+    NUM_STATES,
 )
 from hypocenter.record.recorder import current
 
@@ -38,10 +40,19 @@ _CONTEXT = {"context_ids": DType.I32, "output_counts": DType.I32}
 _BIASES = {"bias_ids": DType.I32, "biases": DType.I64}
 #: What has an entry more than there are rows.
 _STARTS = ("context_starts", "bias_starts")
-#: Blocks of tokens that one turn of a level's loop adds up.
-_TILE = 64
 _FEW = 256
 
+
+# Without masks, and with them.
+_GREEDY, _KEYS, _FILTERS = (
+    tuple(Op(contract, gpu=f"sampling.sampling_launches_gpu.{launch}") for contract in contracts)
+    for contracts, launch in (
+        ((GREEDY, GREEDY_MASKED), "launch_greedy"),
+        ((CONTRACT, CONTRACT_MASKED), "launch_keys"),
+        ((CONTRACT, CONTRACT_MASKED), "launch_filters"),
+    )
+)
+_ADD_BIASES = Op(BIAS, gpu="sampling.sampling_launches_gpu.launch_bias")
 
 #: Whether tokens are searched for by count, and by mass; blocks of context, and of biases.
 _Filters = tuple[bool, bool, int, int]
@@ -154,7 +165,7 @@ class DeviceSampler:
             self._buffers |= {
                 "keys": self._tensor("keys", DType.I64, rows, self.vocab_size),
                 "settings": self._tensor("settings", DType.I64, rows, 8),
-                "states": self._tensor("states", DType.I64, rows, int(gpu.NUM_STATES.value)),
+                "states": self._tensor("states", DType.I64, rows, NUM_STATES),
                 "counts": self._tensor("counts", DType.I32, rows, num_blocks, 16),
                 "masses": self._tensor("masses", DType.I64, rows, num_blocks, 16),
                 "context_starts": self._tensor("context_starts", DType.I32, rows + 1),
@@ -228,118 +239,38 @@ class DeviceSampler:
             buffers.pop("masks", None)
         for name, tensor in buffers.items():
             facts[name] = memory.rows(tensor, 0, num_rows + (name in _STARTS))
+        no_masks: dict[str, Any] = {} if is_masked else {"masks": None}
+        sizes = {"vocab_size": logits.shape[1], "num_blocks": facts["parts"].shape[1]}
         if filters is None:
-            names = ("logits", "parts", "outcomes", "next_ids", "masks")
-            _greedy(builder, {name: facts[name] for name in names if name in facts})
+            _add(builder, _GREEDY[is_masked], facts, **no_masks, **sizes)
         else:
-            _add_filters(builder, facts | self._context | self._biases, *filters)
+            facts |= self._context | self._biases
+            by_count, by_mass, num_context_blocks, num_bias_blocks = filters
+            _add(builder, _KEYS[is_masked], facts, **no_masks, **sizes)
+            if num_bias_blocks:
+                rows = {"parts": facts["parts"], "vocab_size": sizes["vocab_size"]}
+                _add(builder, _ADD_BIASES, facts, num_bias_blocks=num_bias_blocks, **rows)
+            searches = {"by_count": by_count, "by_mass": by_mass}
+            blocks = {"num_context_blocks": num_context_blocks}
+            _add(builder, _FILTERS[is_masked], facts, **blocks, **searches, **sizes)
         mark(builder)
         plan = Plan(builder, facts["outcomes"])
         plan.name = f"sampler, {num_rows} rows, {'greedy' if filters is None else 'filtered'}"
-        plan.name += ", masked" * is_masked
+        if is_masked:
+            plan.name += ", masked"
         plan.set_mode(self._mode)
         return plan
 
 
-def _greedy(plan: PlanBuilder, facts: Mapping[str, Tensor]) -> None:
-    logits, parts, outcomes, next_ids, *masks = facts.values()
-    num_rows, num_blocks, _ = parts.shape
-    contract = GREEDY_MASKED if masks else GREEDY
-    plan.add_gpu(
-        gpu.greedy_masked_blocks_kernel if masks else gpu.greedy_blocks_kernel,
-        *(logits, *masks, parts, logits.shape[1], num_blocks),
-        grid=(num_blocks, num_rows),
-        contract=contract,
-        facts=facts,
-        BLOCK=BLOCK,
-    )
-    plan.add_gpu(
-        gpu.greedy_rows_kernel,
-        *(parts, outcomes, next_ids, num_blocks),
-        grid=(num_rows,),
-        contract=contract,
-        facts=facts,
-        BLOCK=_power_of_two(num_blocks),
-    )
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
 
 
-def _add_filters(
-    plan: PlanBuilder,
-    facts: Mapping[str, Tensor],
-    by_count: bool,
-    by_mass: bool,
-    num_context_blocks: int,
-    num_bias_blocks: int,
-) -> None:
-    """Keys, biases, penalties, the highest, one or two searches for a cutoff, weights, draw."""
-    names = ("logits", "keys", "parts", "settings", "states", "outcomes", "next_ids")
-    logits, keys, parts, settings, states, *chosen = (facts[name] for name in names)
-    num_rows, num_blocks, _ = parts.shape
-    sizes = (logits.shape[1], num_blocks)
-    over_blocks, over_rows = (num_blocks, num_rows), (num_rows,)
-    masks = [facts["masks"]] if "masks" in facts else []
-    contract = CONTRACT_MASKED if masks else CONTRACT
-    of_biases = {name: facts[name] for name in BIAS.names if name in facts}
-    facts = {name: facts[name] for name in contract.names if name in facts}
-
-    def add(jit: Any, *args: Any, grid: tuple[int, ...], **constants: Any) -> None:
-        # Fused operations would round otherwise than the reference.
-        constants["enable_fp_fusion"] = False
-        plan.add_gpu(jit, *args, grid=grid, contract=contract, facts=facts, **constants)
-
-    make_keys = gpu.sample_masked_keys_kernel if masks else gpu.sample_keys_kernel
-    add(make_keys, logits, *masks, keys, parts, *sizes, grid=over_blocks, BLOCK=BLOCK)
-    if num_bias_blocks:
-        plan.add_gpu(
-            gpu.sample_bias_kernel,
-            *(*of_biases.values(), sizes[0]),
-            grid=(num_bias_blocks, num_rows),
-            contract=BIAS,
-            facts=of_biases,
-            enable_fp_fusion=False,
-            BLOCK=BLOCK,
-        )
-    if num_context_blocks:
-        context = (facts[name] for name in ("context_ids", "output_counts", "context_starts"))
-        grid = (num_context_blocks, num_rows)
-        args = (keys, settings, *context, sizes[0])
-        add(gpu.sample_penalise_kernel, *args, grid=grid, BLOCK=BLOCK)
-    add(gpu.sample_peaks_kernel, keys, parts, *sizes, grid=over_blocks, BLOCK=BLOCK)
-    args = (parts, settings, states, *sizes)
-    add(gpu.sample_start_kernel, *args, grid=over_rows, BLOCK=_power_of_two(num_blocks))
-    levels = [(shift, False) for shift in range(60, -1, -4)]
-    levels += [(shift, True) for shift in reversed(range(0, (sizes[0] - 1).bit_length() or 1, 4))]
-    for search_by_mass in [False] * by_count + [True] * by_mass:
-        for shift, by_rank in levels:
-            bins = (facts["counts"], facts["masses"])
-            add(
-                gpu.sample_bins_kernel,
-                *(keys, states, *bins, shift, *sizes),
-                grid=over_blocks,
-                BY_RANK=by_rank,
-                BLOCK=BLOCK,
-                num_warps=16,  # 16 bins of every token: with fewer, registers spill
-            )
-            add(
-                gpu.sample_level_kernel,
-                *(*bins, states, settings, shift, num_blocks),
-                grid=over_rows,
-                BY_MASS=search_by_mass,
-                BY_RANK=by_rank,
-                IS_LAST=by_rank and shift == 0,
-                TILE=_TILE,
-            )
-    args = (keys, states, settings, parts, *sizes)
-    add(gpu.sample_weights_kernel, *args, grid=over_blocks, BLOCK=BLOCK)
-    args = (keys, states, settings, parts, *chosen, *sizes)
-    power = _power_of_two(num_blocks)
-    add(gpu.sample_draw_kernel, *args, grid=over_rows, BLOCK=BLOCK, NUM_BLOCKS=power)
+def _add(plan: PlanBuilder, op: Op, tensors: Mapping[str, Tensor], **more: Any) -> None:
+    """Append an op with the tensors that its contract names, and more."""
+    plan.add(op, **{name: tensors[name] for name in op.contract.names}, **more)
 
 
 def _num_blocks(num_entries: int) -> int:
     """Blocks of a list of so many entries: a power of two, so that few plans serve all; 0 for 0."""
     return _power_of_two(-(-num_entries // BLOCK)) if num_entries else 0
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()

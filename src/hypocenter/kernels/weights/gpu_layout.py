@@ -168,7 +168,7 @@ def pack_units(
 def _by_slabs(
     work: Callable[[slice], None], num_rows: int, num_columns: int, beside: AnyArray
 ) -> None:
-    """On the host by threads; a device has lanes enough, and memory for one slab."""
+    """Packs on the host by threads; a device has lanes enough, and memory for one slab."""
     if is_host(beside):
         side_by_side(work, slabs(num_rows))
         return

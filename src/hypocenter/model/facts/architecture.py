@@ -108,13 +108,13 @@ class Architecture:
         """Whether a layer sees a window only."""
         return self.layers[layer].window > 0
 
-    def is_turned(self, layer: int) -> bool:
+    def is_rotated(self, layer: int) -> bool:
         """Whether a layer turns q and k by their positions."""
-        family, step = self.family, self.family.unturned_step
+        family, step = self.family, self.family.no_rope_every
         if not self.rope.dim or (step and layer % step == step - 1):
             return False
         has_windows = any(shape.window for shape in self.layers)
-        return family.turns_global or not has_windows or self.is_local(layer)
+        return family.rotates_global_layers or not has_windows or self.is_local(layer)
 
     def q_width(self, layer: int) -> int:
         """Columns of a token's queries in a layer."""
@@ -354,7 +354,7 @@ class _Reader:
         key = "attention.temperature_scale"
         growth = self._number(key, 0.0) if self.family.scales_queries else 0.0
         if growth and rope.dim != head_dim:
-            limit = f"of heads of {head_dim} columns all must be turned, and {rope.dim} are"
+            limit = f"of heads of {head_dim} columns all must be rotated, and {rope.dim} are"
             raise UnsupportedModel(self.file.path, f"{self.name}.{key}", growth, limit)
         return growth
 

@@ -45,7 +45,7 @@ class Family:
     #: Whether those that are layer norms have weights for each head, and no biases.
     norms_by_head: bool = False
     #: Whether those see q and k as their positions have turned them.
-    norms_turned: bool = False
+    norms_after_rope: bool = False
     #: What files call the norm before the feed-forward; "": it reads what attention reads, and
     #: both add to the same.
     ffn_norm: str = "ffn_norm"
@@ -79,9 +79,9 @@ class Family:
     #: Whether yarn blends angles from a whole pair to a whole pair.
     rounds_ramp: bool = True
     #: Every n-th layer does not turn q and k by their positions; 0: all layers do.
-    unturned_step: int = 0
+    no_rope_every: int = 0
     #: Whether the layers that see all do so beside those with a window.
-    turns_global: bool = True
+    rotates_global_layers: bool = True
     #: Caps of scores and logits for files that do not name them; 0: none.
     default_caps: tuple[float, float] = (0.0, 0.0)
     #: Layer counts for which attention is scaled by width / heads instead of the head's size.
@@ -193,7 +193,7 @@ FAMILIES: dict[str, Family] = {
         "neox", ffn_norm="", is_bare=True, recurrence=RecurrenceOfFamily(is_state_space=True),
     ),
     # Files do not say which layers are not turned; it is every fourth in the one that there is.
-    "smollm3": Family("normal", unturned_step=4),
+    "smollm3": Family("normal", no_rope_every=4),
     # OLMo 3 is an olmo2 file with a window.
     "olmo2": Family(
         "neox", wide_qk_norm=True, pre_norms=False, post_norms=True, has_window=True,
@@ -201,11 +201,11 @@ FAMILIES: dict[str, Family] = {
     ),
     "exaone4": Family(
         "neox", qk_norm=True, pre_norms=False, post_norms=True, has_window=True, window_pattern=4,
-        default_window=4096, default_window_layers=64, turns_global=False,
+        default_window=4096, default_window_layers=64, rotates_global_layers=False,
     ),
     "ernie4_5": Family("normal"),
     "seed_oss": Family("neox", ffn_norm="post_attention_norm"),
-    "hunyuan-dense": Family("neox", qk_norm=True, norms_turned=True, scales_base=True),
+    "hunyuan-dense": Family("neox", qk_norm=True, norms_after_rope=True, scales_base=True),
     "arcee": Family("normal", activation="relu2", has_gate=False),
     "starcoder2": Family("neox", activation="gelu", layer_norms=True, has_gate=False),
     # Command R+ and StableLM 2 12B norm queries and keys; the smaller models of both do not.

@@ -24,7 +24,7 @@ _OF_LOG_MULTIPLIER = 10
 class Latent:
     """How heads are made of what the cache holds.
 
-    A key in the cache is `turned_dim` columns that positions turn and a latent of `rank`, which is
+    A key in the cache is `rope_dim` columns that positions turn and a latent of `rank`, which is
     the value too. Multiplied out, a head's key has `plain_dim` columns and those that are turned,
     and its value `value_dim`. Queries come of a latent of `query_rank` of their own; 0: of x.
     `is_split`: the file holds what makes keys and what makes values by head, in tensors of their
@@ -32,7 +32,7 @@ class Latent:
     """
 
     rank: int
-    turned_dim: int
+    rope_dim: int
     plain_dim: int
     value_dim: int
     query_rank: int = 0
@@ -41,12 +41,12 @@ class Latent:
     @property
     def key_dim(self) -> int:
         """Columns of a head's key, multiplied out."""
-        return self.plain_dim + self.turned_dim
+        return self.plain_dim + self.rope_dim
 
     @property
     def cached_dim(self) -> int:
         """Columns of a key in the cache."""
-        return self.turned_dim + self.rank
+        return self.rope_dim + self.rank
 
     @property
     def widest(self) -> int:
@@ -55,21 +55,21 @@ class Latent:
 
 
 def read_latent(file: GGUFFile, name: str, num_heads: int, max_width: int) -> Latent:
-    """That of a model of architecture `name`.
+    """The latent of a model of architecture `name`.
 
     Raises BadModelFile for numbers that contradict one another, UnsupportedModel for what no kernel
     can hold or nobody here computes.
     """
     rank = _count(file, f"{name}.attention.kv_lora_rank", _RANKS)
-    turned_dim = _count(file, f"{name}.rope.dimension_count", _TURNED)
-    if turned_dim % 2:
-        raise BadModelFile(file.path, f"{name}.rope.dimension_count", turned_dim, "must be even")
+    rope_dim = _count(file, f"{name}.rope.dimension_count", _TURNED)
+    if rope_dim % 2:
+        raise BadModelFile(file.path, f"{name}.rope.dimension_count", rope_dim, "must be even")
     is_split = f"{name}.attention.key_length_mla" in file.metadata
     suffix = "_mla" if is_split else ""
     full = f"{name}.attention.key_length{suffix}"
     key_dim = file.integer(full, low=1, high=_MAX_COLUMNS)
-    if key_dim <= turned_dim:
-        limit = f"must be above {name}.rope.dimension_count, which is {turned_dim}"
+    if key_dim <= rope_dim:
+        limit = f"must be above {name}.rope.dimension_count, which is {rope_dim}"
         raise BadModelFile(file.path, full, key_dim, limit)
     full = f"{name}.attention.value_length{suffix}"
     if full in file.metadata or is_split:
@@ -77,7 +77,7 @@ def read_latent(file: GGUFFile, name: str, num_heads: int, max_width: int) -> La
     else:  # converters of MiniCPM 3 write none
         value_dim = max(file.integer(f"{name}.embedding_length", high=max_width) // num_heads, 1)
     if is_split:
-        _expect(file, f"{name}.attention.key_length", rank + turned_dim)
+        _expect(file, f"{name}.attention.key_length", rank + rope_dim)
         _expect(file, f"{name}.attention.value_length", rank)
     _expect(file, f"{name}.attention.head_count_kv", 1 if is_split else num_heads)
     full = f"{name}.attention.temperature_scale"
@@ -85,7 +85,7 @@ def read_latent(file: GGUFFile, name: str, num_heads: int, max_width: int) -> La
         limit = "latent queries that grow with their position are not supported"
         raise UnsupportedModel(file.path, full, growth, limit)
     query_rank = file.integer(f"{name}.attention.q_lora_rank", 0, low=0, high=max_width)
-    return Latent(rank, turned_dim, key_dim - turned_dim, value_dim, query_rank, is_split)
+    return Latent(rank, rope_dim, key_dim - rope_dim, value_dim, query_rank, is_split)
 
 
 def log_multiplier(file: GGUFFile, name: str) -> float:

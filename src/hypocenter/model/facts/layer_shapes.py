@@ -70,7 +70,7 @@ class HeadDims(NamedTuple):
 def read_head_dims(
     file: GGUFFile, name: str, width: int, num_heads: int, latent: Latent | None = None
 ) -> HeadDims:
-    """Those of a model of architecture `name`; with a latent what the cache has of one, and
+    """The sizes of a model of architecture `name`; with a latent what the cache has of one, and
     without heads as small as heads are.
 
     Raises UnsupportedModel where keys and values differ, BadModelFile for what no kernel can hold.
@@ -173,7 +173,7 @@ def read_counts(
 
 
 def _sources(file: GGUFFile, name: str, windows: tuple[int, ...]) -> list[int | None]:
-    """Of each layer the one whose keys and values it reads: the last ones have none of their own.
+    """The layer whose keys and values each layer reads: the last ones have none of their own.
 
     That is the last one of its kind that has (transformers, `Gemma4TextAttention`).
     """

@@ -22,7 +22,7 @@ class Part:
         return self.rank == 0
 
     def share_of(self, num_tokens: int) -> int:
-        """Of a vocabulary, the tokens that this part makes logits of: all without equal parts."""
+        """The tokens of a vocabulary that this part makes logits of: all without equal parts."""
         share, rest = divmod(num_tokens, self.num_parts)
         return num_tokens if rest else share
 

@@ -163,7 +163,7 @@ def read_recurrence(
 
 
 def layers_with_state(recurrence: AnyRecurrence | None, num_layers: int) -> tuple[int, ...]:
-    """Those that carry one."""
+    """The layers that carry a state."""
     if recurrence is None:
         return ()
     layers = tuple(range(num_layers))
@@ -181,7 +181,7 @@ def _num_taps(file: GGUFFile, full: str) -> int:
 
 
 def _layers_with_heads(file: GGUFFile, name: str, num_layers: int) -> tuple[int, ...]:
-    """Those that have heads of keys; files say 0 of the others."""
+    """The layers that have heads of keys; files say 0 of the others."""
     full = f"{name}.attention.head_count_kv"
     counts: Any = file.metadata.get(full)
     if not isinstance(counts, np.ndarray) or len(counts) < num_layers:

@@ -77,7 +77,7 @@ class StateSizes(NamedTuple):
 
 
 def read_sizes(file: GGUFFile, name: str) -> StateSizes:
-    """Those of `name` models. Raises BadModelFile for numbers that contradict one another."""
+    """The sizes of `name` models. Raises BadModelFile for numbers that contradict one another."""
 
     def count(key: str, high: int) -> int:
         return file.integer(f"{name}.ssm.{key}", low=1, high=high)
@@ -103,7 +103,8 @@ def read_state_space(
     *,
     stands_beside: bool,
 ) -> StateSpace:
-    """Those of `name` models. Raises BadModelFile for numbers that contradict one another."""
+    """The state space of `name` models. Raises BadModelFile for numbers that contradict one
+    another."""
     sizes = read_sizes(file, name)
     return StateSpace(
         attention_layers=attention_layers,

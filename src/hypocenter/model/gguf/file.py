@@ -134,8 +134,8 @@ class GGUFFile:
 
     @property
     def stamps(self) -> tuple[tuple[int, ...], ...]:
-        """Of each file: device, inode, size in bytes, and when content and inode last changed, in
-        ns since 1970. One that was written to has another stamp."""
+        """The stamp of each file: device, inode, size in bytes, and when content and inode last
+        changed, in ns since 1970. One that was written to has another stamp."""
         return tuple(shard.stamp for shard in self._open())
 
     def is_unchanged(self) -> bool:

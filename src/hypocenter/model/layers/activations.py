@@ -75,7 +75,7 @@ class Activations:
         return Activations(*(_first(getattr(self, name), num_rows) for name in self.__slots__))
 
     def of_width(self, width: int) -> Activations:
-        """With gate and up for a feed-forward of that width."""
+        """The same with gate and up for a feed-forward of that width."""
         pairs = (self.gate, self.up), *self.narrower
         gate, up = next(pair for pair in pairs if pair[0].shape[1] == padded_rows(width))
         return replace(self, gate=gate, up=up)

@@ -11,7 +11,7 @@ from hypocenter.kernels.attention.attention import TileScratch, allocate_tile_sc
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.layers.activations import Activations
 from hypocenter.model.layers.step_buffers import KVPages, StepInputs
-from hypocenter.model.layers.unfused import UnfusedAttention
+from hypocenter.model.layers.unfused import AttentionArguments, UnfusedAttention
 
 
 class Attending:
@@ -75,11 +75,21 @@ class Attending:
 
         `settings` are what layers differ in: those of `attention`.
         """
-        facts, inputs = self._facts, self._inputs
-        rows = (inputs.block_tables, inputs.sequence_rows, inputs.positions)
-        operands = (b.q, keys, values, *rows, b.attended, inputs.counts)
+        inputs = self._inputs
+        given = AttentionArguments(
+            q=b.q,
+            k_cache=keys,
+            v_cache=values,
+            block_tables=inputs.block_tables,
+            sequence_rows=inputs.sequence_rows,
+            positions=inputs.positions,
+            out=b.attended,
+            counts=inputs.counts,
+            scale=self._facts.attn_scale,
+            **settings,
+        )
         if self._unfused is not None:
-            self._unfused.attend(plan, *operands, scale=facts.attn_scale, **settings)
+            self._unfused.attend(plan, given)
             return
         # Tokens that are few, or (each wants logits) each of a sequence of its own, have many
         # programs share their keys; those of a prompt share programs.
@@ -89,11 +99,9 @@ class Attending:
             tiles = None
         attention(
             plan,
-            *operands,
-            scale=facts.attn_scale,
-            num_heads=facts.num_heads,
+            **given.by_name,
+            num_heads=self._facts.num_heads,
             num_sequences=num_sequences,
             partial=tiles,
             parts=self._cpu_tiles.get(keys.shape),
-            **settings,
         )

@@ -29,10 +29,10 @@ from hypocenter.model.layers.activations import Activations, LogitsBuffers, Rota
 from hypocenter.model.layers.attending import Attending
 from hypocenter.model.layers.heads import Heads
 from hypocenter.model.layers.latent_attention import LatentAttention
-from hypocenter.model.layers.layer_ops import LayerOps, Norm
+from hypocenter.model.layers.layer_ops import BranchEnd, LayerOps, Norm
 from hypocenter.model.layers.mixture import MixtureBuffers
 from hypocenter.model.layers.state_net import StateNet, allocate_net, first_of
-from hypocenter.model.layers.step_buffers import KVPages, StatePages, StepInputs
+from hypocenter.model.layers.step_buffers import Cache, StepInputs
 from hypocenter.model.tensors.mixer_weights import MixerWeights
 from hypocenter.model.tensors.table import (
     BesideDense,
@@ -52,19 +52,18 @@ class Decoder(LayerOps):
         facts: Architecture,
         weights: Weights,
         inputs: StepInputs,
-        pages: KVPages,
+        cache: Cache,
         max_tokens: int,
         attention: str = "fused",
-        states: StatePages | None = None,
         group: Group | None = None,
     ) -> None:
         """`group`: those that hold the other parts of the model.
 
         `attention` is one of config.ATTENTIONS; raises UsageError for parts on the CPU.
         """
-        self.weights, self.inputs, self.pages = weights, inputs, pages
+        self.weights, self.inputs, self.pages = weights, inputs, cache.pages
         self._page_of = {layer: at for at, layer in enumerate(facts.attention_layers)}
-        self._state_net = allocate_net(facts, inputs, states, max_tokens)
+        self._state_net = allocate_net(facts, inputs, cache.states, max_tokens)
         device, num_sequences = inputs.counts.device, inputs.block_tables.shape[0]
         self._logits_buffers = LogitsBuffers(facts, num_sequences, device, group)
         self._buffers = Activations.allocate(facts, max_tokens, device=device)
@@ -89,7 +88,7 @@ class Decoder(LayerOps):
             device=device,
             in_bf16=weights.in_bf16,
         )
-        self._attending = Attending(facts, inputs, pages, max_tokens, attention)
+        self._attending = Attending(facts, inputs, cache.pages, max_tokens, attention)
         is_fused = self._attending.is_fused
         self._heads = Heads(facts, weights.ropes, inputs, is_fused=is_fused)
         of_long = weights.ropes.of_long_texts()
@@ -205,9 +204,7 @@ class Decoder(LayerOps):
             plan,
             b,
             attended,
-            w.attn_output,
-            w.attn_output_bias,
-            w.post_attn_norm,
+            BranchEnd(w.attn_output, w.attn_output_bias, w.post_attn_norm),
             ready=codes,
             also=w.is_parallel,
         )
@@ -235,7 +232,7 @@ class Decoder(LayerOps):
             plan, b, keys, values, window=0, softcap=self.facts.attn_softcap, value_dim=value_dim
         )
         expanded = latent.expand(plan, w, b.attended)
-        self._into_residual(plan, b, expanded, w.output, None, None, ready=None)
+        self._into_residual(plan, b, expanded, BranchEnd(w.output), ready=None)
 
     def _recur(
         self, plan: PlanBuilder, b: Activations, net: StateNet, index: int, layer: LayerWeights
@@ -255,7 +252,7 @@ class Decoder(LayerOps):
         codes = None
         if result is not None:
             codes = self._gate(plan, gated, result, net.gate_kind, w.output, net.width)
-        self._into_residual(plan, b, gated, w.output, None, None, ready=codes)
+        self._into_residual(plan, b, gated, BranchEnd(w.output), ready=codes)
 
     def _feed_forward(
         self,
@@ -292,10 +289,8 @@ class Decoder(LayerOps):
         width = self.facts.layers[index].ffn_width
         b = b.of_width(width)
         codes = self._gate_up(plan, b, w.dense, x, made, width)
-        down, bias = w.dense.down, w.dense.down_bias
-        self._into_residual(
-            plan, b, b.gate, down, bias, w.post_ffn_norm, ready=codes, is_last=not w.is_parallel
-        )
+        end = BranchEnd(w.dense.down, w.dense.down_bias, w.post_ffn_norm)
+        self._into_residual(plan, b, b.gate, end, ready=codes, is_last=not w.is_parallel)
 
     def _mix(
         self, plan: PlanBuilder, b: Activations, norm: Tensor, w: Mixture, mixture: MixtureBuffers

@@ -39,12 +39,12 @@ class Heads:
             source = b.k if w.v is None else b.v
             self._norm(plan, source, w.v_norm, b.v, index, self._facts.layers[index].num_kv_heads)
         facts, has_own = self._facts, self._facts.layers[index].kv_source is None
-        is_alike = self._ropes.query is None and not facts.family.norms_turned and has_own
+        is_alike = self._ropes.query is None and not facts.family.norms_after_rope and has_own
         # Blocks are made of heads that have been turned whole.
-        if facts.is_turned(index) and is_alike and self._is_fused and not keys.dtype.is_quantised:
+        if facts.is_rotated(index) and is_alike and self._is_fused and not keys.dtype.is_quantised:
             self._write_at_once(plan, b, index, w, keys, values)
             return
-        if not facts.family.norms_turned:
+        if not facts.family.norms_after_rope:
             self._norm_both(plan, b, index, w)
         self._turn_and_write(plan, b, index, w, keys, values)
 
@@ -132,13 +132,13 @@ class Heads:
         facts, ropes, inputs = self._facts, self._ropes, self._inputs
         positions, slots, counts = inputs.positions, inputs.slots, inputs.counts
         shape, family, table = facts.layers[index], facts.family, self._table(index)
-        is_turned, has_own = facts.is_turned(index), shape.kv_source is None
+        is_rotated, has_own = facts.is_rotated(index), shape.kv_source is None
         of_q, of_k = (
             (b.q, facts.num_heads, ropes.query or table),
             (b.k, shape.num_kv_heads, table),
         )
         for x, num_heads, turned_by in (of_q, of_k) if has_own else (of_q,):
-            if is_turned:
+            if is_rotated:
                 rotate(
                     plan,
                     x,
@@ -149,7 +149,7 @@ class Heads:
                     head_dim=shape.head_dim,
                     style=family.rope_style,
                 )
-        if family.norms_turned:
+        if family.norms_after_rope:
             self._norm_both(plan, b, index, w)
         if has_own:
             kv_write(plan, b.k, b.v, slots, keys, values, counts)

@@ -81,7 +81,7 @@ class LatentAttention:
         """Append what makes queries in b.q and fills the pages."""
         facts, inputs, latent = self.facts, self.inputs, self.facts.latent
         assert latent is not None
-        counts, rank, turned = inputs.counts, latent.rank, latent.turned_dim
+        counts, rank, turned = inputs.counts, latent.rank, latent.rope_dim
         self._norm(plan, b.v, w.norm, rank)
         head_linear(plan, self.heads, w.keys, b.q, counts, num_outputs=rank, num_kept=turned)
         for x, num_heads, head_dim in (

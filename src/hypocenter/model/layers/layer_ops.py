@@ -25,6 +25,15 @@ class Norm(NamedTuple):
     bias: Tensor | None = None
 
 
+class BranchEnd(NamedTuple):
+    """The weight and bias of the product that ends a branch of the residual stream, and the weight
+    of a root mean square norm behind it."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    norm: Tensor | None = None
+
+
 class LayerOps:
     """Appends them to plans of one model, whose `counts` are those of the step."""
 
@@ -51,30 +60,28 @@ class LayerOps:
         plan: PlanBuilder,
         b: Activations,
         x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        post_norm: Tensor | None,
+        branch: BranchEnd,
         *,
         ready: Operands | None,
         also: bool = False,
         is_last: bool = True,
     ) -> None:
-        """x += weight @ branch, normed first where the family norms what it adds.
+        """b.x += the end of a branch of x, normed first where the family norms what it adds.
 
         Of several parts of a model each has a sum of its own, and x counts with the first: `also`
         says that this part has put another sum there already, `is_last` that none comes behind it.
         """
         facts, counts = self.facts, self._counts
-        if post_norm is None:
+        if branch.norm is None:
             adds = also or facts.part.is_first
-            self._linear(plan, x, (weight, b.x, bias), accumulate=adds, ready=ready)
+            self._linear(plan, x, (branch.weight, b.x, branch.bias), accumulate=adds, ready=ready)
             if is_last:
                 self._reduce(plan, b.x)
             return
-        self._linear(plan, x, (weight, b.hidden, bias), ready=ready)
+        self._linear(plan, x, (branch.weight, b.hidden, branch.bias), ready=ready)
         self._reduce(plan, b.hidden)
         eps, width = facts.norm_eps, facts.width
-        rms_norm(plan, b.hidden, post_norm, eps, b.x, counts, width=width, accumulate=True)
+        rms_norm(plan, b.hidden, branch.norm, eps, b.x, counts, width=width, accumulate=True)
 
     def _reduce(self, plan: PlanBuilder, x: Tensor) -> None:
         """x = the sum of what all parts of the model have there."""

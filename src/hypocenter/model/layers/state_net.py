@@ -17,7 +17,7 @@ StateNet = DeltaNet | ConvNet | SpaceNet
 def allocate_net(
     facts: Architecture, inputs: StepInputs, states: StatePages | None, max_tokens: int
 ) -> StateNet | None:
-    """With buffers for `max_tokens` tokens; None for a model whose layers carry no state.
+    """Makes it with buffers for `max_tokens` tokens; None for a model whose layers carry no state.
 
     inputs and states are those of the decoder's steps, which must be there where a layer carries a
     state.

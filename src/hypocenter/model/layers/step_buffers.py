@@ -148,3 +148,11 @@ class StatePages:
             }
 
         return cls(pages("conv"), pages("state"))
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """What a model keeps of sequences between steps: pages, and states if its layers have any."""
+
+    pages: KVPages
+    states: StatePages | None = None

@@ -6,8 +6,8 @@ The decoder also calls the parts of `rope_write` on this route.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device.memory import allocate, rows
@@ -20,12 +20,37 @@ from hypocenter.model.facts.architecture import Architecture
 
 
 class _Expanded(NamedTuple):
-    """keys and values f32 [num_sequences, num_heads, max_context, their columns], turned with the
-    last two of keys exchanged."""
+    """keys and values f32 [num_sequences, num_heads, max_context, their columns], and keys with
+    their last two axes exchanged."""
 
     keys: Tensor
-    turned: Tensor
+    transposed: Tensor
     values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionArguments:
+    """What the attention of a layer reads, writes and depends on, by the names of `attention`
+    (`kernels/attention/attention.py`), which has shapes and meanings."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    block_tables: Tensor
+    sequence_rows: Tensor
+    positions: Tensor
+    out: Tensor
+    counts: Tensor
+    scale: float
+    window: int
+    softcap: float
+    codes: Operands | None = None
+    sinks: Tensor | None = None
+    value_dim: int | None = None
+
+    @property
+    def by_name(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +86,7 @@ class UnfusedAttention:
         def room_for(head_dim: int, value_dim: int) -> _Expanded:
             return _Expanded(
                 keys=floats("keys", *heads, max_context, head_dim),
-                turned=floats("turned_keys", *heads, head_dim, max_context),
+                transposed=floats("turned_keys", *heads, head_dim, max_context),
                 values=floats("values", *heads, max_context, value_dim),
             )
 
@@ -79,39 +104,21 @@ class UnfusedAttention:
         reach = parts.Rows(sequence_rows, self.lengths, counts)
         parts.context_lengths(plan, reach, positions, max_context=self.scores.shape[2])
 
-    def attend(
-        self,
-        plan: PlanBuilder,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        block_tables: Tensor,
-        sequence_rows: Tensor,
-        positions: Tensor,
-        out: Tensor,
-        counts: Tensor,
-        *,
-        scale: float,
-        window: int,
-        softcap: float,
-        codes: Operands | None = None,
-        sinks: Tensor | None = None,
-        value_dim: int | None = None,
-    ) -> None:
-        """Append what `attention` does, part by part; arguments as there. Values have as many
-        columns as there was made room for."""
-        reach = parts.Rows(sequence_rows, self.lengths, counts)
-        scores = rows(self.scores, 0, q.shape[0])
-        keys, turned, all_values = self.expanded[k_cache.shape[2]]
-        parts.expand_keys(plan, k_cache, block_tables, self.lengths, keys)
-        parts.expand_values(plan, v_cache, block_tables, self.lengths, all_values)
-        parts.transpose(plan, keys, self.lengths, turned)
-        parts.scores(plan, q, turned, reach, scores)
-        parts.scale_scores(plan, scores, reach, scale=scale, softcap=softcap)
-        parts.mask(plan, scores, reach, positions, window=window)
-        parts.softmax(plan, scores, reach, sinks=sinks)
-        parts.weighted_sum(plan, scores, all_values, reach, out)
-        if codes is not None:
-            _, num_heads, _, head_dim = all_values.shape
-            width, is_plain = num_heads * head_dim, fits_f16(v_cache)
-            quantise(plan, out, width, codes, counts, is_plain=is_plain)
+    def attend(self, plan: PlanBuilder, given: AttentionArguments) -> None:
+        """Append what `attention` does, part by part. Values have as many columns as there was made
+        room for."""
+        reach = parts.Rows(given.sequence_rows, self.lengths, given.counts)
+        scores = rows(self.scores, 0, given.q.shape[0])
+        keys, transposed, values = self.expanded[given.k_cache.shape[2]]
+        parts.expand_keys(plan, given.k_cache, given.block_tables, self.lengths, keys)
+        parts.expand_values(plan, given.v_cache, given.block_tables, self.lengths, values)
+        parts.transpose(plan, keys, self.lengths, transposed)
+        parts.scores(plan, given.q, transposed, reach, scores)
+        parts.scale_scores(plan, scores, reach, scale=given.scale, softcap=given.softcap)
+        parts.mask(plan, scores, reach, given.positions, window=given.window)
+        parts.softmax(plan, scores, reach, sinks=given.sinks)
+        parts.weighted_sum(plan, scores, values, reach, given.out)
+        if given.codes is not None:
+            _, num_heads, _, head_dim = values.shape
+            width, is_plain = num_heads * head_dim, fits_f16(given.v_cache)
+            quantise(plan, given.out, width, given.codes, given.counts, is_plain=is_plain)

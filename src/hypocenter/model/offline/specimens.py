@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,7 @@ from hypocenter.model.facts.recurrence import AnyRecurrence, Convolution, Recurr
 from hypocenter.model.facts.split import part_of
 from hypocenter.model.facts.state_space import StateSpace
 from hypocenter.model.layers.decoder import Decoder
-from hypocenter.model.layers.step_buffers import KVPages, StatePages, StepInputs
+from hypocenter.model.layers.step_buffers import Cache, KVPages, StatePages, StepInputs
 from hypocenter.model.tensors.specimen_weights import allocate_undefined, undefined_weights
 from hypocenter.settings.config import SamplingParams
 
@@ -61,8 +61,8 @@ _MIXTURES: dict[str, Experts] = {
 _GROUPS = Experts(ExpertChoice(160, 6, normalises=False, num_groups=8, num_groups_used=3), 1536)
 # Heads that share a latent.
 _LATENTS = {
-    "deepseek2": Latent(rank=512, turned_dim=64, plain_dim=128, value_dim=128),
-    "minicpm3": Latent(rank=256, turned_dim=32, plain_dim=64, value_dim=64),
+    "deepseek2": Latent(rank=512, rope_dim=64, plain_dim=128, value_dim=128),
+    "minicpm3": Latent(rank=256, rope_dim=32, plain_dim=64, value_dim=64),
 }
 # A layer with a state, and behind it one with attention.
 _RECURRENCES: dict[str, AnyRecurrence] = {
@@ -154,10 +154,9 @@ def _of_mixtures(vendor: str) -> Iterator[Specimen]:
     """Each way to choose, products of each form for as many rows as each way to cut them has."""
 
     def of(family: str, dtype: DType, num_tokens: int, **changes: Any) -> list[Specimen]:
-        plan = abstract_plan(vendor, family, dtype, DType.F16, changes, num_tokens=num_tokens)
+        plan = AbstractModel(vendor, family, dtype, DType.F16, changes).plan(num_tokens)
         of_mixtures = ("route", "group", "round", "experts", "mix")
-        launches = [launch for launch in plan.launches if launch.kernel.startswith(of_mixtures)]
-        return specimens(launches, f"{dtype.name.lower()}, experts")
+        return _own_specimens(of_mixtures, plan, f"{dtype.name.lower()}, experts")
 
     for family in _MIXTURES:
         yield from of(family, DType.Q8_0, 64)
@@ -182,23 +181,23 @@ def _of_layer_norms(vendor: str) -> Iterator[Specimen]:
         ("starcoder2", "arcee"), (DType.F32, DType.Q8_0), (1, 16, 64, 1 << 20), (14336, 20480)
     ):
         changes = {"ffn_width": ffn_width}
-        plan = abstract_plan(vendor, family, dtype, DType.F16, changes, num_tokens=num_tokens)
-        launches = [x for x in plan.launches if x.kernel.startswith(("layer_norm", "activate"))]
-        yield from specimens(launches, f"{dtype.name.lower()}, layer norms, no gate")
+        plan = AbstractModel(vendor, family, dtype, DType.F16, changes).plan(num_tokens)
+        yield from _own_specimens(
+            ("layer_norm", "activate"), plan, f"{dtype.name.lower()}, layer norms, no gate"
+        )
 
 
 def _of_gpt_oss(vendor: str) -> Iterator[Specimen]:
     """Sinks in each form of attention, and the clamped gate with codes and without."""
     of_both = (DType.MXFP4, DType.F32), (DType.F16, DType.F32), (1, 64)
     for dtype, kv_dtype, num_tokens in itertools.product(*of_both):
-        plan = abstract_plan(vendor, "gpt-oss", dtype, kv_dtype, num_tokens=num_tokens)
-        launches = [x for x in plan.launches if x.kernel.startswith(("attention", "gate"))]
-        yield from specimens(launches, f"{kv_dtype.name.lower()} cache, sinks, clamped gate")
-    plan = abstract_plan(
-        vendor, "gpt-oss", DType.MXFP4, DType.F16, num_tokens=64, attention="parts"
-    )
-    launches = [launch for launch in plan.launches if launch.kernel.startswith("softmax")]
-    yield from specimens(launches, "sinks")
+        plan = AbstractModel(vendor, "gpt-oss", dtype, kv_dtype).plan(num_tokens)
+        yield from _own_specimens(
+            ("attention", "gate"), plan, f"{kv_dtype.name.lower()} cache, sinks, clamped gate"
+        )
+    model = AbstractModel(vendor, "gpt-oss", DType.MXFP4, DType.F16, attention="parts")
+    plan = model.plan(64)
+    yield from _own_specimens("softmax", plan, "sinks")
 
 
 def _of_blocks(vendor: str) -> Iterator[Specimen]:
@@ -208,9 +207,8 @@ def _of_blocks(vendor: str) -> Iterator[Specimen]:
     for family, kv_dtype, num_tokens in itertools.product(
         families, (DType.Q8_0, DType.Q4_0), (1, 64, 1 << 20)
     ):
-        plan = abstract_plan(vendor, family, DType.Q8_0, kv_dtype, num_tokens=num_tokens)
-        launches = [launch for launch in plan.launches if launch.kernel.startswith(own)]
-        yield from specimens(launches, f"{kv_dtype.name.lower()} cache, {family}")
+        plan = AbstractModel(vendor, family, DType.Q8_0, kv_dtype).plan(num_tokens)
+        yield from _own_specimens(own, plan, f"{kv_dtype.name.lower()} cache, {family}")
 
 
 def _of_states(vendor: str) -> Iterator[Specimen]:
@@ -224,10 +222,9 @@ def _of_states(vendor: str) -> Iterator[Specimen]:
         ("falcon-h1", DType.Q8_0, {}),
     )
     for (family, dtype, changes), num_tokens in itertools.product(kinds, (1, 64, 1 << 20)):
-        plan = abstract_plan(vendor, family, dtype, DType.F16, changes, num_tokens=num_tokens)
+        plan = AbstractModel(vendor, family, dtype, DType.F16, changes).plan(num_tokens)
         of_states = ("short_conv", "delta_rule", "ssm_scan", "gate", "rms_norm")
-        launches = [launch for launch in plan.launches if launch.kernel.startswith(of_states)]
-        yield from specimens(launches, f"{family}, {dtype.name.lower()}, states")
+        yield from _own_specimens(of_states, plan, f"{family}, {dtype.name.lower()}, states")
 
 
 def _of_latents(vendor: str) -> Iterator[Specimen]:
@@ -239,27 +236,25 @@ def _of_latents(vendor: str) -> Iterator[Specimen]:
         if num_tokens > 64 and (num_heads > 16 or kv_dtype is DType.F32):
             continue
         changes = {"num_heads": num_heads, "experts": _GROUPS}
-        plan = abstract_plan(vendor, "deepseek2", dtype, kv_dtype, changes, num_tokens=num_tokens)
-        launches = [launch for launch in plan.launches if launch.kernel.startswith(own)]
-        yield from specimens(launches, f"{kv_dtype.name.lower()} cache, latents")
-    plan = abstract_plan(
-        vendor, "deepseek2", DType.Q8_0, DType.F16, num_tokens=64, attention="parts"
-    )
+        plan = AbstractModel(vendor, "deepseek2", dtype, kv_dtype, changes).plan(num_tokens)
+        yield from _own_specimens(own, plan, f"{kv_dtype.name.lower()} cache, latents")
+    model = AbstractModel(vendor, "deepseek2", DType.Q8_0, DType.F16, attention="parts")
+    plan = model.plan(64)
     parts = ("expand", "transpose", "scores", "weighted_sum")
-    launches = [launch for launch in plan.launches if launch.kernel.startswith(parts)]
-    yield from specimens(launches, "latents")
+    yield from _own_specimens(parts, plan, "latents")
 
 
 def _of_parts(vendor: str) -> Iterator[Specimen]:
-    """Of two parts of a model each: the first one adds the residual, and joins what both make."""
+    """The launches of each of two parts of a model: the first one adds the residual, and joins what
+    both make."""
     counts = (1, 64, 1 << 20)
     for dtype, num_tokens, rank in itertools.product((DType.F16, DType.Q8_0), counts, (0, 1)):
         part, even = Part(rank, 2), {"vocab_size": 128256}
-        plan = abstract_plan(
-            vendor, "llama", dtype, DType.F16, even, num_tokens=num_tokens, part=part
+        model = AbstractModel(vendor, "llama", dtype, DType.F16, even, part=part)
+        plan = model.plan(num_tokens)
+        yield from _own_specimens(
+            ("linear", "join"), plan, f"{dtype.name.lower()}, a part of a model"
         )
-        launches = [x for x in plan.launches if x.kernel.startswith(("linear", "join"))]
-        yield from specimens(launches, f"{dtype.name.lower()}, a part of a model")
     yield from specimens(_of_two_gpus(vendor), "two GPUs")
 
 
@@ -282,105 +277,80 @@ def _of_two_gpus(vendor: str) -> Iterator[Launch]:
 
 def _of_attention(vendor: str) -> Iterator[Specimen]:
     """Prompts and single tokens, heads of other sizes, caches beyond 2**31 elements."""
+    own = partial(_own_specimens, "attention")
     for dtype, head_dim, num_tokens in itertools.product(
         (DType.F16, DType.F32), (64, 80, 128, 256), (8, 64)
     ):
-        changes: dict[str, float] = {"head_dim": head_dim}
+        model = AbstractModel(vendor, "llama", DType.Q8_0, dtype, {"head_dim": head_dim})
         label = f"heads of {head_dim}, {dtype.name.lower()} cache"
-        yield from _attention_of(vendor, "llama", dtype, changes, label, num_tokens=num_tokens)
+        yield from own(model.plan(num_tokens), label)
     for family, cap in (("llama", 0.0), ("gemma2", 50.0)):
         changes, label = {"attn_softcap": cap}, "single tokens, f16 cache"
         for num_tokens in (8, 16):
-            yield from _attention_of(
-                vendor,
-                family,
-                DType.F16,
-                changes,
-                label,
-                num_tokens=num_tokens,
-                num_logit_rows=num_tokens,
-            )
+            model = AbstractModel(vendor, family, DType.Q8_0, DType.F16, changes)
+            yield from own(model.plan(num_tokens, num_logit_rows=num_tokens), label)
         label += ", 64-bit offsets"
         for weights in (DType.Q8_0, DType.F16, DType.BF16):
-            yield from _attention_of(
-                vendor,
-                family,
-                DType.F16,
-                changes,
-                label,
-                num_tokens=8,
-                max_blocks=1 << 18,
-                weights=weights,
-            )
+            model = AbstractModel(vendor, family, weights, DType.F16, changes)
+            yield from own(model.plan(8, max_blocks=1 << 18), label)
 
 
-def _attention_of(
-    vendor: str,
-    family: str,
-    dtype: DType,
-    changes: Mapping[str, float],
-    label: str,
-    *,
-    num_tokens: int,
-    max_blocks: int = 256,
-    num_logit_rows: int | None = None,
-    weights: DType = DType.Q8_0,
-) -> list[Specimen]:
-    plan = abstract_plan(
-        vendor,
-        family,
-        weights,
-        dtype,
-        changes,
-        num_tokens=num_tokens,
-        max_blocks=max_blocks,
-        num_logit_rows=num_logit_rows,
-    )
-    return specimens([x for x in plan.launches if x.kernel.startswith("attention")], label)
+def _own_specimens(kernels: str | tuple[str, ...], plan: Plan, label: str) -> list[Specimen]:
+    """The specimens of kernels whose names begin so."""
+    return specimens([x for x in plan.launches if x.kernel.startswith(kernels)], label)
 
 
-def abstract_plan(
-    vendor: str,
-    family: str,
-    dtype: DType,
-    kv_dtype: DType,
-    changes: Mapping[str, Any] | None = None,
-    *,
-    num_tokens: int,
-    max_blocks: int = 256,
-    num_logit_rows: int | None = None,
-    attention: str = "fused",
-    part: Part = WHOLE,
-) -> Plan:
-    """The plan of a model of 8B's shape and one layer, or one of each kind, on a device that runs
-    nothing; of a `part` of it, where it is split.
+@dataclass(frozen=True, slots=True)
+class AbstractModel:
+    """A model of 8B's shape and one layer, or one of each kind, on a device that runs nothing.
 
-    It has a sequence for each 4096 tokens, but at least 32, and some logit rows where nobody says.
+    `changes` are other values of fields of its architecture or its layers; of a `part` of it, where
+    it is split.
     """
-    facts, of_layer = _facts(family), {}
-    for name, value in (changes or {}).items():
-        if name in LayerShape.__dataclass_fields__:
-            of_layer[name] = value
-        else:
-            facts = replace(facts, **{name: value})
-    shape = replace(facts.layers[0], **of_layer)
-    turned = shape.head_dim - shape.rank
-    facts = replace(facts, layers=(shape,) * facts.num_layers, rope=replace(facts.rope, dim=turned))
-    facts = part_of(facts, part)
-    group = None if part is WHOLE else AbsentGroup(part.rank, part.num_parts)
-    gpu = AbstractGpu(vendor)
-    devices.use_backend(gpu)
-    num_sequences, has_states = max(32, num_tokens >> 12), facts.recurrence is not None
-    inputs = StepInputs.allocate(
-        num_tokens, num_sequences, max_blocks, device=gpu.name, has_states=has_states
-    )
-    num_blocks = max(4096, num_tokens // 4, max_blocks)
-    pages = KVPages.allocate(facts, num_blocks, 16, kv_dtype, device=gpu.name)
-    states = StatePages.allocate(facts, num_sequences, device=gpu.name)
-    weights = undefined_weights(facts, dtype, gpu.name)
-    decoder = Decoder(facts, weights, inputs, pages, num_tokens, attention, states, group)
-    some = max(min(num_tokens, 4), num_tokens // 16)
-    return decoder.plan(num_tokens, some if num_logit_rows is None else num_logit_rows)
+
+    vendor: str
+    family: str
+    dtype: DType
+    kv_dtype: DType
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    attention: str = "fused"
+    part: Part = WHOLE
+
+    def plan(
+        self, num_tokens: int, num_logit_rows: int | None = None, max_blocks: int = 256
+    ) -> Plan:
+        """The plan of a step.
+
+        It has a sequence for each 4096 tokens, but at least 32, and some logit rows where nobody
+        says.
+        """
+        facts = self._architecture()
+        group = None if self.part is WHOLE else AbsentGroup(self.part.rank, self.part.num_parts)
+        gpu = AbstractGpu(self.vendor)
+        devices.use_backend(gpu)
+        num_sequences, has_states = max(32, num_tokens >> 12), facts.recurrence is not None
+        inputs = StepInputs.allocate(
+            num_tokens, num_sequences, max_blocks, device=gpu.name, has_states=has_states
+        )
+        num_blocks = max(4096, num_tokens // 4, max_blocks)
+        pages = KVPages.allocate(facts, num_blocks, 16, self.kv_dtype, device=gpu.name)
+        cache = Cache(pages, StatePages.allocate(facts, num_sequences, device=gpu.name))
+        weights = undefined_weights(facts, self.dtype, gpu.name)
+        decoder = Decoder(facts, weights, inputs, cache, num_tokens, self.attention, group)
+        some = max(min(num_tokens, 4), num_tokens // 16)
+        return decoder.plan(num_tokens, some if num_logit_rows is None else num_logit_rows)
+
+    def _architecture(self) -> Architecture:
+        facts, of_layer = _facts(self.family), {}
+        for name, value in self.changes.items():
+            if name in LayerShape.__dataclass_fields__:
+                of_layer[name] = value
+            else:
+                facts = replace(facts, **{name: value})
+        shape = replace(facts.layers[0], **of_layer)
+        rope = replace(facts.rope, dim=shape.head_dim - shape.rank)
+        facts = replace(facts, layers=(shape,) * facts.num_layers, rope=rope)
+        return part_of(facts, self.part)
 
 
 def _of_model(
@@ -396,9 +366,7 @@ def _of_model(
     label = f"{dtype.name.lower()}, {kv_dtype.name.lower()} cache"
     if num_tokens > 1 << 16:
         label += ", 64-bit offsets"
-    plan = abstract_plan(
-        vendor, family, dtype, kv_dtype, changes, num_tokens=num_tokens, attention=attention
-    )
+    plan = AbstractModel(vendor, family, dtype, kv_dtype, changes or {}, attention).plan(num_tokens)
     marks = [mark for mark in plan.marks if isinstance(mark, Launch)]
     return [*specimens(plan.launches, label), *specimens(marks, "marks")]
 

@@ -39,7 +39,7 @@ def num_state_slots(config: EngineConfig, facts: Architecture) -> tuple[int, int
 
 
 def kv_dtypes_for(facts: Architecture) -> dict[str, DType]:
-    """Of `KV_DTYPES` those of which all heads of a model are whole blocks."""
+    """The members of `KV_DTYPES` of which all heads of a model are whole blocks."""
     shapes = [facts.layers[layer] for layer in facts.attention_layers]
     return {
         name: dtype

@@ -50,19 +50,19 @@ class LatentWeights:
 
     @property
     def matrices(self) -> tuple[Tensor, ...]:
-        """Those that rows of activations are multiplied with."""
+        """The weights that rows of activations are multiplied with."""
         return (*self.read, self.output, *(() if self.q_up is None else (self.q_up,)))
 
 
 def latent_tensors(arch: Architecture, latent: Latent) -> Iterator[TensorSpec]:
-    """Those of one layer, without its prefix."""
+    """The tensors of one layer, without its prefix."""
     num_heads, width, low, rank = arch.num_heads, arch.width, latent.query_rank, latent.rank
     q_rows = num_heads * latent.key_dim
     if low:
         yield matrix("attn_q_a.weight", "latent.q", low, width)
     else:
         yield matrix("attn_q.weight", "latent.q", q_rows, width)
-    counts = {"latent.latent": rank, "latent.turned": latent.turned_dim}
+    counts = {"latent.latent": rank, "latent.turned": latent.rope_dim}
     yield matrices("attn_kv_a_mqa.weight", counts, width)
     plain, value_dim = latent.plain_dim, latent.value_dim
     keys = Loaded("latent.keys", (num_heads, plain, rank))

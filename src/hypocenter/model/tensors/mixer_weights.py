@@ -103,7 +103,8 @@ MIXERS: dict[str, Callable[..., MixerWeights]] = {
 
 
 def mixer_tensors(arch: Architecture, has: Callable[[str], bool]) -> Iterator[TensorSpec]:
-    """Those of one layer, without its prefix; `has` says whether its file has one of a name."""
+    """The tensors of one layer, without its prefix; `has` says whether its file has one of a
+    name."""
     recurrence = arch.recurrence
     assert recurrence is not None
     if isinstance(recurrence, Convolution):

@@ -255,7 +255,7 @@ def _layout(*, in_bf16: bool) -> str:
 
 
 def _digest(raw: Array) -> bytes:
-    """Of bytes, uint8 [num_bytes]: the digest of those of its chunks."""
+    """The digest of bytes, uint8 [num_bytes]: that of the digests of its chunks."""
     chunks = [raw[start : start + _CHUNK_BYTES] for start in range(0, len(raw), _CHUNK_BYTES)]
     digests: dict[int, bytes] = {}
 

@@ -21,7 +21,7 @@ RopeTable = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class RopeTables:
-    """Those of layers that see all positions, and of layers with a window.
+    """The tables of layers that see all positions, and of layers with a window.
 
     `query`: what turns q in all layers where it is scaled by its position; None: q is turned as k.
     `long`: what takes the place of `whole` in texts of more than the original context (longrope);
@@ -34,7 +34,7 @@ class RopeTables:
     long: RopeTable | None = None
 
     def of_long_texts(self) -> RopeTables:
-        """Those of a text that is longer than the original context."""
+        """The tables of a text that is longer than the original context."""
         if self.long is None:
             return self
         local = self.long if self.local is self.whole else self.local
@@ -54,7 +54,7 @@ class RopeTableReader:
         self._file, self._facts, self._read, self._device = file, facts, read, device
 
     def tables(self, context_length: int) -> RopeTables:
-        """Those of so many positions; raises BadModelFile for what no table can be made of."""
+        """The tables of so many positions; raises BadModelFile for what no table can be made of."""
         facts, long = self._facts, None
         if "rope_factors_long.weight" in self._file.tensors:
             of_short, of_long = (

@@ -81,7 +81,7 @@ def _undefined_tensor(kind: TensorKind, part: Loaded, dtype: DType, device: str)
 
 
 def _names(arch: Architecture) -> frozenset[str]:
-    """Of the tensors that files may lack those that specimens have."""
+    """The names of those tensors that files may lack and specimens have."""
     names = {f"attn_{part}_norm.weight" for part in "qk"}
     names |= {f"{arch.family.ffn_norm}.weight", "ffn_down_exps.scale", "ssm_conv1d.bias"}
     if arch.family is FAMILIES["llama"]:  # some have, and most have not

@@ -91,7 +91,7 @@ class LayerInput(NamedTuple):
 
     @property
     def matrices(self) -> tuple[Tensor, ...]:
-        """Those that activations are multiplied with."""
+        """The weights that activations are multiplied with."""
         return self.projection, self.gate, self.output
 
 
@@ -162,7 +162,7 @@ class LayerWeights:
 
     @property
     def matrices(self) -> tuple[Tensor, ...]:
-        """Those that activations are multiplied with, but for a router."""
+        """The weights that activations are multiplied with, but for a router."""
         found = [*self.read]
         if self.attn_output is not None:
             found.append(self.attn_output)
@@ -332,7 +332,7 @@ def _last(arch: Architecture, names: Container[str]) -> Iterator[TensorSpec]:
 def _of_layer(
     arch: Architecture, index: int, has: Has, *, norms_heads: bool
 ) -> Iterator[TensorSpec]:
-    """Those of one layer, without its prefix, optional ones whether they are there or not."""
+    """The tensors of one layer, without its prefix, optional ones whether they are there or not."""
     family, width, shape = arch.family, arch.width, arch.layers[index]
     if index in arch.attention_layers and arch.latent is None:
         yield from _attention(arch, index, has)
@@ -416,7 +416,7 @@ def _qk_norms(arch: Architecture, index: int) -> Iterator[TensorSpec]:
 
 
 def _norm_bias(arch: Architecture, name: str, place: str, has: Has) -> Iterator[TensorSpec]:
-    """That of a layer norm, zeros where the file has none; other norms have no bias."""
+    """The bias of a layer norm, zeros where the file has none; other norms have no bias."""
     if not arch.family.layer_norms:
         return
     if has(f"{name}.bias"):

@@ -176,7 +176,7 @@ class TensorReader:
         return scale if scale in self.file.tensors and not is_of_mixing else None
 
     def _factors(self, name: str) -> Array | None:
-        """By which the matrices of a weight are multiplied, f32 [num_matrices]; None for one.
+        """The factors of a weight's matrices, f32 [num_matrices]; None for one.
 
         Raises BadModelFile where one is no number.
         """

@@ -178,7 +178,7 @@ class Loader(TensorReader):
         return packing.place(name, "model", packed, device=self.device, shape=stack)
 
     def _to_join(self, specs: Sequence[TensorSpec]) -> dict[str, tuple[TensorSpec, ...]]:
-        """Of each feed-forward whose gate and up become one weight what makes it, by its place."""
+        """What makes the one weight of each feed-forward's gate and up, by its place."""
         groups: dict[str, dict[str, TensorSpec]] = {}
         for spec in specs:
             for part in spec.loaded:

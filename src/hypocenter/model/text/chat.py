@@ -200,7 +200,7 @@ class ChatTemplate:
                 return split(plain, marked, occurrences)
         raise TemplateError(
             f"chat template {self.name!r} rewrites messages, so that control tokens in them cannot "
-            "be told from its own; remove texts such as "
+            "be distinguished from its own; remove texts such as "
             f"{plain[slice(*occurrences[0])]!r} and markup from the messages"
         )
 
@@ -265,7 +265,7 @@ class ChatTemplate:
             if found := self._control.occurrences(candidate):
                 raise UsageError(
                     f"{where} has {candidate[slice(*found[0])]!r}, a control token of the model, "
-                    "which cannot be told from the template's own there; write it otherwise"
+                    "which cannot be distinguished from the template's own; write it otherwise"
                 )
 
     def check(self) -> None:

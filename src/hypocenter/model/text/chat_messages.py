@@ -205,7 +205,7 @@ def _check_arguments(given: object, where: str, taken: _Taken) -> str | dict[str
         taken.add_arguments(text, where)
         return _decode_object(text, where)
     except (TypeError, ValueError, OverflowError) as error:
-        raise UsageError(f"{where} cannot be told to a template: {error}") from None
+        raise UsageError(f"{where} cannot be given to a template: {error}") from None
 
 
 def _decode_object(text: str, where: str) -> dict[str, Any]:

@@ -229,7 +229,7 @@ def _tojson(
 
 
 def _one_line(error: Exception) -> str:
-    """Where in the template and what, printable and bounded: a template may raise anything."""
+    """Says where in the template it is and what, bounded: a template may raise anything."""
     line = getattr(error, "lineno", None)
     trace = error.__traceback__
     while trace is not None:

@@ -94,7 +94,7 @@ class SpecialTexts:
 
 
 class _Hashes:
-    """Of a text the sums that give the hash of each of its windows: u64 [num_chars + 1]."""
+    """The sums of a text that give the hash of each of its windows: u64 [num_chars + 1]."""
 
     def __init__(self, text: str) -> None:
         codes = _codes(text)
