@@ -1,4 +1,4 @@
-"""What each test file costs in processor seconds, by tier: renews results/seconds-of-tests.md.
+"""What tests and files cost in processor seconds, by tier: renews results/seconds-of-tests.md.
 
     .venv/bin/python benchmarks/seconds_of_tests.py                 the fast tier
     .venv/bin/python benchmarks/seconds_of_tests.py fast sim tools  more of them
@@ -30,12 +30,27 @@ ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = ROOT / "benchmarks/results/seconds-of-tests.md"
 #: Files that cost less than this are summed in one row.
 SMALL_SECONDS = 2.0
+#: So many of the slowest tests are listed one by one.
+NUM_SLOWEST = 20
+#: Stands in a diary for what a process did before its first test: it read all files.
+_SET_UP = "reading all files, in each process"
 _DIARIES = "SECONDS_OF_TESTS_DIARIES"
 
 
 def _seconds() -> float:
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
+
+
+def _note(what: str, seconds: float) -> None:
+    with (Path(os.environ[_DIARIES]) / str(os.getpid())).open("a") as diary:
+        diary.write(json.dumps([what, seconds]) + "\n")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Note what reading the files has cost; every process of pytest-xdist reads them all."""
+    _note(_SET_UP, _seconds())
 
 
 @pytest.hookimpl(wrapper=True)
@@ -45,8 +60,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     try:
         return (yield)
     finally:
-        with (Path(os.environ[_DIARIES]) / str(os.getpid())).open("a") as diary:
-            diary.write(json.dumps([item.nodeid.split("::")[0], _seconds() - before]) + "\n")
+        _note(item.nodeid, _seconds() - before)
 
 
 def measure(tier: str, folder: Path) -> Path:
@@ -67,18 +81,25 @@ def measure(tier: str, folder: Path) -> Path:
 
 def table(tier: str, diaries: Path) -> str:
     """A section of the document."""
+    noted: list[tuple[str, float]] = [
+        tuple(json.loads(line))
+        for diary in diaries.iterdir()
+        for line in diary.read_text().splitlines()
+    ]
     costs: dict[str, list[float]] = defaultdict(list)
-    for diary in diaries.iterdir():
-        for line in diary.read_text().splitlines():
-            file, seconds = json.loads(line)
-            costs[file].append(seconds)
+    for test, seconds in noted:
+        costs[test.split("::")[0]].append(seconds)
     rows = sorted(((sum(c), len(c), file) for file, c in costs.items()), reverse=True)
     large = [row for row in rows if row[0] >= SMALL_SECONDS]
     small = rows[len(large) :]
     large += [(sum(r[0] for r in small), sum(r[1] for r in small), f"{len(small)} more files")]
     large += [(sum(r[0] for r in rows), sum(r[1] for r in rows), "all")]
     lines = [f"## {tier}", "", "| file | tests | processor s |", "|---|---:|---:|"]
-    return "\n".join(lines + [f"| {file} | {number} | {s:.1f} |" for s, number, file in large])
+    lines += [f"| {file} | {number} | {s:.1f} |" for s, number, file in large]
+    lines += ["", "| slowest tests | processor s |", "|---|---:|"]
+    slowest = sorted((one for one in noted if "::" in one[0]), key=lambda one: -one[1])
+    lines += [f"| `{test}` | {s:.1f} |" for test, s in slowest[:NUM_SLOWEST]]
+    return "\n".join(lines)
 
 
 def main(words: list[str]) -> None:

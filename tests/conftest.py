@@ -6,6 +6,7 @@ The watchdog is `faulthandler_timeout` in pyproject.toml, the table of tiers is 
 from __future__ import annotations
 
 import atexit
+import gc
 import itertools
 import os
 import shutil
@@ -13,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
 from tiers import TIERS, NoSingleTier, empty_grids, tier_of_case, tier_of_folder
 
@@ -32,6 +34,10 @@ sys.dont_write_bytecode = False
 _runs = tempfile.mkdtemp(prefix="hypo-test-runs-")
 atexit.register(shutil.rmtree, _runs, ignore_errors=True)
 os.environ["HYPO_RUN_DIR"] = _runs
+
+# How long a case takes hangs on who else uses the machine.
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 _numbers = itertools.count(1)
 
@@ -57,6 +63,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if unknown := _tiers_asked_for(config) - TIERS.keys():
         raise pytest.UsageError(f"no tier {unknown}; known are {', '.join(TIERS)}")
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay; looking through millions of objects over and over takes a minute."""
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or what extensions hold is told as a leak when the process ends
 
 
 def _tiers_asked_for(config: pytest.Config) -> set[str]:

@@ -271,6 +271,7 @@ def test_bench_takes_the_switches_of_llama_bench() -> None:
     ("word", "meant"),
     [
         ("--prot", "--port"),
+        ("--prt", "--port"),
         ("--ctx", "--ctx-size"),
         ("--max_quued", "--max-queued"),
         ("--uds", None),

@@ -11,6 +11,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from parsed import tree_of
+
 PACKAGE = "hypocenter"
 
 #: Room, a folder below the package, to the rooms that it may import besides itself. What is true
@@ -108,7 +110,7 @@ def findings(root: Path) -> list[str]:
     """Every broken rule below `root`, the folder of the package, as `file:line what`."""
     found: list[str] = []
     for path in sorted(root.rglob("*.py")):
-        tree = ast.parse(path.read_bytes(), str(path))
+        tree = tree_of(path.read_text())
         name = path.relative_to(root).as_posix()
         for line, problem in sorted({*_imports(root, name, tree), *_doors(name, tree)}):
             found.append(f"{name}:{line} {problem}")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from parsed import tree_of
 from repository import ROOT
 
 PACKAGE_DIR = ROOT / "src" / "hypocenter"
@@ -47,7 +48,7 @@ def readings(root: Path) -> Iterator[str]:
     """`file:line` of every place that takes a sentence apart or looks something up in it."""
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root).as_posix()
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path.read_text())
         excepted = {
             id(node)
             for function in ast.walk(tree)

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
+from parsed import tree_of
 from repository import ROOT
 
 PACKAGE_DIR = ROOT / "src" / "hypocenter"
@@ -57,7 +58,7 @@ def is_bare(name: str) -> bool:
 def trees(root: Path) -> list[tuple[str, ast.Module]]:
     """Of all files below a folder; the package is read once for all rules."""
     files = sorted(root.rglob("*.py"))
-    return [(path.relative_to(root).as_posix(), ast.parse(path.read_text())) for path in files]
+    return [(path.relative_to(root).as_posix(), tree_of(path.read_text())) for path in files]
 
 
 def bare_functions(root: Path) -> Iterator[str]:

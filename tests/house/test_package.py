@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from layering import imported_modules
+from parsed import tree_of
 from repository import ROOT
 
 from hypocenter.base import package
@@ -37,7 +38,7 @@ def own_paths(root: Path) -> Iterator[str]:
     """`file:line` of everything that asks where its own file lies."""
     for path in sorted(root.rglob("*.py")):
         name, text = path.relative_to(root).as_posix(), path.read_text()
-        for node in ast.walk(ast.parse(text)) if "__file__" in text else ():
+        for node in ast.walk(tree_of(text)) if "__file__" in text else ():
             if isinstance(node, ast.Name) and node.id == "__file__" and name not in MAY_READ_FILE:
                 yield f"{name}:{node.lineno}"
 
@@ -61,7 +62,7 @@ def _module_texts() -> Iterator[tuple[str, str]]:
     for path in files:
         if not re.search(r"""["']hypocenter\.""", text := path.read_text()):
             continue
-        tree = ast.parse(text)
+        tree = tree_of(text)
         loggers = {
             id(arg)
             for node in ast.walk(tree)
@@ -207,7 +208,7 @@ def test_the_closure_is_what_the_imports_say() -> None:
     """Imports are found by their text; Python's own parser finds no other."""
     for path in package.module_files("."):
         name = path.relative_to(package.FOLDER).as_posix()
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path.read_text())
         named = {
             module
             for node in ast.walk(tree)
@@ -225,7 +226,7 @@ def test_what_is_left_out_of_the_closure_holds_nothing_that_kernels_take() -> No
     for path in package.module_files("."):
         text = path.read_text()
         if path.stem.endswith("_cpu") or "import cpu_kernel" in text or "import inline" in text:
-            for node in ast.walk(ast.parse(text)):
+            for node in ast.walk(tree_of(text)):
                 if isinstance(node, ast.ImportFrom) and node.module in code_cache._NOT_IN_KERNELS:
                     taken[path.stem] = [alias.name for alias in node.names]
     assert taken == {}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from layering import PACKAGE, imported_modules
+from parsed import tree_of
 from repository import PACKAGE_DIR
 
 #: Of a function: a signature of 26 arguments is no complexity, so lines are not counted.
@@ -100,7 +101,7 @@ def oversized(root: Path) -> Iterator[tuple[str, str]]:
     """(`file:function`, what is beyond the limits)."""
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root).as_posix()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 if (number := num_statements(node)) > MAX_STATEMENTS:
                     yield f"{name}:{node.name}", f"{number} statements"
@@ -137,7 +138,7 @@ def skips(root: Path) -> Iterator[tuple[str, bool]]:
             continue
         name = path.relative_to(root).as_posix()
         is_kernel = path.stem.endswith(("_gpu", "_cpu")) or name.startswith("device/cpu/")
-        tree = ast.parse(text)
+        tree = tree_of(text)
         allowed: set[int] = set()
         for statement in tree.body:
             is_table = isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(
@@ -203,7 +204,7 @@ def import_cycle(root: Path) -> list[str]:
         graph[module] = set()
         if module == PACKAGE:
             continue  # it loads each name when it is first used
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path.read_text())):
             graph[module] |= set(imported_modules(root, name, node)) - {module, PACKAGE}
     try:
         graphlib.TopologicalSorter(graph).prepare()
@@ -284,7 +285,7 @@ def wide_functions(root: Path) -> Iterator[tuple[str, int]]:
         name = path.relative_to(root).as_posix()
         if name.startswith(("kernels/", "device/cpu/")) or path.stem.endswith(("_gpu", "_cpu")):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
                 number = len(given) - (given[:1] != [] and given[0].arg in ("self", "cls"))

@@ -91,6 +91,7 @@ def test_token_by_token(model: FamilyModel) -> None:
         ("command-r-plus", 6),
         ("stablelm-12b", 6),
         ("phi2", 6),
+        ("gpt-oss", 6),
         ("gpt-oss", 30),
         ("gemma4-whole", 4),
         ("gemma4-e-whole", 3),
@@ -104,8 +105,8 @@ def test_token_by_token(model: FamilyModel) -> None:
 @pytest.mark.tier(
     "sim",
     fast=lambda case: (
-        case.name
-        in ("phi2", "stablelm-12b", "gpt-oss", "gemma4-whole", "gemma4-e-whole", "deepseek2-v3")
+        (case.name, case.num_tokens)
+        in (("phi2", 6), ("gpt-oss", 6), ("gemma4-e-whole", 3), ("deepseek2-v3", 4))
     ),
 )
 def test_a_gpu_gives_the_same_logits(

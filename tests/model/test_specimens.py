@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
-from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
-from project_kernels import SPECIMENS
+from project_kernels import all_specimens, kernels
 
-from hypocenter.base import package
 from hypocenter.base.tensor import DType
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.registry import contract_of
 from hypocenter.device.offline.abstract import AbstractPointer, specimens
 from hypocenter.device.offline.compile import specimen_of_launch
 from hypocenter.device.offline.specimen import of_device
-from hypocenter.device.triton_lang import triton
 from hypocenter.model.offline.specimens import AbstractModel, form_of
 
 
-def _kernels() -> Iterator[str]:
-    for file in package.gpu_kernel_files():
-        for name, value in vars(importlib.import_module(package.module_name(file))).items():
-            if isinstance(value, triton.runtime.jit.JITFunction) and name.endswith("_kernel"):
-                yield name
-
-
 def test_every_kernel_is_reached_by_some_plan() -> None:
-    assert {specimen.name for specimen in SPECIMENS} == set(_kernels())
+    assert {specimen.name for specimen in all_specimens()} == kernels().keys()
 
 
 def test_every_launch_of_a_decoder_has_a_contract_that_the_doctor_knows() -> None:
@@ -53,7 +43,7 @@ def test_every_launch_of_a_decoder_has_a_contract_that_the_doctor_knows() -> Non
 
 def test_both_forms_of_each_flag_are_reached() -> None:
     flags: dict[tuple[str, str], set[object]] = {}
-    for specimen in SPECIMENS:
+    for specimen in all_specimens():
         for name, value in specimen.constants.items():
             if isinstance(value, bool) and not of_device([name], is_nvidia=True, overlaps=True):
                 flags.setdefault((specimen.name, name), set()).add(value)
@@ -99,20 +89,25 @@ def test_a_plan_names_its_device_and_kernels(vendor: str, device: str) -> None:
 def test_forms_are_those_of_the_vendor_whose_gpus_are_launched_so() -> None:
     """Each kernel is there for both; a form that only one has is compiled for that one alone."""
     for vendor in ("amd", "nvidia"):
-        own = [one for one in SPECIMENS if one.vendor in ("", vendor)]
-        assert {one.name for one in own} == set(_kernels())
+        own = [one for one in all_specimens() if one.vendor in ("", vendor)]
+        assert {one.name for one in own} == kernels().keys()
         plan = AbstractModel(vendor, "llama", DType.Q8_0, DType.F16).plan(1)
         launch = next(one for one in plan.launches if one.kernel == "linear_codes_few")
         same = [
             one.vendor
-            for one in SPECIMENS
+            for one in all_specimens()
             if one.name == "linear_codes_few_kernel"
             and one.constants["IS_FRAGMENTS"] == launch.options["IS_FRAGMENTS"]
         ]
         assert vendor in same
         assert set(same) <= {vendor, *({"hopper"} if vendor == "nvidia" else ())}
-    alike = {one.name for one in SPECIMENS if not one.vendor}
+    alike = {one.name for one in all_specimens() if not one.vendor}
     assert {"rms_norm_kernel", "rope_write_kernel", "rope_kernel", "kv_write_kernel"} <= alike
+
+
+@cache
+def _forms() -> set[tuple[object, ...]]:
+    return {form_of(one) for one in all_specimens()}
 
 
 @pytest.mark.parametrize("vendor", ["amd", "nvidia", "hopper"])
@@ -121,7 +116,7 @@ def test_forms_are_those_of_the_vendor_whose_gpus_are_launched_so() -> None:
 def test_every_bucket_of_a_model_launches_forms_that_are_compiled(
     vendor: str, dtype: DType, num_rows: int
 ) -> None:
-    known = {form_of(one) for one in SPECIMENS}
+    known = _forms()
     plan = AbstractModel(vendor, "qwen3", dtype, DType.F16).plan(num_rows)
     unknown = [one for one in specimens(plan.launches, "") if form_of(one) not in known]
     assert [(one.name, one.constants, one.options) for one in unknown] == []

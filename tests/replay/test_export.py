@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 
 from bundles import Run
 from foreign_launch import TAKE, launch_of
+from forked import run_forked
 
 from hypocenter.base.errors import NotReplayed, UsageError
 from hypocenter.record.bundle import Bundle
@@ -53,11 +54,15 @@ def exported(bundle: Bundle, finding: Finding | None = None, *expected: str) -> 
     return repro_text(BundleIndex(bundle), place_of(bundle), told, finding)
 
 
-def run_alone(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run it where hypocenter cannot be imported."""
+def run_alone(
+    text: str, folder: Path, *, is_forked: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run it where hypocenter cannot be imported; in a process of its own or a fork."""
     file = folder / "repro.py"
     file.write_text(text)
     (folder / "hypocenter.py").write_text("raise ImportError('it needs hypocenter')\n")
+    if is_forked:
+        return run_forked(file, folder)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     environment.pop("PYTHONPATH", None)
     return subprocess.run(
@@ -80,7 +85,7 @@ def test_an_index_out_of_range_breaks_at_its_line(entry: int, tmp_path: Path) ->
     bundle = launch_of(TAKE, wrong(70, entry))
     finding = finding_of(bundle)
     text = exported(bundle, finding)
-    done = run_alone(text, tmp_path)
+    done = run_alone(text, tmp_path, is_forked=False)  # once as people do
     assert done.returncode == BROKEN, done.stderr
     assert done.stdout.startswith("reproduced: SIGSEGV")
     number = 1 + text.splitlines().index(TAKE.splitlines()[4])

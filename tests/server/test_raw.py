@@ -293,9 +293,9 @@ def impatient() -> Iterator[int]:
     ids=["nothing", "half a line", "half a body", "half a chunk"],
 )  # fmt: skip
 def test_who_says_nothing_is_not_waited_for(impatient: int, start: bytes) -> None:
+    began = time.monotonic()
     with connected(impatient) as one:
         one.sendall(start)
-        began = time.monotonic()
         require_error(answer(one), 408)
         assert one.recv(1) == b""
         assert 0.2 < time.monotonic() - began < 20

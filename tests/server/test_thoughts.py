@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from repository import DEMO
-from served import serving
+from served import Served, serving
 from terminal import hypo_in_process
 
 from hypocenter import LLM, SamplingParams
@@ -310,13 +311,19 @@ def test_a_server_tells_templates_what_clients_ask_for(tmp_path: Path) -> None:
             assert (refused.status, refused.json["error"]["param"]) == (400, "chat_template_kwargs")
 
 
-def test_a_server_tells_thoughts_apart(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    words = (str(DEMO), "--chat-template", TEMPLATE, "-t", "1")
+    with serving(tmp_path_factory.mktemp("served"), *words) as one:
+        yield one
+
+
+def test_a_server_tells_thoughts_apart(served: Served) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "grammar": GRAMMAR}
-    with serving(tmp_path, str(DEMO), "--chat-template", TEMPLATE, "-t", "1") as served:
-        whole = served.post("/v1/chat/completions", body).json["choices"][0]
-        stream = served.post("/v1/chat/completions", {**body, "stream": True}).events
-        plain = {"prompt": "hi", "grammar": GRAMMAR, "max_tokens": 200}
-        raw = served.post("/v1/completions", plain).json["choices"][0]
+    whole = served.post("/v1/chat/completions", body).json["choices"][0]
+    stream = served.post("/v1/chat/completions", {**body, "stream": True}).events
+    plain = {"prompt": "hi", "grammar": GRAMMAR, "max_tokens": 200}
+    raw = served.post("/v1/completions", plain).json["choices"][0]
     assert whole["message"]["content"] == SPOKEN.content
     assert whole["message"]["reasoning_content"] == SPOKEN.reasoning
     assert whole["finish_reason"] == "stop"
@@ -326,15 +333,14 @@ def test_a_server_tells_thoughts_apart(tmp_path: Path) -> None:
     assert raw["text"] == ANSWER, "a completion is the text as it stands"
 
 
-def test_a_stream_ends_as_the_whole_answer_does(tmp_path: Path) -> None:
+def test_a_stream_ends_as_the_whole_answer_does(served: Served) -> None:
     """Also where the last piece may be the beginning of a mark."""
     body = {
         "messages": [{"role": "user", "content": "hi"}],
         "grammar": 'root ::= "<|channel|>final<|message|>if a <|"',
     }
-    with serving(tmp_path, str(DEMO), "--chat-template", TEMPLATE, "-t", "1") as served:
-        whole = served.post("/v1/chat/completions", body).json["choices"][0]["message"]
-        stream = served.post("/v1/chat/completions", {**body, "stream": True}).events
+    whole = served.post("/v1/chat/completions", body).json["choices"][0]["message"]
+    stream = served.post("/v1/chat/completions", {**body, "stream": True}).events
     deltas = [event["choices"][0]["delta"] for event in stream[:-1]]
     assert "".join(delta.get("content") or "" for delta in deltas) == whole["content"] == "if a <|"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -353,51 +354,56 @@ def test_a_server_tells_calls_in_channels(tmp_path: Path) -> None:
         assert len({one["message"]["tool_calls"][0]["id"] for one in two}) == 2
 
 
-def test_a_server_tells_calls_in_tags(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    words = (str(DEMO), "--chat-template", TAGS, "-t", "1")
+    with serving(tmp_path_factory.mktemp("served"), *words) as one:
+        yield one
+
+
+def test_a_server_tells_calls_in_tags(served: Served) -> None:
     body = {"messages": HELLO, "tools": [FIND], "grammar": grammar(TAGGED), "max_tokens": 200}
-    with serving(tmp_path, str(DEMO), "--chat-template", TAGS, "-t", "1") as served:
-        [choice] = served.post("/v1/chat/completions", body).json["choices"]
-        message = choice["message"]
-        assert (message["content"], message["reasoning_content"]) == ("I look.", "Look.")
-        functions = [call["function"] for call in message["tool_calls"]]
-        assert functions == [
-            {"name": "find", "arguments": '{"q": "a < b </tool"}'},
-            {"name": "count", "arguments": "{}"},
-        ]
-        calls = [c for one in deltas_of(served, body) for c in one["delta"].get("tool_calls", ())]
-        assert [call["function"] for call in calls] == functions
-        assert len({call["id"] for call in calls}) == 2
-        one = {"parallel_tool_calls": False}
-        [alone] = served.post("/v1/chat/completions", body | one).json["choices"]
-        assert call_of(alone)[0] == "find"
-        # Nothing is offered: the template hears of no tools, and tags are text.
-        off = served.post("/v1/chat/completions", body | {"tool_choice": "none"}).json["choices"]
-        assert "<tool_call>" in off[0]["message"]["content"]
-        assert "tool_calls" not in off[0]["message"]
+    [choice] = served.post("/v1/chat/completions", body).json["choices"]
+    message = choice["message"]
+    assert (message["content"], message["reasoning_content"]) == ("I look.", "Look.")
+    functions = [call["function"] for call in message["tool_calls"]]
+    assert functions == [
+        {"name": "find", "arguments": '{"q": "a < b </tool"}'},
+        {"name": "count", "arguments": "{}"},
+    ]
+    calls = [c for one in deltas_of(served, body) for c in one["delta"].get("tool_calls", ())]
+    assert [call["function"] for call in calls] == functions
+    assert len({call["id"] for call in calls}) == 2
+    one = {"parallel_tool_calls": False}
+    [alone] = served.post("/v1/chat/completions", body | one).json["choices"]
+    assert call_of(alone)[0] == "find"
+    # Nothing is offered: the template hears of no tools, and tags are text.
+    off = served.post("/v1/chat/completions", body | {"tool_choice": "none"}).json["choices"]
+    assert "<tool_call>" in off[0]["message"]["content"]
+    assert "tool_calls" not in off[0]["message"]
 
 
-def test_what_cannot_be_asked_of_tools_is_refused_by_name(tmp_path: Path) -> None:
+def test_what_cannot_be_asked_of_tools_is_refused_by_name(served: Served, tmp_path: Path) -> None:
     path = "/v1/chat/completions"
     body = {"messages": HELLO, "max_tokens": 4}
-    with serving(tmp_path, str(DEMO), "--chat-template", TAGS, "-t", "1") as served:
-        for more, param, said in [
-            ({"tools": [FIND], "tool_choice": "any"}, "tool_choice", "must be 'auto', 'none'"),
-            ({"tools": [FIND], "tool_choice": {"type": "function"}}, "tool_choice", "names None"),
-            ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
-            ({"tools": [{"function": {"name": "a b"}}]}, "tools", "tools[0].function.name"),
-            ({"tools": [FIND] * 2}, "tools", "two functions"),
-            ({"tools": "x"}, "tools", "Expected `array | null`"),
-        ]:
-            refused = served.post(path, body | more)  # type: ignore[operator]
-            assert (refused.status, refused.json["error"]["param"]) == (400, param), more
-            assert said in refused.json["error"]["message"]
-        plain = {"prompt": "hi", "tools": [FIND]}
-        assert served.post("/v1/completions", plain).json["error"]["param"] == "tools"
-        empty = served.post(path, body | {"tools": [], "tool_choice": "auto"})
-        assert empty.status == 200
-    with serving(tmp_path, str(DEMO), "--chat-template", "chatml", "-t", "1") as served:
-        refused = served.post(path, body | {"tools": [FIND]})
+    for more, param, said in [
+        ({"tools": [FIND], "tool_choice": "any"}, "tool_choice", "must be 'auto', 'none'"),
+        ({"tools": [FIND], "tool_choice": {"type": "function"}}, "tool_choice", "names None"),
+        ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
+        ({"tools": [{"function": {"name": "a b"}}]}, "tools", "tools[0].function.name"),
+        ({"tools": [FIND] * 2}, "tools", "two functions"),
+        ({"tools": "x"}, "tools", "Expected `array | null`"),
+    ]:
+        refused = served.post(path, body | more)  # type: ignore[operator]
+        assert (refused.status, refused.json["error"]["param"]) == (400, param), more
+        assert said in refused.json["error"]["message"]
+    plain = {"prompt": "hi", "tools": [FIND]}
+    assert served.post("/v1/completions", plain).json["error"]["param"] == "tools"
+    empty = served.post(path, body | {"tools": [], "tool_choice": "auto"})
+    assert empty.status == 200
+    with serving(tmp_path, str(DEMO), "--chat-template", "chatml", "-t", "1") as other:
+        refused = other.post(path, body | {"tools": [FIND]})
         assert refused.json["error"]["param"] == "tools"
         assert "read are those of gpt-oss, and JSON" in refused.json["error"]["message"]
-        off = served.post(path, body | {"tools": [FIND], "tool_choice": "none"})
+        off = other.post(path, body | {"tools": [FIND], "tool_choice": "none"})
         assert off.status == 200

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from project_kernels import SPECIMENS
+from project_kernels import all_specimens
 
 from hypocenter.base.package import module_command
 from hypocenter.check.compile_pool import Worker, compile_all
@@ -22,6 +22,7 @@ from hypocenter.device.limits import TABLE
 OWN = module_command(OWN_KERNELS)
 #: Of so many parts the one whose forms are compiled.
 PART, PARTS = map(int, os.environ.get("TARGETS_PART", "1/1").split("/"))
+SPECIMENS = all_specimens()
 INDICES = range(PART - 1, len(SPECIMENS), PARTS)
 
 

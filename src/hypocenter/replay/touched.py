@@ -10,6 +10,9 @@ import numpy as np
 from hypocenter.base.dtypes import Array
 from hypocenter.replay.arguments import Argument
 
+#: Notes that are looked at together: those of gigabytes would be copied several times over.
+_TOGETHER = 1 << 20
+
 
 def touched_bytes(argument: Argument, *, writes: bool, reads: bool) -> Array:
     """Rows of start and end, in bytes from the argument's first one, in order and apart.
@@ -21,13 +24,19 @@ def touched_bytes(argument: Argument, *, writes: bool, reads: bool) -> Array:
         return np.empty((0, 2), np.int64)
     first = argument.start // granule
     last = -(-(argument.start + argument.num_bytes) // granule)
-    is_touched = np.zeros(last - first, bool)
-    if writes:
-        is_touched |= region.writer[first:last] != 0
-    if reads:
-        is_touched |= region.reader[first:last] != 0
-    edges = np.flatnonzero(np.diff(is_touched, prepend=False, append=False))
-    spans: Array = edges.reshape(-1, 2).astype(np.int64) * granule
+    kept = [region.writer] * writes + [region.reader] * reads
+    edges = [np.empty(0, np.int64)]
+    before = False
+    for start in range(first, last, _TOGETHER):
+        stop = min(start + _TOGETHER, last)
+        if not before and not any(notes[start:stop].any() for notes in kept):
+            continue
+        is_touched = np.logical_or.reduce([notes[start:stop] != 0 for notes in kept])
+        edges.append(np.flatnonzero(np.diff(is_touched, prepend=before)) + start - first)
+        before = bool(is_touched[-1])
+    if before:
+        edges.append(np.array([last - first]))
+    spans: Array = np.concatenate(edges).reshape(-1, 2) * granule
     return spans + (first * granule - argument.start)
 
 

@@ -7,14 +7,13 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import pytest
 from guard_kernels import unmasked_kernel
 
 # mypy: disable-error-code="no-untyped-call"
-from project_kernels import SPECIMENS
+from project_kernels import first_specimens, kernels
 
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import devices, launch, memory
@@ -24,8 +23,9 @@ from hypocenter.device.offline.compile import _guarded_specimen, compile_source,
 from hypocenter.device.offline.specimen import Specimen
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.rowwise import norm
+from hypocenter.model.offline.specimens import vendor_specimens
 
-KERNELS = tuple({one.name: one.jit for one in SPECIMENS}.values())
+KERNELS = tuple(kernels().values())
 OVERLAPPING = [jit for jit in KERNELS if "OVERLAPS" in jit.arg_names]
 #: What a program does that others may see, or that ends it, in PTX.
 #: What asks for weights, which no launch writes, before it waits.
@@ -54,11 +54,6 @@ def test_a_kernel_that_overlaps_waits_first(jit: Any) -> None:
     assert deeds[deeds[0].startswith("lead(OVERLAPS")] == "follow(OVERLAPS)"
 
 
-@cache
-def specimen(name: str) -> Specimen:
-    return next(one for one in SPECIMENS if one.name == name and one.vendor != "amd")
-
-
 def ptx(one: Specimen, arch: str) -> str:
     limits = named_gpu(arch)
     text = str(compile_source(triton_source(one, limits), limits, one.options).asm["ptx"])
@@ -75,7 +70,7 @@ def ptx(one: Specimen, arch: str) -> str:
     fast=lambda case: case.guarded or case.name in ("round_kernel", "linear_codes_few_kernel"),
 )
 def test_the_compiler_moves_nothing_before_the_wait(name: str, guarded: bool) -> None:
-    one = specimen(name)
+    one = first_specimens()[name]
     text = ptx(_guarded_specimen(one) if guarded else one, "sm_90")
     assert "ld.global" in text
     before, after = text.split("griddepcontrol.wait", 1)
@@ -95,9 +90,8 @@ def test_registers_are_filled_anew_when_the_matrix_units_have_read_them() -> Non
     """Weights that are unpacked in registers: each step's products end before the next step."""
     one = next(
         one
-        for one in SPECIMENS
-        if (one.name, one.vendor) == ("linear_codes_kernel", "hopper")
-        and one.constants["ROWS"] == 128
+        for one in vendor_specimens("hopper")
+        if one.name == "linear_codes_kernel" and one.constants["ROWS"] == 128
     )
     text = ptx(one, "sm_90")
     assert "wgmma.mma_async" in text
@@ -106,7 +100,7 @@ def test_registers_are_filled_anew_when_the_matrix_units_have_read_them() -> Non
 
 
 def test_an_older_gpu_gets_code_without_the_wait() -> None:
-    assert "griddepcontrol" not in ptx(specimen("mark_kernel"), "sm_89")
+    assert "griddepcontrol" not in ptx(first_specimens()["mark_kernel"], "sm_89")
 
 
 @pytest.mark.parametrize("arch", TABLE)

@@ -129,6 +129,14 @@ def _pages(kind: GGMLQuantizationType, cache: Tensor, seed: int) -> Tensor:
         (1, 288, 256, 16, {"softcap": 3.0}),
     ],
 )
+# One vendor for each type; heads of two widths on one of them.
+@pytest.mark.tier(
+    "sim",
+    fast=lambda case: (
+        (case.dtype is DType.Q8_0) == (case.device == "sim:h200")
+        and (case.value_dim == case.head_dim or case.dtype is DType.Q8_0)
+    ),
+)
 def test_attention_reads_them_as_f16(
     dtype: DType, group: int, head_dim: int, value_dim: int, block_size: int,
     settings: dict[str, float], device: str,

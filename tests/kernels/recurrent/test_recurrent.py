@@ -20,6 +20,8 @@ from hypocenter.kernels.rowwise import gate_norm
 
 EPS = 2.0**-24
 MAX_SEQUENCES, NUM_SLOTS = 4, 5
+#: Of the FORMS the slow one: of a grid it has a part in the fast tier.
+SIM = "sim:mi300x"
 
 
 @pytest.fixture(params=FORMS, autouse=True)
@@ -210,6 +212,7 @@ def test_ssm_scan(num_groups: int, value_dim: int) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5])
+@pytest.mark.tier("sim", fast=lambda case: case.chunk != 1 or case.device != SIM)
 def test_chunks_of_a_convolution(chunk: int) -> None:
     """Shorter ones than it reads tokens, too."""
     x = np.random.default_rng(4).standard_normal((11, 70)).astype(np.float32)
@@ -222,6 +225,7 @@ def test_chunks_of_a_convolution(chunk: int) -> None:
 
 @pytest.mark.parametrize("net", [Delta, Scan])
 @pytest.mark.parametrize("chunk", [1, 5])
+@pytest.mark.tier("sim", fast=lambda case: case.chunk == 5 or case.device != SIM)
 def test_chunks_of_a_recurrence(chunk: int, net: type[Delta | Scan]) -> None:
     whole, model = net(), net()
     given = model.inputs(11)
@@ -252,6 +256,7 @@ def test_company(net: type[Delta | Scan]) -> None:
 
 @pytest.mark.parametrize("net", [Delta, Scan])
 @pytest.mark.parametrize("saved", [1, 2, 6])
+@pytest.mark.tier("sim", fast=lambda case: case.saved == 2 or case.device != SIM)
 def test_a_checkpoint_is_the_state_behind_a_token(saved: int, net: type[Delta | Scan]) -> None:
     """Others go on from it in slots of their own, one after the other and one over its maker's."""
     x = np.random.default_rng(6).standard_normal((7, 70)).astype(np.float32)

@@ -48,7 +48,7 @@ def _vocabulary(num_merges: int = 300) -> dict[str, Any]:
         merges.append(pair)
         tokens.append("".join(pair))
         known.add(tokens[-1])
-        words = [_merged(word, pair) for word in words]
+        words = [_merged(word, pair) if pair[0] in word else word for word in words]
     plain = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
     kinds = [3, 3, 3, 2] + [6] * 256 + [1] * len(tokens)
     return {

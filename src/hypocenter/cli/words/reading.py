@@ -35,10 +35,13 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
         return None
     found = {name: name.lstrip("-").replace("_", "-") for name in known}
     begun = sorted((name for name in found if found[name].startswith(bare)), key=len)
-    slips = {name: _num_slips(bare, plain) for name, plain in found.items()}
-    near = sorted(
-        (name for name in slips if slips[name] <= max(1, len(bare) // 4)), key=slips.__getitem__
-    )
+    most = max(1, len(bare) // 4)
+    slips = {
+        name: _num_slips(bare, plain)
+        for name, plain in found.items()
+        if abs(len(plain) - len(bare)) <= most  # a difference of length is as many slips
+    }
+    near = sorted((name for name in slips if slips[name] <= most), key=slips.__getitem__)
     first_words = [name for name in begun if found[name].startswith(f"{bare}-")]
     return next(iter([*first_words, *near, *begun]), None)
 

@@ -90,8 +90,8 @@ _MORE_BUCKETS = {"hopper": (128, 256, 2048)}
 #: Forms differ where the vendors' machines do.
 VENDORS = ("amd", "nvidia", "hopper")
 
-# Logits of more than 2**31 elements.
-_HUGE = (1 << 15, 128256, "sampling, 64-bit offsets")
+# Logits of just more than 2**31 elements: each row takes time and memory of the host.
+_HUGE = (16752, 128256, "sampling, 64-bit offsets")
 
 
 def project_specimens() -> tuple[Specimen, ...]:
@@ -101,7 +101,7 @@ def project_specimens() -> tuple[Specimen, ...]:
     """
     found: dict[tuple[object, ...], Specimen] = {}
     for vendor in VENDORS:
-        for specimen in _of_vendor(vendor):
+        for specimen in vendor_specimens(vendor):
             same = found.setdefault(form_of(specimen), specimen)
             if same.vendor != specimen.vendor:
                 whose = "" if same.vendor in ("", "amd") else "nvidia"
@@ -109,7 +109,8 @@ def project_specimens() -> tuple[Specimen, ...]:
     return tuple(found.values())
 
 
-def _of_vendor(vendor: str) -> Iterator[Specimen]:
+def vendor_specimens(vendor: str) -> Iterator[Specimen]:
+    """Those that one vendor's GPUs are launched with, a form as often as it is met."""
     of_model = partial(_of_model, vendor)
     for family, _, facts in _MODELS:
         yield from of_model(family, DType.Q8_0, DType.F16, facts)
