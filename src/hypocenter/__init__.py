@@ -53,6 +53,8 @@ def __getattr__(name: str) -> Any:
         from hypocenter.base.package import version
 
         return version()
+    if name == "amd":  # a module: launches of AMD's machine code
+        return importlib.import_module("hypocenter.check.machine.launch")
     if name not in _NAME_TO_MODULE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_NAME_TO_MODULE[name]), name)
@@ -60,4 +62,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     # What this file itself imports is none of a caller's business.
-    return sorted({*__all__, "__version__", *(name for name in globals() if name.startswith("__"))})
+    return sorted(
+        {*__all__, "__version__", "amd", *(name for name in globals() if name.startswith("__"))}
+    )

@@ -38,3 +38,6 @@ def test_each_fault_is_told_at_its_line_and_nothing_else_is() -> None:
     [wait] = [f for f in report.findings if f.kernel == "scale"]
     assert "fill (x_ptr) writes in torch.cuda.default_stream()" in wait.detail
     assert "missing: side.wait_stream(torch.cuda.default_stream())" in wait.detail
+    [mapped] = [f for f in report.findings if f.argument == "factor"]
+    assert "weigh (factor_ptr) reads in torch.cuda.default_stream()" in mapped.detail
+    assert "missing: torch.cuda.default_stream().synchronize()" in mapped.detail

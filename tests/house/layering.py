@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         "coredump": "record",
         "watch": "settings record coredump",
         "contracts": "settings record",
-        "device": "settings wire record",
+        "device": "settings wire record coredump",
         # The instrument: it explains any program, and knows nothing of the engine.
         "foreign": "settings record order device",
         "replay": "record contracts device",
@@ -58,8 +58,9 @@ ENGINE = frozenset({"kernels", "hub", "model", "engine", "worker", "server"})
 
 #: Foreign package to the files or folders (ending in /) that may import it.
 FENCES: dict[str, tuple[str, ...]] = {
-    "numba": ("device/cpu/",),
-    "llvmlite": ("device/cpu/",),
+    "numba": ("device/cpu/", "device/amd/"),
+    "llvmlite": ("device/cpu/", "device/amd/"),
+    "tinygrad": ("device/amd/decode.py",),
     "triton": ("device/triton_lang.py", "foreign/planted_gpu.py"),
     "torch": (
         "device/arrays.py", "device/group.py", "device/limits.py",

@@ -163,7 +163,8 @@ def test_the_instrument_loads_without_what_only_the_engine_needs() -> None:
         ".".join(("hypocenter", *path.relative_to(PACKAGE_DIR).with_suffix("").parts))
         for room in rooms
         for path in (PACKAGE_DIR / room).rglob("*.py")
-        if path.name != "__init__.py" and path.parent.name != "startup"
+        # What executes machine code is compiled by numba, and loaded where that is asked for.
+        if path.name != "__init__.py" and path.parent.name not in ("startup", "machine")
     )
     lines = (
         "import importlib, sys",

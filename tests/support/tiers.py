@@ -31,6 +31,7 @@ TIERS = {
     ),
     "sim": Tier("test-sim", (), "the grids in full, and what compiles all kernels anew"),
     "targets": Tier("test-targets", ("targets",), "every GPU kernel for every target, guarded too"),
+    "amd": Tier("test-amd", (), "AMD's machine code, executed by the emulator, in full"),
     "paths": Tier("test-paths", ("paths",), "the other paths of CPU instructions"),
     "tools": Tier("test-tools", ("tools",), "scripts, benchmarks and tools: not the product"),
     "lab": Tier("test-lab", (), "the doctor's score on every victim"),

@@ -59,6 +59,22 @@ OBJECTS = (
     ":1:hip_fatbin.cpp           :687 : 98364963532 us:  No compatible code objects found for: "
     "gfx1152, value of HIP_FORCE_SPIRV_CODEOBJECT: 0\n"
 )
+CLR_FAULT = (
+    ":0:rocdevice.cpp            :3678: 11343484349 us:  Memory Fault Error [host: node7, GPU "
+    "index: 0, faulting addr: 0x7f7d37c00000, kernel: rope_kernel(float*, int const*)]\n"
+)
+GGML = (
+    "ROCm error: an illegal memory access was encountered\n"
+    "  current device: 0, in function ggml_backend_cuda_synchronize at ggml-cuda.cu:2946\n"
+)
+NO_BINARY = (
+    ":1:hip_code_object.cpp      :505 : 221750325578 us: 1255284: [tid:0x7fcc46391bc0] "
+    "hipErrorNoBinaryForGpu: Unable to find code object for all current devices!\n"
+    ":1:hip_code_object.cpp      :509 : 221750325581 us: 1255284: [tid:0x7fcc46391bc0]     "
+    "amdgcn-amd-amdhsa--gfx1100 - [Found]\n"
+    ":1:hip_code_object.cpp      :509 : 221750325582 us: 1255284: [tid:0x7fcc46391bc0]     "
+    "amdgcn-amd-amdhsa--gfx1036 - [Not Found]\n"
+)
 STACK = (
     "Fatal Python error: Segmentation fault\n\nThread 0x00007f (most recent call first):\n"
     '  File "/home/ann/queue.py", line 7 in get\n\n'
@@ -75,6 +91,9 @@ KNOWN = {
     "AMD": AMD,
     "queue": QUEUE,
     "objects": OBJECTS,
+    "CLR's fault": CLR_FAULT,
+    "ggml": GGML,
+    "no binary": NO_BINARY,
     "stack": STACK,
     "hang": "HW Exception by GPU node-2 (Agent handle: 0x1) reason :GPU Hang\n",
     "logits": "hypo: m.gguf: logits row 0: 12 of 512 values are NaN or +inf; hypo inspect\n",

@@ -77,13 +77,14 @@ class BadSetting(UsageError):
 
 
 class MissingPackage(UsageError):
-    """What was asked for needs torch or triton, which the base installation does not have."""
+    """What was asked for needs a package that the base installation does not have."""
 
     def __init__(self, what: str, package: str) -> None:
         self.package = package
         wanted = {
             "torch": "pip install torch (for AMD its ROCm build; a check runs with a CPU build)",
             "triton": "pip install triton; it needs no GPU",
+            "tinygrad": "pip install 'hypocenter[amd]'",
         }
         super().__init__(f"{what} needs {package}, which is not installed: {wanted[package]}")
 
@@ -454,6 +455,15 @@ class BadBundle(HypoError):
 
 class BadCoreDump(HypoError):
     """A GPU's core dump, or a part of one, that makes no sense: `name` of it, and why."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = _bounded_text(name, 200)
+        self.reason = _bounded_text(reason, 300)
+        super().__init__(f"{self.name} {self.reason}")
+
+
+class BadCodeObject(HypoError):
+    """Machine code of a GPU that cannot be read or run: `name` of it, and why."""
 
     def __init__(self, name: str, reason: str) -> None:
         self.name = _bounded_text(name, 200)

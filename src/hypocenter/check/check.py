@@ -19,6 +19,7 @@ import msgspec
 from hypocenter.base import package
 from hypocenter.base.errors import HypoError, UsageError
 from hypocenter.check.report import (
+    EMULATED,
     CheckedLaunch,
     CheckReport,
     merge_findings,
@@ -39,16 +40,22 @@ def check(
     arguments: Sequence[str],
     archs: Sequence[str],
     budget_seconds: float,
+    is_executed: bool = False,
 ) -> CheckReport:
     """Execute `path` with `arguments`, as on a GPU of each of `archs`, one after another.
 
+    With `is_executed` each launch is also executed as machine code of those GPUs, which are AMD's.
     Reports on `kernel`, or on all. Each GPU gets an equal part of the budget. The program's own
     output goes to stderr. Raises UsageError (no such file, a kernel that was not launched) and
     HypoError (the process died, or launched nothing).
     """
     if not path.is_file():
         raise UsageError(f"{path}: no such file")
-    runs = [_run(path, arguments, arch, budget_seconds / len(archs)) for arch in archs]
+    requests = [
+        CheckRequest(str(path), list(arguments), arch, budget_seconds / len(archs), "", is_executed)
+        for arch in archs
+    ]
+    runs = [_run(request) for request in requests]
     launches = tuple(launch for run in runs for launch in run.launches)
     errors = {run.arch: run.error for run in runs if run.error is not None}
     findings = merge_findings({run.arch: run.findings for run in runs})
@@ -61,6 +68,7 @@ def check(
         _of(kernel, merge_headroom(run.headroom for run in runs)),
         _of(kernel, launches),
         _error_text(errors, len(archs)),
+        (EMULATED,) if is_executed else (),
     )
 
 
@@ -75,11 +83,11 @@ class _Run:
     error: str | None
 
 
-def _run(path: Path, arguments: Sequence[str], arch: str, budget_seconds: float) -> _Run:
+def _run(asked: CheckRequest) -> _Run:
     with tempfile.TemporaryDirectory(prefix="hypo-check-") as folder:
         report = Path(folder) / "report.jsonl"
         report.touch(mode=0o600)
-        request = CheckRequest(str(path), list(arguments), arch, budget_seconds, str(report))
+        request = msgspec.structs.replace(asked, report=str(report))
         done = subprocess.run(
             [*package.module_command("hypocenter.check.runtime"), msgspec.json.encode(request)],
             stdin=subprocess.DEVNULL,
@@ -93,8 +101,8 @@ def _run(path: Path, arguments: Sequence[str], arch: str, budget_seconds: float)
     launches = (line.launch for line in lines if line.launch is not None)
     findings = tuple(line.finding for line in lines if line.finding is not None)
     headroom = tuple(line.headroom for line in lines if line.headroom is not None)
-    named = tuple(msgspec.structs.replace(launch, arch=arch) for launch in launches)
-    return _Run(arch, named, findings, headroom, end.error)
+    named = tuple(msgspec.structs.replace(launch, arch=asked.arch) for launch in launches)
+    return _Run(asked.arch, named, findings, headroom, end.error)
 
 
 def _error_text(errors: Mapping[str, str], num_archs: int) -> str | None:

@@ -29,6 +29,8 @@ class CheckedLaunch(msgspec.Struct, frozen=True):
     stopped: str = ""
     #: As on which GPU.
     arch: str = ""
+    #: Why its machine code was not executed, or not to the end, where that was asked for.
+    unexecuted: str = ""
 
 
 class CheckReport(msgspec.Struct, frozen=True):
@@ -40,8 +42,12 @@ class CheckReport(msgspec.Struct, frozen=True):
     headroom: tuple[Headroom, ...]
     launches: tuple[CheckedLaunch, ...]
     error: str | None
+    #: What ends the report: how it was run, and what was not.
+    notes: tuple[str, ...] = ()
 
 
+#: What stands under every report of machine code that was run here.
+EMULATED = "executed by our emulator of the machine code; not hardware"
 #: A grid that many times as large overflows int32: far enough not to be told of.
 FAR = 100
 
@@ -58,6 +64,10 @@ def report_text(report: CheckReport, *, show_all: bool = False) -> str:
     problems = {launch.kernel: launch.problem for launch in report.launches if launch.problem}
     lines += ["does not compile here (no finding)"] if problems else []
     lines += [f"    {kernel}: {problem}" for kernel, problem in problems.items()]
+    unexecuted = {launch.kernel: launch.unexecuted for launch in report.launches}
+    left = {kernel: why for kernel, why in unexecuted.items() if why}
+    lines += ["not executed as machine code (no finding)"] if left else []
+    lines += [f"    {kernel}: {why}" for kernel, why in left.items()]
     spares = [spare for spare in report.headroom if show_all or _is_near(spare)]
     lines += ["int32 headroom (no finding)"] if spares else []
     lines += [f"    {headroom_text(spare)}" for spare in spares]
@@ -73,6 +83,7 @@ def report_text(report: CheckReport, *, show_all: bool = False) -> str:
             f"{count_text(num, 'finding')} in {count_text(len(launches), 'launch', 'launches')} of "
             f"{count_text(kernels, 'kernel')}, as on {archs}{cut if report.error else ''}"
         )
+    lines += report.notes
     return "\n".join(lines)
 
 

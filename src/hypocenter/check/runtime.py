@@ -32,6 +32,8 @@ class CheckRequest(msgspec.Struct, frozen=True):
     arch: str
     budget_seconds: float
     report: str
+    #: Whether each launch is executed as machine code of `arch` too.
+    is_executed: bool = False
 
 
 class End(msgspec.Struct, frozen=True):
@@ -66,7 +68,6 @@ def _run(request: CheckRequest, write: Any) -> End:
     # NumPy's BLAS threads make small products many times slower on busy cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        from hypocenter.check.launches import Launches
         from hypocenter.check.pretend_gpu import OnCpu, keep_in_backward, pretend
         from hypocenter.check.stream_order import StreamOrder
         from hypocenter.device.limits import named_gpu
@@ -74,7 +75,7 @@ def _run(request: CheckRequest, write: Any) -> End:
         return End(str(error))
     except ImportError as error:
         return End(str(MissingPackage("a check", "torch" if error.name == "torch" else "triton")))
-    launches = Launches(request.budget_seconds, write)
+    launches = _launches(request, write)
     order = StreamOrder(launches.write_finding, launches.watch.is_of_host)
     launches.on_launch = order.note_launch
     pretend(named_gpu(request.arch), launches.watch)
@@ -95,6 +96,16 @@ def _run(request: CheckRequest, write: Any) -> End:
         return End(_describe(error))
     launches.watch.finish()
     return End()
+
+
+def _launches(request: CheckRequest, write: Any) -> Any:
+    from hypocenter.check.launches import Launches
+
+    if not request.is_executed:
+        return Launches(request.budget_seconds, write)
+    from hypocenter.check.machine.triton_launches import MachineLaunches
+
+    return MachineLaunches(request.budget_seconds, write, request.arch)
 
 
 def _left(left: SystemExit, launches: Any) -> End:

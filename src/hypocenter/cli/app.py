@@ -237,12 +237,21 @@ def kernels(
 
 @app.command
 def check(
-    file: Annotated[str, Parameter(help="Python file, as FILE.py or FILE.py:kernel; it is run.")],
+    file: Annotated[
+        str,
+        Parameter(
+            help="FILE.py or FILE.py:kernel, which is run; with --on also HIP, .hsaco and .toml."
+        ),
+    ],
     /,
     *arguments: Annotated[str, Parameter(help="The file's own arguments; after -- for options.")],
     arch: Annotated[
         str, Parameter(name="--arch", help="GPUs that the file sees, between commas, or all.")
     ] = "sm_90",
+    on: Annotated[
+        str,
+        Parameter(name="--on", help="AMD targets whose machine code is executed, between commas."),
+    ] = "",
     budget: Annotated[
         float,
         Parameter(name="--budget", help="Processor seconds for running programs; then a sample."),
@@ -264,10 +273,14 @@ def check(
     races, outputs never written and int32 offsets that overflow. Of several GPUs
     the file is run once for each, and shares the budget. The exit code is 4 when
     something was found.
+
+    With --on each launch is executed as AMD's machine code as well, by our emulator
+    of it (not hardware). HIP is compiled by clang; its launches stand in a .toml
+    file of the same name.
     """
     from hypocenter.cli.verbs import check as cli_check
 
-    cli_check.check(file, arguments, arch, budget, as_json=json, show_all=verbose)
+    cli_check.check(file, arguments, arch, budget, on=on, as_json=json, show_all=verbose)
 
 
 @app.command

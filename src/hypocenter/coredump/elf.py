@@ -1,4 +1,4 @@
-"""ELF files of 64 bits, little-endian, read by sections; the bounds that foreign files need.
+"""ELF files of 64 bits, little-endian, by sections and segments, with bounds for foreign files.
 
 Reads with `pread` what is asked for and no more. Knows nothing of debuggers or lines.
 """
@@ -34,9 +34,19 @@ _SYMBOL = np.dtype(
     ]
 )
 _RELOCATION = np.dtype([("offset", "<u8"), ("info", "<u8"), ("addend", "<i8")])
+_SEGMENT = np.dtype(
+    [
+        *(("type", "<u4"), ("flags", "<u4"), ("offset", "<u8"), ("address", "<u8")),
+        *(("physical", "<u8"), ("size", "<u8"), ("memory", "<u8"), ("align", "<u8")),
+    ]
+)
 
-_PROGBITS, SYMTAB, STRTAB, RELA = 1, 2, 3, 4
+_PROGBITS, SYMTAB, STRTAB, RELA, DYNSYM = 1, 2, 3, 4, 11
 _FUNCTION = 2
+#: Segments that are loaded, and that hold notes; what a segment may be.
+LOAD, NOTE = 1, 4
+EXECUTE = 1
+MAX_SEGMENTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +63,27 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
+class ElfSegment:
+    """One program header: what lies at an address when the file is loaded or was written."""
+
+    type: int
+    flags: int
+    start: int
+    address: int
+    num_bytes: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A name of an image: its address, or its offset, and how many bytes it names."""
+
+    name: str
+    value: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Function:
     """A function of an image: its symbol, and its addresses from `first` to before `past`."""
 
@@ -64,16 +95,27 @@ class Function:
 class Elf:
     """The ELF file in `num_bytes` at `start` of an open file; raises BadCoreDump for no such.
 
-    `name` is what messages call it.
+    `file` is a descriptor, or the bytes themselves; `name` is what messages call it. A dump of a
+    process has no sections: with `by_segments` none is asked for.
     """
 
-    def __init__(self, file: int, start: int, num_bytes: int, name: str) -> None:
+    def __init__(
+        self, file: int | bytes, start: int, num_bytes: int, name: str, *, by_segments: bool = False
+    ) -> None:
         self._file, self._start, self._num_bytes, self.name = file, start, num_bytes, name
         header = self.read(0, _HEADER_BYTES)
         if header[:6] != b"\x7fELF\x02\x01":
             raise BadCoreDump(name, "is no ELF file of 64 bits, little-endian")
+        self.header = header
         self.type = int.from_bytes(header[16:18], "little")
         self.machine = int.from_bytes(header[18:20], "little")
+        self._symbol_table: tuple[Any, bytes] | None = None
+        self._table = np.zeros(0, _SECTION)
+        if not by_segments:
+            self._read_sections(header)
+
+    def _read_sections(self, header: bytes) -> None:
+        name = self.name
         table = int.from_bytes(header[40:48], "little")
         row_bytes, number, names = (
             int.from_bytes(header[i : i + 2], "little") for i in (58, 60, 62)
@@ -91,7 +133,6 @@ class Elf:
             raise BadCoreDump(name, f"has {number} sections, limit {MAX_SECTIONS}")
         self._table = np.frombuffer(self.read(table, number * row_bytes), _SECTION)
         self._names = self.section(names)
-        self._symbol_table: tuple[Any, bytes] | None = None
 
     def read(self, offset: int, num_bytes: int) -> bytes:
         """So many bytes of the image; raises BadCoreDump where it has fewer."""
@@ -100,10 +141,50 @@ class Elf:
             raise BadCoreDump(self.name, f"is cut off or damaged: it refers to {past}")
         if num_bytes > MAX_SECTIONS * _SECTION.itemsize:
             raise BadCoreDump(self.name, f"has a part of {num_bytes} bytes, too large to read")
-        data = os.pread(self._file, num_bytes, self._start + offset)
+        first = self._start + offset
+        if isinstance(self._file, bytes):
+            data = self._file[first : first + num_bytes]
+        else:
+            data = os.pread(self._file, num_bytes, first)
         if len(data) != num_bytes:
             raise BadCoreDump(self.name, "became shorter while it was read")
         return data
+
+    # -- segments -------------------------------------------------------------------------------
+
+    def segments(self, kind: int) -> tuple[ElfSegment, ...]:
+        """The program headers of a type, in order."""
+        table = int.from_bytes(self.header[32:40], "little")
+        row_bytes, number = (int.from_bytes(self.header[i : i + 2], "little") for i in (54, 56))
+        if not number:
+            return ()
+        if row_bytes != _SEGMENT.itemsize or number >= MAX_SEGMENTS:
+            raise BadCoreDump(
+                self.name, f"has {number} segments of {row_bytes} bytes a header, which is no ELF64"
+            )
+        rows = np.frombuffer(self.read(table, number * row_bytes), _SEGMENT)
+        keys = ("type", "flags", "offset", "address", "size", "memory")
+        return tuple(
+            ElfSegment(*(int(row[key]) for key in keys)) for row in rows[rows["type"] == kind]
+        )
+
+    def notes(
+        self, segment: ElfSegment, limit: int = MAX_SECTION_BYTES
+    ) -> Iterator[tuple[str, int, bytes]]:
+        """Owner, type and bytes of each note of a segment; raises BadCoreDump where one is cut."""
+        if segment.num_bytes > limit:
+            raise BadCoreDump(self.name, f"has {segment.num_bytes} bytes of notes, limit {limit}")
+        data, at = self.read(segment.start, segment.num_bytes), 0
+        while at + 12 <= len(data):
+            owner_bytes, note_bytes, kind = (
+                int.from_bytes(data[at + i : at + i + 4], "little") for i in (0, 4, 8)
+            )
+            first = at + 12 + (owner_bytes + 3 & ~3)
+            if first + note_bytes > len(data):
+                raise BadCoreDump(self.name, f"has a note of {note_bytes} bytes that is cut off")
+            owner = data[at + 12 : at + 12 + owner_bytes].rstrip(b"\0").decode(errors="replace")
+            yield owner, kind, data[first : first + note_bytes]
+            at = first + (note_bytes + 3 & ~3)
 
     # -- sections -------------------------------------------------------------------------------
 
@@ -182,6 +263,35 @@ class Elf:
         first = int(symbol["value"])
         return Function(_text(names, int(symbol["name"])), first, first + int(symbol["size"]))
 
+    def symbol(self, name: str) -> Symbol | None:
+        """The first symbol of that name."""
+        symbols, names = self._symbols()
+        wanted = name.encode() + b"\0"
+        if symbols is None or len(wanted) > MAX_NAME_BYTES:
+            return None
+        for row in symbols:
+            at = int(row["name"])
+            if names[at : at + len(wanted)] == wanted:
+                return Symbol(name, int(row["value"]), int(row["size"]))
+        return None
+
+    def relocations(self) -> Iterator[tuple[int, int, int]]:
+        """Of each word that loading fills: its address, the type, and symbol value plus addend."""
+        for table in self.of_type(RELA):
+            symbols = self.section(table.link)
+            if symbols.type != DYNSYM:
+                continue
+            values = np.frombuffer(self._whole_rows(symbols, _SYMBOL), _SYMBOL)["value"]
+            for row in np.frombuffer(self._whole_rows(table, _RELOCATION), _RELOCATION):
+                number, kind = divmod(int(row["info"]), 1 << 32)
+                if number >= len(values):
+                    raise BadCoreDump(self.name, f"refers to symbol {number} of {len(values)}")
+                filled = int(values[number]) + int(row["addend"])
+                yield int(row["offset"]), kind, filled % (1 << 64)
+
+    def _whole_rows(self, section: Section, row: np.dtype[Any]) -> bytes:
+        return self.data(section)[: section.num_bytes // row.itemsize * row.itemsize]
+
     def code(self, address: int, num_bytes: int) -> bytes:
         """Bytes of a section that is loaded at addresses; fewer where the section ends."""
         first, sizes = self._table["address"], self._table["size"]
@@ -216,7 +326,7 @@ class Elf:
         return self._symbol_table
 
     def _read_symbols(self) -> tuple[Any, bytes]:
-        table = next(self.of_type(SYMTAB), None)
+        table = next(self.of_type(SYMTAB), None) or next(self.of_type(DYNSYM), None)
         if table is None:
             return None, b""
         whole = table.num_bytes // _SYMBOL.itemsize * _SYMBOL.itemsize

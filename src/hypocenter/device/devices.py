@@ -51,12 +51,19 @@ def open_device(name: str) -> str:
         from hypocenter.device.sim.sim import open_sim
 
         backend: Backend = open_sim(name, blocking=launch_blocking() is not None)
+    elif name.startswith("emu:"):
+        from hypocenter.device.limits import simulated_name
+
+        simulated_name(name)
+        from hypocenter.device.amd.emu import open_emu
+
+        backend = open_emu(name, blocking=launch_blocking() is not None)
     elif name.split(":")[0] in ("cuda", "hip"):
         from hypocenter.device.gpu.torch_gpu import open_gpu
 
         backend = open_gpu(name)
     else:
-        raise BadSetting("device", name, "must be cpu, cuda, hip or sim:NAME")
+        raise BadSetting("device", name, "must be cpu, cuda, hip, sim:NAME or emu:NAME")
     _register(name, backend)
     return name
 

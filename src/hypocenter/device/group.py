@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from hypocenter.base.errors import DeviceFault, MissingPackage, UsageError
+from hypocenter.settings.config import is_simulated
 
 if TYPE_CHECKING:
     from hypocenter.base.tensor import Tensor
@@ -73,7 +74,7 @@ class Group:
         named = "all_gather_single"
         named = named if hasattr(distributed, named) else "all_gather_into_tensor"
         self._gather: Callable[..., Any] = getattr(distributed, named)
-        self._is_simulated = device.startswith("sim:")
+        self._is_simulated = is_simulated(device)
         library = "gloo" if self._is_simulated else "nccl"
         if not distributed.is_available() or not getattr(distributed, f"is_{library}_available")():
             raise UsageError(f"tensor_parallel needs torch with {library}; this one has none")

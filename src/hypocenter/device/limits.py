@@ -265,15 +265,17 @@ PRODUCTS: Mapping[str, str] = {
 
 #: The GPUs that `sim.py` can be.
 SIMULATED = ("sim:mi300x", "sim:h200", "sim:rx7900xtx")
+#: The GPUs whose machine code `amd/` executes.
+EXECUTED = ("emu:mi300x", "emu:mi355x", "emu:rx7900xtx", "emu:rx9070xt")
 
 
 def simulated_name(name: str) -> str:
-    """A name of SIMULATED, written as there; raises UsageError for any other."""
-    key = name.lower()
-    if key not in SIMULATED:
-        near = difflib.get_close_matches(key, SIMULATED, n=1)
+    """A name of SIMULATED or EXECUTED, written as there; raises UsageError for any other."""
+    key, names = name.lower(), (*SIMULATED, *EXECUTED)
+    if key not in names:
+        near = difflib.get_close_matches(key, names, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise UsageError(f"no simulated GPU {name!r}; {hint}known are {', '.join(SIMULATED)}")
+        raise UsageError(f"no simulated GPU {name!r}; {hint}known are {', '.join(names)}")
     return key
 
 

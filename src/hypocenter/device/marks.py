@@ -19,6 +19,7 @@ from hypocenter.base.tensor import Allocation, DType, Tensor
 from hypocenter.device import copies, devices, memory
 from hypocenter.record import ring
 from hypocenter.record.recorder import Recorder, current
+from hypocenter.settings.config import is_simulated
 
 log = logging.getLogger("hypocenter.recorder")
 
@@ -79,7 +80,7 @@ def _of_recorder(recorder: Recorder, device: str) -> MarkMemory | None:
 def catch_up(device: str) -> None:
     """Bring the device's count of runs in line, after one that may have ended before its marks."""
     recorder = current()
-    found = None if device.startswith("sim:") else mark_memory(device)
+    found = None if is_simulated(device) else mark_memory(device)
     if isinstance(recorder, Recorder) and found is not None:
         num_runs = np.array([recorder.mark_runs.count(device)], np.int64)
         copies.to_device(found.runs, num_runs, is_recorded=True)

@@ -12,6 +12,7 @@ from hypocenter.contracts.demands import Arg, Scalar
 from hypocenter.device.marks import mark_memory, sim_mark
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
+from hypocenter.settings.config import is_simulated
 
 CONTRACT = Contract(
     "mark",
@@ -39,7 +40,7 @@ def mark(plan: PlanBuilder) -> None:
     if plan.device == "cpu" or not plan.launches:
         return
     launch = min(len(plan.launches) - 1, 0xFFFF)
-    if plan.device.startswith("sim:"):
+    if is_simulated(plan.device):
         plan.mark(sim_mark(plan.device, launch))
         return
     found = mark_memory(plan.device)

@@ -12,7 +12,7 @@ from hypocenter.device.choice import choose_device
 from hypocenter.hub.find import find_model
 from hypocenter.model.facts.families import FAMILIES
 from hypocenter.model.tensors.footprint import host_room
-from hypocenter.settings.config import AUTO, OnProgress
+from hypocenter.settings.config import AUTO, OnProgress, is_simulated
 
 
 def file_of(
@@ -45,7 +45,7 @@ def _room_bytes(device: str) -> int | None:
     """Memory that is left where a model is to run; None where nobody says, as of simulated GPUs."""
     if device == AUTO:
         device = choose_device().device
-    if device.startswith("sim:"):
+    if is_simulated(device):
         return None
     if device != "cpu":
         return free_bytes_of(device, os.environ)

@@ -37,6 +37,7 @@ from hypocenter.record.gap import Gap
 from hypocenter.record.known_launch import KnownLaunch, full_launch
 from hypocenter.record.module_texts import ModuleDigests
 from hypocenter.record.run_records import CheckRecord, DeviceRecord, ModelRecord, ProcessRecord
+from hypocenter.settings.config import is_simulated
 
 MAGIC = int.from_bytes(b"hyporing", "little")
 VERSION = 3
@@ -413,7 +414,7 @@ def _progress(header: memoryview, plans: list[PlanRecord], devices: list[DeviceR
     if plan.device == "cpu":  # each launch ends before the next one begins
         before = submitted.launch - 1
         return Reached(submitted, Place(submitted.step, plan.id, before) if before >= 0 else None)
-    if plan.device.startswith("sim:"):
+    if is_simulated(plan.device):
         return Reached(submitted, place_of(header[CELL_COMPLETED]))
     # A device is told of when it is opened, and again when it has its slot.
     slots = [

@@ -131,9 +131,13 @@ def is_of_capture(code: int | None) -> bool:
     return code is not None and 900 <= code <= 908
 
 
+#: How the errors of runtimes begin: in torch, Triton and ggml.
+_RUNTIMES = ("Triton Error", "CUDA error", "HIP error", "ROCm error")
+
+
 def code_in(text: str) -> int | None:
     """The number of the error that an exception of torch or Triton tells of; None for others."""
-    if "Triton Error" not in text and "CUDA error" not in text and "HIP error" not in text:
+    if not any(words in text for words in _RUNTIMES):
         return None
     lowered = text.lower()
     found = [code for sentence, code in _SENTENCES.items() if sentence in lowered]

@@ -64,6 +64,7 @@ class FindingKind(enum.StrEnum):
     READ_IN_FLIGHT = "read in flight"
     REWRITTEN_IN_FLIGHT = "rewritten in flight"
     REUSED_IN_FLIGHT = "reused in flight"
+    OTHER_RESULT = "other result"
 
 
 #: An offset left its type; by the type's name in Triton.

@@ -54,8 +54,15 @@ CONSTRAINTS = ("json_schema", "json_object", "grammar", "regex", "choice")
 MAX_KEY_BYTES = 1 << 16
 #: The device that suits the machine and the model (`device/choice.py`).
 AUTO = "auto"
-DEVICE = re.compile(r"cpu|(cuda|hip)(:[0-9]{1,3})?|sim:[a-z0-9]{1,20}")
-DEVICE_LIMIT = "must be auto, cpu, cuda, hip, cuda:N, hip:N or sim:NAME"
+DEVICE = re.compile(r"cpu|(cuda|hip)(:[0-9]{1,3})?|(sim|emu):[a-z0-9]{1,20}")
+DEVICE_LIMIT = "must be auto, cpu, cuda, hip, cuda:N, hip:N, sim:NAME or emu:NAME"
+
+
+def is_simulated(device: str) -> bool:
+    """Whether a device is no GPU, but what `device/sim/` or `device/amd/` stand for one with."""
+    return device.startswith(("sim:", "emu:"))
+
+
 #: Is told what is being done, and how much of it is, from 0 to 1.
 OnProgress = Callable[[str, float], None]
 
@@ -372,8 +379,8 @@ class EngineConfig:
     device: str = setting(
         AUTO,
         Checked(check=_device),
-        "auto, the GPU that has room, else the CPU; cpu, cuda, hip, or a simulated GPU such as "
-        "sim:mi300x.",
+        "auto, the GPU that has room, else the CPU; cpu, cuda, hip, a simulated GPU such as "
+        "sim:mi300x, or emu:mi300x, which executes AMD's machine code on the CPU.",
         cli=("--device",),
     )
     context_length: int | None = setting(

@@ -35,9 +35,16 @@ _AMD = re.compile(
     r"Memory access fault by GPU node-\d+ \(Agent handle: [^)]*\) on address "
     r"(0x[0-9a-fA-F]{1,16}|\(nil\))\. Reason: ([^\n]{0,300})"
 )
+#: A line of CLR's (rocdevice.cpp) beside it. It goes through all queues: a kernel that it names was
+#: under way, and may not be the one that faulted.
+_AMD_CLR = re.compile(
+    r"Memory Fault Error \[(?:[^\]\n]{0,200}?faulting addr: ?(0x[0-9a-fA-F]{1,16}),\s{1,8})?"
+    r"[^\]\n]{0,200}?kernel: ([^\n]{1,1000})\]"
+)
 _AMD_HANG = re.compile(r"HW Exception by GPU node-\d+ [^\n]{0,200}reason ?:([^\n]{0,200})")
 _AMD_QUEUE = re.compile(
-    r"Queue 0x[0-9a-fA-F]{1,16} aborting with error ?: ?(HSA_STATUS_ERROR\w{0,60}): ([^\n]{1,300})"
+    r"Queue (?:0x[0-9a-fA-F]{1,16} aborting with error ?: ?|error - )"
+    r"(HSA_STATUS_ERROR\w{0,60})(?:: ([^\n]{1,300}))?"
 )
 _OURS = re.compile(
     r"(?:^hypo: |^error: |^hypocenter\.errors\.DeviceFault: )((?:cuda|hip|sim)(?::\w{1,30})?): (?:"
@@ -50,7 +57,7 @@ _BAD_LOGITS = re.compile(
     r"^[^\n]{0,600}logits row \d+: (?:\d+ of \d+ values are NaN|all \d+)[^\n]*", re.M
 )
 _RUNTIME = re.compile(
-    r"^[^\n]{0,300}?\b(CUDA|HIP|Triton) [Ee]rror(?: \[(?:CUDA|HIP)\])?:? ?([^\n]{1,400})", re.M
+    r"^[^\n]{0,300}?\b(CUDA|HIP|ROCm|Triton) [Ee]rror(?: \[(?:CUDA|HIP)\])?:? ?([^\n]{1,400})", re.M
 )
 _DEVICE_ASSERT = re.compile(r"^[^\n]{0,400}Assertion `[^\n]{0,300}` failed\.?", re.M)
 _REFUSED = re.compile(r"^(?:hypo|error): ([^\n]{1,2000})$", re.M)
@@ -245,17 +252,35 @@ def with_kernel_log(fault: FaultRecord, lines: Sequence[str], pid: int | None) -
     return fault
 
 
+def _under_way(stderr: str) -> str:
+    """The kernels that CLR names, with the doubt that belongs to them; "" where it names none."""
+    named = dict.fromkeys(match[2].strip() for match in _AMD_CLR.finditer(stderr))
+    known = [name for name in named if name != "<unknown>"][:4]
+    if not known:
+        return ""
+    return f" (the runtime names {', '.join(known)}: under way, not surely the kernel that faulted)"
+
+
 def _spoken(stderr: str) -> FaultRecord | None:
     """What a driver, a runtime or the engine said of a fault."""
     if match := _AMD.search(stderr):
         page = 0 if match[1] == "(nil)" else int(match[1], 16)
         return FaultRecord(
             kind="crash",
-            message=match[0],
+            message=match[0] + _under_way(stderr),
             error=match[2].strip(),
             address=page,
             address_bytes=PAGE_BYTES,
             access="write" if "write" in match[2].lower() else "",
+            error_kind=ErrorKind.FOUND_LATER,
+        )
+    if match := _AMD_CLR.search(stderr):
+        return FaultRecord(
+            kind="crash",
+            message=f"Memory Fault Error{_under_way(stderr)}",
+            error="memory fault",
+            address=int(match[1], 16) if match[1] else None,
+            address_bytes=PAGE_BYTES,
             error_kind=ErrorKind.FOUND_LATER,
         )
     if match := _AMD_HANG.search(stderr):
@@ -264,7 +289,7 @@ def _spoken(stderr: str) -> FaultRecord | None:
         return FaultRecord(
             kind="crash",
             message=match[0],
-            error=f"{match[1]}: {match[2].partition(' code: ')[0].strip()}",
+            error=f"{match[1]}: {(match[2] or '').partition(' code: ')[0].strip()}".rstrip(": "),
             error_kind=ErrorKind.FOUND_LATER,
         )
     if matches := list(_OURS.finditer(stderr)):

@@ -2,7 +2,7 @@
 
 NVIDIA's driver writes one by itself where variables of the environment say so (the guide of
 cuda-gdb, "GPU core dump support"); until a fault that costs nothing. Ours are light: no memory, but
-code, registers and parameters. AMD's debug agent writes to stderr, if the user has it loaded.
+code, registers and parameters. AMD's debug agent writes to stderr; where ROCm has it, it is loaded.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ _LIGHT = (
     "skip_nonrelocated_elf_images,skip_global_memory,skip_shared_memory,skip_local_memory,"
     "skip_constbank_memory,skip_abort"
 )
+#: ROCm loads the library of this variable beside a program; its debug agent is one.
+_TOOLS, _AGENT = "HSA_TOOLS_LIB", "librocm-debug-agent.so.2"
 #: Programs that attach to a GPU themselves; only one can.
 _DEBUGGERS = frozenset({"cuda-gdb", "compute-sanitizer", "cuda-memcheck", "ncu", "nsys"})
 #: What clocks of files are behind by.
@@ -158,6 +160,21 @@ def watches_driver(environment: Mapping[str, str] = os.environ) -> bool:
     return environment.get(WATCHES_DRIVER, "0") not in ("", "0")
 
 
+def debug_agent(environment: Mapping[str, str], root: Path = Path("/")) -> dict[str, str]:
+    """What has ROCm's debug agent tell of waves at a fault, where it and AMD's driver are there.
+
+    Nothing where the environment has a tool of its own in that place.
+    """
+    if not (root / "dev/kfd").exists() or _TOOLS in environment:
+        return {}
+    places = (environment.get("ROCM_PATH", ""), *sorted(map(str, root.glob("opt/rocm*"))))
+    for place in filter(None, places):
+        agent = Path(place) / "lib" / _AGENT
+        if agent.is_file():
+            return {_TOOLS: str(agent)}
+    return {}
+
+
 @contextlib.contextmanager
 def gpu_dumps(
     environment: Mapping[str, str], command: Sequence[str] = (), root: Path = Path("/")
@@ -169,7 +186,7 @@ def gpu_dumps(
     that the user has made so is read, and stays.
     """
     if not has_driver(root):
-        yield GpuDumps()
+        yield GpuDumps(debug_agent(environment, root))
         return
     if watches_driver(environment):
         yield GpuDumps(why="CUPTI watches the driver, and beside it the driver writes no core dump")

@@ -42,7 +42,8 @@ _COMPILE = re.compile(
     re.M,
 )
 _RUNTIME = re.compile(
-    r"^[^\n]{0,300}?\b(?:CUDA|HIP|Triton) [Ee]rror(?: \[(?:CUDA|HIP)\])?:? ?([^\n]{1,400})", re.M
+    r"^[^\n]{0,300}?\b(?:CUDA|HIP|ROCm|Triton) [Ee]rror(?: \[(?:CUDA|HIP)\])?:? ?([^\n]{1,400})",
+    re.M,
 )
 _ASSERTION = re.compile(
     r"^([^\n:]{1,300}):(\d{1,9}): ([^\n]{1,500}?): "
@@ -64,6 +65,11 @@ _NO_CODE = (
     ),
 )
 _NO_OBJECTS = re.compile(r"^[^\n]{0,200}No compatible code objects found for: (gfx\w{1,12})", re.M)
+#: Of ROCm before 6, and the list that its log has below: a target, and whether code was found.
+_NO_BINARY = re.compile(
+    r"^[^\n]{0,200}hipErrorNoBinaryForG[Pp][Uu]: Unable to find code object for all current", re.M
+)
+_DEVICE_WITHOUT = re.compile(r"amdgcn-amd-amdhsa--(gfx\w{1,12})[\w:+-]{0,40} - \[Not Found\]")
 _FRAME = re.compile(
     r'^  File "([^"\n]{1,400})", line (\d{1,9}), in [^\n]*\n(?:    ([^\n]*)\n)?', re.M
 )
@@ -131,6 +137,14 @@ def _exceptions(stderr: str) -> Iterator[tuple[int, AnyRefusal, str, ErrorKind]]
             sentence="no compatible code objects were found", gpu="the GPU", wanted=match[1]
         )
         yield match.start(), objects, match[0].strip(), ErrorKind.NO_CODE
+    if match := _NO_BINARY.search(stderr):
+        without = _DEVICE_WITHOUT.search(stderr, match.end())
+        binary = NoCode(
+            sentence="no code object was found for all devices",
+            gpu="the GPU" if without else "",
+            wanted=without[1] if without else "",
+        )
+        yield match.start(), binary, match[0].strip(), ErrorKind.NO_CODE
     for match in _RUNTIME.finditer(stderr):
         sentence, code = match[1].strip(), code_in(match[0])
         if is_of_capture(code):

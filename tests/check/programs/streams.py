@@ -19,6 +19,12 @@ def scale(x_ptr, y_ptr, BLOCK: tl.constexpr):
     tl.store(y_ptr + at, tl.load(x_ptr + at) * 2)
 
 
+@triton.jit
+def weigh(x_ptr, factor_ptr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x_ptr + at, tl.load(x_ptr + at) * tl.load(factor_ptr))
+
+
 def launches(side, waits):
     x, y = torch.zeros(256, device="cuda"), torch.zeros(256, device="cuda")
     torch.cuda.synchronize()
@@ -61,6 +67,17 @@ def staged(waits):
         done.record()
     torch.cuda.synchronize()
     return there
+
+
+def mapped(waits):
+    """A kernel reads the host's memory itself: there is no copy that could be waited for."""
+    x, factor = torch.ones(256, device="cuda"), torch.zeros(1, pin_memory=True)
+    for step in range(2):
+        factor[0] = step + 1.0  # FAULT rewritten in flight
+        weigh[(2,)](x, factor, BLOCK=128)
+        if waits:
+            torch.cuda.synchronize()
+    torch.cuda.synchronize()
 
 
 def scratch(side, is_kept):
@@ -147,6 +164,7 @@ def main(is_right):
     halves(side)
     to_host(is_right)
     staged(is_right)
+    mapped(is_right)
     scratch(side, is_right)
     replays(side, is_right)
     on_default_device(is_right)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import struct
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +12,12 @@ from typing import Any
 import gpu_specimens as specimens
 import msgspec
 import pytest
+from repository import ROOT
 
 from hypocenter.base.errors import HypoError, UsageError
+from hypocenter.device.amd.bundle import code_of_bundle
 from hypocenter.device.limits import TABLE
-from hypocenter.device.offline.code_object import CodeFacts, amd_metadata, read_cubin, read_hsaco
+from hypocenter.device.offline.code_object import CodeFacts, read_cubin, read_hsaco
 from hypocenter.device.offline.compile import (
     compile_for,
     compile_source,
@@ -213,26 +214,10 @@ def test_a_tool_that_fails_is_named() -> None:
         read_cubin(b"", "false", "false")
 
 
-def test_a_code_object_that_is_none_is_refused() -> None:
-    good = _compiled(specimens.copy(), "gfx942").asm["hsaco"]
-    assert amd_metadata(good)["amdhsa.target"].endswith("gfx942")
-    (headers_at,) = struct.unpack_from("<Q", good, 32)
-    for cut in (0, 5, 20, 40, headers_at + 30, good.index(b"AMDGPU\0") + 40):
-        with pytest.raises(HypoError, match="AMD code object"):
-            amd_metadata(good[:cut])
-    with pytest.raises(HypoError, match="no little-endian 64-bit ELF for AMDGPU"):
-        amd_metadata(_compiled(specimens.copy(), "sm_80").asm["cubin"])
-    with pytest.raises(HypoError, match="AMD code object: no metadata note"):
-        amd_metadata(good.replace(b"AMDGPU\0", b"AMDGPV\0"))
-    two = msgspec.msgpack.encode({"amdhsa.kernels": [{}, {}]})
-    note = struct.pack("<III8s", 7, len(two), 32, b"AMDGPU\0\0") + two
-    header = struct.pack("<IIQQQQ", 4, 0, 120, 0, 0, len(note)) + bytes(16)
-    elf = bytearray(64)
-    elf[:20] = good[:20]
-    struct.pack_into("<Q", elf, 32, 64)
-    struct.pack_into("<HH", elf, 54, 56, 1)
+def test_an_object_of_several_kernels_is_not_one_launch() -> None:
+    bundle = (ROOT / "tests" / "fixtures" / "amd" / "saxpy.bundle").read_bytes()
     with pytest.raises(HypoError, match="2 kernels, but one was compiled"):
-        read_hsaco(bytes(elf) + header + note, "")
+        read_hsaco(code_of_bundle(bundle, "saxpy.bundle", "gfx942"), "")
 
 
 # Counted by hand: registers per lane and SIMD, waves per block, LDS.

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from hypocenter.base.errors import EXIT_GATE, HypoError, UsageError
 from hypocenter.check import check as checker
-from hypocenter.check.report import report_text
+from hypocenter.check.machine.file_kinds import is_machine_file
+from hypocenter.check.report import CheckReport, report_text
 from hypocenter.cli.output import say, show, show_json
+from hypocenter.device.amd.targets import EXECUTED
 from hypocenter.device.limits import named_archs
 
 MAX_BUDGET_SECONDS = 1e6
@@ -25,6 +27,7 @@ def check(
     archs: str,
     budget_seconds: float,
     *,
+    on: str = "",
     as_json: bool,
     show_all: bool = False,
 ) -> None:
@@ -37,11 +40,41 @@ def check(
             f"--budget is {budget_seconds}, but must be above 0 and at most {MAX_BUDGET_SECONDS:g}"
         )
     path, kernel = split_target(target)
-    asked = named_archs(archs)
+    if on and is_machine_file(path):
+        if arguments:
+            raise UsageError(f"{path} takes no arguments; its launches have theirs")
+        from hypocenter.check.machine.check_file import check_machine
+
+        with _saying_if_slow(f"running {path} on an emulated GPU, every access checked ..."):
+            report = check_machine(path, executed_archs(on), budget_seconds)
+        _print_report(report, as_json=as_json, show_all=show_all)
+        return
+    if is_machine_file(path):
+        raise UsageError(f"{path} holds AMD's code: say on which target, as --on gfx942")
+    asked = executed_archs(on) if on else named_archs(archs)
     with _saying_if_slow(f"running {path} on the CPU, every access checked ..."):
         report = checker.check(
-            path, kernel=kernel, arguments=arguments, archs=asked, budget_seconds=budget_seconds
+            path,
+            kernel=kernel,
+            arguments=arguments,
+            archs=asked,
+            budget_seconds=budget_seconds,
+            is_executed=bool(on),
         )
+    _print_report(report, as_json=as_json, show_all=show_all)
+
+
+def executed_archs(on: str) -> list[str]:
+    """The targets of --on; raises UsageError for one whose code is not executed."""
+    found = named_archs(on)
+    for arch in found:
+        if arch not in EXECUTED:
+            raise UsageError(f"--on {arch}: machine code is executed for {', '.join(EXECUTED)}")
+    return found
+
+
+def _print_report(report: CheckReport, *, as_json: bool, show_all: bool) -> None:
+    path = report.path
     if as_json:
         show_json(report)
     else:

@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +51,7 @@ from hypocenter.record.runtime_text import is_without_driver
 from hypocenter.settings.environment import Environment
 from hypocenter.watch import collect, dead_runs, foreign_runs
 from hypocenter.watch.child import START_SECONDS, Deadlines, Ended, watch
+from hypocenter.watch.gpu_dumps import debug_agent
 
 if TYPE_CHECKING:
     from hypocenter.lab.victim import Victim
@@ -341,6 +342,12 @@ def _bundle_of_last(asked: DoctorOptions) -> Path:
 # -- from a command -------------------------------------------------------------------------------
 
 
+def _say_agent(environment: Mapping[str, str]) -> None:
+    """What is set for a command beside our own variables: they change how it runs."""
+    for name, value in debug_agent(environment).items():
+        say(f"{name}={value} is set for the command, so that ROCm tells where waves stood")
+
+
 def _bundle_of_command(request: DoctorRequest) -> tuple[Path | None, Bundle]:
     """Run it, and save a bundle; leaves with its exit code when there is nothing to examine.
 
@@ -351,9 +358,13 @@ def _bundle_of_command(request: DoctorRequest) -> tuple[Path | None, Bundle]:
         deadlines = deadlines_of(request)
         # The report is all that stdout has, where a program reads it.
         stdout = sys.stderr.fileno() if request.as_json or asked.markdown else None
+        environment = environment_of(
+            runs, suspect=asked.suspect, is_own=request.is_own, is_nan=asked.nan
+        )
+        _say_agent(environment)
         ended = watch(
             command_of(request),
-            environment_of(runs, suspect=asked.suspect, is_own=request.is_own, is_nan=asked.nan),
+            environment,
             runs,
             pass_on,
             deadlines,

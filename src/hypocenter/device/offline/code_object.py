@@ -1,28 +1,22 @@
 """What compiled machine code says of itself: registers, spills, width of its memory instructions.
 
-Reads AMD code objects (an ELF note) and assembly, and NVIDIA cubins through the vendor's own tools;
+Reads AMD code objects with their assembly, and NVIDIA cubins through the vendor's own tools;
 compiles nothing and judges nothing.
 """
 
 from __future__ import annotations
 
 import re
-import struct
 import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from hypocenter.base.errors import HypoError
+from hypocenter.device.amd.code_object import CodeObject
 
-_PT_NOTE = 4
-_NT_AMDGPU_METADATA = 32  # AMDGPUUsage, "Code Object V3 and Above Note Records"
-_EM_AMDGPU = 224
 _TOOL_SECONDS = 60
 
 
@@ -50,63 +44,27 @@ class CodeFacts:
 def read_hsaco(elf: bytes, assembly: str) -> CodeFacts:
     """Facts of an AMD code object with one kernel, and of its assembly as LLVM prints it.
 
-    Raises HypoError when the object is no AMDGPU ELF, is cut off or holds no metadata.
+    Raises BadCodeObject when the object cannot be read, HypoError when it holds several kernels.
     """
-    kernels = amd_metadata(elf).get("amdhsa.kernels") or []
+    kernels = list(CodeObject(elf, "AMD code object").kernels.values())
     if len(kernels) != 1:
         raise HypoError(f"AMD code object: {len(kernels)} kernels, but one was compiled")
-    facts = kernels[0]
+    kernel = kernels[0]
     names = [
         line.split(None, 1)[0] for line in assembly.splitlines() if _AMD_INSTRUCTION.match(line)
     ]
     return CodeFacts(
-        registers=facts[".vgpr_count"],
-        scalar_registers=facts[".sgpr_count"],
-        accumulators=facts.get(".agpr_count"),
-        spills=facts[".vgpr_spill_count"] + facts[".sgpr_spill_count"],
-        scratch_bytes=facts[".private_segment_fixed_size"],
-        static_shared_bytes=facts[".group_segment_fixed_size"],
-        max_threads=facts[".max_flat_workgroup_size"],
+        registers=kernel.vector_registers,
+        scalar_registers=kernel.scalar_registers,
+        accumulators=kernel.accumulators,
+        spills=kernel.vector_spills + kernel.scalar_spills,
+        scratch_bytes=kernel.descriptor.private_bytes,
+        static_shared_bytes=kernel.descriptor.group_bytes,
+        max_threads=kernel.max_threads,
         num_instructions=len(names),
         loads=_amd_widths(names, "load"),
         stores=_amd_widths(names, "store"),
     )
-
-
-def amd_metadata(elf: bytes) -> dict[str, Any]:
-    """The msgpack map in an AMD code object's NT_AMDGPU_METADATA note; raises HypoError."""
-    if elf[:6] != b"\x7fELF\x02\x01" or elf[18:20] != _EM_AMDGPU.to_bytes(2, "little"):
-        raise HypoError("AMD code object: no little-endian 64-bit ELF for AMDGPU")
-    try:
-        for note in _notes(elf):
-            decoded = msgspec.msgpack.decode(note)
-            if isinstance(decoded, dict):
-                return decoded
-    except (struct.error, msgspec.DecodeError) as error:
-        raise HypoError(f"AMD code object: {error}") from error
-    raise HypoError("AMD code object: no metadata note")
-
-
-def _notes(elf: bytes) -> Iterable[bytes]:
-    """Payloads of the AMDGPU metadata notes of an ELF64 file."""
-    (headers_at,) = struct.unpack_from("<Q", elf, 32)
-    header_bytes, num_headers = struct.unpack_from("<HH", elf, 54)
-    for index in range(num_headers):
-        header = struct.unpack_from("<IIQQQQ", elf, headers_at + index * header_bytes)
-        kind, at, size = header[0], header[2], header[5]
-        if kind != _PT_NOTE:
-            continue
-        end = at + size
-        while at < end:
-            name_bytes, note_bytes, note_type = struct.unpack_from("<III", elf, at)
-            name_at = at + 12
-            note_at = name_at + (name_bytes + 3 & ~3)
-            if (
-                elf[name_at : name_at + name_bytes] == b"AMDGPU\0"
-                and note_type == _NT_AMDGPU_METADATA
-            ):
-                yield elf[note_at : note_at + note_bytes]
-            at = note_at + (note_bytes + 3 & ~3)
 
 
 _AMD_INSTRUCTION = re.compile(r"\t(?:v|s|ds|global|buffer|flat|scratch|image)_\w+")

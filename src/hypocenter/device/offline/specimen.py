@@ -42,6 +42,16 @@ class Specimen:
         """The kernel's name, as a launch log shows it."""
         return str(getattr(self.kernel, "name", None) or self.kernel.__name__)
 
+    def key(self) -> tuple[Any, ...]:
+        """Equal for launches that compile to the same."""
+        facts = (self.signature, self.constants, self.options)
+        return (
+            self.jit.fn,
+            *(tuple(sorted(fact.items())) for fact in facts),
+            self.divisible,
+            self.huge,
+        )
+
 
 def of_device(names: Iterable[str], *, is_nvidia: bool, overlaps: bool) -> dict[str, bool]:
     """Constants among a kernel's parameters `names` that the GPU decides, and not the launch.

@@ -119,6 +119,16 @@ class SimMemory:
             self._bytes[page << PAGE_BITS : (page + 1) << PAGE_BITS] = POISON
             self._pages[page] = _READY
 
+    def region(self) -> tuple[int, int, int, int, int]:
+        """First address, end, where it lies in this process, that it may be written, and where its
+        table of pages lies: a byte a page."""
+        end = self.base + self.num_bytes
+        return self.base, end, self._host_base, 1, self._pages.ctypes.data
+
+    def make_ready(self, address: int) -> None:
+        """Poison the page around an address where nobody has touched it."""
+        self._make_ready(address - self.base, 1)
+
     # -- the host's copies, of ranges that is_mapped holds for ------------------------------------
 
     def write_bytes(self, address: int, data: Array) -> None:

@@ -57,6 +57,8 @@ class QueuedLaunch:
     order: Iterator[int]
     values: dict[str, Any] | None = None
     num_steps: int = 0
+    #: Machine code, on a device that executes it.
+    code: Any = None
 
 
 @dataclass(slots=True, eq=False)

@@ -14,7 +14,7 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from hypocenter.device.graph import Graph, Graphs
 from hypocenter.device.interpret.interpret import Interpretation, Pointer, interpreting
 from hypocenter.device.limits import SIMULATED as NAMES
 from hypocenter.device.limits import GpuLimits, launch_check, named_gpu, simulated_name
+from hypocenter.device.offline.specimen import Specimen
 from hypocenter.device.sim.memory import PAGE_BYTES, BadAccess, CachingAllocator, SimMemory
 from hypocenter.device.sim.queue import (
     Copy,
@@ -98,7 +99,7 @@ def open_sim(name: str, seed: int = 0, **options: Any) -> SimGpu:
     return SimGpu(key, named_gpu(key.removeprefix("sim:")), seed, **options)
 
 
-class _Unfinished(Exception):
+class Unfinished(Exception):
     pass
 
 
@@ -142,7 +143,7 @@ class SimGpu:
         # Address space is twice the memory, so that its gaps take none of it. AMD's runtime leaves
         # a page between allocations (HSA_SVM_GUARD_PAGES), NVIDIA's does not.
         whole = limits.memory_bytes // PAGE_BYTES * PAGE_BYTES
-        base = _FIRST_BASE + NAMES.index(name) * _BASE_STEP if name in NAMES else _FIRST_BASE
+        base = self._base_of(name)
         native = interpreter()._interpreter
         self._memory = SimMemory(base, 2 * whole, native, requires_alignment=not is_amd)
         self.allocator = CachingAllocator(self._memory, name, whole, int(is_amd))
@@ -156,6 +157,14 @@ class SimGpu:
     @property
     def name(self) -> str:
         return self._name
+
+    #: What is done with a kernel, for a message.
+    _is_run = "interpreted"
+
+    @staticmethod
+    def _base_of(name: str) -> int:
+        """Where its memory begins."""
+        return _FIRST_BASE + NAMES.index(name) * _BASE_STEP if name in NAMES else _FIRST_BASE
 
     # -- memory ---------------------------------------------------------------------------------
 
@@ -301,8 +310,10 @@ class SimGpu:
             if self._compile_check:
                 self._refuse_uncompilable(jit, arguments, {"num_warps": num_warps, **options})
             x, y, z = (int(size) for size in (*grid, 1, 1)[:3])
+            code = self._code_of(jit, arguments, {"num_warps": num_warps, **options})
+            item = QueuedLaunch(jit, (x, y, z), arguments, iter(()), code=code)
             if self._captured is not None:
-                self._captured.append(QueuedLaunch(jit, (x, y, z), arguments, iter(())))
+                self._captured.append(item)
                 return
             log.debug(
                 "Launch: kernel=%s, grid=(%d,%d,%d), block=(%d,1,1)",
@@ -312,7 +323,8 @@ class SimGpu:
                 z,
                 num_warps * self.limits.wavefront,
             )
-            self._streams.add(QueuedLaunch(jit, (x, y, z), arguments, self._order((x, y, z))))
+            item.order = self._order((x, y, z))
+            self._streams.add(item)
             if self._blocking:
                 self._drain(call, is_asynchronous=False, kernel=jit.__name__)
             self._wait_if_full(call, jit.__name__)
@@ -340,11 +352,13 @@ class SimGpu:
             self._drain(f"call of {item.name}", is_asynchronous=False, kernel=item.name)
         self._wait_if_full(f"call of {item.name}", item.name)
 
-    def _refuse_uncompilable(
-        self, jit: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> None:
-        from hypocenter.device.offline.compile import compile_for
+    def _code_of(self, jit: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+        """What a launch executes in place of the interpreter: here nothing."""
 
+    def specimen_of(
+        self, jit: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> Specimen:
+        """What Triton would compile for this launch."""
         constants = {p.name: arguments[p.name] for p in jit.params if p.is_constexpr}
         constants |= {name: value for name, value in arguments.items() if value is None}
         values = {k: v for k, v in arguments.items() if k not in constants}
@@ -356,12 +370,17 @@ class SimGpu:
         divisible = tuple(
             k for k, v in whole.items() if type(v) is int and v % 16 == 0 and k not in free
         )
-        key = (jit.fn, *signature.items(), *constants.items(), divisible, *sorted(options.items()))
+        return Specimen(jit, signature, constants, divisible, options)
+
+    def _refuse_uncompilable(
+        self, jit: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> None:
+        from hypocenter.device.offline.compile import compile_specimen
+
+        specimen = self.specimen_of(jit, arguments, options)
+        key = specimen.key()
         if key not in self._compiled:
-            found = compile_for(
-                jit, signature, constants, self.limits.arch, divisible=divisible, options=options
-            )
-            self._compiled[key] = found.problems
+            self._compiled[key] = compile_specimen(specimen, self.limits.arch).problems
         if problems := self._compiled[key]:
             raise LaunchRejected(jit.__name__, NotCompiled(reasons=problems))
 
@@ -418,9 +437,7 @@ class SimGpu:
             if isinstance(entry, QueuedCall):
                 self._queue_call(entry)
                 continue
-            self._streams.add(
-                QueuedLaunch(entry.jit, entry.grid, entry.arguments, self._order(entry.grid))
-            )
+            self._streams.add(replace(entry, order=self._order(entry.grid), values=None))
             self._wait_if_full("replay of a graph")
 
     def mark(self, number: int) -> None:
@@ -444,14 +461,14 @@ class SimGpu:
                 while ready_queues := self._streams.ready_queues():
                     self._advance(self._random.choice(ready_queues))
                 if self._streams.is_stuck():
-                    raise _Unfinished
+                    raise Unfinished
                 self._streams.clear()
             except BadAccess as bad:
                 self._fault(bad, call, is_asynchronous, kernel)
             except DeviceFault:  # of a call of a library, which leaves the GPU as it is
                 self._streams.clear()
                 raise
-            except _Unfinished:
+            except Unfinished:
                 self._lose(_UNFINISHED, call, is_asynchronous, ErrorKind.ENDLESS, kernel)
             except BaseException as error:
                 # What the interpreter cannot run, a compiler would hardly have taken; what waits
@@ -461,7 +478,7 @@ class SimGpu:
                     self._lost = f"{name} was interrupted"
                     raise
                 self._lose(
-                    f"cannot be interpreted: {error}",
+                    f"cannot be {self._is_run}: {error}",
                     f"launch of {name}",
                     False,
                     kernel=name,
@@ -514,7 +531,7 @@ class SimGpu:
         if self._running is not None and self._machine is not None:
             launch, before = self._running
             if launch.num_steps + self._machine.steps - before > self._max_steps:
-                raise _Unfinished
+                raise Unfinished
 
     # -- faults ---------------------------------------------------------------------------------
 

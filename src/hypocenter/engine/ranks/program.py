@@ -28,6 +28,7 @@ from hypocenter.engine.runner import Runner, Seat, load_runner
 from hypocenter.model.facts.part import Part
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.record.recorder import close_recorder, current
+from hypocenter.settings.config import is_simulated
 from hypocenter.wire.frames import as_frame, read_frame
 
 #: How often it looks whether its parent still lives; a GPU that waits for others hears of nothing.
@@ -59,7 +60,7 @@ def _load(join: Join, connection: socket.socket) -> Runner:
 
 def _follow(runner: Runner, reader: BinaryIO, connection: socket.socket) -> None:
     decoder = msgspec.msgpack.Decoder(Step)
-    is_simulated = runner.config.device.startswith("sim:")
+    is_sim = is_simulated(runner.config.device)
     waits: SimpleQueue[Callable[[], object]] = SimpleQueue()
     # This thread launches ahead of the GPU, so another one hears of what went wrong there.
     watch = threading.Thread(target=_wait_for, args=(waits, connection), daemon=True)
@@ -70,7 +71,7 @@ def _follow(runner: Runner, reader: BinaryIO, connection: socket.socket) -> None
         except EOFError:
             return
         runner.run(decoder.decode(frame).batch())
-        if is_simulated:  # it runs when somebody waits, and a GPU by itself
+        if is_sim:  # it runs when somebody waits, and a GPU by itself
             runner.wait()
         else:
             waits.put(runner.end_of_step())

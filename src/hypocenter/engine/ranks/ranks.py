@@ -25,7 +25,7 @@ from hypocenter.base.wording import ending_of
 from hypocenter.device.group import Group
 from hypocenter.engine.batch import Batch
 from hypocenter.engine.ranks.messages import MAX_FRAME_BYTES, Join, Step, Word
-from hypocenter.settings.config import EngineConfig
+from hypocenter.settings.config import EngineConfig, is_simulated
 from hypocenter.wire.frames import as_frame, read_frame
 
 #: After what a collective reports, for the end of another process to be known.
@@ -164,7 +164,7 @@ def _word_of(reader: BinaryIO) -> str:
 
 def _device_of(device: str, rank: int) -> str:
     """The device of a rank: GPUs in a row from the one that is named, or one more simulated."""
-    if device.startswith("sim:"):
+    if is_simulated(device):
         return device
     vendor, _, index = device.partition(":")
     return f"{vendor}:{int(index or 0) + rank}"

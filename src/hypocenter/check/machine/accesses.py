@@ -1,0 +1,211 @@
+"""Races and reads of what nobody wrote, from the accesses that a block of machine code made.
+
+Between two barriers nothing orders the waves of a block; nothing orders the blocks of a launch,
+but for atomic operations, which are taken to order the blocks that both make them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hypocenter.base.dtypes import Array
+from hypocenter.check.machine.memory import ArrayRegion
+from hypocenter.device.amd import records as r
+from hypocenter.replay.findings import FindingKind
+
+#: Columns of the executor's log.
+_WAVE, _LANE, _ROW, _ADDRESS, _BYTES, _ACTION, _SPACE, _EPOCH = range(8)
+_LOCAL = -1
+_ATOMICS = (r.ATOMIC, r.SWAP, r.COMPARE_SWAP)
+_WRITES = (r.STORE, *_ATOMICS)
+
+
+@dataclass(frozen=True, slots=True)
+class Oddity:
+    """One example of what is wrong: the row of code, the lane, and the other side where two are.
+
+    `at` is the byte within the array, or within LDS where `region` is None.
+    """
+
+    kind: FindingKind
+    region: ArrayRegion | None
+    at: int
+    num_bytes: int
+    row: int
+    wave: int
+    lane: int
+    is_write: bool
+    other_row: int | None = None
+    other_wave: int | None = None
+    other_block: int | None = None
+
+
+class AccessWatch:
+    """Follows the blocks of one launch, in the order in which they are run."""
+
+    def __init__(self, regions: Sequence[ArrayRegion], local_bytes: int) -> None:
+        self._regions, self._local_bytes = regions, local_bytes
+        self._atomic_blocks: set[int] = set()
+
+    def note_block(self, number: int, log: Array) -> Iterator[Oddity]:
+        """What is wrong with the accesses of the block of that number; each place of code once."""
+        if np.isin(log[:, _ACTION], _ATOMICS).any():
+            self._atomic_blocks.add(number)
+        inside = log[:, _ADDRESS] + log[:, _BYTES] <= self._local_bytes
+        # A load straight to LDS fills words that no entry of the log tells of.
+        is_filled = bool((log[:, _ACTION] == r.TO_LOCAL).any())
+        yield from _of_local(log[(log[:, _SPACE] == _LOCAL) & inside], is_filled=is_filled)
+        outer = log[(log[:, _SPACE] != _LOCAL) & (log[:, _SPACE] != r.SCRATCH)]
+        for region in self._regions:
+            held = (outer[:, _ADDRESS] >= region.address) & (outer[:, _ADDRESS] < region.end)
+            if held.any():
+                yield from self._of_region(region, number, outer[held])
+
+    def _of_region(self, region: ArrayRegion, number: int, log: Array) -> Iterator[Oddity]:
+        at, entry = _bytes_of(log, region.address)
+        writes = np.isin(log[entry, _ACTION], _WRITES)
+        yield from _unwritten(region, log, at, entry, region.is_known)
+        yield from _races_of_waves(region, log, at, entry)
+        is_atomic = np.isin(log[entry, _ACTION], _ATOMICS)
+        yield from self._races_of_blocks(region, number, log, at, entry, writes, is_atomic)
+        region.is_known[at[writes]] = True
+
+    def _races_of_blocks(
+        self,
+        region: ArrayRegion,
+        number: int,
+        log: Array,
+        at: Array,
+        entry: Array,
+        writes: Array,
+        is_atomic: Array,
+    ) -> Iterator[Oddity]:
+        plain_reads, plain_writes = ~writes, writes & ~is_atomic
+        writer = region.writer[at]
+        # A read of what another block wrote, and a write of what another block read.
+        after_write = plain_reads & (writer >= 0) & (writer != number)
+        lowest, highest = region.first_reader[at], region.last_reader[at]
+        is_read_elsewhere = (lowest >= 0) & ((lowest != number) | (highest != number))
+        after_read = plain_writes & is_read_elsewhere
+        # Two writes count where they leave different bytes.
+        twice = plain_writes & (writer >= 0) & (writer != number)
+        twice &= region.data[at] != region.shadow[at]
+        for wrong, other in ((after_write, writer), (after_read, lowest), (twice, writer)):
+            for place in _one_a_row(log, entry, wrong):
+                block = int(other[place])
+                if block == number:
+                    block = int(highest[place])
+                if {block, number} <= self._atomic_blocks:
+                    continue
+                kind = FindingKind.RACE
+                yield _oddity(kind, region, log[entry[place]], int(at[place]), other_block=block)
+        written, read = at[plain_writes], at[plain_reads]
+        region.writer[written] = number
+        region.shadow[written] = region.data[written]
+        unread = region.first_reader[read] < 0
+        region.first_reader[read[unread]] = number
+        region.last_reader[read] = number
+
+
+def _of_local(log: Array, *, is_filled: bool) -> Iterator[Oddity]:
+    if not len(log):
+        return
+    at, entry = _bytes_of(log, 0)
+    raced = list(_races_of_waves(None, log, at, entry))
+    yield from raced
+    if (
+        not raced and not is_filled
+    ):  # what a wave reads too early may be written later: that is the race
+        size = int(at.max()) + 1
+        yield from _unwritten(None, log, at, entry, np.zeros(size, bool))
+
+
+def _bytes_of(log: Array, first: int) -> tuple[Array, Array]:
+    """Each byte of each access: where it lies, and the number of the access."""
+    sizes = log[:, _BYTES]
+    entry = np.repeat(np.arange(len(log)), sizes)
+    inner = np.arange(len(entry)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return log[entry, _ADDRESS] - first + inner, entry
+
+
+def _unwritten(
+    region: ArrayRegion | None, log: Array, at: Array, entry: Array, known: Array
+) -> Iterator[Oddity]:
+    """Reads of bytes that were not known and that no earlier access of this block wrote."""
+    writes = np.isin(log[entry, _ACTION], _WRITES)
+    reads = ~writes
+    unknown = reads & ~known[at]
+    if not unknown.any():
+        return
+    first_write = np.full(len(known), len(log), np.int64)
+    np.minimum.at(first_write, at[writes], entry[writes])
+    wrong = unknown & (first_write[at] > entry)
+    for place in _one_a_row(log, entry, wrong):
+        yield _oddity(FindingKind.UNINITIALISED_READ, region, log[entry[place]], int(at[place]))
+
+
+def _races_of_waves(
+    region: ArrayRegion | None, log: Array, at: Array, entry: Array
+) -> Iterator[Oddity]:
+    """Bytes that a wave writes and another one reads with no barrier between."""
+    action, wave, epoch = (log[entry, column] for column in (_ACTION, _WAVE, _EPOCH))
+    if wave.min() == wave.max():
+        return
+    writes = np.isin(action, _WRITES)
+    key = at * (int(epoch.max()) + 1) + epoch
+    keys, number = np.unique(key, return_inverse=True)
+    lowest = np.full(len(keys), 1 << 30)
+    highest = np.full(len(keys), -1)
+    np.minimum.at(lowest, number[writes], wave[writes])
+    np.maximum.at(highest, number[writes], wave[writes])
+    writer = np.where(lowest[number] != wave, lowest[number], highest[number])
+    wrong = ~writes & (highest[number] >= 0) & (writer != wave)
+    if not wrong.any():
+        return
+    for place in _one_a_row(log, entry, wrong):
+        same = np.flatnonzero((number == number[place]) & writes & (wave == writer[place]))
+        other = log[entry[same[0]]]
+        yield _oddity(
+            FindingKind.RACE,
+            region,
+            log[entry[place]],
+            int(at[place]),
+            other_row=int(other[_ROW]),
+            other_wave=int(other[_WAVE]),
+        )
+
+
+def _one_a_row(log: Array, entry: Array, wrong: Array) -> Iterator[int]:
+    """Of the bytes that are wrong the first of each row of code."""
+    places = np.flatnonzero(wrong)
+    if places.size:
+        _, first = np.unique(log[entry[places], _ROW], return_index=True)
+        yield from (int(places[number]) for number in np.sort(first))
+
+
+def _oddity(
+    kind: FindingKind,
+    region: ArrayRegion | None,
+    entry: Array,
+    at: int,
+    *,
+    other_row: int | None = None,
+    other_wave: int | None = None,
+    other_block: int | None = None,
+) -> Oddity:
+    return Oddity(
+        kind,
+        region,
+        at,
+        int(entry[_BYTES]),
+        int(entry[_ROW]),
+        int(entry[_WAVE]),
+        int(entry[_LANE]),
+        int(entry[_ACTION]) in _WRITES,
+        other_row,
+        other_wave,
+        other_block,
+    )

@@ -1,0 +1,210 @@
+"""One launch of AMD's machine code with every access checked: `hypocenter.amd.launch`.
+
+Executed by our emulator of the machine code; not hardware. Memory is immediate there: what only a
+cache or a missing wait would show is not seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from hypocenter.base.errors import UsageError
+from hypocenter.check.machine.accesses import AccessWatch
+from hypocenter.check.machine.file_kinds import SOURCES
+from hypocenter.check.machine.machine_findings import BlockNumber, MachineFindings
+from hypocenter.check.machine.memory import ArgumentMemory, unwritten
+from hypocenter.check.machine.widths import Value, copy_arguments, explain_widths
+from hypocenter.check.report import CheckedLaunch
+from hypocenter.device.amd import records as r
+from hypocenter.device.amd.code_object import CodeObject, read_code_object
+from hypocenter.device.amd.executor import Execution, Launch, Program, prepare
+from hypocenter.device.amd.hip import compile_hip
+from hypocenter.device.amd.kernarg import LaunchShape, PassedNumber, pack_arguments
+from hypocenter.device.amd.targets import EXECUTED
+from hypocenter.device.limits import GpuLimits, named_gpu
+from hypocenter.replay.findings import Coverage, Finding, Site
+
+#: Accesses of a block that are kept to be compared, 64 bytes each.
+_MAX_ACCESSES = 1 << 20
+BUDGET_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class MachineReport:
+    """What a launch did: its findings, how much of it ran, and what was not looked at."""
+
+    launch: CheckedLaunch
+    findings: tuple[Finding, ...]
+    num_instructions: int
+    untested: tuple[str, ...] = ()
+
+    def launched_at(self, site: Site | None) -> MachineReport:
+        """The same, with the place that launched it."""
+        findings = (msgspec.structs.replace(found, launched_at=site) for found in self.findings)
+        launch = msgspec.structs.replace(self.launch, launched_at=site)
+        return replace(self, launch=launch, findings=tuple(findings))
+
+
+def code_of_file(path: Path, arch: str) -> CodeObject:
+    """The code object of a file, or of a HIP source that clang compiles for `arch`.
+
+    Raises UsageError, BadCodeObject, and HypoError without clang.
+    """
+    if arch not in EXECUTED:
+        raise UsageError(f"{arch}: machine code is executed for {', '.join(EXECUTED)}")
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file")
+    data = compile_hip(path, arch) if path.suffix in SOURCES else path.read_bytes()
+    return read_code_object(data, str(path), arch)
+
+
+def launch(
+    code: str | Path | CodeObject,
+    kernel: str | None,
+    shape: LaunchShape | tuple[Sequence[int], Sequence[int]],
+    arguments: Mapping[str, Value],
+    *,
+    arch: str = "gfx942",
+    budget_seconds: float = BUDGET_SECONDS,
+) -> MachineReport:
+    """Run a kernel of a HIP source or code object, and say what was wrong with its accesses.
+
+    `shape` is grid and block, in blocks and threads, or a LaunchShape; `arguments` are the kernel's
+    parameters in order, numpy arrays (which the kernel changes) and numbers; None is a null
+    pointer. Raises UsageError where a runtime would refuse the launch.
+    """
+    held = code if isinstance(code, CodeObject) else code_of_file(Path(code), arch)
+    if not isinstance(shape, LaunchShape):
+        grid, block = shape
+        shape = LaunchShape(_three(grid), _three(block))
+    return run_checked(prepare(held, kernel), shape, arguments, budget_seconds)
+
+
+def run_checked(
+    program: Program, shape: LaunchShape, arguments: Mapping[str, Value], budget_seconds: float
+) -> MachineReport:
+    """One launch, and for what was outside a trial of why."""
+    before = copy_arguments(arguments)
+    report = CheckedRun(program, shape, *place_arguments(arguments)).run(budget_seconds)
+
+    def run_again(given: Mapping[str, Value]) -> Sequence[Finding]:
+        again = CheckedRun(program, shape, *place_arguments(given)).run(budget_seconds)
+        return again.findings if again.launch.coverage.is_complete else report.findings
+
+    return replace(report, findings=explain_widths(report.findings, before, run_again))
+
+
+def _three(sizes: Sequence[int]) -> tuple[int, int, int]:
+    x, y, z = (*(int(size) for size in sizes), 1, 1, 1)[:3]
+    return x, y, z
+
+
+def place_arguments(
+    arguments: Mapping[str, Value],
+) -> tuple[ArgumentMemory, dict[str, PassedNumber | bytes]]:
+    """The arrays as memory, and what the kernel is passed for each argument."""
+    arrays = {name: v for name, v in arguments.items() if isinstance(v, np.ndarray) and v.ndim}
+    memory = ArgumentMemory(arrays)
+    values: dict[str, PassedNumber | bytes] = {}
+    for name, value in arguments.items():
+        if name in arrays:
+            values[name] = memory.regions_by_name[name].address
+        elif isinstance(value, np.ndarray):
+            values[name] = value.tobytes()
+        else:
+            values[name] = 0 if value is None else value
+    return memory, values
+
+
+class CheckedRun:
+    """One launch, block by block; with `only_local` the accesses to LDS alone are compared."""
+
+    def __init__(
+        self,
+        program: Program,
+        shape: LaunchShape,
+        memory: ArgumentMemory,
+        values: Mapping[str, PassedNumber | bytes],
+        *,
+        only_local: bool = False,
+    ) -> None:
+        self._program, self._shape = program, shape
+        kernel = program.kernel
+        refuse_launch(kernel.name, program.arch, kernel.max_threads, shape)
+        kernarg = pack_arguments(kernel, values, shape)
+        given = Launch(shape.grid, shape.block, kernarg, shape.shared_bytes)
+        self._execution = Execution(program, given, memory, _MAX_ACCESSES)
+        local = kernel.descriptor.group_bytes + shape.shared_bytes
+        self._watch = AccessWatch(() if only_local else memory.held, local)
+        self._findings = MachineFindings(program, memory, local)
+
+    def run(
+        self, budget_seconds: float, note: Callable[[BlockNumber], None] = lambda block: None
+    ) -> MachineReport:
+        """Run the blocks in order until the budget is spent; a fault ends its own block alone."""
+        x, y, z = self._shape.grid
+        num_blocks, num_run, num_instructions = x * y * z, 0, 0
+        started, untested = time.thread_time(), []
+        for number in range(num_blocks):
+            if time.thread_time() - started > budget_seconds:
+                untested.append(f"{num_blocks - number} of {num_blocks} blocks: budget spent")
+                break
+            block = (number % x, number // x % y, number // (x * y))
+            machine, fault = self._execution.run_block(block)
+            if number == 0:  # the first has the emulator itself compiled
+                started = time.thread_time()
+            num_run += 1
+            num_instructions += int(machine.wave[:, r.COUNT].sum())
+            if fault is not None:
+                self._findings.note_fault(fault)
+            self._findings.note_local(machine, block)
+            for oddity in self._watch.note_block(number, machine.log[: machine.out[r.LOGGED]]):
+                self._findings.note_oddity(oddity, block, self._block_of)
+            note(block)
+        seconds = time.thread_time() - started
+        coverage = Coverage(num_run, num_blocks, 0, seconds)
+        checked = CheckedLaunch(
+            self._program.kernel.name, self._shape.grid, coverage, None, arch=self._program.arch
+        )
+        return MachineReport(checked, self._findings.every(), num_instructions, tuple(untested))
+
+    def _block_of(self, number: int) -> tuple[int, int, int]:
+        x, y, _ = self._shape.grid
+        return number % x, number // x % y, number // (x * y)
+
+
+def refuse_launch(kernel: str, arch: str, max_threads: int, shape: LaunchShape) -> None:
+    """What a runtime refuses before it launches; raises UsageError with the limit."""
+    limits: GpuLimits = named_gpu(arch)
+    threads = shape.block[0] * shape.block[1] * shape.block[2]
+    if min(*shape.grid, *shape.block) < 1:
+        raise UsageError(f"{kernel}: grid {shape.grid} and block {shape.block} must be 1 or more")
+    most = limits.max_threads_per_block
+    if threads > most:
+        raise UsageError(f"{kernel}: a block of {threads} threads, limit {most} on {arch}")
+    if max_threads and threads > max_threads:
+        raise UsageError(
+            f"{kernel}: a block of {threads} threads, but it was compiled for {max_threads}; "
+            f"say __launch_bounds__({threads})"
+        )
+    for axis, (blocks, size) in enumerate(zip(shape.grid, shape.block, strict=True)):
+        # AMD's packet holds threads of the whole grid in 32 bits, and blocks of y and z in 16.
+        limit = (1 << 32) - 1 if axis == 0 else (1 << 16) - 1
+        counted = blocks * size if axis == 0 else blocks
+        if counted > limit:
+            what = "threads of the grid along x" if axis == 0 else f"blocks along {'xyz'[axis]}"
+            raise UsageError(f"{kernel}: {counted} {what}, limit {limit} on {arch}")
+    if shape.shared_bytes > limits.shared_limit_bytes:
+        raise UsageError(
+            f"{kernel}: {shape.shared_bytes} bytes of shared memory a block, limit "
+            f"{limits.shared_limit_bytes} on {arch}"
+        )
+
+
+__all__ = ["LaunchShape", "MachineReport", "code_of_file", "launch", "unwritten"]

@@ -1,0 +1,118 @@
+"""Rows for what moves values between lanes, and for matrix instructions."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from hypocenter.base.dtypes import Array
+from hypocenter.device.amd import records as r
+from hypocenter.device.amd.decode import Instruction, NotModelled
+from hypocenter.device.amd.routes import swizzle_table
+
+if TYPE_CHECKING:
+    from hypocenter.device.amd.lower import Lowering
+
+_WORKS = {
+    "V_READLANE_B32": r.READ_LANE,
+    "V_READFIRSTLANE_B32": r.READ_FIRST,
+    "V_WRITELANE_B32": r.WRITE_LANE,
+    "V_PERMLANE16_B32": r.PERMLANE,
+    "V_PERMLANEX16_B32": r.PERMLANE_ACROSS,
+    "V_PERMLANE16_SWAP_B32": r.SWAP_ROWS,
+    "V_PERMLANE32_SWAP_B32": r.SWAP_ROWS,
+}
+
+
+def lower_lanes(lowering: Lowering, each: Instruction, row: Array) -> None:
+    """V_READLANE and its kind."""
+    if each.name not in _WORKS or "dpp" in each.fields:
+        raise NotModelled(each.name)
+    work = _WORKS[each.name]
+    row[r.KIND], row[r.LANE_WORK] = r.LANES_OP, work
+    source, dest = each.get("src0"), each.get("vdst")
+    row[r.LANE_SOURCE_KIND], row[r.LANE_SOURCE] = lowering.place(source, "u32", each)
+    row[r.LANE_DEST] = dest - 256 if dest >= 256 else dest
+    if lowering.is_rdna and dest == 124:
+        row[r.LANE_DEST] = -1
+    if work == r.SWAP_ROWS:
+        row[r.LANE_OFFSET] = 16 if "16" in each.name else 32
+        return
+    if work != r.READ_FIRST:
+        select = each.get("src1") if "src1" in each.fields else each.get("vsrc1")
+        row[r.LANE_SELECT_KIND], row[r.LANE_SELECT] = lowering.place(select, "u32", each)
+    if work in (r.PERMLANE, r.PERMLANE_ACROSS):
+        place = lowering.place(each.get("src2"), "u32", each)
+        row[r.LANE_OTHER_KIND], row[r.LANE_OTHER] = place
+
+
+def lower_lds_lanes(lowering: Lowering, each: Instruction, row: Array) -> None:
+    """DS_PERMUTE, DS_BPERMUTE and DS_SWIZZLE, which touch no LDS."""
+    row[r.KIND], row[r.LANE_DEST] = r.LANES_OP, each.get("vdst") - 256
+    offset = each.get("offset0") | each.get("offset1") << 8
+    row[r.LANE_SOURCE_KIND], row[r.LANE_SELECT] = r.VGPR, each.get("addr") - 256
+    row[r.LANE_OFFSET] = offset
+    if each.name.startswith("DS_SWIZZLE"):
+        table = swizzle_table(offset)
+        if table is None:
+            raise NotModelled(f"{each.name} with offset {offset:#x}")
+        row[r.LANE_WORK], row[r.DPP_TABLE] = r.SWIZZLE, lowering.table(table)
+        row[r.LANE_SOURCE] = each.get("addr") - 256
+        return
+    row[r.LANE_WORK] = r.BACK_PERMUTE if "BPERMUTE" in each.name else r.PERMUTE
+    row[r.LANE_SOURCE] = each.get("data0") - 256
+
+
+_MATRIX = re.compile(
+    r"V_(MFMA|WMMA)_(F64|F32|F16|BF16|I32)_(\d+)X\d+X(\d+)(?:_(\d+)B)?_"
+    r"(F64|F32|F16|BF16|I8|IU8|FP8|BF8)(?:_(FP8|BF8))?"
+)
+_TYPES = {"F64": r.F64, "F32": r.F32, "F16": r.F16, "BF16": r.BF16, "I32": r.I8, "I8": r.I8}
+
+
+def lower_matrix(lowering: Lowering, each: Instruction, row: Array) -> None:
+    """MFMA and WMMA with dense operands."""
+    found = _MATRIX.fullmatch(each.name)
+    if found is None or each.get("cbsz") or each.get("abid") or each.get("blgp"):
+        raise NotModelled(f"{each.name}, or a broadcast of its blocks")
+    size, depth, blocks = int(found[3]), int(found[4]), int(found[5] or 1)
+    is_mfma = found[1] == "MFMA"
+    layout = r.MFMA if is_mfma else r.WMMA_12 if lowering.family == "rdna4" else r.WMMA_11
+    row[r.KIND], row[r.MAT_LAYOUT] = r.MATRIX, layout
+    row[r.MAT_M], row[r.MAT_K], row[r.MAT_BLOCKS] = size, depth, blocks
+    row[r.MAT_TYPE_A] = _type(lowering, found[6], each, 0)
+    row[r.MAT_TYPE_B] = _type(lowering, found[7] or found[6], each, 1)
+    row[r.MAT_RESULT] = _TYPES[found[2]]
+    if is_mfma:
+        row[r.MAT_PER_LANE] = size * depth * blocks // 64
+    else:
+        _check_wmma(lowering, each, found[2])
+        row[r.MAT_PER_LANE] = depth if layout == r.WMMA_11 else depth // 2
+    acc = each.get("acc") if is_mfma else 0
+    high = 256 if is_mfma and each.get("acc_cd") else 0
+    row[r.MAT_A] = each.get("src0") - 256 + 256 * (acc & 1)
+    row[r.MAT_B] = each.get("src1") - 256 + 256 * (acc >> 1 & 1)
+    row[r.MAT_D] = each.get("vdst") - 256 + high
+    kind = "f64" if found[2] == "F64" else "u32" if found[2] == "I32" else "f32"
+    place = lowering.place(each.get("src2"), kind, each)
+    row[r.MAT_C_KIND], row[r.MAT_C] = place[0], place[1] + (high if place[0] == r.VGPR else 0)
+
+
+def _check_wmma(lowering: Lowering, each: Instruction, result: str) -> None:
+    if lowering.num_lanes != 32:
+        raise NotModelled(f"{each.name} in a wave of 64")
+    plain = each.get("opsel") == 0 and not each.get("neg_hi") and not each.get("clmp")
+    if not plain or (each.get("neg") and "IU8" not in each.name):
+        raise NotModelled(f"{each.name} with modifiers")
+    if result in ("F16", "BF16") and lowering.family == "rdna3":
+        raise NotModelled(f"{each.name}, whose result fills half of its registers")
+
+
+def _type(lowering: Lowering, name: str, each: Instruction, which: int) -> int:
+    if name == "IU8":
+        return r.I8 if each.get("neg") >> which & 1 else r.U8
+    if name in ("FP8", "BF8"):
+        is_fnuz = lowering.arch == "gfx942"
+        kind = r.E4M3 if name == "FP8" else r.E5M2
+        return kind + 2 if is_fnuz else kind
+    return _TYPES[name]

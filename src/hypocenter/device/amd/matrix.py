@@ -1,0 +1,142 @@
+"""Matrix instructions: MFMA of CDNA, WMMA of RDNA3 and RDNA4.
+
+Source of the layouts: AMD's matrix instruction calculator and the chapters "Matrix Arithmetic
+Instructions" of the CDNA3 manual and "Wave Matrix Multiply Accumulate" of the RDNA3 and RDNA4
+manuals. Products and their sum are exact to float64 and rounded once, with C added last: hardware
+rounds in an order that no manual tells.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hypocenter.device.amd import records as r
+from hypocenter.device.amd.compiled import compiled, inlined
+from hypocenter.device.amd.lanes import scalar_value
+from hypocenter.device.amd.records import Machine
+from hypocenter.device.amd.values.arithmetic import (
+    as_bf16,
+    as_f16,
+    as_f32,
+    as_f64,
+    as_fp8,
+    bits16,
+    bits32,
+    bits64,
+    bits_bf16,
+    signed,
+)
+
+
+@compiled
+def matrix_product(m: Machine, w: int, row: int) -> None:
+    """D = A * B + C, of every block. EXEC counts for none of it."""
+    code = m.code[row]
+    blocks, size = code[r.MAT_BLOCKS], code[r.MAT_M]
+    sums = np.zeros((blocks, size, size), np.float64)
+    for block in range(blocks):
+        a, b = _read(m, w, row, block, 0), _read(m, w, row, block, 1)
+        for i in range(size):
+            for k in range(a.shape[0]):
+                # Column by column side by side; of each the products come in order of k.
+                for j in range(size):
+                    sums[block, i, j] += a[k, i] * b[k, j]
+    _store(m, w, row, sums)
+
+
+@inlined
+def _element(m: Machine, w: int, register: int, lane: int, place: int, kind: int) -> float:
+    """Element `place` of a lane's packed registers."""
+    vgpr = m.vgpr[w]
+    if kind == r.F64:
+        low = np.int64(vgpr[register + 2 * place, lane])
+        return as_f64(low | np.int64(vgpr[register + 2 * place + 1, lane]) << 32)
+    if kind == r.F32:
+        return np.float64(as_f32(np.int64(vgpr[register + place, lane])))
+    if kind == r.F16 or kind == r.BF16:
+        half = np.int64(vgpr[register + place // 2, lane]) >> (16 * (place % 2)) & 0xFFFF
+        return np.float64(as_f16(half) if kind == r.F16 else as_bf16(half))
+    byte = np.int64(vgpr[register + place // 4, lane]) >> (8 * (place % 4)) & 0xFF
+    if kind == r.I8 or kind == r.U8:
+        return np.float64(signed(byte, 8) if kind == r.I8 else byte)
+    return as_fp8(byte, kind - r.E4M3)
+
+
+@compiled
+def _read(m: Machine, w: int, row: int, block: int, which: int) -> np.ndarray:
+    """A matrix of one block as [K, M or N] in float64."""
+    code = m.code[row]
+    size, depth, per_lane = code[r.MAT_M], code[r.MAT_K], code[r.MAT_PER_LANE]
+    register = code[r.MAT_A + which]
+    kind = code[r.MAT_TYPE_A + which]
+    values = np.empty((depth, size), np.float64)
+    for i in range(size):
+        for k in range(depth):
+            group = k // per_lane if code[r.MAT_BLOCKS] == 1 else block
+            values[k, i] = _element(m, w, register, i + size * group, k % per_lane, kind)
+    return values
+
+
+@compiled
+def _store(m: Machine, w: int, row: int, sums: np.ndarray) -> None:
+    """Add C and write D: each lane's numbers, one after the other."""
+    code, num_lanes = m.code[row], m.facts[r.NUM_LANES]
+    size, blocks = code[r.MAT_M], code[r.MAT_BLOCKS]
+    for place in range(size * size * blocks // num_lanes):
+        for lane in range(num_lanes):
+            block, i, j = _element_at(m, row, lane, place)
+            value = sums[block, i, j] + _addend(m, w, row, lane, place)
+            _put(m, w, row, lane, place, value)
+
+
+@inlined
+def _element_at(m: Machine, row: int, lane: int, place: int) -> tuple[int, int, int]:
+    """Block, row and column of the result's number `place` of a lane."""
+    code = m.code[row]
+    layout, size = code[r.MAT_LAYOUT], code[r.MAT_M]
+    if layout == r.WMMA_11:
+        return 0, 2 * place + lane // 16, lane % 16
+    if layout == r.WMMA_12:
+        return 0, place + 8 * (lane // 16), lane % 16
+    if size == 4:
+        return lane // 4, place, lane % 4
+    if code[r.MAT_RESULT] == r.F64:
+        return 0, 4 * place + lane // size, lane % size
+    per_block, rows = size * size // 64, 64 // size
+    block, inside = place // per_block, place % per_block
+    return block, inside % 4 + 4 * (lane // size) + inside // 4 * 4 * rows, lane % size
+
+
+@inlined
+def _addend(m: Machine, w: int, row: int, lane: int, place: int) -> float:
+    code, kind = m.code[row], m.code[row, r.MAT_RESULT]
+    if code[r.MAT_C_KIND] == r.VGPR:
+        if kind == r.I8:
+            return np.float64(signed(np.int64(m.vgpr[w, code[r.MAT_C] + place, lane]), 32))
+        if kind == r.F16 or kind == r.BF16:
+            half = np.int64(m.vgpr[w, code[r.MAT_C] + place // 2, lane]) >> (16 * (place % 2))
+            return np.float64(as_f16(half & 0xFFFF) if kind == r.F16 else as_bf16(half))
+        return _element(m, w, code[r.MAT_C], lane, place, kind)
+    value = scalar_value(m, w, code[r.MAT_C_KIND], code[r.MAT_C], 2 if kind == r.F64 else 1)
+    if kind == r.I8:
+        return np.float64(signed(value, 32))
+    return as_f64(value) if kind == r.F64 else np.float64(as_f32(value))
+
+
+@inlined
+def _put(m: Machine, w: int, row: int, lane: int, place: int, value: float) -> None:
+    code, kind = m.code[row], m.code[row, r.MAT_RESULT]
+    at = code[r.MAT_D]
+    if kind == r.F64:
+        bits = bits64(value)
+        m.vgpr[w, at + 2 * place, lane] = bits & 0xFFFFFFFF
+        m.vgpr[w, at + 2 * place + 1, lane] = (bits >> 32) & 0xFFFFFFFF
+    elif kind == r.I8:
+        m.vgpr[w, at + place, lane] = np.int64(value) & 0xFFFFFFFF
+    elif kind == r.F32:
+        m.vgpr[w, at + place, lane] = bits32(np.float32(value))
+    else:
+        half = bits16(value) if kind == r.F16 else bits_bf16(value)
+        shift = 16 * (place % 2)
+        old = np.int64(m.vgpr[w, at + place // 2, lane])
+        m.vgpr[w, at + place // 2, lane] = old & ~(0xFFFF << shift) | half << shift

@@ -1,0 +1,114 @@
+"""Triton launches as AMD's machine code: joined with the replay, and a compiler that is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from hypocenter.check.machine import triton_launches
+from hypocenter.check.machine.results import first_difference
+from hypocenter.check.machine.triton_launches import MachineLaunches
+from hypocenter.check.report import CheckedLaunch
+from hypocenter.replay.findings import Finding, FindingKind
+
+
+@triton.jit
+def scale(x_ptr, out_ptr, n, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n) * 2, mask=at < n)
+
+
+@triton.jit
+def scale_broken(x_ptr, out_ptr, n, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    factor = tl.where(at == 300, 3, 2)
+    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n) * factor, mask=at < n)
+
+
+def _launched(jit: Any, n: int, arch: str) -> tuple[list[Finding], CheckedLaunch, torch.Tensor]:
+    records: list[Any] = []
+    launches = MachineLaunches(60.0, records.append, arch)
+    x, out = torch.arange(1.0, 501.0), torch.zeros(500)
+    launches.launch(jit, (x, out, n), (2,), {"BLOCK": 256})
+    (launched,) = (record for record in records if isinstance(record, CheckedLaunch))
+    return [record for record in records if isinstance(record, Finding)], launched, out
+
+
+def test_a_healthy_launch_has_no_finding_and_was_executed() -> None:
+    found, launched, out = _launched(scale, 500, "gfx942")
+    assert found == []
+    assert launched.unexecuted == ""
+    assert out[499] == 1000.0
+
+
+def test_a_compiler_that_makes_something_else_is_told_with_the_program_that_shows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compile_source = triton_launches.compile_source
+
+    def broken(source: Any, limits: Any, options: Any) -> Any:
+        return compile_source(
+            triton.compiler.ASTSource(
+                scale_broken, source.signature, source.constants, source.attrs
+            ),
+            limits, options,
+        )  # fmt: skip
+
+    monkeypatch.setattr(triton_launches, "compile_source", broken)
+    (found,), _, out = _launched(scale, 500, "gfx942")
+    assert found.kind is FindingKind.OTHER_RESULT
+    assert (found.argument, found.number, found.program) == ("out_ptr", 300, (1, 0, 0))
+    assert "is 903 as" in found.detail
+    assert "602 in the interpreter" in found.detail
+    assert "1 of 500 elements differ" in found.detail
+    assert out[300] == 602.0
+
+
+def test_a_finding_of_the_replay_gets_lane_register_and_pc_of_the_machine_code() -> None:
+    found, _, _ = _launched(scale, 512, "gfx942")
+    load, store = found
+    assert (load.kind, load.argument, load.number) == (FindingKind.OUT_OF_BOUNDS, "x_ptr", 500)
+    assert "in the machine code block (1, 0, 0) wave 3 lane 52: v" in load.detail
+    assert "buffer_load_dword at pc +0x" in load.detail
+    assert store.argument == "out_ptr"
+
+
+def test_what_cannot_be_compiled_is_told_and_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any) -> Any:
+        raise RuntimeError("PassManager::run failed")
+
+    monkeypatch.setattr(triton_launches, "compile_source", refuse)
+    found, launched, _ = _launched(scale, 500, "gfx942")
+    assert found == []
+    assert launched.unexecuted == "RuntimeError: PassManager::run failed"
+
+
+@pytest.mark.parametrize(("dtype", "by", "differs"), [
+    (torch.float32, 2.0**-10, False), (torch.float32, 2.0**-7, True),
+    (torch.bfloat16, 2.0**-6, False), (torch.bfloat16, 2.0**-2, True),
+    (torch.float32, float("nan"), True), (torch.int32, 1, True),
+])  # fmt: skip
+def test_rounding_is_no_difference_and_more_is(
+    dtype: torch.dtype, by: float, differs: bool
+) -> None:
+    mine = torch.ones(8, dtype=dtype)
+    other = mine.clone()
+    other[5] += by
+    raw = other.view(torch.uint8).numpy().copy()
+    found = first_difference({"out": mine}, {"out": raw})
+    assert (found is not None) == differs
+    assert found is None or found.number == 5
+
+
+def test_whole_numbers_beside_floats_are_not_judged() -> None:
+    codes, scales = torch.tensor([1, 2]), torch.ones(2)
+    machine = {
+        "codes": np.array([1, 3]).view(np.uint8),
+        "scales": np.ones(2, np.float32).view(np.uint8),
+    }
+    assert first_difference({"codes": codes, "scales": scales}, machine) is None
