@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from hypocenter.base.errors import ModelTooLarge
 from hypocenter.base.package import bundled_model
+from hypocenter.cli.options import message_of
 from hypocenter.device.backend import Room
 from hypocenter.model.facts.architecture import Architecture, read_architecture
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.placement import kv_room, kv_tokens_in
+from hypocenter.model.placement import kv_room, kv_tokens_in, require_gpu_room
 from hypocenter.settings.config import EngineConfig
 
 GIB = 1 << 30
@@ -40,9 +43,47 @@ def test_the_cache_leaves_what_steps_need_and_others_have(facts: Architecture) -
 
 def test_how_many_tokens_that_is(facts: Architecture) -> None:
     per_token = 2 * facts.num_layers * facts.layers[0].num_kv_heads * facts.layers[0].head_dim * 2
-    assert kv_tokens_in(5000 * per_token + 7, facts, CONFIG) == 5000
+    # Whole sixteens of blocks: or else kernels would be launched in another form at each start.
+    assert kv_tokens_in(5000 * per_token + 7, facts, CONFIG) == 4864 == 19 * 16 * 16
     assert kv_tokens_in(0, facts, CONFIG) == 256  # one context in any case
     assert kv_tokens_in(1 << 40, facts, CONFIG) == 1 << 20
     many = replace(CONFIG, max_batch_requests=4096 * 2 // 2)
     assert kv_tokens_in(1 << 50, facts, replace(many, context_length=512)) == 4096 * 512
     assert kv_tokens_in(1 << 40, facts, replace(CONFIG, max_batch_requests=1)) == 256
+
+
+def what_fits(facts: Architecture, mib: float, **changes: Any) -> str:
+    """What is said to fit a GPU of so many MiB that nobody uses; empty: all of it does."""
+    config = replace(EngineConfig(gpu_memory_fraction=1.0, max_batch_tokens=64), **changes)
+    room = Room(int(mib * (1 << 20)), int(mib * (1 << 20)))
+    with open_gguf(bundled_model()) as file:
+        try:
+            require_gpu_room("cuda", file, facts, config, room)
+        except ModelTooLarge as error:
+            return str(error).partition("; what would fit: ")[2]
+    return ""
+
+
+def test_a_model_that_does_not_fit_a_gpu_says_what_would(facts: Architecture) -> None:
+    """5.9 MiB of weights, and of a context of 512 tokens 1.5 MiB; steps take 1.9 MiB."""
+    assert what_fits(facts, 9.3) == ""
+    assert what_fits(facts, 9) == (
+        "context_length 432, or context_length 512 with kv_dtype q8_0, "
+        "or a file of 5.64 MiB, 8.2 bits a weight"
+    )
+    assert what_fits(facts, 8).startswith("context_length 336 with kv_dtype q4_0, or a file of ")
+    assert what_fits(facts, 2) == "a smaller model, or several GPUs"
+    asked = what_fits(facts, 40, kv_tokens=16384)
+    assert asked.startswith("kv_tokens 11")
+    assert "kv_tokens 16384 with kv_dtype q8_0" in asked
+
+
+def test_what_others_hold_does_not_fit(facts: Architecture) -> None:
+    room = Room(8 << 20, 80 << 20)
+    with open_gguf(bundled_model()) as file, pytest.raises(ModelTooLarge) as caught:
+        require_gpu_room(
+            "cuda", file, facts, EngineConfig(gpu_memory_fraction=1.0, max_batch_tokens=64), room
+        )
+    assert "72.00 MiB of 80.00 MiB are in use; what would fit: " in str(caught.value)
+    # A command line says it in its own words.
+    assert "-c/--ctx-size" in message_of(caught.value)

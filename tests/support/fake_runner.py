@@ -83,7 +83,7 @@ class FakeRunner:
         longrope_threshold: int | None = None,
     ) -> None:
         self.longrope_threshold = longrope_threshold
-        self.runs_ahead = runs_ahead
+        self.runs_ahead, self.pace = runs_ahead, None
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.context_length = context_length

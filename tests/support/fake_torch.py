@@ -83,6 +83,9 @@ class FakeCuda:
     def memory_reserved(self, device: Any) -> int:
         return 0
 
+    def empty_cache(self) -> None:
+        self.report("empty_cache")
+
     def memory_allocated(self, device: Any) -> int:
         return 0
 

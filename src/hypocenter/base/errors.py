@@ -305,7 +305,7 @@ class NotShareable(HypoError):
 class OutOfMemory(HypoError):
     """A device has no room for an allocation, or for a model: `parts` says what takes how much.
 
-    `settings` are those by which less would be asked for.
+    `settings` are those by which less would be asked for, and `fits` says what there is room for.
     """
 
     def __init__(
@@ -316,6 +316,7 @@ class OutOfMemory(HypoError):
         limit_bytes: int,
         parts: str = "",
         settings: tuple[str, ...] = ("context_length",),
+        fits: str = "",
     ) -> None:
         self.device = device
         self.num_bytes = num_bytes
@@ -323,9 +324,10 @@ class OutOfMemory(HypoError):
         self.limit_bytes = limit_bytes
         self.settings = settings
         asked, used, limit = map(bytes_text, (num_bytes, num_used, limit_bytes))
+        smaller = f"take a smaller {', a smaller '.join(settings)} or a smaller model"
         super().__init__(
             f"{device}: {asked} asked for{parts and f' ({parts})'}, but {used} of {limit} are in "
-            f"use; take a smaller {', a smaller '.join(settings)} or a smaller model"
+            f"use; {f'what would fit: {fits}' if fits else smaller}"
         )
 
 

@@ -14,8 +14,10 @@ import numpy as np
 
 from hypocenter.base.tensor import DType
 from hypocenter.device.arrays import AnyArray
+from hypocenter.device.forms import Compilable
 from hypocenter.device.graph import Graph
 from hypocenter.device.limits import GpuLimits
+from hypocenter.settings.config import OnProgress
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -67,6 +69,10 @@ class Backend(Protocol):
 
         Raises UsageError while a captured graph uses it.
         """
+        ...
+
+    def release_cached(self) -> int:
+        """Give freed memory that is kept for later back to other processes; how many bytes."""
         ...
 
     def copy_in(self, address: int, data: AnyArray, *, pinned: bool = False) -> None:
@@ -132,6 +138,25 @@ class Backend(Protocol):
         It returns before the kernel has run, and raises LaunchRejected for a configuration that
         the device refuses.
         """
+        ...
+
+    @property
+    def compiles(self) -> bool:
+        """Whether a launch waits for machine code that `compile` could have made before."""
+        ...
+
+    def compile(self, launches: Sequence[Compilable], progress: OnProgress | None = None) -> None:
+        """Have the machine code of every form of `launches` ready. Nothing is launched."""
+        ...
+
+    @property
+    def num_compiled(self) -> int:
+        """How many forms of kernels were compiled, or loaded from disk, so far."""
+        ...
+
+    @property
+    def kernel_folder(self) -> str:
+        """Where the machine code of kernels is kept on disk; empty where there is none."""
         ...
 
     def caller(

@@ -91,6 +91,11 @@ def room_of(device: str) -> Room | None:
     return None if device == "cpu" else _backends[device].room()
 
 
+def backend_captures(device: str) -> bool:
+    """Whether plans of a device become graphs."""
+    return device != "cpu" and _backends[device].captures
+
+
 def name_at(device: str, address: int) -> str:
     """Tensor and owner of the allocation that begins at `address`, or the address itself."""
     return _device_at(names_of(device), address)

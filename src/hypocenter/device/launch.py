@@ -283,11 +283,15 @@ def _require_facts(
 
 def compile_all(launches: Sequence[Launch], progress: OnProgress | None = None) -> None:
     """Compile, or load from the cache, every kernel of `launches` before the first one runs."""
+    for device in dict.fromkeys(launch.device for launch in launches if launch.jit is not None):
+        backend = devices.backend_of(device)
+        if backend.compiles:
+            backend.compile([launch for launch in launches if launch.device == device], progress)
     missing = {}
     for launch in launches:
         function = getattr(launch.function, "dispatcher", launch.function)
         if not hasattr(function, "typeof_pyval"):
-            continue  # Triton compiles a kernel when it is first launched
+            continue  # no kernel of numba's
         signature = kinds_of(launch.args)
         if signature not in function.overloads:
             missing[id(function), signature] = launch, function

@@ -164,6 +164,11 @@ class Plan:
         """The recorder's marks, in order; see `PlanBuilder.marks`."""
         return tuple(mark for _, mark in self._marks)
 
+    @property
+    def every_launch(self) -> tuple[Launch, ...]:
+        """The launches, and those of marks."""
+        return (*self.launches, *(mark for _, mark in self._marks if isinstance(mark, Launch)))
+
     @functools.cached_property
     def kernels(self) -> tuple[str, ...]:
         """Names of the kernels that this plan runs, each once, in order of first use."""
@@ -180,7 +185,9 @@ class Plan:
         return self._graph.number if self._graph is not None else 0
 
     def compile(self, progress: OnProgress | None = None) -> None:
-        launch.compile_all(self.launches, progress)
+        """Have its kernels ready; those of a GPU are by now, all forms together."""
+        if self._device == "cpu":
+            launch.compile_all(self.launches, progress)
         if self._is_short:
             self._native = launch.native(self._numbered)
 
@@ -228,6 +235,13 @@ class Plan:
             current().record_check("guard")
             self._guarded.settle()
 
+    def capture(self) -> None:
+        """Have a graph ready for the next run, where the device captures. Its launches run once,
+        over what lies in their buffers."""
+        if self._graph is None and self._can_capture():
+            devices.will_run(self._device, self._writes)
+            self._graph = self._capture()
+
     def release(self) -> None:
         """Give the graph up, if there is one, so that its buffers may be freed."""
         if self._graph is not None:
@@ -236,7 +250,7 @@ class Plan:
 
     def _can_capture(self) -> bool:
         is_alike = self._mode in ("off", "guarded")  # each run does the same
-        return is_alike and self._device != "cpu" and devices.backend_of(self._device).captures
+        return is_alike and devices.backend_captures(self._device)
 
     def _walk(self) -> None:
         header, place_word = current().record_begin(self)

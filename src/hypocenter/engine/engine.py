@@ -6,6 +6,7 @@ a turn. `admission.py` makes the requests, and `step.py` launches and settles wh
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from hypocenter.base.errors import UsageError
 from hypocenter.base.results import Completion, Delta, Route
 from hypocenter.engine.admission import CLOSED, PLAIN, Admission, RequestTerms
+from hypocenter.engine.batch import Chunk
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.request import Request
 from hypocenter.engine.scheduler import Scheduler
@@ -47,11 +49,14 @@ class Engine(SteppingTurns):
         slots = runner.num_state_slots, runner.num_checkpoints
         size = runner.num_blocks, runner.block_size
         self.cache = KVCache(*size, runner.page_watch, runner.archive, *slots)
+        self._pace = runner.pace
         self.scheduler = Scheduler(
             self.cache,
             max_batch_tokens=runner.max_batch_tokens,
             max_batch_requests=runner.max_batch_requests,
+            pace=self._pace,
         )
+        self._last_end = 0.0  # of a step, by the clock of the machine
         self._admission = Admission(runner, tokenizer, self.cache, has_prefix_cache=prefix_cache)
         self._steps = Steps(runner, self.scheduler, tokenizer, path, launch_mode)
         self.num_steps = 0  # that have run
@@ -77,6 +82,7 @@ class Engine(SteppingTurns):
         self._admit()
         steps.drop_unwanted()
         step = steps.take_ahead()
+        began = self._last_end if step else time.perf_counter()
         chunks = step.chunks if step else self.scheduler.schedule()
         if chunks:
             self.num_steps += 1
@@ -84,6 +90,7 @@ class Engine(SteppingTurns):
                 step = step or steps.launch(chunks)
                 failure = steps.launch_ahead(step)  # the device goes on while the host settles
                 outcomes = step.wait()
+                self._note_pace(chunks, began)
                 self.runner.require_ranks()  # what a step without one of them gives is nothing
                 steps.settle(step, outcomes)
                 if failure is not None:
@@ -91,6 +98,15 @@ class Engine(SteppingTurns):
                 steps.record_ids(step, outcomes)
             self.cache.end_step()
         return sum(chunk.num_tokens for chunk in chunks)
+
+    def _note_pace(self, chunks: Sequence[Chunk], began: float) -> None:
+        """A step ends now that began then: one that was launched ahead, with the end of the last
+        one."""
+        self._last_end = time.perf_counter()
+        if self._pace is not None:
+            num_tokens = sum(chunk.num_tokens for chunk in chunks)
+            num_generating = sum(chunk.num_tokens == 1 for chunk in chunks)
+            self._pace.note(num_tokens, num_generating, self._last_end - began)
 
     def request(
         self, prompt_ids: Sequence[int], params: SamplingParams, terms: RequestTerms = PLAIN

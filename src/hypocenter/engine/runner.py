@@ -24,14 +24,16 @@ from hypocenter.device import copies, devices, memory
 from hypocenter.device.choice import with_device
 from hypocenter.device.cpu.code_cache import source_hash
 from hypocenter.device.cpu.lang import instruction_set, max_num_threads, set_num_threads
+from hypocenter.device.forms import distinct
 from hypocenter.device.group import Group
-from hypocenter.device.launch import compile_all, run, start_threads
+from hypocenter.device.launch import Launch, compile_all, run, start_threads
 from hypocenter.device.page_watch import PageWatch
 from hypocenter.device.plan import Plan, bucket
 from hypocenter.engine.batch import Batch, BatchLimits, check_batch
 from hypocenter.engine.block_archive import DIGEST_BYTES, BlockArchive
+from hypocenter.engine.pace import StepPace
 from hypocenter.engine.ranks.ranks import Ranks
-from hypocenter.engine.sampler import launches_on_host
+from hypocenter.engine.sampler import launches_on_device, launches_on_host
 from hypocenter.engine.state_ledger import StateLedger, sequence_starts, spans_of
 from hypocenter.kernels.collective.collectives import broadcast
 from hypocenter.kernels.collective.peer_sum import open_peer_sum
@@ -43,7 +45,7 @@ from hypocenter.model.gguf.file_types import quantisation_of
 from hypocenter.model.layers import decoder
 from hypocenter.model.layers.decoder import Decoder
 from hypocenter.model.layers.step_buffers import Cache, KVPages, StatePages, StepInputs
-from hypocenter.model.placement import context_length_of, kv_room, kv_tokens_in
+from hypocenter.model.placement import context_length_of, kv_room, kv_tokens_in, require_gpu_room
 from hypocenter.model.tensors import footprint
 from hypocenter.model.tensors.part_of_file import PartOfFile
 from hypocenter.model.tensors.table import Weights
@@ -105,8 +107,10 @@ def load_runner(
     footprint.require_kv_dtype(facts, config.kv_dtype)
     device = devices.open_device(config.device)
     current().record_model(file.path.name, facts.name, quantisation_of(file))
-    if device == "cpu":  # a GPU says itself when it is full
+    if device == "cpu":
         footprint.require_room(file, facts, config, context_length)
+    elif shared is None and part.num_parts == 1 and (room := devices.room_of(device)) is not None:
+        require_gpu_room(device, file, facts, config, room)
     if group is not None:
         open_peer_sum(group, device)
     set_num_threads(_num_threads(config))  # they pack the weights, too
@@ -124,6 +128,9 @@ def load_runner(
     runner = Runner(facts, weights, config, context_length, group, seat.ranks)
     if block_memory and not runner.num_state_slots:  # blocks are of no use without states
         runner.open_archive(block_memory, repr(file.stamps))
+    num_tokens = runner.num_blocks * runner.block_size
+    contexts = num_tokens / context_length
+    _log.info("%s: KV cache of %d tokens: %.3g full contexts", device, num_tokens, contexts)
     runner.compile(progress)
     return runner
 
@@ -232,6 +239,12 @@ class Runner:
         self.runs_ahead = (
             is_gpu and config.launch_mode == "off" and devices.backend_of(config.device).runs_ahead
         )
+        #: By which steps are cut that read prompts while others answer; None: they are not.
+        self.pace: StepPace | None = None
+        if config.itl_target is not None or config.device.partition(":")[0] in ("cuda", "hip"):
+            target = None if config.itl_target is None else config.itl_target / 1000
+            self.pace = StepPace(target, config.step_tokens)
+        self._group, self._num_compiled = group, 0
         self._plans: dict[_Key, Plan] = {}
         self._ran: dict[Plan, None] = {}
 
@@ -323,7 +336,7 @@ class Runner:
 
     @property
     def longrope_threshold(self) -> int | None:
-        """Texts of more tokens are turned by other factors (longrope); None: there are none."""
+        """Texts of more tokens are rotated by other factors (longrope); None: there are none."""
         return self.facts.rope.original_context if self.weights.ropes.long is not None else None
 
     def wait(self) -> None:
@@ -346,21 +359,101 @@ class Runner:
         return self._inputs.token_ids
 
     def compile(self, progress: OnProgress | None = None) -> None:
-        """Compile what a single decode step, a full prefill step and sampling launch."""
+        """Compile what steps and sampling launch: on a GPU all that they ever will."""
         set_num_threads(self.num_threads)
         is_gpu = self.config.device != "cpu"
         keys = [self._key(num_tokens, 1, is_gpu) for num_tokens in (1, self.max_batch_tokens)]
         plans = {key: self._new_plan(*key) for key in keys}
         # All together: several processes compile what there is to be compiled.
-        launches = [launch for plan in plans.values() for launch in plan.launches]
+        launches = [launch for plan in plans.values() for launch in plan.every_launch]
         if not is_gpu:
             launches += launches_on_host(self.vocab_size, self.max_batch_requests)
+        elif devices.backend_of(self.config.device).compiles:
+            launches += self._launches_of_all_forms()
         compile_all(launches, progress)
         if not is_gpu:
             start_threads()
         for key, plan in plans.items():
             plan.compile(progress)
             self._plans[key] = plan
+        self._num_compiled = self._num_compiled_so_far()
+
+    @property
+    def num_forms(self) -> int:
+        """How many forms of kernels a GPU had been given when `compile` was through."""
+        return self._num_compiled
+
+    @property
+    def kernel_folder(self) -> str:
+        """Where these are kept on disk; empty for a CPU."""
+        device = self.config.device
+        return "" if device == "cpu" else devices.backend_of(device).kernel_folder
+
+    @property
+    def num_compiled_since(self) -> int:
+        """How many forms of kernels a GPU had to be given since `compile`: each was waited for."""
+        return self._num_compiled_so_far() - self._num_compiled
+
+    def _num_compiled_so_far(self) -> int:
+        is_gpu = self.config.device != "cpu"
+        return devices.backend_of(self.config.device).num_compiled if is_gpu else 0
+
+    def capture(self) -> None:
+        """Capture the steps in which requests get their next tokens, where the device captures:
+        before the first request, or each is captured when it is met for the second time.
+
+        With other parts of a model none is: each would have to run what this one runs.
+        """
+        if self._group is not None or not devices.backend_captures(self.config.device):
+            return
+        for key in dict.fromkeys(self._keys_of_answers()):
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self._plans[key] = self._new_plan(*key)
+            plan.capture()  # all inputs are zero, also the number of rows: no cache is written
+            current().end_step()
+        self.wait()
+
+    def _keys_of_answers(self) -> Iterator[_Key]:
+        """Of steps in which requests get their next token: a token and a logit row of each."""
+        most = min(self.max_batch_requests, self.max_batch_tokens)
+        for num_tokens in _powers(most):
+            yield self._key(num_tokens, num_tokens, num_tokens == 1)
+        if most > 1:  # and of those in which some read a prompt
+            for num_tokens in _powers(self.max_batch_tokens):
+                if num_tokens > most:
+                    yield self._key(num_tokens, most, is_one_sequence=False)
+
+    def _every_step(self) -> Iterator[tuple[int, int, bool, bool]]:
+        """Tokens, logit rows, whether of one sequence and of long texts: steps that together hold
+        each form of a launch.
+
+        Attention depends on the tokens, and on whether all of them want logits; what makes logits
+        depends on their rows alone.
+        """
+        most = self.max_batch_tokens
+        lengths = (False,) if self.longrope_threshold is None else (False, True)
+        for num_tokens in _powers(most):
+            each = _powers(num_tokens) if num_tokens == most else (1, num_tokens)
+            for num_rows in dict.fromkeys((0, *each)):
+                for is_one in (True, False) if num_tokens > 1 else (True,):
+                    for is_long in lengths:
+                        yield num_tokens, num_rows, is_one, is_long
+
+    def _launches_of_all_forms(self) -> list[Launch]:
+        """At least one launch in each form that steps and sampling ever ask for."""
+        layers = self._decoder.unlike_layers
+        found: list[Launch] = []
+        for num_tokens, num_rows, is_one, is_long in self._every_step():
+            rows, _, num_sequences, _ = self._key(num_tokens, num_rows, is_one, is_long)
+            # Of any number of rows, so that what is compiled here serves any number of requests.
+            some = bucket(num_rows, rows) if num_rows else 0
+            plan = self._decoder.plan(rows, some, num_sequences, is_long=is_long, layers=layers)
+            found = distinct([*found, *plan.every_launch])
+        if self._group is None or self.ranks is not None:
+            device, size, most = self.config.device, self.vocab_size, self.max_batch_requests
+            found += launches_on_device(device, size, most, self.token_ids)
+        return found
 
     def route(self) -> Route:
         """What this runner has executed so far; another thread may be at a step."""
@@ -391,13 +484,19 @@ class Runner:
         self, num_tokens: int, num_logit_rows: int, is_one_sequence: bool, is_long: bool = False
     ) -> _Key:
         """The key of the plan for a step of so many rows: their buckets, how many sequences, and
-        whether of long texts."""
-        return (
-            bucket(num_tokens, self.max_batch_tokens),
-            bucket(num_logit_rows, self.max_batch_tokens) if num_logit_rows else 0,
-            1 if is_one_sequence else None,
-            is_long,
-        )
+        whether of long texts.
+
+        Logit rows are none, one, as many as requests can have, or half or all of the tokens: a few
+        more cost less than more plans, each of which is made when it is first met.
+        """
+        rows = bucket(num_tokens, self.max_batch_tokens)
+        # All rows are told apart: attention asks whether each token is of a sequence of its own.
+        half = max(rows // 2, 1)
+        few = min(bucket(self.max_batch_requests, self.max_batch_tokens), half)
+        if num_logit_rows > 1:
+            exact = bucket(num_logit_rows, rows)
+            num_logit_rows = few if exact <= few else half if exact <= half else rows
+        return rows, num_logit_rows, 1 if is_one_sequence else None, is_long
 
     def _new_plan(
         self, num_tokens: int, num_logit_rows: int, num_sequences: int | None, is_long: bool
@@ -420,6 +519,15 @@ class Runner:
         check_batch(batch, self._limits)
         if self.num_state_slots and batch.states is not None:
             self._ledger.check(batch.states, batch.sequence_rows, batch.positions)
+
+
+def _powers(most: int) -> Iterator[int]:
+    """Powers of two up to `most`, and `most`: one number of each bucket."""
+    number = 1
+    while number < most:
+        yield number
+        number *= 2
+    yield most
 
 
 def _num_threads(config: EngineConfig) -> int:

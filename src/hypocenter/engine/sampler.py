@@ -75,6 +75,15 @@ def launches_on_host(vocab_size: int, max_rows: int) -> list[Launch]:
     return launches_of(logits)
 
 
+def launches_on_device(
+    device: str, vocab_size: int, max_rows: int, next_ids: Tensor
+) -> list[Launch]:
+    """A launch in each form that sampling on a GPU has, to be compiled before."""
+    from hypocenter.kernels.sampling.sampling_plan import every_launch  # needs Triton
+
+    return every_launch(device, vocab_size, max_rows, next_ids)
+
+
 def _record(chunks: Sequence[Chunk], draws: Sequence[TokenChoice]) -> None:
     """Write down what the choices depend on beside the logits."""
     record = current()

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from hypocenter.base.errors import IntegrityError, OutOfBlocks
 from hypocenter.engine.batch import Chunk
 from hypocenter.engine.kv_cache import KVCache
+from hypocenter.engine.pace import StepPace
 from hypocenter.engine.request import Request, State
 
 #: A prompt's last tokens open the answer. The next prompt of a conversation often has others there.
@@ -27,10 +28,18 @@ NUM_OPENING = 8
 class Scheduler:
     """The queue of waiting requests and the list of running ones. Not thread-safe."""
 
-    def __init__(self, cache: KVCache, *, max_batch_tokens: int, max_batch_requests: int) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        *,
+        max_batch_tokens: int,
+        max_batch_requests: int,
+        pace: StepPace | None = None,
+    ) -> None:
         self.cache = cache
         self.max_batch_tokens = max_batch_tokens
         self.max_batch_requests = max_batch_requests
+        self._pace = pace  # of steps in which prompts are read beside answers
         # Both in order of arrival, and all that run came before all that wait.
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -166,12 +175,14 @@ class Scheduler:
     def _shares(self, running: list[Request]) -> list[tuple[Request, int]]:
         """How many tokens of each of these requests fit into a step, in order of arrival.
 
-        Each that generates has its one. Then prompts are read in order; but of the first that needs
-        more than a whole step, half a step goes to shorter ones behind it, so that they do not wait
-        for all of it.
+        Each that generates has its one, and where there is a pace it cuts the step. Then prompts
+        are read in order; but of the first that needs more than a whole step, half a step goes to
+        shorter ones behind it, so that they do not wait for all of it.
         """
-        budget = self.max_batch_tokens
         is_reading = [request.num_pending > 1 for request in running]
+        budget = self.max_batch_tokens
+        if self._pace is not None and any(is_reading):
+            budget = self._pace.room(is_reading.count(False))
         left = budget - min(budget, is_reading.count(False))
         num_behind = sum(
             request.num_pending

@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,8 @@ from hypocenter.settings.config import EngineConfig
 #: Distinct requests, and the texts that they begin with: a text of the bundled model's kind.
 _NUM_QUESTIONS = 48
 _LOOK_SECONDS = 0.005
+#: How long a stream may get nothing from a worker that is ready.
+_MOVE_SECONDS = 120.0
 #: What a worker may take to die of a defect, beyond the moment that was drawn.
 _FAULT_SECONDS = 120.0
 #: Room for all streams, and some to spare.
@@ -57,6 +60,15 @@ class KillPlan:
     bundles: str = ""
 
 
+class RestartFigures(msgspec.Struct, frozen=True):
+    """A kill: seconds until another worker was ready, and the pauses of streams around it."""
+
+    restart_seconds: float
+    num_pauses: int
+    median_pause_seconds: float
+    max_pause_seconds: float
+
+
 class KillFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What clients saw. Pauses are of the streams that were open at a kill, in seconds."""
 
@@ -73,6 +85,7 @@ class KillFigures(msgspec.Struct, frozen=True, kw_only=True):
     max_pause_seconds: float
     restart_seconds: float
     seconds: float
+    restarts: tuple[RestartFigures, ...] = ()
 
     @property
     def is_clean(self) -> bool:
@@ -113,8 +126,10 @@ def run_kills(
             thread.start()
         try:
             (folder / "armed").touch()
-            deaths = _await_deaths if plan.by_illegal_access else _kill
-            kills = list(deaths(plan, target, report))
+            if plan.by_illegal_access:
+                kills = list(_await_deaths(plan, target, report))
+            else:
+                kills = list(_kill(plan, target, streams, report))
         finally:
             is_over.set()
             for thread in threads:
@@ -190,18 +205,36 @@ def _read_on(
 
 
 def _kill(
-    plan: KillPlan, target: Target, report: Callable[[str, float], None]
+    plan: KillPlan,
+    target: Target,
+    streams: Sequence[_Stream],
+    report: Callable[[str, float], None],
 ) -> Iterator[tuple[float, float]]:
-    """When each worker was killed, and how long it took until another one was ready."""
+    """When each worker was killed, and how long it took until another one was ready.
+
+    It is killed once every stream has got something from it: a pause then holds one restart.
+    """
     chosen = random.Random(plan.seed + 1)
     pid = target.wait_ready()
     for number in range(plan.num_kills):
         report("killing workers", number / plan.num_kills)
+        _await_all(streams, time.monotonic())
         time.sleep(chosen.uniform(0.0, plan.max_seconds))
         at = time.monotonic()
         os.kill(pid, plan.signal)
         pid = target.wait_ready(other_than=pid)
         yield at, time.monotonic() - at
+
+
+def _await_all(streams: Sequence[_Stream], since: float) -> None:
+    """Wait until every stream has moved on. Raises HypoError when one does not."""
+    while waiting := [stream for stream in streams if not stream.times or stream.times[-1] < since]:
+        if time.monotonic() - since > _MOVE_SECONDS:
+            raise HypoError(
+                f"{len(waiting)} of {len(streams)} streams got nothing for {_MOVE_SECONDS:.0f} s, "
+                "although a worker is ready"
+            )
+        time.sleep(_LOOK_SECONDS)
 
 
 def _await_deaths(
@@ -224,11 +257,10 @@ def _await_deaths(
 def _figures(
     kills: Sequence[tuple[float, float]], streams: Sequence[_Stream], seconds: float
 ) -> KillFigures:
+    of_kills = [_pauses_at(at, streams) for at, _ in kills]
+    # One that holds several kills is one pause.
     pauses = sorted(
-        after - before
-        for stream in streams
-        for before, after in zip(stream.times, stream.times[1:], strict=False)
-        if any(before <= at < after for at, _ in kills)
+        after - before for before, after in {pause for some in of_kills for pause in some}
     )
     problems = [text for stream in streams for text in (*stream.errors, *stream.changes)]
     restarts = sorted(took for _, took in kills)
@@ -246,7 +278,27 @@ def _figures(
         max_pause_seconds=pauses[-1] if pauses else 0.0,
         restart_seconds=restarts[len(restarts) // 2] if restarts else 0.0,
         seconds=seconds,
+        restarts=tuple(
+            _restart(took, sorted(after - before for before, after in some))
+            for (_, took), some in zip(kills, of_kills, strict=True)
+        ),
     )
+
+
+def _pauses_at(at: float, streams: Sequence[_Stream]) -> list[tuple[float, float]]:
+    """From which piece to which each stream waited that was open then."""
+    found = []
+    for stream in streams:
+        following = bisect_right(stream.times, at)
+        if 0 < following < len(stream.times):
+            found.append((stream.times[following - 1], stream.times[following]))
+    return found
+
+
+def _restart(took: float, pauses: Sequence[float]) -> RestartFigures:
+    if not pauses:
+        return RestartFigures(took, 0, 0.0, 0.0)
+    return RestartFigures(took, len(pauses), pauses[len(pauses) // 2], pauses[-1])
 
 
 @contextlib.contextmanager

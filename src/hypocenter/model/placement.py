@@ -5,7 +5,11 @@ Loads and allocates nothing.
 
 from __future__ import annotations
 
-from hypocenter.base.errors import BadSetting
+import math
+from collections.abc import Iterator
+
+from hypocenter.base.errors import BadSetting, ModelTooLarge
+from hypocenter.base.wording import bytes_text
 from hypocenter.device.backend import Room
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.gguf.file import GGUFFile
@@ -15,6 +19,8 @@ from hypocenter.settings.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
 #: Tokens that the KV cache holds at most where nobody says, if so many requests cannot fill it.
 #: Beyond that the lists of blocks on the host would cost more than kept prompts save.
 _MOST_KEPT_TOKENS = 1 << 20
+#: Less is not proposed: bits of a weight, and tokens of a context.
+_LEAST_BITS, _LEAST_CONTEXT = 2.0, 256
 
 
 def context_length_of(facts: Architecture, config: EngineConfig) -> int:
@@ -39,6 +45,51 @@ def kv_room(file: GGUFFile, facts: Architecture, config: EngineConfig, room: Roo
     return max(room.available_bytes - reserved - of_steps, 0)
 
 
+def require_gpu_room(
+    device: str, file: GGUFFile, facts: Architecture, config: EngineConfig, room: Room
+) -> None:
+    """Raises ModelTooLarge, with what would fit, for a model that a GPU with `room` cannot hold.
+
+    Weights are counted as in the file; as a GPU has them they are no smaller.
+    """
+    needed = footprint.needed_bytes(file, facts, config, context_length_of(facts, config))
+    needed["weights"] = sum(info.num_bytes for info in file.tensors.values())
+    num_bytes, used = sum(needed.values()), room.limit_bytes - room.available_bytes
+    usable = room.available_bytes - int(room.limit_bytes * (1 - config.gpu_memory_fraction))
+    if num_bytes <= usable:
+        return
+    of_steps = num_bytes - needed["weights"] - needed["KV cache"]
+    ways = list(_caches_that_fit(usable - of_steps - needed["weights"], facts, config))
+    if (for_weights := usable - of_steps - needed["KV cache"]) > 0:
+        num_weights = sum(math.prod(info.shape) for info in file.tensors.values())
+        bits = 8 * for_weights / num_weights
+        if bits >= _LEAST_BITS:
+            ways.append(f"a file of {bytes_text(for_weights)}, {bits:.1f} bits a weight")
+    parts = ", ".join(f"{name} {bytes_text(part)}" for name, part in needed.items())
+    fits = ", or ".join(ways) or "a smaller model, or several GPUs"
+    settings = ("context_length", "kv_tokens", "kv_dtype")
+    raise ModelTooLarge(device, num_bytes, used, room.limit_bytes, parts, settings, fits)
+
+
+def _caches_that_fit(num_bytes: int, facts: Architecture, config: EngineConfig) -> Iterator[str]:
+    """KV caches of so much memory, by their type: contexts of one request, or of all as asked."""
+    setting = "context_length" if config.kv_tokens is None else "kv_tokens"
+    wanted = config.kv_tokens or context_length_of(facts, config)
+    for name, dtype in sorted(
+        footprint.kv_dtypes_for(facts).items(), key=lambda kind: -facts.kv_bytes_per_token(kind[1])
+    ):
+        per_token = facts.kv_bytes_per_token(dtype)
+        own = facts.kv_bytes_per_token(KV_DTYPES[config.kv_dtype])
+        num_tokens = min(num_bytes // per_token, wanted) if per_token else 0
+        num_tokens -= num_tokens % config.block_size
+        if per_token > own or num_tokens < _LEAST_CONTEXT:
+            continue
+        cache = "" if name == config.kv_dtype else f" with kv_dtype {name}"
+        yield f"{setting} {num_tokens}{cache}"
+        if num_tokens >= wanted - wanted % config.block_size:
+            return
+
+
 def kv_tokens_in(num_bytes: int, facts: Architecture, config: EngineConfig) -> int:
     """Tokens of a KV cache of so many bytes, where nobody says how many it holds.
 
@@ -49,4 +100,6 @@ def kv_tokens_in(num_bytes: int, facts: Architecture, config: EngineConfig) -> i
     if config.max_batch_requests == 1 or not per_token:
         return context_length
     most = max(config.max_batch_requests * context_length, _MOST_KEPT_TOKENS)
-    return max(min(num_bytes // per_token, most), context_length)
+    num_tokens = min(num_bytes // per_token, most)
+    # Kernels have a form for numbers of blocks that are multiples of 16: one start as the next.
+    return max(num_tokens - num_tokens % (16 * config.block_size), context_length)

@@ -214,6 +214,13 @@ class _Gauges:
         )
         lost.add_metric([self._model], self._num_lost_lines())
         yield lost
+        compiled = CounterMetricFamily(
+            "hypocenter:compiled_after_ready",
+            "Forms of kernels that the worker compiled, or loaded, after it was ready.",
+            labels=["model_name"],
+        )
+        compiled.add_metric([self._model], state.num_compiled)
+        yield compiled
         if facts is not None:
             info = {
                 "model_name": self._model,

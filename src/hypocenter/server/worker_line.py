@@ -2,7 +2,7 @@
 
 A start takes seconds before a model is looked at: Python, its packages and the GPU's context. The
 spare has them behind it. It has opened the device, and has neither the model nor memory for a KV
-cache. The keeper has a GPU's weights in memory that others map. It launches no kernel, so it
+cache. The keeper has a GPU's weights in memory that others map. It runs none of our kernels, so it
 outlives what workers die of. On a CPU the cache folder does the same
 (`model/tensors/packed_weights.py`). There workers also leave each other blocks of the KV cache, in
 memory that the server has.

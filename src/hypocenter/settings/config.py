@@ -432,6 +432,13 @@ class EngineConfig:
         "Tokens that the KV cache holds, of all requests together.",
         cli_of_serve=("--kv-tokens",),
     )
+    itl_target: float | None = setting(
+        None,
+        RealNumber(low=1.0, high=60000.0, none="50 on a GPU"),
+        "Milliseconds between two tokens of an answer, by which prompts of others are cut; by "
+        "default, on a GPU, 50 or 5 times a step without prompts.",
+        cli=("--itl-target",),
+    )
     gpu_memory_fraction: float = setting(
         0.9,
         RealNumber(low=0.05, high=1.0),
@@ -542,6 +549,7 @@ class EngineFields(TypedDict, total=False):
     prefix_cache: bool
     state_checkpoints: int
     kv_tokens: int | None
+    itl_target: float | None
     gpu_memory_fraction: float
     kv_dtype: str
     tokenizer_pre: str | None

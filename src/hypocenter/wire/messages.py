@@ -267,6 +267,8 @@ class EngineState(msgspec.Struct, frozen=True):
     num_free_blocks: int = 0
     num_kept_blocks: int = 0
     num_steps: int = 0
+    #: Forms of kernels that a GPU had to be given since the worker was ready.
+    num_compiled: int = 0
 
 
 class News(msgspec.Struct, frozen=True, tag=True):

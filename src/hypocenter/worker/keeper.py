@@ -1,4 +1,4 @@
-"""The program of the process that has a GPU's weights, for workers to map; it launches no kernel.
+"""The program of the process that has a GPU's weights, for workers to map; it runs none of ours.
 
 It says what it is doing, then `KeptWeights` once, and stays until its server goes.
 """

@@ -121,6 +121,8 @@ class ModelWorker:
         )
         if start.is_first:  # those that follow are to take over at once
             _require_servable(self._llm, start.config)
+            self._report("capturing steps", 0.0)
+            self._llm.engine.runner.capture()
         self._engine = self._llm.engine
         self._driver = Driver(self._engine)
         self._arrivals = Arrivals(self._admit, die)
@@ -208,6 +210,7 @@ class ModelWorker:
             cache.num_free_blocks,
             cache.num_kept_blocks,
             self._engine.num_steps,
+            self._engine.runner.num_compiled_since,
         )
 
     def _pieces_of(self, number: int) -> list[Piece | msgspec.Struct]:

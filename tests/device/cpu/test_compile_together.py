@@ -67,14 +67,11 @@ def test_a_helper_compiles_what_is_then_loaded(tmp_path: Path) -> None:
 
 
 SLOW_TO_COME = """
-take = compile_together._taken_from
 def none_here(waiting):
-    import threading, time
-    if threading.current_thread() is threading.main_thread():
-        while waiting: time.sleep(0.01)
-        return iter(())
-    return take(waiting)
-compile_together._taken_from = none_here
+    import time
+    while waiting: time.sleep(0.01)
+    return iter(())
+compile_together.taken_from = none_here
 """
 
 
@@ -85,12 +82,13 @@ def test_a_helper_can_do_all_of_it(tmp_path: Path) -> None:
 
 def test_what_a_helper_fails_at_is_compiled_here(tmp_path: Path) -> None:
     change = """
-feed = compile_together._feed
-def broken(process, waiting, tasks):
+from hypocenter.device import helper_processes
+feed = helper_processes._feed
+def broken(process, waiting, lines):
     process.kill()
     process.wait()
-    feed(process, waiting, tasks)
-compile_together._feed = broken
+    feed(process, waiting, lines)
+helper_processes._feed = broken
 """
     assert _run(tmp_path, change)[:2] == ["0", "True"]
 

@@ -13,6 +13,7 @@ from hypocenter.settings.environment import Environment
 #: Folders of the cache whose content is made anew when it is needed.
 _MADE_ANEW = {
     "kernels": "machine code of CPU kernels",
+    "triton": "machine code of GPU kernels",
     "weights": "packed weights of models",
     "lab": "good runs of the fault lab",
 }

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import signal as signals
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from hypocenter.base.errors import EXIT_GATE, UsageError
 from hypocenter.cli.output import show, show_json
 from hypocenter.cli.progress import ProgressDisplay
-from hypocenter.lab.serve import KillFigures, KillPlan, run_kills
+from hypocenter.lab.serve import KillFigures, KillPlan, RestartFigures, run_kills
 from hypocenter.lab.serve_planted import PlantedFigures, PlantedServers
 from hypocenter.lab.victim import victims
 
 _MAX_KILLS, _MAX_STREAMS, _MAX_TOKENS = 100_000, 1024, 100_000
 _MAX_EVERY = 3600.0
+#: Restarts that a table shows.
+_MAX_SHOWN = 40
 
 
 def plan_of(
@@ -109,6 +111,19 @@ def planted_table(figures: Sequence[PlantedFigures]) -> str:
     return "\n".join([*lines, *(f"{result.victim}: {result.first_problem}" for result in bad)])
 
 
+def _restart_lines(restarts: Sequence[RestartFigures]) -> Iterator[str]:
+    """Each restart beside the pauses that hold it: the longest, where there are many."""
+    longest = sorted(enumerate(restarts, 1), key=lambda one: -one[1].max_pause_seconds)
+    yield f"{'kill':>6} {'ready after':>12} {'pauses':>7} {'median':>8} {'longest':>8}"
+    for number, restart in sorted(longest[:_MAX_SHOWN]):
+        yield (
+            f"{number:>6} {restart.restart_seconds:>10.2f} s {restart.num_pauses:>7} "
+            f"{restart.median_pause_seconds:>6.2f} s {restart.max_pause_seconds:>6.2f} s"
+        )
+    if len(restarts) > _MAX_SHOWN:
+        yield f"and {len(restarts) - _MAX_SHOWN} kills with shorter pauses; --json has all"
+
+
 def table(figures: KillFigures, cause: str) -> str:
     """The figures as lines."""
     rows = [
@@ -125,6 +140,8 @@ def table(figures: KillFigures, cause: str) -> str:
         ("in all", f"{figures.seconds:.0f} s"),
     ]
     lines = [f"{name:<34} {value}" for name, value in rows]
+    if figures.restarts:
+        lines += ["", *_restart_lines(figures.restarts)]
     if figures.first_problem:
         lines += ["", f"first problem: {figures.first_problem}"]
     return "\n".join(lines)

@@ -17,13 +17,18 @@ _PROMPT_LENGTHS = (1, 5, 40)
 
 
 class _Warmth(msgspec.Struct):
-    """What the next start finds. `weights_not_kept`: why not, empty when they are."""
+    """What the next start finds. `weights_not_kept`: why not, empty when they are.
+
+    `gpu_forms`: how many forms of kernels a GPU was given, which lie in `gpu_cache`.
+    """
 
     seconds: float
     cache: str
     kernels_bytes: int
     weights_bytes: int
     weights_not_kept: str
+    gpu_forms: int
+    gpu_cache: str
 
 
 def warm(path: str, config: EngineConfig, *, as_json: bool, quiet: bool) -> None:
@@ -34,7 +39,9 @@ def warm(path: str, config: EngineConfig, *, as_json: bool, quiet: bool) -> None
         for length in _PROMPT_LENGTHS:
             ids = [0] * min(length, llm.context_length - 2)
             llm.generate(ids, max_tokens=2, ignore_eos=True, temperature=0.0)
-        not_kept = llm.engine.runner.weights.not_kept
+        runner = llm.engine.runner
+        not_kept, num_forms = runner.weights.not_kept, runner.num_forms
+        gpu_cache = runner.kernel_folder
     kernels, weights = (private_folder(name)[0] for name in ("kernels", "weights"))
     found = _Warmth(
         time.perf_counter() - started,
@@ -42,12 +49,16 @@ def warm(path: str, config: EngineConfig, *, as_json: bool, quiet: bool) -> None
         folder_bytes(kernels) if kernels else 0,
         folder_bytes(weights) if weights else 0,
         not_kept,
+        num_forms,
+        gpu_cache,
     )
     if as_json:
         show_json(found)
         return
     show(f"ready after {found.seconds:.1f} s; what the next start finds in {found.cache}:")
     show(f"  kernels         {_mib(found.kernels_bytes)} of all models and instruction sets")
+    if found.gpu_cache:
+        show(f"  GPU kernels     {found.gpu_forms} forms in {found.gpu_cache}")
     show(f"  packed weights  {f'not kept: {not_kept}' if not_kept else _mib(found.weights_bytes)}")
 
 

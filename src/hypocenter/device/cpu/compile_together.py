@@ -9,12 +9,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-import os
-import subprocess
 import sys
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +19,7 @@ import numpy as np
 
 from hypocenter.device.cpu.code_cache import cache_problem
 from hypocenter.device.cpu.lang import CpuKernel, kinds_of, max_num_threads
+from hypocenter.device.helper_processes import helper, taken_from
 
 #: Fewer kernels are compiled sooner than a helper has started.
 _MIN_KERNELS = 4
@@ -65,18 +63,20 @@ def compile_together(
     """
     tasks = {number: _task_of(*one) for number, one in enumerate(wanted)}
     known = {number: task for number, task in tasks.items() if task is not None}
+    lines = {number: msgspec.json.encode(task) for number, task in known.items()}
     waiting = deque(sorted(known, key=lambda number: _rank(known[number].name)))
     number = 0
     with contextlib.ExitStack() as stack:
         helpers = [
-            stack.enter_context(_helper(waiting, known)) for _ in range(_num_helpers(len(waiting)))
+            stack.enter_context(helper(__name__, waiting, lines))
+            for _ in range(_num_helpers(len(waiting)))
         ]
-        for number in itertools.chain(_taken_from(waiting), tasks.keys() - known.keys()):
+        for number in itertools.chain(taken_from(waiting), tasks.keys() - known.keys()):
             tell(number)
             _compile(*wanted[number])
-        for helper in helpers:
-            while helper.is_alive():
-                helper.join(_LOOK_SECONDS)
+        for thread in helpers:
+            while thread.is_alive():
+                thread.join(_LOOK_SECONDS)
                 tell(number)
     for dispatcher, args in wanted:  # from disk, or here where a helper has failed
         _compile(dispatcher, args)
@@ -104,52 +104,6 @@ def _num_helpers(num_kernels: int) -> int:
     if num_kernels < _MIN_KERNELS or cache_problem() or not sys.executable:
         return 0
     return min(max_num_threads() - 1, _MAX_HELPERS, num_kernels // 2)
-
-
-@contextlib.contextmanager
-def _helper(waiting: deque[int], tasks: dict[int, _Task]) -> Iterator[threading.Thread]:
-    """A process that compiles what it takes from `waiting`, and the thread that feeds it.
-
-    It is ended when the context is left, whatever it is at.
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "HYPO_RECORD": "0"},
-        start_new_session=True,  # a Ctrl-C is for who asked
-    )
-    thread = threading.Thread(target=_feed, args=(process, waiting, tasks), daemon=True)
-    thread.start()
-    try:
-        yield thread
-    finally:
-        process.kill()
-        thread.join()
-        process.communicate()
-
-
-def _feed(process: subprocess.Popen[bytes], waiting: deque[int], tasks: dict[int, _Task]) -> None:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    for number in _taken_from(waiting):
-        try:
-            process.stdin.write(msgspec.json.encode(tasks[number]) + b"\n")
-            process.stdin.flush()
-        except OSError:
-            return  # it has ended; what it was to compile is compiled here
-        if not process.stdout.readline():
-            return
-
-
-def _taken_from(waiting: deque[int]) -> Iterator[int]:
-    """One after the other, each for nobody else."""
-    while True:
-        try:
-            yield waiting.popleft()
-        except IndexError:
-            return
 
 
 def _task_of(dispatcher: Any, args: Sequence[Any]) -> _Task | None:

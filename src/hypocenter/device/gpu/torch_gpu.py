@@ -14,7 +14,7 @@ import math
 import os
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,13 +28,18 @@ from hypocenter.base.errors import (
 from hypocenter.base.tensor import DType
 from hypocenter.device.arrays import AnyArray, is_host
 from hypocenter.device.backend import Bytes, Room
+from hypocenter.device.forms import Compilable
 from hypocenter.device.gpu.errors import failed_launch, launch_failure, runtime_fault
 from hypocenter.device.gpu.host import TorchStreams, host_tensor, map_host
 from hypocenter.device.gpu.presence import find_gpu
 from hypocenter.device.gpu.sharing import Foreign, SharingDriver
 from hypocenter.device.graph import CaptureWatch, Graph, Graphs
 from hypocenter.device.limits import GpuLimits, present_gpu
+from hypocenter.settings.config import OnProgress
 from hypocenter.settings.environment import launch_blocking
+
+if TYPE_CHECKING:
+    from hypocenter.device.gpu.ahead import Compiled
 
 log = logging.getLogger("hypocenter.gpu")
 
@@ -96,6 +101,7 @@ class TorchGpu:
         self.allocate_pinned, self._copied = streams.allocate_pinned, streams.begin_copy
         self._jits: dict[int, Any] = {}  # everything that has a launcher
         self._seen: CaptureWatch | None = None  # while a capture is under way
+        self._compiled: Compiled | None = None  # from the first `compile` on
         if self.blocking:
             log.warning("%s: %s: a wait after each launch, graphs off", name, self.blocking)
 
@@ -166,6 +172,13 @@ class TorchGpu:
         self._graphs.refuse_free(address, num_bytes, self.name_of)
         del self._tensors[address]
         self._addresses.remove(address)
+
+    def release_cached(self) -> int:
+        cuda = self._torch.cuda
+        with self._calling("release_cached"):
+            before = cuda.memory_reserved(self._device)
+            cuda.empty_cache()
+            return int(before - cuda.memory_reserved(self._device))
 
     def map_host(self, host: memoryview) -> int | None:
         """The address at which kernels may write to `host`, which begins at a page; None: nowhere.
@@ -266,6 +279,29 @@ class TorchGpu:
         return self._tensors[base][address - base : address - base + num_bytes]
 
     # Launches.
+
+    #: Triton compiles a kernel when it is first launched.
+    compiles = True
+
+    def compile(self, launches: Sequence[Compilable], progress: OnProgress | None = None) -> None:
+        from hypocenter.device.gpu.ahead import Compiled, compile_ahead  # needs Triton
+
+        if self._compiled is None:
+            self._compiled = Compiled()
+        self._torch.cuda.set_device(self._index)
+        compile_ahead(launches, progress)
+
+    @property
+    def num_compiled(self) -> int:
+        return self._compiled.number if self._compiled is not None else 0
+
+    @property
+    def kernel_folder(self) -> str:
+        if self._compiled is None:
+            return ""
+        from hypocenter.device.gpu.ahead import kernel_folder
+
+        return kernel_folder()
 
     def launcher(self, jit: Any) -> Callable[..., None]:
         """The function that launches a Triton kernel; what it does besides is decided here, once.

@@ -17,10 +17,12 @@ from hypocenter.base.dtypes import TRITON_NAMES
 from hypocenter.base.errors import NotShareable
 from hypocenter.base.tensor import DType
 from hypocenter.device.backend import Bytes
+from hypocenter.device.forms import Compilable
 from hypocenter.device.graph import Graph
 from hypocenter.device.group import Group
 from hypocenter.device.launch import Launch
 from hypocenter.device.offline.specimen import Specimen
+from hypocenter.settings.config import OnProgress
 
 # What plans ask for where vendors differ is how a name begins. Hopper stands for NVIDIA's GPUs that
 # take wide tiles.
@@ -43,7 +45,8 @@ class AbstractGpu:
     """Implements `Backend` without memory, for GPUs of a vendor: amd, nvidia or hopper."""
 
     limits = None
-    captures = overlaps = runs_ahead = False
+    captures = overlaps = runs_ahead = compiles = False
+    num_compiled, kernel_folder = 0, ""
 
     def __init__(self, vendor: str) -> None:
         self.name = _NAMES[vendor]
@@ -64,6 +67,9 @@ class AbstractGpu:
 
     def free(self, address: int) -> None:
         """Addresses are never given again."""
+
+    def release_cached(self) -> int:
+        return 0
 
     def copy_in(self, address: int, data: Bytes, *, pinned: bool = False) -> None:
         """There is nothing to copy to."""
@@ -100,6 +106,9 @@ class AbstractGpu:
 
     def launcher(self, jit: Any) -> Callable[..., None]:
         return _launch_nothing
+
+    def compile(self, launches: Sequence[Compilable], progress: OnProgress | None = None) -> None:
+        """Nothing is launched."""
 
     def caller(
         self, name: str, function: Callable[..., None], num_bytes: Sequence[int]

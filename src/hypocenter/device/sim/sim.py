@@ -13,7 +13,7 @@ import math
 import os
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from hypocenter.base.errors import (
 from hypocenter.base.refusals import AnyRefusal, HostArgument, NotCompiled, Refused
 from hypocenter.base.tensor import DType
 from hypocenter.device.backend import Bytes
+from hypocenter.device.forms import Compilable, distinct, form_of
 from hypocenter.device.graph import Graph, Graphs
 from hypocenter.device.interpret.interpret import Interpretation, Pointer, interpreting
 from hypocenter.device.limits import SIMULATED as NAMES
@@ -52,6 +53,7 @@ from hypocenter.device.sim.queue import (
 from hypocenter.device.triton_lang import interpreter
 from hypocenter.record.recorder import Recorder, current
 from hypocenter.record.ring import CELL_COMPLETED, CELL_PLACE
+from hypocenter.settings.config import OnProgress
 
 log = logging.getLogger("hypocenter.sim")
 
@@ -133,6 +135,10 @@ class SimGpu:
         self._max_steps, self._on_abort = mode.max_steps, mode.on_abort
         self.name_of: Callable[[int], str] = hex
         self.runs_ahead = self._captures = mode.graphs and not mode.blocking
+        self.kernel_folder = ""
+        #: Whether forms of kernels are named before they are launched; those that are met count.
+        self.compiles = False
+        self._forms: set[Hashable] = set()
         self._graphs = Graphs(name)
         self._captured: list[QueuedLaunch | QueuedCall | int] | None = (
             None  # while a capture is under way
@@ -300,6 +306,8 @@ class SimGpu:
             call = f"launch of {jit.__name__}"
             self._refuse_if_lost(call, jit.__name__)
             self._check(jit.__name__, grid, num_warps, 0)
+            if self.compiles:
+                self._forms.add(form_of(jit, args, {"num_warps": num_warps, **given}))
             options = {key: given.pop(key) for key in given.keys() & _COMPILE_OPTIONS - names}
             try:
                 bound = signature.bind(*args, **given)
@@ -330,6 +338,15 @@ class SimGpu:
             self._wait_if_full(call, jit.__name__)
 
         return launch
+
+    def compile(self, launches: Sequence[Compilable], progress: OnProgress | None = None) -> None:
+        """See Backend: the interpreter needs no machine code, so forms are only counted."""
+        for launch in distinct(launches):
+            self._forms.add(form_of(launch.jit, launch.args, launch.options))
+
+    @property
+    def num_compiled(self) -> int:
+        return len(self._forms)
 
     def caller(
         self, name: str, function: Callable[..., None], num_bytes: Sequence[int]

@@ -8,12 +8,15 @@ row.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, memory
+from hypocenter.device.forms import distinct
+from hypocenter.device.launch import Launch
 from hypocenter.device.op import Op
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.kernels.mark import mark
@@ -34,6 +37,7 @@ from hypocenter.kernels.sampling.sampling_contracts import (
     NUM_STATES,
 )
 from hypocenter.record.recorder import current
+from hypocenter.settings.config import SamplingParams
 
 #: What a step lists of tokens that penalties, or biases, are for.
 _CONTEXT = {"context_ids": DType.I32, "output_counts": DType.I32}
@@ -262,13 +266,40 @@ class DeviceSampler:
         return plan
 
 
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
+def draws_of_all_forms(vocab_size: int) -> list[TokenChoice]:
+    """Draws whose plans together hold every kernel: a greedy one and one with each filter, of free
+    rows and of rows with masks, and one with biases."""
+    some = np.zeros(1, np.int32)
+    filters = SamplingParams(temperature=1.0, top_k=40, top_p=0.9, repeat_penalty=1.1)
+    draws = (TokenChoice(SamplingParams(), 0), TokenChoice(filters, 1, some, some))
+    mask = np.full(num_mask_words(vocab_size), -1, np.int32)
+    biased = replace(draws[0], bias_ids=some, biases=np.zeros(1))
+    return [replace(draw, mask=given) for draw in draws for given in (None, mask)] + [biased]
+
+
+def every_launch(device: str, vocab_size: int, max_rows: int, next_ids: Tensor) -> list[Launch]:
+    """A launch in each form that a `DeviceSampler` has, for one row and for `max_rows`."""
+    sampler = DeviceSampler(device, vocab_size, max_rows, next_ids=next_ids)
+    logits = memory.allocate("logits", "sampler", DType.F32, (max_rows, vocab_size), device=device)
+    try:
+        launches: list[Launch] = []
+        for num_rows in (1, max_rows):
+            rows = memory.rows(logits, 0, num_rows)
+            for draw in draws_of_all_forms(vocab_size):
+                launches += sampler.plan(rows, [draw] * num_rows).every_launch
+        return distinct(launches)
+    finally:
+        sampler.free()
+        memory.free(logits)
 
 
 def _add(plan: PlanBuilder, op: Op, tensors: Mapping[str, Tensor], **more: Any) -> None:
     """Append an op with the tensors that its contract names, and more."""
     plan.add(op, **{name: tensors[name] for name in op.contract.names}, **more)
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
 
 
 def _num_blocks(num_entries: int) -> int:

@@ -52,7 +52,7 @@ def pack(
 ) -> Packed:
     """Bring rows of GGUF bytes (uint8 [num_rows, row_bytes]) into the layout for `device`.
 
-    A GPU packs them itself, unless `on_host`: for a process that never launches anything there.
+    A GPU packs them itself, unless `on_host`, with which that is compared.
     `in_bf16` (on the CPU): F16 and BF16 become what products in bf16 take. `kept` (on the CPU):
     gives what was packed of them before; `read` is told of rows that are wanted no more. `factors`
     (of NVFP4): f32 [num_matrices], each for an equal part of the rows, by which they are

@@ -5,10 +5,11 @@ Its plain Python runs once per shape bucket and leaves a plan; it never touches 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Collection, Hashable
+from functools import cached_property, partial
 
 from hypocenter.base.tensor import DType, Tensor
+from hypocenter.device.forms import likeness
 from hypocenter.device.group import Group
 from hypocenter.device.memory import rows
 from hypocenter.device.plan import Plan, PlanBuilder
@@ -99,6 +100,18 @@ class Decoder(LayerOps):
         """The type in which activations are multiplied with a weight."""
         return self._operands.operands.multiplied_as(weight.dtype)
 
+    @cached_property
+    def unlike_layers(self) -> frozenset[int]:
+        """Layers that are launched in all the forms that the whole model is launched in."""
+        of_kind: dict[Hashable, int] = {}
+        inputs = self._buffers.layer_inputs
+        for index, layer in enumerate(self.weights.layers):
+            page = self._page_of.get(index)
+            pages = None if page is None else (self.pages.keys[page], self.pages.values[page])
+            parts = layer, self.facts.layers[index], pages, inputs[index] if inputs else None
+            of_kind.setdefault(likeness(parts), index)
+        return frozenset({*of_kind.values(), len(self.weights.layers) - 1})
+
     def plan(
         self,
         num_tokens: int,
@@ -106,12 +119,14 @@ class Decoder(LayerOps):
         num_sequences: int | None = None,
         *,
         is_long: bool = False,
+        layers: Collection[int] | None = None,
     ) -> Plan:
         """The launches of a step of up to `num_tokens` tokens and `num_logit_rows` logit rows.
 
         The tokens belong to up to `num_sequences` sequences (all of them when None), and with
         `is_long` to texts that are longer than the original context. The result holds logits f32
-        [num_logit_rows, vocab_size], or the last hidden states when no logits are wanted.
+        [num_logit_rows, vocab_size], or the last hidden states when no logits are wanted. Only of
+        the `layers` named, if any are: such a plan is to be compiled and never run.
         """
         plan = PlanBuilder(num_tokens, self.inputs.counts.device)
         b = self._buffers.first(num_tokens)
@@ -132,6 +147,8 @@ class Decoder(LayerOps):
         net = first_of(self._state_net, num_tokens, num_sequences)
         latent = self._latent and self._latent.first(num_tokens)
         for index, layer in enumerate(self.weights.layers):
+            if layers is not None and index not in layers:
+                continue
             if net is not None and layer.mixer is not None and layer.attn_output is None:
                 self._recur(plan, b, net, index, layer)
             elif latent is not None:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import devices
 from hypocenter.device.launch import Launch
@@ -19,8 +17,7 @@ from hypocenter.device.peers import Lane, LaneKind, StopWord
 from hypocenter.device.plan import Plan
 from hypocenter.kernels.collective.peer_sum import LANES, PeerSum
 from hypocenter.kernels.experts.choice import ExpertChoice
-from hypocenter.kernels.sampling.draw import TokenChoice, num_mask_words
-from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
+from hypocenter.kernels.sampling.sampling_plan import DeviceSampler, draws_of_all_forms
 from hypocenter.kernels.weights.gpu_layout import UNITS
 from hypocenter.model.facts.architecture import Architecture, Rope
 from hypocenter.model.facts.experts import Experts
@@ -34,7 +31,6 @@ from hypocenter.model.facts.state_space import StateSpace
 from hypocenter.model.layers.decoder import Decoder
 from hypocenter.model.layers.step_buffers import Cache, KVPages, StatePages, StepInputs
 from hypocenter.model.tensors.specimen_weights import allocate_undefined, undefined_weights
-from hypocenter.settings.config import SamplingParams
 
 # One model for each kernel variant that a family's facts bring.
 _MODELS: tuple[tuple[str, str, dict[str, float]], ...] = (
@@ -381,12 +377,7 @@ def sampling_plans(vendor: str, num_rows: int, vocab_size: int) -> list[Plan]:
     devices.use_backend(gpu)
     logits = allocate_undefined("logits", DType.F32, (num_rows, vocab_size), gpu.name)
     sampler = DeviceSampler(gpu.name, vocab_size, num_rows)
-    some = np.zeros(1, np.int32)
-    filters = SamplingParams(temperature=1.0, top_k=40, top_p=0.9, repeat_penalty=1.1)
-    draws = (TokenChoice(SamplingParams(), 0), TokenChoice(filters, 1, some, some))
-    mask = np.full(num_mask_words(vocab_size), -1, np.int32)
-    biased = replace(draws[0], bias_ids=some, biases=np.zeros(1))
-    rows = [replace(draw, mask=given) for draw in draws for given in (None, mask)] + [biased]
+    rows = draws_of_all_forms(vocab_size)
     return [sampler.plan(logits, [row] * num_rows) for row in rows]
 
 

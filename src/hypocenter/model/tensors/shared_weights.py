@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from hypocenter.device import devices
 from hypocenter.device.lending import Lender
 from hypocenter.kernels.weights import packing
 from hypocenter.model.facts.architecture import Architecture
@@ -24,8 +25,8 @@ def lend_weights(
 ) -> KeptWeights:
     """Pack every matrix of `file` into memory of a GPU that other processes may map.
 
-    Routers of experts, norms and the like are small, and each process has its own. Launches
-    nothing. Raises what `load_weights` raises, and NotShareable.
+    The GPU packs them. Routers of experts, norms and the like are small, and each process has its
+    own. Raises what `load_weights` raises, and NotShareable.
     """
     began = time.monotonic()
     lender = _WeightLender(file, architecture, progress, device)
@@ -35,6 +36,8 @@ def lend_weights(
         else:
             lender.look_for(spec)
     lender.refuse_unused()
+    # What packing took besides is for those who run the model.
+    devices.call_device(device, "release_cached")
     pieces = tuple(lender.to.pieces)
     return KeptWeights(repr(file.stamps), pieces, lender.lent, time.monotonic() - began)
 
@@ -63,7 +66,6 @@ class _WeightLender(TensorReader):
                 dtype,
                 part.shape[-1],
                 device=self.device,
-                on_host=True,
                 factors=self._factors(spec.name),
             )
             self.lent[f"{spec.name} {index}"] = packing.lend(spec.name, packed, self.to)

@@ -1,0 +1,126 @@
+"""What is compiled before a model is ready is all that its requests ever need."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+from counting_gpu import CountingGpu
+
+from hypocenter import LLM
+from hypocenter.base.tensor import DType
+from hypocenter.device import devices
+from hypocenter.device.forms import form_of
+from hypocenter.engine.request import Request
+from hypocenter.engine.runner import Runner, _powers
+from hypocenter.model.offline.specimens import _facts
+from hypocenter.model.tensors.specimen_weights import undefined_weights
+from hypocenter.settings.config import EngineConfig, SamplingParams
+
+#: What requests ask for beside their prompts.
+KINDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1},
+    {"repeat_penalty": 1.2, "presence_penalty": 0.5, "logprobs": 3},
+    {"prompt_logprobs": 2},
+    {"logit_bias": {5: 1.0}, "temperature": 0.5},
+    {"allowed_token_ids": (0, 4, 9)},
+    {"json_schema": {"type": "integer"}},
+)
+
+
+@pytest.fixture
+def gpu() -> Iterator[CountingGpu]:
+    made = CountingGpu()
+    devices.use_backend(made)
+    yield made
+    devices._backends.pop(made.name)
+
+
+def traffic(llm: LLM, seed: int, num_requests: int = 48) -> list[Request]:
+    """Requests of random lengths, each of a random kind; several answers to some prompts."""
+    chance = random.Random(seed)
+    found: list[Request] = []
+    while len(found) < num_requests:
+        length = chance.choice((1, 2, 3, 7, 16, 33, 100, 200, 480))
+        prompt = [chance.randrange(3, llm.vocab_size) for _ in range(length)]
+        fields = {"max_tokens": chance.choice((1, 3, 9)), **chance.choice(KINDS)}
+        if "json_schema" not in fields:
+            fields["ignore_eos"] = True
+        num = chance.choice((1, 1, 1, 3))
+        found += llm.sample_requests(prompt, num, SamplingParams(**fields))
+    return found
+
+
+def run_all(llm: LLM, requests: list[Request]) -> None:
+    """To their ends; a GPU that computes nothing holds to no form, which ends a request alone."""
+    for request in requests:
+        llm.engine.submit(request)
+    while not all(request.done for request in requests):
+        llm.engine.step()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.tier("sim", fast=lambda case: case.seed == 0)
+def test_random_requests_need_nothing_that_was_not_compiled(gpu: CountingGpu, seed: int) -> None:
+    with LLM(device=gpu.name, max_batch_requests=8, context_length=512, kv_tokens=2048) as llm:
+        runner = llm.engine.runner
+        assert gpu.named
+        assert not gpu.met
+        run_all(llm, traffic(llm, seed))
+        ran = llm.route().kernels
+        assert (runner.num_compiled_since, gpu.met) == (0, {})
+    wanted = {"sample_masked_keys", "sample_bias", "sample_penalise", "sample_level", "attention"}
+    assert wanted <= set(ran)
+
+
+def test_steps_of_a_token_each_are_graphs_before_the_first_request(gpu: CountingGpu) -> None:
+    with LLM(device=gpu.name, max_batch_requests=8, context_length=512) as llm:
+        llm.engine.runner.capture()
+        # Of 1, 2, 4 and 8 requests, and with prompts up to 2048 tokens.
+        assert gpu.num_graphs == 12
+        assert llm.engine.runner.route().num_graphs == 0  # none has run
+        run_all(llm, traffic(llm, 2))
+        assert llm.engine.runner.route().num_graphs >= 8
+
+
+def test_a_form_that_was_not_listed_is_counted(gpu: CountingGpu) -> None:
+    with LLM(device=gpu.name, max_batch_requests=4, context_length=512) as llm:
+        runner = llm.engine.runner
+        gpu.named.clear()
+        runner._num_compiled = gpu.num_compiled
+        run_all(llm, traffic(llm, 3, 8))
+        assert runner.num_compiled_since == len(gpu.met) > 5
+
+
+FAMILIES = ("llama", "gemma2", "gpt-oss", "qwen35", "deepseek2", "falcon-h1", "qwen3moe")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.tier("sim", fast=lambda case: case.family == "gemma2")
+def test_a_few_layers_are_launched_in_all_forms_of_the_model(gpu: CountingGpu, family: str) -> None:
+    facts = _facts(family)
+    if facts.recurrence is None:
+        shape = facts.layers[0]
+        layers = [shape, shape, replace(shape, window=64), shape, shape, shape]
+        facts = replace(facts, layers=tuple(layers))
+    shape = facts.layers[0]
+    facts = replace(facts, rope=replace(facts.rope, dim=shape.head_dim - shape.rank))
+    config = EngineConfig(device=gpu.name, max_batch_requests=8, kv_tokens=4096)
+    runner = Runner(facts, undefined_weights(facts, DType.Q4_K, gpu.name), config, 4096)
+    runner.compile()
+    assert runner.num_compiled_since == 0
+    sizes = list(_powers(runner.max_batch_tokens))
+    steps = itertools.product(sizes, (0, *sizes), (True, False))
+    for key in {runner._key(*step) for step in steps if step[1] <= step[0]}:
+        for launch in runner._new_plan(*key).every_launch:
+            if launch.jit is not None:
+                form = form_of(launch.jit, launch.args, launch.options)
+                assert form in gpu.named, (key, launch.kernel)
