@@ -22,6 +22,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -200,7 +201,7 @@ class Bench:
         program = [sys.executable, str(PROGRAM), run, str(self.models)]
         environment = {
             **os.environ,
-            "PYTHONPATH": str(package.parent),
+            "PYTHONPATH": f"{package.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
             "HYPO_RUN_DIR": str(folder / "runs"),
         }
         return run_doctor(program, folder, options, environment)
@@ -344,6 +345,7 @@ def main() -> None:
     parser.add_argument(
         "--work", type=Path, help="that of an earlier call: bundles there are examined again"
     )
+    parser.add_argument("--jobs", type=int, default=1, help="patches that run at a time")
     options = parser.parse_args()
     out = Path(options.out)
     work = options.work or Path(tempfile.mkdtemp(prefix="engine-faults-"))
@@ -353,11 +355,13 @@ def main() -> None:
     file = out / "engine_faults.json"
     bench, rows = Bench(work), _rows_before(file, chosen)
     bench.make_models()
-    for patch in chosen:
-        rows[patch.name] = bench.examine(patch)
-        ordered = [rows[one.name] for one in all_patches() if one.name in rows]
-        file.write_text(json.dumps(_record(ordered), indent=1) + "\n")
-        print(list(table([rows[patch.name]]))[-2], flush=True)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(bench.good, dict.fromkeys(patch.run for patch in chosen)))
+        for patch, row in zip(chosen, pool.map(bench.examine, chosen), strict=True):
+            rows[patch.name] = row
+            ordered = [rows[one.name] for one in all_patches() if one.name in rows]
+            file.write_text(json.dumps(_record(ordered), indent=1) + "\n")
+            print(list(table([row]))[-2], flush=True)
     print("\n".join(table(ordered)), f"bundles are in {work}", sep="\n", flush=True)
 
 

@@ -49,6 +49,7 @@ from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import LADDER, diagnose
 from hypocenter.doctor.report import report_text
 from hypocenter.doctor.report_parts import headline
+from hypocenter.doctor.rungs.limits import limits
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.engine_events import Answered
 from hypocenter.record.events import (
@@ -578,6 +579,18 @@ def test_without_its_rung_the_cause_is_not_found(name: str) -> None:
     expected = CASES[name]
     found = diagnose(expected.red(), without=(*NO_REPLAY, expected.rung))
     assert first(found) != (expected.cause, expected.kernel, expected.argument)
+
+
+@pytest.mark.parametrize(
+    ("grid", "is_skipped"),
+    [((1 << 17, 1 << 15), True), ((1 << 16, 1 << 15), True), (((1 << 17) + 1, 1 << 15), False)],
+)
+def test_a_grid_that_wraps_to_a_number_above_0_is_launched(
+    grid: tuple[int, ...], is_skipped: bool
+) -> None:
+    found = limits(Case(launched(grid)))
+    causes = {claim.root.cause for claim in found if claim.root is not None}
+    assert causes == ({Cause.GRID_PRODUCT} if is_skipped else set())
 
 
 def test_every_host_side_rung_is_needed() -> None:

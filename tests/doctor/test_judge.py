@@ -91,6 +91,14 @@ def test_what_a_check_proves_of_that_launch_or_one_before_is_the_root(at: tuple[
     assert found.consequences == ("wrong answer (1, 1)",)
 
 
+def changed_line(text: str, was: str) -> tuple[Bundle, Bundle, RootCause]:
+    """Both runs, and the root of a good run whose line differs."""
+    bad, good = steps(DIFFERS, text), steps(ENDED, was)
+    line = changes(Case(bad, good).launches[0].launch, Case(bad).sources, texts_of(good.sources))[0]
+    assert PARTS.root is not None
+    return bad, good, msgspec.structs.replace(PARTS.root, file=line.file, line=line.line)
+
+
 def test_a_kernel_whose_text_changed_has_a_defect_of_its_own_wherever_it_stands() -> None:
     late = claim(Cause.OUTPUT_NOT_WRITTEN, (2, 0))
     changed = steps(DIFFERS, KERNEL.replace("1.0", "2.0"))
@@ -102,15 +110,54 @@ def test_a_kernel_whose_one_changed_line_is_the_root_has_no_second_defect() -> N
     was = f"{KERNEL}    tl.load(x)\n    tl.store(x, 3.0)\n"
 
     def num_roots(text: str) -> int:
-        bad, good = steps(DIFFERS, text), steps(ENDED, was)
-        launch = Case(bad, good).launches[0].launch
-        line = changes(launch, Case(bad, good).sources, texts_of(good.sources))[0]
-        assert PARTS.root is not None
-        root = msgspec.structs.replace(PARTS.root, file=line.file, line=line.line)
+        bad, good, root = changed_line(text, was)
         return len(judged(late, replace(PARTS, root=root), bad=bad, good=good).roots)
 
     assert num_roots(was.replace("1.0", "2.0")) == 1
     assert num_roots(was.replace("1.0", "2.0").replace("3.0", "4.0")) == 2
+
+
+def test_a_check_of_the_one_line_that_differs_says_what_is_wrong_with_it() -> None:
+    """Also where the launch that was checked is a later one."""
+    was = f"{KERNEL}    tl.load(x)\n    tl.store(x, 3.0)\n"
+
+    def found(text: str, *, is_same_line: bool = True) -> Judged:
+        bad, good, root = changed_line(text, was)
+        late = claim(Cause.MISSING_MASK, (2, 0))
+        assert late.root is not None
+        there = msgspec.structs.replace(late.root, file=root.file, line=root.line)
+        checked = replace(late, root=there) if is_same_line else late
+        return judged(checked, replace(PARTS, root=root), bad=bad, good=good)
+
+    one_line, two_lines = was.replace("1.0", "2.0"), was.replace("1.0", "2.0").replace("3.0", "4.0")
+    assert order(found(one_line)) == ["missing tail mask (2, 0)"]
+    assert found(one_line).consequences == ("wrong answer (1, 1)",)
+    # Of two lines that differ nobody knows which of them gave the first wrong result.
+    assert order(found(two_lines))[0] == "wrong answer (1, 1)"
+    assert order(found(one_line, is_same_line=False))[0] == "wrong answer (1, 1)"
+
+
+def test_what_a_launch_left_is_told_where_the_good_run_left_it_elsewhere() -> None:
+    assert PARTS.root is not None
+    told = msgspec.structs.replace(PARTS.root, argument="checkpoint_slots")
+    parts = replace(PARTS, root=told)
+    foreign = claim(Cause.FOREIGN_STATE, (2, 0), "states")
+
+    def first(left_by: tuple[int, str]) -> RootCause:
+        return judged(parts, replace(foreign, left_by=left_by)).roots[0]
+
+    root = first((1, "checkpoint_slots"))
+    assert (root.cause, root.argument) == (Cause.FOREIGN_STATE, "checkpoint_slots")
+    assert root.place == told.place
+    assert root.sentence == "wrong answer (1, 1); then state of another request (2, 0)"
+    assert first((1, "state_slots")).cause is Cause.WRONG_ANSWER
+    assert first((2, "checkpoint_slots")).cause is Cause.WRONG_ANSWER
+
+
+def test_a_launch_that_was_never_made_is_why_its_results_are_not_the_good_runs() -> None:
+    found = judged(PARTS, claim(Cause.GRID_PRODUCT, (1, 1), "limits"))
+    assert order(found) == ["grid product over 32 bits (1, 1)"]
+    assert found.consequences == ("wrong answer (1, 1)",)
 
 
 def test_what_does_not_hang_on_memory_is_a_cause_of_its_own_behind_the_root() -> None:

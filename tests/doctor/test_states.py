@@ -8,9 +8,12 @@ import msgspec
 import pytest
 from bundles import REQUEST, Run
 
+from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import LADDER, diagnose
+from hypocenter.doctor.rungs.engine.states import states
+from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Copied, Place, RequestRecord, Statistics
 from hypocenter.record.fault_record import FaultRecord
 
@@ -27,6 +30,15 @@ READER = msgspec.structs.replace(
 
 
 def run_of(*steps: tuple[RequestRecord, tuple[int, int, int, int]]) -> Diagnosis:
+    """What the doctor says of `bundle_of`."""
+    return diagnose(bundle_of(*steps), without=OTHERS)
+
+
+def case_of(*steps: tuple[RequestRecord, tuple[int, int, int, int]]) -> Case:
+    return Case(bundle_of(*steps))
+
+
+def bundle_of(*steps: tuple[RequestRecord, tuple[int, int, int, int]]) -> Bundle:
     """Steps of a request each, with the host's inputs for it in the order of INPUTS."""
     run = Run()
     for name in INPUTS:
@@ -35,7 +47,7 @@ def run_of(*steps: tuple[RequestRecord, tuple[int, int, int, int]]) -> Diagnosis
     for request, values in steps:
         given: dict[str, Any] = {name: [value] for name, value in zip(INPUTS, values, strict=True)}
         run.run(plan, given, (request,))
-    return diagnose(run.bundle(DIFFERS), without=OTHERS)
+    return run.bundle(DIFFERS)
 
 
 def test_a_hand_over_as_it_was_meant_is_no_finding() -> None:
@@ -71,6 +83,17 @@ def test_a_checkpoint_that_was_written_over_is_found(stop: int, owner: int, text
     assert (root.cause, root.argument) == (Cause.FOREIGN_STATE, "state_sources")
     assert f"slot 2 has {text}, but request 9 reads it in step 3" in root.sentence
     assert "as that of request 7 behind 16" in root.sentence
+
+
+def test_a_good_run_says_whether_the_one_who_left_it_or_the_reader_is_wrong() -> None:
+    """What is told of memory has the step and the argument that had it left there."""
+    other = msgspec.structs.replace(MAKER, id=8, state_slot=1)
+    case = case_of((MAKER, (0, 0, 2, 16)), (other, (1, 1, 2, 16)), (READER, (0, 2, 0, 0)))
+    (overwritten,) = states(case)
+    assert overwritten.left_by == (2, "checkpoint_slots")
+    case = case_of((MAKER, (0, 0, 2, 16)), (READER, (0, 0, 0, 0)))
+    (misread,) = states(case)
+    assert misread.left_by is None
 
 
 def test_a_state_that_is_left_elsewhere_is_found() -> None:

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from bundles import Run
 
+from hypocenter.base.errors import UsageError
 from hypocenter.doctor import doctor
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
-from hypocenter.doctor.diagnosis import Claim, Diagnosis, Verdict, row
+from hypocenter.doctor.diagnosis import Claim, Diagnosis, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.examining.time_limit import OutOfTime, TimeLimit
 from hypocenter.doctor.rungs import replays as replaying
 
@@ -64,6 +65,38 @@ def test_a_check_without_end_is_stopped_and_named(
     assert [rung.left_out != "" for rung in found.rungs] == [False, True, True]
     assert signal.getsignal(signal.SIGALRM) == before
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
+
+
+def test_a_bundle_that_takes_too_long_to_read_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = time.monotonic()
+    monkeypatch.setattr(doctor, "Case", lambda *given, **more: sleeping(given[0]))
+    with pytest.raises(UsageError, match=r"not read within 0\.5 seconds; --examine-for"):
+        doctor.diagnose(Run().bundle(), seconds=SECONDS)
+    assert time.monotonic() - begun < MOST
+
+
+def test_causes_that_take_too_long_to_compare_are_told_in_their_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def proofs(case: Case) -> list[Claim]:
+        return [
+            proven(
+                RootCause(cause=c, sentence=str(c), fix="", proof=Proof("", "", "")), "x", (), "", n
+            )
+            for n, c in ((7, Cause.MISSING_MASK), (3, Cause.INDEX_RANGE), (1, Cause.EMPTY_LAUNCH))
+        ]
+
+    begun = time.monotonic()
+    monkeypatch.setattr(doctor, "JUDGE_SECONDS", SECONDS)
+    monkeypatch.setattr(doctor, "judge", lambda case, rungs: sleeping(case))
+    found = diagnosed(monkeypatch, proofs=proofs)
+    assert time.monotonic() - begun < MOST
+    # Nothing was to be seen of the run, which an empty launch would have ended.
+    causes = [Cause.INDEX_RANGE, Cause.MISSING_MASK, Cause.EMPTY_LAUNCH]
+    assert [root.cause for root in found.roots] == causes
+    assert any("follow from others" in gap.what for gap in found.unseen)
 
 
 def test_a_quick_one_is_told_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 
 from hypocenter.base.errors import UsageError
+from hypocenter.base.package import recorded_kernel_module
 from hypocenter.cli.verbs.lab import false_alarms, shortfalls
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Proof, RootCause
@@ -187,6 +189,9 @@ def test_an_edit_that_finds_nothing_is_refused() -> None:
         lab.edit("rope_gpu", ("tl.store(start + first, a,", "tl.store(start + first, b,"))
         assert rope_gpu.rope_kernel is not before
         assert "start + first, b, mask" in rope_gpu.rope_kernel.src
+        # The doctor may then try the text that the project itself has.
+        file = inspect.getfile(rope_gpu.rope_kernel.fn)
+        assert recorded_kernel_module(file) == rope_gpu.__name__
     assert rope_gpu.rope_kernel is before
 
 

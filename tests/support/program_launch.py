@@ -11,7 +11,8 @@ from bundles import Run
 
 from hypocenter.doctor.diagnosis import Diagnosis
 from hypocenter.doctor.doctor import diagnose
-from hypocenter.record.contents import Snapshot
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.contents import LaunchOutcome, Snapshot
 from hypocenter.record.events import FOREIGN, OUTSIDE_PLANS, Launched, Values
 from hypocenter.record.fault_record import FaultRecord
 
@@ -28,7 +29,11 @@ class Launch:
     held: dict[str, Any] = field(default_factory=dict)
     strides: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
-    def diagnosis(self) -> Diagnosis:
+    def diagnosis(self, good: Bundle | None = None) -> Diagnosis:
+        return diagnose(self.bundle(), good, allow_source=True)
+
+    def bundle(self, gave: Mapping[str, Any] | None = None) -> Bundle:
+        """A run of it; with `gave` it is known what these tensors held after it."""
         run = Run()
         for name, (dtype, shape) in self.tensors.items():
             run.tensor(name, dtype, *shape, owner=FOREIGN, strides=self.strides.get(name))
@@ -44,10 +49,13 @@ class Launch:
         )
         run.emit(Launched, launch=launch)
         bundle = run.bundle(FaultRecord(kind="none", message=""))
-        values = tuple(
-            Values(run.tensors[name].id, self.tensors[name][0], array.shape, array.tobytes())
-            for name, array in self.held.items()
-        )
+        values = tuple(self._values(run, name, array) for name, array in self.held.items())
+        if gave is not None:
+            after = tuple(self._values(run, name, array) for name, array in gave.items())
+            outcome = LaunchOutcome(step=1, launch=run.seq, given=values, gave=after)
+            return msgspec.structs.replace(bundle, outcomes=(outcome,))
         snapshot = Snapshot(1, OUTSIDE_PLANS, run.seq, values)
-        bundle = msgspec.structs.replace(bundle, snapshots=(snapshot,) if values else ())
-        return diagnose(bundle, allow_source=True)
+        return msgspec.structs.replace(bundle, snapshots=(snapshot,) if values else ())
+
+    def _values(self, run: Run, name: str, array: Any) -> Values:
+        return Values(run.tensors[name].id, self.tensors[name][0], array.shape, array.tobytes())

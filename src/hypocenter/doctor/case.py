@@ -67,6 +67,11 @@ class Case:
         #: What could not be looked at; rungs add to it.
         self.unseen: dict[Gap, None] = dict.fromkeys(bundle.missing)
 
+    @functools.cached_property
+    def good_case(self) -> Case | None:
+        """The good run as this one is read; None where there is none."""
+        return Case(self.good, allow_source=self.allow_source) if self.good is not None else None
+
     def leave_unseen(self, gap: Gap) -> None:
         """Say once what could not be looked at."""
         self.unseen[gap] = None

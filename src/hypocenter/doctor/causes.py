@@ -139,7 +139,12 @@ _OF_VALUES = frozenset({"nonfinite", "differs", "none"})
 _OF_MEMORY = _OF_VALUES | {"crash"}
 _ERROR, _HANG = frozenset({"error"}), frozenset({"hang"})
 #: What a cause can show as besides, though no such symptom puts it in question.
-_ALSO = {Cause.NO_CODE_OBJECT: frozenset({"crash"}), Cause.CARD_HARDWARE: _HANG}
+_ALSO = {
+    Cause.NO_CODE_OBJECT: frozenset({"crash"}),
+    Cause.CARD_HARDWARE: _HANG,
+    # Triton makes no such launch and says nothing.
+    Cause.GRID_PRODUCT: _OF_VALUES,
+}
 
 _ENTRIES = "arguments: index values of it were not recorded, or its arguments were refused first"
 _REPLAY = "replay: it was left out"

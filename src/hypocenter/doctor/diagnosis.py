@@ -266,6 +266,7 @@ class Claim:
     Without a root a CONFIRMED claim is an observation that carries no proof of a cause. `tensors`
     are the ids of the tensors at fault, so that what follows from the same defect is told apart.
     `place` is the launch that a claim without a root is of, where that matters to others.
+    `left_by` are the step and its argument that had what is claimed of left in memory.
     """
 
     hypothesis: Hypothesis
@@ -273,6 +274,7 @@ class Claim:
     seq: int = 0
     tensors: tuple[int, ...] = ()
     place: Place | None = None
+    left_by: tuple[int, str] | None = None
 
 
 def proven(

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
+from hypocenter.base.errors import UsageError
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import CAUSES, plausible
 from hypocenter.doctor.compiled.words import in_users_words
@@ -23,7 +24,7 @@ from hypocenter.doctor.diagnosis import (
 from hypocenter.doctor.difference import RunDiff
 from hypocenter.doctor.examining.time_limit import EXAMINE_SECONDS, OutOfTime, TimeLimit
 from hypocenter.doctor.examining.untested import why_untested
-from hypocenter.doctor.judging.judge import Rung, explain, judge
+from hypocenter.doctor.judging.judge import Judged, Rung, by_place, explain, judge
 from hypocenter.doctor.run_environment import run_environment_of
 from hypocenter.doctor.rungs.address import addresses
 from hypocenter.doctor.rungs.captured import captured_pointers
@@ -97,6 +98,8 @@ LADDER: dict[str, Rung] = {
     "good results": good_results,
 }
 
+#: Seconds in which causes are compared with each other and with the good run.
+JUDGE_SECONDS = 20.0
 #: Why a rung was left out or stopped.
 _NO_TIME = "the time of the examination was over"
 _RANK = (Verdict.CONFIRMED, Verdict.INCONCLUSIVE, Verdict.REFUTED, Verdict.NOT_TESTED)
@@ -114,10 +117,11 @@ def diagnose(
 
     With `allow_source` a kernel whose installed source differs from the bundle's is replayed from
     the bundle's text, which runs that text. `without` names rungs of LADDER to leave out. After
-    `seconds` what is known is told, and `unseen` has what was left out.
+    `seconds` what is known is told, and `unseen` has what was left out. Raises UsageError where not
+    even the bundle's index was made by then.
     """
     started = time.perf_counter()
-    case = Case(bundle, good, allow_source=allow_source, limit=TimeLimit(seconds))
+    case = _case(bundle, good, allow_source=allow_source, limit=TimeLimit(seconds))
     rungs: list[RungRecord] = []
     for name, rung in LADDER.items():
         if name in without:
@@ -142,7 +146,7 @@ def diagnose(
         seconds = time.perf_counter() - begun
         rungs.append(RungRecord(name=name, seconds=seconds, left_out=failed))
     _tell_of_time(case, [rung.name for rung in rungs if rung.left_out == _NO_TIME])
-    ordered = judge(case, LADDER)
+    ordered = _judged(case)
     roots = tuple(in_users_words(case, root) for root in ordered.roots)
     return Diagnosis(
         kind=bundle.kind,
@@ -161,6 +165,28 @@ def diagnose(
         is_unexplained=bool(roots) and not explain(case, roots[0]),
         not_compared=_why_not_compared(case.good_diff),
     )
+
+
+def _case(bundle: Bundle, good: Bundle | None, *, allow_source: bool, limit: TimeLimit) -> Case:
+    try:
+        with limit.enforce():
+            return Case(bundle, good, allow_source=allow_source, limit=limit)
+    except OutOfTime:
+        raise UsageError(
+            f"the bundle's {len(bundle.events):,} events were not read within {limit.seconds:g} "
+            "seconds; --examine-for SECONDS gives it more"
+        ) from None
+
+
+def _judged(case: Case) -> Judged:
+    """What was proven, in order; by place alone where the comparison of causes takes too long."""
+    try:
+        with TimeLimit(JUDGE_SECONDS).enforce():
+            return judge(case, LADDER)
+    except OutOfTime:
+        why = f"after {JUDGE_SECONDS:g} seconds they were put in the order of their launches"
+        case.leave_unseen(Gap.not_examined("which of the causes follow from others", why))
+        return by_place(case)
 
 
 def _tell_of_time(case: Case, stopped: Sequence[str]) -> None:

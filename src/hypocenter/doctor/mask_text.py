@@ -239,6 +239,16 @@ def with_comparator(source: SourceRecord, compare: ast.Compare, text: str) -> Ma
     return MaskEdit(line, was, now, splice_text(source, start, stop, text))
 
 
+def with_left_side(source: SourceRecord, compare: ast.Compare, text: str) -> MaskEdit:
+    """The text with `text` at the left side of a comparison."""
+    left = compare.left
+    start, stop = (left.lineno, left.col_offset), (_end(left), left.end_col_offset or 0)
+    was = _segment(source, compare)
+    now = f"{text}{was[len(_segment(source, left)) :]}"
+    line = source.first_line + compare.lineno - 1
+    return MaskEdit(line, was, now, splice_text(source, start, stop, text), compare)
+
+
 def without_layout(text: str) -> str:
     """A text without what its layout alone makes: white space and brackets."""
     return "".join(text.split()).replace("(", "").replace(")", "")

@@ -288,10 +288,11 @@ def edit_module(module: ModuleType, *changes: tuple[str, str]) -> ModuleType:
             raise UsageError(f"{module.__name__}: {old!r} stands there {count} times, not once")
         text = text.replace(old, new)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    folder = Environment.read().cache_dir / "lab"
-    folder.mkdir(parents=True, exist_ok=True)
-    short = module.__name__.rpartition(".")[2]
-    path = folder / f"{short}-{digest}.py"
+    # Below a package of the same name it is known for a kernel of the project that was changed.
+    copy = Environment.read().cache_dir / "lab" / digest
+    path = copy.joinpath(*module.__name__.split(".")).with_suffix(".py")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    short = path.stem
     # Triton and tracebacks read the text from a file.
     own = path.with_suffix(f".{os.getpid()}")
     own.write_text(text, "utf-8")

@@ -46,6 +46,15 @@ class Differing(msgspec.Struct, frozen=True, kw_only=True):
     num_in_all: int
 
 
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """What a replay left in a tensor: bytes row by row, and which of them it wrote."""
+
+    dtype: str
+    rows: Array
+    is_written: Array
+
+
 @dataclass
 class ReplayedOutcome:
     """A launch of an outcome as the replay makes it: `results` by parameter, row by row.
@@ -127,6 +136,69 @@ def replay_outcome(
         index, place, allow_source=allow_source, budget_seconds=budget_seconds, on_done=keep
     )
     return made
+
+
+def left_behind(rebuilt: Rebuilt, done: Sequence[Argument]) -> dict[str, LeftBehind]:
+    """What a replay left, by parameter: of tensors whose elements are all there."""
+    found: dict[str, LeftBehind] = {}
+    for argument in done:
+        tensor, region = rebuilt.tensors.get(argument.name), argument.region
+        if tensor is None or region.data is None:
+            continue
+        written = np.repeat(region.writer != 0, region.granule).view(np.uint8)
+        rows = _rows_of(region.data[argument.start :], tensor)
+        marks = _rows_of(written[argument.start : region.data.size], tensor)
+        if rows is not None and marks is not None:
+            found[argument.name] = LeftBehind(tensor.dtype, rows.copy(), marks.astype(bool))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class KnownResults:
+    """What a launch was given and what it left, by parameter: bytes row by row."""
+
+    before: Mapping[str, bytes]
+    after: Mapping[str, bytes]
+    largest: float
+    has_dot: bool
+
+    def other_than(self, left: Mapping[str, LeftBehind]) -> Differing | None:
+        """Where a replay left other numbers: of elements that one of both has written.
+
+        Whole numbers that a kernel chooses by floats may differ by right.
+        """
+        has_floats = any(one.dtype in _TOLERANCE for one in left.values())
+        for name, one in left.items():
+            is_plain = one.dtype in NUMPY_DTYPES and not has_floats
+            if name not in self.after or not (one.dtype in _TOLERANCE or is_plain):
+                continue
+            after = np.frombuffer(self.after[name], np.uint8)
+            before = np.frombuffer(self.before.get(name, b""), np.uint8)
+            if not after.size == before.size == one.rows.size:
+                continue
+            width = element_bytes(one.dtype) or 1
+            counts = (one.is_written | (after != before)).reshape(-1, width).any(axis=1)
+            mine, theirs = (
+                data.reshape(-1, width)[counts].reshape(-1) for data in (one.rows, after)
+            )
+            other = _compare(name, one.dtype, theirs.tobytes(), mine, self.largest, self.has_dot)
+            if other is not None:
+                return other
+        return None
+
+
+def known_results(index: BundleIndex, outcome: LaunchOutcome) -> KnownResults:
+    """What was recorded of a launch; raises UsageError for one that the bundle does not have."""
+    launch = index.launch(Place(outcome.step, OUTSIDE_PLANS, outcome.launch))
+    before = {values.tensor: values.data for values in outcome.given}
+    after = before | {values.tensor: values.data for values in outcome.gave}
+    named = [(a.name, a.tensor) for a in launch.arguments if a.tensor is not None]
+    return KnownResults(
+        {name: before[tensor] for name, tensor in named if tensor in before},
+        {name: after[tensor] for name, tensor in named if tensor in after},
+        max(map(_largest_in, outcome.given), default=0.0),
+        any(_DOT.search(source.text) for source in _sources(index, launch.source, {})),
+    )
 
 
 def _sources(index: BundleIndex, key: str, seen: dict[str, None]) -> list[SourceRecord]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from hypocenter.device.amd.decode import Undecodable, decode
+from hypocenter.base.errors import MissingPackage
+from hypocenter.device.amd.decode import Undecodable, _formats, decode
 from hypocenter.device.amd.routes import dpp_table, swizzle_table
 
 #: Words as LLVM's assembler writes them, to the names in its text.

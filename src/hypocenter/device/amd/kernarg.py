@@ -36,7 +36,7 @@ def pack_arguments(
     shown = kernel.shown
     if len(values) > len(shown) or (len(values) < len(shown) and _needs_all(kernel, len(values))):
         raise UsageError(
-            f"{kernel.name} has {len(shown)} parameters in {kernel.descriptor.kernarg_bytes} bytes, "
+            f"{kernel.name}: {len(shown)} parameters in {kernel.descriptor.kernarg_bytes} bytes, "
             f"and the launch gives {len(values)}: {', '.join(values) or 'none'}"
         )
     packed = bytearray(kernel.descriptor.kernarg_bytes)

@@ -7,7 +7,9 @@ Every rung says what it proved, whatever others did. Here alone is decided what 
 3. A number that is none is a sight of what made it: any other cause stands before it.
 4. Of what is left the earliest place is the root. A step's inputs come before its launches.
 5. At one place a check of that launch tells more than that the good run had another result there.
-   A number outside its range tells less than that it is not the step's.
+   So does a check of the one line in which a kernel is not the good run's, whichever launch of it
+   was checked, and a check of what that launch had left in memory: the good run says that it is
+   that launch. A number outside its range tells less than that it is not the step's.
 6. A later proof follows from the root where it hangs on what memory held, is of its tensors, or
    blames an index that the root's launch was the last to write. So does a page that changed where a
    launch that writes pages has strayed. A kernel with another text than in the good run has a
@@ -19,9 +21,12 @@ Every rung says what it proved, whatever others did. Here alone is decided what 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from hypocenter.base.errors import HypoError
+from hypocenter.doctor.beside.counterpart import counterpart
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause, explains
 from hypocenter.doctor.culprit import with_culprit
@@ -85,7 +90,7 @@ def judge(case: Case, rungs: Mapping[str, Rung]) -> Judged:
             not explain(case, root),
             claim in shared,
             root.cause in _OF_NUMBERS,
-            _position(claim),
+            _position(differs if differs and _tells_why(case, claim, differs) else claim),
             is_of_good_run(claim),
             root.cause is Cause.BAD_SCALAR,
         )
@@ -102,14 +107,47 @@ def judge(case: Case, rungs: Mapping[str, Rung]) -> Judged:
             consequences.append(_root(claim).sentence)
             continue
         kept.append(claim)
+        if differs is not None and _is_of_what_it_left(claim, differs):
+            claim = replace(claim, root=_where_it_was_left(claim, differs))
         root = with_culprit(case, claim, is_shared=claim in shared)
         roots.append(with_origin(case, root))
     return Judged(tuple(roots), tuple(consequences))
 
 
+def by_place(case: Case) -> Judged:
+    """The earliest cause that explains how the run ended before others, and nothing compared."""
+    proofs = [claim for claim in case.claims if claim.root is not None]
+    proofs.sort(key=lambda claim: (not explain(case, _root(claim)), _position(claim)))
+    return Judged(tuple(map(_root, proofs)), ())
+
+
 def is_of_good_run(claim: Claim) -> bool:
     """Whether what was proven is where this run parts from the good one."""
     return claim.hypothesis.diagnostic in ("good arguments", "good results")
+
+
+def _tells_why(case: Case, claim: Claim, differs: Claim) -> bool:
+    """Whether a check proves what is wrong where the runs part, though it is of another launch."""
+    one, other = _root(differs), _root(claim)
+    if _is_of_what_it_left(claim, differs):
+        return True
+    if claim is differs or (other.file, other.line) != (one.file, one.line):
+        return False
+    return _is_changed(case, other) and _is_its_only_change(case, one, other)
+
+
+def _is_of_what_it_left(claim: Claim, differs: Claim) -> bool:
+    """Whether a claim is about what the launch left in memory by which the runs part."""
+    root = _root(differs)
+    return root.place is not None and claim.left_by == (root.place.step, root.argument)
+
+
+def _where_it_was_left(claim: Claim, differs: Claim) -> RootCause:
+    """What a check says of memory, at the argument that had it left there."""
+    root, at = _root(claim), _root(differs)
+    return msgspec.structs.replace(
+        at, cause=root.cause, sentence=f"{at.sentence}; then {root.sentence}", fix=root.fix
+    )
 
 
 def _is_open_end(claim: Claim) -> bool:
@@ -152,6 +190,8 @@ def _follows(case: Case, claim: Claim, root: Claim) -> bool:
     one, other = _root(root), _root(claim)
     if _has_written_entry(case, one, other) or _has_strayed(case, root, claim):
         return True
+    if is_of_good_run(claim) and _tells_why(case, root, claim):
+        return explain(case, one)
     if is_of_good_run(claim) and _position(claim) >= _position(root):
         return explain(case, one)
     if other.cause in _OF_NUMBERS:
@@ -213,9 +253,9 @@ def _is_its_only_change(case: Case, one: RootCause, other: RootCause) -> bool:
 
 def _has_good_run(case: Case, claim: Claim, rungs: Mapping[str, Rung]) -> bool:
     """Whether the same test proves the same of the good run, whose answer is right."""
-    assert case.good is not None
     root, rung = _root(claim), rungs.get(claim.hypothesis.diagnostic)
-    good = Case(case.good, allow_source=case.allow_source)
+    good = case.good_case
+    assert good is not None
     if root.finding is not None:
         return _is_replayed_alike(case, good, root)
     if rung is None or claim.hypothesis.diagnostic in _OF_THIS_RUN:
@@ -235,7 +275,7 @@ def _is_alike(one: RootCause, other: RootCause) -> bool:
 def _is_replayed_alike(case: Case, good: Case, root: RootCause) -> bool:
     """Whether the replay of the good run's launch at that place finds the same."""
     use = _use_of(case, root)
-    there = _counterpart(case, good, use) if use is not None else None
+    there = counterpart(case, good, use) if use is not None else None
     if there is None or there.place is None or root.finding is None:
         return False
     try:
@@ -249,15 +289,3 @@ def _is_replayed_alike(case: Case, good: Case, root: RootCause) -> bool:
         all(getattr(again, name) == getattr(root.finding, name) for name in names)
         for again in report.findings
     )
-
-
-def _counterpart(case: Case, good: Case, use: LaunchMade) -> LaunchMade | None:
-    """The good run's launch of that kernel with that number in that step."""
-
-    def same_of(uses: tuple[LaunchMade, ...]) -> list[LaunchMade]:
-        wanted = use.step, use.launch.kernel
-        return [made for made in uses if (made.step, made.launch.kernel) == wanted]
-
-    own, others = same_of(case.launches), same_of(good.launches)
-    number = next((n for n, made in enumerate(own) if made is use), len(own))
-    return others[number] if number < len(others) else None

@@ -80,6 +80,8 @@ def _judge(gpu: GpuLimits, use: LaunchMade) -> Claim | None:
     if red is None:
         return None
     cause, argument, mended, fix = _mend(gpu, launch.grid, warps, num_bytes)
+    if cause is Cause.GRID_PRODUCT and use.place is not None and _counts_some(launch.grid):
+        return None
     green = refusal(gpu, launch.kernel, *mended)
     if green is not None:
         return None
@@ -104,6 +106,12 @@ def _judge(gpu: GpuLimits, use: LaunchMade) -> Claim | None:
     )
     evidence = f"{use.where}: {launch.kernel}, grid {launch.grid}, {warps} warps"
     return proven(root, NAME, (evidence,), "a GPU whose limits accept the launch", use.seq)
+
+
+def _counts_some(grid: tuple[int, ...]) -> bool:
+    """Whether Triton makes a launch of too many programs: it leaves out those whose number, in a
+    signed integer of 32 bits, is not above 0 (`launch` in its `driver.c`)."""
+    return 0 < math.prod(grid) % (1 << 32) < 1 << 31
 
 
 def _mend(

@@ -30,6 +30,7 @@ from hypocenter.doctor.examining.untested import why_history_untested
 from hypocenter.doctor.installed_text import changes, installed_texts
 from hypocenter.doctor.rungs.dead_rows import uses_of_dead_rows
 from hypocenter.doctor.rungs.replaying.fixes import beside_text, with_fix
+from hypocenter.doctor.rungs.replaying.good_outcome import GoodOutcome, good_outcome
 from hypocenter.doctor.rungs.replaying.joining import join_fixes
 from hypocenter.doctor.rungs.replaying.replay_cause import ReplayCause, source_of
 from hypocenter.doctor.rungs.replaying.replay_causes import classify, weight
@@ -80,6 +81,8 @@ class _Rung:
     #: Launches replayed in full, of which that says less than it might, and why.
     vague: dict[str, None] = field(default_factory=dict)
     failed: dict[Gap, None] = field(default_factory=dict)
+    #: What the good run's launch gave, by this run's event and launch.
+    good: dict[tuple[int, Place | None], GoodOutcome | None] = field(default_factory=dict)
 
     def run(
         self,
@@ -100,6 +103,9 @@ class _Rung:
         # Another grid has other programs.
         programs = None if "grid" in (corrections or {}) else self.programs
         census = self.make_census()
+        is_corrected = bool(corrections) or edited is not None
+        good = self.good_outcome(use) if is_corrected else None
+        kept: dict[str, Any] = {}
         try:
             report = self.replay(
                 self.case.index,
@@ -111,17 +117,34 @@ class _Rung:
                 edited=edited,
                 programs=programs,
                 census=census,
+                on_done=_keep_in(kept) if good is not None else None,
             )
-            return Seen(report, census)
+            if good is None:
+                return Seen(report, census)
+            return Seen(report, census, good.judge(report, census, kept))
         except HypoError as error:
-            if not use_installed and not corrections and edited is None:
+            if not use_installed and not is_corrected:
                 self.failed[_not_replayed(use, error)] = None
             return None
+
+    def good_outcome(self, use: LaunchMade) -> GoodOutcome | None:
+        """What the good run's launch gave, where a correction can be held against it."""
+        key = use.seq, use.place
+        if key not in self.good:
+            self.good[key] = good_outcome(self.case, use)
+        return self.good[key]
 
     def report(self, use: LaunchMade, corrections: Mapping[str, Any]) -> ReplayReport | None:
         """What was found with these corrections."""
         seen = self.run(use, corrections)
         return seen.report if seen is not None else None
+
+
+def _keep_in(kept: dict[str, Any]) -> Callable[[Any, Any], None]:
+    """Keeps what a replay left, by parameter."""
+    from hypocenter.replay.compare import left_behind
+
+    return lambda rebuilt, done: kept.update(left_behind(rebuilt, done))
 
 
 def replays(case: Case) -> list[Claim]:
@@ -359,7 +382,8 @@ def _claim(rung: _Rung, use: LaunchMade, finding: Finding, seen: Seen) -> Claim 
             red,
             *evidence,
             f"{zeros} was replayed as zeros, and all of them lead to one place" * is_made_up
-            or "no single fact was found with which the replay is clean and loses nothing",
+            or "no single fact was found with which the replay is clean and loses nothing"
+            + ", and gives what the good run gave" * (rung.good_outcome(use) is not None),
             would_refute="a clean replay",
             kernel=launch.kernel,
             argument=argument,

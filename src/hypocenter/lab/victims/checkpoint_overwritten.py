@@ -29,7 +29,9 @@ VICTIM = Victim(
     cause=Cause.FOREIGN_STATE,
     symptom="differs",
     kernel="short_conv",
-    argument="state_sources",
+    # Which is wrong, the entry that gives the slot away or the one that reads it, a good run says.
+    argument="checkpoint_slots",
+    also=("state_sources",),
     source="vllm#55600",
     plant=plant,
     twin=twin,

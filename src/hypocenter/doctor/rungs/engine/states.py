@@ -8,7 +8,7 @@ the steps before. Contents are not looked at.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
@@ -22,11 +22,13 @@ _INPUTS = ("state_slots", "state_sources", "checkpoint_slots", "checkpoint_stops
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """What was left in a slot: by which request, behind how many of its tokens, in which step."""
+    """What was left in a slot: by which request, behind how many of its tokens, in which step, and
+    by which argument."""
 
     owner: int
     num_tokens: int
     step: int
+    argument: str
 
     def __str__(self) -> str:
         return f"what request {self.owner} left in step {self.step} behind {self.num_tokens} tokens"
@@ -34,13 +36,15 @@ class _Left:
 
 @dataclass(frozen=True, slots=True)
 class _Wrong:
-    """An entry that leads to another state than its request's."""
+    """An entry that leads to another state than its request's; `found` is what it leads to, where
+    somebody overwrote what it should."""
 
     event: Stepped
     argument: str
     row: int
     text: str
     correction: str
+    found: _Left | None = None
 
 
 def states(case: Case) -> list[Claim]:
@@ -131,10 +135,10 @@ def _each_step(case: Case, events: list[Stepped]) -> Iterator[tuple[Stepped, dic
         for request in event.requests:
             at, stop = request.row, request.first_position + request.num_tokens
             if at < len(slots):
-                held[slots[at]] = _Left(request.id, stop, event.step)
+                held[slots[at]] = _Left(request.id, stop, event.step, _INPUTS[0])
                 if stops[at] > first:
                     num_tokens = request.first_position + stops[at] - first
-                    held[kept[at]] = _Left(request.id, num_tokens, event.step)
+                    held[kept[at]] = _Left(request.id, num_tokens, event.step, _INPUTS[2])
             first += request.num_tokens
 
 
@@ -150,8 +154,8 @@ def _wrong_entries(
     at, found = request.row, held.get(source)
     has = f"has {found}" if found else "has a state of nobody on record"
 
-    def make_wrong(argument: str, text: str, correction: str) -> _Wrong:
-        return _Wrong(event, argument, at, text, correction)
+    def make_wrong(argument: str, text: str, correction: str, found: _Left | None = None) -> _Wrong:
+        return _Wrong(event, argument, at, text, correction, found)
 
     if mine is not None and slot != mine:
         yield make_wrong(
@@ -178,6 +182,7 @@ def _wrong_entries(
             f"slot {source} {has}, but request {request.id} reads it in step {event.step} as that "
             f"of request {wanted} behind {start}",
             f"step {found.step} leaving the state of request {found.owner} in another slot",
+            found,
         )
 
 
@@ -207,7 +212,7 @@ def _claim(case: Case, use: LaunchMade, wrong: _Wrong) -> Claim:
         tensor=tensor.name if tensor else None,
         place=use.place,
     ).at(access)
-    return proven(
+    claim = proven(
         root,
         NAME,
         (f"{use.where}: {wrong.text}",),
@@ -215,3 +220,5 @@ def _claim(case: Case, use: LaunchMade, wrong: _Wrong) -> Claim:
         use.seq,
         (tensor.id,) if tensor else (),
     )
+    left_by = (wrong.found.step, wrong.found.argument) if wrong.found is not None else None
+    return replace(claim, left_by=left_by)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import msgspec
 
+from hypocenter.doctor.rungs.replaying.good_outcome import GoodRunSays
 from hypocenter.doctor.rungs.replaying.replay_cause import Allowed, ReplayCause, TextEdit
 from hypocenter.doctor.rungs.replaying.trials import (
     Bench,
@@ -35,11 +36,15 @@ FitsOf = Callable[[Finding], Sequence[Fitting]]
 def join_fixes(
     bench: Bench, finding: Finding, found: Sequence[Fitting], fits_of: FitsOf
 ) -> list[Fitting]:
-    """What fits, each with the fixes of the same kind that other accesses of the launch need."""
-    return [_join(bench, finding, fit, fits_of) for fit in found]
+    """What fits, each with the fixes of the same kind that other accesses of the launch need.
+
+    One that gives other results than the good run, with all of those, is none.
+    """
+    joined = (_join(bench, finding, fit, fits_of) for fit in found)
+    return [fit for fit in joined if fit is not None]
 
 
-def _join(bench: Bench, finding: Finding, fit: Fitting, fits_of: FitsOf) -> Fitting:
+def _join(bench: Bench, finding: Finding, fit: Fitting, fits_of: FitsOf) -> Fitting | None:
     if fit.green.effect is None or not fit.cause.is_fix:
         return fit
     mended = [finding]
@@ -48,6 +53,8 @@ def _join(bench: Bench, finding: Finding, fit: Fitting, fits_of: FitsOf) -> Fitt
             continue  # what another one needed has mended it
         own = _fix_alike(fit, fits_of(other))
         both = _join_two(bench, [*mended, other], fit, own) if own is not None else None
+        if both is not None and both.good_run is GoodRunSays.OTHER:
+            return None
         if both is not None:
             fit, mended = both, [*mended, other]
     return fit
@@ -86,7 +93,7 @@ def _join_two(
     said = f"{fit.green.corrected} and {other.green.corrected}"
     edits = edits_of(bench.text, text) if bench.text is not None and text is not None else ()
     values = [edit for edit in (*fit.edits, *other.edits) if edit.name]
-    green = Green(said, passes_text(said, seen.report), ruling.effect, seen.report.findings)
+    green = Green(said, passes_text(said, seen), ruling.effect, seen.report.findings)
     parts = (*(fit.parts or (fit.cause,)), other.cause)
     cause = replace(
         fit.cause,
@@ -95,7 +102,8 @@ def _join_two(
         passed=(*fit.cause.passed, *other.cause.passed),
         allowed=allowed,
     )
-    return Fitting(cause, green, (*edits, *dict.fromkeys(values)), text, passed, parts)
+    every = (*edits, *dict.fromkeys(values))
+    return Fitting(cause, green, every, text, passed, parts, seen.good_run)
 
 
 def _fixes_text(parts: Sequence[ReplayCause]) -> str:

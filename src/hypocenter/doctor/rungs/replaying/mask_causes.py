@@ -22,6 +22,7 @@ from hypocenter.doctor.edits.bound_text import (
     pair_edits,
     unused_masks,
 )
+from hypocenter.doctor.edits.tile_text import whole_index_edits
 from hypocenter.doctor.mask_text import (
     MaskedAccess,
     MaskEdit,
@@ -42,6 +43,7 @@ from hypocenter.doctor.rungs.replaying.ranks import (
     NUMBERS,
     PAIR,
     STRICT,
+    TILE,
     UNUSED,
 )
 from hypocenter.doctor.rungs.replaying.replay_cause import (
@@ -103,6 +105,7 @@ def mask_causes(at: MaskedSite) -> Iterator[ReplayCause]:
     one condition more, two of them, and a number where no name has it."""
     yield from _strict_masks(at)
     yield from _exchanged_masks(at)
+    yield from _tile_masks(at)
     if (at.finding.number or 0) < 0:
         yield from _lower_masks(at)
     yield from _masks_there(at)
@@ -146,6 +149,26 @@ def _exchanged_masks(at: MaskedSite) -> Iterator[ReplayCause]:
                 is_fix=True,
                 rank=CROSSED,
                 allowed=_losses_allowed(at, access, mask),
+            )
+
+
+def _tile_masks(at: MaskedSite) -> Iterator[ReplayCause]:
+    """One for each lane whose number within its tile is compared where the whole index is meant."""
+    for access in at.accesses:
+        for edit, compare in itertools.islice(whole_index_edits(at.source, access), _MAX_TRIES):
+            yield ReplayCause(
+                Cause.MISSING_MASK,
+                f"Compare `{edit.now}` instead of `{edit.was}`: the address begins at the tile's "
+                "start",
+                (f"the access is masked, by line {edit.line}: {edit.was}",),
+                (),
+                at.source.file,
+                edit.line,
+                edit.was,
+                edit=_text_edit(at.source, edit, f"`{edit.now}` in line {edit.line}"),
+                is_fix=True,
+                rank=TILE,
+                allowed=_losses_allowed(at, access, compare),
             )
 
 

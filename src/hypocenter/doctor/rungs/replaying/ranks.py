@@ -12,33 +12,35 @@ INDEX = -1
 STRICT = 0
 #: Two bounds of a mask that were exchanged.
 CROSSED = 1
+#: The number of a lane within its tile, where the address goes on from the tile's start.
+TILE = 2
 #: An index below 0 without a condition.
-LOWER = 2
+LOWER = 3
 #: Two strides that were exchanged, by which index each of them multiplies.
-EXCHANGED = 3
+EXCHANGED = 4
 #: A mask that is made and not used.
-UNUSED = 4
+UNUSED = 5
 #: That of another access to the same elements.
-BESIDE = 5
+BESIDE = 6
 #: A number of elements that the mask compares with.
-SCALAR = 6
+SCALAR = 7
 #: A stride that is not the tensor's own, passed otherwise.
-STRIDE = 7
+STRIDE = 8
 #: Another factor in the kernel's text.
-STRIDE_TEXT = 8
+STRIDE_TEXT = 9
 #: A view that is taken for a packed tensor.
-PACKED = 9
+PACKED = 10
 #: Fewer programs, and one condition that names the size of its axis: which is meant, nobody knows.
-BOUND = 10
+BOUND = 11
 #: Conditions for two axes.
-PAIR = 11
+PAIR = 12
 #: A condition whose number has another meaning or none that is known.
-ANY_BOUND = 12
+ANY_BOUND = 13
 #: The size of the axis as a number, for one axis.
-NUMBER = 13
+NUMBER = 14
 #: And for two.
-NUMBERS = 14
+NUMBERS = 15
 #: An atomic in place of a load, a sum and a store.
-ATOMIC = 15
+ATOMIC = 16
 #: The access itself, where no correction is right.
-LAST = 16
+LAST = 17

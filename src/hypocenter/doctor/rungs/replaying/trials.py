@@ -12,6 +12,7 @@ from typing import Any
 
 from hypocenter.base.wording import count_text
 from hypocenter.doctor.diagnosis import Edit, Effect
+from hypocenter.doctor.rungs.replaying.good_outcome import GoodRunSays
 from hypocenter.doctor.rungs.replaying.replay_cause import Allowed, ReplayCause
 from hypocenter.record.events import SourceRecord
 from hypocenter.replay.findings import Finding, FindingKind, ReplayReport
@@ -26,11 +27,12 @@ ASTRAY = (FindingKind.OUT_OF_BOUNDS, FindingKind.BETWEEN_ROWS)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One replay: what it found, and every access of it."""
+    """One replay: what it found, every access of it, and what the good run says of its results."""
 
     report: ReplayReport
     #: A `replay/census.py:Census`, whose import needs Triton.
     census: Any
+    good_run: GoodRunSays = GoodRunSays.NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Fitting:
     """A cause with the correction that is right, and the fix as data.
 
     `text` and `passed` are what the launch was replayed with. `parts` are the causes whose fixes
-    were joined, each of which mends one access.
+    were joined, each of which mends one access, and `good_run` is of them together.
     """
 
     cause: ReplayCause
@@ -69,6 +71,7 @@ class Fitting:
     text: SourceRecord | None = None
     passed: Mapping[str, Any] = field(default_factory=dict)
     parts: tuple[ReplayCause, ...] = ()
+    good_run: GoodRunSays = GoodRunSays.NOTHING
 
 
 def has(report: ReplayReport, finding: Finding, *, any_line: bool = False) -> bool:
@@ -254,16 +257,20 @@ def _green(
     if seen is None:
         return None
     ruling = judge(finding, bench.before, seen, cause.allowed, other_text=other_text)
-    if not ruling.is_right:
+    if not ruling.is_right or (cause.is_fix and seen.good_run is GoodRunSays.OTHER):
         return None
     effect = ruling.effect if cause.is_fix or other_text else None
-    return Green(said, passes_text(said, seen.report), effect, seen.report.findings)
+    return Green(said, passes_text(said, seen), effect, seen.report.findings)
 
 
-def passes_text(said: str, report: ReplayReport) -> str:
+def passes_text(said: str, seen: Seen) -> str:
+    coverage = seen.report.coverage
+    is_same = seen.good_run is GoodRunSays.SAME
     return (
         f"the same replay with {said}: no such finding "
-        f"({report.coverage.num_run} of {report.coverage.num_launched} programs)"
+        f"({coverage.num_run} of {coverage.num_launched} programs)"
+        + ", and what the good run gave"
+        * is_same
     )
 
 
