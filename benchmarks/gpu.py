@@ -86,15 +86,20 @@ SECTIONS = (
         "cost of the recorder's marks in a step",
     ),
     Section(
-        "lab", "gpu_lab:lab", 175, (*_DOOR, "hypocenter.lab.score:score"),
-        "victims of the fault lab: do symptom and verdict agree with sim?",
+        "faults", "gpu_faults:run", 175, (*_DOOR, "faults.victim_case:VictimCase"),
+        "victims whose defect real hardware has: is each named rightly, and no twin?",
     ),
 )  # fmt: skip
 
 
 def main() -> int:
     options = _options()
-    sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests/support"), str(ROOT / "src")]
+    sys.path[:0] = [
+        str(ROOT),
+        str(ROOT / "benchmarks"),
+        str(ROOT / "tests/support"),
+        str(ROOT / "src"),
+    ]
     if options.section:
         return _run_here(options.section, options.device, Path(options.result))
     chosen = [s for s in SECTIONS if not options.only or s.name in options.only.split(",")]

@@ -2,7 +2,7 @@
 
 `python benchmarks/gpu_coredump.py [OUT]` with the vendor's torch and Triton; some two minutes. It
 prints a table and leaves JSON reports, and one archive of bundles and dumps, in OUT. The programs
-know nothing of this package; what is right about each stands in `TRUTH`.
+are those of `faults/programs/gpu`; `python -m faults gpu` has them among all others.
 """
 
 from __future__ import annotations
@@ -20,45 +20,21 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "support")]
+sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "tests" / "support")]
 
 from core_dumps import cut  # noqa: E402
 
+from faults.judge import Says  # noqa: E402
+from faults.program import Program, programs  # noqa: E402
+from faults.report import roots_of  # noqa: E402
 from hypocenter.watch.gpu_dumps import gpu_dumps  # noqa: E402
 
-PROGRAMS = ROOT / "benchmarks" / "gpu_programs"
-MAX_SECONDS, NUM_JOBS, DEADLINE_SECONDS = 100, 6, 8
+SPEED = ROOT / "benchmarks" / "gpu_programs"
+MAX_SECONDS, NUM_JOBS = 100, 6
 MAX_DUMP_BYTES, MAX_ARCHIVE_BYTES = 24 << 20, 14 << 20
-
-
-class Truth(NamedTuple):
-    """`text` stands in the line at fault; one of `arguments` is to blame, if any is."""
-
-    kernel: str
-    text: str
-    arguments: tuple[str, ...] = ()
-    is_hang: bool = False
-
-
-TRUTH = {
-    "pair_positions": Truth("rotate", "tl.pointer_type(tl.int32)", ("pos_ptr",)),
-    "tail_mask": Truth("double", "tl.store(out_ptr", ("out_ptr",)),
-    "freed_graph_input": Truth("scale", "tl.load(x_ptr", ("x_ptr",)),
-    "offset_overflow": Truth("copy_rows", "row * columns", ("x_ptr",)),
-    "far_index": Truth("embed", "tl.load(table_ptr", ("ids_ptr",)),
-    "vector_gather": Truth("pick", "tl.load(values_ptr", ("ids_ptr",)),
-    "wild_bin": Truth("count", "tl.atomic_add", ("bins_ptr",)),
-    "row_stride": Truth("row_sums", "row * stride", ("stride", "x_ptr")),
-    "kept_pointers": Truth("via", "tl.load(p + d)", ("ptrs_ptr",)),
-    "embedding_range": Truth("index", ""),
-    "compiled": Truth("triton_", ""),
-    "cuda_source": Truth("scatter", "out[ids[i]]"),
-    "spin_lock": Truth("spin", "v == 0", is_hang=True),
-    "out_of_resources": Truth("product", ""),
-}
 
 
 def main(out: Path) -> None:
@@ -66,7 +42,7 @@ def main(out: Path) -> None:
     work = Path(tempfile.mkdtemp(prefix="gpu-coredump-"))
     begun = time.monotonic()
     with ThreadPoolExecutor(NUM_JOBS) as pool:
-        rows = list(pool.map(lambda name: examine(name, work / name), TRUTH))
+        rows = list(pool.map(lambda one: examine(one, work / one.name), faulty_programs()))
     (out / "gpu_coredump.json").write_text(json.dumps(rows, indent=1))
     _archive(work, out / "gpu_coredump.tar.xz")
     print("\n".join(table(rows)))
@@ -74,38 +50,39 @@ def main(out: Path) -> None:
     print(f"{time.monotonic() - begun:.0f} seconds in all")
 
 
-def examine(name: str, work: Path) -> dict[str, Any]:
+def faulty_programs() -> list[Program]:
+    """Those that need a GPU to break it."""
+    return [one for one in programs() if one.collection == "gpu"]
+
+
+def examine(program: Program, work: Path) -> dict[str, Any]:
     """Run one program under the doctor; a row of the table."""
     work.mkdir()
-    truth, program = TRUTH[name], PROGRAMS / f"{name}.py"
-    command = [
-        sys.executable,
-        "-m",
-        "hypocenter",
-        "doctor",
-        "--json",
-        "--out",
-        str(work / "bundle"),
-    ]
-    command += ["--deadline", str(DEADLINE_SECONDS)] if truth.is_hang else []
+    deadline = program.options if "--deadline" in program.options else ()
+    command = [sys.executable, "-m", "hypocenter", "doctor", "--json", *deadline]
+    command += ["--out", str(work / "bundle"), "--", *program.command(work)]
     path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(work)}
     begun = time.monotonic()
     ran = None
     with _dumps_kept(work), suppress(subprocess.TimeoutExpired):
         ran = subprocess.run(
-            [*command, "--", sys.executable, str(program)],
-            cwd=work, env=environment, capture_output=True, text=True, timeout=MAX_SECONDS,
+            command, cwd=work, env=environment, capture_output=True, text=True, timeout=MAX_SECONDS,
             check=False,
         )  # fmt: skip
-    row: dict[str, Any] = {"program": name, "seconds": round(time.monotonic() - begun, 1)}
+    row: dict[str, Any] = {"program": program.name, "seconds": round(time.monotonic() - begun, 1)}
     (work / "stderr.txt").write_text(ran.stderr if ran else "it took too long")
     (work / "report.json").write_text(ran.stdout if ran else "")
     with suppress(ValueError, OSError, LookupError):
-        report = json.loads((work / "report.json").read_text())
         bundle = json.loads((work / "bundle" / "bundle.json").read_text())
-        row |= _stopped(bundle) | _cause(report)
-    return row | _judged(row, truth, program)
+        row |= _stopped(bundle)
+    return row | judged_row(program, (work / "report.json").read_text())
+
+
+def judged_row(program: Program, report: str) -> dict[str, Any]:
+    """What a report is worth, and its causes."""
+    roots = roots_of(report)
+    return {"roots": roots, "says": Says(program.verdict(roots).says).value}
 
 
 def _stopped(bundle: dict[str, Any]) -> dict[str, Any]:
@@ -129,45 +106,15 @@ def _stopped(bundle: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _cause(report: dict[str, Any]) -> dict[str, Any]:
-    roots = report["roots"]
-    if not roots:
-        return {"cause": "", "kernel": "", "argument": "", "line": None}
-    root = roots[0]
-    return {
-        "cause": root["cause"],
-        "sentence": root["sentence"],
-        **{key: root.get(key) or "" for key in ("kernel", "argument", "file")},
-        "line": root.get("line"),
-    }
-
-
-def _judged(row: dict[str, Any], truth: Truth, program: Path) -> dict[str, Any]:
-    lines = program.read_text().splitlines()
-    right = {at for at, text in enumerate(lines, 1) if truth.text and truth.text in text}
-    named = {row.get("kernel") or "", row.get("stopped_kernel") or ""}
-    at = {row.get("line"), row.get("stopped_line")}
-    return {
-        "kernel_right": any(truth.kernel in kernel for kernel in named),
-        "line_right": bool(right & at) or truth.text in row.get("text", "") if truth.text else None,
-        "argument_right": row.get("argument") in truth.arguments if truth.arguments else None,
-        "proven": bool(row.get("cause")),
-    }
-
-
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """One line a program: what stopped, what was named, what of it is right."""
-    yield f"{'program':<18}{'kernel':<8}{'line':<6}{'arg':<6}{'proven':<8}{'s':<7}cause | stopped"
+    """One line a program: what its report is worth, what was named, and what stopped."""
+    yield f"{'program':<18}{'says':<8}{'s':<7}cause | stopped"
     for row in rows:
-        marks = [
-            {True: "yes", False: "NO", None: "-"}[row[key]]
-            for key in ("kernel_right", "line_right", "argument_right", "proven")
-        ]
-        named = f"{row.get('cause', '?')} {row.get('argument', '')} {row.get('line') or ''}"
+        root = (row.get("roots") or [{}])[0]
+        named = " ".join(str(root.get(key) or "") for key in ("cause", "argument", "line"))
         yield (
-            f"{row['program']:<18}{marks[0]:<8}{marks[1]:<6}{marks[2]:<6}{marks[3]:<8}"
-            f"{row['seconds']:<7}{named} | {row.get('stopped', '?')} {row.get('known_bits', '')}"
-            f" {row.get('text', '')[:40]}"
+            f"{row['program']:<18}{row['says']:<8}{row['seconds']:<7}{named.strip()} | "
+            f"{row.get('stopped', '?')} {row.get('known_bits', '')} {row.get('text', '')[:40]}"
         )
 
 
@@ -177,7 +124,7 @@ def arming_cost() -> Iterator[str]:
         for turn in range(2):
             for name, variables in (("plain", {}), ("armed", dumps.variables)):
                 ran = subprocess.run(
-                    [sys.executable, str(PROGRAMS / "healthy_launches.py")],
+                    [sys.executable, str(SPEED / "healthy_launches.py")],
                     env={**os.environ, **variables}, capture_output=True, text=True, check=False,
                 )  # fmt: skip
                 said = ran.stdout.split() or ["?", "?"]

@@ -21,13 +21,14 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 TWINS = ROOT / "tests" / "foreign" / "guarded"
-PROGRAMS = ROOT / "benchmarks" / "gpu_programs"
+PROGRAMS = ROOT / "faults" / "programs" / "gpu"
+SPEED = ROOT / "benchmarks" / "gpu_programs"
 NUM_JOBS, MAX_SECONDS = 4, 150
 #: A guarded kernel takes at most so many times as long: the goal, which fails no run.
 GOAL = 2.5
 
 
-class Truth(NamedTuple):
+class Leaves(NamedTuple):
     """What a program does: each of `texts` stands in a line that leaves its tensor.
 
     `unguarded` is the kernel that has no guarded form.
@@ -39,33 +40,33 @@ class Truth(NamedTuple):
 
 #: Programs with a twin: `PROGRAM gpu`, and `PROGRAM gpu right`.
 WITH_TWIN = {
-    "silent_store": Truth(("tl.store(out_ptr",)),
-    "indexed": Truth(("return tl.load",)),
-    "overflow": Truth(("x = tl.load(x_ptr",)),
-    "tail": Truth(("tl.store(y_ptr", "tl.load(x_ptr")),
-    "listed_pointers": Truth(("tl.atomic_add",), "add_listed"),
+    "silent_store": Leaves(("tl.store(out_ptr",)),
+    "indexed": Leaves(("return tl.load",)),
+    "overflow": Leaves(("x = tl.load(x_ptr",)),
+    "tail": Leaves(("tl.store(y_ptr", "tl.load(x_ptr")),
+    "listed_pointers": Leaves(("tl.atomic_add",), "add_listed"),
 }
 #: Programs that break a GPU when they run as they are.
 BREAKING = {
-    "far_index": Truth(("tl.load(table_ptr",)),
-    "vector_gather": Truth(("tl.load(values_ptr",)),
-    "wild_bin": Truth(("tl.atomic_add",)),
-    "row_stride": Truth(("tl.load(x_ptr",)),
-    "offset_overflow": Truth(("row * columns",)),
-    "pair_positions": Truth(("tl.load(table_ptr",)),
+    "far_index": Leaves(("tl.load(table_ptr",)),
+    "vector_gather": Leaves(("tl.load(values_ptr",)),
+    "wild_bin": Leaves(("tl.atomic_add",)),
+    "row_stride": Leaves(("tl.load(x_ptr",)),
+    "offset_overflow": Leaves(("row * columns",)),
+    "pair_positions": Leaves(("tl.load(table_ptr",)),
     # Beyond 2**31 its offset turns negative, and passes the mask of the load too.
-    "tail_mask": Truth(("tl.store(out_ptr", "x = tl.load(x_ptr")),
-    "kept_pointers": Truth((), "via"),
+    "tail_mask": Leaves(("tl.store(out_ptr", "x = tl.load(x_ptr")),
+    "kept_pointers": Leaves((), "via"),
 }
 
 
 def run(device: str) -> dict[str, Any]:
     """All of it; `ok` when every program is told rightly and guarded kernels give equal bits."""
     kind = "gpu" if device.split(":")[0] in ("cuda", "hip") else "cpu"
-    wanted: list[tuple[Path, tuple[str, ...], Truth]]
+    wanted: list[tuple[Path, tuple[str, ...], Leaves]]
     wanted = [(TWINS / f"{name}.py", (kind,), truth) for name, truth in WITH_TWIN.items()]
     wanted += [
-        (TWINS / f"{name}.py", (kind, "right"), Truth((), truth.unguarded))
+        (TWINS / f"{name}.py", (kind, "right"), Leaves((), truth.unguarded))
         for name, truth in WITH_TWIN.items()
     ]
     wanted += [(PROGRAMS / f"{name}.py", (), truth) for name, truth in BREAKING.items()]
@@ -90,7 +91,7 @@ def run(device: str) -> dict[str, Any]:
 # -- programs -------------------------------------------------------------------------------------
 
 
-def examine(program: Path, words: tuple[str, ...], truth: Truth) -> dict[str, Any]:
+def examine(program: Path, words: tuple[str, ...], truth: Leaves) -> dict[str, Any]:
     """Run one program under `hypo guard`; what was told of it, and whether that is right."""
     name = " ".join((program.stem, *words))
     code, out, err = _hypo("guard", "--json", "--", sys.executable, str(program), *words)
@@ -102,7 +103,7 @@ def examine(program: Path, words: tuple[str, ...], truth: Truth) -> dict[str, An
 
 
 def judged(
-    report: Mapping[str, Any], code: int, lines: list[str], truth: Truth, err: str
+    report: Mapping[str, Any], code: int, lines: list[str], truth: Leaves, err: str
 ) -> dict[str, Any]:
     """What a report says, and whether it is what the program does."""
     found = report["findings"]
@@ -241,7 +242,7 @@ def event_seconds(launch: Callable[[], None], num_launches: int = 20) -> float:
 
 
 def _module(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, PROGRAMS / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, SPEED / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

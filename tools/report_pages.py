@@ -1,7 +1,7 @@
 """Writes docs/reports/: pages that `hypo doctor --html` makes of real runs. No GPU is needed: the
 one run that was made on a GPU is a bundle of an H200.
 
-    python tools/report_pages.py
+    python -m tools.report_pages
 
 Only what is of this machine alone (folders, system, time) is replaced; a run makes the rest.
 """
@@ -18,6 +18,8 @@ from pathlib import Path
 
 import msgspec
 
+from faults.harmless import find
+from faults.victim_run import run_child
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.page.page import report_html
 from hypocenter.doctor.report_parts import Origin
@@ -27,7 +29,7 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "reports"
 PROGRAM = "tests/foreign/programs/gather.py"
 COMPILED = "tests/foreign/programs/compiled_model.py"
-#: The bundle that `benchmarks/corpus/side_result_early.py` left under `--suspect`.
+#: The bundle that `faults/programs/side_result_early.py` left under `--suspect`.
 STREAMS = ROOT / "tests" / "fixtures" / "streams" / "side_result_early"
 NUMBERS = "tests/foreign/programs/masked_row.py"
 WIDTH, CAPTURED = "positions_of_two_bytes", "captured_pointer_freed"
@@ -43,10 +45,8 @@ def pages() -> Iterator[tuple[str, str]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         doctor = ("doctor", "--json", "--out")
-        _hypo(
-            3, *doctor, str(folder / "width"), "--", "lab", "run", WIDTH, "--device", "sim:mi300x"
-        )
-        yield "dtype-width", _page(folder / "width")
+        _planted(WIDTH, folder / "width")
+        yield "dtype-width", _page(folder / "width" / "bundle")
         program = (sys.executable, PROGRAM)
         _hypo(3, *doctor, str(folder / "index"), "--", *program, TRITON_INTERPRET="1")
         yield "index-out-of-range", _page(folder / "index")
@@ -58,8 +58,8 @@ def pages() -> Iterator[tuple[str, str]]:
         _hypo(3, *nan, "--", *program, TRITON_INTERPRET="1")
         yield "first-nan", _page(folder / "nan")
         yield "missing-wait", _page(STREAMS)
-        _hypo(0, "lab", "run", CAPTURED, "--out", str(folder / "bad"))
-        _hypo(0, "lab", "run", CAPTURED, "--twin", "--out", str(folder / "good"))
+        _planted(CAPTURED, folder / "bad")
+        _planted(CAPTURED, folder / "good", twin=True)
         yield "captured-pointer", _page(folder / "bad" / "bundle", folder / "good" / "bundle")
 
 
@@ -68,6 +68,12 @@ def skeleton(page: str) -> str:
     text = _OF_ONE_RUN.sub("", page)
     text = re.sub(r"\b0x[0-9a-f]+|\d+(\.\d+)*", "0", text)
     return re.sub(r"sha256-[^']*", "sha256", text)
+
+
+def _planted(name: str, folder: Path, *, twin: bool = False) -> None:
+    """Run a victim, whose bundle is then below the folder."""
+    victim = find([name])[0]
+    run_child(victim, folder, twin=twin)
 
 
 def _hypo(status: int, *words: str, **variables: str) -> None:

@@ -2,9 +2,13 @@
 
 # mypy: ignore-errors
 # ruff: noqa: ANN001, ANN201
+import sys
 import time
+from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "faults" / "programs" / "gpu"))
 from cuda_library import address, library
 
 SOURCE = r"""

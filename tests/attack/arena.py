@@ -38,7 +38,12 @@ from attack.process import TreeMemory, forget_peak, num_files, status
 TESTS = Path(__file__).parents[1]
 #: Where programs of this folder find each other.
 PATH = os.pathsep.join(
-    [str(TESTS), str(TESTS / "support"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    [
+        str(TESTS.parent),
+        str(TESTS),
+        str(TESTS / "support"),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
 )
 VICTIM, MALLORY, BOSS = "victim-key", "mallory-key", "boss-key"
 MANY_KEYS = tuple(f"key-{number}-of-many" for number in range(16))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from hypocenter.lab.model import model_path
+from faults.model import model_path
 from hypocenter.server.serve import Listener, ServerConfig, serve
 from hypocenter.settings.config import EngineConfig
 

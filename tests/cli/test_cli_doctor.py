@@ -31,6 +31,8 @@ from terminal import (
     on_terminal,
 )
 
+from faults import __main__ as faults
+from faults.model import model_path
 from hypocenter.base.errors import UsageError
 from hypocenter.cli import app
 from hypocenter.cli.child_run import environment_of
@@ -38,7 +40,6 @@ from hypocenter.cli.output import printable
 from hypocenter.cli.tool_options import DoctorOptions
 from hypocenter.cli.verbs import doctor as cli_doctor
 from hypocenter.cli.verbs.doctor import DoctorRequest, command_of, split_words
-from hypocenter.lab.model import model_path
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.fault_record import FaultRecord
@@ -395,11 +396,13 @@ def test_nan_in_a_gate_is_of_the_weight_that_it_and_up_are(doctor: Doctor) -> No
     ) in " ".join(done.stdout.split())
 
 
-def test_the_bundle_of_a_lab_run_lies_one_folder_down(tmp_path: Path, doctor: Doctor) -> None:
+def test_the_bundle_of_a_victim_lies_one_folder_down(
+    tmp_path: Path, doctor: Doctor, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Its end is that of the victim, and what is told of it is the fault, not a list of modules."""
-    made = hypo("lab", "run", "positions_of_two_bytes", "--out", "b1")
-    assert made.returncode == 128 + signal.SIGABRT
-    assert "crash; Memory access fault by GPU" in made.stderr
+    status = faults.main(["run", "positions_of_two_bytes", "--out", "b1"])
+    assert status == 128 + signal.SIGABRT
+    assert "crash; Memory access fault by GPU" in capfd.readouterr().err
     done = doctor("b1")
     assert done.returncode == 3
     assert "argument positions of kernel rope_write" in done.stdout
@@ -424,17 +427,6 @@ def test_a_bundle_that_cannot_be_saved_costs_neither_report_nor_recording(
     last = doctor("--last", "--out", "b")
     assert last.returncode == 3
     assert bundles.load(tmp_path / "b").packages["numpy"]
-
-
-def test_a_victim_that_shows_beside_its_twin_alone_is_called_so(
-    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cli_doctor, "command_of", lambda request: ["true"])
-    done = doctor("--", "lab", "run", "missing_wait")
-    assert done.returncode == 0
-    assert "`hypo lab score missing_wait` runs both and examines them" in done.stderr
-    crashes = doctor("--", "lab", "run", "positions_of_two_bytes")
-    assert "ended without a fault" in crashes.stderr
 
 
 def test_a_command_that_never_ran_is_no_good_result(tmp_path: Path, doctor: Doctor) -> None:

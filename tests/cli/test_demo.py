@@ -24,7 +24,7 @@ def test_a_simulated_gpu_crashes_and_the_report_is_shown(
     done = hypo("demo")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("CAUSE      dtype width: argument positions of kernel rope_write")
-    assert "positions_of_two_bytes.py:" in done.stdout.split("FAULTS AT")[0]
+    assert "demo_run.py:" in done.stdout.split("FAULTS AT")[0]
     assert "a planted defect: the position buffer holds 2-byte elements" in done.stderr
     assert "hypo doctor -- python train.py" in done.stdout.split("NEXT")[1]
     assert bundles.load(tmp_path / "hypo-bundle").kind == "crash"

@@ -129,15 +129,6 @@ def test_a_package_that_is_missing_is_named(
     assert "Traceback" not in done.stderr
 
 
-def test_victims_are_listed_without_triton() -> None:
-    done = _without(["triton", "torch"], "lab", "list")
-    assert done.returncode == 0, done.stderr
-    rows = done.stdout.splitlines()
-    assert any("needs Triton" in row for row in rows)
-    assert any(row.startswith("block_table_refused") and "40000" in row for row in rows)
-    assert len(rows) > 50
-
-
 def test_inspect_names_a_matrix_that_run_would_miss(tmp_path: Path) -> None:
     tensors = {"blk.0.ffn_down.weight": None}
     path = write_tiny(tmp_path / "m.gguf", tensors=tensors, tokens=["a", "b"])
@@ -256,8 +247,7 @@ def _help(*words: str) -> list[str]:
         (["bench"], "Usage: hypo bench [OPTIONS] [MODEL]"),
         (["kernels"], "Usage: hypo kernels [OPTIONS] [FILE]"),
         (["demo"], "Usage: hypo demo"),
-        (["lab", "run"], "Usage: hypo lab run [OPTIONS] NAME"),
-        (["lab", "score"], "Usage: hypo lab score [OPTIONS] [NAMES...]"),
+        (["kill-serve"], "Usage: hypo kill-serve [OPTIONS] [MODEL]"),
     ],
 )
 def test_usage_names_the_arguments(words: list[str], usage: str) -> None:

@@ -1,6 +1,6 @@
 """Kernels in CUDA C, by what the driver recorded of them on a real H100 and what a dump says.
 
-The records are those of `benchmarks/gpu_programs/cuda_*.py`. Beside CUPTI no dump is written, so
+The records are those of `faults/programs/gpu/cuda_*.py`. Beside CUPTI no dump is written, so
 the dumps are made by hand after those of a run without it, in which memory lies elsewhere.
 """
 

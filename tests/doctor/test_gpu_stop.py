@@ -30,7 +30,7 @@ from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.gpu_stop import GpuLane
 
-PROGRAMS = Path(__file__).parents[2] / "benchmarks" / "gpu_programs"
+PROGRAMS = Path(__file__).parents[2] / "faults" / "programs" / "gpu"
 
 
 @functools.cache

@@ -93,7 +93,7 @@ def test_a_healthy_script_ends_as_ever(
 def test_what_the_interpreter_cannot_do_is_told_at_the_line_of_the_kernel(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = ROOT / "benchmarks" / "corpus" / "unlike_shapes.py"
+    program = ROOT / "faults" / "programs" / "unlike_shapes.py"
     code, out, _ = doctor(
         capfd, monkeypatch, tmp_path, "--json", "--", sys.executable, str(program)
     )

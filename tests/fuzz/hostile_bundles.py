@@ -19,11 +19,14 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+sys.path.insert(1, str(Path(__file__).parents[2]))
 
 from core_dumps import bundle_folder
 from hostile import answer_problem, run_trials
 from hostile_pages import page_problem
-from terminal import hypo_in_process
+
+from faults.harmless import find
+from faults.victim_run import run_child
 
 #: Victims of the lab whose bundles are the seeds: rungs of every sort look at them.
 VICTIMS = (
@@ -94,7 +97,7 @@ def prepare(seeds_folder: Path) -> Callable[[random.Random, Path], str]:
     seeds = []
     for victim in VICTIMS:
         seed = seeds_folder / victim
-        hypo_in_process("lab", "run", victim, "--out", str(seed))
+        run_child(find([victim])[0], seed, twin=False)
         seeds.append(seed / "bundle")
     seeds += [bundle_folder(name, seeds_folder) for name in DUMPED]
     parsed = {seed: json.loads((seed / "bundle.json").read_text()) for seed in seeds}

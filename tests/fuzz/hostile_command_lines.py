@@ -18,12 +18,14 @@ from typing import Any, NoReturn
 from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+sys.path.insert(1, str(Path(__file__).parents[2]))
 
 from gguf_files import GGUFWriter, every_tensor, every_value
 from hostile import answer_problem, run_trials
-from terminal import hypo_in_process
 from tiny_gguf import write_tiny
 
+from faults.harmless import find
+from faults.victim_run import run_child
 from hypocenter.base.errors import HypoError
 from hypocenter.cli.app import app
 from hypocenter.settings.environment import KNOWN
@@ -34,11 +36,7 @@ DOORS = (
     "hypocenter.cli.verbs.doctor.watch",
     "hypocenter.cli.verbs.kernels.compile_all",
     "hypocenter.cli.verbs.kernels.Worker.start",
-    "hypocenter.cli.verbs.lab.run_child",
-    "hypocenter.cli.verbs.lab.score_all",
-    "hypocenter.cli.verbs.lab.subprocess.run",
-    "hypocenter.cli.verbs.lab_serve.PlantedServers",
-    "hypocenter.cli.verbs.lab_serve.run_kills",
+    "hypocenter.cli.verbs.kill_serve.run_kills",
     "hypocenter.server.serve._serve",
     "hypocenter.check.check.check",
     "hypocenter.replay.recorded.replay_place",
@@ -69,16 +67,14 @@ STDINS = ("", "", "hi", "\x00", "/help\n/exit\n", "x" * 100_000, "é漢🙂\x1b[
 
 
 def words_of_verbs() -> list[str]:
-    """Every verb, and those below `lab`."""
-    in_lab = [f"lab {name}" for name in app["lab"] if not name.startswith("-")]
-    return [*(name for name in app if not name.startswith("-")), *in_lab]
+    """Every verb."""
+    return [name for name in app if not name.startswith("-")]
 
 
 def words_of_options() -> tuple[str, ...]:
     """Every spelling of every option, of all verbs, and some that are nobody's."""
     found = {"--nonsense", "-zz", "--help", "-h", "--version", "-V", "-ngl", "-hf", "-cnv"}
     apps = [app, *(app[name] for name in app if not name.startswith("-"))]
-    apps += [app["lab"][name] for name in app["lab"] if not name.startswith("-")]
     for each in apps:
         with contextlib.suppress(Exception):  # one that has no command of its own
             for argument in each.assemble_argument_collection():
@@ -125,7 +121,7 @@ def prepare(seeds_folder: Path) -> Callable[[random.Random, Path], str]:
     files = seeds_folder / "files"
     files.mkdir()
     lay_out(files)
-    hypo_in_process("lab", "run", "rope_base_zero", "--out", str(seeds_folder / "victim"))
+    run_child(find(["rope_base_zero"])[0], seeds_folder / "victim", twin=False)
     shutil.copytree(seeds_folder / "victim" / "bundle", files / "bundle")
     options = words_of_options()
     verbs = [*words_of_verbs(), "run", "inspect", "help", "doctor --", "doctor -- run"]

@@ -42,9 +42,6 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         "engine": "settings wire conversation record device kernels model",
         "worker": "settings wire record device model engine",
         "server": "settings wire conversation record watch",
-        # What joins both halves.
-        "lab": "settings record watch contracts device kernels model engine worker server replay "
-        "doctor",
         # `__init__.py`: what it imports eagerly; inside a function it may import anything.
         "package": "",
     }.items()

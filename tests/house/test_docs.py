@@ -150,7 +150,9 @@ def _anchors(path: Path) -> set[str]:
 def test_every_file_that_a_document_names_is_there(path: Path) -> None:
     text = path.read_text()
     named = set(
-        re.findall(r"`((?:benchmarks|docs|examples|scripts|tests|tools|src)/[\w./-]+)`", text)
+        re.findall(
+            r"`((?:benchmarks|docs|examples|faults|scripts|tests|tools|src)/[\w./-]+)`", text
+        )
     )
     missing = [name for name in named if not (ROOT / name.rstrip("/")).exists()]
     for link, _, anchor in re.findall(r"\]\(([^)#:]+)(#([\w-]+))?\)", text):

@@ -50,6 +50,7 @@ def test_every_file_that_is_mentioned_is_there() -> None:
             "docs",
             "scripts",
             "examples",
+            "faults",
             "hashes",
         )
         for path in (ROOT / folder).rglob("*")

@@ -107,7 +107,7 @@ def test_a_module_that_is_named_in_a_string_exists() -> None:
 def test_kernels_are_found_in_every_folder_of_their_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("kernels/a_gpu.py", "kernels/room/b_gpu.py", "kernels/b_cpu.py", "lab/c_gpu.py"):
+    for name in ("kernels/a_gpu.py", "kernels/room/b_gpu.py", "kernels/b_cpu.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
@@ -123,7 +123,6 @@ def test_kernels_are_found_in_every_folder_of_their_room(
     assert found("/opt/elsewhere/hypocenter/kernels/room/b_gpu.py") == (
         "hypocenter.kernels.room.b_gpu"
     )
-    assert found("/opt/elsewhere/hypocenter/lab/c_gpu.py") == "hypocenter.lab.c_gpu"
     for other in ("kernels/gone_gpu.py", "device/a.py", "kernels/../kernels/a_gpu.py", ""):
         assert found(f"/opt/elsewhere/hypocenter/{other}") is None
     assert found("/opt/elsewhere/kernels/a_gpu.py") is None

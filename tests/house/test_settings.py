@@ -84,7 +84,7 @@ main(["run", "--help"])
 
 def test_a_planted_setting_needs_an_edit_in_one_file(tmp_path: Path) -> None:
     package = tmp_path / "hypocenter"
-    shutil.copytree(PACKAGE_DIR, package, ignore=shutil.ignore_patterns("__pycache__", "lab"))
+    shutil.copytree(PACKAGE_DIR, package, ignore=shutil.ignore_patterns("__pycache__"))
     config = package / "settings" / "config.py"
     text = config.read_text()
     for planted, cls in ((_PLANTED, SamplingParams), (_PLANTED_IN_ENGINE, EngineConfig)):

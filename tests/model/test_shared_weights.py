@@ -19,6 +19,7 @@ from expert_model import write_experts, write_with_factors
 
 pytest.importorskip("triton")
 
+from faults.model import model_path
 from hypocenter import LLM
 from hypocenter.base.errors import BadModelFile, NotShareable
 from hypocenter.base.tensor import DType
@@ -26,7 +27,6 @@ from hypocenter.device import devices
 from hypocenter.device.limits import TABLE
 from hypocenter.device.sim.sim import SimGpu
 from hypocenter.kernels.weights import packing
-from hypocenter.lab.model import model_path
 from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.tensors.shared_weights import lend_weights

@@ -27,7 +27,7 @@ _EXAMPLE = str(ROOT / "examples" / "missing_mask.py")
         ["doctor", "--", "run", "-p", "x", "-n", "1"],
         ["check", _EXAMPLE],
         ["kernels", _EXAMPLE, "--arch", "sm_90"],
-        ["lab", "run", "positions_of_two_bytes"],
+        ["demo"],
     ],
     ids=" ".join,
 )

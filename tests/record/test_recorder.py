@@ -27,6 +27,7 @@ from kernel_launch import counts, rows_tensor, tensor
 from recorder_kills import kill_at_random
 from repository import SUPPORT
 
+from faults.model import model_path
 from hypocenter import LLM
 from hypocenter.base.errors import CopyRejected, DeviceFault, ErrorKind, LaunchRejected, OutOfMemory
 from hypocenter.base.tensor import DType, Tensor
@@ -44,7 +45,6 @@ from hypocenter.kernels import mark as mark_kernels
 from hypocenter.kernels import mark_gpu
 from hypocenter.kernels.attention import rope, unfused
 from hypocenter.kernels.mark import mark, reference
-from hypocenter.lab.model import model_path
 from hypocenter.record import recorder, ring, run_folder
 from hypocenter.record.events import (
     Allocated,

@@ -6,12 +6,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from served import Served, free_port, serving
 
+from faults.report import environment_of, module_command
 from hypocenter.base.errors import HypoError, UsageError
 from hypocenter.cli.verbs.bench_serve import bench_serve
 from hypocenter.server.load import Asked, Load, figures_of, make_requests, run_load
@@ -82,14 +82,19 @@ def test_a_server_that_refuses_or_is_not_there(served: Served) -> None:
         Load(url="http://x", rate=1.0)
 
 
-@pytest.mark.parametrize(
-    ("words", "cause"), [([], "SIGKILL"), (["--illegal-access"], "illegal access")]
-)
+@pytest.mark.parametrize("cause", ["SIGKILL", "illegal access"])
 @pytest.mark.tier("sim")  # test_poison.py has workers that die beside others in the fast tier
-def test_workers_are_killed_and_no_answer_changes(
-    tmp_path: Path, words: list[str], cause: str
-) -> None:
-    figures = hypo("lab", "serve", "--kills", "2", "--streams", "3", "--tokens", "40", *words)
+def test_workers_are_killed_and_no_answer_changes(cause: str) -> None:
+    asked = ("--kills", "2", "--streams", "3", "--tokens", "40")
+    if cause == "SIGKILL":
+        figures = hypo("kill-serve", *asked)
+    else:
+        command = [*module_command("faults"), "serve", *asked, "--json"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=200, env=environment_of()
+        )
+        assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
+        figures = json.loads(done.stdout)
     assert (figures["num_kills"], figures["num_errors"], figures["num_changed"]) == (2, 0, 0)
     assert figures["num_answers"] >= 3
     assert figures["num_pauses"] >= 3

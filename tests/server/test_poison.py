@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from served import free_port, launched, texts
 
+from faults.serving import planted_server
+from faults.serving.planted_worker import Plant
 from hypocenter import LLM, EngineConfig
 from hypocenter.base.package import bundled_model
-from hypocenter.lab import planted_server
-from hypocenter.lab.planted_worker import Plant
 
 #: A token of the vocabulary that no prompt and no answer here has but the poison.
 POISON_ID = 4000

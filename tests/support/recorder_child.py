@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import sys
 
+from faults.model import model_path
 from hypocenter import LLM
-from hypocenter.lab.model import model_path
 from hypocenter.record import recorder
 from hypocenter.settings.config import EngineConfig, SamplingParams
 

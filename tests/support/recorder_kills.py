@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from faults.report import environment_of
 from hypocenter.record import ring
 from hypocenter.record.events import Allocated, Stepped
 
@@ -17,7 +18,7 @@ from hypocenter.record.events import Allocated, Stepped
 def kill_at_random(runs: Path, num_kills: int, seed: int) -> list[ring.Run]:
     """What was readable after each kill; raises AssertionError for a record that is not whole."""
     found, moments = [], random.Random(seed)
-    environment = {**os.environ, "HYPO_RUN_DIR": str(runs)}
+    environment = {**environment_of(), "HYPO_RUN_DIR": str(runs)}
     with subprocess.Popen(
         [sys.executable, Path(__file__).with_name("recorder_child.py")],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True,

@@ -133,10 +133,10 @@ def test_what_is_folded_is_open_on_paper(made: dict[str, Path], page: Page, tmp_
 
 
 def test_the_pages_in_docs_are_what_a_run_makes_today(made: dict[str, Path]) -> None:
-    """When they are not: python tools/report_pages.py."""
+    """When they are not: python -m tools.report_pages."""
     assert list(made) == [file.stem for file in PAGES]
     for file in PAGES:
-        stale = f"{file} is stale; python tools/report_pages.py writes it anew"
+        stale = f"{file} is stale; python -m tools.report_pages writes it anew"
         kept, fresh = (report_pages.skeleton(path.read_text()) for path in (file, made[file.stem]))
         assert kept == fresh, stale
 

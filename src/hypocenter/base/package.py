@@ -27,8 +27,8 @@ CALLBACK = FOLDER / "foreign" / "driver" / "callback.c"
 OBSERVER = FOLDER / "foreign" / "ops" / "observer.cpp"
 #: What the GPU kernels were run and compiled with: on GPUs, and on the CPU.
 _TESTED_TRITONS = ("3.6", "3.9")
-#: Rooms in which kernels lie that a bundle may name: ours, and those that the lab plants.
-_KERNEL_ROOMS = ("kernels", "lab")
+#: Rooms in which kernels lie that a bundle may name.
+_KERNEL_ROOMS = ("kernels",)
 
 
 def bundled_model() -> Path:

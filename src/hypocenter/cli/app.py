@@ -26,7 +26,6 @@ from hypocenter.base.errors import (
 )
 from hypocenter.cli import interrupt
 from hypocenter.cli.doctor_app import doctor, guard
-from hypocenter.cli.lab_app import lab
 from hypocenter.cli.model_app import Model, ModelOptions, models, pull
 from hypocenter.cli.options import (
     AsJson,
@@ -39,7 +38,7 @@ from hypocenter.cli.options import (
     SamplingOptions,
     message_of,
 )
-from hypocenter.cli.serve_app import bench_serve, serve
+from hypocenter.cli.serve_app import bench_serve, kill_serve, serve
 from hypocenter.cli.tool_options import BenchOptions, ExportFile
 from hypocenter.cli.usage import (
     EPILOGUE,
@@ -71,12 +70,12 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 
-app.command(lab)
 app.command(serve)
 app["serve"].config = fill
 app.command(doctor, usage="Usage: hypo doctor [OPTIONS] [BUNDLE] [-- COMMAND...]")
 app.command(guard, usage="Usage: hypo guard [OPTIONS] -- COMMAND...")
 app.command(bench_serve)
+app.command(kill_serve)
 app.command(pull)
 app.command(models)
 app.register_install_completion_command(help="Complete commands and options in this shell.")
@@ -293,7 +292,7 @@ def demo() -> None:
     """
     from hypocenter.cli.verbs import doctor as cli_doctor
 
-    cli_doctor.demo(own_verbs())
+    cli_doctor.demo()
 
 
 @app.command

@@ -14,7 +14,7 @@ from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.gap import GapKind
 
-#: What a folder holds the bundle as that `hypo lab run --out` leaves.
+#: What a folder holds the bundle as that `python -m faults run --out` leaves.
 _INNER = "bundle"
 
 

@@ -1,19 +1,25 @@
-"""The verbs `serve` and `bench-serve`; each imports its part inside, so that help loads little."""
+"""The verbs of servers; each imports its part inside, so that help loads little."""
 
 from __future__ import annotations
 
+import signal as signals
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from hypocenter.base.errors import UsageError
 from hypocenter.cli.model_app import Model, ModelOptions
 from hypocenter.cli.options import AsJson, EngineOptions, Quiet
 from hypocenter.cli.serve_options import ServeOptions
 from hypocenter.settings.environment import key_of_clients
 
 if TYPE_CHECKING:
+    from hypocenter.server.kills import KillPlan
     from hypocenter.server.load import Load
+
+_MAX_KILLS, _MAX_STREAMS, _MAX_TOKENS = 100_000, 1024, 100_000
+_MAX_EVERY = 3600.0
 
 
 def serve(
@@ -117,3 +123,66 @@ def bench_serve(
     from hypocenter.cli.verbs import bench_serve as cli_bench
 
     cli_bench.bench_serve((load or LoadOptions()).load(), as_json=json, quiet=quiet)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class KillOptions:
+    """How workers are killed, and under which load."""
+
+    kills: Annotated[int, Parameter(help="Workers to kill.")] = 20
+    streams: Annotated[int, Parameter(help="Answers that are open at once.")] = 32
+    tokens: Annotated[int, Parameter(help="Tokens of each answer.")] = 200
+    signal: Annotated[
+        Literal["KILL", "SEGV", "ABRT", "BUS"], Parameter(help="What they are killed by.")
+    ] = "KILL"
+    every: Annotated[
+        float, Parameter(help="The longest time in seconds from a worker's start to its death.")
+    ] = 1.5
+    seed: Annotated[int, Parameter(help="Of the requests and the moments.")] = 0
+    device: Annotated[str, Parameter(help="Device of the workers.")] = "cpu"
+
+    def plan(self, model: str) -> KillPlan:
+        """What was asked for; raises UsageError for a number out of its range."""
+        from hypocenter.server.kills import KillPlan
+
+        limits = {
+            "--kills": (self.kills, _MAX_KILLS),
+            "--streams": (self.streams, _MAX_STREAMS),
+            "--tokens": (self.tokens, _MAX_TOKENS),
+        }
+        for name, (value, high) in limits.items():
+            if not 1 <= value <= high:
+                raise UsageError(f"{name} is {value}, but must be from 1 to {high}")
+        if not 0 <= self.every <= _MAX_EVERY:
+            raise UsageError(
+                f"--every is {self.every:g}, but must be from 0 to {_MAX_EVERY:g} seconds"
+            )
+        return KillPlan(
+            model=model,
+            num_kills=self.kills,
+            num_streams=self.streams,
+            num_tokens=self.tokens,
+            signal=signals.Signals[f"SIG{self.signal}"],
+            seed=self.seed,
+            device=self.device,
+            max_seconds=self.every,
+        )
+
+
+def kill_serve(
+    model: Model = None,
+    /,
+    *,
+    kills: KillOptions | None = None,
+    json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Kill the workers of a server under load, and compare each answer with an undisturbed one.
+
+    The exit code is 4 when a client saw an error, or an answer was changed.
+    """
+    from hypocenter.cli.verbs import kill_serve as cli_kill
+
+    plan = (kills or KillOptions()).plan(ModelOptions().path(model))
+    cli_kill.kill_serve(plan, as_json=json, quiet=quiet)

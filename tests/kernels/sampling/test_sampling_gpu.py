@@ -12,6 +12,7 @@ import pytest
 from fake_runner import FakeTokenizer
 from tiny_gguf import VOCAB_SIZE, WIDTH, write_tiny
 
+from faults.model import model_path
 from hypocenter import LLM
 from hypocenter.base.errors import BadLogits
 from hypocenter.base.results import Route
@@ -24,7 +25,6 @@ from hypocenter.kernels.sampling import draw, sampling
 from hypocenter.kernels.sampling.draw import TokenChoice
 from hypocenter.kernels.sampling.sampling import sample, sample_reference
 from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
-from hypocenter.lab.model import model_path
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.settings.config import EngineConfig, SamplingParams
 

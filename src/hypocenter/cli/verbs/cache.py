@@ -15,7 +15,7 @@ _MADE_ANEW = {
     "kernels": "machine code of CPU kernels",
     "triton": "machine code of GPU kernels",
     "weights": "packed weights of models",
-    "lab": "good runs of the fault lab",
+    "lab": "models and kernels with planted faults",
 }
 
 

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hypocenter.base import package
 from hypocenter.base.errors import (
@@ -53,9 +52,6 @@ from hypocenter.watch import collect, dead_runs, foreign_runs
 from hypocenter.watch.child import START_SECONDS, Deadlines, Ended, watch
 from hypocenter.watch.gpu_dumps import debug_agent
 
-if TYPE_CHECKING:
-    from hypocenter.lab.victim import Victim
-
 #: What the folder of a bundle is called; where that is taken, -2, -3, ... follow.
 DEFAULT_FOLDER = "hypo-bundle"
 _MAX_BUNDLES = 1000
@@ -63,7 +59,7 @@ MAX_DEADLINE_SECONDS = 1e6
 #: Of one launch that Triton's interpreter runs, where no deadline is asked for.
 INTERPRETED_SECONDS = 600.0
 #: What breaks on a simulated GPU, and what breaks where there is no Triton to simulate one.
-_DEMO_ON_GPU, _DEMO_ON_CPU = "positions_of_two_bytes", "block_table_refused"
+_DEMO_GPU = "sim:mi300x"
 
 NEXT = """
 NEXT       your own program, unchanged:
@@ -85,6 +81,8 @@ class DoctorRequest:
     verbs: frozenset[str] = frozenset()
     options: DoctorOptions = field(default_factory=DoctorOptions)
     as_json: bool = False
+    #: What of this package gets the words of a command that is its own.
+    module: str = package.NAME
 
     def __post_init__(self) -> None:
         asked = self.options
@@ -145,8 +143,8 @@ class DoctorRequest:
     @property
     def is_own(self) -> bool:
         """Whether the command is a verb of `hypo`; `env NAME=value PROGRAM` is the system's."""
-        if not self.command:
-            return False
+        if not self.command or self.module != package.NAME:
+            return bool(self.command)
         first, *others = self.command
         if first == "env" and not set(others) <= {"--json", "--debug", "--help", "-h"}:
             return False
@@ -286,16 +284,18 @@ def _doctor_again(request: DoctorRequest) -> None:
 # -- from a planted defect -----------------------------------------------------------------------
 
 
-def demo(verbs: Iterable[str]) -> None:
+def demo() -> None:
     """Break a run, print the doctor's report of it and the next commands.
 
     Leaves with the doctor's exit code where that found nothing; raises as `hypo doctor` does.
     """
-    victim, device = choose_demo()
-    say(f"a planted defect: {victim.title}; running the engine with it on {device}")
-    words = ("--", "lab", "run", victim.name, "--device", device)
+    from hypocenter.cli import demo_run
+
+    device = demo_device()
+    title = demo_run.ON_CPU if device == "cpu" else demo_run.ON_GPU
+    say(f"a planted defect: {title}; running the engine with it on {device}")
     try:
-        doctor(request(words, DoctorOptions(), verbs, as_json=False))
+        doctor(DoctorRequest(command=(device,), module=demo_run.__name__))
     except SystemExit as left:
         if left.code != EXIT_FAULT:
             raise
@@ -304,13 +304,9 @@ def demo(verbs: Iterable[str]) -> None:
         say("with Triton installed (pip install triton) the demo crashes a simulated GPU")
 
 
-def choose_demo() -> tuple[Victim, str]:
-    """A victim that breaks with what is installed, and the device to run it on."""
-    from hypocenter.lab.victim import victims
-
-    has_triton = importlib.util.find_spec("triton") is not None
-    [victim] = victims([_DEMO_ON_GPU if has_triton else _DEMO_ON_CPU])
-    return victim, victim.device if has_triton else "cpu"
+def demo_device() -> str:
+    """A simulated GPU where Triton is installed, else the CPU."""
+    return "cpu" if importlib.util.find_spec("triton") is None else _DEMO_GPU
 
 
 # -- from a run that died -------------------------------------------------------------------------
@@ -430,19 +426,13 @@ def command_of(request: DoctorRequest) -> list[str]:
         return list(request.command)
     if request.command[0] == "doctor":
         raise UsageError("the doctor is not run by a doctor; give the command itself")
-    return [*package.module_command(package.NAME), *request.command]
+    return [*package.module_command(request.module), *request.command]
 
 
 def _leave(request: DoctorRequest, ended: Ended, run: Run | None) -> int:
     """Nothing to examine: the exit code is that of the command."""
     seen = foreign_runs.summary(run.events, run.sources) if run is not None else ""
-    victim = _quiet_victim(request) if ended.exit_code == EXIT_OK else None
-    if victim is not None:
-        say(
-            f"the victim {victim} faults nowhere: it shows only beside its healthy twin; "
-            f"`hypo lab score {victim}` runs both and examines them"
-        )
-    elif ended.exit_code == EXIT_OK and seen:
+    if ended.exit_code == EXIT_OK and seen:
         stale = foreign_runs.stale_graphs(run.events) if run is not None else []
         over = f"graph {stale[0]} was replayed over memory that had been freed" if stale else ""
         told = f"{over}: --suspect names it" if over else "--suspect replays them"
@@ -452,19 +442,6 @@ def _leave(request: DoctorRequest, ended: Ended, run: Run | None) -> int:
     else:
         say(f"{how(ended)}, which is no fault to examine; --suspect makes a bundle all the same")
     return exit_code(ended)
-
-
-def _quiet_victim(request: DoctorRequest) -> str | None:
-    """The victim of the lab that the command runs, where its defect ends no run."""
-    if not request.is_own or request.command[:2] != ("lab", "run"):
-        return None
-    from hypocenter.lab.run import FAULTS
-    from hypocenter.lab.victim import victims_without
-
-    quiet = {
-        victim.name for victim in victims_without(lambda _: None) if victim.symptom not in FAULTS
-    }
-    return next((word for word in request.command[2:] if word in quiet), None)
 
 
 def _has_launches(made: Bundle) -> bool:

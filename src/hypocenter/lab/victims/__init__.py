@@ -1,1 +1,0 @@
-"""The lab's victims, one file each; `lab/victim.py` finds them by themselves."""
