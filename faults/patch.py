@@ -258,7 +258,7 @@ class Bench:
         command = [sys.executable, str(PROGRAM), program, str(self.models)]
         environment = {
             **os.environ,
-            "PYTHONPATH": str(package.parent),
+            "PYTHONPATH": f"{package.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
             "HYPO_RUN_DIR": str(folder / "runs"),
         }
         return run_doctor(command, folder, options, environment)

@@ -2,7 +2,7 @@
 
 `python tests/faults/checks_ablation.py [NAMES...] [--out FILE]`, by scripts/test-lab; over launches
 of one kernel each, with healthy ones. A check without which no claim is false is one too many:
-then, and where any claim is false with all of them, the exit code is 1. FILE gets the table as JSON.
+then, and where any claim is false with all of them, the exit code is 1. FILE gets it as JSON.
 """
 
 from __future__ import annotations
