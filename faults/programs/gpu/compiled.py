@@ -1,6 +1,7 @@
 """A function under torch.compile; an index leads out of its tensor, past the checks of Inductor."""
 
 # mypy: ignore-errors
+# Recorded core dumps name lines of this file.
 import torch
 import torch._inductor.config
 

@@ -1,6 +1,7 @@
 """A gather with one bad id far outside; ten healthy launches behind it take the blame."""
 
 # mypy: ignore-errors
+# Recorded core dumps name lines of this file.
 import torch
 import triton
 import triton.language as tl

@@ -1,6 +1,7 @@
 """A graph reads memory that was given back to the driver after the capture."""
 
 # mypy: ignore-errors
+# Recorded core dumps name lines of this file.
 import torch
 import triton
 import triton.language as tl

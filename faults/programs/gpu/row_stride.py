@@ -1,6 +1,7 @@
 """A stride that is passed is far too large for 32 bits times the row."""
 
 # mypy: ignore-errors
+# Recorded core dumps name lines of this file.
 import torch
 import triton
 import triton.language as tl

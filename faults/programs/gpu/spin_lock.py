@@ -1,6 +1,7 @@
 """A spin lock that nobody releases."""
 
 # mypy: ignore-errors
+# Recorded core dumps name lines of this file.
 import torch
 import triton
 import triton.language as tl

@@ -13,7 +13,7 @@ import numpy as np
 
 from hypocenter.base.dtypes import Array
 from hypocenter.check.machine.memory import ArrayRegion
-from hypocenter.device.amd import records as r
+from hypocenter.device.amd import instruction_rows as r
 from hypocenter.replay.findings import FindingKind
 
 #: Columns of the executor's log.

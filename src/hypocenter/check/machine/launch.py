@@ -21,9 +21,9 @@ from hypocenter.check.machine.machine_findings import BlockNumber, MachineFindin
 from hypocenter.check.machine.memory import ArgumentMemory, unwritten
 from hypocenter.check.machine.widths import Value, copy_arguments, explain_widths
 from hypocenter.check.report import CheckedLaunch
-from hypocenter.device.amd import records as r
+from hypocenter.device.amd import instruction_rows as r
 from hypocenter.device.amd.code_object import CodeObject, read_code_object
-from hypocenter.device.amd.executor import Execution, Launch, Program, prepare
+from hypocenter.device.amd.executor import Execution, MachineLaunch, MachineProgram, prepare
 from hypocenter.device.amd.hip import compile_hip
 from hypocenter.device.amd.kernarg import LaunchShape, PassedNumber, pack_arguments
 from hypocenter.device.amd.targets import EXECUTED
@@ -87,7 +87,10 @@ def launch(
 
 
 def run_checked(
-    program: Program, shape: LaunchShape, arguments: Mapping[str, Value], budget_seconds: float
+    program: MachineProgram,
+    shape: LaunchShape,
+    arguments: Mapping[str, Value],
+    budget_seconds: float,
 ) -> MachineReport:
     """One launch, and for what was outside a trial of why."""
     before = copy_arguments(arguments)
@@ -127,7 +130,7 @@ class CheckedRun:
 
     def __init__(
         self,
-        program: Program,
+        program: MachineProgram,
         shape: LaunchShape,
         memory: ArgumentMemory,
         values: Mapping[str, PassedNumber | bytes],
@@ -138,7 +141,7 @@ class CheckedRun:
         kernel = program.kernel
         refuse_launch(kernel.name, program.arch, kernel.max_threads, shape)
         kernarg = pack_arguments(kernel, values, shape)
-        given = Launch(shape.grid, shape.block, kernarg, shape.shared_bytes)
+        given = MachineLaunch(shape.grid, shape.block, kernarg, shape.shared_bytes)
         self._execution = Execution(program, given, memory, _MAX_ACCESSES)
         local = kernel.descriptor.group_bytes + shape.shared_bytes
         self._watch = AccessWatch(() if only_local else memory.held, local)

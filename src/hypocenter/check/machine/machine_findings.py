@@ -12,10 +12,10 @@ import numpy as np
 from hypocenter.base.errors import HypoError
 from hypocenter.check.machine.accesses import Oddity
 from hypocenter.check.machine.memory import ArgumentMemory, ArrayRegion, is_null
-from hypocenter.device.amd import records as r
+from hypocenter.device.amd import instruction_rows as r
 from hypocenter.device.amd.decode import Instruction
-from hypocenter.device.amd.executor import Program
-from hypocenter.device.amd.fault import Fault, FaultKind
+from hypocenter.device.amd.executor import MachineProgram
+from hypocenter.device.amd.fault import FaultKind, MachineFault
 from hypocenter.replay.findings import Finding, FindingKind, Site
 
 BlockNumber = tuple[int, int, int]
@@ -41,7 +41,7 @@ class _Seen:
 class MachineFindings:
     """What was found in the blocks so far; one place of code is one finding."""
 
-    def __init__(self, program: Program, memory: ArgumentMemory, local_bytes: int) -> None:
+    def __init__(self, program: MachineProgram, memory: ArgumentMemory, local_bytes: int) -> None:
         self._program, self._memory, self._local_bytes = program, memory, local_bytes
         self._seen: dict[tuple[object, ...], _Seen] = {}
 
@@ -51,7 +51,7 @@ class MachineFindings:
             for seen in self._seen.values()
         )
 
-    def note_fault(self, fault: Fault) -> None:
+    def note_fault(self, fault: MachineFault) -> None:
         """A block that stopped. Raises HypoError where the emulator itself could not go on."""
         where = self._code_text(fault.instruction)
         at = _At(fault.workgroup, fault.lane)
@@ -70,7 +70,7 @@ class MachineFindings:
                 f"{self._program.kernel.name}: {fault.kind}{what}: {where}, encoding {encoding}"
             )
 
-    def _note_access(self, fault: Fault) -> None:
+    def _note_access(self, fault: MachineFault) -> None:
         region = self._memory.region_of(fault.address)
         operation = "store" if fault.is_write else "load"
         via = f"{fault.register}, " if fault.register else ""

@@ -26,7 +26,7 @@ from hypocenter.check.machine.results import ResultDifference, first_difference
 from hypocenter.check.report import CheckedLaunch
 from hypocenter.check.tuning import storage_bytes
 from hypocenter.device.amd.code_object import read_code_object
-from hypocenter.device.amd.executor import Program, prepare
+from hypocenter.device.amd.executor import MachineProgram, prepare
 from hypocenter.device.amd.kernarg import LaunchShape, PassedNumber
 from hypocenter.device.limits import named_gpu
 from hypocenter.device.offline.compile import compile_source, specimen_of_launch, triton_source
@@ -41,7 +41,7 @@ _LAUNCH_SECONDS = 120.0
 class _Made:
     """A kernel compiled for a launch: `names` are its run-time parameters, in order."""
 
-    program: Program
+    program: MachineProgram
     names: tuple[str, ...]
     num_threads: int
     shared_bytes: int

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from hypocenter.device.amd import records as r
+from hypocenter.device.amd import instruction_rows as r
 from hypocenter.device.amd.compiled import (
     call_handler,
-    compiled,
-    inlined,
+    compile_call,
+    compile_inline,
     load_bytes,
     load_word,
     store_bytes,
     store_word,
 )
+from hypocenter.device.amd.instruction_rows import Machine
 from hypocenter.device.amd.lanes import exec_of, scalar_value
-from hypocenter.device.amd.records import Machine
 
 #: Pages of a region's table, as `sim/memory.py` has them: their bits, and the state of a page that
 #: nobody has touched.
@@ -31,7 +31,7 @@ SHARED_BASE, PRIVATE_BASE = 1 << 48, 1 << 49
 _ADDRESS, _HOST, _SKIP = 0, 448, 512
 
 
-@inlined
+@compile_inline
 def host_of(m: Machine, address: int, num_bytes: int, writes: int) -> int:
     """Where an address lies in this process; -1 in no region, -2 in a page not yet touched."""
     low, high = 0, m.regions.shape[0]
@@ -58,7 +58,7 @@ def host_of(m: Machine, address: int, num_bytes: int, writes: int) -> int:
     return region[2] + address - region[0]
 
 
-@compiled
+@compile_call
 def _refuse(m: Machine, found: int, address: int, lane: int, row: int) -> int:
     """Leave what was wrong in `out`; returns why the machine stops."""
     code = m.code[row]
@@ -69,7 +69,7 @@ def _refuse(m: Machine, found: int, address: int, lane: int, row: int) -> int:
     return r.FRESH_PAGE if found == -2 else r.BAD_ADDRESS
 
 
-@compiled
+@compile_call
 def scalar_load(m: Machine, w: int, row: int) -> int:
     """S_LOAD and S_BUFFER_LOAD; NUM_BYTES may be below 4, with a sign or without."""
     code = m.code[row]
@@ -97,7 +97,7 @@ def scalar_load(m: Machine, w: int, row: int) -> int:
     return r.GOES_ON
 
 
-@compiled
+@compile_call
 def memory_access(m: Machine, w: int, row: int) -> int:
     """A vector instruction on global memory, a buffer, scratch, or a flat address."""
     code, active = m.code[row], exec_of(m, w)
@@ -118,7 +118,7 @@ def memory_access(m: Machine, w: int, row: int) -> int:
     return r.GOES_ON
 
 
-@compiled
+@compile_call
 def _addresses(m: Machine, w: int, row: int) -> None:
     code, rows = m.code[row], m.rows
     if code[r.SPACE] == r.BUFFER:
@@ -137,7 +137,7 @@ def _addresses(m: Machine, w: int, row: int) -> None:
         rows[_ADDRESS + lane] = address
 
 
-@compiled
+@compile_call
 def _buffer_addresses(m: Machine, w: int, row: int) -> None:
     """Offsets go to the next row, for the check of bounds; -1 there for what is outside."""
     code, rows = m.code[row], m.rows
@@ -149,9 +149,9 @@ def _buffer_addresses(m: Machine, w: int, row: int) -> None:
     for lane in range(64):
         index, offset = 0, code[r.OFFSET]
         if code[r.HAS_INDEX]:
-            index = np.int64(m.vgpr[w, at, lane])
+            index = int(m.vgpr[w, at, lane])
         if code[r.HAS_OFFSET]:
-            offset += np.int64(m.vgpr[w, at + code[r.HAS_INDEX], lane])
+            offset += int(m.vgpr[w, at + code[r.HAS_INDEX], lane])
         if is_raw:
             left = v[2] - offset - index * stride
         else:
@@ -160,7 +160,7 @@ def _buffer_addresses(m: Machine, w: int, row: int) -> None:
         rows[64 + lane] = max(left, 0)
 
 
-@inlined
+@compile_inline
 def _find(m: Machine, w: int, row: int, lane: int) -> int:
     """Where a lane's access lies; SKIP is how many of its last bytes are out of bounds."""
     code, rows = m.code[row], m.rows
@@ -187,7 +187,7 @@ def _find(m: Machine, w: int, row: int, lane: int) -> int:
     return r.GOES_ON
 
 
-@inlined
+@compile_inline
 def _find_scratch(m: Machine, w: int, row: int, lane: int, address: int) -> int:
     size = m.code[row, r.NUM_BYTES]
     if address < 0 or address + size > m.scratch.shape[2]:
@@ -196,7 +196,7 @@ def _find_scratch(m: Machine, w: int, row: int, lane: int, address: int) -> int:
     return r.GOES_ON
 
 
-@inlined
+@compile_inline
 def _find_local(m: Machine, row: int, lane: int, address: int) -> int:
     size = m.code[row, r.NUM_BYTES]
     if address + size > m.lds.shape[0]:
@@ -205,7 +205,7 @@ def _find_local(m: Machine, row: int, lane: int, address: int) -> int:
     return r.GOES_ON
 
 
-@compiled
+@compile_call
 def _do(m: Machine, w: int, row: int, active: int, result: int, data: int) -> None:
     """What all lanes do, at the places that HOST has; 0 there is out of bounds."""
     code = m.code[row]
@@ -228,7 +228,7 @@ def _do(m: Machine, w: int, row: int, active: int, result: int, data: int) -> No
                 _do_lane(m, w, row, lane)
 
 
-@compiled
+@compile_call
 def _load_word(m: Machine, w: int, active: int, register: int, left: int, far: int) -> None:
     """Word `far` / 4 of an access of which `left` bytes remain from there on."""
     dest, rows = m.vgpr[w, register], m.rows
@@ -239,7 +239,7 @@ def _load_word(m: Machine, w: int, active: int, register: int, left: int, far: i
             dest[lane] = load_word(host + far) if is_there else 0
 
 
-@compiled
+@compile_call
 def _store_word(m: Machine, w: int, active: int, register: int, left: int, far: int) -> None:
     source, rows = m.vgpr[w, register], m.rows
     for lane in range(m.facts[r.NUM_LANES]):
@@ -248,7 +248,7 @@ def _store_word(m: Machine, w: int, active: int, register: int, left: int, far: 
             store_word(host + far, np.int64(source[lane]))
 
 
-@compiled
+@compile_call
 def _load_part(m: Machine, w: int, row: int, active: int, register: int) -> None:
     """One byte or two: the whole register, or one half with the other kept."""
     dest, rows, code = m.vgpr[w, register], m.rows, m.code[row]
@@ -268,7 +268,7 @@ def _load_part(m: Machine, w: int, row: int, active: int, register: int) -> None
             dest[lane] = value & 0xFFFFFFFF
 
 
-@compiled
+@compile_call
 def _store_part(m: Machine, w: int, row: int, active: int, register: int) -> None:
     source, rows, code = m.vgpr[w, register], m.rows, m.code[row]
     shift = 16 if code[r.HALF] == r.HIGH_KEPT else 0
@@ -278,7 +278,7 @@ def _store_part(m: Machine, w: int, row: int, active: int, register: int) -> Non
             store_bytes(host, np.int64(source[lane]) >> shift, code[r.NUM_BYTES])
 
 
-@compiled
+@compile_call
 def _do_lane(m: Machine, w: int, row: int, lane: int) -> None:
     """An atomic, or a load straight to LDS."""
     code, host = m.code[row], m.rows[_HOST + lane]
@@ -292,13 +292,13 @@ def _do_lane(m: Machine, w: int, row: int, lane: int) -> None:
                 m.vgpr[w, code[r.RESULT] + 1, lane] = (old >> 32) & 0xFFFFFFFF
 
 
-@compiled
+@compile_call
 def _data(m: Machine, w: int, register: int, lane: int, num_bytes: int) -> int:
-    low = np.int64(m.vgpr[w, register, lane])
-    return low | np.int64(m.vgpr[w, register + 1, lane]) << 32 if num_bytes == 8 else low
+    low = int(m.vgpr[w, register, lane])
+    return low | int(m.vgpr[w, register + 1, lane]) << 32 if num_bytes == 8 else low
 
 
-@compiled
+@compile_call
 def _atomic(m: Machine, w: int, row: int, lane: int, host: int) -> int:
     """Change one word or two in memory; returns what was there."""
     code, size = m.code[row], m.code[row, r.NUM_BYTES]
@@ -312,13 +312,13 @@ def _atomic(m: Machine, w: int, row: int, lane: int, host: int) -> int:
             compare = _data(m, w, code[r.DATA] + size // 4, lane, size)
         new = given if old == compare else old
     elif code[r.ACTION] == r.ATOMIC:
-        new = _combined(m, row, old, given)
+        new = _combine(m, row, old, given)
     store_bytes(host, new, size)
     return old
 
 
-@compiled
-def _combined(m: Machine, row: int, old: int, given: int) -> int:
+@compile_call
+def _combine(m: Machine, row: int, old: int, given: int) -> int:
     """What an atomic's meaning makes of both; the rows in use are kept."""
     kept = m.rows[0], m.rows[64], m.rows[320], m.rows[384]
     m.rows[0], m.rows[64] = old, given
@@ -328,7 +328,7 @@ def _combined(m: Machine, row: int, old: int, given: int) -> int:
     return new
 
 
-@compiled
+@compile_call
 def _to_local(m: Machine, w: int, row: int, lane: int) -> None:
     """A load straight to LDS: M0 and the offset say where lane 0's word goes, the others follow."""
     code, size = m.code[row], m.code[row, r.NUM_BYTES]
@@ -340,7 +340,7 @@ def _to_local(m: Machine, w: int, row: int, lane: int) -> None:
             m.lds[at + i] = load_bytes(host + i, 1) if host else 0
 
 
-@compiled
+@compile_call
 def _note(m: Machine, w: int, row: int, lane: int, address: int) -> None:
     """Leave an access in the log: wave, lane, row, address, bytes, action, space, barriers."""
     code, entry = m.code[row], m.log[m.out[r.LOGGED]]
@@ -351,7 +351,7 @@ def _note(m: Machine, w: int, row: int, lane: int, address: int) -> None:
     m.out[r.LOGGED] += 1
 
 
-@compiled
+@compile_call
 def local_access(m: Machine, w: int, row: int) -> int:
     """A load, a store or an atomic of LDS; two places at once where TWO says so."""
     code, active = m.code[row], exec_of(m, w)
@@ -369,7 +369,7 @@ def local_access(m: Machine, w: int, row: int) -> int:
     return r.GOES_ON
 
 
-@compiled
+@compile_call
 def _local_places(
     m: Machine, w: int, row: int, active: int, address: np.ndarray, offset: int
 ) -> None:
@@ -385,7 +385,7 @@ def _local_places(
             _note(m, w, row, lane, at)
 
 
-@compiled
+@compile_call
 def _transpose(m: Machine, w: int, row: int) -> None:
     """DS_READ_B64_TR: among sixteen lanes, what they loaded is a matrix of rows of sixteen numbers,
     and each lane gets a column. TRANSPOSES is the bits of a number."""

@@ -15,14 +15,14 @@ _I64 = ir.IntType(64)
 _HANDLER = ir.FunctionType(ir.VoidType(), [_I64.as_pointer(), _I64])
 
 
-def compiled(function: Callable[..., Any]) -> Any:
+def compile_call(function: Callable[..., Any]) -> Any:
     """Compiled when first called, and its machine code kept on disk where that is allowed."""
     dispatcher = njit(function, error_model="numpy", nogil=True, boundscheck=False)
     keep(dispatcher, function, "amd")
     return dispatcher
 
 
-def inlined(function: Callable[..., Any]) -> Any:
+def compile_inline(function: Callable[..., Any]) -> Any:
     """Compiled into whoever calls it: for what is done lane by lane."""
     return njit(function, error_model="numpy", nogil=True, boundscheck=False, forceinline=True)
 
@@ -75,7 +75,7 @@ load_byte, load_half, load_word = _loading(8), _loading(16), _loading(32)
 store_byte, store_half, store_word = _storing(8), _storing(16), _storing(32)
 
 
-@inlined
+@compile_inline
 def load_bytes(address: int, num_bytes: int) -> int:
     """1, 2, 4 or 8 bytes, little-endian, as an int64."""
     if num_bytes == 4:
@@ -85,7 +85,7 @@ def load_bytes(address: int, num_bytes: int) -> int:
     return load_half(address) if num_bytes == 2 else load_byte(address)
 
 
-@inlined
+@compile_inline
 def store_bytes(address: int, value: int, num_bytes: int) -> None:
     """The low 1, 2, 4 or 8 bytes of a value, little-endian."""
     if num_bytes == 8:

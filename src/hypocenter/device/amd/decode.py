@@ -106,7 +106,7 @@ def _read(family: str, data: bytes) -> _Read | None:
         if (known := _READ.get((family, data[:size]))) and known[3] == size:
             return known
     _formats(family)
-    inst = _matched(family, data)
+    inst = _match(family, data)
     if inst is None:
         return None
     encoding, size = type(inst).__name__, inst.size()
@@ -117,7 +117,7 @@ def _read(family: str, data: bytes) -> _Read | None:
     return read
 
 
-def _matched(family: str, data: bytes) -> Any:
+def _match(family: str, data: bytes) -> Any:
     matches = importlib.import_module("tinygrad.renderer.amd")._matches
     for each in _formats(family):
         if matches(data, each):

@@ -18,8 +18,8 @@ from hypocenter.base.dtypes import Array
 from hypocenter.base.errors import HypoError, LaunchRejected
 from hypocenter.base.refusals import NotCompiled, Refused
 from hypocenter.device.amd.code_object import read_code_object
-from hypocenter.device.amd.executor import Execution, Launch, Program, prepare
-from hypocenter.device.amd.fault import Fault, FaultKind
+from hypocenter.device.amd.executor import Execution, MachineLaunch, MachineProgram, prepare
+from hypocenter.device.amd.fault import FaultKind, MachineFault
 from hypocenter.device.interpret.interpret import Pointer
 from hypocenter.device.limits import EXECUTED, named_gpu, simulated_name
 from hypocenter.device.offline.compile import compile_source, triton_source
@@ -60,7 +60,7 @@ def open_emu(name: str, seed: int = 0, **options: Any) -> EmuGpu:
 class _Code:
     """What a launch executes: the kernel, its arguments' bytes, threads of a block, LDS."""
 
-    program: Program
+    program: MachineProgram
     kernarg: bytes
     num_threads: int
     shared_bytes: int
@@ -68,7 +68,7 @@ class _Code:
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    program: Program
+    program: MachineProgram
     signature: Mapping[str, str]
     num_threads: int
     shared_bytes: int
@@ -90,7 +90,7 @@ class _DeviceMemory:
 class EmuGpu(SimGpu):
     """A simulated GPU of AMD's that executes machine code. `last_fault` is what stopped it."""
 
-    last_fault: Fault | None = None
+    last_fault: MachineFault | None = None
     _is_run = "executed"
 
     @staticmethod
@@ -113,7 +113,8 @@ class EmuGpu(SimGpu):
         )
 
     def _programs(self) -> dict[Any, _Compiled]:
-        return self.__dict__.setdefault("_compiled_programs", {})
+        known: dict[Any, _Compiled] = self.__dict__.setdefault("_compiled_programs", {})
+        return known
 
     def _compile(self, specimen: Specimen) -> _Compiled:
         try:
@@ -137,7 +138,9 @@ class EmuGpu(SimGpu):
         self._running = launch, 0
         if launch.values is None:
             code: _Code = launch.code
-            given = Launch(launch.grid, (code.num_threads, 1, 1), code.kernarg, code.shared_bytes)
+            given = MachineLaunch(
+                launch.grid, (code.num_threads, 1, 1), code.kernarg, code.shared_bytes
+            )
             launch.values = {"": Execution(code.program, given, _DeviceMemory(self._memory))}
         x, y, _ = launch.grid
         execution: Execution = launch.values[""]
@@ -148,7 +151,7 @@ class EmuGpu(SimGpu):
             self._stop(launch, fault)
         self._running = None
 
-    def _stop(self, launch: QueuedLaunch, fault: Fault) -> None:
+    def _stop(self, launch: QueuedLaunch, fault: MachineFault) -> None:
         if fault.kind is FaultKind.MEMORY:
             raise BadAccess("write" if fault.is_write else "read", fault.address)
         if fault.kind is FaultKind.ENDLESS:

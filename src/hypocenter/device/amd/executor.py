@@ -16,11 +16,11 @@ import numpy as np
 
 from hypocenter.base.dtypes import Array
 from hypocenter.base.errors import HypoError, UsageError
-from hypocenter.device.amd import records as r
+from hypocenter.device.amd import instruction_rows as r
 from hypocenter.device.amd.code_object import CodeObject, Kernel
 from hypocenter.device.amd.decode import Instruction, decode, family_of
 from hypocenter.device.amd.descriptor import USER_SGPRS
-from hypocenter.device.amd.fault import Fault, FaultKind, WaveState, fault_of
+from hypocenter.device.amd.fault import FaultKind, MachineFault, WaveState, fault_of
 from hypocenter.device.amd.lower import Lowered, Lowering
 from hypocenter.device.amd.machine import run_workgroup
 from hypocenter.device.amd.values.handlers import NUM_ROWS
@@ -38,7 +38,7 @@ _TTMP7, _TTMP8, _TTMP9, _EXEC = 115, 116, 117, 126
 _PACKET_BYTES = 64
 
 
-class Memory(Protocol):
+class MachineMemory(Protocol):
     """The device's memory as the machine sees it."""
 
     def regions(self) -> Array:
@@ -54,7 +54,8 @@ class ArrayMemory:
     """Memory made of numpy arrays, each at an address of its own with unmapped pages around it."""
 
     def __init__(self, base: int = 1 << 44) -> None:
-        self._next, self._arrays = base, dict[int, tuple[Array, bool]]()
+        self._next = base
+        self._arrays: dict[int, tuple[Array, bool]] = {}
 
     def add(self, array: Array, *, is_writable: bool = True) -> int:
         """The address at which a kernel finds the array's bytes; the array stays shared."""
@@ -81,7 +82,7 @@ class ArrayMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class MachineLaunch:
     """Blocks of a launch, threads of a block, the kernarg's bytes, LDS beside the kernel's own."""
 
     grid: tuple[int, int, int]
@@ -104,12 +105,12 @@ class Outcome:
     its instruction and its byte, or None.
     """
 
-    fault: Fault | None
+    fault: MachineFault | None
     num_instructions: int
     local_outside: tuple[Instruction, int] | None = None
 
 
-class Program:
+class MachineProgram:
     """A kernel of a code object, decoded and lowered; shared by all its launches."""
 
     def __init__(self, code_object: CodeObject, kernel: Kernel) -> None:
@@ -140,14 +141,14 @@ class Program:
         return int(np.flatnonzero(self.lowered.code[:, r.PC] == pc)[0])
 
 
-def prepare(code_object: CodeObject, kernel_name: str | None = None) -> Program:
+def prepare(code_object: CodeObject, kernel_name: str | None = None) -> MachineProgram:
     """A kernel, made ready. Raises BadCodeObject, Undecodable and MissingPackage."""
-    program = Program(code_object, code_object.kernel(kernel_name))
+    program = MachineProgram(code_object, code_object.kernel(kernel_name))
     _ = program.first_row
     return program
 
 
-def launch(program: Program, given: Launch, memory: Memory) -> Outcome:
+def launch(program: MachineProgram, given: MachineLaunch, memory: MachineMemory) -> Outcome:
     """Run all blocks of a launch, in order, until one faults."""
     return Execution(program, given, memory).run(_all_blocks(given.grid))
 
@@ -160,7 +161,9 @@ def _all_blocks(grid: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
 class Execution:
     """One launch. `max_log` is how many accesses are kept of each block; 0 keeps none."""
 
-    def __init__(self, program: Program, given: Launch, memory: Memory, max_log: int = 0) -> None:
+    def __init__(
+        self, program: MachineProgram, given: MachineLaunch, memory: MachineMemory, max_log: int = 0
+    ) -> None:
         _check(program, given)
         self.program, self.given, self._memory = program, given, memory
         descriptor = program.kernel.descriptor
@@ -187,7 +190,7 @@ class Execution:
                 return Outcome(fault, num_instructions, outside)
         return Outcome(None, num_instructions, outside)
 
-    def run_block(self, block: tuple[int, int, int]) -> tuple[r.Machine, Fault | None]:
+    def run_block(self, block: tuple[int, int, int]) -> tuple[r.Machine, MachineFault | None]:
         """One block, to its end or its fault; the machine is as it stopped."""
         machine = self._machine(block)
         while True:
@@ -268,12 +271,12 @@ class Execution:
                     sgpr[place + word] = values.get(name, 0) >> (32 * word) & 0xFFFFFFFF
                 place += words
         first = descriptor.preload_first
-        words = np.frombuffer(
+        preloaded = np.frombuffer(
             self.given.kernarg.ljust(4 * (first + descriptor.preload_words), b"\0"),
             "<u4",
             first + descriptor.preload_words,
         )
-        sgpr[place : place + descriptor.preload_words] = words[first:]
+        sgpr[place : place + descriptor.preload_words] = preloaded[first:]
         place = descriptor.num_user_sgprs
         if self.program.family == "rdna4":
             sgpr[_TTMP8], sgpr[_TTMP9] = wave << 25, block[0]
@@ -319,7 +322,7 @@ class Execution:
         return kernarg + packet
 
 
-def _check(program: Program, given: Launch) -> None:
+def _check(program: MachineProgram, given: MachineLaunch) -> None:
     """What a runtime refuses before a launch; one line each."""
     name, descriptor = program.kernel.name, program.kernel.descriptor
     if min(*given.grid, *given.block) < 1 or given.num_threads > MAX_BLOCK_THREADS:
@@ -341,12 +344,12 @@ def _check(program: Program, given: Launch) -> None:
 __all__ = [
     "ArrayMemory",
     "Execution",
-    "Fault",
     "FaultKind",
-    "Launch",
-    "Memory",
+    "MachineFault",
+    "MachineLaunch",
+    "MachineMemory",
+    "MachineProgram",
     "Outcome",
-    "Program",
     "WaveState",
     "launch",
     "prepare",

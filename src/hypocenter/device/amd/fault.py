@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hypocenter.base.dtypes import Array
-from hypocenter.device.amd import records as r
+from hypocenter.device.amd import instruction_rows as r
 from hypocenter.device.amd.decode import Instruction
 from hypocenter.device.amd.lower import Lowered
 
@@ -58,7 +58,7 @@ class WaveState:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fault:
+class MachineFault:
     """The first thing that stopped a launch.
 
     `pc` is the instruction's address in the code object; `register` the operand that held the
@@ -86,13 +86,13 @@ class Fault:
 
 def fault_of(
     machine: r.Machine, why: int, lowered: Lowered, block: tuple[int, int, int], num_lanes: int
-) -> Fault:
+) -> MachineFault:
     """The fault that a stopped machine tells of."""
     out = machine.out
     wave, row = int(out[r.WAVE]), min(max(int(out[r.ROW]), 0), len(lowered.code) - 1)
     kind, code = _KINDS[why], lowered.code[row]
     is_memory = kind is FaultKind.MEMORY
-    return Fault(
+    return MachineFault(
         kind=kind,
         workgroup=block,
         wave=wave,

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from hypocenter.device.amd import records as r
-from hypocenter.device.amd.compiled import compiled
-from hypocenter.device.amd.records import Machine
+from hypocenter.device.amd import instruction_rows as r
+from hypocenter.device.amd.compiled import compile_call
+from hypocenter.device.amd.instruction_rows import Machine
 
 EXEC = 126
 
 
-@compiled
+@compile_call
 def mask_of(m: Machine, w: int, index: int) -> int:
     """The bits of all lanes, from a scalar register or a pair."""
     low = m.sgpr[w, index]
     return low | m.sgpr[w, index + 1] << 32 if m.facts[r.NUM_LANES] == 64 else low
 
 
-@compiled
+@compile_call
 def put_mask(m: Machine, w: int, index: int, bits: int) -> None:
     """The other way; a wave of 32 leaves the next register alone."""
     m.sgpr[w, index] = bits & 0xFFFFFFFF
@@ -24,13 +24,13 @@ def put_mask(m: Machine, w: int, index: int, bits: int) -> None:
         m.sgpr[w, index + 1] = (bits >> 32) & 0xFFFFFFFF
 
 
-@compiled
+@compile_call
 def exec_of(m: Machine, w: int) -> int:
     """Which lanes are active."""
     return mask_of(m, w, EXEC)
 
 
-@compiled
+@compile_call
 def scalar_value(m: Machine, w: int, source: int, index: int, words: int) -> int:
     """An operand of one or two words that is no vector register."""
     if source == r.SGPR:
@@ -45,7 +45,7 @@ def scalar_value(m: Machine, w: int, source: int, index: int, words: int) -> int
     return int(exec_of(m, w) == 0) if source == r.EXECZ else 0
 
 
-@compiled
+@compile_call
 def lane_operation(m: Machine, w: int, row: int) -> None:
     """What reads one lane's value in another lane."""
     code = m.code[row]
@@ -62,13 +62,13 @@ def lane_operation(m: Machine, w: int, row: int) -> None:
         _move(m, w, row)
 
 
-@compiled
+@compile_call
 def _select(m: Machine, w: int, row: int) -> int:
     code = m.code[row]
     return scalar_value(m, w, code[r.LANE_SELECT_KIND], code[r.LANE_SELECT], 1)
 
 
-@compiled
+@compile_call
 def _read_lane(m: Machine, w: int, row: int) -> None:
     code, lane, active = m.code[row], 0, exec_of(m, w)
     if code[r.LANE_WORK] == r.READ_LANE:
@@ -84,7 +84,7 @@ def _read_lane(m: Machine, w: int, row: int) -> None:
         m.sgpr[w, code[r.LANE_DEST]] = value
 
 
-@compiled
+@compile_call
 def _move(m: Machine, w: int, row: int) -> None:
     """Each active lane takes the value of a lane that the operation chooses."""
     code, active = m.code[row], exec_of(m, w)
@@ -95,14 +95,14 @@ def _move(m: Machine, w: int, row: int) -> None:
         return
     for lane in range(num_lanes):
         if (active >> lane) & 1:
-            chosen = _chosen(m, w, row, lane)
+            chosen = _choose(m, w, row, lane)
             # What a lane that is not active holds reads as zero in LDS's crossbar.
             is_read = work < r.PERMUTE or (active >> chosen) & 1 == 1
             dest[lane] = source[chosen] if is_read else 0
 
 
-@compiled
-def _chosen(m: Machine, w: int, row: int, lane: int) -> int:
+@compile_call
+def _choose(m: Machine, w: int, row: int, lane: int) -> int:
     code = m.code[row]
     work, num_lanes = code[r.LANE_WORK], m.facts[r.NUM_LANES]
     if work == r.BACK_PERMUTE:
@@ -117,7 +117,7 @@ def _chosen(m: Machine, w: int, row: int, lane: int) -> int:
     return row_of * 16 + chosen
 
 
-@compiled
+@compile_call
 def _permute(m: Machine, w: int, row: int, active: int) -> None:
     """DS_PERMUTE: each active lane pushes its value to another; the highest lane wins."""
     code, num_lanes = m.code[row], m.facts[r.NUM_LANES]
@@ -132,7 +132,7 @@ def _permute(m: Machine, w: int, row: int, active: int) -> None:
             m.vgpr[w, code[r.LANE_DEST], lane] = taken[lane]
 
 
-@compiled
+@compile_call
 def _swap_rows(m: Machine, w: int, row: int) -> None:
     """V_PERMLANE16_SWAP and V_PERMLANE32_SWAP: the odd rows of one register and the even ones of
     the other change places; LANE_OFFSET is a row's lanes. EXEC counts for neither."""

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hypocenter.base.dtypes import Array
-from hypocenter.device.amd import records as r
-from hypocenter.device.amd.constants import HALVES, WIDE, inline_constant, literal_value
-from hypocenter.device.amd.decode import FAMILIES, Instruction, NotModelled
+from hypocenter.device.amd import instruction_rows as r
+from hypocenter.device.amd.constants import HALVES, WIDE
+from hypocenter.device.amd.decode import Instruction, NotModelled
+from hypocenter.device.amd.kernel_places import SIMM, KernelPlaces
 from hypocenter.device.amd.lower_memory import lower_local, lower_memory, lower_scalar_load
 from hypocenter.device.amd.lower_other import lower_lanes, lower_matrix
 from hypocenter.device.amd.routes import dpp8_table, dpp_table
@@ -119,13 +120,8 @@ class Lowered:
     problems: dict[int, str] = field(default_factory=dict)
 
 
-class Lowering:
+class Lowering(KernelPlaces):
     """The rows of one kernel while they are made."""
-
-    def __init__(self, arch: str, num_lanes: int) -> None:
-        self.arch, self.family, self.num_lanes = arch, FAMILIES[arch], num_lanes
-        self.is_rdna = self.family != "cdna"
-        self._tables: dict[tuple[int, ...], int] = {}
 
     def lower(self, instructions: Sequence[Instruction]) -> Lowered:
         """All rows, with branches resolved to rows."""
@@ -144,15 +140,10 @@ class Lowering:
             rows += made
             owners += [number] * len(made)
         code = np.stack(rows) if rows else np.zeros((0, r.NUM_COLUMNS), np.int64)
-        tables = np.array([*self._tables] or [[0] * 64], np.int64)
+        tables = np.array(self.tables or [(0,) * 64], np.int64)
         lowered = Lowered(instructions, code, tables, owners, problems)
         _resolve(lowered)
         return lowered
-
-    def table(self, sources: Sequence[int]) -> int:
-        """The number of a table of source lanes."""
-        key = tuple(sources)
-        return self._tables.setdefault(key, len(self._tables))
 
     def _blank(self, kind: int) -> Array:
         row = np.zeros(r.NUM_COLUMNS, np.int64)
@@ -268,27 +259,6 @@ class Lowering:
         row[at + r.WIDTH] = 64
         return at
 
-    def place(self, number: int, kind: str, each: Instruction) -> tuple[int, int]:
-        """Where an operand's value is: a kind of place, and which one or the value itself."""
-        if number == _SIMM:
-            value = each.get("simm16")
-            is_unsigned = each.name.startswith("S_CMPK_") and kind == "u32"
-            return r.CONSTANT, value if is_unsigned else value - ((value >> 15) << 16)
-        if number >= 256:
-            return r.VGPR, number - 256
-        if self.is_rdna and number == 124:
-            return r.CONSTANT, 0
-        if number < 128:
-            return r.SGPR, number
-        if number == 255:
-            return r.CONSTANT, literal_value(each.get("literal"), kind)
-        if (value := inline_constant(number, kind)) is not None:
-            return r.CONSTANT, value
-        special = {253: r.SCC, 251: r.VCCZ, 252: r.EXECZ}
-        if number not in special:
-            raise NotModelled(f"{each.name} with operand {number}")
-        return special[number], 0
-
     # -- vector instructions ------------------------------------------------------------------
 
     def _vector(self, each: Instruction) -> list[Array]:
@@ -298,11 +268,11 @@ class Lowering:
         else:
             meaning = _meaning(name)
         if each.format.startswith("VOP3P") and name.startswith("V_PK_"):
-            return self._packed(each, meaning)
+            return self._pack(each, meaning)
         row = self._blank(r.VECTOR)
         row[r.HANDLER] = address_of_meaning(meaning)
         if name.startswith(("V_FMA_MIX", "V_MAD_MIX")):
-            self._mixed(row, each)
+            self._mix(row, each)
         else:
             self._plain(row, each, meaning)
         if "dpp" in each.fields:
@@ -355,7 +325,7 @@ class Lowering:
             return 1
         return 0
 
-    def _mixed(self, row: Array, each: Instruction) -> None:
+    def _mix(self, row: Array, each: Instruction) -> None:
         """Operands that are a half, by OPSEL_HI, or a whole number; NEG_HI is their ABS."""
         is_half = each.get("opsel_hi") | each.get("opsel_hi2") << 2
         meaning = meanings()["V_FMA_MIX_F32" if each.name.endswith("F32") else "V_FMA_MIXLO_F16"]
@@ -465,7 +435,7 @@ class Lowering:
         if self.is_rdna and (place == 124 or is_cmpx):
             row[r.FLAG] = r.SCC  # neither a mask nor none: only EXEC, or nobody, gets it
 
-    def _packed(self, each: Instruction, meaning: Meaning) -> list[Array]:
+    def _pack(self, each: Instruction, meaning: Meaning) -> list[Array]:
         """The low half and the high one; each chooses the halves of its operands."""
         halves = []
         is_wide = each.name.endswith(("F32", "MOV_B32"))
@@ -538,18 +508,14 @@ def _scalar_operands(each: Instruction, meaning: Meaning) -> list[int]:
     """Numbers of operands; SOPK's constant and the destination that it works on are two of them."""
     if each.format.startswith("SOPK"):
         if len(meaning.types) == 1:
-            return [_SIMM]
-        return [each.get("sdst"), _SIMM]
+            return [SIMM]
+        return [each.get("sdst"), SIMM]
     given = [each.get("ssrc0"), each.get("ssrc1")]
     if len(meaning.types) == 3:
         given = [given[0], given[1], 255]
     if each.format.startswith("VOP3"):
         given = [each.get("src0"), each.get("src1")]
     return given
-
-
-#: No operand of AMD's: the constant of SOPK.
-_SIMM = 1000
 
 
 def _vector_operands(each: Instruction) -> list[int]:
@@ -576,5 +542,5 @@ def _resolve(lowered: Lowered) -> None:
     first_row: dict[int, int] = {}
     for row, number in enumerate(lowered.instruction_of):
         first_row.setdefault(lowered.instructions[number].pc, row)
-    for row in np.flatnonzero(lowered.code[:, r.KIND] == r.BRANCH):
+    for row in np.flatnonzero(lowered.code[:, r.KIND] == r.BRANCH).tolist():
         lowered.code[row, r.TARGET] = first_row.get(int(lowered.code[row, r.TARGET]), -1)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from hypocenter.base.dtypes import Array
-from hypocenter.device.amd import records as r
+from hypocenter.device.amd import instruction_rows as r
 from hypocenter.device.amd.decode import Instruction, NotModelled
+from hypocenter.device.amd.kernel_places import KernelPlaces
 from hypocenter.device.amd.lower_other import lower_lds_lanes
 from hypocenter.device.amd.values.handlers import address_of_meaning
 from hypocenter.device.amd.values.meanings import Meaning
-
-if TYPE_CHECKING:
-    from hypocenter.device.amd.lower import Lowering
 
 _SPACES = {"GLOBAL": r.GLOBAL, "FLAT": r.FLAT, "SCRATCH": r.SCRATCH, "BUFFER": r.BUFFER}
 #: Bytes, and whether the sign is spread.
@@ -75,7 +72,7 @@ def signed_field(value: int, num_bits: int) -> int:
     return value - ((value >> (num_bits - 1)) << num_bits)
 
 
-def lower_scalar_load(lowering: Lowering, each: Instruction, row: Array) -> None:
+def lower_scalar_load(lowering: KernelPlaces, each: Instruction, row: Array) -> None:
     """S_LOAD and S_BUFFER_LOAD."""
     words = each.name.split("_")
     if "LOAD" not in words or words[-1] not in _WIDTHS:
@@ -98,7 +95,7 @@ def lower_scalar_load(lowering: Lowering, each: Instruction, row: Array) -> None
         row[r.SCALAR_OFFSET_KIND], row[r.SCALAR_OFFSET] = place
 
 
-def lower_memory(lowering: Lowering, each: Instruction, row: Array) -> None:
+def lower_memory(lowering: KernelPlaces, each: Instruction, row: Array) -> None:
     """Vector instructions on memory."""
     words = each.name.split("_")
     if words[0] not in _SPACES or "FORMAT" in words or each.get("tfe"):
@@ -131,7 +128,7 @@ def _width(row: Array, words: list[str], each: Instruction) -> None:
         row[r.HALF] = r.HIGH_KEPT if "HI" in words else r.LOW_KEPT
 
 
-def _address(lowering: Lowering, each: Instruction, row: Array) -> None:
+def _address(lowering: KernelPlaces, each: Instruction, row: Array) -> None:
     """Where an access goes: registers, offset, and what a buffer adds."""
     address = each.get("addr") or each.get("vaddr")
     row[r.ADDRESS] = max(address - 256, 0)
@@ -198,7 +195,7 @@ def _meaning_of(stem: str, kind: str, num_bytes: int, each: Instruction) -> Mean
     return Meaning((f"{sign}{bits}",) * 2, f"u{bits}", text)
 
 
-def lower_local(lowering: Lowering, each: Instruction, row: Array) -> None:
+def lower_local(lowering: KernelPlaces, each: Instruction, row: Array) -> None:
     """DS instructions."""
     name = each.name
     if name.startswith(("DS_BPERMUTE", "DS_PERMUTE", "DS_SWIZZLE")):
@@ -211,8 +208,8 @@ def lower_local(lowering: Lowering, each: Instruction, row: Array) -> None:
     row[r.SECOND_DATA] = each.get("data1") - 256 + accumulators
     row[r.RESULT] = each.get("vdst") - 256 + accumulators
     row[r.OFFSET] = each.get("offset0") | each.get("offset1") << 8
-    words = name.replace("READ2", "READ_2ADDR").replace("WRITE2", "WRITE_2ADDR")
-    words = words.replace("2ADDRST64", "2ADDR_STRIDE64").removeprefix("DS_").split("_")
+    spelled = name.replace("READ2", "READ_2ADDR").replace("WRITE2", "WRITE_2ADDR")
+    words = spelled.replace("2ADDRST64", "2ADDR_STRIDE64").removeprefix("DS_").split("_")
     if "TR" in words:
         if words[1] != "B64" or words[-1] not in ("B8", "B16"):
             raise NotModelled(name)
@@ -229,7 +226,7 @@ def lower_local(lowering: Lowering, each: Instruction, row: Array) -> None:
         row[r.SECOND_OFFSET] = each.get("offset1") * step
 
 
-def _local_atomic(lowering: Lowering, each: Instruction, row: Array) -> None:
+def _local_atomic(lowering: KernelPlaces, each: Instruction, row: Array) -> None:
     words = each.name.removeprefix("DS_")
     row[r.RETURNS] = int("_RTN" in words)
     words = words.replace("_RTN", "")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from hypocenter.base.dtypes import Array
-from hypocenter.device.amd import records as r
+from hypocenter.device.amd import instruction_rows as r
 from hypocenter.device.amd.decode import Instruction, NotModelled
+from hypocenter.device.amd.kernel_places import KernelPlaces
 from hypocenter.device.amd.routes import swizzle_table
-
-if TYPE_CHECKING:
-    from hypocenter.device.amd.lower import Lowering
 
 _WORKS = {
     "V_READLANE_B32": r.READ_LANE,
@@ -24,7 +21,7 @@ _WORKS = {
 }
 
 
-def lower_lanes(lowering: Lowering, each: Instruction, row: Array) -> None:
+def lower_lanes(lowering: KernelPlaces, each: Instruction, row: Array) -> None:
     """V_READLANE and its kind."""
     if each.name not in _WORKS or "dpp" in each.fields:
         raise NotModelled(each.name)
@@ -46,7 +43,7 @@ def lower_lanes(lowering: Lowering, each: Instruction, row: Array) -> None:
         row[r.LANE_OTHER_KIND], row[r.LANE_OTHER] = place
 
 
-def lower_lds_lanes(lowering: Lowering, each: Instruction, row: Array) -> None:
+def lower_lds_lanes(lowering: KernelPlaces, each: Instruction, row: Array) -> None:
     """DS_PERMUTE, DS_BPERMUTE and DS_SWIZZLE, which touch no LDS."""
     row[r.KIND], row[r.LANE_DEST] = r.LANES_OP, each.get("vdst") - 256
     offset = each.get("offset0") | each.get("offset1") << 8
@@ -70,7 +67,7 @@ _MATRIX = re.compile(
 _TYPES = {"F64": r.F64, "F32": r.F32, "F16": r.F16, "BF16": r.BF16, "I32": r.I8, "I8": r.I8}
 
 
-def lower_matrix(lowering: Lowering, each: Instruction, row: Array) -> None:
+def lower_matrix(lowering: KernelPlaces, each: Instruction, row: Array) -> None:
     """MFMA and WMMA with dense operands."""
     found = _MATRIX.fullmatch(each.name)
     if found is None or each.get("cbsz") or each.get("abid") or each.get("blgp"):
@@ -98,7 +95,7 @@ def lower_matrix(lowering: Lowering, each: Instruction, row: Array) -> None:
     row[r.MAT_C_KIND], row[r.MAT_C] = place[0], place[1] + (high if place[0] == r.VGPR else 0)
 
 
-def _check_wmma(lowering: Lowering, each: Instruction, result: str) -> None:
+def _check_wmma(lowering: KernelPlaces, each: Instruction, result: str) -> None:
     if lowering.num_lanes != 32:
         raise NotModelled(f"{each.name} in a wave of 64")
     plain = each.get("opsel") == 0 and not each.get("neg_hi") and not each.get("clmp")
@@ -108,7 +105,7 @@ def _check_wmma(lowering: Lowering, each: Instruction, result: str) -> None:
         raise NotModelled(f"{each.name}, whose result fills half of its registers")
 
 
-def _type(lowering: Lowering, name: str, each: Instruction, which: int) -> int:
+def _type(lowering: KernelPlaces, name: str, each: Instruction, which: int) -> int:
     if name == "IU8":
         return r.I8 if each.get("neg") >> which & 1 else r.U8
     if name in ("FP8", "BF8"):

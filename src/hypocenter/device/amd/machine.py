@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from hypocenter.device.amd import records as r
+from hypocenter.device.amd import instruction_rows as r
 from hypocenter.device.amd.access import local_access, memory_access, scalar_load
-from hypocenter.device.amd.compiled import call_handler, compiled
+from hypocenter.device.amd.compiled import call_handler, compile_call
+from hypocenter.device.amd.instruction_rows import Machine
 from hypocenter.device.amd.lanes import exec_of, lane_operation, put_mask, scalar_value
 from hypocenter.device.amd.matrix import matrix_product
 from hypocenter.device.amd.operands import read_operands, store_results
-from hypocenter.device.amd.records import Machine
 
 VCC, EXEC = 106, 126
 
 
-@compiled
+@compile_call
 def run_workgroup(m: Machine) -> int:
     """Run every wave until all have ended, or one stops; returns why, as in `records.py`.
 
@@ -46,7 +46,7 @@ def run_workgroup(m: Machine) -> int:
                 m.wave[w, r.EPOCH] += 1
 
 
-@compiled
+@compile_call
 def _run_wave(m: Machine, w: int) -> int:
     """Until a barrier or the end; returns why it stopped, GOES_ON for these two."""
     wave = m.wave[w]
@@ -65,7 +65,7 @@ def _run_wave(m: Machine, w: int) -> int:
     return r.GOES_ON
 
 
-@compiled
+@compile_call
 def _step(m: Machine, w: int, row: int) -> int:
     kind = m.code[row, r.KIND]
     if kind == r.VECTOR:
@@ -85,7 +85,7 @@ def _step(m: Machine, w: int, row: int) -> int:
     return r.GOES_ON
 
 
-@compiled
+@compile_call
 def _seldom(m: Machine, w: int, row: int) -> int:
     kind = m.code[row, r.KIND]
     if kind == r.LANES_OP:
@@ -103,7 +103,7 @@ def _seldom(m: Machine, w: int, row: int) -> int:
     return r.GOES_ON
 
 
-@compiled
+@compile_call
 def _vector(m: Machine, w: int, row: int) -> None:
     """All lanes at once; the second half of an instruction reads before the first one writes."""
     num_parts, num_lanes = m.code[row, r.PARTS], m.facts[r.NUM_LANES]
@@ -122,7 +122,7 @@ def _vector(m: Machine, w: int, row: int) -> None:
     store_results(m, w, row + 1, enabled, num_lanes)
 
 
-@compiled
+@compile_call
 def _scalar(m: Machine, w: int, row: int) -> None:
     code, rows = m.code[row], m.rows
     for i in range(3):
@@ -145,7 +145,7 @@ def _scalar(m: Machine, w: int, row: int) -> None:
         m.wave[w, r.SCC_BIT] = rows[384]
 
 
-@compiled
+@compile_call
 def _save_exec(m: Machine, w: int, row: int) -> None:
     """EXEC goes to the destination (1; 2: the result does too) and the result to EXEC."""
     code = m.code[row]
@@ -156,7 +156,7 @@ def _save_exec(m: Machine, w: int, row: int) -> None:
     m.wave[w, r.SCC_BIT] = int(exec_of(m, w) != 0)
 
 
-@compiled
+@compile_call
 def _branch(m: Machine, w: int, row: int) -> None:
     """INDEX says on what: 0 always, 1 SCC, 2 VCC, 3 EXEC; WORDS is whether it must be zero."""
     code = m.code[row]
@@ -172,7 +172,7 @@ def _branch(m: Machine, w: int, row: int) -> None:
         m.wave[w, r.NEXT] = code[r.TARGET]
 
 
-@compiled
+@compile_call
 def _jump(m: Machine, w: int, row: int) -> int:
     """S_GETPC, S_SETPC, S_SWAPPC, S_CALL: INDEX says which of the three registers take part.
 

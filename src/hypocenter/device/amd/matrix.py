@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hypocenter.device.amd import records as r
-from hypocenter.device.amd.compiled import compiled, inlined
+from hypocenter.device.amd import instruction_rows as r
+from hypocenter.device.amd.compiled import compile_call, compile_inline
+from hypocenter.device.amd.instruction_rows import Machine
 from hypocenter.device.amd.lanes import scalar_value
-from hypocenter.device.amd.records import Machine
 from hypocenter.device.amd.values.arithmetic import (
     as_bf16,
     as_f16,
@@ -24,11 +24,11 @@ from hypocenter.device.amd.values.arithmetic import (
     bits32,
     bits64,
     bits_bf16,
-    signed,
+    sign_extend,
 )
 
 
-@compiled
+@compile_call
 def matrix_product(m: Machine, w: int, row: int) -> None:
     """D = A * B + C, of every block. EXEC counts for none of it."""
     code = m.code[row]
@@ -44,7 +44,7 @@ def matrix_product(m: Machine, w: int, row: int) -> None:
     _store(m, w, row, sums)
 
 
-@inlined
+@compile_inline
 def _element(m: Machine, w: int, register: int, lane: int, place: int, kind: int) -> float:
     """Element `place` of a lane's packed registers."""
     vgpr = m.vgpr[w]
@@ -58,11 +58,11 @@ def _element(m: Machine, w: int, register: int, lane: int, place: int, kind: int
         return np.float64(as_f16(half) if kind == r.F16 else as_bf16(half))
     byte = np.int64(vgpr[register + place // 4, lane]) >> (8 * (place % 4)) & 0xFF
     if kind == r.I8 or kind == r.U8:
-        return np.float64(signed(byte, 8) if kind == r.I8 else byte)
+        return np.float64(sign_extend(byte, 8) if kind == r.I8 else byte)
     return as_fp8(byte, kind - r.E4M3)
 
 
-@compiled
+@compile_call
 def _read(m: Machine, w: int, row: int, block: int, which: int) -> np.ndarray:
     """A matrix of one block as [K, M or N] in float64."""
     code = m.code[row]
@@ -77,7 +77,7 @@ def _read(m: Machine, w: int, row: int, block: int, which: int) -> np.ndarray:
     return values
 
 
-@compiled
+@compile_call
 def _store(m: Machine, w: int, row: int, sums: np.ndarray) -> None:
     """Add C and write D: each lane's numbers, one after the other."""
     code, num_lanes = m.code[row], m.facts[r.NUM_LANES]
@@ -89,7 +89,7 @@ def _store(m: Machine, w: int, row: int, sums: np.ndarray) -> None:
             _put(m, w, row, lane, place, value)
 
 
-@inlined
+@compile_inline
 def _element_at(m: Machine, row: int, lane: int, place: int) -> tuple[int, int, int]:
     """Block, row and column of the result's number `place` of a lane."""
     code = m.code[row]
@@ -107,23 +107,23 @@ def _element_at(m: Machine, row: int, lane: int, place: int) -> tuple[int, int, 
     return block, inside % 4 + 4 * (lane // size) + inside // 4 * 4 * rows, lane % size
 
 
-@inlined
+@compile_inline
 def _addend(m: Machine, w: int, row: int, lane: int, place: int) -> float:
     code, kind = m.code[row], m.code[row, r.MAT_RESULT]
     if code[r.MAT_C_KIND] == r.VGPR:
         if kind == r.I8:
-            return np.float64(signed(np.int64(m.vgpr[w, code[r.MAT_C] + place, lane]), 32))
+            return np.float64(sign_extend(np.int64(m.vgpr[w, code[r.MAT_C] + place, lane]), 32))
         if kind == r.F16 or kind == r.BF16:
             half = np.int64(m.vgpr[w, code[r.MAT_C] + place // 2, lane]) >> (16 * (place % 2))
             return np.float64(as_f16(half & 0xFFFF) if kind == r.F16 else as_bf16(half))
         return _element(m, w, code[r.MAT_C], lane, place, kind)
     value = scalar_value(m, w, code[r.MAT_C_KIND], code[r.MAT_C], 2 if kind == r.F64 else 1)
     if kind == r.I8:
-        return np.float64(signed(value, 32))
+        return np.float64(sign_extend(value, 32))
     return as_f64(value) if kind == r.F64 else np.float64(as_f32(value))
 
 
-@inlined
+@compile_inline
 def _put(m: Machine, w: int, row: int, lane: int, place: int, value: float) -> None:
     code, kind = m.code[row], m.code[row, r.MAT_RESULT]
     at = code[r.MAT_D]

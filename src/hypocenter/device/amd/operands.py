@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from hypocenter.device.amd import records as r
-from hypocenter.device.amd.compiled import compiled
+from hypocenter.device.amd import instruction_rows as r
+from hypocenter.device.amd.compiled import compile_call
+from hypocenter.device.amd.instruction_rows import Machine
 from hypocenter.device.amd.lanes import exec_of, mask_of, put_mask, scalar_value
-from hypocenter.device.amd.records import Machine
 from hypocenter.device.amd.values.arithmetic import as_f16, as_f32, as_f64, bits16, bits32, bits64
 
 EXEC = 126
 
 
-@compiled
+@compile_call
 def read_operands(m: Machine, w: int, row: int, num_lanes: int) -> int:
     """Fill the rows of a, b, c, d and k; returns the lanes that may be written."""
     code, enabled = m.code[row], exec_of(m, w)
@@ -36,7 +36,7 @@ def read_operands(m: Machine, w: int, row: int, num_lanes: int) -> int:
     return enabled
 
 
-@compiled
+@compile_call
 def _fetch(m: Machine, w: int, row: int, at: int, to: int) -> None:
     code, rows = m.code[row], m.rows
     if code[at] == r.VGPR:
@@ -52,7 +52,7 @@ def _fetch(m: Machine, w: int, row: int, at: int, to: int) -> None:
     rows[to : to + 64] = scalar_value(m, w, code[at], code[at + 1], code[at + 2])
 
 
-@compiled
+@compile_call
 def _modify(m: Machine, row: int, at: int, to: int) -> None:
     """Take a part, spread its sign, clear and flip the sign of a number."""
     code, rows = m.code[row], m.rows
@@ -69,7 +69,7 @@ def _modify(m: Machine, row: int, at: int, to: int) -> None:
         rows[to + lane] = rows[to + lane] & clear ^ flip
 
 
-@compiled
+@compile_call
 def _gather(m: Machine, w: int, row: int, enabled: int) -> int:
     """DPP: the first operand from other lanes; returns the lanes that are written."""
     code, active = m.code[row], enabled
@@ -84,7 +84,7 @@ def _gather(m: Machine, w: int, row: int, enabled: int) -> int:
     return enabled & code[r.DPP_ROWS]
 
 
-@compiled
+@compile_call
 def _read_dest(m: Machine, w: int, row: int) -> None:
     code, rows = m.code[row], m.rows
     if code[r.DEST] == r.SGPR:
@@ -100,7 +100,7 @@ def _read_dest(m: Machine, w: int, row: int) -> None:
             rows[192 + lane] |= np.int64(high[lane]) << 32
 
 
-@compiled
+@compile_call
 def store_results(m: Machine, w: int, row: int, enabled: int, num_lanes: int) -> None:
     """The result to its register, the flags to their mask, both for the lanes `enabled`."""
     code = m.code[row]
@@ -122,7 +122,7 @@ def store_results(m: Machine, w: int, row: int, enabled: int, num_lanes: int) ->
         put_mask(m, w, EXEC, bits)
 
 
-@compiled
+@compile_call
 def _store_vector(m: Machine, w: int, row: int, enabled: int, num_lanes: int) -> None:
     code, rows = m.code[row], m.rows
     low = m.vgpr[w, code[r.DEST_INDEX]]
@@ -144,7 +144,7 @@ def _store_vector(m: Machine, w: int, row: int, enabled: int, num_lanes: int) ->
                 high[lane] = (rows[320 + lane] >> 32) & 0xFFFFFFFF
 
 
-@compiled
+@compile_call
 def _limit(m: Machine, row: int, num_lanes: int) -> None:
     """Output modifiers of a number: times 2, 4 or 1/2 first, then held to 0 and 1.
 
@@ -161,14 +161,14 @@ def _limit(m: Machine, row: int, num_lanes: int) -> None:
         rows[320 + lane] = _bits(value, bits)
 
 
-@compiled
+@compile_call
 def _number(value: int, num_bits: int) -> float:
     if num_bits == 64:
         return as_f64(value)
     return np.float64(as_f32(value)) if num_bits == 32 else np.float64(as_f16(value))
 
 
-@compiled
+@compile_call
 def _bits(value: float, num_bits: int) -> int:
     if num_bits == 64:
         return bits64(value)

@@ -152,25 +152,25 @@ def high_product(context: Any, a: Any, b: Any) -> Any:
     return types.int64(types.int64, types.int64), emit
 
 
-def _inlined(function: Callable[..., Any]) -> Any:
+def _inline(function: Callable[..., Any]) -> Any:
     """Compiled with IEEE's division and no check of bounds."""
     return njit(function, error_model="numpy", nogil=True)
 
 
-@_inlined
-def signed(value: int, num_bits: int) -> int:
+@_inline
+def sign_extend(value: int, num_bits: int) -> int:
     """The low `num_bits` of an int64, with their sign."""
     up = 64 - num_bits
     return (value << up) >> up
 
 
-@_inlined
+@_inline
 def field(value: int, shift: int, num_bits: int) -> int:
     """`num_bits` (0 to 63) of a word from `shift` on."""
     return shift_right(value, shift) & ((1 << num_bits) - 1)
 
 
-@_inlined
+@_inline
 def as_f16(bits: int) -> Any:
     """The float32 of a half; exact."""
     sign, exponent, fraction = bits & 0x8000, (bits >> 10) & 31, bits & 0x3FF
@@ -183,8 +183,8 @@ def as_f16(bits: int) -> Any:
     return as_f32(sign << 16 | (exponent + 112) << 23 | fraction << 13)
 
 
-@_inlined
-def narrowed(value: float, num_exponent: int, num_fraction: int) -> int:
+@_inline
+def narrow(value: float, num_exponent: int, num_fraction: int) -> int:
     """The bits of a float64 in a smaller format of IEEE's kind, rounded to nearest even, once."""
     bits = bits64(np.float64(value))
     sign = shift_right(bits, 63) << (num_exponent + num_fraction)
@@ -207,35 +207,35 @@ def narrowed(value: float, num_exponent: int, num_fraction: int) -> int:
     return sign | min((exponent << num_fraction) + kept, infinity)
 
 
-@_inlined
+@_inline
 def bits16(value: float) -> int:
     """The half nearest to a number, ties to even."""
-    return narrowed(value, 5, 10)
+    return narrow(value, 5, 10)
 
 
-@_inlined
+@_inline
 def bits16_cut(value: float) -> int:
     """The half of a number, cut towards zero."""
-    nearest = narrowed(value, 5, 10)
+    nearest = narrow(value, 5, 10)
     if value - value != 0.0:
         return nearest
     back = as_f16(nearest)
     return nearest - int(abs(np.float64(back)) > abs(np.float64(value)))
 
 
-@_inlined
+@_inline
 def bits_bf16(value: float) -> int:
     """The bfloat16 nearest to a number, ties to even."""
-    return narrowed(value, 8, 7)
+    return narrow(value, 8, 7)
 
 
-@_inlined
+@_inline
 def as_bf16(bits: int) -> Any:
     """The float32 of a bfloat16."""
     return as_f32((bits & 0xFFFF) << 16)
 
 
-@_inlined
+@_inline
 def max_number(a: Any, b: Any) -> Any:
     """The larger; what is no NaN wins, and +0 is above -0."""
     if a != a:
@@ -247,13 +247,13 @@ def max_number(a: Any, b: Any) -> Any:
     return a if a > b else b
 
 
-@_inlined
+@_inline
 def min_number(a: Any, b: Any) -> Any:
     """The smaller; what is no NaN wins, and -0 is below +0."""
     return -max_number(-a, -b)
 
 
-@_inlined
+@_inline
 def med3(a: Any, b: Any, c: Any) -> Any:
     """The middle one of three numbers; the smallest where one is NaN."""
     if a != a or b != b or c != c:
@@ -261,7 +261,7 @@ def med3(a: Any, b: Any, c: Any) -> Any:
     return max(min(a, b), min(max(a, b), c))
 
 
-@_inlined
+@_inline
 def to_integer(value: float, low: float, high: float) -> int:
     """Cut towards zero and held to `low` and `high`; NaN is 0."""
     if value != value:
@@ -269,14 +269,14 @@ def to_integer(value: float, low: float, high: float) -> int:
     return int(min(max(np.float64(value), low), high))
 
 
-@_inlined
+@_inline
 def exponent_of(bits: int, num_exponent: int, num_fraction: int) -> int:
     """The exponent's field."""
     return (bits >> num_fraction) & ((1 << num_exponent) - 1)
 
 
-@_inlined
-def scaled(value: float, by: int) -> float:
+@_inline
+def scale(value: float, by: int) -> float:
     """value * 2^by in float64, for any `by`."""
     by = min(max(by, -4400), 4400)
     while by > 1000:
@@ -287,7 +287,7 @@ def scaled(value: float, by: int) -> float:
     return value * as_f64((by + 1023) << 52)
 
 
-@_inlined
+@_inline
 def class_bit(bits: int, num_exponent: int, num_fraction: int) -> int:
     """Which class a number is of, 0 to 9, as V_CMP_CLASS counts them."""
     negative = (bits >> (num_exponent + num_fraction)) & 1
@@ -304,8 +304,8 @@ def class_bit(bits: int, num_exponent: int, num_fraction: int) -> int:
     return 5 if negative else 6
 
 
-@_inlined
-def permuted(high: int, low: int, selectors: int) -> int:
+@_inline
+def permute(high: int, low: int, selectors: int) -> int:
     """V_PERM_B32: four bytes, each chosen by a byte of `selectors`."""
     result = 0
     for place in range(4):
@@ -323,7 +323,7 @@ def permuted(high: int, low: int, selectors: int) -> int:
     return result
 
 
-@_inlined
+@_inline
 def byte_distances(a: int, b: int) -> int:
     """The sum of the distances of four bytes without sign."""
     total = 0
@@ -332,27 +332,27 @@ def byte_distances(a: int, b: int) -> int:
     return total
 
 
-@_inlined
+@_inline
 def dot_bytes(a: int, b: int, a_has_sign: bool, b_has_sign: bool) -> int:
     """The sum of the products of four bytes each."""
     total = 0
     for place in range(0, 32, 8):
         x, y = (a >> place) & 255, (b >> place) & 255
-        x = signed(x, 8) if a_has_sign else x
-        y = signed(y, 8) if b_has_sign else y
+        x = sign_extend(x, 8) if a_has_sign else x
+        y = sign_extend(y, 8) if b_has_sign else y
         total += x * y
     return total
 
 
-@_inlined
+@_inline
 def bit_field(value: int, shift: int, num_bits: int, width: int) -> int:
     """`num_bits` of a word of `width` bits from `shift` on, with their sign."""
     if num_bits == 0:
         return 0
-    return signed(signed(value, width) >> shift, min(num_bits, width))
+    return sign_extend(sign_extend(value, width) >> shift, min(num_bits, width))
 
 
-@_inlined
+@_inline
 def power_of(value: float) -> int:
     """The power of two above a number's magnitude; 0 for 0, infinity and NaN."""
     if value == 0.0 or value - value != 0.0:
@@ -360,13 +360,13 @@ def power_of(value: float) -> int:
     return math.frexp(value)[1]
 
 
-@_inlined
+@_inline
 def mantissa_of(value: float) -> float:
     """The number over 2^power_of: 0.5 to 1."""
     return value if value - value != 0.0 else math.frexp(value)[0]
 
 
-@_inlined
+@_inline
 def as_fp8(bits: int, form: int) -> float:
     """The number of 8 bits: form 0 E4M3, 1 E5M2 (OCP), 2 and 3 the same without -0 (FNUZ)."""
     num_fraction = 3 if form % 2 == 0 else 2
@@ -380,11 +380,11 @@ def as_fp8(bits: int, form: int) -> float:
     if form == 1 and exponent == 31:
         return sign * np.inf if fraction == 0 else np.nan
     if exponent == 0:
-        return sign * scaled(float(fraction), 1 - bias - num_fraction)
-    return sign * scaled(float(fraction + (1 << num_fraction)), exponent - bias - num_fraction)
+        return sign * scale(float(fraction), 1 - bias - num_fraction)
+    return sign * scale(float(fraction + (1 << num_fraction)), exponent - bias - num_fraction)
 
 
-@_inlined
+@_inline
 def by_truth(a: int, b: int, c: int, table: int) -> int:
     """V_BITOP3: each bit is the table's bit number 4a + 2b + c."""
     result = 0

@@ -30,9 +30,9 @@ NUM_ROWS, LANES = 10, 64
 _SIGNATURE = types.void(types.CPointer(types.int64), types.int64)
 _TO_OPERAND = {
     "u16": "{} & 0xFFFF",
-    "i16": "signed({}, 16)",
+    "i16": "sign_extend({}, 16)",
     "u32": "{} & 0xFFFFFFFF",
-    "i32": "signed({}, 32)",
+    "i32": "sign_extend({}, 32)",
     "u64": "{}",
     "i64": "{}",
     "f16": "as_f16({} & 0xFFFF)",
@@ -88,9 +88,9 @@ def address_of_meaning(meaning: Meaning) -> int:
     folder, _ = private_folder("amd")
     digest = hashlib.sha256(f"{_version()}\n{source}".encode()).hexdigest()[:32]
     file = Path(folder) / f"{digest}.o" if folder else None
-    if file is not None and file.is_file() and (found := _loaded(file.read_bytes())):
+    if file is not None and file.is_file() and (found := _load(file.read_bytes())):
         return found
-    compiled = _compiled(source)
+    compiled = _compile(source)
     if file is not None:
         _keep(file, compiled)
     return int(compiled.address)
@@ -100,7 +100,7 @@ def address_of_meaning(meaning: Meaning) -> int:
 _ALIVE: list[Any] = []
 
 
-def _compiled(source: str) -> Any:
+def _compile(source: str) -> Any:
     namespace = {"carray": carray, "np": arithmetic.np, **_helpers()}
     exec(compile(source, "<meaning>", "exec"), namespace)
     compiled = cfunc(_SIGNATURE, error_model="numpy")(namespace["handler"])
@@ -118,7 +118,7 @@ def _keep(file: Path, compiled: Any) -> None:
     aside.replace(file)
 
 
-def _loaded(data: bytes) -> int:
+def _load(data: bytes) -> int:
     """The address of a handler kept on disk; 0 where the file is not whole."""
     parts = []
     while len(data) >= 8:

@@ -33,15 +33,15 @@ S_FF1_I32_B64, S_CTZ_I32_B64 ; u64 > u32 ; ctz(a) if a else -1
 S_FLBIT_I32_B32, S_CLZ_I32_U32 ; u32 > u32 ; clz(a) - 32 if a else -1
 S_FLBIT_I32_B64, S_CLZ_I32_U64 ; u64 > u32 ; clz(a) if a else -1
 S_FLBIT_I32, S_CLS_I32 ; i32 > u32 ; clz(a ^ (a >> 63)) - 32 if a != 0 and a != -1 else -1
-S_SEXT_I32_I8 ; u32 > u32 ; signed(a, 8)
-S_SEXT_I32_I16 ; u32 > u32 ; signed(a, 16)
+S_SEXT_I32_I8 ; u32 > u32 ; sign_extend(a, 8)
+S_SEXT_I32_I16 ; u32 > u32 ; sign_extend(a, 16)
 S_BITSET0_B32 ; u32 > u32 ; d & ~(1 << (a & 31))
 S_BITSET1_B32 ; u32 > u32 ; d | 1 << (a & 31)
 S_ABS_I32 ; i32 > u32 ; abs(a) ; r != 0
 S_ADD_U32, S_ADD_CO_U32 ; u32 u32 > u32 ; a + b ; a + b > 0xFFFFFFFF
 S_SUB_U32, S_SUB_CO_U32 ; u32 u32 > u32 ; a - b ; b > a
-S_ADD_I32, S_ADD_CO_I32, S_ADDK_I32, S_ADDK_CO_I32 ; i32 i32 > u32 ; a + b ; a + b != signed(r, 32)
-S_SUB_I32, S_SUB_CO_I32 ; i32 i32 > u32 ; a - b ; a - b != signed(r, 32)
+S_ADD_I32, S_ADD_CO_I32, S_ADDK_I32, S_ADDK_CO_I32 ; i32 i32 > u32 ; a + b ; a + b != sign_extend(r, 32)
+S_SUB_I32, S_SUB_CO_I32 ; i32 i32 > u32 ; a - b ; a - b != sign_extend(r, 32)
 S_ADDC_U32, S_ADD_CO_CI_U32 ; u32 u32 > u32 ; a + b + k ; a + b + k > 0xFFFFFFFF
 S_SUBB_U32, S_SUB_CO_CI_U32 ; u32 u32 > u32 ; a - b - k ; b + k > a
 S_ADD_NC_U64, S_ADD_U64 ; u64 u64 > u64 ; a + b
@@ -170,10 +170,10 @@ V_MUL_LO_U32 ; u32 u32 > u32 ; a * b
 V_MUL_HI_U32 ; u32 u32 > u32 ; shift_right(a * b, 32)
 V_MUL_HI_I32 ; i32 i32 > u32 ; a * b >> 32
 V_MUL_U32_U24 ; u32 u32 > u32 ; (a & 0xFFFFFF) * (b & 0xFFFFFF)
-V_MUL_I32_I24 ; u32 u32 > u32 ; signed(a, 24) * signed(b, 24)
+V_MUL_I32_I24 ; u32 u32 > u32 ; sign_extend(a, 24) * sign_extend(b, 24)
 V_MUL_HI_U32_U24 ; u32 u32 > u32 ; (a & 0xFFFFFF) * (b & 0xFFFFFF) >> 32
 V_MAD_U32_U24 ; u32 u32 u32 > u32 ; (a & 0xFFFFFF) * (b & 0xFFFFFF) + c
-V_MAD_I32_I24 ; u32 u32 u32 > u32 ; signed(a, 24) * signed(b, 24) + c
+V_MAD_I32_I24 ; u32 u32 u32 > u32 ; sign_extend(a, 24) * sign_extend(b, 24) + c
 V_MAD_U32_U16 ; u16 u16 u32 > u32 ; a * b + c
 V_MAD_I32_I16 ; i16 i16 u32 > u32 ; a * b + c
 V_MAD_U64_U32, V_MAD_CO_U64_U32 ; u32 u32 u64 > u64 ; a * b + c ; below(r, c)
@@ -201,7 +201,7 @@ V_BFI_B32 ; u32 u32 u32 > u32 ; a & b | ~a & c
 V_BFM_B32 ; u32 u32 > u32 ; ((1 << (a & 31)) - 1) << (b & 31)
 V_ALIGNBIT_B32 ; u32 u32 u32 > u32 ; shift_right(a << 32 | b, c & 31)
 V_ALIGNBYTE_B32 ; u32 u32 u32 > u32 ; shift_right(a << 32 | b, 8 * (c & 3))
-V_PERM_B32 ; u32 u32 u32 > u32 ; permuted(a, b, c)
+V_PERM_B32 ; u32 u32 u32 > u32 ; permute(a, b, c)
 V_PACK_B32_F16 ; u16 u16 > u32 ; a | b << 16
 V_SAD_U8 ; u32 u32 u32 > u32 ; byte_distances(a, b) + c
 V_SAD_U32 ; u32 u32 u32 > u32 ; abs(a - b) + c

@@ -27,7 +27,7 @@ V_FMA_MIXLO_F16, V_MAD_MIXLO_F16, V_FMA_MIXHI_F16, V_MAD_MIXHI_F16 ; f32 f32 f32
 V_DOT2C_F32_F16, V_DOT2ACC_F32_F16, V_DUAL_DOT2ACC_F32_F16, V_DUAL_DOT2C_F32_F16 ; u32 u32 > f32 ; fma32(as_f16(a >> 16), as_f16(b >> 16), fma32(as_f16(a & 0xFFFF), as_f16(b & 0xFFFF), d))
 V_DOT2_F32_F16 ; u32 u32 f32 > f32 ; fma32(as_f16(a >> 16), as_f16(b >> 16), fma32(as_f16(a & 0xFFFF), as_f16(b & 0xFFFF), c))
 V_DOT2_F32_BF16 ; u32 u32 f32 > f32 ; fma32(as_bf16(a >> 16), as_bf16(b >> 16), fma32(as_bf16(a), as_bf16(b), c))
-V_LDEXP_F32 ; f32 i32 > f32 ; np.float32(scaled(np.float64(a), b))
+V_LDEXP_F32 ; f32 i32 > f32 ; np.float32(scale(np.float64(a), b))
 V_EXP_F32, V_S_EXP_F32 ; f32 > f32 ; np.float32(np.exp2(np.float64(a)))
 V_LOG_F32, V_S_LOG_F32 ; f32 > f32 ; np.float32(np.log2(np.float64(a)))
 V_RCP_F32, V_RCP_IFLAG_F32, V_S_RCP_F32 ; f32 > f32 ; np.float32(1.0) / a
@@ -55,7 +55,7 @@ V_FMA_F64 ; f64 f64 f64 > f64 ; fma64(a, b, c)
 V_FMAC_F64 ; f64 f64 > f64 ; fma64(a, b, d)
 V_MAX_F64, V_MAX_NUM_F64 ; f64 f64 > f64 ; max_number(a, b)
 V_MIN_F64, V_MIN_NUM_F64 ; f64 f64 > f64 ; min_number(a, b)
-V_LDEXP_F64 ; f64 i32 > f64 ; scaled(a, b)
+V_LDEXP_F64 ; f64 i32 > f64 ; scale(a, b)
 V_RCP_F64 ; f64 > f64 ; 1.0 / a
 V_RSQ_F64 ; f64 > f64 ; 1.0 / np.sqrt(a)
 V_SQRT_F64 ; f64 > f64 ; np.sqrt(a)
@@ -83,7 +83,7 @@ V_TRUNC_F16 ; f16 > f16 ; np.trunc(a)
 V_CEIL_F16 ; f16 > f16 ; np.ceil(a)
 V_FLOOR_F16 ; f16 > f16 ; np.floor(a)
 V_RNDNE_F16 ; f16 > f16 ; np.rint(a)
-V_LDEXP_F16 ; f16 i16 > f16 ; scaled(np.float64(a), b)
+V_LDEXP_F16 ; f16 i16 > f16 ; scale(np.float64(a), b)
 V_PK_ADD_F16 ; f16 f16 > f16 ; a + b
 V_PK_MUL_F16 ; f16 f16 > f16 ; a * b
 V_PK_FMA_F16 ; f16 f16 f16 > f16 ; fma64(np.float64(a), np.float64(b), np.float64(c))
