@@ -54,7 +54,9 @@ def __getattr__(name: str) -> Any:
 
         return version()
     if name == "amd":  # a module: launches of AMD's machine code
-        return importlib.import_module("hypocenter.check.machine.launch")
+        from hypocenter.check.machine import launch
+
+        return launch
     if name not in _NAME_TO_MODULE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_NAME_TO_MODULE[name]), name)

@@ -99,7 +99,9 @@ def test_what_the_interpreter_cannot_do_is_told_at_the_line_of_the_kernel(
     )
     [root] = json.loads(out)["roots"]
     assert (code, root["cause"], root["kernel"]) == (3, "kernel does not compile", "add_blocks")
-    [line] = [at for at, text in enumerate(program.read_text().splitlines(), 1) if "x + y" in text]
+    line = next(
+        at for at, text in enumerate(program.read_text().splitlines(), 1) if "x + y" in text
+    )
     assert (root["file"], root["line"]) == (str(program), line)
     assert "incompatible dimensions at index 0: 64 and 32" in root["sentence"]
 

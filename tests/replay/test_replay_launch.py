@@ -79,14 +79,14 @@ _PLANTED = """
 import sys
 from dataclasses import replace
 from hypocenter.cli.app import main
-from hypocenter.engine import engine, runner
+from hypocenter.engine import runner, step
 
-def wrong(chunks, cache, made=engine.make_batch):
+def wrong(chunks, cache, made=step.make_batch):
     batch = made(chunks, cache)
     batch.block_tables[0, 0] = 1_000
     return batch
 
-engine.make_batch = wrong
+step.make_batch = wrong
 runner.Runner._check = lambda self, batch: None
 main(sys.argv[1:])
 """

@@ -1,7 +1,7 @@
 """What AMD's opcodes compute, told a second time: by numpy's arithmetic and Python's integers.
 
-Nothing here is shared with `device/amd/meanings.py`; a name stands with the operands a, b, c, what
-the destination held (d), the condition (k) and the lane.
+Nothing here is shared with `device/amd/values/meanings.py`; a name stands with the operands a, b,
+c, what the destination held (d), the condition (k) and the lane.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -96,8 +97,12 @@ def half(bits: int) -> Any:
     return F32(np.uint16(bits & 0xFFFF).view(np.float16))
 
 
+def _is_not(compare: Any, a: Any, b: Any) -> bool:
+    return not compare(a, b)
+
+
 _ROUND = {"TRUNC": np.trunc, "CEIL": np.ceil, "FLOOR": np.floor, "RNDNE": np.rint}
-_COMPARE = {
+_COMPARE: dict[str, Callable[..., Any]] = {
     "EQ": operator.eq,
     "LG": operator.ne,
     "NE": operator.ne,
@@ -334,7 +339,7 @@ FLAGS: dict[str, Callable[..., Any]] = {
             "O": lambda a, b: not np.isnan([a, b]).any(),
             "U": lambda a, b: bool(np.isnan([a, b]).any()),
             **{
-                f"N{n}": lambda a, b, c=c: not c(a, b)
+                f"N{n}": partial(_is_not, c)
                 for n, c in _COMPARE.items()
                 if n in ("GE", "GT", "LE", "LT", "EQ")
             },

@@ -249,7 +249,11 @@ def check(
     ] = "sm_90",
     on: Annotated[
         str,
-        Parameter(name="--on", help="AMD targets whose machine code is executed, between commas."),
+        Parameter(
+            name="--on",
+            show_default=False,
+            help="AMD targets whose machine code is executed, between commas.",
+        ),
     ] = "",
     budget: Annotated[
         float,
@@ -273,9 +277,9 @@ def check(
     the file is run once for each, and shares the budget. The exit code is 4 when
     something was found.
 
-    With --on each launch is executed as AMD's machine code as well, by our emulator
-    of it (not hardware). HIP is compiled by clang; its launches stand in a .toml
-    file of the same name.
+    With --on each launch is executed as AMD's machine code as well, by our
+    emulator of it (not hardware). HIP is compiled by clang; its launches stand
+    in a .toml file of the same name.
     """
     from hypocenter.cli.verbs import check as cli_check
 

@@ -23,7 +23,7 @@ Exit codes
   {EXIT_ERROR:<4} error: a bad model file, a failed read
   {EXIT_USAGE:<4} wrong usage: an option, a value, a missing file, a long prompt
   3    GPU fault; of the doctor any fault
-  4    failed: inspect --check, kernels, check, guard, replay, diff, kill-serve
+  4    a check failed: inspect, kernels, check, guard, replay, diff, kill-serve
   {EXIT_INTERRUPTED:<4} interrupted by Ctrl-C
   {EXIT_PIPE:<4} nobody reads the output"""
 _EPILOGUE_OF_A_VERB = "Exit codes and --debug: hypo --help"

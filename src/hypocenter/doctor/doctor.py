@@ -146,7 +146,7 @@ def diagnose(
         seconds = time.perf_counter() - begun
         rungs.append(RungRecord(name=name, seconds=seconds, left_out=failed))
     _tell_of_time(case, [rung.name for rung in rungs if rung.left_out == _NO_TIME])
-    ordered = _judged(case)
+    ordered = _judge(case)
     roots = tuple(in_users_words(case, root) for root in ordered.roots)
     return Diagnosis(
         kind=bundle.kind,
@@ -178,7 +178,7 @@ def _case(bundle: Bundle, good: Bundle | None, *, allow_source: bool, limit: Tim
         ) from None
 
 
-def _judged(case: Case) -> Judged:
+def _judge(case: Case) -> Judged:
     """What was proven, in order; by place alone where the comparison of causes takes too long."""
     try:
         with TimeLimit(JUDGE_SECONDS).enforce():

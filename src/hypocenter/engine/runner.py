@@ -415,7 +415,7 @@ class Runner:
         self.wait()
 
     def _keys_of_answers(self) -> Iterator[_Key]:
-        """Of steps in which requests get their next token: a token and a logit row of each."""
+        """The keys of steps in which each request gets its next token: a token, a logit row."""
         most = min(self.max_batch_requests, self.max_batch_tokens)
         for num_tokens in _powers(most):
             yield self._key(num_tokens, num_tokens, num_tokens == 1)
@@ -441,7 +441,7 @@ class Runner:
                         yield num_tokens, num_rows, is_one, is_long
 
     def _launches_of_all_forms(self) -> list[Launch]:
-        """At least one launch in each form that steps and sampling ever ask for."""
+        """The launches that together have each form that steps and sampling ever ask for."""
         layers = self._decoder.unlike_layers
         found: list[Launch] = []
         for num_tokens, num_rows, is_one, is_long in self._every_step():

@@ -167,21 +167,21 @@ class KnownResults:
 
         Whole numbers that a kernel chooses by floats may differ by right.
         """
-        has_floats = any(one.dtype in _TOLERANCE for one in left.values())
-        for name, one in left.items():
-            is_plain = one.dtype in NUMPY_DTYPES and not has_floats
-            if name not in self.after or not (one.dtype in _TOLERANCE or is_plain):
+        has_floats = any(tensor.dtype in _TOLERANCE for tensor in left.values())
+        for name, tensor in left.items():
+            is_plain = tensor.dtype in NUMPY_DTYPES and not has_floats
+            if name not in self.after or not (tensor.dtype in _TOLERANCE or is_plain):
                 continue
             after = np.frombuffer(self.after[name], np.uint8)
             before = np.frombuffer(self.before.get(name, b""), np.uint8)
-            if not after.size == before.size == one.rows.size:
+            if not after.size == before.size == tensor.rows.size:
                 continue
-            width = element_bytes(one.dtype) or 1
-            counts = (one.is_written | (after != before)).reshape(-1, width).any(axis=1)
+            width = element_bytes(tensor.dtype) or 1
+            counts = (tensor.is_written | (after != before)).reshape(-1, width).any(axis=1)
             mine, theirs = (
-                data.reshape(-1, width)[counts].reshape(-1) for data in (one.rows, after)
+                data.reshape(-1, width)[counts].reshape(-1) for data in (tensor.rows, after)
             )
-            other = _compare(name, one.dtype, theirs.tobytes(), mine, self.largest, self.has_dot)
+            other = _compare(name, tensor.dtype, theirs.tobytes(), mine, self.largest, self.has_dot)
             if other is not None:
                 return other
         return None

@@ -85,6 +85,8 @@ def explain_refused(refused: AccessRefused) -> str:
 
 def _explain(fault: AccessFault, text: str, launches: tuple[object, ...]) -> str:
     launch = launches[fault.launch] if 0 <= fault.launch < len(launches) else None
+    from hypocenter.device.launch import Launch
+
     if not isinstance(launch, Launch):
         return f"{text}\n  not replayed: the step that made this launch was interrupted"
     lines = [text, f"  launch {fault.launch + 1} of the step's {len(launches)}"]

@@ -6,6 +6,7 @@ The code was compiled by clang (tests/fixtures/amd); it is executed by our emula
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ def test_an_access_outside_names_argument_element_lane_register_and_line(
 def test_a_read_of_what_nobody_wrote_is_told_and_the_same_array_written_is_not(
     arrays: dict[str, np.ndarray],
 ) -> None:
-    given = {"y": unwritten(1000), "x": arrays["x"], "a": 2.0, "n": 1000}
+    given: dict[str, Any] = {"y": unwritten(1000), "x": arrays["x"], "a": 2.0, "n": 1000}
     report = amd.launch(BUNDLE, "saxpy", ((4,), (256,)), given)
     (found,) = report.findings
     assert (found.kind, found.argument) == (FindingKind.UNINITIALISED_READ, "y")
@@ -97,7 +98,7 @@ def test_a_launch_that_a_runtime_refuses_is_refused(
 
 
 @pytest.mark.parametrize(("arguments", "reason"), [
-    ({"y": 0}, "saxpy has 4 parameters in 280 bytes, and the launch gives 1: y"),
+    ({"y": 0}, "saxpy: 4 parameters in 280 bytes, and the launch gives 1: y"),
     ({"y": 0, "x": 0, "a": np.float64(2), "n": 5}, "a is given as 8 bytes, and the kernel takes 4"),
     ({"y": 0, "x": 0, "a": 2.0, "n": 1 << 40}, "n is 1099511627776, which does not fit the 4"),
     ({"y": np.zeros((4, 4))[:, 1:], "x": 0, "a": 2.0, "n": 4}, "y has gaps between its elements"),

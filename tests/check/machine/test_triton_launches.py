@@ -8,26 +8,13 @@ import numpy as np
 import pytest
 import torch
 import triton
-import triton.language as tl
+from scaling_kernels import scale, scale_broken
 
 from hypocenter.check.machine import triton_launches
 from hypocenter.check.machine.results import first_difference
 from hypocenter.check.machine.triton_launches import MachineLaunches
 from hypocenter.check.report import CheckedLaunch
 from hypocenter.replay.findings import Finding, FindingKind
-
-
-@triton.jit
-def scale(x_ptr, out_ptr, n, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n) * 2, mask=at < n)
-
-
-@triton.jit
-def scale_broken(x_ptr, out_ptr, n, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    factor = tl.where(at == 300, 3, 2)
-    tl.store(out_ptr + at, tl.load(x_ptr + at, mask=at < n) * factor, mask=at < n)
 
 
 def _launched(jit: Any, n: int, arch: str) -> tuple[list[Finding], CheckedLaunch, torch.Tensor]:
@@ -49,7 +36,7 @@ def test_a_healthy_launch_has_no_finding_and_was_executed() -> None:
 def test_a_compiler_that_makes_something_else_is_told_with_the_program_that_shows_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compile_source = triton_launches.compile_source
+    from hypocenter.device.offline.compile import compile_source
 
     def broken(source: Any, limits: Any, options: Any) -> Any:
         return compile_source(
@@ -73,7 +60,8 @@ def test_a_finding_of_the_replay_gets_lane_register_and_pc_of_the_machine_code()
     found, _, _ = _launched(scale, 512, "gfx942")
     load, store = found
     assert (load.kind, load.argument, load.number) == (FindingKind.OUT_OF_BOUNDS, "x_ptr", 500)
-    assert "in the machine code block (1, 0, 0) wave 3 lane 52: v" in load.detail
+    assert "in the machine code block (1, 0, 0): " in load.detail
+    assert "; wave 3 lane 52: v" in load.detail
     assert "buffer_load_dword at pc +0x" in load.detail
     assert store.argument == "out_ptr"
 

@@ -40,7 +40,7 @@ FAST = (
     "S_ASHR_I64",
     "V_MAX_F32",
 )
-_EDGES = {
+_EDGES: dict[str, list[Any]] = {
     "u": [
         0,
         1,
@@ -92,7 +92,7 @@ def _bits(kind: str, seed: int) -> list[int]:
     """64 operands of a type, as bits; each pair of edges meets somewhere over a few seeds."""
     rng, width = np.random.default_rng(seed), int(kind[1:])
     if kind[0] == "f":
-        form = {16: np.float16, 32: np.float32, 64: np.float64}[width]
+        form: Any = {16: np.float16, 32: np.float32, 64: np.float64}[width]
         with np.errstate(over="ignore"):
             edges = [form(value) for value in _EDGES["f"]]
         values = [
@@ -111,7 +111,7 @@ def _bits(kind: str, seed: int) -> list[int]:
 def _value(kind: str, bits: int) -> Any:
     width = int(kind[1:])
     if kind[0] == "f":
-        form = {16: np.float16, 32: np.float32, 64: np.float64}[width]
+        form: Any = {16: np.float16, 32: np.float32, 64: np.float64}[width]
         value = np.array(bits % (1 << width), f"u{width // 8}").view(form)[()]
         return np.float32(value) if width == 16 else value
     bits %= 1 << width
@@ -122,7 +122,7 @@ def _same(kind: str, bits: int, expected: Any) -> bool:
     width = int(kind[1:])
     if kind[0] != "f":
         return bits % (1 << width) == int(expected) % (1 << width)
-    form = {16: np.float16, 32: np.float32, 64: np.float64}[width]
+    form: Any = {16: np.float16, 32: np.float32, 64: np.float64}[width]
     with np.errstate(all="ignore"):
         wanted = form(expected)
     if np.isnan(wanted):

@@ -221,9 +221,8 @@ class _MachineRun:
                 finding.line,
             ):
                 self._found.remove(mine)
-                code = mine.detail.rpartition("; ")[2]
                 block = ", ".join(map(str, mine.program or ()))
-                told = f"{finding.detail}; in the machine code block ({block}) {code}"
+                told = f"{finding.detail}; in the machine code block ({block}): {mine.detail}"
                 return msgspec.structs.replace(finding, detail=told)
         return finding
 

@@ -149,9 +149,9 @@ def _buffer_addresses(m: Machine, w: int, row: int) -> None:
     for lane in range(64):
         index, offset = 0, code[r.OFFSET]
         if code[r.HAS_INDEX]:
-            index = int(m.vgpr[w, at, lane])
+            index = int(np.int64(m.vgpr[w, at, lane]))
         if code[r.HAS_OFFSET]:
-            offset += int(m.vgpr[w, at + code[r.HAS_INDEX], lane])
+            offset += int(np.int64(m.vgpr[w, at + code[r.HAS_INDEX], lane]))
         if is_raw:
             left = v[2] - offset - index * stride
         else:
@@ -294,8 +294,8 @@ def _do_lane(m: Machine, w: int, row: int, lane: int) -> None:
 
 @compile_call
 def _data(m: Machine, w: int, register: int, lane: int, num_bytes: int) -> int:
-    low = int(m.vgpr[w, register, lane])
-    return low | int(m.vgpr[w, register + 1, lane]) << 32 if num_bytes == 8 else low
+    low = int(np.int64(m.vgpr[w, register, lane]))
+    return low | int(np.int64(m.vgpr[w, register + 1, lane])) << 32 if num_bytes == 8 else low
 
 
 @compile_call

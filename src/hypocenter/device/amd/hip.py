@@ -14,8 +14,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hypocenter.base.errors import BadCodeObject, HypoError
+from hypocenter.base.package import FOLDER
 
-INCLUDE = Path(__file__).parent / "include"
+INCLUDE = FOLDER / "device" / "amd" / "include"
 _SECONDS = 120
 _OPTIONS = (
     "-x",

@@ -24,7 +24,7 @@ VCC, EXEC = 106, 126
 
 @compile_call
 def run_workgroup(m: Machine) -> int:
-    """Run every wave until all have ended, or one stops; returns why, as in `records.py`.
+    """Run every wave until all have ended, or one stops; returns why, as in `instruction_rows.py`.
 
     May be called again after FRESH_PAGE and LOG_FULL: the instruction is done then.
     """

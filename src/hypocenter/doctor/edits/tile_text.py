@@ -60,7 +60,7 @@ def _products(access: MaskedAccess, node: ast.expr, depth: int) -> list[list[str
         left, right = (_products(access, side, depth + 1) for side in (node.left, node.right))
         if isinstance(node.op, ast.Add):
             return [*left, *right][:_MAX_PRODUCTS]
-        return [[*one, *other] for one in left for other in right][:_MAX_PRODUCTS]
+        return [[*factor, *other] for factor in left for other in right][:_MAX_PRODUCTS]
     return [[ast.unparse(node)]]
 
 

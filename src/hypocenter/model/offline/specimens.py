@@ -106,7 +106,7 @@ def project_specimens() -> tuple[Specimen, ...]:
 
 
 def vendor_specimens(vendor: str) -> Iterator[Specimen]:
-    """Those that one vendor's GPUs are launched with, a form as often as it is met."""
+    """The specimens that one vendor's GPUs are launched with, a form as often as it is met."""
     of_model = partial(_of_model, vendor)
     for family, _, facts in _MODELS:
         yield from of_model(family, DType.Q8_0, DType.F16, facts)

@@ -15,6 +15,7 @@ from typing import Any
 
 import llvmlite
 import numba
+import numpy as np
 from numba import carray, cfunc, types
 from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
@@ -101,7 +102,7 @@ _ALIVE: list[Any] = []
 
 
 def _compile(source: str) -> Any:
-    namespace = {"carray": carray, "np": arithmetic.np, **_helpers()}
+    namespace = {"carray": carray, "np": np, **_helpers()}
     exec(compile(source, "<meaning>", "exec"), namespace)
     compiled = cfunc(_SIGNATURE, error_model="numpy")(namespace["handler"])
     _ALIVE.append(compiled)

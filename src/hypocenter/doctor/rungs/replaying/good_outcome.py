@@ -42,7 +42,7 @@ class GoodOutcome:
         """Compare what a replay left; a launch that goes astray still has no results yet."""
         if report.findings or not report.coverage.is_complete:
             return GoodRunSays.NOTHING
-        if not census.is_whole or not _loaded(census) <= self.alike:
+        if not census.is_whole or not _read_names(census) <= self.alike:
             return GoodRunSays.NOTHING
         is_other = self.results.other_than(left) is not None
         return GoodRunSays.OTHER if is_other else GoodRunSays.SAME
@@ -56,7 +56,11 @@ def good_outcome(case: Case, use: LaunchMade) -> GoodOutcome | None:
     if good is None or there is None or there.place is None or use.place is None:
         return None
     at = there.place.step, there.place.launch
-    found = (one for one in good.bundle.outcomes if (one.step, one.launch) == at and one.gave)
+    found = (
+        result
+        for result in good.bundle.outcomes
+        if (result.step, result.launch) == at and result.gave
+    )
     outcome = next(found, None)
     tensors, theirs = _tensors(case, use), _tensors(good, there)
     if outcome is None or tensors != theirs:
@@ -95,7 +99,7 @@ def _tensors(case: Case, use: LaunchMade) -> dict[str, tuple[object, ...]]:
     }
 
 
-def _loaded(census: Any) -> set[str]:
+def _read_names(census: Any) -> set[str]:
     """The arguments that lanes read, or add to; "" for an access to several."""
     return {
         census.aims_at(access)
