@@ -33,7 +33,7 @@ from hypocenter.engine.runner import Runner
 from hypocenter.model.layers import step_buffers
 from hypocenter.model.tensors.table import Weights
 from hypocenter.record.recorder import open_recorder
-from hypocenter.settings.config import EngineConfig
+from hypocenter.settings.config import EngineConfig, is_simulated
 from hypocenter.settings.environment import Environment
 
 if TYPE_CHECKING:
@@ -232,13 +232,15 @@ class Lab:
 
         A real GPU makes graphs anyway; other options it has none of.
         """
+        from hypocenter.device.amd.emu import open_emu
         from hypocenter.device.sim.sim import open_sim
 
-        if options == {"graphs": True} and not self.device.startswith("sim:"):
+        if options == {"graphs": True} and not is_simulated(self.device):
             return
-        if not self.device.startswith("sim:"):
+        if not is_simulated(self.device):
             raise UsageError(f"{self.device} is no simulated GPU; its options are its own")
-        devices.use_backend(open_sim(self.device, **options))
+        opened = open_emu if self.device.startswith("emu:") else open_sim
+        devices.use_backend(opened(self.device, **options))
 
     @property
     def backend(self) -> Backend:
@@ -247,7 +249,7 @@ class Lab:
 
     def pointer(self, address: int, dtype: DType) -> Any:
         """A pointer to elements of `dtype` at any address, as C has them."""
-        if self.device.startswith("sim:"):
+        if is_simulated(self.device):
             return self.backend.argument(address, dtype, 0)
         return _Pointer(address, TORCH_NAMES[dtype.name])
 

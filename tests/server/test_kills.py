@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
@@ -62,3 +63,18 @@ def test_a_stream_that_gets_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     moved = stream(time.monotonic() + 100)
     with pytest.raises(HypoError, match="1 of 2 streams got nothing for 0 s"):
         _await_all([moved, stream()], time.monotonic())
+
+
+@pytest.mark.parametrize(("code", "said"), [
+    ("import sys; print('one', file=sys.stderr); sys.exit('no such model')", ": no such model"),
+    ("import sys; sys.exit(3)", ""),
+])  # fmt: skip
+def test_a_server_that_ends_by_itself_is_quoted(code: str, said: str) -> None:
+    def wait() -> None:
+        with kills._running([sys.executable, "-c", code], "key") as process:
+            process.wait()
+            raise HypoError("the server ended")
+
+    with pytest.raises(HypoError) as found:
+        wait()
+    assert str(found.value) == f"the server ended{said}"

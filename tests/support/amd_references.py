@@ -47,6 +47,30 @@ def smaller(a: Any, b: Any) -> Any:
     return np.fmin(a, b)
 
 
+def fixed(a: Any, b: Any, c: Any, smallest: int, limit: int) -> Any:
+    """V_DIV_FIXUP: IEEE's quotient where an operand is special, else `a` with the right sign."""
+    if not np.isfinite([b, c]).all() or b == 0 or c == 0:
+        return c if np.isnan(c) else c / b
+    sizes = [max(int(np.frexp(value)[1]), smallest) for value in (c, b)]
+    size = np.inf if np.isnan(a) else 0 if sizes[0] - sizes[1] < limit else a
+    return type(b)(np.copysign(size, b) * np.copysign(1, c))
+
+
+#: Which numbers each bit of V_CMP_CLASS asks for, from the lowest.
+_CLASSES: tuple[Callable[[Any], bool], ...] = (
+    lambda x: np.isnan(x) and not x.view(np.uint32) >> 22 & 1,
+    lambda x: np.isnan(x) and bool(x.view(np.uint32) >> 22 & 1),
+    lambda x: x == -np.inf,
+    lambda x: x <= -np.finfo(F32).tiny and np.isfinite(x),
+    lambda x: -np.finfo(F32).tiny < x < 0,
+    lambda x: x == 0 and np.signbit(x),
+    lambda x: x == 0 and not np.signbit(x),
+    lambda x: 0 < x < np.finfo(F32).tiny,
+    lambda x: x >= np.finfo(F32).tiny and np.isfinite(x),
+    lambda x: x == np.inf,
+)
+
+
 def fused(a: Any, b: Any, c: Any) -> Any:
     """a * b + c in float32, exact but for the last step, by way of rationals."""
     if not all(np.isfinite([a, b, c])):
@@ -110,6 +134,19 @@ _COMPARE: dict[str, Callable[..., Any]] = {
     "LE": operator.le,
     "GT": operator.gt,
     "GE": operator.ge,
+}
+#: Floats have comparisons that are true of NaN besides.
+_FLOAT_COMPARE: dict[str, Callable[..., Any]] = {
+    **{n: c for n, c in _COMPARE.items() if n not in ("NE", "LG")},
+    "LG": lambda a, b: bool(np.less(a, b) or np.greater(a, b)),
+    "O": lambda a, b: not np.isnan([a, b]).any(),
+    "U": lambda a, b: bool(np.isnan([a, b]).any()),
+    **{
+        f"N{n}": partial(_is_not, c)
+        for n, c in _COMPARE.items()
+        if n in ("GE", "GT", "LE", "LT", "EQ")
+    },
+    "NLG": lambda a, b: not (np.less(a, b) or np.greater(a, b)),
 }
 
 #: Names without prefix and type, by who has them, to what they compute.
@@ -278,17 +315,15 @@ NUMBERS: dict[str, Callable[..., Any]] = {
     "V_FRACT_F32": lambda a: (
         smaller(a - np.floor(a), np.nextafter(F32(1), F32(0))) if np.isfinite(a) else F32(np.nan)
     ),
-    "V_DIV_FIXUP_F32 V_DIV_FIXUP_F64": lambda a, b, c: type(a)(
-        np.copysign(a, b) * np.copysign(1, c)
-        if np.isfinite([b, c]).all() and b != 0 and c != 0
-        else c
-        if np.isnan(c)
-        else c / b
-    ),
+    "V_DIV_FIXUP_F32": lambda a, b, c: fixed(a, b, c, -126, -150),
+    "V_DIV_FIXUP_F64": lambda a, b, c: fixed(a, b, c, -1022, -1075),
     "V_CVT_F32_I32 V_CVT_F32_U32 S_CVT_F32_I32 S_CVT_F32_U32": lambda a: F32(a),
     "V_CVT_F64_I32 V_CVT_F64_U32 V_CVT_F64_F32": lambda a: F64(a),
     "V_CVT_F32_F64": lambda a: F32(a),
     "V_CVT_F16_F32 V_CVT_F32_F16 V_CVT_F16_I16 V_CVT_F16_U16": lambda a: F32(a),
+    "V_CVT_PK_F16_F32": lambda a, b: (
+        int(np.float16(a).view(np.uint16)) + 65536 * int(np.float16(b).view(np.uint16))
+    ),
     "V_CVT_I32_F32 V_CVT_I32_F64 S_CVT_I32_F32": lambda a: clamp(a, -(2**31), 2**31 - 1),
     "V_CVT_U32_F32 V_CVT_U32_F64 S_CVT_U32_F32": lambda a: clamp(a, 0, 2**32 - 1),
     "V_CVT_I16_F16": lambda a: clamp(a, -(2**15), 2**15 - 1),
@@ -323,6 +358,9 @@ FLAGS: dict[str, Callable[..., Any]] = {
     "V_MAD_U64_U32": lambda a, b, c: a * b + c % 2**64 >= 2**64,
     "V_MAD_I64_I32": lambda a, b, c: not -(2**63) <= a * b + c < 2**63,
     **{f"S_LSHL{n}_ADD_U32": lambda a, b, n=n: a * 2**n + b >= 2**32 for n in (1, 2, 3, 4)},
+    "V_CMP_CLASS_F32": lambda a, b: any(
+        b >> bit & 1 and is_one(np.uint32(a).view(F32)) for bit, is_one in enumerate(_CLASSES)
+    ),
     "S_BITCMP0_B32": lambda a, b: not a // 2 ** (b % 32) % 2,
     "S_BITCMP1_B32": lambda a, b: a // 2 ** (b % 32) % 2 == 1,
     **{
@@ -333,18 +371,7 @@ FLAGS: dict[str, Callable[..., Any]] = {
     **{
         f"V_CMP_{name}_{kind}": compare
         for kind in ("F16", "F32", "F64")
-        for name, compare in {
-            **{n: c for n, c in _COMPARE.items() if n not in ("NE", "LG")},
-            "LG": lambda a, b: bool(np.less(a, b) or np.greater(a, b)),
-            "O": lambda a, b: not np.isnan([a, b]).any(),
-            "U": lambda a, b: bool(np.isnan([a, b]).any()),
-            **{
-                f"N{n}": partial(_is_not, c)
-                for n, c in _COMPARE.items()
-                if n in ("GE", "GT", "LE", "LT", "EQ")
-            },
-            "NLG": lambda a, b: not (np.less(a, b) or np.greater(a, b)),
-        }.items()
+        for name, compare in _FLOAT_COMPARE.items()
     },
 }
 

@@ -13,6 +13,7 @@ import random
 import secrets
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from bisect import bisect_right
@@ -34,6 +35,7 @@ _LOOK_SECONDS = 0.005
 _MOVE_SECONDS = 120.0
 #: Room for all streams, and some to spare; and how long a step may take.
 KV_TOKENS, STEP_SECONDS = 1 << 15, 120.0
+_MAX_SAID_BYTES = 1 << 12
 _BEGINNINGS = ("import ", "def read(", "class Node:\n", "for line in ", "try:\n    ", "with open(")
 
 
@@ -304,7 +306,16 @@ def _command(plan: KillPlan, port: int, admin_key: str) -> list[str]:
 
 @contextlib.contextmanager
 def _running(command: list[str], admin_key: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The server until the end; where it ended by itself, HypoError has the last line it said."""
     environment = {**os.environ, "HYPO_ADMIN_KEY": admin_key}
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment)
-    with ending(process):
-        yield process
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(command, stderr=said, env=environment)
+        with ending(process):
+            try:
+                yield process
+            except HypoError as error:
+                if process.poll() is None:
+                    raise
+                said.seek(max(0, said.seek(0, os.SEEK_END) - _MAX_SAID_BYTES))
+                lines = said.read().decode(errors="replace").strip().splitlines()
+                raise HypoError(": ".join([str(error), *lines[-1:]])) from error

@@ -144,3 +144,51 @@ def test_a_file_of_launches_that_is_wrong_is_refused(
 def test_the_package_with_the_compiler_is_named_where_it_is_missing() -> None:
     with pytest.raises(HypoError, match="apt-get install clang-19 lld-19"):
         hip.find_clang(names=("no-such-clang",))
+
+
+@pytest.mark.parametrize(("old", "new", "reason"), [
+    ("grid = 4", "grid = [1, 2, 3, 4]", "a grid or block of 4 numbers, but 1 to 3 are launched"),
+    ("block = 256", "block = []", "a grid or block of 0 numbers, but 1 to 3 are launched"),
+    ("[1000]", "[-1000]", "argument y: shape [-1000]; sizes are 0 or more"),
+    ('fill = "ones"', 'same_as = "z"', "argument y: same_as 'z' is no earlier argument"),
+    ('fill = "ones"', 'dtype = "uint8", values = [300]', "argument y: "),
+    ('fill = "ones"', 'dtype = "U5"', "argument y: dtype 'U5' holds no numbers"),
+    ('fill = "ones"', 'file = "saxpy.toml"', "saxpy.toml is no .npy file"),
+])  # fmt: skip
+def test_a_field_that_makes_no_sense_is_named(
+    tmp_path: Path, old: str, new: str, reason: str
+) -> None:
+    path = tmp_path / "saxpy.toml"
+    path.write_text(LAUNCH.format(bundle=BUNDLE, n=1000).replace(old, new, 1))
+    with pytest.raises(UsageError) as found:
+        check_machine(path, ("gfx942",), 60.0)
+    assert reason in str(found.value)
+
+
+def test_a_source_that_is_not_there_is_named_and_not_its_launches(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"none\.hip: no such file"):
+        check_machine(tmp_path / "none.hip", ("gfx942",), 60.0)
+
+
+@pytest.mark.parametrize(("x", "reason"), [
+    ([1.0], "x is a list; arguments are numpy arrays, numbers or None"),
+    (np.array([object()]), "x holds Python objects"),
+])  # fmt: skip
+def test_a_value_that_no_kernel_takes_is_refused(x: object, reason: str) -> None:
+    given = {"y": np.ones(4, np.float32), "x": x, "a": 2.0, "n": 4}
+    with pytest.raises(UsageError, match=reason):
+        amd.launch(BUNDLE, "saxpy", ((1,), (64,)), given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("num_kept", "is_told"), [(1 << 10, False), (1 << 7, True)])
+def test_a_block_with_more_accesses_than_are_kept_still_has_what_lies_outside(
+    num_kept: int, is_told: bool, arrays: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What such a block wrote is not known, so no read of it is called one of what nobody wrote."""
+    monkeypatch.setattr(amd, "_MAX_ACCESSES", num_kept)
+    given: dict[str, Any] = {**arrays, "y": unwritten(1000), "a": 2.0, "n": 1024}
+    report = amd.launch(BUNDLE, "saxpy", ((4,), (256,)), given)
+    kinds = {found.kind for found in report.findings}
+    unwritten_too = set() if is_told else {FindingKind.UNINITIALISED_READ}
+    assert kinds == {FindingKind.OUT_OF_BOUNDS} | unwritten_too
+    assert any("more than 128 accesses" in what for what in report.untested) is is_told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from repository import ROOT
 
 from hypocenter.base.errors import BadCodeObject
 from hypocenter.device.amd.bundle import code_of_bundle
-from hypocenter.device.amd.code_object import CodeObject, read_code_object
+from hypocenter.device.amd.code_object import CodeObject, _source_names, read_code_object
 from hypocenter.device.amd.descriptor import read_descriptor
 from hypocenter.device.amd.targets import AmdTarget, target_of_flags
 from hypocenter.device.limits import named_gpu
@@ -183,3 +184,26 @@ def test_a_kernel_that_is_not_there_is_told_with_those_that_are() -> None:
         held.kernel("sexpy")
     with pytest.raises(BadCodeObject, match="says no kernel to launch; it holds saxpy, count"):
         held.kernel()
+
+
+@pytest.mark.parametrize(("symbol", "names"), [
+    ("_Z3addPfi", ("add", "add")),
+    ("_ZL3addPf", ("add", "add")),
+    ("_Z3addIfEvPT_", ("add", "add")),
+    ("_ZN4math3addEPf", ("add", "math::add")),
+    ("_ZN12_GLOBAL__N_13addEPf", ("add", "_GLOBAL__N_1::add")),
+    ("add", ()),
+    ("_Z", ()),
+])  # fmt: skip
+def test_a_symbol_of_cpp_has_the_name_of_its_source(symbol: str, names: tuple[str, ...]) -> None:
+    assert _source_names(symbol) == names
+
+
+def test_a_kernel_is_found_by_its_name_in_cpp_where_one_kernel_has_it() -> None:
+    held = CodeObject(GOOD, "saxpy.co")
+    saxpy = dataclasses.replace(held.kernel("saxpy"), name="_Z5saxpyPfS_fi")
+    held.kernels = {saxpy.name: saxpy}
+    assert held.kernel("saxpy") is saxpy
+    held.kernels["_Z5saxpyPdS_di"] = dataclasses.replace(saxpy, name="_Z5saxpyPdS_di")
+    with pytest.raises(BadCodeObject, match="it holds _Z5saxpyPfS_fi, _Z5saxpyPdS_di"):
+        held.kernel("saxpy")

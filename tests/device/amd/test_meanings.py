@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import inspect
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from amd_references import BITS, FLAGS, NUMBERS, WHOLE, flat
 
+from hypocenter.device.amd.lower import SATURATED
 from hypocenter.device.amd.values.handlers import (
     LANES,
     NUM_ROWS,
@@ -181,6 +183,34 @@ def test_an_opcode_computes_what_is_computed_another_way(name: str) -> None:
     assert [found for seed in range(4) if (found := _differs(name, meaning, seed))] == []
 
 
+@pytest.mark.parametrize("name", SATURATED)
+def test_a_clamped_sum_stops_at_the_ends_of_its_type(name: str) -> None:
+    meaning = SATURATED[name]
+    low, high = (-(2**31), 2**31 - 1) if meaning.types[0] == "i32" else (0, 2**32 - 1)
+    step = operator.add if "ADD" in name else operator.sub
+    ends = {"V_CLAMPED": lambda a, b: sorted((low, step(a, b), high))[1]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{__name__}.VALUES", ends)
+        assert [found for seed in range(4) if (found := _differs("V_CLAMPED", meaning, seed))] == []
+        plain = dataclasses.replace(meaning, result=f"a {'+' if step is operator.add else '-'} b")
+        assert any(_differs("V_CLAMPED", plain, seed) for seed in range(4))
+
+
+@pytest.mark.parametrize("table", [0x00, 0x80, 0xCA, 0x96, 0xE8, 0x1F])
+def test_a_table_of_truth_chooses_each_bit(table: int) -> None:
+    meaning = Meaning(("u32",) * 3, "u32", f"by_truth(a, b, c, {table})")
+
+    def by_hand(a: int, b: int, c: int) -> int:
+        rows = zip(*(f"{value:032b}" for value in (a, b, c)), strict=True)
+        return int("".join(str(table >> int("".join(row), 2) & 1) for row in rows), 2)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{__name__}.VALUES", {"V_BITOP3_B32": by_hand})
+        assert _differs("V_BITOP3_B32", meaning, 1) == ""
+        other = dataclasses.replace(meaning, result=f"by_truth(a, b, c, {table ^ 4})")
+        assert _differs("V_BITOP3_B32", other, 1) != ""
+
+
 _CHANGES = (
     *((f" {old} ", f" {new} ") for old, new in ("+-", "-+", "*+", "&|", "|&", "^&", "/*")),
     *((f" {old} ", f" {new} ") for old, new in (("<<", ">>"), (">>", "<<"), ("<", "<="))),
@@ -199,14 +229,19 @@ _CHANGES = (
 )
 
 
+#: Changes of these change no value: who sees none of them is right.
+_EQUIVALENT = ("fma32(b, a", "fma64(b, a", "med3(b, a", "ctz(-a)", "power_of(-", "64(-a))")
+
+
 def changed(meaning: Meaning) -> Meaning:
     """The same opcode with a planted change of what it computes."""
     fields = ["result"] if meaning.result_type != "none" else ["flag"]
     for field in fields:
         text = getattr(meaning, field)
         for old, new in _CHANGES:
-            if old in text:
-                return dataclasses.replace(meaning, **{field: text.replace(old, new, 1)})
+            made = text.replace(old, new, 1)
+            if made != text and not any(same in made for same in _EQUIVALENT):
+                return dataclasses.replace(meaning, **{field: made})
     return dataclasses.replace(meaning, result=f"{meaning.result} + 1")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from hypocenter.base.errors import UsageError
 from hypocenter.check.machine.file_kinds import LAUNCHES
 from hypocenter.check.machine.launch import MachineReport
 from hypocenter.check.machine.launch_file import run_launch_file
@@ -16,6 +17,8 @@ def check_machine(path: Path, archs: Sequence[str], budget_seconds: float) -> Ch
 
     The launches of a source or an object are those of the TOML file of its name beside it.
     """
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file")
     launches = path if path.suffix == LAUNCHES else path.with_suffix(LAUNCHES)
     code = None if path.suffix == LAUNCHES else path
     share = budget_seconds / len(archs)
@@ -27,7 +30,7 @@ def report_of(path: str, reports: dict[str, list[MachineReport]]) -> CheckReport
     """The launches of each target as one report."""
     found = {arch: [f for report in of for f in report.findings] for arch, of in reports.items()}
     notes = dict.fromkeys(
-        f"not run: {report.launch.kernel}, {what}"
+        f"{report.launch.kernel}: {what}"
         for of in reports.values()
         for report in of
         for what in report.untested

@@ -17,7 +17,11 @@ import numpy as np
 from hypocenter.base.errors import UsageError
 from hypocenter.check.machine.accesses import AccessWatch
 from hypocenter.check.machine.file_kinds import SOURCES
-from hypocenter.check.machine.machine_findings import BlockNumber, MachineFindings
+from hypocenter.check.machine.machine_findings import (
+    MAX_INSTRUCTIONS,
+    BlockNumber,
+    MachineFindings,
+)
 from hypocenter.check.machine.memory import ArgumentMemory, unwritten
 from hypocenter.check.machine.widths import Value, copy_arguments, explain_widths
 from hypocenter.check.report import CheckedLaunch
@@ -82,7 +86,7 @@ def launch(
     held = code if isinstance(code, CodeObject) else code_of_file(Path(code), arch)
     if not isinstance(shape, LaunchShape):
         grid, block = shape
-        shape = LaunchShape(_three(grid), _three(block))
+        shape = LaunchShape(three_sizes(grid), three_sizes(block))
     return run_checked(prepare(held, kernel), shape, arguments, budget_seconds)
 
 
@@ -103,8 +107,10 @@ def run_checked(
     return replace(report, findings=explain_widths(report.findings, before, run_again))
 
 
-def _three(sizes: Sequence[int]) -> tuple[int, int, int]:
-    x, y, z = (*(int(size) for size in sizes), 1, 1, 1)[:3]
+def three_sizes(sizes: Sequence[int]) -> tuple[int, int, int]:
+    if not 1 <= len(sizes) <= 3:
+        raise UsageError(f"a grid or block of {len(sizes)} numbers, but 1 to 3 are launched")
+    x, y, z = (*(int(size) for size in sizes), 1, 1)[:3]
     return x, y, z
 
 
@@ -112,6 +118,12 @@ def place_arguments(
     arguments: Mapping[str, Value],
 ) -> tuple[ArgumentMemory, dict[str, PassedNumber | bytes]]:
     """The arrays as memory, and what the kernel is passed for each argument."""
+    for name, value in arguments.items():
+        if isinstance(value, np.ndarray) and value.dtype.hasobject:
+            raise UsageError(f"{name} holds Python objects; an array holds numbers")
+        if not isinstance(value, (np.ndarray, np.generic, bool, int, float, type(None))):
+            kind = type(value).__name__
+            raise UsageError(f"{name} is a {kind}; arguments are numpy arrays, numbers or None")
     arrays = {name: v for name, v in arguments.items() if isinstance(v, np.ndarray) and v.ndim}
     memory = ArgumentMemory(arrays)
     values: dict[str, PassedNumber | bytes] = {}
@@ -141,7 +153,9 @@ class CheckedRun:
         kernel = program.kernel
         refuse_launch(kernel.name, program.arch, kernel.max_threads, shape)
         kernarg = pack_arguments(kernel, values, shape)
-        given = MachineLaunch(shape.grid, shape.block, kernarg, shape.shared_bytes)
+        given = MachineLaunch(
+            shape.grid, shape.block, kernarg, shape.shared_bytes, MAX_INSTRUCTIONS
+        )
         self._execution = Execution(program, given, memory, _MAX_ACCESSES)
         local = kernel.descriptor.group_bytes + shape.shared_bytes
         self._watch = AccessWatch(() if only_local else memory.held, local)
@@ -153,10 +167,11 @@ class CheckedRun:
         """Run the blocks in order until the budget is spent; a fault ends its own block alone."""
         x, y, z = self._shape.grid
         num_blocks, num_run, num_instructions = x * y * z, 0, 0
-        started, untested = time.thread_time(), []
+        started, untested, is_watched = time.thread_time(), [], True
         for number in range(num_blocks):
             if time.thread_time() - started > budget_seconds:
-                untested.append(f"{num_blocks - number} of {num_blocks} blocks: budget spent")
+                left = num_blocks - number
+                untested.append(f"{left} of {num_blocks} blocks were not run: budget spent")
                 break
             block = (number % x, number // x % y, number // (x * y))
             machine, fault = self._execution.run_block(block)
@@ -167,7 +182,15 @@ class CheckedRun:
             if fault is not None:
                 self._findings.note_fault(fault)
             self._findings.note_local(machine, block)
-            for oddity in self._watch.note_block(number, machine.log[: machine.out[r.LOGGED]]):
+            if is_watched and not len(machine.log):
+                # What this block wrote is not known, so the next ones cannot be compared either.
+                is_watched = False
+                untested.append(
+                    f"races and reads of what nobody wrote were not looked for from block {block} "
+                    f"on, which makes more than {_MAX_ACCESSES} accesses"
+                )
+            log = machine.log[: machine.out[r.LOGGED] if is_watched else 0]
+            for oddity in self._watch.note_block(number, log):
                 self._findings.note_oddity(oddity, block, self._block_of)
             note(block)
         seconds = time.thread_time() - started

@@ -26,6 +26,7 @@ from hypocenter.check.machine.launch import (
     MachineReport,
     code_of_file,
     run_checked,
+    three_sizes,
 )
 from hypocenter.check.machine.memory import free, unwritten
 from hypocenter.check.machine.widths import Value
@@ -115,7 +116,8 @@ def _run(
     path: Path, code: CodeObject, text: LaunchText, budget_seconds: float, line: int
 ) -> MachineReport:
     arguments = arguments_of(path, text)
-    shape = LaunchShape(_three(text.grid), _three(text.block), text.shared_bytes)
+    grid, block = ([of] if isinstance(of, int) else of for of in (text.grid, text.block))
+    shape = LaunchShape(three_sizes(grid), three_sizes(block), text.shared_bytes)
     report = run_checked(prepare(code, text.kernel), shape, arguments, budget_seconds)
     return report.launched_at(Site(str(path), line, report.launch.kernel, "[[launch]]"))
 
@@ -123,11 +125,6 @@ def _run(
 def _lines_of_launches(path: Path) -> list[int]:
     lines = path.read_text().splitlines()
     return [n for n, line in enumerate(lines, 1) if line.strip().replace(" ", "") == "[[launch]]"]
-
-
-def _three(sizes: Sizes) -> tuple[int, int, int]:
-    x, y, z = (*(sizes if isinstance(sizes, list) else [sizes]), 1, 1, 1)[:3]
-    return x, y, z
 
 
 def arguments_of(path: Path, text: LaunchText) -> dict[str, Value]:
@@ -140,7 +137,7 @@ def arguments_of(path: Path, text: LaunchText) -> dict[str, Value]:
                 made[name] = (
                     free(array) if given.is_freed and isinstance(array, np.ndarray) else array
                 )
-            except (TypeError, ValueError, OSError, KeyError) as error:
+            except (TypeError, ValueError, OSError, OverflowError) as error:
                 raise UsageError(f"{path}: argument {name}: {error}") from error
         elif isinstance(given, str):
             if given != "null":
@@ -153,10 +150,14 @@ def arguments_of(path: Path, text: LaunchText) -> dict[str, Value]:
 
 def _array_of(path: Path, text: ArrayText, made: Mapping[str, Value]) -> Value:
     if text.same_as is not None:
+        if text.same_as not in made:
+            raise ValueError(f"same_as {text.same_as!r} is no earlier argument")
         return made[text.same_as]
     if text.file is not None:
-        return np.ascontiguousarray(np.load(path.parent / text.file, allow_pickle=False))
+        return _array_of_file(path.parent / text.file)
     dtype = np.dtype(text.dtype)
+    if dtype.kind not in "biufc":
+        raise ValueError(f"dtype {text.dtype!r} holds no numbers")
     if text.values is not None:
         return np.array(text.values, dtype).reshape(text.shape or -1)
     shape = _check_shape(text.shape or [])
@@ -165,11 +166,21 @@ def _array_of(path: Path, text: ArrayText, made: Mapping[str, Value]) -> Value:
     return _FILLS[text.fill](shape, dtype, text.seed)
 
 
+def _array_of_file(path: Path) -> Array:
+    with path.open("rb") as file:
+        if file.read(6) != b"\x93NUMPY":
+            raise ValueError(f"{path} is no .npy file")
+    found: Array = np.ascontiguousarray(np.load(path, allow_pickle=False))
+    return found
+
+
 def _check_shape(shape: Sequence[int]) -> tuple[int, ...]:
     number = 1
     for size in shape:
         number *= size
-        if size < 0 or number > _MAX_ELEMENTS:
+        if size < 0:
+            raise ValueError(f"shape {list(shape)}; sizes are 0 or more")
+        if number > _MAX_ELEMENTS:
             raise ValueError(f"shape {list(shape)}; at most {_MAX_ELEMENTS} elements are made")
     return tuple(shape)
 

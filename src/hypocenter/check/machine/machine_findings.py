@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -38,6 +39,10 @@ class _Seen:
     blocks: set[BlockNumber]
 
 
+#: A wave that makes more is taken to have no end; our emulator needs a minute for as many.
+MAX_INSTRUCTIONS = 1 << 24
+
+
 class MachineFindings:
     """What was found in the blocks so far; one place of code is one finding."""
 
@@ -61,7 +66,10 @@ class MachineFindings:
             told = f"a trap ended wave {fault.wave}; {where}"
             self._note(FindingKind.ASSERTION, "trap", fault.instruction, at, told)
         elif fault.kind is FaultKind.ENDLESS:
-            told = f"wave {fault.wave} does not end; {where}"
+            told = (
+                f"wave {fault.wave} has not ended after {MAX_INSTRUCTIONS} instructions, and "
+                f"nothing that was run before it ends its wait; {where}"
+            )
             self._note(FindingKind.WAITS_FOR_EVER, "launch", fault.instruction, at, told)
         else:
             what = f" {fault.what}" if fault.what else ""
@@ -162,7 +170,7 @@ class MachineFindings:
         if frame is None:
             return ()
         text = linecache.getline(frame.file, frame.line).strip()
-        return (Site(frame.file, frame.line, self._program.kernel.name, text),)
+        return (Site(_short(frame.file), frame.line, self._program.kernel.name, text),)
 
     def _instruction(self, row: int) -> Instruction:
         lowered = self._program.lowered
@@ -195,3 +203,9 @@ def _distance_text(region: ArrayRegion, place: int, num_bytes: int) -> str:
         how = f"{place + num_bytes - array.nbytes} bytes past its end"
     held = f"{region.name} has {array.size} elements of {array.dtype}"
     return f"{num_bytes} bytes at element {number}, {how}; {held}"
+
+
+def _short(file: str) -> str:
+    """A path below the current folder, from there: clang writes whole ones."""
+    path, here = Path(file), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else file

@@ -43,6 +43,8 @@ def check(
     if on and is_machine_file(path):
         if arguments:
             raise UsageError(f"{path} takes no arguments; its launches have theirs")
+        if kernel is not None:
+            raise UsageError(f"{target}: leave :{kernel} out; the launches of {path} name kernels")
         from hypocenter.check.machine.check_file import check_machine
 
         with _saying_if_slow(f"running {path} on an emulated GPU, every access checked ..."):

@@ -8,6 +8,7 @@ sense is refused by one line.
 from __future__ import annotations
 
 import bisect
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -105,6 +106,23 @@ class Kernel:
         return tuple(argument for argument in self.arguments if not argument.is_hidden)
 
 
+def _source_names(symbol: str) -> tuple[str, ...]:
+    """The name that C++ source has for a symbol, alone and with its namespaces.
+
+    Of a name with templates it is that of the template. Source: Itanium's ABI of C++, 5.1 Mangling.
+    """
+    found = re.match(r"_ZN?[rVKL]*(?=\d)", symbol)
+    if found is None:
+        return ()
+    parts, at = [], found.end()
+    while (length := re.compile(r"L?(\d{1,4})").match(symbol, at)) is not None:
+        at = length.end() + int(length[1])
+        parts.append(symbol[length.end() : at])
+        if not found[0].startswith("_ZN"):
+            break
+    return parts[-1], "::".join(parts)
+
+
 class CodeObject:
     """A code object: target, kernels, the memory it is loaded to, and its lines of source.
 
@@ -122,11 +140,18 @@ class CodeObject:
             raise BadCodeObject(error.name, error.reason) from error
 
     def kernel(self, name: str | None = None) -> Kernel:
-        """The kernel of that name, or the only one; else BadCodeObject names those that are."""
+        """The kernel of that name, or the only one; else BadCodeObject names those that are.
+
+        A name as C++ source has it will do where one kernel has it: `add` is `_Z3addPfi`.
+        """
         if name is not None and name in self.kernels:
             return self.kernels[name]
-        if name is None and len(self.kernels) == 1:
-            return next(iter(self.kernels.values()))
+        if name is None:
+            found = list(self.kernels.values())
+        else:
+            found = [held for held in self.kernels.values() if name in _source_names(held.name)]
+        if len(found) == 1:
+            return found[0]
         held = ", ".join(list(self.kernels)[:8]) or "none"
         wanted = "says no kernel to launch" if name is None else f"has no kernel {name}"
         raise BadCodeObject(self.name, f"{wanted}; it holds {held}")

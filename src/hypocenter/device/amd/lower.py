@@ -102,6 +102,18 @@ _SAVE_EXEC = {
     "ORN1": "~a | b",
     "OR_NOT0": "~a | b",
 }
+#: What CLAMP makes of sums and differences: the nearest number that there is.
+_SUM, _DIFFERENCE = "min(a + b, 0xFFFFFFFF)", "max(a - b, 0)"
+_ENDS = "min(max({}, -0x80000000), 0x7FFFFFFF)"
+SATURATED = {
+    **dict.fromkeys(("V_ADD_U32", "V_ADD_NC_U32"), Meaning(("u32", "u32"), "u32", _SUM)),
+    **dict.fromkeys(("V_SUB_U32", "V_SUB_NC_U32"), Meaning(("u32", "u32"), "u32", _DIFFERENCE)),
+    **{
+        name: Meaning(("i32", "i32"), "u32", _ENDS.format(f"a {sign} b"))
+        for word, sign in (("ADD", "+"), ("SUB", "-"))
+        for name in (f"V_{word}_I32", f"V_{word}_NC_I32")
+    },
+}
 #: The sub-word that SDWA chooses: shift and width.
 _PARTS = ((0, 8), (8, 8), (16, 8), (24, 8), (0, 16), (16, 16), (0, 32))
 
@@ -265,6 +277,8 @@ class Lowering(KernelPlaces):
         name = each.name
         if name.startswith("V_BITOP3_"):
             each, meaning = _bit_operation(each)
+        elif each.get("clmp") and name in SATURATED:
+            each, meaning = _without(each, "clmp"), SATURATED[name]
         else:
             meaning = _meaning(name)
         if each.format.startswith("VOP3P") and name.startswith("V_PK_"):
@@ -500,8 +514,13 @@ def _bit_operation(each: Instruction) -> tuple[Instruction, Meaning]:
     as a meaning."""
     table = each.get("omod") << 6 | each.get("abs") << 3 | each.get("neg")
     kind = "u16" if each.name.endswith("B16") else "u32"
-    plain = {k: v for k, v in each.fields.items() if k not in ("omod", "abs", "neg")}
-    return replace(each, fields=plain), Meaning((kind,) * 3, kind, f"by_truth(a, b, c, {table})")
+    plain = _without(each, "omod", "abs", "neg")
+    return plain, Meaning((kind,) * 3, kind, f"by_truth(a, b, c, {table})")
+
+
+def _without(each: Instruction, *names: str) -> Instruction:
+    """An instruction whose modifiers are in its meaning already."""
+    return replace(each, fields={k: v for k, v in each.fields.items() if k not in names})
 
 
 def _scalar_operands(each: Instruction, meaning: Meaning) -> list[int]:

@@ -70,6 +70,9 @@ def _read(m: Machine, w: int, row: int, block: int, which: int) -> np.ndarray:
     register = code[r.MAT_A + which]
     kind = code[r.MAT_TYPE_A + which]
     values = np.empty((depth, size), np.float64)
+    if kind == r.F16 and code[r.MAT_BLOCKS] == 1:
+        _read_halves(m.vgpr[w], register, per_lane, values)
+        return values
     for i in range(size):
         for k in range(depth):
             group = k // per_lane if code[r.MAT_BLOCKS] == 1 else block
@@ -77,11 +80,53 @@ def _read(m: Machine, w: int, row: int, block: int, which: int) -> np.ndarray:
     return values
 
 
+@compile_inline
+def _read_halves(vgpr: np.ndarray, register: int, per_lane: int, values: np.ndarray) -> None:
+    """What `_element` gives of halves, a register's lanes after one another and with no branch."""
+    depth, size = values.shape
+    for k in range(depth):
+        place = k % per_lane
+        source, shift, first = vgpr[register + place // 2], 16 * (place % 2), size * (k // per_lane)
+        for i in range(size):
+            half = np.int64(source[first + i]) >> shift
+            bits = (half & 0x7FFF) << 13
+            # The exponent's bias is 112 less; infinities and NaN have the largest one of both.
+            is_number = bits < 0x0F800000
+            number = as_f32(bits | (0 if is_number else 0x7F800000))
+            sign = 1.0 - 2.0 * ((half >> 15) & 1)
+            values[k, i] = np.float64(number) * sign * (2.0**112 if is_number else 1.0)
+
+
+@compile_inline
+def _store_floats(m: Machine, w: int, row: int, sums: np.ndarray) -> None:
+    """`_store` of float32 where C is of vector registers or one number: row by row of a block.
+
+    The lanes of a register hold some rows of a block, `step` apart.
+    """
+    code, num_lanes, vgpr = m.code[row], m.facts[r.NUM_LANES], m.vgpr[w]
+    size, layout = code[r.MAT_M], code[r.MAT_LAYOUT]
+    step = 4 if layout == r.MFMA else 1 if layout == r.WMMA_11 else 8
+    is_register = code[r.MAT_C_KIND] == r.VGPR
+    addend = 0.0 if is_register else _addend(m, w, row, 0, 0)
+    for place in range(size * size * code[r.MAT_BLOCKS] // num_lanes):
+        block, first, _ = _element_at(m, row, 0, place)
+        dest = vgpr[code[r.MAT_D] + place]
+        given = vgpr[code[r.MAT_C] + place] if is_register else dest
+        for group in range(num_lanes // size):
+            products, lane = sums[block, first + step * group], group * size
+            for j in range(size):
+                c = np.float64(as_f32(np.int64(given[lane + j]))) if is_register else addend
+                dest[lane + j] = bits32(np.float32(products[j] + c))
+
+
 @compile_call
 def _store(m: Machine, w: int, row: int, sums: np.ndarray) -> None:
     """Add C and write D: each lane's numbers, one after the other."""
     code, num_lanes = m.code[row], m.facts[r.NUM_LANES]
     size, blocks = code[r.MAT_M], code[r.MAT_BLOCKS]
+    if code[r.MAT_RESULT] == r.F32 and size >= 16:
+        _store_floats(m, w, row, sums)
+        return
     for place in range(size * size * blocks // num_lanes):
         for lane in range(num_lanes):
             block, i, j = _element_at(m, row, lane, place)

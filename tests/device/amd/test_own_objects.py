@@ -1,0 +1,54 @@
+"""Objects of the project's own kernels: decoded as LLVM writes them, and nothing not modelled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from amd_objects import TARGETS, Compiled, amd_forms, compiled, differing, first_forms
+from amd_references import BITS, FLAGS, NUMBERS, WHOLE, flat
+
+from hypocenter.device.amd.lower import Lowering
+from hypocenter.device.amd.values.meanings import meanings
+
+#: Few instructions, and wide ones of memory, masks and matrices.
+FAST = ("narrow_kernel", "rope_write_kernel", "head_linear_kernel")
+#: Opcodes whose cases stand in `test_division.py`.
+_DIVISION = {f"V_DIV_{step}_{form}" for step in ("SCALE", "FMAS") for form in ("F32", "F64")}
+
+
+def _problems(arch: str, given: Compiled) -> list[str]:
+    lowering = Lowering(arch, given.kernel.descriptor.wavefront)
+    return list(lowering.lower(given.instructions).problems.values())
+
+
+def _without_a_case(given: Compiled) -> set[str]:
+    known = meanings()
+    cases = {known[name] for name in flat([BITS, WHOLE, NUMBERS, FLAGS])}
+    names = {part for each in given.instructions for part in each.name.split("::")}
+    return {name for name in names - _DIVISION if name in known and known[name] not in cases}
+
+
+@pytest.mark.tier("amd", fast=lambda case: case.forms == "first" and case.name in FAST)
+@pytest.mark.parametrize("forms", ["first", "others"])
+@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("name", first_forms())
+def test_its_instructions_have_llvms_names_meanings_and_cases(
+    name: str, arch: str, forms: str
+) -> None:
+    first, *others = (each for each in amd_forms() if each.name == name)
+    for form in [first] if forms == "first" else others:
+        given = compiled(form, arch)
+        assert differing(given) == [], form.label
+        assert _problems(arch, given) == [], form.label
+        assert _without_a_case(given) == set(), form.label
+
+
+def test_an_instruction_of_another_name_is_told() -> None:
+    given = compiled(first_forms()["narrow_kernel"], "gfx942")
+    place = next(i for i, e in enumerate(given.instructions) if e.name.startswith("V_"))
+    changed = list(given.instructions)
+    changed[place] = replace(changed[place], name="V_NOP")
+    assert [pair[0] for pair in differing(replace(given, instructions=changed))] == ["v_nop"]
+    shorter = replace(given, instructions=given.instructions[:-1])
+    assert differing(shorter) == [("", "s_endpgm")]
