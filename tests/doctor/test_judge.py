@@ -199,6 +199,15 @@ def test_a_number_that_is_none_is_a_sight_of_any_other_cause() -> None:
     assert order(judged(nan)) == ["non-finite value (1, 0)"]
 
 
+def test_what_looks_unwritten_behind_a_read_of_freed_memory_is_no_cause_of_its_own() -> None:
+    freed = claim(Cause.USE_AFTER_FREE, (0, 1), "arguments", tensors=(1,))
+    unwritten = claim(Cause.OUTPUT_NOT_WRITTEN, (0, 1), tensors=(2,))
+    assert order(judged(freed, unwritten)) == [f"{Cause.USE_AFTER_FREE} (0, 1)"]
+    # Of another launch it is.
+    elsewhere = claim(Cause.OUTPUT_NOT_WRITTEN, (1, 2), tensors=(2,))
+    assert len(order(judged(freed, elsewhere))) == 2
+
+
 def test_causes_of_one_tensor_are_told_once() -> None:
     one = claim(Cause.BUFFER_TOO_SMALL, (1, 0), "arguments", (3,))
     found = judged(claim(Cause.MISSING_MASK, (1, 2), tensors=(3,)), one)

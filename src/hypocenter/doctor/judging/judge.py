@@ -12,7 +12,8 @@ Every rung says what it proved, whatever others did. Here alone is decided what 
    that launch. A number outside its range tells less than that it is not the step's.
 6. A later proof follows from the root where it hangs on what memory held, is of its tensors, or
    blames an index that the root's launch was the last to write. So does a page that changed where a
-   launch that writes pages has strayed. A kernel with another text than in the good run has a
+   launch that writes pages has strayed. So does what looks unwritten behind a launch that read
+   freed memory. A kernel with another text than in the good run has a
    defect of its own, unless the root is the only line in which it differs.
 7. Where the good run tells of a wrong result, and no test which fact made it, what hangs on memory
    that was written since is no root: it may follow from that.
@@ -63,6 +64,8 @@ _STRAY = frozenset(
         Cause.SENTINEL_CONSUMED,
     }
 )
+#: A launch that read freed memory shows them: what lay there is what unwritten memory holds too.
+_OF_LEFTOVERS = frozenset({Cause.OUTPUT_NOT_WRITTEN, Cause.UNINITIALISED_READ})
 _OF_NUMBERS = frozenset({Cause.NONFINITE_VALUE, Cause.NONFINITE_PADDING})
 
 
@@ -196,6 +199,8 @@ def _follows(case: Case, claim: Claim, root: Claim) -> bool:
         return explain(case, one)
     if other.cause in _OF_NUMBERS:
         return explain(case, one)
+    if one.cause is Cause.USE_AFTER_FREE and other.cause in _OF_LEFTOVERS:
+        return one.place is not None and one.place == other.place
     if not is_of_good_run(root) or other.cause not in _OF_CONTENTS:
         return False
     if _position(root) >= _position(claim):
