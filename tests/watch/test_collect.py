@@ -646,6 +646,25 @@ def test_of_several_processes_the_one_that_failed_is_taken(tmp_path: Path) -> No
     assert len(made.events) == 3
 
 
+def test_what_ended_a_statement_is_looked_for_in_the_engines_own_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Stepped(seq=1, step=1, plan=1, inputs=(), requests=())
+    raised = msgspec.structs.replace(CALLED, is_statement=True)
+    engine = ring.Run(folder=tmp_path / "a", pid=7, is_clean=True, model=MODEL, events=(step,))
+
+    def chosen(*found: ring.Run) -> ring.Run | None:
+        monkeypatch.setattr(collect, "runs_below", lambda runs: list(found))
+        return collect.main_run(tmp_path)
+
+    foreign = ring.Run(folder=tmp_path / "b", pid=7, events=(raised,))
+    assert chosen(foreign, engine) is engine
+    # That of another process has nothing to do with it; a call of the runtime is no statement.
+    assert chosen(foreign, msgspec.structs.replace(engine, pid=8)) is foreign
+    call = msgspec.structs.replace(foreign, events=(CALLED,))
+    assert chosen(call, engine) is call
+
+
 def test_a_hang_is_one_whatever_ended_it(tmp_path: Path) -> None:
     left_behind(tmp_path / "1-1")
     end = Ended(

@@ -178,7 +178,14 @@ def runs_below(runs: Path) -> list[ring.Run]:
 
 def main_run(runs: Path) -> ring.Run | None:
     """Of the processes that a command started, the one that tells most of a fault."""
-    return max(runs_below(runs), key=_tells, default=None)
+    found = runs_below(runs)
+    most = max(found, key=_tells, default=None)
+    if most is None or not _ended_in_a_statement(most):
+        return most
+    # A process may have two records: of torch's and Triton's launches, and the engine's. What ended
+    # a statement of the program, the engine raised, and its record has the launches behind it.
+    of_engine = [run for run in found if run.pid == most.pid and run.model is not None]
+    return max(of_engine, key=_tells, default=most)
 
 
 def bundle_of_run(run: ring.Run) -> Bundle:
@@ -199,6 +206,11 @@ def _tells(run: ring.Run) -> tuple[int, bool, bool, int]:
         run.progress.submitted is not None,
         len(run.events),
     )
+
+
+def _ended_in_a_statement(run: ring.Run) -> bool:
+    fault = _fault_of_events(run.events)
+    return fault is not None and fault.is_statement
 
 
 def _lost_by(run: ring.Run) -> int | None:
