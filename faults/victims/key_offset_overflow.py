@@ -57,7 +57,11 @@ VICTIM = Victim(
         causes=(Cause.OFFSET_OVERFLOW,),
         kernels=("rope_write",),
         arguments=("k_cache", "v_cache"),
-        lines=("return (page * head_dim + d) * block_size + slot % block_size",),
+        # Offsets of keys and of values wrap, each in its own line.
+        lines=(
+            "return (page * head_dim + d) * block_size + slot % block_size",
+            "return (page * block_size + slot % block_size) * value_pitch + d",
+        ),
     ),
     symptom="crash",
     on_card=True,
