@@ -54,7 +54,7 @@ def allocate(
     return tensor
 
 
-def allocate_turned(name: str, owner: str, dtype: DType, shape: tuple[int, ...]) -> Tensor:
+def allocate_transposed(name: str, owner: str, dtype: DType, shape: tuple[int, ...]) -> Tensor:
     """As `allocate` on the CPU, but the second axis is the outermost in memory."""
     first, second, *rest = shape
     tensor = allocate(name, owner, dtype, (second, first, *rest))
@@ -73,7 +73,7 @@ def allocate_blocks(
     along: int,
     device: str = "cpu",
 ) -> Tensor:
-    """As `allocate` on a GPU, and as `allocate_turned` on the CPU, of GGUF's blocks.
+    """As `allocate` on a GPU, and as `allocate_transposed` on the CPU, of GGUF's blocks.
 
     Their bytes lie along axis `along`, which must be the last or the one before it.
 
@@ -87,7 +87,7 @@ def allocate_blocks(
         held = allocate(name, owner, DType.U8, tuple(sizes), device=device)
         strides = contiguous_strides(shape)
         return Tensor(name, owner, dtype, shape, strides, 0, held.allocation, held.data)
-    held = allocate_turned(name, owner, DType.U8, tuple(sizes))
+    held = allocate_transposed(name, owner, DType.U8, tuple(sizes))
     outer, inner, *others = contiguous_strides((second, first, *rest))
     data, strides = held.data.view(_BLOCK_KINDS[dtype]), (inner, outer, *others)
     return Tensor(name, owner, dtype, shape, strides, 0, held.allocation, data)

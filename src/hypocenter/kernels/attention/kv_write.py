@@ -3,7 +3,7 @@
 Keys are [num_blocks, num_kv_heads, head_dim, block_size] so that 16 keys fill one vector; values
 are [num_blocks, num_kv_heads, block_size, value_pitch] with value_pitch = head_dim padded to 16. On
 a GPU they lie in that order. On the CPU pages (the last two axes) may lie anywhere, and those of a
-head lie one behind the other (`memory.allocate_turned`), since a thread reads those of one.
+head lie one behind the other (`memory.allocate_transposed`), since a thread reads those of one.
 
 Pages may be of Q8_0 or Q4_0. A value's row is then the bytes of blocks as GGUF has them, one block
 behind the other, and so is a key's column.

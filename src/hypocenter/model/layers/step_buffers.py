@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device.inputs import Inputs
-from hypocenter.device.memory import allocate, allocate_blocks, allocate_turned
+from hypocenter.device.memory import allocate, allocate_blocks, allocate_transposed
 from hypocenter.kernels.recurrent.sequences import Sequences
 from hypocenter.model.facts.architecture import Architecture
 
@@ -117,7 +117,7 @@ def _pages(name: str, dtype: DType, shape: tuple[int, ...], device: str, along: 
         return allocate_blocks(name, "kv_cache", dtype, shape, along=along, device=device)
     if device != "cpu":
         return allocate(name, "kv_cache", dtype, shape, device=device)
-    return allocate_turned(name, "kv_cache", dtype, shape)
+    return allocate_transposed(name, "kv_cache", dtype, shape)
 
 
 @dataclass(frozen=True, slots=True)
