@@ -1,6 +1,6 @@
 """Twelve HIP kernels with a planted fault each, and their healthy twins, as AMD's machine code.
 
-Truth lies in benchmarks/corpus/hip/truth.toml. Needs clang; executed by our emulator of the machine
+Truth lies in faults/hip/truth.toml. Needs clang; executed by our emulator of the machine
 code, not on hardware.
 """
 
@@ -17,7 +17,7 @@ from hypocenter.base.errors import HypoError
 from hypocenter.check.machine.check_file import check_machine
 from hypocenter.device.amd.hip import find_clang
 
-CORPUS = ROOT / "benchmarks" / "corpus" / "hip"
+CORPUS = ROOT / "faults" / "hip"
 TRUTH: dict[str, Any] = tomllib.loads((CORPUS / "truth.toml").read_text())
 #: clang 19 knows no gfx950.
 ARCHS = ("gfx942", "gfx1100", "gfx1201")
