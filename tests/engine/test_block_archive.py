@@ -247,7 +247,7 @@ def test_the_copies_leave_room_for_the_cache_itself(
         num_bytes = sum(page.data.nbytes for page in pages)
         room = Room(int(num_caches * num_bytes), 99 * num_bytes)
         monkeypatch.setattr(footprint, "host_room", lambda: room)
-        runner.open_archive(path, "model")
+        runner.open_archive(path)
         if share is None:
             assert runner.archive is None
         else:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import random
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -17,11 +19,14 @@ from hypocenter import LLM
 from hypocenter.base.tensor import DType
 from hypocenter.device import devices
 from hypocenter.device.forms import form_of
+from hypocenter.engine.ranks import program
+from hypocenter.engine.ranks.messages import Capture
 from hypocenter.engine.request import Request
 from hypocenter.engine.runner import Runner, _powers
 from hypocenter.model.offline.specimens import _facts
 from hypocenter.model.tensors.specimen_weights import undefined_weights
 from hypocenter.settings.config import EngineConfig, SamplingParams
+from hypocenter.wire.frames import as_frame
 
 #: What requests ask for beside their prompts.
 KINDS: tuple[dict[str, Any], ...] = (
@@ -89,6 +94,55 @@ def test_steps_of_a_token_each_are_graphs_before_the_first_request(gpu: Counting
         assert llm.engine.runner.route().num_graphs == 0  # none has run
         run_all(llm, traffic(llm, 2))
         assert llm.engine.runner.route().num_graphs >= 8
+
+
+def test_ranks_are_told_to_capture_before_the_first_step_is(gpu: CountingGpu) -> None:
+    """Each step has collectives: who captures alone would wait for the others."""
+    told: list[int] = []
+
+    class Others:
+        def capture(self) -> None:
+            told.append(gpu.num_graphs)
+
+    with LLM(device=gpu.name, max_batch_requests=8, context_length=512) as llm:
+        llm.engine.runner.ranks = cast(Any, Others())
+        llm.engine.runner.capture()
+        llm.engine.runner.ranks = None
+    assert (told, gpu.num_graphs) == ([0], 12)
+
+
+def test_a_rank_captures_when_it_is_told(gpu: CountingGpu) -> None:
+    class Follower:
+        config = EngineConfig(device=gpu.name)
+        calls: list[str] = []  # noqa: RUF012
+
+        def capture(self) -> None:
+            self.calls.append("capture")
+
+    frames = io.BytesIO(as_frame(Capture()) * 2)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        program._follow(cast(Any, Follower()), cast(Any, frames), ours)
+    assert Follower.calls == ["capture"] * 2
+
+
+def test_forms_that_an_index_has_loaded_are_not_planned_again(
+    gpu: CountingGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu.has_all_forms = True
+    with LLM(device=gpu.name, max_batch_requests=8, context_length=512) as llm:
+        few = len(gpu.named)
+        assert llm.engine.runner.num_forms == few
+    # One that turns out to lack a form is not believed.
+    gpu.named.clear()
+    del gpu.has_all_forms
+    monkeypatch.setattr(CountingGpu, "has_all_forms", property(lambda gpu: not gpu.named))
+    with LLM(device=gpu.name, max_batch_requests=8, context_length=512):
+        assert len(gpu.named) > 2 * few
+    monkeypatch.undo()
+    gpu.named.clear()
+    with LLM(device=gpu.name, max_batch_requests=8, context_length=512):
+        assert len(gpu.named) > 2 * few
 
 
 def test_a_form_that_was_not_listed_is_counted(gpu: CountingGpu) -> None:

@@ -41,6 +41,17 @@ def test_the_cache_leaves_what_steps_need_and_others_have(facts: Architecture) -
         assert kv_room(file, facts, CONFIG, Room(GIB // 2, 8 * GIB)) == 0
 
 
+def test_two_models_share_a_gpu_by_their_fractions(facts: Architecture) -> None:
+    """Each takes its share of the whole, whoever comes first; a tenth of it stays free."""
+    config = replace(CONFIG, gpu_memory_fraction=0.4)
+    with open_gguf(bundled_model()) as file:
+        first = kv_room(file, facts, config, Room(8 * GIB, 8 * GIB))
+        second = kv_room(file, facts, config, Room(8 * GIB - first, 8 * GIB))
+        assert 0.98 * first < second <= first
+        third = kv_room(file, facts, config, Room(8 * GIB - first - second, 8 * GIB))
+        assert third < 0.11 * 8 * GIB
+
+
 def test_how_many_tokens_that_is(facts: Architecture) -> None:
     per_token = 2 * facts.num_layers * facts.layers[0].num_kv_heads * facts.layers[0].head_dim * 2
     # Whole sixteens of blocks: or else kernels would be launched in another form at each start.

@@ -18,6 +18,7 @@ import pytest
 from expert_model import write_experts, write_with_factors
 
 pytest.importorskip("triton")
+from sharing_sim import NAME, SharingSim
 
 from faults.model import model_path
 from hypocenter import LLM
@@ -34,19 +35,7 @@ from hypocenter.settings.config import EngineConfig
 from hypocenter.wire.messages import KeptWeights, SharedWeight
 
 torch = pytest.importorskip("torch")
-NAME = "sim:h200"
 PROMPT = [72, 105, 300]
-
-
-class SharingSim(SimGpu):
-    """A simulated GPU whose memory another user of this process maps, as another process would."""
-
-    def allocate_shared(self, num_bytes: int) -> tuple[int, bytes]:
-        address = self.allocate(num_bytes)
-        return address, address.to_bytes(64, "little")
-
-    def map_shared(self, handle: bytes, num_bytes: int) -> int:
-        return int.from_bytes(handle, "little")
 
 
 @pytest.fixture

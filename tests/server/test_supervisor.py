@@ -28,8 +28,7 @@ from hypocenter.server.supervisor import (
     Supervisor,
 )
 from hypocenter.server.turns.places import MAX_UNTAKEN
-from hypocenter.server.worker_life import WORKER, Orders, is_fault
-from hypocenter.server.worker_line import KEEPER
+from hypocenter.server.worker_life import KEEPER, WORKER, Orders, is_fault
 from hypocenter.watch.child import Deadlines, Ended
 from hypocenter.wire.messages import (
     Accepted,
@@ -47,6 +46,7 @@ from hypocenter.wire.messages import (
     ReadForm,
     Ready,
     ServedModel,
+    StandingBy,
     Submit,
     Told,
 )
@@ -90,7 +90,7 @@ class PretendedLife:
         self.say, self._note_end = hear, note_end
         self.is_dead = False
         self.memory: int | None = None
-        self.is_first = False
+        self.is_first = self.waits = False
         self.kv_tokens: int | None = None
         self.starts.append(self)
 
@@ -105,13 +105,24 @@ class PretendedLife:
         config: EngineConfig | None = None,
         *,
         is_first: bool = False,
+        waits: bool = False,
     ) -> None:
         self.begun.append(kept)
-        self.is_first = is_first
+        self.is_first, self.waits = is_first, waits
         self.kv_tokens = None if config is None else config.kv_tokens
         self.memory = os.stat(block_memory).st_ino if block_memory else None
         if not self.is_broken and self.program == WORKER:
-            asyncio.get_running_loop().call_soon(self.say, Ready(FACTS, 0.1))
+            message = StandingBy(0.1) if waits else Ready(FACTS, 0.1)
+            asyncio.get_running_loop().call_soon(self.say, message)
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self.begun)
+
+    def take_over(self, block_memory: str) -> None:
+        self.waits = False
+        self.memory = os.stat(block_memory).st_ino if block_memory else None
+        asyncio.get_running_loop().call_soon(self.say, Ready(FACTS, 0.1))
 
     def send(self, message: Any) -> None:
         self.sent.append(message)
@@ -134,7 +145,8 @@ class PretendedLife:
         self.is_dead = True
 
     def kill(self) -> None:
-        self.is_dead = True
+        if not self.is_dead:
+            asyncio.get_running_loop().call_soon(self.die, KILLED)
 
     def abort(self) -> None:
         asyncio.get_running_loop().call_soon(self.die, ended(number=signal.SIGABRT))
@@ -217,6 +229,35 @@ def test_the_next_worker_gets_the_prompt_and_what_was_sent(life: type[PretendedL
         assert one.is_done
         assert supervisor.generations == []
         assert counted == ["fault", "resumed", "restarted"]
+
+    run(work())
+
+
+def test_a_canary_takes_no_place_and_is_no_client(life: type[PretendedLife]) -> None:
+    """Or a place in eight would be kept for it, and somebody's stream would give way to it."""
+
+    async def work() -> None:
+        supervisor = make()
+        await supervisor.start()
+        [worker] = life.starts
+        ones = [generation(supervisor, []) for _ in range(FACTS.max_requests)]
+        for one in ones:
+            one.client = "somebody"
+            supervisor.submit(one)
+            worker.say(Accepted(one.id, (5, 6)))
+            worker.piece(one.id, 7)
+        canary = generation(supervisor, [])
+        canary.is_canary = True
+        supervisor.submit(canary)
+        assert worker.sent[-1].id == canary.id
+        assert not any(isinstance(message, Cancel) for message in worker.sent)
+        worker.say(Accepted(canary.id, (5, 6)))
+        worker.piece(canary.id, 7)
+        worker.piece(ones[0].id, 8, "stop")
+        another = generation(supervisor, [])
+        another.client = "somebody"
+        supervisor.submit(another)
+        assert worker.sent[-1].id == another.id, "a place is free, and none is kept"
 
     run(work())
 
@@ -487,7 +528,8 @@ def test_workers_leave_each_other_their_blocks_unless_these_are_in_doubt(
 @pytest.mark.parametrize(
     "config",
     [
-        EngineConfig(device="cuda"),
+        EngineConfig(device="sim:h200"),
+        EngineConfig(device="cuda", prefix_cache=False),
         EngineConfig(prefix_cache=False),
         EngineConfig(launch_mode="traced"),
     ],
@@ -689,6 +731,110 @@ def test_a_worker_on_a_gpu_waits_for_the_keeper_and_maps_what_it_has(
         assert (other.program, last.begun) == (KEEPER, [])
         other.say(KEPT)
         assert last.begun == [KEPT]
+
+    run(work())
+
+
+ON_GPU_WITH_SPARE = dataclasses.replace(ON_GPU, has_spare=True)
+
+
+def test_on_a_gpu_the_spare_stands_by_with_the_model_and_takes_over(
+    life: type[PretendedLife],
+) -> None:
+    async def work() -> None:
+        supervisor = make(orders=ON_GPU_WITH_SPARE)
+        starting = asyncio.create_task(supervisor.start())
+        await settle()
+        life.starts[0].say(KEPT)
+        await starting
+        await settle()
+        _, first, spare = life.starts
+        assert (first.waits, spare.waits, spare.begun) == (False, True, [KEPT])
+        assert supervisor.line.spare_state == "standing by"
+        assert supervisor.worker_pid == first.pid, "who stands by is not ready"
+        assert (first.memory is None, spare.memory) == (False, None)
+        one = generation(supervisor, [])
+        supervisor.submit(one)
+        assert spare.sent == []
+        first.die(KILLED)
+        await settle()
+        assert (spare.waits, spare.begun, spare.memory) == (False, [KEPT], first.memory)
+        assert [message.id for message in spare.sent] == [one.id]
+        another = life.starts[3]
+        assert (another.waits, another.begun) == (True, [KEPT])
+
+    run(work())
+
+
+def test_a_spare_with_no_room_beside_the_worker_waits_without_the_model(
+    life: type[PretendedLife],
+) -> None:
+    async def work() -> None:
+        supervisor = make(orders=ON_GPU_WITH_SPARE)
+        starting = asyncio.create_task(supervisor.start())
+        await settle()
+        life.starts[0].say(KEPT)
+        await starting
+        await settle()
+        life.starts[2].say(Failed(0, "OutOfMemory", "cuda: no room"))
+        life.starts[2].die(ended(code=1))
+        await settle()
+        plain = life.starts[3]
+        assert (plain.begun, supervisor.line.spare_state) == ([], "without a model")
+        life.starts[1].die()
+        await settle()
+        assert (plain.begun, plain.waits) == ([KEPT], False)
+        assert life.starts[4].waits, "beside the next worker there may be room"
+
+    run(work())
+
+
+def test_whose_memory_goes_with_the_keeper_does_not_take_over(life: type[PretendedLife]) -> None:
+    async def work() -> None:
+        supervisor = make(orders=ON_GPU_WITH_SPARE)
+        starting = asyncio.create_task(supervisor.start())
+        await settle()
+        life.starts[0].say(KEPT)
+        await starting
+        await settle()
+        keeper, first, spare = life.starts
+        keeper.die()
+        await settle()
+        assert (first.is_dead, spare.is_dead) == (False, True)
+        plain = life.starts[3]
+        assert plain.begun == []
+        first.die()
+        await settle()
+        other = life.starts[4]
+        assert (other.program, plain.begun) == (KEEPER, [])
+        other.say(KEPT)
+        assert (plain.begun, plain.waits) == ([KEPT], False)
+        assert plain.memory != first.memory, "blocks lay in memory that is gone"
+
+    run(work())
+
+
+def test_weights_in_doubt_are_read_anew_before_the_next_worker_begins(
+    life: type[PretendedLife],
+) -> None:
+    async def work() -> None:
+        supervisor = make(orders=ON_GPU_WITH_SPARE)
+        starting = asyncio.create_task(supervisor.start())
+        await settle()
+        life.starts[0].say(KEPT)
+        await starting
+        await settle()
+        keeper, first, spare = life.starts
+        supervisor.distrust_worker()
+        await settle()
+        assert (keeper.is_dead, first.is_dead, spare.is_dead) == (True, True, True)
+        [other] = [one for one in life.starts[3:] if one.program == KEEPER]
+        waiting = next(one for one in life.starts[3:] if one.pid == supervisor.worker_pid)
+        assert (waiting.begun, supervisor.is_ready) == ([], False)
+        other.say(KEPT)
+        await settle()
+        assert (waiting.begun, supervisor.is_ready) == ([KEPT], True)
+        assert waiting.memory != first.memory
 
     run(work())
 

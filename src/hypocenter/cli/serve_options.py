@@ -172,6 +172,14 @@ class ServeOptions:
             "An empty text keeps none. [default: hypo-faults]",
         ),
     ] = None
+    canary_minutes: Annotated[
+        float,
+        Parameter(
+            name="--canary-minutes",
+            help="Between two prompts of the server's own, also asked after each restart, whose "
+            "tokens must be the first ones again; 0 asks none.",
+        ),
+    ] = 10.0
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None,
         Parameter(

@@ -70,8 +70,18 @@ def in_order(array: AnyArray) -> AnyArray:
 
 def bits_as(array: AnyArray, kind: str) -> AnyArray:
     """Its bits as another type; the last axis counts what they are."""
-    array = in_order(array)
+    return seen_as(in_order(array), kind)
+
+
+def seen_as(array: AnyArray, kind: str) -> AnyArray:
+    """The same memory as another type, of an array whose last axis has no gaps."""
     return array.view(kind) if is_host(array) else array.view(getattr(_torch(), kind))
+
+
+def on_host(array: AnyArray) -> np.ndarray[Any, Any]:
+    """Its elements as an array of NumPy, once they are computed."""
+    found: np.ndarray[Any, Any] = array if is_host(array) else array.cpu().numpy()
+    return found
 
 
 def join(parts: Sequence[AnyArray], axis: int) -> AnyArray:

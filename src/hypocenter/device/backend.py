@@ -97,6 +97,10 @@ class Backend(Protocol):
         """
         ...
 
+    def bytes_at(self, address: int, num_bytes: int) -> AnyArray:
+        """Bytes of an allocation as `compute` sees them, uint8: no copy."""
+        ...
+
     def allocate_pinned(self, num_bytes: int) -> Bytes:
         """Host memory that the device reads and writes by itself."""
         ...
@@ -143,6 +147,16 @@ class Backend(Protocol):
     @property
     def compiles(self) -> bool:
         """Whether a launch waits for machine code that `compile` could have made before."""
+        ...
+
+    def load_forms(self, name: str) -> int:
+        """Load the machine code that processes before this one needed under the same name, as far
+        as it lies on disk; how many forms. `compile` then has them."""
+        ...
+
+    @property
+    def has_all_forms(self) -> bool:
+        """Whether `load_forms` has loaded all that was needed under its name."""
         ...
 
     def compile(self, launches: Sequence[Compilable], progress: OnProgress | None = None) -> None:

@@ -1,20 +1,24 @@
-"""Packed weights of one process that others use where they lie: who has them, and who maps them."""
+"""Memory of one process that others use where it lies: packed weights, and room for tensors."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from hypocenter.base.tensor import Allocation, DType
+from hypocenter.base.tensor import Allocation, DType, Tensor
 from hypocenter.device import memory
+from hypocenter.device.copies import NUMPY_TYPES
 from hypocenter.device.devices import call_device, names_of
 from hypocenter.wire.messages import SharedPart, SharedPiece
 
 #: Memory is shared by pieces of this size or, for what is larger, of its own.
 _PIECE_BYTES = 64 << 20
 _LABEL = "shared weights (model)"
+#: At which tensors begin in lent room.
+_ROOM_ALIGNMENT_BYTES = 512
 
 
 class Lender:
@@ -83,3 +87,39 @@ class Borrower:
         return memory.packed_array(
             self._device, self._address(part), DType[part.dtype], part.num_elements, part.num_bytes
         )
+
+
+def lend_room(device: str, num_bytes: int, label: str) -> SharedPiece:
+    """Zeroed memory that other processes map. Raises NotShareable, OutOfMemory."""
+    address, handle = call_device(device, "allocate_shared", num_bytes)
+    names_of(device)[address] = label
+    call_device(device, "clear", address, num_bytes)
+    call_device(device, "synchronise")
+    return SharedPiece(handle, num_bytes)
+
+
+def room_bytes(num_bytes: int) -> int:
+    """What a tensor of so many bytes takes of lent room."""
+    return -(-num_bytes // _ROOM_ALIGNMENT_BYTES) * _ROOM_ALIGNMENT_BYTES
+
+
+class LentRoom:
+    """Memory of another process in which tensors are placed, one behind the other.
+
+    Whoever places the same ones in the same order finds in them what was left there. Raises
+    NotShareable.
+    """
+
+    def __init__(self, device: str, piece: SharedPiece) -> None:
+        self.device = device
+        self._address = call_device(device, "map_shared", piece.handle, piece.num_bytes)
+        self._end = self._address + piece.num_bytes
+
+    def take(self, name: str, owner: str, dtype: DType, shape: tuple[int, ...]) -> Tensor:
+        """The next tensor; what lies in it stays."""
+        num_elements = math.prod(shape)
+        num_bytes = num_elements * np.dtype(NUMPY_TYPES[dtype]).itemsize
+        begin, self._address = self._address, self._address + room_bytes(num_bytes)
+        assert self._address <= self._end, (name, self._address, self._end)
+        names_of(self.device)[begin] = f"{name} ({owner})"
+        return memory.tensor_at(self.device, begin, name, owner, dtype, shape, "mapped")

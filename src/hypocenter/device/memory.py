@@ -84,13 +84,17 @@ def allocate_blocks(
     sizes = list(shape)
     sizes[along] = dtype.num_bytes(shape[along])
     if device != "cpu":
-        held = allocate(name, owner, DType.U8, tuple(sizes), device=device)
-        strides = contiguous_strides(shape)
-        return Tensor(name, owner, dtype, shape, strides, 0, held.allocation, held.data)
+        return as_blocks(allocate(name, owner, DType.U8, tuple(sizes), device=device), dtype, shape)
     held = allocate_transposed(name, owner, DType.U8, tuple(sizes))
     outer, inner, *others = contiguous_strides((second, first, *rest))
     data, strides = held.data.view(_BLOCK_KINDS[dtype]), (inner, outer, *others)
     return Tensor(name, owner, dtype, shape, strides, 0, held.allocation, data)
+
+
+def as_blocks(held: Tensor, dtype: DType, shape: tuple[int, ...]) -> Tensor:
+    """A GPU's bytes as GGUF's blocks."""
+    strides = contiguous_strides(shape)
+    return Tensor(held.name, held.owner, dtype, shape, strides, 0, held.allocation, held.data)
 
 
 def as_bytes(tensor: Tensor, row: int | None = None) -> Tensor:
@@ -123,15 +127,27 @@ def allocate_undefined(
     name: str, owner: str, dtype: DType, shape: tuple[int, ...], *, device: str
 ) -> Tensor:
     """A GPU tensor whose contents are whatever the memory held before."""
-    backend, num_elements = backend_of(device), math.prod(shape)
-    num_bytes = num_elements * np.dtype(NUMPY_TYPES[dtype]).itemsize
+    num_bytes = math.prod(shape) * np.dtype(NUMPY_TYPES[dtype]).itemsize
     address = call_device(device, "allocate", num_bytes)
     names_of(device)[address] = f"{name} ({owner})"
-    allocation = Allocation(next(_allocation_ids), device, num_bytes, call_site(), address)
-    _record_allocation(allocation, name, owner)
-    data = backend.argument(address, dtype, num_elements)
-    strides = contiguous_strides(shape)
-    return Tensor(name, owner, dtype, shape, strides, 0, allocation, data)
+    return tensor_at(device, address, name, owner, dtype, shape)
+
+
+def tensor_at(
+    device: str,
+    address: int,
+    name: str,
+    owner: str,
+    dtype: DType,
+    shape: tuple[int, ...],
+    kind: str = "",
+) -> Tensor:
+    """A GPU tensor over memory that is there already, of a `kind` as in AllocationRecord."""
+    num_elements = math.prod(shape)
+    num_bytes = num_elements * np.dtype(NUMPY_TYPES[dtype]).itemsize
+    allocation = note_allocation(device, num_bytes, address, name, owner, kind)
+    data = backend_of(device).argument(address, dtype, num_elements)
+    return Tensor(name, owner, dtype, shape, contiguous_strides(shape), 0, allocation, data)
 
 
 def adopt(

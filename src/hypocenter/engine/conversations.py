@@ -191,6 +191,8 @@ class PromptReader:
     """
 
     def __init__(self, file: GGUFFile, config: EngineConfig) -> None:
+        #: Of the file that was read.
+        self.stamps = file.stamps
         self.tokenizer = load_tokenizer(file, config.tokenizer_pre)
         self.chat_template = load_chat_template(file, self.tokenizer, config.chat_template)
         self.conversations = Conversations(file.path, self.tokenizer, self.chat_template, config)

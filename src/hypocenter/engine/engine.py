@@ -57,6 +57,7 @@ class Engine(SteppingTurns):
             pace=self._pace,
         )
         self._last_end = 0.0  # of a step, by the clock of the machine
+        self._has_prefix_cache = prefix_cache
         self._admission = Admission(runner, tokenizer, self.cache, has_prefix_cache=prefix_cache)
         self._steps = Steps(runner, self.scheduler, tokenizer, path, launch_mode)
         self.num_steps = 0  # that have run
@@ -107,6 +108,13 @@ class Engine(SteppingTurns):
             num_tokens = sum(chunk.num_tokens for chunk in chunks)
             num_generating = sum(chunk.num_tokens == 1 for chunk in chunks)
             self._pace.note(num_tokens, num_generating, self._last_end - began)
+
+    def inherit_blocks(self, path: str) -> None:
+        """Keep what the process before left in the KV cache, of which the file at `path` tells, and
+        have the next one find what this one leaves. No request may have run yet."""
+        with self._turn():
+            if self._has_prefix_cache and (found := self.runner.resident_blocks(path)) is not None:
+                self.cache.inherit(found)
 
     def request(
         self, prompt_ids: Sequence[int], params: SamplingParams, terms: RequestTerms = PLAIN

@@ -29,6 +29,7 @@ from hypocenter.base.dtypes import Int32s
 from hypocenter.base.errors import IntegrityError, OutOfBlocks
 from hypocenter.device.page_watch import PageWatch
 from hypocenter.engine.block_archive import BlockArchive
+from hypocenter.engine.resident_blocks import ResidentBlocks
 from hypocenter.engine.state_slots import StateSlots
 from hypocenter.record.prefixes import NOBODY
 from hypocenter.record.recorder import current
@@ -128,6 +129,8 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._watch, self._archive = watch, archive
+        #: What tells the process that has these blocks next what is in them, if one will.
+        self._resident: ResidentBlocks | None = None
         #: Of requests with blocks, where layers carry a state.
         self.states = StateSlots(num_state_slots, num_checkpoints) if num_state_slots else None
         self._blocks = [_Block() for _ in range(num_blocks)]
@@ -247,11 +250,25 @@ class KVCache:
         self._unread[block_id] = None
         return block_id
 
+    def inherit(self, resident: ResidentBlocks) -> None:
+        """Keep what the process before left in these blocks, of which none is in use yet."""
+        assert self.num_free_blocks == self.num_blocks, "requests have blocks already"
+        assert not self._kept, "blocks are kept already"
+        self._resident = resident
+        for digest, block_id in resident.found.items():
+            self._blocks[block_id] = _Block(digest=digest)
+            self._kept[digest] = block_id
+            self._unread[block_id] = None
+        self._blank = [block_id for block_id in self._blank if block_id not in self._unread]
+        if self._unread:
+            current().record_blocks(NOBODY, tuple(self._unread), made_with=resident.made_with)
+
     @property
     def settings(self) -> str:
         """The settings that blocks depend on which other processes may read; empty where none
         do."""
-        return self._archive.settings if self._archive is not None else ""
+        left = self._archive or self._resident
+        return left.settings if left is not None else ""
 
     def num_unread(self, block_ids: Sequence[int]) -> int:
         """How many of these kept blocks are free until they are adopted."""
@@ -292,6 +309,8 @@ class KVCache:
                     self._watch.note_kept(block_id, request_id)
                 if self._archive is not None:
                     self._archive.put(digest, block_id)
+                if self._resident is not None:
+                    self._resident.put(block_id, digest)
             elif number == table.num_adopted:  # behind a block of its own a copy stays its own, too
                 self._blocks[block_id] = _Block()
                 self._blank.append(block_id)
@@ -320,6 +339,8 @@ class KVCache:
                 self._drop(block.digest)
                 if self._archive is not None:
                     self._archive.forget(block.digest)
+                if self._resident is not None:
+                    self._resident.forget(block_id)
             block.num_users -= 1
             if block.num_users > 0:
                 continue
@@ -333,6 +354,8 @@ class KVCache:
         """What the running step computed has been kept, as far as it is to be."""
         if self._archive is not None:
             self._archive.note_step()
+        if self._resident is not None:
+            self._resident.note_step()
 
     def digests(self, request_id: int) -> list[bytes | None]:
         """Under which digest each block of the request is kept; None: it is the request's own."""
@@ -355,6 +378,8 @@ class KVCache:
             digest = self._blocks[block_id].digest
             assert digest is not None, block_id
             self._drop(digest)
+            if self._resident is not None:
+                self._resident.forget(block_id)
         self._blocks[block_id] = _Block(owner=request_id, num_users=1)
         if self._watch is not None:
             self._watch.forget(block_id)

@@ -64,6 +64,13 @@ log = logging.getLogger("hypocenter.engine")
 MAX_SAMPLES = 4096
 
 
+def read_prompts(path: Path, config: EngineConfig) -> PromptReader:
+    """What an LLM reads of a model besides its weights. Raises as it does."""
+    with open_gguf(path, config.override_kv) as file:
+        require_model(file)
+        return PromptReader(file, config)
+
+
 class LLM:
     """A language model that generates, chats and shows its logits.
 
@@ -75,8 +82,8 @@ class LLM:
     EngineConfig, over those of `config`. `progress` is called with what is being done and how much
     of it is done, from 0 to 1. `shared` are weights that another process has on the device
     (`worker/keeper.py`), `block_memory` is where blocks of the KV cache outlive this process
-    (`engine/block_archive.py`). Raises BadModelFile, UnsupportedModel or UsageError when the file
-    cannot be run as that asks.
+    (`engine/block_archive.py`), `prompts` what was read of the file before. Raises BadModelFile,
+    UnsupportedModel or UsageError when the file cannot be run as that asks.
     """
 
     def __init__(
@@ -87,6 +94,7 @@ class LLM:
         progress: Callable[[str, float], None] | None = None,
         shared: KeptWeights | None = None,
         block_memory: str = "",
+        prompts: PromptReader | None = None,
         **fields: Unpack[EngineFields],
     ) -> None:
         config = as_environment_asks(with_fields("config", config, EngineConfig, fields))
@@ -103,7 +111,9 @@ class LLM:
             file = stack.enter_context(open_gguf(Path(found), config.override_kv))
             require_model(file)
             self._path = file.path
-            self._prompts = stack.enter_context(PromptReader(file, config))
+            if prompts is None or prompts.stamps != file.stamps:
+                prompts = PromptReader(file, config)
+            self._prompts = stack.enter_context(prompts)
             runner = stack.enter_context(
                 loaded_runner(file, config, progress, shared, block_memory)
             )

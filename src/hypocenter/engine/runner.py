@@ -17,22 +17,26 @@ from pathlib import Path
 
 import numpy as np
 
+from hypocenter.base import package
 from hypocenter.base.errors import BadSetting, LaunchRejected
 from hypocenter.base.results import Route
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, devices, memory
+from hypocenter.device.block_sums import BlockSums, has_whole_words
 from hypocenter.device.choice import with_device
 from hypocenter.device.cpu.code_cache import source_hash
 from hypocenter.device.cpu.lang import instruction_set, max_num_threads, set_num_threads
 from hypocenter.device.forms import distinct
 from hypocenter.device.group import Group
 from hypocenter.device.launch import Launch, compile_all, run, start_threads
+from hypocenter.device.lending import LentRoom
 from hypocenter.device.page_watch import PageWatch
 from hypocenter.device.plan import Plan, bucket
 from hypocenter.engine.batch import Batch, BatchLimits, check_batch
 from hypocenter.engine.block_archive import DIGEST_BYTES, BlockArchive
 from hypocenter.engine.pace import StepPace
 from hypocenter.engine.ranks.ranks import Ranks
+from hypocenter.engine.resident_blocks import ResidentBlocks
 from hypocenter.engine.sampler import launches_on_device, launches_on_host
 from hypocenter.engine.state_ledger import StateLedger, sequence_starts, spans_of
 from hypocenter.kernels.collective.collectives import broadcast
@@ -65,12 +69,14 @@ _ARCHIVE_SHARE = 0.25
 class Seat:
     """Which part of a model this process holds, where several hold it together.
 
-    `group` are all of these processes, and `ranks` those that follow this one.
+    `group` are all of these processes, and `ranks` those that follow this one. `kept` is what
+    another process has of that part on the device.
     """
 
     part: Part = WHOLE
     group: Group | None = None
     ranks: Ranks | None = None
+    kept: KeptWeights | None = None
 
 
 ALONE = Seat()
@@ -80,9 +86,8 @@ def load_runner(
     file: GGUFFile,
     config: EngineConfig,
     progress: OnProgress | None = None,
-    shared: KeptWeights | None = None,
-    block_memory: str = "",
     *,
+    block_memory: str = "",
     seat: Seat = ALONE,
 ) -> Runner:
     """Load a model's weights, or map those that another process has, and compile its kernels.
@@ -93,12 +98,16 @@ def load_runner(
     heads are no whole ones, BadModelFile or UnsupportedModel for a file that cannot be run,
     OutOfMemory for one that does not fit.
     """
-    part, group = seat.part, seat.group
+    part, group, kept = seat.part, seat.group, seat.kept
     config = _on_a_device(file, config)
     facts = read_architecture(file)
+    if kept is not None and kept.stamps != repr(file.stamps):
+        kept = None  # of a file that is another one now
     if part.num_parts > 1:
-        whole, facts, shared = facts, part_of(facts, part), None
+        whole, facts = facts, part_of(facts, part)
         file = PartOfFile(file, whole, part)
+    if kept is not None and kept.pages is not None:
+        config = replace(config, kv_tokens=kept.kv_tokens)
     context_length = context_length_of(facts, config)
     in_bf16 = config.float_products == "bf16"
     if in_bf16 and DType.BF16 not in footprint.held_dtypes(file, facts, in_bf16=True):
@@ -109,7 +118,7 @@ def load_runner(
     current().record_model(file.path.name, facts.name, quantisation_of(file))
     if device == "cpu":
         footprint.require_room(file, facts, config, context_length)
-    elif shared is None and part.num_parts == 1 and (room := devices.room_of(device)) is not None:
+    elif kept is None and part.num_parts == 1 and (room := devices.room_of(device)) is not None:
         require_gpu_room(device, file, facts, config, room)
     if group is not None:
         open_peer_sum(group, device)
@@ -121,13 +130,14 @@ def load_runner(
         progress,
         device=device,
         in_bf16=in_bf16,
-        shared=shared,
+        shared=kept,
     )
     if config.kv_tokens is None and (room := devices.room_of(device)) is not None:
         config = _with_cache(config, facts, kv_room(file, facts, config, room), group)
-    runner = Runner(facts, weights, config, context_length, group, seat.ranks)
-    if block_memory and not runner.num_state_slots:  # blocks are of no use without states
-        runner.open_archive(block_memory, repr(file.stamps))
+    runner = Runner(facts, weights, config, context_length, replace(seat, kept=kept))
+    runner.model_stamps = repr(file.stamps)
+    if block_memory and device == "cpu":
+        runner.open_archive(block_memory)
     num_tokens = runner.num_blocks * runner.block_size
     contexts = num_tokens / context_length
     _log.info("%s: KV cache of %d tokens: %.3g full contexts", device, num_tokens, contexts)
@@ -149,13 +159,15 @@ def loaded_runner(
     """
     config = _on_a_device(file, config)
     if config.tensor_parallel == 1:
-        yield load_runner(file, config, progress, shared, block_memory)
+        seat = Seat(kept=shared)
+        yield load_runner(file, config, progress, block_memory=block_memory, seat=seat)
         return
     part_of(read_architecture(file), Part(0, config.tensor_parallel))  # refuses before all else
-    with contextlib.closing(Ranks(file.path, config)) as ranks:
+    of_others = shared.of_ranks if shared is not None else ()
+    with contextlib.closing(Ranks(file.path, config, of_others)) as ranks:
         group = ranks.join(devices.open_device(config.device))
         part = Part(0, config.tensor_parallel)
-        runner = load_runner(file, config, progress, seat=Seat(part, group, ranks))
+        runner = load_runner(file, config, progress, seat=Seat(part, group, ranks, shared))
         try:
             ranks.wait()
             yield runner
@@ -176,12 +188,12 @@ class Runner:
         weights: Weights,
         config: EngineConfig,
         context_length: int,
-        group: Group | None = None,
-        ranks: Ranks | None = None,
+        seat: Seat = ALONE,
     ) -> None:
         open_recorder()
+        group, kept = seat.group, seat.kept
         #: The processes that hold the other parts of the model, if it has any.
-        self.ranks = ranks
+        self.ranks = seat.ranks
         self.facts, self.weights, self.config = facts, weights, config
         self.vocab_size = facts.vocab_size
         self.context_length = context_length
@@ -209,14 +221,20 @@ class Runner:
             device=config.device,
             has_states=self.num_state_slots > 0,
         )
+        self._room: LentRoom | None = None
+        if kept is not None and kept.pages is not None:
+            self._room = LentRoom(config.device, kept.pages)
         pages = KVPages.allocate(
             facts,
             self.num_blocks,
             config.block_size,
             KV_DTYPES[config.kv_dtype],
             device=config.device,
+            room=self._room,
         )
         self._pages = pages
+        #: The bytes of the model's file, as `GGUFFile.stamps` has them; empty where it has no file.
+        self.model_stamps = ""
         self._decoder = Decoder(
             facts,
             weights,
@@ -248,17 +266,61 @@ class Runner:
         self._plans: dict[_Key, Plan] = {}
         self._ran: dict[Plan, None] = {}
 
-    def open_archive(self, path: str, model: str) -> None:
+    @functools.cached_property
+    def _origin(self) -> tuple[bytes, str]:
+        """What stands for all that blocks depend on besides tokens: a fingerprint, and settings.
+
+        The settings are made of the values themselves: where both disagree, one is wrong.
+        """
+        first, device, model = self._pages.each[0], self.config.device, self.model_stamps
+        on = instruction_set() if device == "cpu" else device
+        code = source_hash(Path(decoder.__file__))  # of all that is computed, kernels included
+        depends_on = (code, model, self.config, on, first.shape, first.dtype)
+        fingerprint = hashlib.blake2b(repr(depends_on).encode(), digest_size=DIGEST_BYTES).digest()
+        return fingerprint, settings_digest(
+            model, self.facts, self.config.kv_dtype, self.block_size
+        )
+
+    @functools.cached_property
+    def _sums(self) -> BlockSums | None:
+        """What proves blocks whole that another process left in lent memory; None: nothing does.
+
+        With other parts of a model each process would have to say so. Blocks are of no use without
+        the states of layers that carry some.
+        """
+        pages = self._pages.each
+        if self._room is None or self._group is not None or self.num_state_slots:
+            return None
+        if not has_whole_words(pages, self.num_blocks):
+            return None
+        return BlockSums(pages, self.num_blocks, self._room)
+
+    def prepare_blocks(self) -> None:
+        """Have ready what `resident_blocks` needs, which then takes no time."""
+        if self._sums is not None:
+            _ = self._origin
+            self._sums.holds([0])  # what the GPU runs for that is loaded with the first call
+
+    def resident_blocks(self, path: str) -> ResidentBlocks | None:
+        """What the process before left in the KV cache, as the file at `path` has it, and what
+        tells the next one; None where the cache ends with this process."""
+        if self._sums is None or not path:
+            return None
+        try:
+            return ResidentBlocks(path, self._sums, self.num_blocks, *self._origin)
+        except OSError as error:
+            _log.warning("blocks of the KV cache do not outlive this process: %s", error)
+            return None
+
+    def open_archive(self, path: str) -> None:
         """Have what the cache keeps outlive this process; without that it runs all the same.
 
-        `model` stands for the bytes of the model's file.
+        Blocks are of no use without the states of layers that carry some.
         """
+        if self.num_state_slots:
+            return
         pages = [tensor.data for tensor in self._pages.each]
-        code = source_hash(Path(decoder.__file__))  # of all that is computed, kernels included
-        depends_on = (code, model, self.config, instruction_set(), pages[0].shape, pages[0].dtype)
-        fingerprint = hashlib.blake2b(repr(depends_on).encode(), digest_size=DIGEST_BYTES).digest()
-        # Made of the values themselves: where it and the fingerprint disagree, one is wrong.
-        settings = settings_digest(model, self.facts, self.config.kv_dtype, self.block_size)
+        fingerprint, settings = self._origin
         num_bytes = max_bytes = sum(page.nbytes for page in pages)
         if (room := footprint.host_room()) is not None:
             # The pages themselves will be touched first: what they take counts as available still.
@@ -368,11 +430,16 @@ class Runner:
         launches = [launch for plan in plans.values() for launch in plan.every_launch]
         if not is_gpu:
             launches += launches_on_host(self.vocab_size, self.max_batch_requests)
-        elif devices.backend_of(self.config.device).compiles:
-            launches += self._launches_of_all_forms()
+        else:
+            backend = devices.backend_of(self.config.device)
+            is_indexed = backend.compiles and backend.has_all_forms
+            if backend.compiles and not is_indexed:
+                launches += self._launches_of_all_forms()
         compile_all(launches, progress)
         if not is_gpu:
             start_threads()
+        elif is_indexed and not backend.has_all_forms:  # it is another Triton's, say
+            compile_all([*launches, *self._launches_of_all_forms()], progress)
         for key, plan in plans.items():
             plan.compile(progress)
             self._plans[key] = plan
@@ -402,10 +469,12 @@ class Runner:
         """Capture the steps in which requests get their next tokens, where the device captures:
         before the first request, or each is captured when it is met for the second time.
 
-        With other parts of a model none is: each would have to run what this one runs.
+        What holds other parts of the model captures the same: collectives are in each step.
         """
-        if self._group is not None or not devices.backend_captures(self.config.device):
+        if not devices.backend_captures(self.config.device):
             return
+        if self.ranks is not None:
+            self.ranks.capture()
         for key in dict.fromkeys(self._keys_of_answers()):
             plan = self._plans.get(key)
             if plan is None:
@@ -532,6 +601,15 @@ def _powers(most: int) -> Iterator[int]:
 
 def _num_threads(config: EngineConfig) -> int:
     return min(config.num_threads or len(os.sched_getaffinity(0)), max_num_threads())
+
+
+def load_forms(device: str, settings: str) -> None:
+    """Load the kernels that a runner of the same `settings` needed before, as far as they lie on
+    disk: what stands for settings and model stands for them as long as our code is the same."""
+    if device != "cpu":
+        code = source_hash(package.FOLDER / "engine" / "runner.py")
+        name = f"{settings}-{code}"
+        devices.backend_of(device).load_forms(name)
 
 
 def _on_a_device(file: GGUFFile, config: EngineConfig) -> EngineConfig:

@@ -19,6 +19,8 @@ from hypocenter.settings.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
 #: Tokens that the KV cache holds at most where nobody says, if so many requests cannot fill it.
 #: Beyond that the lists of blocks on the host would cost more than kept prompts save.
 _MOST_KEPT_TOKENS = 1 << 20
+#: What stays free of a GPU, unless `gpu_memory_fraction` leaves less.
+_FREE_SHARE = 0.1
 #: Less is not proposed: bits of a weight, and tokens of a context.
 _LEAST_BITS, _LEAST_CONTEXT = 2.0, 256
 
@@ -34,15 +36,28 @@ def context_length_of(facts: Architecture, config: EngineConfig) -> int:
     return wanted
 
 
-def kv_room(file: GGUFFile, facts: Architecture, config: EngineConfig, room: Room) -> int:
+def kv_room(
+    file: GGUFFile, facts: Architecture, config: EngineConfig, room: Room, num_workers: int = 1
+) -> int:
     """Bytes for the KV cache on a GPU with `room`, once the model's weights are there.
 
-    What a step needs is left, and so much that `gpu_memory_fraction` of all is in use.
+    What a step of each of `num_workers` needs is left, and so much that `gpu_memory_fraction` of
+    all is in use by this model. What others use is theirs.
     """
     needed = footprint.needed_bytes(file, facts, config, context_length_of(facts, config))
     of_steps = sum(needed.values()) - needed["weights"] - needed["KV cache"]
-    reserved = int(room.limit_bytes * (1 - config.gpu_memory_fraction))
-    return max(room.available_bytes - reserved - of_steps, 0)
+    own = min(needed["weights"], room.limit_bytes - room.available_bytes)
+    return max(_usable_bytes(config, room, own) - of_steps * num_workers, 0)
+
+
+def _usable_bytes(config: EngineConfig, room: Room, own_bytes: int) -> int:
+    """What a model may still take of a GPU with `room` that has `own_bytes` of it already.
+
+    A tenth of the GPU stays free where others have their part of it: contexts and buffers grow.
+    """
+    fraction, limit = config.gpu_memory_fraction, room.limit_bytes
+    reserved = int(limit * min(1 - fraction, _FREE_SHARE))
+    return min(int(limit * fraction) - own_bytes, room.available_bytes - reserved)
 
 
 def require_gpu_room(
@@ -55,7 +70,7 @@ def require_gpu_room(
     needed = footprint.needed_bytes(file, facts, config, context_length_of(facts, config))
     needed["weights"] = sum(info.num_bytes for info in file.tensors.values())
     num_bytes, used = sum(needed.values()), room.limit_bytes - room.available_bytes
-    usable = room.available_bytes - int(room.limit_bytes * (1 - config.gpu_memory_fraction))
+    usable = _usable_bytes(config, room, 0)
     if num_bytes <= usable:
         return
     of_steps = num_bytes - needed["weights"] - needed["KV cache"]

@@ -27,6 +27,22 @@ class Status(msgspec.Struct):
     status: str
 
 
+class CanaryAnswer(msgspec.Struct, omit_defaults=True):
+    """`said`: not asked yet, same, changed, no answer; `at` by the wall clock, in seconds."""
+
+    said: str
+    at: float
+    num_asked: int
+    problem: str = ""
+
+
+class Health(msgspec.Struct, omit_defaults=True):
+    """`canary` is what the last one said; none where none is asked."""
+
+    status: str
+    canary: CanaryAnswer | None = None
+
+
 class Version(msgspec.Struct):
     version: str
 
@@ -294,6 +310,8 @@ class OpenRequests(msgspec.Struct):
     num_blocks: int
     worker_pid: int | None
     spare_pid: int | None
+    #: none, without a model, loading, standing by.
+    spare_state: str
     keeper_pid: int | None
     restarts: int
     open: list[RequestState]

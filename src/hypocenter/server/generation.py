@@ -87,6 +87,8 @@ class Generation:
     #: What is wanted of the answer to a conversation.
     asked: AskedAnswer | None = None
     client: str = NOBODY
+    #: Whether it is the server's own: it takes no place from anybody, and waits in the engine.
+    is_canary: bool = False
     #: Is handed everything that a worker says of it, in order.
     listener: Callable[[Generation, WorkerEvent], None] | None = None
     #: Counts what a worker says of it.

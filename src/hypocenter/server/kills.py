@@ -218,12 +218,15 @@ def _kill(
 ) -> Iterator[tuple[float, float]]:
     """When each worker was killed, and how long it took until another one was ready.
 
-    It is killed once every stream has got something from it: a pause then holds one restart.
+    It is killed once every stream has got something from it: a pause then holds one restart. Where
+    the next one is to stand by, that is waited for: a death while it loads costs what it still has
+    to load.
     """
     chosen = random.Random(plan.seed + 1)
     pid = target.wait_ready()
     for number in range(plan.num_kills):
         report("killing workers", number / plan.num_kills)
+        target.wait_spare()
         _await_all(streams, time.monotonic())
         time.sleep(chosen.uniform(0.0, plan.max_seconds))
         at = time.monotonic()

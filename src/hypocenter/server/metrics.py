@@ -114,6 +114,7 @@ class Metrics:
                 ("resumed", "requests_resumed", "Times that a request outlived its worker."),
                 ("paused", "requests_paused", "Times that a request gave way to another client."),
                 ("quarantined", "quarantined_requests", "Requests given up after three workers."),
+                ("canary_changed", "canary_changed", "Canaries whose tokens were not the first."),
                 ("bundle", "crash_bundles", "Bundles of faults that were saved."),
                 ("refused", "requests_refused", "Requests refused because too many were open."),
                 ("cancelled", "requests_cancelled", "Requests whose clients left."),

@@ -11,6 +11,7 @@ from hypocenter.wire.messages import (
     KeptWeights,
     News,
     Ready,
+    StandingBy,
     Submit,
     ToServer,
 )
@@ -51,7 +52,7 @@ class Patience:
         """It has said something."""
         self._heard = now
         match message:
-            case Ready() | KeptWeights():
+            case Ready() | StandingBy() | KeptWeights():
                 self._is_loading = False
             case News():
                 self._num_steps = message.state.num_steps

@@ -20,6 +20,7 @@ from hypocenter.base.package import version
 from hypocenter.server.answers import AnswerTimings, ChoiceState, RequestState
 from hypocenter.server.api_error import ApiError, error_of
 from hypocenter.server.bodies.orders import read_chat, read_completion, served_name
+from hypocenter.server.canary import Canary
 from hypocenter.server.faults import FaultKeeper
 from hypocenter.server.forms import AnswerForm, ChatForm, CompletionForm
 from hypocenter.server.generation import NOBODY, AnswerOrder, Manner
@@ -58,6 +59,8 @@ class Service:
     bodies: Bodies
     faults: FaultKeeper
     api_keys: tuple[str, ...] = ()
+    #: Whose last word `/health` tells; None: none is asked.
+    canary: Canary | None = None
     started: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     #: Requests for answers, in all.

@@ -21,6 +21,7 @@ import uvicorn
 from hypocenter.base.errors import EXIT_ERROR, EXIT_OK, UsageError
 from hypocenter.base.wording import count_text
 from hypocenter.server.app import make_app
+from hypocenter.server.canary import Canary
 from hypocenter.server.connection import (
     KEEP_ALIVE_SECONDS,
     MAX_HEADER_BYTES,
@@ -90,6 +91,8 @@ class ServerConfig:
     worker: tuple[str, ...] = WORKER
     unread_seconds: float = 600.0
     bundles: Path | None = None
+    #: Between two canaries; 0: none is asked.
+    canary_minutes: float = 10.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -115,6 +118,9 @@ class ServerConfig:
         ):
             if not 0 < value <= 1e6:
                 raise UsageError(f"{name} is {value}, but must be above 0 and at most 1e6")
+        if not 0 <= self.canary_minutes <= 1e6:
+            limit = "must be from 0, which asks none, to 1e6"
+            raise UsageError(f"--canary-minutes is {self.canary_minutes}, but {limit}")
 
 
 @dataclass(frozen=True)
@@ -186,18 +192,25 @@ async def _serve(
         faults,
     )
     renewal.set_keys = service.set_keys
+    if config.canary_minutes:
+        service.canary = Canary(supervisor, config.canary_minutes, count)
     loop.set_exception_handler(tell_of_loop)
     server = _make_server(config, service, renewal, is_local=_is_local(listening))
     answering = asyncio.create_task(server.serve([listening]))
+    asking: asyncio.Task[None] | None = None
     try:
         await _start(supervisor, listener, answering)
         if supervisor.facts is not None:
             is_tls = config.certificate is not None
             listener.announce(address_of(listening, is_tls=is_tls), supervisor.facts)
+            if service.canary is not None:
+                asking = loop.create_task(service.canary.run())
         gc.freeze()  # modules stay; looking through them over and over held up everybody
         while not answering.done() and not supervisor.has_given_up:
             await asyncio.wait({answering}, timeout=_LOOK_SECONDS)
     finally:
+        if asking is not None:
+            asking.cancel()
         server.should_exit = True
         await answering
         await supervisor.stop(_STOP_SECONDS)

@@ -73,7 +73,11 @@ async def health(request: Request) -> Response:
     seconds = supervisor.seconds_in_step()
     if seconds is not None and seconds > STEP_SECONDS:
         return _unavailable(f"a step has been running for {seconds:.0f} seconds")
-    return json_response(answers.Status("ok"))
+    said = None
+    if service.canary is not None:
+        state = service.canary.state
+        said = answers.CanaryAnswer(state.said, state.at, state.num_asked, state.problem)
+    return json_response(answers.Health("ok", said))
 
 
 async def readiness(request: Request) -> Response:
@@ -293,6 +297,7 @@ async def debug_requests(request: Request) -> Response:
             num_blocks=service.facts.num_blocks,
             worker_pid=service.supervisor.worker_pid,
             spare_pid=service.supervisor.line.spare_pid,
+            spare_state=service.supervisor.line.spare_state,
             keeper_pid=service.supervisor.line.keeper_pid,
             restarts=service.supervisor.num_restarts,
             open=[describe(inquiry, "in_progress") for inquiry in service.open.values()],

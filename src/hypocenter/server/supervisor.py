@@ -203,6 +203,14 @@ class Supervisor:
         assert isinstance(told, Told | Failed), "no form was asked for"
         return told
 
+    def distrust_worker(self) -> None:
+        """End the worker, whose memory is in doubt, as one that died of a fault; the next one reads
+        weights and prompts anew."""
+        self.line.forget_blocks()
+        self.line.forget_weights()
+        if self._life is not None:
+            self._life.abort()
+
     def fail_all(self, reason: str) -> None:
         """End all that is open with an error."""
         for generation in self.generations:
@@ -260,7 +268,8 @@ class Supervisor:
             return True
         frees = not generation.has_begun or piece.ending is not None or generation.num_blamed > 0
         num_prompt = 0 if generation.has_begun else len(generation.prompt_ids or ())
-        self._places.charge(generation.client, num_prompt, len(piece.token_ids))
+        if not generation.is_canary:
+            self._places.charge(generation.client, num_prompt, len(piece.token_ids))
         if piece.id in self._open:
             generation.take(piece)
             self._drop_if_done(generation)
@@ -339,6 +348,8 @@ class Supervisor:
             if not any(g.is_with_worker for g in suspects):
                 life.send(suspects[0].hand_over())
             return
+        for canary in [g for g in self._open.values() if g.is_canary and not g.is_with_worker]:
+            life.send(canary.hand_over())
         while (generation := self._places.next(self._open, self._leaving, facts)) is not None:
             life.send(generation.hand_over())
         if (generation := self._places.to_pause(self._open, self._leaving, facts)) is not None:

@@ -49,6 +49,14 @@ class Target:
             time.sleep(_LOOK_SECONDS)
         raise HypoError(f"no worker was ready within {_START_SECONDS:.0f} seconds")
 
+    def wait_spare(self) -> None:
+        """Wait until no worker loads a model to stand by with it."""
+        stop = time.monotonic() + _START_SECONDS
+        while self.get("/debug/requests")[1]["spare_state"] == "loading":
+            if time.monotonic() > stop:
+                raise HypoError(f"no worker stands by after {_START_SECONDS:.0f} seconds")
+            time.sleep(_LOOK_SECONDS)
+
     def stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The events of an answer; raises HypoError for one that does not end as it should."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_TIMEOUT)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import signal
@@ -37,11 +38,14 @@ from hypocenter.wire.messages import (
     KeptWeights,
     Prepare,
     Start,
+    TakeOver,
     ToServer,
 )
 
 #: The program of a worker: a module, and words for it.
 WORKER: tuple[str, ...] = ("hypocenter.worker.worker",)
+#: The program of what has a GPU's weights.
+KEEPER: tuple[str, ...] = ("hypocenter.worker.keeper",)
 #: What somebody ends a process with on purpose.
 _BY_HAND = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
@@ -64,6 +68,17 @@ class Orders:
     #: Whether another worker waits, its packages imported and its device open.
     has_spare: bool = True
     worker: tuple[str, ...] = WORKER
+
+
+def forms_name(orders: Orders) -> str:
+    """What stands for the kernels that a worker needs: the file and the settings."""
+    try:
+        status = Path(orders.model).stat()
+        file = orders.model, status.st_size, status.st_mtime_ns
+    except OSError:  # told of when it is opened
+        file = orders.model, 0, 0
+    depends_on = repr((file, replace(orders.config, kv_tokens=None)))
+    return hashlib.blake2b(depends_on.encode(), digest_size=16).hexdigest()
 
 
 class WorkerLife:
@@ -111,16 +126,34 @@ class WorkerLife:
         config: EngineConfig | None = None,
         *,
         is_first: bool = False,
+        waits: bool = False,
     ) -> None:
         """Have it load the model, by the weights that a keeper has, if one does.
 
-        `config`: what has become of the one in its orders.
+        `config`: what has become of the one in its orders. One that `waits` then stands by until
+        `take_over`.
         """
-        config = config or self._orders.config
-        self._begun = Start(self._orders.model, config, kept, block_memory, is_first)
+        config, has_spare = config or self._orders.config, self._orders.has_spare
+        self._begun = Start(
+            self._orders.model, config, kept, block_memory, is_first, waits, has_spare
+        )
         self.send(self._begun)
         self._patience.begin(self._loop.time())
         self._look()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it was told to load the model."""
+        return self._begun is not None
+
+    def take_over(self, block_memory: str) -> None:
+        """Have one that stands by, or is about to, take requests."""
+        assert self._begun is not None, "it stands by for nothing"
+        self._begun = msgspec.structs.replace(
+            self._begun, block_memory=block_memory, waits=self._writer is not None
+        )
+        self.send(TakeOver(block_memory))
+        self._patience.begin(self._loop.time())
 
     def send(self, message: msgspec.Struct) -> None:
         """Say something to the worker, if it listens still."""
@@ -172,7 +205,11 @@ class WorkerLife:
             return
         self._stop_listening()
         self._writer = writer
-        self.send(Prepare(self._orders.config.device))
+        config, model = self._orders.config, self._orders.model
+        if config.device.partition(":")[0] in ("cuda", "hip") and self._program != KEEPER:
+            self.send(Prepare(config.device, forms_name(self._orders), model, config))
+        else:
+            self.send(Prepare(config.device))
         if self._begun is not None:
             self.send(self._begun)
         decode = msgspec.msgpack.Decoder(ToServer).decode

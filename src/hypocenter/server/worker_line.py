@@ -1,11 +1,13 @@
 """The worker that has the model, the spare one that takes its place, and the keeper of weights.
 
 A start takes seconds before a model is looked at: Python, its packages and the GPU's context. The
-spare has them behind it. It has opened the device, and has neither the model nor memory for a KV
-cache. The keeper has a GPU's weights in memory that others map. It runs none of our kernels, so it
-outlives what workers die of. On a CPU the cache folder does the same
-(`model/tensors/packed_weights.py`). There workers also leave each other blocks of the KV cache, in
-memory that the server has.
+spare has them behind it. The keeper has a GPU's weights and KV cache in memory that others map. It
+runs none of our kernels, so it outlives what workers die of. There the spare has the kernels and
+graphs as well, over the same memory, and stands by. On a CPU it has neither the model nor memory
+for a KV cache: the cache folder has the weights (`model/tensors/packed_weights.py`).
+
+Workers leave each other blocks of the KV cache: on a CPU in memory that the server has, on a GPU
+where they lie, and the server has what tells of them.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ import os
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from hypocenter.base.errors import NotShareable
 from hypocenter.server.operating.log import tell
-from hypocenter.server.worker_life import Orders, WorkerLife
+from hypocenter.server.worker_life import KEEPER, Orders, WorkerLife
 from hypocenter.watch.child import Ended
 from hypocenter.wire.messages import (
     NO_REQUEST,
@@ -32,12 +35,15 @@ from hypocenter.wire.messages import (
     Loading,
     Ready,
     ServedModel,
+    StandingBy,
     ToServer,
 )
 
+#: Of the process that waits to take over.
+SpareState = Literal["none", "without a model", "loading", "standing by"]
+
 #: Spares in a row that may end while they wait; then there is none until a worker is ready again.
 _MAX_LOST_SPARES = 3
-KEEPER = ("hypocenter.worker.keeper",)
 
 
 class BlockMemory:
@@ -83,15 +89,16 @@ class WorkerLine:
         self.current: WorkerLife | None = None
         self._spare: WorkerLife | None = None
         self._num_lost_spares = self._num_begun = 0
+        #: The number of the spare that said so last.
+        self._stands_by = 0
         self._keeper: WorkerLife | None = None
         self._kept: KeptWeights | None = None
         #: Whether the weights are to be had from a keeper.
         config = orders.config
-        is_whole = config.tensor_parallel == 1  # a keeper has no parts
-        self._is_shared = is_whole and config.device.partition(":")[0] in ("cuda", "hip")
-        self._keeps_blocks = (
-            config.device == "cpu" and config.prefix_cache and config.launch_mode == "off"
-        )
+        is_on_gpu = config.device.partition(":")[0] in ("cuda", "hip")
+        self._is_shared = is_on_gpu
+        is_left = is_on_gpu or config.device == "cpu"
+        self._keeps_blocks = is_left and config.prefix_cache and config.launch_mode == "off"
         self._blocks = BlockMemory()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
@@ -100,6 +107,15 @@ class WorkerLine:
     def spare_pid(self) -> int | None:
         """The process that waits to take over, if there is one."""
         return self._spare.pid if self._spare else None
+
+    @property
+    def spare_state(self) -> SpareState:
+        """How far the process is that waits to take over."""
+        if self._spare is None:
+            return "none"
+        if not self._spare.has_begun:
+            return "without a model"
+        return "standing by" if self._stands_by == self._spare.number else "loading"
 
     @property
     def keeper_pid(self) -> int | None:
@@ -119,12 +135,21 @@ class WorkerLine:
             self.current = life
             await life.start()
         self.current = life
-        if self._kept is not None or not self._is_shared:
+        if life.has_begun:
+            self._num_begun += 1
+            life.take_over(self._block_memory())
+        elif self._kept is not None or not self._is_shared:
             self._hand_over()
 
     def forget_blocks(self) -> None:
         """What workers have left of the KV cache is in doubt; the next one begins with nothing."""
         self._blocks.forget()
+
+    def forget_weights(self) -> None:
+        """What a keeper has is in doubt; the next worker gets what another one reads anew."""
+        if self._keeper is not None:
+            self._keeper.kill()
+            self._drop_keeper()
 
     def start_spare(self) -> None:
         """Have one ready for when the current one ends."""
@@ -163,18 +188,33 @@ class WorkerLine:
         task.add_done_callback(self._tasks.discard)
 
     async def _start_spare(self) -> None:
-        self._spare = self._make(self._hear, self._note_end, self._orders.worker)
-        await self._spare.start()
+        self._spare = spare = self._make(self._hear, self._note_end, self._orders.worker)
+        await spare.start()
+        # Where one ended that was to stand by, there may be no room for it beside the worker.
+        if self._kept is not None and not self._num_lost_spares and self._spare is spare:
+            spare.begin(self._kept, "", self._orders.config, waits=True)
 
     def _is_current(self, number: int) -> bool:
         return self.current is not None and self.current.number == number
 
     def _hear(self, number: int, message: ToServer) -> None:
         if not self._is_current(number):
+            self._hear_spare(number, message)
             return
         if isinstance(message, Ready) and self._orders.config.kv_tokens is None:
             self._note_cache(message.facts)
         self._on_message(message)
+
+    def _hear_spare(self, number: int, message: ToServer) -> None:
+        match message:
+            case StandingBy():
+                self._stands_by = number
+                said = f"worker {number} stands by, after {message.seconds:.1f} s"
+                tell(logging.INFO, "spare_ready", said, seconds=round(message.seconds, 3))
+            case Failed() if message.id == NO_REQUEST:
+                tell(logging.WARNING, "spare_failed", f"a spare worker ends: {message.message}")
+            case _:
+                pass
 
     def _note_cache(self, facts: ServedModel) -> None:
         """Workers to come get a KV cache as large as this one's, whatever is free by then."""
@@ -214,20 +254,34 @@ class WorkerLine:
 
     def _hand_over(self) -> None:
         if self.current is not None:
-            memory = self._blocks.path if self._keeps_blocks else ""
             config, is_first = self._orders.config, self._num_begun == 0
-            self.current.begin(self._kept, memory, config, is_first=is_first)
+            self.current.begin(self._kept, self._block_memory(), config, is_first=is_first)
             self._num_begun += 1
 
+    def _block_memory(self) -> str:
+        return self._blocks.path if self._keeps_blocks else ""
+
     def _note_keeper_end(self, number: int, ended: Ended | Exception) -> None:
-        was_needed = self._is_shared and self._kept is None
-        self._keeper = None  # the next worker gets another one; this one has its memory still
+        if self._keeper is None or self._keeper.number != number:
+            return
+        was_needed, had_memory = self._is_shared and self._kept is None, self._kept is not None
+        self._drop_keeper()  # the next worker gets another one; this one has its memory still
         if self._is_stopping or not self._is_shared:
             return
         if was_needed and self.current is not None:
             waiting, self.current = self.current, None
             waiting.kill()
             self._on_ended(ended)
-        elif self._kept is not None:
+        elif had_memory:
             message = "the keeper of the weights ended; the next worker reads them anew"
             tell(logging.WARNING, "keeper_ended", message)
+
+    def _drop_keeper(self) -> None:
+        """Nobody is to map its memory any more; who stands by over that gives way to another."""
+        self._keeper = self._kept = None
+        self._blocks.forget()
+        if self._spare is not None and self._spare.has_begun:
+            self._spare.kill()
+            self._spare = None
+            if not self._is_stopping:
+                self._begin(self._start_spare())

@@ -442,7 +442,7 @@ class EngineConfig:
     gpu_memory_fraction: float = setting(
         0.9,
         RealNumber(low=0.05, high=1.0),
-        "Share of a GPU's memory that may be in use once the KV cache has its part.",
+        "Share of a GPU's memory that the model may take, KV cache included, if others leave it.",
         cli=("--gpu-memory-fraction", "--gpu-memory-utilization"),
     )
     kv_dtype: str = setting(

@@ -2,7 +2,8 @@
 
 A worker connects to its server's Unix socket, and is told by `Prepare` which device it will have.
 It may then wait for long, until `Start` says what to load. Then it says `Loading` any number of
-times and `Ready` once. A keeper of weights is told the same, and ends with `KeptWeights`.
+times and `Ready` once. A keeper of weights is told the same, and ends with `KeptWeights`. One that
+`Start` tells to wait says `StandingBy` in place of `Ready`, and `Ready` when `TakeOver` has come.
 
 From then on each `Submit` is answered by `Accepted` and `News` up to a piece with an `ending`, by
 `Failed`, or by `Dropped` where it was cancelled before it began. So a request that is cancelled has
@@ -34,9 +35,16 @@ NO_REQUEST = 0
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
-    """The device to open; no memory of it is taken, and nothing runs there, before `Start`."""
+    """The device to open; no memory of it is taken, and nothing runs there, before `Start`.
+
+    Where there is time until then, the model's file is given: `forms` stands for it and the
+    configuration in the name of an index of kernels.
+    """
 
     device: str
+    forms: str = ""
+    model: str = ""
+    config: EngineConfig | None = None
 
 
 class SharedPart(msgspec.Struct, frozen=True):
@@ -68,13 +76,18 @@ class SharedPiece(msgspec.Struct, frozen=True):
 class KeptWeights(msgspec.Struct, frozen=True, tag=True):
     """A model's packed matrices, by their names in the file and numbers of their parts.
 
-    `stamps` are those of the file that they are of, `seconds` what packing took.
+    `stamps` are those of the file that they are of, `seconds` what packing took. `pages` is memory
+    for the KV cache of `kv_tokens` tokens, zeroed; None where each worker has its own. Of a model
+    in parts these are of the first one, and `of_ranks` of the others.
     """
 
     stamps: str
     pieces: tuple[SharedPiece, ...]
     weights: dict[str, SharedWeight]
     seconds: float
+    pages: SharedPiece | None = None
+    kv_tokens: int = 0
+    of_ranks: tuple[KeptWeights, ...] = ()
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
@@ -89,6 +102,16 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     block_memory: str = ""
     #: Whether no worker before it has found that requests can be answered.
     is_first: bool = True
+    #: Whether it is to make ready, and then wait until the worker before it is gone.
+    waits: bool = False
+    #: Of a keeper: whether two workers are to have room beside what it keeps.
+    has_spare: bool = False
+
+
+class TakeOver(msgspec.Struct, frozen=True, tag=True):
+    """The worker before is gone; what it left of the KV cache is told in `block_memory`."""
+
+    block_memory: str = ""
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -208,6 +231,12 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     longest_token_bytes: int
 
 
+class StandingBy(msgspec.Struct, frozen=True, tag=True):
+    """All is loaded, compiled and captured; it waits for `TakeOver`."""
+
+    seconds: float
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     facts: ServedModel
     seconds: float
@@ -307,7 +336,7 @@ class FormRead(msgspec.Struct, frozen=True, tag=True):
     compiled: str
 
 
-ToWorker = Prepare | Start | Submit | Cancel
-ToServer = Loading | KeptWeights | Ready | Accepted | Failed | News | Dropped
+ToWorker = Prepare | Start | TakeOver | Submit | Cancel
+ToServer = Loading | KeptWeights | StandingBy | Ready | Accepted | Failed | News | Dropped
 ToReader = StartReader | Ask | ReadForm
 FromReader = ReaderReady | Told | FormRead | Failed

@@ -1,4 +1,6 @@
-"""The program of the process that has a GPU's weights, for workers to map; it runs none of ours.
+"""The program of the process that has a GPU's weights and KV cache, for workers to map.
+
+It runs no kernel of ours, so it outlives what workers die of.
 
 It says what it is doing, then `KeptWeights` once, and stays until its server goes.
 """
@@ -9,16 +11,24 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import BinaryIO
 
 import msgspec
 
 from hypocenter.base.errors import EXIT_OK, HypoError
 from hypocenter.device import devices
+from hypocenter.engine.ranks.ranks import device_of
 from hypocenter.model.facts.architecture import read_architecture
-from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.facts.part import Part
+from hypocenter.model.facts.split import part_of
+from hypocenter.model.gguf.file import GGUFFile, open_gguf
+from hypocenter.model.layers.step_buffers import lend_pages
+from hypocenter.model.placement import context_length_of, kv_room, kv_tokens_in, require_gpu_room
+from hypocenter.model.tensors.footprint import num_kv_blocks, require_kv_dtype
+from hypocenter.model.tensors.part_of_file import PartOfFile
 from hypocenter.model.tensors.shared_weights import lend_weights
-from hypocenter.settings.config import OnProgress
+from hypocenter.settings.config import KV_DTYPES, EngineConfig, OnProgress
 from hypocenter.wire.frames import as_frame, read_frame
 from hypocenter.wire.messages import (
     MAX_FRAME_BYTES,
@@ -61,10 +71,58 @@ def _keep(connection: socket.socket, reader: BinaryIO) -> None:
 
 
 def _load(start: Start, report: OnProgress) -> KeptWeights:
-    device = devices.open_device(start.config.device)
-    with open_gguf(start.model, start.config.override_kv) as file:
-        facts = read_architecture(file)
-        return lend_weights(file, facts, report, device=device)
+    """The weights of each part of the model on the GPU of its rank, and memory for its KV cache.
+
+    Raises ModelTooLarge before anything is read, where there is no room for it.
+    """
+    config = start.config
+    parts = []
+    with open_gguf(start.model, config.override_kv) as file:
+        for rank in range(config.tensor_parallel):
+            own = replace(config, device=devices.open_device(device_of(config.device, rank)))
+            parts.append(_Part(file, own, rank))
+        for part in parts:
+            part.lend(report)
+        if (num_tokens := config.kv_tokens) is None:
+            num_tokens = min(part.kv_tokens(has_spare=start.has_spare) for part in parts)
+        first, *others = [part.with_cache(num_tokens) for part in parts]
+    return msgspec.structs.replace(first, of_ranks=tuple(others))
+
+
+class _Part:
+    """What one GPU has of the model."""
+
+    def __init__(self, file: GGUFFile, config: EngineConfig, rank: int) -> None:
+        self._config, self._facts, self._file = config, read_architecture(file), file
+        context_length_of(self._facts, config)  # raises before anything is read
+        if config.tensor_parallel > 1:
+            part = Part(rank, config.tensor_parallel)
+            self._file = PartOfFile(file, self._facts, part)
+            self._facts = part_of(self._facts, part)
+        elif (room := devices.room_of(config.device)) is not None:
+            require_gpu_room(config.device, file, self._facts, config, room)
+
+    def lend(self, report: OnProgress) -> None:
+        device = self._config.device
+        self._lent = lend_weights(self._file, self._facts, report, device=device)
+
+    def kv_tokens(self, *, has_spare: bool) -> int:
+        """Tokens of KV cache for which this GPU has room, beside what steps of each worker take."""
+        config = self._config
+        if (room := devices.room_of(config.device)) is None:
+            return context_length_of(self._facts, config)
+        num_workers = 2 if has_spare else 1
+        num_bytes = kv_room(self._file, self._facts, config, room, num_workers)
+        return kv_tokens_in(num_bytes, self._facts, config)
+
+    def with_cache(self, num_tokens: int) -> KeptWeights:
+        """What was lent, and memory for a KV cache of so many tokens."""
+        config = replace(self._config, kv_tokens=num_tokens)
+        num_blocks = num_kv_blocks(config, context_length_of(self._facts, config))
+        dtype, size = KV_DTYPES[config.kv_dtype], config.block_size
+        require_kv_dtype(self._facts, config.kv_dtype)
+        pages = lend_pages(self._facts, num_blocks, size, dtype, device=config.device)
+        return msgspec.structs.replace(self._lent, pages=pages, kv_tokens=num_tokens)
 
 
 if __name__ == "__main__":

@@ -37,11 +37,12 @@ from hypocenter.base.errors import (
 from hypocenter.base.results import TokenLogprob
 from hypocenter.device import devices
 from hypocenter.engine.admission import RequestTerms
-from hypocenter.engine.conversations import in_thought
+from hypocenter.engine.conversations import PromptReader, in_thought
 from hypocenter.engine.driver import Driver
 from hypocenter.engine.engine import Engine
-from hypocenter.engine.llm import LLM
+from hypocenter.engine.llm import LLM, read_prompts
 from hypocenter.engine.request import Request
+from hypocenter.engine.runner import load_forms
 from hypocenter.settings.config import EngineConfig
 from hypocenter.wire.frames import as_frame, read_frame
 from hypocenter.wire.messages import (
@@ -55,8 +56,10 @@ from hypocenter.wire.messages import (
     Piece,
     Prepare,
     Ready,
+    StandingBy,
     Start,
     Submit,
+    TakeOver,
     ToWorker,
 )
 from hypocenter.worker.arrivals import Arrivals
@@ -91,19 +94,29 @@ def main(words: Sequence[str]) -> int:
 
 def _start(connection: socket.socket, reader: BinaryIO) -> ModelWorker | None:
     """A worker with its model, once it is asked for; None: it was never needed."""
+    prompts: PromptReader | None = None
     while (message := _next(reader)) is not None:
         match message:
-            case Prepare(device):
+            case Prepare(device, forms, model, config):
                 devices.open_device(device)
+                if forms and config is not None:  # while a keeper reads the weights
+                    load_forms(device, forms)
+                    # What is given over the file's metadata must be read with the model.
+                    if config.override_kv:
+                        continue
+                    with contextlib.suppress(HypoError):  # it is told of when the model is loaded
+                        prompts = read_prompts(Path(model), config)
             case Start():
-                return ModelWorker(connection, message)
+                return ModelWorker(connection, message, prompts)
     return None
 
 
 class ModelWorker:
     """One model and its open requests, by the server's ids."""
 
-    def __init__(self, connection: socket.socket, start: Start) -> None:
+    def __init__(
+        self, connection: socket.socket, start: Start, prompts: PromptReader | None = None
+    ) -> None:
         began = time.monotonic()
         self._model = Path(start.model)
         self._requests: dict[int, Request] = {}
@@ -118,20 +131,33 @@ class ModelWorker:
             progress=self._report,
             shared=start.kept,
             block_memory=start.block_memory,
+            prompts=prompts,
         )
-        if start.is_first:  # those that follow are to take over at once
+        if start.is_first:
             _require_servable(self._llm, start.config)
+        runner = self._llm.engine.runner
+        if start.is_first or start.waits:  # others are to take over at once
             self._report("capturing steps", 0.0)
-            self._llm.engine.runner.capture()
+            runner.capture()
+        runner.prepare_blocks()
         self._engine = self._llm.engine
         self._driver = Driver(self._engine)
         self._arrivals = Arrivals(self._admit, die)
-        facts = facts_of(self._llm, self._model, start.config)
-        self._outbox.put(Ready(facts, time.monotonic() - began))
+        self._facts = facts_of(self._llm, self._model, start.config)
+        if start.waits:
+            self._outbox.put(StandingBy(time.monotonic() - began))
+        else:
+            self._take_over(start.block_memory, began)
+
+    def _take_over(self, block_memory: str, began: float) -> None:
+        self._llm.engine.inherit_blocks(block_memory)
+        self._outbox.put(Ready(self._facts, time.monotonic() - began))
 
     def handle(self, message: ToWorker | None) -> bool:
         """Do what the server asks; False at its end. Returns at once: others make ready."""
         match message:
+            case TakeOver(block_memory):
+                self._take_over(block_memory, time.monotonic())
             case Submit():
                 self._arrivals.put(message)
             case Cancel(number):

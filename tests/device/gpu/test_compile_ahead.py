@@ -40,6 +40,14 @@ def here(*args, **keywords):
     print("compiled here")
     return make(*args, **keywords)
 make, triton.compiler.ASTSource.make_ir = triton.compiler.ASTSource.make_ir, here
+if os.environ.get("INDEX"):
+    print("loaded", gpu.load_forms(os.environ["INDEX"]))
+    asked = []
+    hook = triton.knobs.runtime.jit_cache_hook
+    triton.knobs.runtime.jit_cache_hook = lambda **given: asked.append(given["key"])
+    gpu.compile(launches)
+    triton.knobs.runtime.jit_cache_hook = hook
+    print("looked for", len(asked))
 gpu.compile(launches)
 print("ready", gpu.num_compiled)
 before = gpu.num_compiled
@@ -79,6 +87,20 @@ def test_helpers_compile_and_nothing_is_compiled_afterwards(filled: tuple[Path, 
 
 def test_the_next_process_reads_from_disk(filled: tuple[Path, str]) -> None:
     assert run(filled[0]) == "ready 3\nafter 0\n"
+
+
+def test_the_next_process_loads_by_the_index_what_it_will_need(filled: tuple[Path, str]) -> None:
+    """Before it knows its launches; then nothing is left to be looked for."""
+    cache = filled[0]
+    assert run(cache, INDEX="a").startswith("loaded 0\nlooked for 3\n")
+    assert run(cache, INDEX="a") == "loaded 3\nlooked for 0\nready 3\nafter 0\n"
+    assert run(cache, INDEX="b").startswith("loaded 0\n")
+    index = cache / "forms-a.json"
+    index.write_text(index.read_text().replace("hypocenter.kernels", "hypocenter.nowhere", 1))
+    assert run(cache, INDEX="a").startswith("loaded 2\nlooked for 1\n")
+    assert run(cache, INDEX="a").startswith("loaded 3\nlooked for 0\n"), "it is mended"
+    index.write_text("[{")
+    assert run(cache, INDEX="a").startswith("loaded 0\nlooked for 3\n")
 
 
 @pytest.mark.tier("sim")

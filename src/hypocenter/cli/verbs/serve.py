@@ -136,6 +136,7 @@ def _config(path: str, options: ServeOptions, engine: EngineConfig) -> ServerCon
         has_spare=options.spare,
         unread_seconds=options.timeout,
         bundles=folder_of(options.bundles),
+        canary_minutes=options.canary_minutes,
     )
 
 

@@ -7,6 +7,7 @@ kernel is launched here, and none of ours is known.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import sys
@@ -20,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from hypocenter.base import package
 from hypocenter.device.forms import Compilable, distinct
 from hypocenter.device.gpu.compile_process import CompileOrder, hash_in_order
 from hypocenter.device.helper_processes import helper
@@ -38,6 +40,8 @@ _MIN_KERNELS = 3
 _LOOK_SECONDS = 0.1
 #: What all of them together may take.
 _MOST_SECONDS = 600.0
+#: Some thousands of forms.
+_MAX_INDEX_BYTES = 32 << 20
 
 
 class NotOnDisk(Exception):
@@ -72,10 +76,100 @@ class _Form:
     is_spoiled: bool = False
 
 
-def compile_ahead(launches: Sequence[Compilable], progress: OnProgress | None = None) -> None:
+class FormIndex:
+    """The forms that processes before this one needed for the same, by a name that stands for it.
+
+    With that a process loads them before it knows its launches: it lies in the folder of the
+    kernels, and only says what to look for there. An index that is old or damaged costs time only.
+    """
+
+    def __init__(self, name: str) -> None:
+        _open_cache()
+        self._path = Path(kernel_folder()) / f"forms-{name}.json"
+        self._known = self._read()
+        #: Of these, what was there to be loaded.
+        self._loaded: list[CompileOrder] = []
+        self._was_short = False
+
+    def load(self) -> int:
+        """Load what it names and what lies on disk; how many. Nothing is compiled."""
+        named = {(order.module, order.name): _kernel_of(order) for order in self._known}
+        found = {names: jit for names, jit in named.items() if jit is not None}
+        hash_in_order(found.values())
+        for order in self._known:
+            jit = found.get((order.module, order.name))
+            if jit is not None and _preload(jit, order.data):
+                self._loaded.append(order)
+        return len(self._loaded)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was needed under this name is loaded, and no form was met beside it."""
+        is_loaded = bool(self._known) and len(self._loaded) == len(self._known)
+        return is_loaded and not self._was_short
+
+    def note(self, forms: Sequence[_Form]) -> None:
+        """These were needed: have the next process find them, with those that were loaded."""
+        new = [order for form in forms if (order := _job(form)) is not None]
+        if not new:
+            return
+        self._was_short = True
+        self._loaded += new
+        data = msgspec.json.encode(list({order.data: order for order in self._loaded}.values()))
+        try:
+            with tempfile.NamedTemporaryFile(dir=self._path.parent, delete=False) as file:
+                file.write(data)
+            os.replace(file.name, self._path)
+        except OSError as error:
+            log.info("the next start looks for each kernel: %s: %s", self._path, error.strerror)
+
+    def _read(self) -> list[CompileOrder]:
+        try:
+            with self._path.open("rb") as file:
+                data = file.read(_MAX_INDEX_BYTES)
+            return msgspec.json.decode(data, type=list[CompileOrder])
+        except (OSError, msgspec.DecodeError):
+            return []
+
+
+def _kernel_of(order: CompileOrder) -> Any:
+    """A kernel of ours by its names; None for anything else."""
+    if not order.module.startswith(f"{package.NAME}."):
+        return None
+    try:
+        found = getattr(importlib.import_module(order.module), order.name, None)
+    except ImportError:
+        return None
+    return found if hasattr(found, "preload") else None
+
+
+def _preload(jit: Any, data: str) -> bool:
+    """Have a form in this process and on the GPU if it lies on disk."""
+    source = triton.compiler.ASTSource
+    make, source.make_ir = source.make_ir, _refuse
+    try:
+        _ = jit.preload(data).run
+    except Exception as error:  # it is asked for again, by its launch, and then told of
+        log.debug("%s is not loaded ahead: %s", jit.__name__, _line(error))
+        return False
+    finally:
+        source.make_ir = make
+    return True
+
+
+def _refuse(*args: Any, **keywords: Any) -> Any:
+    raise NotOnDisk
+
+
+def compile_ahead(
+    launches: Sequence[Compilable],
+    progress: OnProgress | None = None,
+    index: FormIndex | None = None,
+) -> None:
     """Have the machine code of every form of `launches` ready: loaded, or compiled and loaded.
 
-    A form that Triton refuses is named in the log: a launch of it will raise why.
+    A form that Triton refuses is named in the log: a launch of it will raise why. `index` gets to
+    know them.
     """
     _open_cache()
     forms = [_Form(launch) for launch in distinct(launches)]
@@ -91,6 +185,8 @@ def compile_ahead(launches: Sequence[Compilable], progress: OnProgress | None = 
         if progress:
             progress("loading kernels", number / len(forms))
         _load(form)
+    if index is not None:
+        index.note(forms)
 
 
 def _load_kept(form: _Form) -> bool:
@@ -122,14 +218,11 @@ def _compiling_nothing(form: _Form) -> Iterator[None]:
     source, runtime = triton.compiler.ASTSource, triton.knobs.runtime
     make, hook = source.make_ir, runtime.jit_cache_hook
 
-    def refuse(*args: Any, **keywords: Any) -> Any:
-        raise NotOnDisk
-
     def note(*args: Any, **keywords: Any) -> bool:
         form.key, form.data = keywords["key"], keywords["compile"]["specialization_data"]
         return bool(hook is not None and hook(*args, **keywords))
 
-    source.make_ir, runtime.jit_cache_hook = refuse, note
+    source.make_ir, runtime.jit_cache_hook = _refuse, note
     try:
         yield
     finally:

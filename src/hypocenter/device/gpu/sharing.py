@@ -17,6 +17,8 @@ from hypocenter.base.errors import NotShareable
 _HANDLE_BYTES = 64
 #: Peer access may be switched on when the memory lies on another GPU; both vendors' only flag.
 _LAZY_PEER_ACCESS = 1
+#: CUDA_ERROR_OUT_OF_MEMORY, and hipErrorOutOfMemory.
+_OUT_OF_MEMORY = 2
 #: CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED.
 _HAS_ATOMICS = 3
 
@@ -59,11 +61,13 @@ class SharingDriver:
         except OSError as error:
             raise NotShareable(device, str(error)) from error
 
-    def allocate(self, num_bytes: int) -> int:
-        """Address of fresh memory, which is no part of a larger piece."""
+    def allocate(self, num_bytes: int) -> int | None:
+        """Address of fresh memory, which is no part of a larger piece; None: there is no room."""
         address = ctypes.c_uint64()
         call = self._function(self._names.allocate)
         status = call(ctypes.byref(address), ctypes.c_size_t(num_bytes))
+        if status == _OUT_OF_MEMORY:
+            return None
         self._require(self._names.allocate, status)
         return int(address.value)
 

@@ -33,18 +33,19 @@ from hypocenter.device.gpu.errors import failed_launch, launch_failure, runtime_
 from hypocenter.device.gpu.host import TorchStreams, host_tensor, map_host
 from hypocenter.device.gpu.presence import find_gpu
 from hypocenter.device.gpu.sharing import Foreign, SharingDriver
+from hypocenter.device.gpu.staging import Staging
 from hypocenter.device.graph import CaptureWatch, Graph, Graphs
 from hypocenter.device.limits import GpuLimits, present_gpu
 from hypocenter.settings.config import OnProgress
 from hypocenter.settings.environment import launch_blocking
 
 if TYPE_CHECKING:
-    from hypocenter.device.gpu.ahead import Compiled
+    from hypocenter.device.gpu.ahead import Compiled, FormIndex
 
 log = logging.getLogger("hypocenter.gpu")
 
-#: Host copies up to so many bytes go through pinned memory: it is quick there and costs one more
-#: copy on the host, which large ones would feel.
+#: Host copies up to so many bytes go through pinned memory of their own; larger ones by parts
+#: (`staging.py`), and back to the host through memory that is not pinned.
 PINNED_BYTES = 1 << 20
 
 _TORCH_TYPES: Mapping[DType, str] = {
@@ -63,8 +64,13 @@ _COPY_BYTES, _NUM_COPIES = 2 << 30, 10
 def open_gpu(name: str) -> TorchGpu:
     """The GPU that users call cuda, cuda:1, hip or hip:0. Raises what `find_gpu` raises."""
     torch, vendor, index = find_gpu(name)
-    torch.cuda.set_device(index)
-    limits = present_gpu()
+    try:
+        torch.cuda.set_device(index)
+        limits = present_gpu()
+    except RuntimeError as error:  # it was there a moment ago, or its driver says so
+        fault = runtime_fault(vendor, error)
+        why = str(fault) if fault is not None else str(error).strip().splitlines()[0]
+        raise DeviceFault(name, "open", why, is_asynchronous=False) from error
     assert limits is not None, "torch has just said that there is a GPU"
     return TorchGpu(f"{vendor}:{index}" if index else vendor, torch, index, limits)
 
@@ -102,6 +108,7 @@ class TorchGpu:
         self._jits: dict[int, Any] = {}  # everything that has a launcher
         self._seen: CaptureWatch | None = None  # while a capture is under way
         self._compiled: Compiled | None = None  # from the first `compile` on
+        self._forms: FormIndex | None = None  # that of `load_forms`
         if self.blocking:
             log.warning("%s: %s: a wait after each launch, graphs off", name, self.blocking)
 
@@ -134,7 +141,9 @@ class TorchGpu:
     def allocate_shared(self, num_bytes: int) -> tuple[int, bytes]:
         """See Backend. It comes from the driver, since torch gives out parts of larger pieces."""
         shared = self._shared_memory()
-        address = shared.allocate(num_bytes)
+        if (address := shared.allocate(num_bytes)) is None:
+            free, total = self._torch.cuda.mem_get_info(self._device)
+            raise OutOfMemory(self._name, num_bytes, total - free, total)
         handle = shared.export(address)
         return self._know(self._foreign(address, num_bytes)), handle
 
@@ -147,7 +156,9 @@ class TorchGpu:
             raise NotShareable(self._name, f"GPU {other} is reached without atomics")
 
     def _shared_memory(self) -> SharingDriver:
-        self._torch.cuda.synchronize(self._device)  # which makes its context this thread's own
+        with self._calling("share memory"):
+            self._torch.cuda.set_device(self._index)
+            self._torch.cuda.synchronize(self._device)  # which makes its context this thread's own
         return SharingDriver(self._name)
 
     def _foreign(self, address: int, num_bytes: int) -> Any:
@@ -204,7 +215,7 @@ class TorchGpu:
                 target.copy_(host_tensor(self._torch, flat), non_blocking=True)
                 return
             if len(flat) > PINNED_BYTES:
-                target.copy_(host_tensor(self._torch, flat))
+                self._staging.copy(flat, target)
                 return
             # torch does not hand this memory out again before the copy has run.
             staged = self._torch.empty(len(flat), dtype=self._torch.uint8, pin_memory=True)
@@ -214,9 +225,21 @@ class TorchGpu:
     def scratch(self, data: Bytes) -> AnyArray:
         flat = np.ascontiguousarray(data).reshape(-1)
         there = self._torch.empty(len(flat), dtype=self._torch.uint8, device=self._device)
-        if len(flat):
+        if len(flat) > PINNED_BYTES:
+            self._staging.copy(flat, there)
+        elif len(flat):
             there.copy_(host_tensor(self._torch, flat))
         return there.reshape(data.shape)
+
+    @functools.cached_property
+    def _staging(self) -> Staging:
+        def allocate(num_bytes: int) -> Any:
+            return self._torch.empty(num_bytes, dtype=self._torch.uint8, pin_memory=True)
+
+        return Staging(allocate, self.record)
+
+    def bytes_at(self, address: int, num_bytes: int) -> AnyArray:
+        return self._bytes(address, num_bytes)
 
     def compute(self, work: Callable[[], Any], num_bytes: int) -> Any:
         with self._calling("compute", num_bytes):
@@ -283,13 +306,29 @@ class TorchGpu:
     #: Triton compiles a kernel when it is first launched.
     compiles = True
 
+    def load_forms(self, name: str) -> int:
+        from hypocenter.device.gpu.ahead import FormIndex  # needs Triton
+
+        self._watch_compiler()
+        self._forms = FormIndex(name)
+        return self._forms.load()
+
+    @property
+    def has_all_forms(self) -> bool:
+        return self._forms is not None and self._forms.is_whole
+
     def compile(self, launches: Sequence[Compilable], progress: OnProgress | None = None) -> None:
-        from hypocenter.device.gpu.ahead import Compiled, compile_ahead  # needs Triton
+        from hypocenter.device.gpu.ahead import compile_ahead  # needs Triton
+
+        self._watch_compiler()
+        compile_ahead(launches, progress, self._forms)
+
+    def _watch_compiler(self) -> None:
+        from hypocenter.device.gpu.ahead import Compiled
 
         if self._compiled is None:
             self._compiled = Compiled()
         self._torch.cuda.set_device(self._index)
-        compile_ahead(launches, progress)
 
     @property
     def num_compiled(self) -> int:

@@ -45,7 +45,7 @@ class AbstractGpu:
     """Implements `Backend` without memory, for GPUs of a vendor: amd, nvidia or hopper."""
 
     limits = None
-    captures = overlaps = runs_ahead = compiles = False
+    captures = overlaps = runs_ahead = compiles = has_all_forms = False
     num_compiled, kernel_folder = 0, ""
 
     def __init__(self, vendor: str) -> None:
@@ -77,6 +77,9 @@ class AbstractGpu:
     def scratch(self, data: Bytes) -> Bytes:
         return data
 
+    def bytes_at(self, address: int, num_bytes: int) -> Bytes:
+        return np.zeros(num_bytes, np.uint8)
+
     def compute(self, work: Callable[[], Any], num_bytes: int) -> Any:
         return work()
 
@@ -106,6 +109,9 @@ class AbstractGpu:
 
     def launcher(self, jit: Any) -> Callable[..., None]:
         return _launch_nothing
+
+    def load_forms(self, name: str) -> int:
+        return 0
 
     def compile(self, launches: Sequence[Compilable], progress: OnProgress | None = None) -> None:
         """Nothing is launched."""

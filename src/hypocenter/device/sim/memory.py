@@ -136,6 +136,12 @@ class SimMemory:
         self._make_ready(offset, data.size)
         self._bytes[offset : offset + data.size] = data
 
+    def bytes_at(self, address: int, num_bytes: int) -> Array:
+        """The bytes themselves."""
+        offset = address - self.base
+        self._make_ready(offset, num_bytes)
+        return self._bytes[offset : offset + num_bytes]
+
     def clear_bytes(self, address: int, num_bytes: int) -> None:
         offset = address - self.base
         self._make_ready(offset, num_bytes)

@@ -137,7 +137,7 @@ class SimGpu:
         self.runs_ahead = self._captures = mode.graphs and not mode.blocking
         self.kernel_folder = ""
         #: Whether forms of kernels are named before they are launched; those that are met count.
-        self.compiles = False
+        self.compiles = self.has_all_forms = False
         self._forms: set[Hashable] = set()
         self._graphs = Graphs(name)
         self._captured: list[QueuedLaunch | QueuedCall | int] | None = (
@@ -228,6 +228,11 @@ class SimGpu:
 
     def scratch(self, data: Bytes) -> Bytes:
         return data
+
+    def bytes_at(self, address: int, num_bytes: int) -> Bytes:
+        self._drain("bytes_at")
+        self._refuse_unmapped("bytes_at", address, num_bytes)
+        return self._memory.bytes_at(address, num_bytes)
 
     def compute(self, work: Callable[[], Any], num_bytes: int) -> Any:
         return work()
@@ -338,6 +343,9 @@ class SimGpu:
             self._wait_if_full(call, jit.__name__)
 
         return launch
+
+    def load_forms(self, name: str) -> int:
+        return 0
 
     def compile(self, launches: Sequence[Compilable], progress: OnProgress | None = None) -> None:
         """See Backend: the interpreter needs no machine code, so forms are only counted."""

@@ -8,6 +8,7 @@ import numpy as np
 from hypocenter.engine.batch import Batch
 from hypocenter.record.events import RequestRecord
 from hypocenter.settings.config import EngineConfig
+from hypocenter.wire.messages import KeptWeights
 
 #: Of one frame: the tokens and block tables of the largest step.
 MAX_FRAME_BYTES = 64 << 20
@@ -21,12 +22,18 @@ class Join(msgspec.Struct, frozen=True, tag=True):
     rank: int
     num_ranks: int
     meeting_place: str
+    #: What a keeper has of that part on the rank's device.
+    kept: KeptWeights | None = None
 
 
 class Word(msgspec.Struct, frozen=True, tag=True):
     """The process is there, then its part is loaded; `problem`: what it ends by."""
 
     problem: str = ""
+
+
+class Capture(msgspec.Struct, frozen=True, tag=True):
+    """Capture the steps in which requests get their next tokens (`Runner.capture`)."""
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):

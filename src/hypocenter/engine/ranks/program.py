@@ -23,7 +23,7 @@ import msgspec
 from hypocenter.base.errors import HypoError
 from hypocenter.device import devices
 from hypocenter.device.group import Group
-from hypocenter.engine.ranks.messages import MAX_FRAME_BYTES, Join, Step, Word
+from hypocenter.engine.ranks.messages import MAX_FRAME_BYTES, Capture, Join, Step, Word
 from hypocenter.engine.runner import Runner, Seat, load_runner
 from hypocenter.model.facts.part import Part
 from hypocenter.model.gguf.file import open_gguf
@@ -55,11 +55,11 @@ def _load(join: Join, connection: socket.socket) -> Runner:
     group = Group(join.rank, join.num_ranks, join.meeting_place, device)
     with open_gguf(Path(join.path), join.config.override_kv) as file:
         part = Part(join.rank, join.num_ranks)
-        return load_runner(file, join.config, seat=Seat(part, group))
+        return load_runner(file, join.config, seat=Seat(part, group, kept=join.kept))
 
 
 def _follow(runner: Runner, reader: BinaryIO, connection: socket.socket) -> None:
-    decoder = msgspec.msgpack.Decoder(Step)
+    decoder: msgspec.msgpack.Decoder[Step | Capture] = msgspec.msgpack.Decoder(Step | Capture)
     is_sim = is_simulated(runner.config.device)
     waits: SimpleQueue[Callable[[], object]] = SimpleQueue()
     # This thread launches ahead of the GPU, so another one hears of what went wrong there.
@@ -70,7 +70,11 @@ def _follow(runner: Runner, reader: BinaryIO, connection: socket.socket) -> None
             frame = read_frame(reader, MAX_FRAME_BYTES)
         except EOFError:
             return
-        runner.run(decoder.decode(frame).batch())
+        message = decoder.decode(frame)
+        if isinstance(message, Capture):
+            runner.capture()
+            continue
+        runner.run(message.batch())
         if is_sim:  # it runs when somebody waits, and a GPU by itself
             runner.wait()
         else:

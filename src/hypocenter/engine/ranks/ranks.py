@@ -13,6 +13,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
@@ -24,9 +25,10 @@ from hypocenter.base.package import RANK_MODULE, module_command
 from hypocenter.base.wording import ending_of
 from hypocenter.device.group import Group
 from hypocenter.engine.batch import Batch
-from hypocenter.engine.ranks.messages import MAX_FRAME_BYTES, Join, Step, Word
+from hypocenter.engine.ranks.messages import MAX_FRAME_BYTES, Capture, Join, Step, Word
 from hypocenter.settings.config import EngineConfig, is_simulated
 from hypocenter.wire.frames import as_frame, read_frame
+from hypocenter.wire.messages import KeptWeights
 
 #: After what a collective reports, for the end of another process to be known.
 _NOTICE_SECONDS = 2.0
@@ -36,10 +38,11 @@ _END_SECONDS = 5.0
 class Ranks:
     """All ranks but the first of `config.tensor_parallel`, from `start` to `close`."""
 
-    def __init__(self, path: Path, config: EngineConfig) -> None:
-        """Start the processes; they load their parts from now on. Raises UsageError."""
+    def __init__(self, path: Path, config: EngineConfig, kept: Sequence[KeptWeights] = ()) -> None:
+        """Start the processes; they load their parts from now on, or map what a keeper has of each
+        part but the first. Raises UsageError."""
         self.num_ranks = config.tensor_parallel
-        self._devices = [_device_of(config.device, rank) for rank in range(self.num_ranks)]
+        self._devices = [device_of(config.device, rank) for rank in range(self.num_ranks)]
         self._folder = tempfile.TemporaryDirectory(prefix="hypocenter-ranks-")
         self._meeting_place = os.path.join(self._folder.name, "ranks")
         self._lost: RankLost | None = None
@@ -51,7 +54,8 @@ class Ranks:
         self._readers: list[BinaryIO] = []
         for rank in range(1, self.num_ranks):
             own = replace(config, device=self._devices[rank])
-            join = Join(str(path), own, rank, self.num_ranks, self._meeting_place)
+            part = kept[rank - 1] if kept else None
+            join = Join(str(path), own, rank, self.num_ranks, self._meeting_place, part)
             self._start(join)
 
     @property
@@ -82,13 +86,20 @@ class Ranks:
 
     def run(self, batch: Batch) -> None:
         """Tell all ranks of a step; raises RankLost where one has ended."""
+        self._tell("step", Step.of(batch))
+
+    def capture(self) -> None:
+        """Have all ranks capture steps, as the first one then does; raises RankLost."""
+        self._tell("capture", Capture())
+
+    def _tell(self, what: str, message: Step | Capture) -> None:
         self.require_alive()
-        frame = as_frame(Step.of(batch))
+        frame = as_frame(message)
         for connection in self._sockets:
             try:
                 connection.sendall(frame)
             except OSError as error:
-                raise self._explain("step", error) from error
+                raise self._explain(what, error) from error
 
     def require_alive(self) -> None:
         """Raises RankLost when a process has ended; what came of a step is nothing then."""
@@ -162,7 +173,7 @@ def _word_of(reader: BinaryIO) -> str:
     return word
 
 
-def _device_of(device: str, rank: int) -> str:
+def device_of(device: str, rank: int) -> str:
     """The device of a rank: GPUs in a row from the one that is named, or one more simulated."""
     if is_simulated(device):
         return device

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device.inputs import Inputs
-from hypocenter.device.memory import allocate, allocate_blocks, allocate_transposed
+from hypocenter.device.lending import LentRoom, lend_room, room_bytes
+from hypocenter.device.memory import allocate, allocate_blocks, allocate_transposed, as_blocks
 from hypocenter.kernels.recurrent.sequences import Sequences
 from hypocenter.model.facts.architecture import Architecture
+from hypocenter.wire.messages import SharedPiece
 
 #: Of each sequence, where layers carry a state.
 _OF_STATES = ("state_slots", "state_sources", "checkpoint_slots", "checkpoint_stops")
@@ -91,9 +93,17 @@ class KVPages:
 
     @classmethod
     def allocate(
-        cls, facts: Architecture, num_blocks: int, block_size: int, dtype: DType, *, device: str
+        cls,
+        facts: Architecture,
+        num_blocks: int,
+        block_size: int,
+        dtype: DType,
+        *,
+        device: str,
+        room: LentRoom | None = None,
     ) -> KVPages:
-        """Raises ValueError where heads are no whole blocks of `dtype`."""
+        """Zeroed pages, or such in `room`, which hold what they held. Raises ValueError where heads
+        are no whole blocks of `dtype`."""
         keys: list[Tensor] = []
         values: list[Tensor] = []
         for index in facts.attention_layers:
@@ -105,19 +115,41 @@ class KVPages:
                 continue
             heads, pitch = (num_blocks, shape.num_kv_heads), shape.value_pitch
             of_keys, of_values = (*heads, shape.head_dim, block_size), (*heads, block_size, pitch)
-            keys.append(_pages(f"k_cache.{index}", dtype, of_keys, device, along=2))
-            values.append(_pages(f"v_cache.{index}", dtype, of_values, device, along=3))
+            keys.append(_pages(f"k_cache.{index}", dtype, of_keys, room or device, along=2))
+            values.append(_pages(f"v_cache.{index}", dtype, of_values, room or device, along=3))
         return cls(tuple(keys), tuple(values))
 
 
-def _pages(name: str, dtype: DType, shape: tuple[int, ...], device: str, along: int) -> Tensor:
+def _pages(
+    name: str, dtype: DType, shape: tuple[int, ...], device: str | LentRoom, along: int
+) -> Tensor:
     """Keys or values of a layer, as `kernels/attention/kv_write.py` says; the columns of a head lie
     along axis `along`."""
+    if isinstance(device, LentRoom):
+        if not dtype.is_quantised:
+            return device.take(name, "kv_cache", dtype, shape)
+        sizes = (*shape[:along], dtype.num_bytes(shape[along]), *shape[along + 1 :])
+        return as_blocks(device.take(name, "kv_cache", DType.U8, sizes), dtype, shape)
     if dtype.is_quantised:
         return allocate_blocks(name, "kv_cache", dtype, shape, along=along, device=device)
     if device != "cpu":
         return allocate(name, "kv_cache", dtype, shape, device=device)
     return allocate_transposed(name, "kv_cache", dtype, shape)
+
+
+def lend_pages(
+    facts: Architecture, num_blocks: int, block_size: int, dtype: DType, *, device: str
+) -> SharedPiece:
+    """Zeroed memory for `KVPages.allocate`, and a sum of each block. Raises NotShareable,
+    OutOfMemory."""
+    num_bytes = room_bytes(num_blocks * 8)
+    for index in facts.attention_layers:
+        shape = facts.layers[index]
+        if shape.kv_source is None:
+            per_head = num_blocks * shape.num_kv_heads * block_size
+            of_keys, of_values = per_head * shape.head_dim, per_head * shape.value_pitch
+            num_bytes += sum(room_bytes(dtype.num_bytes(size)) for size in (of_keys, of_values))
+    return lend_room(device, num_bytes, "shared KV cache (kv_cache)")
 
 
 @dataclass(frozen=True, slots=True)

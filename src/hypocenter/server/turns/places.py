@@ -29,7 +29,7 @@ Generations = Mapping[int, Generation]
 
 
 class Places:
-    """Gives the worker's places to requests, in a fair order by client.
+    """Gives the worker's places to requests, in a fair order by client; a canary needs none.
 
     Those that are `leaving` have their places until the worker is through with them.
     """
@@ -95,9 +95,10 @@ def _divide(
     open_ones: Generations, leaving: Generations
 ) -> tuple[list[Generation], list[Generation]]:
     """Those that the worker has, and those that wait for a place."""
-    there = [g for g in open_ones.values() if g.is_with_worker]
-    waiting = [g for g in open_ones.values() if g.is_read and not g.is_with_worker]
-    return [*there, *leaving.values()], waiting
+    asked = [g for g in open_ones.values() if not g.is_canary]
+    there = [g for g in asked if g.is_with_worker]
+    waiting = [g for g in asked if g.is_read and not g.is_with_worker]
+    return [*there, *(g for g in leaving.values() if not g.is_canary)], waiting
 
 
 def _id(generation: Generation) -> int:
