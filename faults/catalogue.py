@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from faults import patch, program, victim_case
+from faults import machine, patch, program, victim_case
 from faults.row import Case, Platform
 from hypocenter.base.errors import UsageError
 
 
 def catalogue() -> list[Case]:
     """Every case; raises ValueError where two of a collection have one name."""
-    found: list[Case] = [*victim_case.cases(), *program.programs(), *patch.all_patches()]
+    found: list[Case] = [
+        *victim_case.cases(),
+        *program.programs(),
+        *patch.all_patches(),
+        *machine.machine_cases(),
+    ]
     [(key, number)] = Counter(case.key for case in found).most_common(1)
     if number > 1:
         raise ValueError(f"{number} cases are {key}")

@@ -55,16 +55,23 @@ class Verdict:
 
 
 def judged(
-    roots: Sequence[Root] | None, truth: Truth, guilty: Places = (), changed: Places | None = None
+    roots: Sequence[Root] | None,
+    truth: Truth,
+    guilty: Places = (),
+    changed: Places | None = None,
+    *,
+    has_fix: bool = True,
 ) -> Verdict:
     """What the causes of a report are worth; the first has to be right, and none may be wrong.
 
     `guilty` is where the lines of the truth stand. Where it is known which lines were `changed`,
-    whoever is blamed must be one of them.
+    whoever is blamed must be one of them. Without `has_fix` it is no report that could tell a fix.
     """
     if not roots:
         return Verdict(Says.SILENT, dict.fromkeys(CLAIMS, Claim.MISSING))
     claims = [_claims(root, truth, guilty, changed) for root in roots]
+    if not has_fix:
+        claims = [{**one, "fix": Claim.RIGHT} for one in claims]
     if any(Claim.WRONG in one.values() for one in claims) or not truth.is_seen:
         says = Says.FALSE
     else:

@@ -17,10 +17,14 @@ from faults.judge import Says, Verdict
 
 
 class Platform(StrEnum):
-    """What a run is on: this processor, a GPU that is simulated on it, or a real one."""
+    """What a run is on: this processor, a GPU that is simulated on it, or a real one.
+
+    On `emu:mi300x` kernels run as AMD's machine code: executed by our emulator of it; not hardware.
+    """
 
     CPU = "cpu"
     SIMULATED = "simulated"
+    EMULATED = "emu:mi300x"
     CARD = "card"
 
 

@@ -42,16 +42,19 @@ class VictimCase(Case):
     @property
     def platforms(self) -> frozenset[Platform]:  # type: ignore[override]
         own = _platform_of(self.victim)
-        return frozenset({own, Platform.CARD} if self.victim.on_card else {own})
+        others = {Platform.CARD} if self.victim.on_card else set()
+        others |= {Platform.EMULATED} if own is Platform.SIMULATED else set()
+        return frozenset({own, *others})
 
     def run(self, platform: Platform, work: Path) -> list[Row]:
         folder, device = work / self.name, _device(platform)
         declared = self.victim
-        if device:  # beside a real GPU the twin is traced as what is compared with it
+        is_real = platform is Platform.CARD
+        if is_real:  # beside a real GPU the twin is traced as what is compared with it
             declared = replace(declared, symptom="differs")
         healthy = run_child(declared, folder / "twin", twin=True, device=device)
         outcome = run_child(self.victim, folder / "victim", twin=False, device=device)
-        if device and outcome.bundle is None:
+        if is_real and outcome.bundle is None:
             # A real allocator need not fault where a simulated one does.
             outcome = run_child(declared, folder / "again", twin=False, device=device)
         return [
@@ -145,6 +148,8 @@ def _platform_of(planted: Planted) -> Platform:
 
 def _device(platform: Platform) -> str:
     """That of a run; empty for the victim's own."""
+    if platform is Platform.EMULATED:
+        return platform.value
     if platform is not Platform.CARD:
         return ""
     gpu = present_gpu()

@@ -23,9 +23,10 @@ from hypocenter.record.bundle import Bundle
 from hypocenter.watch.child import Deadlines, Ended, watch
 from hypocenter.watch.collect import collect
 
-#: Seconds that a step may take, which takes half a second on an idle machine; and, for runs that
-#: are known to hang, what they are given before they are ended.
-STEP_SECONDS, HANG_SECONDS = 60.0, 8.0
+#: Seconds that a step may take, which takes half a second on an idle machine; as machine code,
+#: where the first ones have kernels and emulator compiled; and, for runs that are known to hang,
+#: what they are given before they are ended.
+STEP_SECONDS, EMULATED_SECONDS, HANG_SECONDS = 60.0, 240.0, 8.0
 #: Symptoms that end a run by themselves; the others are looked for with everything traced.
 FAULTS = ("crash", "error", "hang")
 
@@ -70,7 +71,8 @@ def run_child(victim: Planted, folder: Path, *, twin: bool, device: str = "") ->
     is_traced = victim.symptom not in FAULTS and not victim.hides
     environment = {**environment_of(), "HYPO_RUN_DIR": str(runs), "PYTHONFAULTHANDLER": "1"}
     environment["HYPO_TRACE"] = "1" if is_traced else "0"
-    seconds = HANG_SECONDS if victim.symptom == "hang" and not twin else STEP_SECONDS
+    step_seconds = EMULATED_SECONDS if device.startswith("emu:") else STEP_SECONDS
+    seconds = HANG_SECONDS if victim.symptom == "hang" and not twin else step_seconds
     ended = watch(
         command(victim, twin=twin, device=device, outcome=outcome),
         environment,

@@ -54,9 +54,9 @@ def __getattr__(name: str) -> Any:
 
         return version()
     if name == "amd":  # a module: launches of AMD's machine code
-        from hypocenter.check.machine import launch
+        from hypocenter.check.machine import amd
 
-        return launch
+        return amd
     if name not in _NAME_TO_MODULE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_NAME_TO_MODULE[name]), name)

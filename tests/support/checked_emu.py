@@ -4,7 +4,8 @@ As a plugin of pytest (`-p checked_emu`) it stands in for `sim:` devices of AMD'
 a test launches there is compared: of each program the bytes that the interpreter stores with the
 same bytes after the machine code. What the machine code stores elsewhere is not seen here. A line
 for each form of a kernel goes to the file that CHECKED_EMU names. CHECKED_EMU_TARGET is a target in
-place of the device's own.
+place of the device's own. `odd` of a form are uses of registers and of LDS that nobody wrote, and
+races of waves: a kernel that is well has none.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from typing import Any
 import numpy as np
 
 from hypocenter.base.dtypes import Array
+from hypocenter.check.machine.accesses import AccessWatch
+from hypocenter.device.amd import emu
+from hypocenter.device.amd import instruction_rows as r
 from hypocenter.device.amd.emu import EmuGpu
+from hypocenter.device.amd.evidence.unset import register_name
+from hypocenter.device.amd.executor import Execution
+from hypocenter.device.amd.fault import MachineFault
 from hypocenter.device.limits import EXECUTED, named_gpu
 from hypocenter.device.sim import sim
 from hypocenter.device.sim.memory import SimMemory
@@ -27,6 +34,31 @@ from hypocenter.device.sim.sim import SimGpu
 #: Of a form: programs, values, values that differ, the largest difference, and that of the largest
 #: value of the program, by the name of the type.
 FOUND: dict[str, dict[str, Any]] = {}
+
+
+#: What is odd about the program that ran last, and accesses of a block that are looked at.
+_ODD: list[str] = []
+_MAX_ACCESSES = 1 << 17
+
+
+class _WatchedExecution(Execution):
+    """One that notes registers and LDS that are used before anybody wrote them, and races."""
+
+    def __init__(self, program: Any, given: Any, memory: Any) -> None:
+        super().__init__(program, given, memory, _MAX_ACCESSES, watches_registers=True)
+        local = program.kernel.descriptor.group_bytes + given.shared_bytes
+        self._watch = AccessWatch((), local)
+
+    def run_block(self, block: tuple[int, int, int]) -> tuple[r.Machine, MachineFault | None]:
+        machine, fault = super().run_block(block)
+        for row, _, _, register, _ in machine.uses[: machine.out[r.NUM_UNSET_USES]]:
+            each = self._instruction(int(row))
+            _ODD.append(f"{register_name(int(register))} in {each.name} at {each.pc:#x}")
+        if len(machine.log):
+            for oddity in self._watch.note_block(0, machine.log[: machine.out[r.LOGGED]]):
+                each = self._instruction(oddity.row)
+                _ODD.append(f"{oddity.kind}: {each.name} at {each.pc:#x}")
+        return machine, fault
 
 
 class _Stores:
@@ -101,6 +133,7 @@ class CheckedEmu(EmuGpu):
         wanted = stores.read()
         stores.undo()
         launch.values = both["both"][1]
+        _ODD.clear()
         super()._run_program(launch, program)
         both["both"][1] = launch.values
         launch.values = both
@@ -117,9 +150,10 @@ def _compare(launch: QueuedLaunch, arch: str, wanted: list[Array], found: list[A
     form = {name: str(value) for name, value in constants.items() if name in parameters}
     key = f"{launch.jit.__name__} {json.dumps(form, sort_keys=True)}"
     entry = FOUND.setdefault(
-        key, {"kernel": launch.jit.__name__, "arch": arch, "programs": 0, "types": {}}
+        key, {"kernel": launch.jit.__name__, "arch": arch, "programs": 0, "types": {}, "odd": []}
     )
     entry["programs"] += 1
+    entry["odd"] = sorted({*entry["odd"], *_ODD})
     for want, have in zip(wanted, found, strict=True):
         of_type = entry["types"].setdefault(want.dtype.name, [0, 0, 0.0, 0.0])
         of_type[0] += want.size
@@ -139,6 +173,7 @@ def _compare(launch: QueuedLaunch, arch: str, wanted: list[Array], found: list[A
 def pytest_configure() -> None:
     """Have AMD's simulated GPUs be checked ones."""
     plain = sim.open_sim
+    emu.Execution = _WatchedExecution  # type: ignore[attr-defined, assignment]
 
     def open_sim(name: str, seed: int = 0, **options: Any) -> SimGpu:
         emulated = name.replace("sim:", "emu:")

@@ -49,7 +49,7 @@ class _Row:
     name: int
 
 
-class _Bytes:
+class ByteReader:
     """A part of a table, read from its beginning; raises BadCoreDump past its end."""
 
     def __init__(self, data: bytes, at: int, end: int, name: str) -> None:
@@ -118,7 +118,7 @@ def _units(image: Elf, first: int) -> Iterator[_Unit]:
     at = 0
     while at + 4 <= len(data):
         length = int.from_bytes(data[at : at + 4], "little")
-        unit = _Bytes(data, at + 4, at + 4 + length, image.name)
+        unit = ByteReader(data, at + 4, at + 4 + length, image.name)
         if length >= 0xFFFFFFF0 or unit.end < at + 4 + length:
             raise BadCoreDump(image.name, "has a line table that is cut off")
         yield _Unit(unit, filled, first, strings)
@@ -134,7 +134,7 @@ class _Unit:
     """One table: its header, and its rows as the line program makes them."""
 
     def __init__(
-        self, source: _Bytes, filled: dict[int, int], first: int, strings: _Strings
+        self, source: ByteReader, filled: dict[int, int], first: int, strings: _Strings
     ) -> None:
         self._source, self._filled, self._first = source, filled, first
         self._strings = strings

@@ -65,6 +65,7 @@ class FindingKind(enum.StrEnum):
     REWRITTEN_IN_FLIGHT = "rewritten in flight"
     REUSED_IN_FLIGHT = "reused in flight"
     OTHER_RESULT = "other result"
+    NOT_A_NUMBER = "not a number"
 
 
 #: An offset left its type; by the type's name in Triton.

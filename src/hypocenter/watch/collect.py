@@ -35,6 +35,7 @@ from hypocenter.record.trace_log import read_trace
 from hypocenter.watch import foreign_runs
 from hypocenter.watch.child import START_SECONDS, Ended, Shrunk
 from hypocenter.watch.dead_runs import MAX_FOLDERS, DeadRun, is_watched
+from hypocenter.watch.device_dump import device_dump
 from hypocenter.watch.fault_text import (
     fatal_error,
     fault_in,
@@ -74,6 +75,7 @@ def collect(
     if fault.kind == "none" and not suspect:
         return None
     lines, problem = kernel_log(ended.since)
+    lines += device_dump(ended.since)
     pid = run.pid if run and run.pid else ended.pid
     fault = with_kernel_log(fault, lines, pid)
     fault = with_memory_kill(fault, lines, pid, ended.num_memory_kills)

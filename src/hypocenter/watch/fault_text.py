@@ -21,6 +21,7 @@ from hypocenter.base.wording import signal_name
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gpu_stop import SanitizerReport
 from hypocenter.record.runtime_text import kind_of_text
+from hypocenter.watch.device_dump import PREFIX
 from hypocenter.watch.launcher_lines import without_prefixes
 from hypocenter.watch.refusal_text import ToldRefusal, refused_in
 
@@ -224,6 +225,10 @@ def _innermost(stack: str) -> str:
     return f"{found[3]} ({found[1]}:{found[2]})" if found else ""
 
 
+#: Of VM_L2_PROTECTION_FAULT_STATUS: whether it was a write.
+_STATUS_WRITES = 18
+
+
 def with_kernel_log(fault: FaultRecord, lines: Sequence[str], pid: int | None) -> FaultRecord:
     """The record with the address that the kernel's log gives for this process, if it lacks one."""
     if fault.address is not None or fault.kind == "none" or pid is None:
@@ -238,6 +243,10 @@ def with_kernel_log(fault: FaultRecord, lines: Sequence[str], pid: int | None) -
                     address_bytes=PAGE_BYTES,
                     access=access[1].lower() if access else fault.access,
                 )
+        elif line.startswith(f"{PREFIX}process_name: "):
+            made = _with_device_dump(fault, " ".join(lines[number : number + 12]), pid)
+            if made is not None:
+                return made
         elif "page fault" in line and "amdgpu" in line:
             block = " ".join(lines[number : number + 12])
             owner, address = _AMDGPU_PID.search(block), _AMDGPU_ADDRESS.search(block)
@@ -250,6 +259,26 @@ def with_kernel_log(fault: FaultRecord, lines: Sequence[str], pid: int | None) -
                     access=("read", "write")[int(access[1])] if access else fault.access,
                 )
     return fault
+
+
+def _with_device_dump(fault: FaultRecord, block: str, pid: int) -> FaultRecord | None:
+    """The same by a devcoredump of this process. One without a fault has zeros in its place."""
+    owner, address, status = (
+        re.search(pattern, block)
+        for pattern in (
+            r"process_name: .{0,64}? PID: (\d{1,10})",
+            r"Faulty page starting at address: 0x([0-9a-f]{1,16})",
+            r"Protection fault status register: ?0x([0-9a-f]{1,8})",
+        )
+    )
+    if owner is None or address is None or status is None or owner[1] != str(pid):
+        return None
+    bits = int(status[1], 16)
+    if not bits:
+        return None
+    access = "write" if bits >> _STATUS_WRITES & 1 else "read"
+    page = int(address[1], 16)
+    return msgspec.structs.replace(fault, address=page, address_bytes=PAGE_BYTES, access=access)
 
 
 def _under_way(stderr: str) -> str:

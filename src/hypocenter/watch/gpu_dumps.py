@@ -3,6 +3,7 @@
 NVIDIA's driver writes one by itself where variables of the environment say so (the guide of
 cuda-gdb, "GPU core dump support"); until a fault that costs nothing. Ours are light: no memory, but
 code, registers and parameters. AMD's debug agent writes to stderr; where ROCm has it, it is loaded.
+Core dumps that ROCm's runtime wrote meanwhile are read.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from hypocenter.base.errors import BadCoreDump
+from hypocenter.coredump.amd_dump import is_amd_dump, read_amd_dump
 from hypocenter.coredump.debug_agent import read_debug_agent
 from hypocenter.coredump.nvidia import read_core_dump
 from hypocenter.record.gap import Gap
@@ -43,6 +45,8 @@ _LIGHT = (
     "skip_constbank_memory,skip_abort"
 )
 #: ROCm loads the library of this variable beside a program; its debug agent is one.
+_KERNEL = re.compile(r"\w{1,200}")
+_ROCM_FILE, _MAX_OBJECTS = "HSA_COREDUMP_FILE", 256
 _TOOLS, _AGENT = "HSA_TOOLS_LIB", "librocm-debug-agent.so.2"
 #: Programs that attach to a GPU themselves; only one can.
 _DEBUGGERS = frozenset({"cuda-gdb", "compute-sanitizer", "cuda-memcheck", "ncu", "nsys"})
@@ -66,9 +70,11 @@ class GpuDumps:
     variables: dict[str, str] = field(default_factory=dict)
     folder: Path | None = None
     why: str = ""
-    #: What a pattern of the user's own matches, and since when.
-    theirs: str = ""
+    #: Patterns of files that somebody else has made, and since when.
+    theirs: tuple[str, ...] = ()
     since: float = 0.0
+    #: Where Triton keeps what it compiles.
+    cache: Path = Path()
 
     def ask(self) -> int:
         """Have every process that runs on a GPU write a dump now; how many there are."""
@@ -106,22 +112,33 @@ class GpuDumps:
     def _read(self) -> Iterator[GpuStop | BadCoreDump]:
         for path in self._files()[:MAX_STOPS]:
             try:
-                yield read_core_dump(path)
+                if is_amd_dump(path):
+                    yield read_amd_dump(path, self.objects)
+                else:
+                    yield read_core_dump(path)
             except BadCoreDump as error:
                 yield error
 
     def _files(self) -> list[Path]:
         if self.folder is not None:
             return sorted(self.folder.glob("*.nvcudmp"))
-        if not self.theirs:
-            return []
-        place = Path(self.theirs)
-        found = []
+        return [path for pattern in self.theirs for path in self._since(Path(pattern))]
+
+    def _since(self, place: Path) -> Iterator[Path]:
+        """Files that a pattern matches and that are newer than the command."""
         with contextlib.suppress(OSError, ValueError):
             for path in sorted(place.parent.glob(place.name)):
                 if path.stat().st_mtime >= self.since - _CLOCK_SECONDS:
-                    found.append(path)
-        return found
+                    yield path
+
+    def objects(self, kernel: str) -> list[Path]:
+        """What Triton made of a kernel for AMD, the newest first: there the lines are."""
+        if not _KERNEL.fullmatch(kernel):  # a name of a dump
+            return []
+        with contextlib.suppress(OSError):
+            found = [(path.stat().st_mtime, path) for path in self.cache.glob(f"*/{kernel}.hsaco")]
+            return [path for _, path in sorted(found, reverse=True)[:_MAX_OBJECTS]]
+        return []
 
 
 def _with_texts(stop: GpuStop) -> GpuStop:
@@ -175,6 +192,25 @@ def debug_agent(environment: Mapping[str, str], root: Path = Path("/")) -> dict[
     return {}
 
 
+def _any_of(pattern: str) -> str:
+    """A pattern of names for any process."""
+    return re.sub(r"%[a-zA-Z]", "*", pattern)
+
+
+def _rocm_dumps(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Where ROCm's runtime writes core dumps of the GPU: it does so by itself, where the limit of
+    core files allows it. They hold all memory of the GPU, so none is asked for here."""
+    if pattern := environment.get(_ROCM_FILE):
+        return () if pattern.startswith("|") else (_any_of(pattern),)
+    return ("gpucore.*", "core*.gpu")
+
+
+def _triton_cache(environment: Mapping[str, str]) -> Path:
+    if given := environment.get("TRITON_CACHE_DIR"):
+        return Path(given)
+    return Path(environment.get("TRITON_HOME") or Path.home()) / ".triton" / "cache"
+
+
 @contextlib.contextmanager
 def gpu_dumps(
     environment: Mapping[str, str], command: Sequence[str] = (), root: Path = Path("/")
@@ -186,7 +222,15 @@ def gpu_dumps(
     that the user has made so is read, and stays.
     """
     if not has_driver(root):
-        yield GpuDumps(debug_agent(environment, root))
+        if not (root / "dev/kfd").exists() and _ROCM_FILE not in environment:
+            yield GpuDumps()
+            return
+        yield GpuDumps(
+            debug_agent(environment, root),
+            theirs=_rocm_dumps(environment),
+            since=time.time(),
+            cache=_triton_cache(environment),
+        )
         return
     if watches_driver(environment):
         yield GpuDumps(why="CUPTI watches the driver, and beside it the driver writes no core dump")
@@ -200,7 +244,7 @@ def gpu_dumps(
         is_on = environment.get(_SWITCH, "") not in ("", "0")
         yield GpuDumps(
             why=f"{theirs[0]} is set, so the doctor armed no core dump of its own",
-            theirs=re.sub(r"%[a-zA-Z]", "*", pattern) if is_on else "",
+            theirs=(_any_of(pattern),) if is_on else (),
             since=time.time(),
         )
         return

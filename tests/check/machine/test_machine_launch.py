@@ -15,10 +15,10 @@ from repository import ROOT
 from hypocenter.base.errors import HypoError, UsageError
 from hypocenter.check.machine import launch as amd
 from hypocenter.check.machine.check_file import check_machine
-from hypocenter.check.machine.launch import LaunchShape
 from hypocenter.check.machine.memory import unwritten
 from hypocenter.check.report import report_text
 from hypocenter.device.amd import hip
+from hypocenter.device.amd.kernarg import LaunchShape
 from hypocenter.replay.findings import FindingKind
 
 BUNDLE = ROOT / "tests" / "fixtures" / "amd" / "saxpy.bundle"

@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 from repository import ROOT
 
-from hypocenter.base.errors import BadCodeObject, UsageError
+from hypocenter.base.errors import BadCodeObject, DeviceFault, UsageError
 from hypocenter.check.machine import launch as amd
-from hypocenter.check.machine.launch import LaunchShape, MachineReport
+from hypocenter.check.machine.launch import MachineReport
 from hypocenter.check.machine.launch_file import run_launch_file
 from hypocenter.check.machine.memory import free
+from hypocenter.device.amd.emu import open_emu
+from hypocenter.device.amd.executor import prepare
+from hypocenter.device.amd.kernarg import LaunchShape
 from hypocenter.replay.findings import FindingKind
 from hypocenter.replay.text import finding_text
 
@@ -80,6 +83,67 @@ def test_each_cause_on_their_list_is_named(
 ) -> None:
     kinds = {(found.kind, found.argument) for found in _launched(**changed).findings}
     assert (kind, argument) in kinds
+
+
+def test_a_base_of_zero_makes_nan_and_a_trial_with_another_one_proves_it() -> None:
+    (found,) = _launched(base=0.0).findings
+    assert (found.kind, found.argument) == (FindingKind.NOT_A_NUMBER, "base")
+    assert "elements of x are NaN after the launch" in found.detail
+    assert "base is 0.0: with 1 the same launch, run again, leaves none" in found.detail
+    # Without a position there is no angle, whatever the base; and NaN that were there are nobody's.
+    x = np.ones((TOKENS, HEADS, DIM), np.float32)
+    x[3, 1, 5] = np.nan
+    assert _launched(x=x, base=0.0).findings == ()
+
+
+def test_an_odd_head_leaves_its_last_element_as_it_was_and_that_is_said() -> None:
+    x = np.ones((TOKENS, HEADS, DIM - 1), np.float32)
+    report = _launched(x=x, head_dim=DIM - 1)
+    assert report.findings == ()
+    whole, last = TOKENS * HEADS * (DIM - 1), TOKENS * HEADS
+    assert report.notes == (
+        f"x is written in {whole - last} of {whole} elements, and not in [0, 0, 126] (no finding)",
+    )
+    assert _launched().notes == ()
+
+
+def test_a_base_that_is_written_as_a_whole_number_is_a_float() -> None:
+    given = {kind: np.ones((TOKENS, HEADS, DIM), np.float32) for kind in (int, float)}
+    for kind, x in given.items():
+        assert _launched(x=x, base=kind(10000)).findings == ()
+    np.testing.assert_array_equal(given[int], given[float])
+
+
+def test_half_a_head_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"rope: num_heads is 4\.5, and the kernel takes a whole"):
+        _launched(num_heads=4.5)
+
+
+def test_the_copy_to_the_host_tells_of_the_fault_and_the_kernel_before_it_had_it() -> None:
+    """As a program of the host goes: the launch is queued, and a later call finds the GPU gone.
+
+    The positions are the last bytes of what is mapped, as after long prompts; else none faults.
+    """
+    gpu = open_emu("emu:mi300x", on_abort=lambda: None)
+    x = np.ones((TOKENS, HEADS, DIM), np.float32)
+    at = gpu.allocate(x.nbytes)
+    gpu.copy_in(at, x.reshape(-1).view(np.uint8))
+    mapped_bytes = 10 << 20  # so much is a mapping of its own
+    positions = gpu.allocate(mapped_bytes) + mapped_bytes - 2 * TOKENS
+    gpu.copy_in(positions, np.arange(TOKENS, dtype=np.int16).view(np.uint8))
+    program = prepare(amd.code_of_file(CODE, "gfx942"), "rope")
+    shape = LaunchShape((TOKENS, HEADS, 1), (DIM // 2, 1, 1))
+    values = {"x": at, "positions": positions, "heads": HEADS, "dim": DIM, "base": 10000.0}
+    gpu.launch_code(program, shape, values)
+    with pytest.raises(DeviceFault) as told:
+        gpu.copy_out(at, x.nbytes)
+    assert (told.value.call, told.value.is_asynchronous) == ("copy_out", True)
+    fault = gpu.last_fault
+    assert fault is not None
+    assert 0 <= fault.address - (positions + 2 * TOKENS) < 2 * TOKENS
+    frame = program.code_object.frame_at(fault.pc)
+    assert frame is not None
+    assert (frame.file.rpartition("/")[2], frame.line) == ("rope.hip", 12)
 
 
 def test_an_offset_that_leaves_32_bits_is_outside_before_the_array() -> None:

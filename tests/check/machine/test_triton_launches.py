@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import triton
-from scaling_kernels import scale, scale_broken
+from scaling_kernels import copy_listed, scale, scale_broken
 
 from hypocenter.check.machine import triton_launches
 from hypocenter.check.machine.results import first_difference
@@ -64,6 +64,23 @@ def test_a_finding_of_the_replay_gets_lane_register_and_pc_of_the_machine_code()
     assert "; wave 3 lane 52: v" in load.detail
     assert "buffer_load_dword at pc +0x" in load.detail
     assert store.argument == "out_ptr"
+
+
+def test_memory_whose_address_stands_in_a_tensor_is_there_and_no_other() -> None:
+    records: list[Any] = []
+    launches = MachineLaunches(60.0, records.append, "gfx942")
+    with launches.watch:
+        parts = [torch.full((64,), float(number)) for number in (3, 5)]
+        table, out = torch.tensor([part.data_ptr() for part in parts]), torch.zeros(128)
+    launches.launch(copy_listed, (table, out), (2,), {"BLOCK": 64})
+    assert [record for record in records if isinstance(record, Finding)] == []
+    (launched,) = (record for record in records if isinstance(record, CheckedLaunch))
+    assert launched.unexecuted == ""
+    assert out.tolist() == [3.0] * 64 + [5.0] * 64
+    table[1] += 1 << 40
+    launches.launch(copy_listed, (table, out), (2,), {"BLOCK": 64})
+    kinds = {record.kind for record in records if isinstance(record, Finding)}
+    assert kinds == {FindingKind.WILD_POINTER}
 
 
 def test_what_cannot_be_compiled_is_told_and_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,7 @@ def test_machine_code_gives_what_the_interpreter_gives(
     forms = _run(room, arch, tmp_path)
     assert forms
     assert beyond(forms) == []
+    assert {form["form"]: form["odd"] for form in forms if form["odd"]} == {}
 
 
 def test_a_difference_beyond_the_bound_is_told() -> None:

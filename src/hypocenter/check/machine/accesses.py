@@ -17,7 +17,7 @@ from hypocenter.device.amd import instruction_rows as r
 from hypocenter.replay.findings import FindingKind
 
 #: Columns of the executor's log.
-_WAVE, _LANE, _ROW, _ADDRESS, _BYTES, _ACTION, _SPACE, _EPOCH = range(8)
+_WAVE, _LANE, _ROW, _ADDRESS, _BYTES, _ACTION, _SPACE, _EPOCH, _LEFT = range(9)
 _LOCAL = -1
 _ATOMICS = (r.ATOMIC, r.SWAP, r.COMPARE_SWAP)
 _WRITES = (r.STORE, *_ATOMICS)
@@ -69,6 +69,7 @@ class AccessWatch:
         writes = np.isin(log[entry, _ACTION], _WRITES)
         yield from _unwritten(region, log, at, entry, region.is_known)
         yield from _races_of_waves(region, log, at, entry)
+        yield from _two_writers(region, log, at, entry)
         is_atomic = np.isin(log[entry, _ACTION], _ATOMICS)
         yield from self._races_of_blocks(region, number, log, at, entry, writes, is_atomic)
         region.is_known[at[writes]] = True
@@ -114,7 +115,7 @@ def _of_local(log: Array, *, is_filled: bool) -> Iterator[Oddity]:
     if not len(log):
         return
     at, entry = _bytes_of(log, 0)
-    raced = list(_races_of_waves(None, log, at, entry))
+    raced = [*_races_of_waves(None, log, at, entry), *_two_writers(None, log, at, entry)]
     yield from raced
     if (
         not raced and not is_filled
@@ -150,7 +151,11 @@ def _unwritten(
 def _races_of_waves(
     region: ArrayRegion | None, log: Array, at: Array, entry: Array
 ) -> Iterator[Oddity]:
-    """Bytes that a wave writes and another one reads with no barrier between."""
+    """Bytes that a wave writes and another one reads with no barrier between.
+
+    A wave that reads what it then changes by an atomic operation, as a loop of compare and swap
+    begins, is ordered with others that change it so.
+    """
     action, wave, epoch = (log[entry, column] for column in (_ACTION, _WAVE, _EPOCH))
     if wave.min() == wave.max():
         return
@@ -165,6 +170,11 @@ def _races_of_waves(
     wrong = ~writes & (highest[number] >= 0) & (writer != wave)
     if not wrong.any():
         return
+    is_atomic = np.isin(action, _ATOMICS)
+    is_plainly_written = np.zeros(len(keys), bool)
+    is_plainly_written[number[writes & ~is_atomic]] = True
+    own = number * (int(wave.max()) + 1) + wave
+    wrong &= is_plainly_written[number] | ~np.isin(own, own[is_atomic])
     for place in _one_a_row(log, entry, wrong):
         same = np.flatnonzero((number == number[place]) & writes & (wave == writer[place]))
         other = log[entry[same[0]]]
@@ -173,6 +183,50 @@ def _races_of_waves(
             region,
             log[entry[place]],
             int(at[place]),
+            other_row=int(other[_ROW]),
+            other_wave=int(other[_WAVE]),
+        )
+
+
+def _two_writers(
+    region: ArrayRegion | None, log: Array, at: Array, entry: Array
+) -> Iterator[Oddity]:
+    """Bytes that two waves leave otherwise with no barrier between; which stays, time decides.
+
+    Atomic operations are no such writes among each other. What a wave writes before its first
+    one, beside those of another wave, is: a counter that is set to zero too late.
+    """
+    is_plain = log[:, _ACTION] == r.STORE
+    writes = np.flatnonzero(np.isin(log[entry, _ACTION], _WRITES))
+    if not is_plain.any() or log[:, _WAVE].min() == log[:, _WAVE].max():
+        return
+    of = entry[writes]
+    inner = at[writes] - (log[of, _ADDRESS] - (log[entry[0], _ADDRESS] - at[0]))
+    held = log[of, _LEFT + inner // 8] >> (8 * (inner % 8)) & 255
+    place = at[writes] * (int(log[:, _EPOCH].max()) + 1) + log[of, _EPOCH]
+    num_waves = int(log[:, _WAVE].max()) + 1
+    key = place * num_waves + log[of, _WAVE]
+    # Of each wave its first and its last write of a byte.
+    keys, first = np.unique(key, return_index=True)
+    last = len(key) - 1 - np.unique(key[::-1], return_index=True)[1]
+    starts_plain, ends_plain = is_plain[of[first]], is_plain[of[last]]
+    same = keys[1:] // num_waves == keys[:-1] // num_waves
+    both_plain = ends_plain[1:] & ends_plain[:-1]
+    differ = both_plain & (held[last[1:]] != held[last[:-1]])
+    # Only who wrote plainly before all else meets the atomic operation of another wave unordered.
+    mixed = starts_plain[1:] != starts_plain[:-1]
+    pairs = np.flatnonzero(same & (differ | mixed))
+    if not pairs.size:
+        return
+    chosen = np.where(mixed, np.where(starts_plain[1:], first[1:], first[:-1]), last[1:])[pairs]
+    others = np.where(mixed, np.where(starts_plain[1:], first[:-1], first[1:]), last[:-1])[pairs]
+    for number in _one_a_row(log, of[chosen], np.full(len(chosen), True)):
+        other = log[of[others[number]]]
+        yield _oddity(
+            FindingKind.RACE,
+            region,
+            log[of[chosen[number]]],
+            int(at[writes[chosen[number]]]),
             other_row=int(other[_ROW]),
             other_wave=int(other[_WAVE]),
         )

@@ -33,7 +33,7 @@ def report_of(path: str, reports: dict[str, list[MachineReport]]) -> CheckReport
         f"{report.launch.kernel}: {what}"
         for of in reports.values()
         for report in of
-        for what in report.untested
+        for what in (*report.untested, *report.notes)
     )
     launches = tuple(report.launch for of in reports.values() for report in of)
     return CheckReport(

@@ -22,7 +22,8 @@ from hypocenter.check.machine.machine_findings import (
     BlockNumber,
     MachineFindings,
 )
-from hypocenter.check.machine.memory import ArgumentMemory, unwritten
+from hypocenter.check.machine.memory import ArgumentMemory
+from hypocenter.check.machine.not_a_number import explain_nan
 from hypocenter.check.machine.widths import Value, copy_arguments, explain_widths
 from hypocenter.check.report import CheckedLaunch
 from hypocenter.device.amd import instruction_rows as r
@@ -34,19 +35,23 @@ from hypocenter.device.amd.targets import EXECUTED
 from hypocenter.device.limits import GpuLimits, named_gpu
 from hypocenter.replay.findings import Coverage, Finding, Site
 
-#: Accesses of a block that are kept to be compared, 64 bytes each.
+#: Accesses of a block that are kept to be compared, 80 bytes each.
 _MAX_ACCESSES = 1 << 20
 BUDGET_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class MachineReport:
-    """What a launch did: its findings, how much of it ran, and what was not looked at."""
+    """What a launch did: its findings, how much of it ran, and what was not looked at.
+
+    `notes` are no findings: arrays that were written in part.
+    """
 
     launch: CheckedLaunch
     findings: tuple[Finding, ...]
     num_instructions: int
     untested: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def launched_at(self, site: Site | None) -> MachineReport:
         """The same, with the place that launched it."""
@@ -84,10 +89,15 @@ def launch(
     pointer. Raises UsageError where a runtime would refuse the launch.
     """
     held = code if isinstance(code, CodeObject) else code_of_file(Path(code), arch)
-    if not isinstance(shape, LaunchShape):
-        grid, block = shape
-        shape = LaunchShape(three_sizes(grid), three_sizes(block))
-    return run_checked(prepare(held, kernel), shape, arguments, budget_seconds)
+    return run_checked(prepare(held, kernel), shape_of(shape), arguments, budget_seconds)
+
+
+def shape_of(shape: LaunchShape | tuple[Sequence[int], Sequence[int]]) -> LaunchShape:
+    """Grid and block as a LaunchShape; raises UsageError."""
+    if isinstance(shape, LaunchShape):
+        return shape
+    grid, block = shape
+    return LaunchShape(three_sizes(grid), three_sizes(block))
 
 
 def run_checked(
@@ -95,10 +105,24 @@ def run_checked(
     shape: LaunchShape,
     arguments: Mapping[str, Value],
     budget_seconds: float,
+    on_memory: Callable[[ArgumentMemory], None] = lambda memory: None,
 ) -> MachineReport:
-    """One launch, and for what was outside a trial of why."""
+    """One launch, and for what was outside or is no number a trial of why.
+
+    `on_memory` gets what the launch used of its arrays, before any trial.
+    """
     before = copy_arguments(arguments)
-    report = CheckedRun(program, shape, *place_arguments(arguments)).run(budget_seconds)
+    memory, values = place_arguments(arguments)
+    report = CheckedRun(program, shape, memory, values).run(budget_seconds)
+    on_memory(memory)
+    if not report.findings and report.launch.coverage.is_complete:
+
+        def is_clean(given: Mapping[str, Value]) -> bool:
+            again = CheckedRun(program, shape, *place_arguments(given)).run(budget_seconds)
+            return again.launch.coverage.is_complete and not again.findings
+
+        found = explain_nan(program.kernel.name, before, arguments, is_clean)
+        return replace(report, findings=found)
 
     def run_again(given: Mapping[str, Value]) -> Sequence[Finding]:
         again = CheckedRun(program, shape, *place_arguments(given)).run(budget_seconds)
@@ -149,14 +173,14 @@ class CheckedRun:
         *,
         only_local: bool = False,
     ) -> None:
-        self._program, self._shape = program, shape
+        self._program, self._shape, self._memory = program, shape, memory
         kernel = program.kernel
         refuse_launch(kernel.name, program.arch, kernel.max_threads, shape)
         kernarg = pack_arguments(kernel, values, shape)
         given = MachineLaunch(
             shape.grid, shape.block, kernarg, shape.shared_bytes, MAX_INSTRUCTIONS
         )
-        self._execution = Execution(program, given, memory, _MAX_ACCESSES)
+        self._execution = Execution(program, given, memory, _MAX_ACCESSES, watches_registers=True)
         local = kernel.descriptor.group_bytes + shape.shared_bytes
         self._watch = AccessWatch(() if only_local else memory.held, local)
         self._findings = MachineFindings(program, memory, local)
@@ -182,6 +206,7 @@ class CheckedRun:
             if fault is not None:
                 self._findings.note_fault(fault)
             self._findings.note_local(machine, block)
+            self._findings.note_unset(machine, block)
             if is_watched and not len(machine.log):
                 # What this block wrote is not known, so the next ones cannot be compared either.
                 is_watched = False
@@ -193,12 +218,15 @@ class CheckedRun:
             for oddity in self._watch.note_block(number, log):
                 self._findings.note_oddity(oddity, block, self._block_of)
             note(block)
+        is_whole = is_watched and num_run == num_blocks
+        notes = tuple(self._memory.written_in_part()) if is_whole else ()
         seconds = time.thread_time() - started
         coverage = Coverage(num_run, num_blocks, 0, seconds)
         checked = CheckedLaunch(
             self._program.kernel.name, self._shape.grid, coverage, None, arch=self._program.arch
         )
-        return MachineReport(checked, self._findings.every(), num_instructions, tuple(untested))
+        found = self._findings.every()
+        return MachineReport(checked, found, num_instructions, tuple(untested), notes)
 
     def _block_of(self, number: int) -> tuple[int, int, int]:
         x, y, _ = self._shape.grid
@@ -231,6 +259,3 @@ def refuse_launch(kernel: str, arch: str, max_threads: int, shape: LaunchShape) 
             f"{kernel}: {shape.shared_bytes} bytes of shared memory a block, limit "
             f"{limits.shared_limit_bytes} on {arch}"
         )
-
-
-__all__ = ["LaunchShape", "MachineReport", "code_of_file", "launch", "unwritten"]

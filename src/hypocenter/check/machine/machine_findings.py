@@ -15,6 +15,7 @@ from hypocenter.check.machine.accesses import Oddity
 from hypocenter.check.machine.memory import ArgumentMemory, ArrayRegion, is_null
 from hypocenter.device.amd import instruction_rows as r
 from hypocenter.device.amd.decode import Instruction
+from hypocenter.device.amd.evidence.unset import AS_ADDRESS, AS_CHOICE, AS_DATA, register_name
 from hypocenter.device.amd.executor import MachineProgram
 from hypocenter.device.amd.fault import FaultKind, MachineFault
 from hypocenter.replay.findings import Finding, FindingKind, Site
@@ -39,6 +40,12 @@ class _Seen:
     blocks: set[BlockNumber]
 
 
+#: What a register is used for; the numbers of `unset.py`.
+_USED_AS = {
+    AS_ADDRESS: "is used as an address",
+    AS_DATA: "is stored",
+    AS_CHOICE: "decides which way is gone",
+}
 #: A wave that makes more is taken to have no end; our emulator needs a minute for as many.
 MAX_INSTRUCTIONS = 1 << 24
 
@@ -114,6 +121,19 @@ class MachineFindings:
         )
         self._note(FindingKind.OUT_OF_BOUNDS, operation, instruction, _At(block), detail)
 
+    def note_unset(self, machine: r.Machine, block: BlockNumber) -> None:
+        """Registers that nobody wrote and that an address, a store or a choice was made of."""
+        for row, wave, lane, register, how in machine.uses[: machine.out[r.NUM_UNSET_USES]]:
+            instruction = self._instruction(int(row))
+            of_lane = f" lane {lane}" if lane >= 0 else ""
+            name = register_name(int(register))
+            detail = (
+                f"{name} holds what nobody wrote, and {_USED_AS[int(how)]}; "
+                f"wave {wave}{of_lane}: {self._code_text(instruction)}"
+            )
+            at = _At(block, int(lane) if lane >= 0 else None)
+            self._note(FindingKind.UNINITIALISED_READ, "register", instruction, at, detail)
+
     def note_oddity(
         self, oddity: Oddity, block: BlockNumber, block_of: Callable[[int], BlockNumber]
     ) -> None:
@@ -132,8 +152,9 @@ class MachineFindings:
             detail = f"{place} is used by block {other} as well, and nothing orders the two; {code}"
         else:
             writer = self._instruction(oddity.other_row or 0)
+            also = "too, " if oddity.is_write else ""
             detail = (
-                f"{place} is written by wave {oddity.other_wave} with no barrier between "
+                f"{place} is written by wave {oddity.other_wave} {also}with no barrier between "
                 f"({self._code_text(writer)}); {code}"
             )
         at = _At(block, oddity.lane, oddity.region, oddity.at)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -77,6 +77,7 @@ class ArgumentMemory:
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self.regions_by_name: dict[str, ArrayRegion] = {}
         self._held: list[ArrayRegion] = []
+        self._listed: list[ArrayRegion] = []
         same: dict[tuple[int, int], ArrayRegion] = {}
         if len(arrays) > MAX_ARGUMENTS:
             raise UsageError(f"a launch has {len(arrays)} arrays, limit {MAX_ARGUMENTS}")
@@ -89,8 +90,7 @@ class ArgumentMemory:
             if key not in same:
                 same[key] = self._add(name, array)
             self.regions_by_name[name] = same[key]
-        if sum(region.data.size for region in self._held) > MAX_BYTES:
-            raise UsageError(f"the arrays of a launch have more than {MAX_BYTES} bytes")
+        self._refuse_too_much()
 
     def _add(self, name: str, array: Array) -> ArrayRegion:
         address = _FIRST + len(self._held) * SPACE_BYTES + SPACE_BYTES // 2
@@ -102,12 +102,41 @@ class ArgumentMemory:
         self._held.append(region)
         return region
 
+    def _refuse_too_much(self) -> None:
+        if sum(region.data.size for region in (*self._held, *self._listed)) > MAX_BYTES:
+            raise UsageError(f"the arrays of a launch have more than {MAX_BYTES} bytes")
+
+    def list_at(self, address: int, name: str, array: Array) -> None:
+        """Memory that a kernel finds by an address in an array: it lies there and no further."""
+        data = array.reshape(-1).view(np.uint8)
+        region = ArrayRegion(name, array, address, data, np.full(data.size, True), False)
+        self._listed.append(region)
+        self._refuse_too_much()
+
+    def written_in_part(self) -> Iterator[str]:
+        """Arrays of which a launch wrote some elements and left others as they were."""
+        for region in self._held:
+            size = region.array.itemsize
+            written = (region.writer >= 0)[: region.data.size // size * size].reshape(-1, size)
+            is_written = written.any(axis=1)
+            if is_written.any() and not is_written.all():
+                first = np.unravel_index(int(np.argmin(is_written)), region.array.shape)
+                place = ", ".join(str(int(index)) for index in first)
+                yield (
+                    f"{region.name} is written in {int(is_written.sum())} of {is_written.size} "
+                    f"elements, and not in [{place}] (no finding)"
+                )
+
     @property
     def held(self) -> tuple[ArrayRegion, ...]:
         return tuple(self._held)
 
     def region_of(self, address: int) -> ArrayRegion | None:
-        """The array in whose space an address lies, inside of it or not."""
+        """The array in whose space an address lies, inside of it or not; one that is listed only
+        inside."""
+        for region in self._listed:
+            if region.address <= address < region.end:
+                return region
         number = (address - _FIRST) // SPACE_BYTES
         return self._held[number] if 0 <= number < len(self._held) else None
 
@@ -116,7 +145,7 @@ class ArgumentMemory:
     def regions(self) -> Array:
         rows = [
             (region.address, region.end, region.data.ctypes.data, 1, 0)
-            for region in self._held
+            for region in (*self._held, *self._listed)
             if not region.is_freed
         ]
         return np.array(rows, np.int64).reshape(-1, 5)

@@ -6,8 +6,9 @@ the same tensors, so that the file goes on with the interpreter's results.
 
 from __future__ import annotations
 
+import ctypes
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ from hypocenter.replay.findings import Finding, FindingKind, Site
 #: Findings that make a result no thing to be compared.
 _UNSURE = frozenset(FindingKind) - {FindingKind.TUNED_IN_PLACE, FindingKind.NEVER_WRITTEN}
 _LAUNCH_SECONDS = 120.0
+#: Elements that may be addresses, and how many of a tensor are looked at.
+_ADDRESSES, _MAX_LISTED = (torch.int64,), 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class MachineLaunches(Launches):
         arguments = dict(bound.arguments)
         tensors = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor)}
         before = {name: storage_bytes(tensor).copy() for name, tensor in tensors.items()}
+        listed = self._listed_in(tensors.values())
         records: list[CheckOutput] = []
         outer, self._write = self._write, records.append
         try:
@@ -77,7 +81,7 @@ class MachineLaunches(Launches):
                     outer(record)
         if launched is None or launched.skipped or launched.stopped:
             return
-        run = _MachineRun(jit, launched, tensors, before)
+        run = _MachineRun(jit, launched, tensors, before, listed)
         try:
             run.execute(self._compile(jit, arguments, options), arguments, records)
             why = run.why_not_whole
@@ -95,6 +99,24 @@ class MachineLaunches(Launches):
                     finding, configuration=self._configuration, launched_at=launched.launched_at
                 )
             )
+
+    def _listed_in(self, tensors: Iterable[torch.Tensor]) -> dict[int, Array]:
+        """Memory whose address stands in a tensor, as it is before the launch, by its start.
+
+        What an argument holds itself is among it: a kernel may find it on both ways.
+        """
+        found: dict[int, Array] = {}
+        for tensor in tensors:
+            if tensor.dtype not in _ADDRESSES or tensor.numel() > _MAX_LISTED:
+                continue
+            for address in np.unique(tensor.reshape(-1).numpy()).tolist():
+                storage = self.watch.find(address) if address > 0 else None
+                if storage is not None and storage[0] not in found:
+                    start, num_bytes = storage
+                    found[start] = np.frombuffer(
+                        ctypes.string_at(start, num_bytes), np.uint8
+                    ).copy()
+        return found
 
     def _compile(self, jit: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> _Made:
         given = {name: value for name, value in options.items() if value is not None}
@@ -118,8 +140,10 @@ class _MachineRun:
         launched: CheckedLaunch,
         tensors: Mapping[str, torch.Tensor],
         before: Mapping[str, Array],
+        listed: Mapping[int, Array],
     ) -> None:
         self._jit, self._launched, self._tensors, self._before = jit, launched, tensors, before
+        self._listed = listed
         self._found: list[Finding] = []
         self.why_not_whole = ""
 
@@ -154,6 +178,10 @@ class _MachineRun:
     ) -> CheckedRun:
         shown = {name: _as_elements(array, self._tensors[name]) for name, array in arrays.items()}
         memory = ArgumentMemory(shown)
+        own = {self._tensors[n].untyped_storage().data_ptr(): (n, shown[n]) for n in shown}
+        for start, held in self._listed.items():
+            name, array = own.get(start) or (f"memory at 0x{start:x}", held.copy())
+            memory.list_at(start, name, array)
         values: dict[str, PassedNumber | bytes] = {}
         for name in made.names:
             value = arguments[name]

@@ -77,6 +77,8 @@ def scalar_load(m: Machine, w: int, row: int) -> int:
     offset = code[r.OFFSET] + scalar_value(
         m, w, code[r.SCALAR_OFFSET_KIND], code[r.SCALAR_OFFSET], 1
     )
+    if m.log.shape[0] and m.out[r.LOGGED] >= m.log.shape[0]:
+        return r.LOG_FULL
     limit = np.int64(0x7FFFFFFFFFFFFFFF)
     if code[r.BOUNDS]:
         base &= 0xFFFFFFFFFFFF
@@ -94,7 +96,21 @@ def scalar_load(m: Machine, w: int, row: int) -> int:
         if code[r.IS_SIGNED]:
             value = value << (64 - 8 * size) >> (64 - 8 * size)
         m.sgpr[w, code[r.RESULT] + i] = value & 0xFFFFFFFF
+    if m.log.shape[0]:
+        _note_scalar(m, w, row, base + offset & align, min(limit - offset, code[r.NUM_BYTES]))
     return r.GOES_ON
+
+
+@compile_call
+def _note_scalar(m: Machine, w: int, row: int, address: int, num_bytes: int) -> None:
+    """Leave a load of the scalar unit in the log, as one of lane 0."""
+    if num_bytes <= 0:
+        return
+    entry = m.log[m.out[r.LOGGED]]
+    entry[0], entry[1], entry[2], entry[3] = w, 0, row, address
+    entry[4], entry[5], entry[6] = num_bytes, r.LOAD, r.GLOBAL
+    entry[7], entry[8], entry[9] = m.wave[w, r.EPOCH], 0, 0
+    m.out[r.LOGGED] += 1
 
 
 @compile_call
@@ -342,12 +358,17 @@ def _to_local(m: Machine, w: int, row: int, lane: int) -> None:
 
 @compile_call
 def _note(m: Machine, w: int, row: int, lane: int, address: int) -> None:
-    """Leave an access in the log: wave, lane, row, address, bytes, action, space, barriers."""
+    """Leave an access in the log: wave, lane, row, address, bytes, action, space, barriers, and
+    what it left in memory."""
     code, entry = m.code[row], m.log[m.out[r.LOGGED]]
     entry[0], entry[1], entry[2], entry[3] = w, lane, row, address
-    entry[4], entry[5] = code[r.NUM_BYTES], code[r.ACTION]
+    entry[4], entry[5] = code[r.NUM_BYTES] - m.rows[_SKIP + lane], code[r.ACTION]
     entry[6] = -1 if code[r.KIND] == r.LOCAL else code[r.SPACE]
     entry[7] = m.wave[w, r.EPOCH]
+    if code[r.ACTION] != r.LOAD and code[r.ACTION] != r.TO_LOCAL:
+        host, size = m.rows[_HOST + lane], entry[4]
+        entry[8] = load_bytes(host, min(size, 8)) if host else 0
+        entry[9] = load_bytes(host + 8, size - 8) if host and size > 8 else 0
     m.out[r.LOGGED] += 1
 
 
@@ -361,9 +382,11 @@ def local_access(m: Machine, w: int, row: int) -> int:
     address = m.vgpr[w, code[r.ADDRESS]].copy()
     _local_places(m, w, row, active, address, code[r.OFFSET])
     _do(m, w, row, active, code[r.RESULT], code[r.DATA])
+    _note_local(m, w, row, active)
     if code[r.TWO]:
         _local_places(m, w, row, active, address, code[r.SECOND_OFFSET])
         _do(m, w, row, active, code[r.RESULT] + code[r.NUM_BYTES] // 4, code[r.SECOND_DATA])
+        _note_local(m, w, row, active)
     if code[r.TRANSPOSES]:
         _transpose(m, w, row)
     return r.GOES_ON
@@ -381,8 +404,14 @@ def _local_places(
         rows[_HOST + lane] = np.int64(base) + at if at <= last else 0
         if at > last and (active >> lane) & 1 and m.out[r.LOCAL_OUTSIDE_ROW] < 0:
             m.out[r.LOCAL_OUTSIDE_ROW], m.out[r.LOCAL_OUTSIDE_AT] = row, at
-        if m.log.shape[0] and (active >> lane) & 1:
-            _note(m, w, row, lane, at)
+
+
+@compile_call
+def _note_local(m: Machine, w: int, row: int, active: int) -> None:
+    if m.log.shape[0]:
+        for lane in range(m.facts[r.NUM_LANES]):
+            if (active >> lane) & 1:
+                _note(m, w, row, lane, m.rows[_ADDRESS + lane])
 
 
 @compile_call

@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from hypocenter.coredump.elf import EXECUTE, LOAD, NOTE, Elf, Function
 from hypocenter.coredump.lines import line_rows
 from hypocenter.device.amd.bundle import COMPRESSED_MAGIC, MAGIC, code_of_bundle
 from hypocenter.device.amd.descriptor import DESCRIPTOR_BYTES, KernelDescriptor, read_descriptor
+from hypocenter.device.amd.evidence.parameter_types import NumberType, parameter_types
 from hypocenter.device.amd.targets import AmdTarget, target_of_flags
 from hypocenter.record.gpu_stop import GpuFrame
 
@@ -60,7 +61,8 @@ class _KernelFacts(msgspec.Struct, rename=lambda name: f".{name}"):
 
 @dataclass(frozen=True, slots=True)
 class KernelArgument:
-    """One part of the kernarg: `kind` is the metadata's `.value_kind`, `name` "" where none is.
+    """One part of the kernarg: `kind` is the metadata's `.value_kind`, `name` "" where none is,
+    `type` what debug information says of a number.
 
     Arguments that the launcher fills by itself, such as the number of blocks, are `hidden_...`.
     """
@@ -69,6 +71,7 @@ class KernelArgument:
     kind: str
     offset: int
     num_bytes: int
+    type: NumberType = NumberType.OTHER
 
     @property
     def is_hidden(self) -> bool:
@@ -294,10 +297,20 @@ class CodeObject:
             if part.offset < 0 or part.size < 0 or part.offset + part.size > limit:
                 where = f"argument {place} of {facts.name} at {part.offset}, {part.size} bytes"
                 raise BadCodeObject(self.name, f"puts {where}, past its kernarg of {limit}")
-        return tuple(
+        parts = [
             KernelArgument(part.name, part.value_kind, part.offset, part.size)
             for part in facts.args
-        )
+        ]
+        shown = [place for place, part in enumerate(parts) if not part.is_hidden]
+        types = self._types.get(facts.name, ())
+        if len(types) == len(shown):
+            for place, of_number in zip(shown, types, strict=True):
+                parts[place] = replace(parts[place], type=of_number)
+        return tuple(parts)
+
+    @cached_property
+    def _types(self) -> Mapping[str, tuple[NumberType, ...]]:
+        return parameter_types(self._elf)
 
     def _fill(self, memory: bytearray, at: int, kind: int, value: int) -> None:
         if kind not in (_ABSOLUTE, _RELATIVE):

@@ -7,6 +7,8 @@ not hardware.
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +20,10 @@ from hypocenter.base.dtypes import Array
 from hypocenter.base.errors import HypoError, LaunchRejected
 from hypocenter.base.refusals import NotCompiled, Refused
 from hypocenter.device.amd.code_object import read_code_object
+from hypocenter.device.amd.evidence.core_dump import dump_path, write_core_dump
 from hypocenter.device.amd.executor import Execution, MachineLaunch, MachineProgram, prepare
 from hypocenter.device.amd.fault import FaultKind, MachineFault
+from hypocenter.device.amd.kernarg import LaunchShape, PassedNumber, pack_arguments
 from hypocenter.device.interpret.interpret import Pointer
 from hypocenter.device.limits import EXECUTED, named_gpu, simulated_name
 from hypocenter.device.offline.compile import compile_source, triton_source
@@ -64,6 +68,14 @@ class _Code:
     kernarg: bytes
     num_threads: int
     shared_bytes: int
+    block: tuple[int, int, int] | None = None
+
+
+class _Named:
+    """What a queue asks of a kernel that is none of Triton's."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +108,23 @@ class EmuGpu(SimGpu):
     @staticmethod
     def _base_of(name: str) -> int:
         return _FIRST_BASE + EXECUTED.index(name) * _BASE_STEP
+
+    def launch_code(
+        self, program: MachineProgram, shape: LaunchShape, values: Mapping[str, PassedNumber]
+    ) -> None:
+        """Queue a kernel of a code object, as hipModuleLaunchKernel does: it runs later.
+
+        `values` are its parameters in their order, addresses of this device's among them.
+        """
+        kernel, name = program.kernel, program.kernel.name
+        self._refuse_if_lost(f"launch of {name}", name)
+        x, y, z = shape.block
+        code = _Code(program, pack_arguments(kernel, values, shape), x * y * z, shape.shared_bytes)
+        code = dataclasses.replace(code, block=shape.block)
+        item = QueuedLaunch(_Named(name), shape.grid, {}, iter(()), code=code)
+        item.order = self._order(shape.grid)
+        self._streams.add(item)
+        self._wait_if_full(f"launch of {name}", name)
 
     def _code_of(self, jit: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> _Code:
         """Compile a launch, or find it compiled. Raises LaunchRejected for what does not."""
@@ -138,9 +167,8 @@ class EmuGpu(SimGpu):
         self._running = launch, 0
         if launch.values is None:
             code: _Code = launch.code
-            given = MachineLaunch(
-                launch.grid, (code.num_threads, 1, 1), code.kernarg, code.shared_bytes
-            )
+            block = code.block or (code.num_threads, 1, 1)
+            given = MachineLaunch(launch.grid, block, code.kernarg, code.shared_bytes)
             launch.values = {"": Execution(code.program, given, _DeviceMemory(self._memory))}
         x, y, _ = launch.grid
         execution: Execution = launch.values[""]
@@ -148,6 +176,10 @@ class EmuGpu(SimGpu):
         launch.num_steps += outcome.num_instructions
         if (fault := outcome.fault) is not None:
             self.last_fault = fault
+            if (pattern := os.environ.get("HSA_COREDUMP_FILE")) and fault.kind is FaultKind.MEMORY:
+                write_core_dump(
+                    dump_path(pattern), execution.launch_to_dump(), fault, execution.all_regions()
+                )
             self._stop(launch, fault)
         self._running = None
 

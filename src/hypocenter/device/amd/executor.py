@@ -20,6 +20,14 @@ from hypocenter.device.amd import instruction_rows as r
 from hypocenter.device.amd.code_object import CodeObject, Kernel
 from hypocenter.device.amd.decode import Instruction, decode, family_of
 from hypocenter.device.amd.descriptor import USER_SGPRS
+from hypocenter.device.amd.evidence.core_dump import DumpedLaunch
+from hypocenter.device.amd.evidence.unset import (
+    MAX_USES,
+    NUM_MASKS,
+    USE_COLUMNS,
+    fill_unset,
+    note_mixing,
+)
 from hypocenter.device.amd.fault import FaultKind, MachineFault, WaveState, fault_of
 from hypocenter.device.amd.lower import Lowered, Lowering
 from hypocenter.device.amd.machine import run_workgroup
@@ -131,7 +139,9 @@ class MachineProgram:
         kernel = self.kernel
         code = self.image[kernel.entry : kernel.entry + kernel.code_bytes].tobytes()
         instructions = decode(code, self.arch, kernel.entry)
-        return Lowering(self.arch, kernel.descriptor.wavefront).lower(instructions)
+        lowered = Lowering(self.arch, kernel.descriptor.wavefront).lower(instructions)
+        note_mixing(lowered.code, [instructions[i].name for i in lowered.instruction_of])
+        return lowered
 
     @cached_property
     def first_row(self) -> int:
@@ -159,10 +169,19 @@ def _all_blocks(grid: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
 
 
 class Execution:
-    """One launch. `max_log` is how many accesses are kept of each block; 0 keeps none."""
+    """One launch. `max_log` is how many accesses are kept of each block; 0 keeps none.
+
+    With `watches_registers` uses of registers that nobody wrote are noted: see `unset.py`.
+    """
 
     def __init__(
-        self, program: MachineProgram, given: MachineLaunch, memory: MachineMemory, max_log: int = 0
+        self,
+        program: MachineProgram,
+        given: MachineLaunch,
+        memory: MachineMemory,
+        max_log: int = 0,
+        *,
+        watches_registers: bool = False,
     ) -> None:
         _check(program, given)
         self.program, self.given, self._memory = program, given, memory
@@ -170,7 +189,8 @@ class Execution:
         self._lanes = descriptor.wavefront
         self._num_waves = -(-given.num_threads // self._lanes)
         self._arguments = np.frombuffer(self._argument_bytes(), np.uint8)
-        self._log = np.zeros((max_log, 8), np.int64)
+        self._log = np.zeros((max_log, r.LOG_COLUMNS), np.int64)
+        self._watches_registers = watches_registers
         scratch = descriptor.private_bytes if descriptor.has_scratch else 0
         if descriptor.uses_dynamic_stack:
             scratch = max(scratch, 1 << 14)
@@ -209,6 +229,20 @@ class Execution:
             else:
                 return machine, fault_of(machine, why, self.program.lowered, block, self._lanes)
 
+    def launch_to_dump(self) -> DumpedLaunch:
+        """The launch as a core dump tells of it."""
+        kernel, given = self.program.kernel, self.given
+        return DumpedLaunch(
+            self.program.arch,
+            given.grid,
+            given.block,
+            CODE_BASE + kernel.descriptor_address,
+            ARGUMENTS_BASE,
+            CODE_BASE,
+            self._num_vgprs,
+            kernel.accumulators,
+        )
+
     def _instruction(self, row: int) -> Instruction:
         lowered = self.program.lowered
         return lowered.instructions[lowered.instruction_of[row]]
@@ -224,6 +258,8 @@ class Execution:
         machine.vgpr[:, 256:].fill(0)
         machine.out[r.LOCAL_OUTSIDE_ROW] = -1
         machine.wave[:, r.NEXT] = self.program.first_row
+        if self._watches_registers:
+            fill_unset(machine.unset, self.program.kernel.descriptor)
         for wave in range(self._num_waves):
             self._begin(machine, wave, block)
         return machine
@@ -237,7 +273,7 @@ class Execution:
         return r.Machine(
             code=lowered.code,
             tables=lowered.tables,
-            regions=self._regions(),
+            regions=self.all_regions(),
             sgpr=np.zeros((waves, 128), np.int64),
             vgpr=np.zeros((waves, 512 if kernel.accumulators else 256, 64), np.uint32),
             wave=np.zeros((waves, 8), np.int64),
@@ -247,12 +283,15 @@ class Execution:
             out=np.zeros(16, np.int64),
             log=self._log,
             facts=np.array(facts, np.int64),
+            unset=np.zeros((waves if self._watches_registers else 0, NUM_MASKS), np.int64),
+            uses=np.zeros((MAX_USES if self._watches_registers else 0, USE_COLUMNS), np.int64),
         )
 
     def _shared_bytes(self) -> int:
         return self.program.kernel.descriptor.group_bytes + self.given.shared_bytes
 
-    def _regions(self) -> Array:
+    def all_regions(self) -> Array:
+        """Memory, code and arguments, as the machine has them."""
         rows = self._memory.regions()
         image, given = self.program.image, self._arguments
         own = [

@@ -45,7 +45,7 @@ DEST, DEST_INDEX, DEST_WORDS, DEST_SHIFT, DEST_WIDTH, READS_DEST = range(32, 38)
 FLAG, FLAG_INDEX, FLAG_TO_EXEC = range(38, 41)
 CONDITION, CONDITION_INDEX = 41, 42
 DPP_TABLE, DPP_ROWS, DPP_ZERO, DPP_ANY = range(43, 47)
-CLAMP, SCALE, SAVES_EXEC = 47, 48, 49
+CLAMP, SCALE, SAVES_EXEC, MIXES = 47, 48, 49, 50
 
 # Columns of MEMORY, LOCAL and SCALAR_LOAD.
 (
@@ -111,7 +111,7 @@ LANE_SOURCE_KIND, LANE_OFFSET = 15, 16
     MAT_NEGATE,
     MAT_NEGATE_C,
 ) = range(8, 23)
-F16, BF16, F32, F64, I8, U8, E4M3, E5M2, E4M3_FNUZ, E5M2_FNUZ = range(10)
+F16, BF16, F32, F64, I8, U8, E4M3, E5M2, E4M3_FNUZ, E5M2_FNUZ, XF32 = range(11)
 MFMA, WMMA_11, WMMA_12 = range(3)
 
 NUM_COLUMNS = 52
@@ -137,6 +137,9 @@ RUNNING, AT_BARRIER, ENDED = range(3)
 STOPPED, WAVE, ROW, LANE, AT, SIZE, WRITES, LOGGED, LOCAL_OUTSIDE_ROW, LOCAL_OUTSIDE_AT, VIA = (
     range(11)
 )
+NUM_UNSET_USES = 11
+#: Columns of the log of accesses: the last two hold the bytes that a store or an atomic left.
+LOG_COLUMNS = 10
 
 
 class Machine(NamedTuple):
@@ -147,7 +150,8 @@ class Machine(NamedTuple):
     written, address of its table of pages (0: all are there). sgpr: int64[waves, 128].
     vgpr: uint32[waves, 256 or 512, 64], accumulators from 256 on. wave: int64[waves, 8]. lds:
     uint8[bytes]. scratch: uint8[waves, 64, bytes]. rows: int64[NUM_ROWS * 64]. out: int64[16].
-    log: int64[entries, 8], empty where nobody asks for it. facts: int64[4]: lanes of a wave,
+    log: int64[entries, LOG_COLUMNS], empty where nobody asks for it. unset: int64[waves, NUM_MASKS]
+    and uses: int64[n, USE_COLUMNS] of `unset.py`, empty likewise. facts: int64[4]: lanes of a wave,
     instructions allowed, whether buffers are checked as RDNA does.
     """
 
@@ -163,6 +167,8 @@ class Machine(NamedTuple):
     out: Array
     log: Array
     facts: Array
+    unset: Array
+    uses: Array
 
 
 #: Of `facts`.

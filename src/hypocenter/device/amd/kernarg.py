@@ -12,6 +12,7 @@ import numpy as np
 
 from hypocenter.base.errors import UsageError
 from hypocenter.device.amd.code_object import Kernel, KernelArgument
+from hypocenter.device.amd.evidence.parameter_types import NumberType
 
 PassedNumber = bool | int | float | np.generic
 
@@ -41,6 +42,7 @@ def pack_arguments(
         )
     packed = bytearray(kernel.descriptor.kernarg_bytes)
     for parameter, (name, value) in zip(shown, values.items(), strict=False):
+        value = _as_typed(kernel.name, name, value, parameter.type)
         _put(packed, parameter, _bytes_of(kernel.name, name, value, parameter.num_bytes))
     for hidden in kernel.arguments:
         made = _HIDDEN.get(hidden.kind)
@@ -48,6 +50,19 @@ def pack_arguments(
             number = made(shape)
             _put(packed, hidden, number.to_bytes(hidden.num_bytes, "little"))
     return bytes(packed)
+
+
+def _as_typed(
+    kernel: str, name: str, value: PassedNumber | bytes, wanted: NumberType
+) -> PassedNumber | bytes:
+    """A number of Python's as C++ converts it to the parameter's type, where that is known."""
+    if wanted is NumberType.FLOAT and type(value) is int:
+        return float(value)
+    if wanted is NumberType.INTEGER and isinstance(value, float):
+        if not value.is_integer():
+            raise UsageError(f"{kernel}: {name} is {value}, and the kernel takes a whole number")
+        return int(value)
+    return value
 
 
 def _needs_all(kernel: Kernel, given: int) -> bool:

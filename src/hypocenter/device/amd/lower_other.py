@@ -62,9 +62,17 @@ def lower_lds_lanes(lowering: KernelPlaces, each: Instruction, row: Array) -> No
 
 _MATRIX = re.compile(
     r"V_(MFMA|WMMA)_(F64|F32|F16|BF16|I32)_(\d+)X\d+X(\d+)(?:_(\d+)B)?_"
-    r"(F64|F32|F16|BF16|I8|IU8|FP8|BF8)(?:_(FP8|BF8))?"
+    r"(F64|XF32|F32|F16|BF16|I8|IU8|FP8|BF8)(?:_(FP8|BF8))?"
 )
-_TYPES = {"F64": r.F64, "F32": r.F32, "F16": r.F16, "BF16": r.BF16, "I32": r.I8, "I8": r.I8}
+_TYPES = {
+    "F64": r.F64,
+    "F32": r.F32,
+    "XF32": r.XF32,
+    "F16": r.F16,
+    "BF16": r.BF16,
+    "I32": r.I8,
+    "I8": r.I8,
+}
 
 
 def lower_matrix(lowering: KernelPlaces, each: Instruction, row: Array) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from hypocenter.device.amd import instruction_rows as r
 from hypocenter.device.amd.access import local_access, memory_access, scalar_load
 from hypocenter.device.amd.compiled import call_handler, compile_call
+from hypocenter.device.amd.evidence.unset import follow_unset
 from hypocenter.device.amd.instruction_rows import Machine
 from hypocenter.device.amd.lanes import exec_of, lane_operation, put_mask, scalar_value
 from hypocenter.device.amd.matrix import matrix_product
@@ -68,6 +69,8 @@ def _run_wave(m: Machine, w: int) -> int:
 @compile_call
 def _step(m: Machine, w: int, row: int) -> int:
     kind = m.code[row, r.KIND]
+    if m.unset.shape[0]:
+        follow_unset(m, w, row)
     if kind == r.VECTOR:
         _vector(m, w, row)
     elif kind == r.SCALAR:

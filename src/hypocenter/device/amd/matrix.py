@@ -45,6 +45,14 @@ def matrix_product(m: Machine, w: int, row: int) -> None:
 
 
 @compile_inline
+def _nearest_xf32(bits: int) -> float:
+    """float32 with ten bits behind the point, ties to even. No manual tells how XF32 rounds."""
+    if (bits >> 23) & 255 != 255:
+        bits = (bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF
+    return np.float64(as_f32(bits))
+
+
+@compile_inline
 def _element(m: Machine, w: int, register: int, lane: int, place: int, kind: int) -> float:
     """Element `place` of a lane's packed registers."""
     vgpr = m.vgpr[w]
@@ -53,6 +61,8 @@ def _element(m: Machine, w: int, register: int, lane: int, place: int, kind: int
         return as_f64(low | np.int64(vgpr[register + 2 * place + 1, lane]) << 32)
     if kind == r.F32:
         return np.float64(as_f32(np.int64(vgpr[register + place, lane])))
+    if kind == r.XF32:
+        return _nearest_xf32(np.int64(vgpr[register + place, lane]))
     if kind == r.F16 or kind == r.BF16:
         half = np.int64(vgpr[register + place // 2, lane]) >> (16 * (place % 2)) & 0xFFFF
         return np.float64(as_f16(half) if kind == r.F16 else as_bf16(half))

@@ -189,6 +189,8 @@ def _claims_of_replay(case: Case, stopped: _Stop) -> list[Claim]:
     use, place = stopped.use, stopped.use.place
     assert place is not None
     asked = _request_of(stopped)
+    if not asked.places:  # any access may be the one
+        return []
     trace = trace_program(case.index, place, stopped.program, allow_source=case.allow_source)
     at_fault = matching(trace, asked)
     same = [access for access in at_fault if reaches(trace, access, asked)]
