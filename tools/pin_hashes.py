@@ -44,7 +44,7 @@ BY_SCRIPTS = {
     "peers": ("scikit_build_core", "cmake", "ninja"),  # scripts/test-peers
     "clients": (  # scripts/test-clients
         "openai", "lm-eval[api]", "litellm", "langchain-openai", "schemathesis", "pytest",
-        "pydantic-ai-slim[openai]",
+        "pydantic-ai-slim[openai]", "anthropic",
     ),
 }  # fmt: skip
 #: Parts that do not resolve beside the others have pins of their own.

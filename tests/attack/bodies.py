@@ -17,6 +17,9 @@ def _times(one: bytes, num: int) -> bytes:
     return (one + b",") * (num - 1) + one
 
 
+_BLOCK = b'{"type":"text","text":"x"}'
+
+
 @functools.cache
 def _empty_lists() -> bytes:
     return b'{"prompt": [' + _times(b"[]", 8_000_000) + b"]}"
@@ -130,6 +133,25 @@ def _tools() -> bytes:
 
 
 @functools.cache
+def _blocks() -> bytes:
+    """As many blocks of a message as a body may have lists and objects, and more than are read."""
+    return b'{"messages": [{"role": "user", "content": [' + _times(_BLOCK, 60_000) + b"]}]}"
+
+
+@functools.cache
+def _items() -> bytes:
+    item = b'{"role": "user", "content": "x"}'
+    return b'{"max_output_tokens": 1, "input": [' + _times(item, 30_000) + b"]}"
+
+
+@functools.cache
+def _references() -> bytes:
+    """Items that are kept nowhere."""
+    named = (b'{"type":"item_reference","id":"%d"}' % number for number in range(30_000))
+    return b'{"max_output_tokens": 1, "input": [' + b",".join(named) + b"]}"
+
+
+@functools.cache
 def _fields() -> bytes:
     return b'{"prompt": "x", ' + b",".join(b'"k%d":1' % n for n in range(1_000_000)) + b"}"
 
@@ -170,3 +192,7 @@ stops = _client("/v1/completions", _stops)
 bad_words = _client("/v1/completions", _bad_words)
 token_lists = _client("/v1/completions", _token_lists)
 tools = _client("/v1/chat/completions", _tools)
+blocks = _client("/v1/messages", _blocks)
+blocks_that_are_counted = _client("/v1/messages/count_tokens", _blocks)
+items = _client("/v1/responses", _items)
+references = _client("/v1/responses", _references)

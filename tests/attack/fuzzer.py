@@ -72,8 +72,8 @@ HEADERS = (
     ("Host", "evil.example"), ("Origin", "https://evil.example"), ("Host", ""),
 )  # fmt: skip
 NAMES = (
-    "x", "cmpl-0", "..", "%2e%2e", "%00", "%ff", "a%2fb", "%0d%0aX:%20y", "a" * 3000, "%F0%9F",
-    "{name}", "%7Bname%7D", "-1", ";", "?", "%3f", "demo-q8_0", "cancel",
+    "x", "cmpl-0", "resp-0", "..", "%2e%2e", "%00", "%ff", "a%2fb", "%0d%0aX:%20y", "a" * 3000,
+    "%F0%9F", "{name}", "%7Bname%7D", "-1", ";", "?", "%3f", "demo-q8_0", "cancel",
 )  # fmt: skip
 METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "QUERY", "get")
 PATHS = (
@@ -82,7 +82,15 @@ PATHS = (
     "/health?x=%ff", "/slots?fail_on_no_slot=1", "/metrics?" + "a=b&" * 500, "/openapi.json#x",
 )  # fmt: skip
 #: Larger values are let through now and then; with every one of them a run would take a day.
-_MANY = {"max_tokens": 8, "max_completion_tokens": 8, "n": 3, "min_tokens": 8}
+_MANY = {
+    "max_tokens": 8, "max_completion_tokens": 8, "max_output_tokens": 8, "n": 3, "min_tokens": 8,
+}  # fmt: skip
+_LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+#: How a stream ends that is whole, on whichever route.
+_ENDS = (
+    b"data: [DONE]\n\n", b"event: message_stop\n", b"event: response.completed\n",
+    b"event: response.incomplete\n", b"event: response.failed\n", b"event: error\n",
+)  # fmt: skip
 _MAX_ANSWER_BYTES = 8 << 20
 #: Headers by which a request contradicts its own body, and how that may be answered.
 _FRAMING = {"content-length", "transfer-encoding", "host"}
@@ -228,7 +236,7 @@ def _bound(chosen: random.Random, body: dict[str, Any]) -> None:
         value = body.get(name)
         if isinstance(value, int) and value > most and chosen.random() < 0.95:
             body[name] = most
-    if body.get("max_tokens") is None and body.get("max_completion_tokens") is None:
+    if all(body.get(name) is None for name in _LENGTHS):
         body["max_tokens"] = _MANY["max_tokens"]
 
 
@@ -237,7 +245,8 @@ def problem(status: int, headers: dict[str, str], body: bytes, seconds: float) -
     if seconds > FUZZ_SECONDS:
         return f"took {seconds:.1f} s"
     if status >= 500:
-        is_said = status == 503 and b"unavailable_error" in body and "retry-after" in headers
+        is_known = b"unavailable_error" in body or b"overloaded_error" in body
+        is_said = status == 503 and is_known and "retry-after" in headers
         return "" if is_said else f"status {status}: {body[:300]!r}"
     kind = headers.get("content-type", "")
     if status >= 400 and kind.startswith("application/json"):
@@ -246,7 +255,8 @@ def problem(status: int, headers: dict[str, str], body: bytes, seconds: float) -
             "" if isinstance(told.get("message"), str) else f"no error of the form: {body[:300]!r}"
         )
     if kind.startswith("text/event-stream"):
-        is_whole = body.endswith(b"data: [DONE]\n\n") or b'"error"' in body[-2000:]
+        last = body[body.rfind(b"event: ") :] if b"event: " in body else body[-2000:]
+        is_whole = last.endswith(_ENDS[0]) or last.startswith(_ENDS[1:]) or b'"error"' in last
         return "" if is_whole else f"a stream without an end: {body[-300:]!r}"
     if kind.startswith("application/json") and body:
         json.loads(body)

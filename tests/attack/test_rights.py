@@ -25,7 +25,7 @@ _OWN_HOSTS = ("127.0.0.1:{port}", "localhost:{port}", "LOCALHOST", "[::1]:{port}
 _FOREIGN_ORIGINS = ("https://evil.example", "null", "http://localhost.evil.example", "file://")
 _GETS = (
     "/v1/models", "/props", "/slots", "/metrics", "/tokenizer_info", "/openapi.json", "/version",
-    "/v1/requests/x",
+    "/v1/requests/x", "/v1/responses/x",
 )  # fmt: skip
 _BODY = b'{"prompt": "x", "max_tokens": 2}'
 
@@ -192,6 +192,41 @@ def test_one_key_neither_sees_nor_ends_what_another_one_asked_for(
         row.problems.append(f"it ended with {ends[-1]!r}")
     if served.get(f"/v1/requests/{name}", headers=_bearer(MALLORY)).status not in (403, 404):
         row.problems.append("another one sees how it ended")
+    note(row)
+
+
+def test_one_key_neither_sees_nor_goes_on_with_anothers_response(
+    arenas: Arenas, note: Note
+) -> None:
+    served, row = arenas(KEYS).served, Row("responses of another key")
+    body = {"input": "one's own", "max_output_tokens": 2}
+    made = served.post("/v1/responses", body, headers=_bearer(VICTIM))
+    if made.status != 200:
+        row.problems.append(f"no response was made: {made.body[:200]!r}")
+        note(row)
+        return
+    name, item = made.json["id"], made.json["output"][0]["id"]
+    for method, path in (
+        ("GET", f"/v1/responses/{name}"), ("DELETE", f"/v1/responses/{name}"),
+        ("POST", f"/v1/responses/{name}/cancel"), ("GET", f"/v1/requests/{name}"),
+    ):  # fmt: skip
+        reply = served.ask(method, path, headers=_bearer(MALLORY))
+        if reply.status != 404 or b"own" in reply.body:
+            row.problems.append(f"{method} {path.replace(name, 'ID')}: {reply.status}")
+    for more in (
+        {"previous_response_id": name}, {"input": [{"type": "item_reference", "id": item}]},
+    ):  # fmt: skip
+        reply = served.post("/v1/responses", {**body, **more}, headers=_bearer(MALLORY))
+        unknown = served.post(
+            "/v1/responses",
+            json.loads(json.dumps({**body, **more}).replace(name, "no").replace(item, "no")),
+            headers=_bearer(MALLORY),
+        )
+        same = reply.body.replace(name.encode(), b"no").replace(item.encode(), b"no")
+        if reply.status != 400 or same != unknown.body:
+            row.problems.append(f"{[*more]} tells that there is one: {reply.body[:200]!r}")
+    if served.get(f"/v1/responses/{name}", headers=_bearer(VICTIM)).status != 200:
+        row.problems.append("its owner does not see it")
     note(row)
 
 

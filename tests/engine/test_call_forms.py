@@ -217,7 +217,7 @@ def test_schemas_that_no_call_can_have_are_named() -> None:
     long = tool("find", strict=True, enum=["x" * (1 << 18)])
     with pytest.raises(UsageError, match="but calls are held to at most 262144"):
         compiled(TAGS, [long], FREE)
-    with pytest.raises(UsageError, match="read are those of gpt-oss, and JSON between"):
+    with pytest.raises(UsageError, match="read are those of gpt-oss, Hermes"):
         compiled("{{ tools }}", [FIND], FREE)
     assert call_form(TAGS, [LOOSE], FREE, begins_in_thought=False) is None
     assert call_form(TAGS, None, FREE, begins_in_thought=False) is None

@@ -24,7 +24,7 @@ BUDGETS = {
     "base": 2_000,
     "settings": 1_600,
     "wire": 400,
-    "conversation": 1_200,
+    "conversation": 2_050,
     "record": 5_900,
     "order": 600,
     "coredump": 2_450,
@@ -40,7 +40,7 @@ BUDGETS = {
     "model": 11_400,
     "engine": 6_400,
     "worker": 900,
-    "server": 8_700,
+    "server": 10_600,
     "cli": 7_000,
     "package": 130,
 }

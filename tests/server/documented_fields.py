@@ -1,8 +1,10 @@
-"""The request fields that others document for completions and chats, as data.
+"""The request fields that others document for completions, chats, messages and responses.
 
 Names only, as they were in November 2026. Sources:
 
-- OpenAI: https://platform.openai.com/docs/api-reference/chat/create and /completions/create
+- OpenAI: https://platform.openai.com/docs/api-reference/chat/create, /completions/create and
+  /responses/create
+- Anthropic: https://docs.anthropic.com/en/api/messages, and its package of Python
 - vLLM: its protocols of chats and of completions, and
   https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html; its older `guided_*`
 - llama-server: the README of its server at https://github.com/ggml-org/llama.cpp; OpenAI's
@@ -64,12 +66,32 @@ _FROM_ELSEWHERE = {
 }
 
 
+_OF_MESSAGES = {
+    "Anthropic": "model messages max_tokens system stop_sequences stream temperature top_k top_p "
+    "tools tool_choice thinking output_config output_format metadata container context_management "
+    "mcp_servers service_tier cache_control diagnostics inference_geo speed user_profile_id "
+    "workspace_id",
+}
+_OF_RESPONSES = {
+    "OpenAI": "model input instructions previous_response_id max_output_tokens max_tool_calls "
+    "tools tool_choice parallel_tool_calls reasoning text include store metadata truncation stream "
+    "stream_options temperature top_p top_logprobs access_programs background background_options "
+    "context_management conversation image moderation prompt prompt_cache_key prompt_cache_options "
+    "prompt_cache_retention safety_identifier service_tier user",
+}
+_TABLES = {
+    "chat": (_OF_BOTH, _OF_CHATS, _FROM_ELSEWHERE),
+    "completions": (_OF_BOTH, _OF_COMPLETIONS, _FROM_ELSEWHERE),
+    "messages": (_OF_MESSAGES,),
+    "responses": (_OF_RESPONSES,),
+}
+
+
 def documented(route: str) -> list[tuple[str, str]]:
-    """(whose, name) of each field that a body of "chat" or "completions" may bring."""
-    own = _OF_CHATS if route == "chat" else _OF_COMPLETIONS
+    """(whose, name) of each field that a body of this route may bring."""
     return [
         (whose, name)
-        for table in (_OF_BOTH, own, _FROM_ELSEWHERE)
+        for table in _TABLES[route]
         for whose, names in table.items()
         for name in names.split()
     ]

@@ -154,10 +154,38 @@ def test_forms_and_bounds_under_their_other_names(served: Served) -> None:
     assert asked(served, temperature=3).status == 200
 
 
+def test_a_long_prompt_loses_its_beginning(served: Served) -> None:
+    body = {"prompt": "import os, sys, re\n", "max_tokens": 4, "temperature": 0,
+            "return_token_ids": True}  # fmt: skip
+    whole = served.post(COMPLETE, body).json["choices"][0]
+    cut = served.post(COMPLETE, {**body, "truncate_prompt_tokens": 3}).json
+    assert cut["choices"][0]["prompt_token_ids"] == whole["prompt_token_ids"][-3:]
+    assert cut["usage"]["prompt_tokens"] == 3
+    by_ids = {**body, "prompt": whole["prompt_token_ids"], "truncate_prompt_tokens": 3}
+    assert served.post(COMPLETE, by_ids).json["choices"][0]["text"] == cut["choices"][0]["text"]
+    wide = {**body, "prompt": "x = 1\n" * 3000, "truncate_prompt_tokens": -1}
+    fits = served.post(COMPLETE, wide)
+    assert fits.status == 200, fits.body
+    for wrong in (0, -2):
+        refused = served.post(COMPLETE, {**body, "truncate_prompt_tokens": wrong})
+        assert refused.json["error"]["param"] == "truncate_prompt_tokens"
+
+
+def test_the_ids_of_an_answer_are_told(served: Served) -> None:
+    told = asked(served, return_token_ids=True, logprobs=True).json
+    [choice] = told["choices"]
+    assert len(choice["token_ids"]) == told["usage"]["completion_tokens"]
+    assert len(told["prompt_token_ids"]) == told["usage"]["prompt_tokens"]
+    events = asked(served, return_token_ids=True, stream=True).events[:-1]
+    assert events[0]["prompt_token_ids"] == told["prompt_token_ids"]
+    pieces = [event["choices"][0].get("token_ids", []) for event in events]
+    assert [one for piece in pieces for one in piece] == choice["token_ids"]
+    assert "token_ids" not in asked(served).json["choices"][0]
+
+
 def test_what_is_not_here_is_told_with_what_is(served: Served) -> None:
-    for path in ("/v1/responses", "/v1/messages", "/api/chat"):
-        message = served.post(path, {}).json["error"]["message"]
-        assert message == f"there is no {path} here; OpenAI's /v1/chat/completions is"
+    message = served.post("/api/chat", {}).json["error"]["message"]
+    assert message == "there is no /api/chat here; OpenAI's /v1/chat/completions is"
     assert served.get("/v1/other").json["error"]["message"] == "there is no /v1/other here"
     wrong = asked(served, model="qwen:latest")
     assert wrong.status == 404

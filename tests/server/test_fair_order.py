@@ -118,6 +118,22 @@ def test_the_next_place_is_his_who_has_none() -> None:
     assert worker.fill() == ["ann"]
 
 
+def test_a_priority_orders_ones_own_requests_alone() -> None:
+    worker = Worker(max_requests=1)
+    worker.come("ann", 4)
+    worker.come("bob", 1)
+    for number, priority in ((1, 5), (2, 0), (3, -1), (4, -1), (5, -100)):
+        worker.open[number].priority = priority
+    first = worker.places.next(worker.open, worker.leaving, worker.facts)
+    assert first is worker.open[3], "bob's does not come before for what bob says of it"
+    del worker.open[3], worker.open[5]
+    order = []
+    while (one := worker.places.next(worker.open, worker.leaving, worker.facts)) is not None:
+        order.append(one.id)
+        del worker.open[one.id]
+    assert order == [4, 2, 1]
+
+
 def test_places_that_come_at_once_are_shared() -> None:
     worker = Worker(max_requests=8)
     worker.come("ann", 50)

@@ -225,8 +225,8 @@ def test_channels_tell_no_calls_where_no_tools_are_offered() -> None:
     assert whole(split(CALL, using)) == ("", f"Look.{ARGUMENTS}", ())
 
 
-def test_calls_that_are_no_json_are_not_read() -> None:
-    for template in ("<tool_call><function=a>{{ tools }}", "<tool_call><arg_key>{{ tools }}"):
+def test_a_template_without_marks_of_calls_has_none() -> None:
+    for template in ("{{ tools }}", "<|im_start|>{{ tools }}"):
         assert not reads_calls_of(template)
         assert make_answer_reader(template, "", offers_tools=True) is None
     assert reads_calls_of(TAGS)
@@ -247,8 +247,8 @@ def test_tags_are_text_where_no_tools_are_offered() -> None:
         ([FIND, "x"], r"tools\[1\] is 'x', but must have the type"),
         ([{"type": "web_search"}], "must have the type"),
         ([{"type": "function"}], r"tools\[0\].function is None"),
-        ([{"function": {"name": "a b"}}], r"function.name is 'a b', but must be up to 64"),
-        ([{"function": {"name": "a" * 65}}], "must be up to 64"),
+        ([{"function": {"name": "a b"}}], r"function.name is 'a b', but must be up to 128"),
+        ([{"function": {"name": "a" * 129}}], "must be up to 128"),
         ([{"function": {"name": "a", "description": 1}}], "description is 1, but must be a text"),
         ([{"function": {"name": "a", "parameters": []}}], "must be a JSON schema"),
         ([FIND, FIND], "two functions 'find'"),
@@ -404,6 +404,6 @@ def test_what_cannot_be_asked_of_tools_is_refused_by_name(served: Served, tmp_pa
     with serving(tmp_path, str(DEMO), "--chat-template", "chatml", "-t", "1") as other:
         refused = other.post(path, body | {"tools": [FIND]})
         assert refused.json["error"]["param"] == "tools"
-        assert "read are those of gpt-oss, and JSON" in refused.json["error"]["message"]
+        assert "read are those of gpt-oss, Hermes" in refused.json["error"]["message"]
         off = other.post(path, body | {"tools": [FIND], "tool_choice": "none"})
         assert off.status == 200

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from hypocenter.base.errors import UsageError
-from hypocenter.conversation import harmony
+from hypocenter.conversation.call_shapes import shape_of
 from hypocenter.conversation.thoughts import FORMATS_READ, marks_of, reads_calls_of
 from hypocenter.conversation.tools import Tools, check_tools
 
@@ -53,13 +53,14 @@ class FormOfTool(msgspec.Struct, frozen=True):
 class CallForm(msgspec.Struct, frozen=True):
     """The form of an answer that calls tools, as a worker's grammar is made of it.
 
+    `shape` names how calls are written (`call_shapes.py`), or is "harmony".
     `thought`: the marks of a thought that may stand before the answer; empty: there are none.
     """
 
     tools: tuple[FormOfTool, ...]
     must_call: bool
     is_one_call: bool
-    is_harmony: bool
+    shape: str
     thought: tuple[str, ...]
     begins_in_thought: bool
 
@@ -127,7 +128,7 @@ def call_form(
         forms,
         rules.must_call,
         rules.is_one_call,
-        harmony.answers_in_channels(chat_template),
+        shape_of(chat_template),
         marks_of(chat_template),
         begins_in_thought,
     )

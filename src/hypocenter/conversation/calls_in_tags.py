@@ -1,121 +1,135 @@
-"""Calls of tools in an answer as Hermes, Qwen 2.5 and Qwen 3 write them: JSON between two tags.
+"""Takes calls of tools out of an answer, in any format of `call_formats.py`.
 
-`<tool_call>{"name": "NAME", "arguments": {...}}</tool_call>`, one behind the other, as
-https://github.com/NousResearch/Hermes-Function-Calling has it. What stands between the tags and is
-no such JSON stays a part of the answer.
+What stands behind a mark and is no call stays a part of the answer. A call is told when it is
+whole.
 """
 
 from __future__ import annotations
 
-import msgspec
-
 from hypocenter.base.results import CallPiece
+from hypocenter.conversation.call_formats import HERMES, NO_TYPES, CallFormat, TextParameters
 from hypocenter.conversation.harmony import NOTHING, AnswerDelta
-from hypocenter.conversation.tools import CALLED_NAME, MAX_CALLS
+from hypocenter.conversation.tools import MAX_CALLS
 
-BEGIN, END = "<tool_call>", "</tool_call>"
 #: Blanks that may belong to a call are held back, but no more of them.
 _MAX_BLANKS = 256
-#: An argument may have the text of END in it, so JSON that is not whole there may go on so often.
+#: An argument may have the text of an end in it, so what is no call there may go on so often.
 _MAX_ENDS = 8
+#: Stands before Llama's calls where a tool of its own is called; it is no part of them.
+_PYTHON_TAG = "<|python_tag|>"
 
 
 class CallsInTags:
     """Takes calls out of the text of one answer, wherever its pieces break.
 
-    Blanks before a call belong to no text.
+    Blanks before a call belong to no text. `types` are those of the tools that are offered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, form: CallFormat = HERMES, types: TextParameters = NO_TYPES) -> None:
+        self._form, self._types = form, types
         self._held = ""
-        #: The blanks before the tag of a call that has begun.
+        #: The blanks before the mark of a call that has begun, and that mark.
         self._blanks = ""
-        #: The text behind that tag, in pieces; None: there is no such tag.
+        #: The text behind that mark, in pieces; None: there is no such mark.
         self._call: list[str] | None = None
+        self._looks_like_one = False
         self._num_ends = self._num_calls = 0
+        #: A call without a mark is the whole answer, or there is none.
+        self._may_be_whole = not form.begin
+        if self._may_be_whole:
+            self._call = []
 
     def push(self, text: str) -> AnswerDelta:
-        """What `text` adds to the answer and to calls; what may be a part of a tag is held back."""
+        """What `text` adds to answer and calls; what may be a part of a mark is held back."""
         self._held += text
         spoken = NOTHING
         while (more := self._step()) is not None:
             spoken += more
         if self._call is not None:
             return spoken
-        end = len(self._held) - num_begun(self._held, BEGIN)
-        end = max(len(self._held[:end].rstrip()), end - _MAX_BLANKS)
+        begun = num_begun(self._held, self._form.begin) if self._form.begin else 0
+        end = len(self._held) - begun
+        if self._form.begin:
+            end = max(len(self._held[:end].rstrip()), end - _MAX_BLANKS)
         taken, self._held = self._held[:end], self._held[end:]
         return spoken + AnswerDelta(taken, "")
 
     def flush(self) -> AnswerDelta:
         """What is held back; no more text will follow. A call that is cut off is text."""
-        is_cut = self._call is not None
-        left = self._as_text().content if is_cut else ""
+        spoken = NOTHING
+        if self._call is not None and (not self._form.end or self._form.may_lack_end):
+            self._call.append(self._held)
+            self._held = ""
+            spoken = self._take("".join(self._call)) or NOTHING
+        left = self._as_text().content if self._call is not None else ""
         left, self._held = left + self._held, ""
-        return NOTHING if self._num_calls and not left.strip() else AnswerDelta(left, "")
+        return spoken if self._num_calls and not left.strip() else spoken + AnswerDelta(left, "")
 
     def _step(self) -> AnswerDelta | None:
-        """Take a tag, a call or what is none off what is held; None: that is not known yet."""
+        """Take a mark, a call or what is none off what is held; None: that is not known yet."""
         if self._call is None:
-            before, tag, rest = self._held.partition(BEGIN)
-            if not tag:
+            if not self._form.begin:
+                return None
+            before, mark, rest = self._held.partition(self._form.begin)
+            if not mark:
                 return None
             text = before.rstrip()
-            self._blanks, self._held = before[len(text) :], rest
-            self._call, self._num_ends = [], 0
+            self._blanks, self._held = before[len(text) :] + mark, rest
+            self._call, self._num_ends, self._looks_like_one = [], 0, False
             return AnswerDelta(text, "")
-        if not self._call:
+        if not self._looks_like_one:
             begun = self._held.lstrip()
             if not begun:
+                return None if len(self._held) <= _MAX_BLANKS else self._as_text()
+            if self._may_be_whole and _PYTHON_TAG.startswith(begun):
                 return None
-            if not begun.startswith("{"):
+            if self._may_be_whole and begun.startswith(_PYTHON_TAG):
+                at = self._held.index(_PYTHON_TAG) + len(_PYTHON_TAG)
+                self._blanks, self._held = self._blanks + self._held[:at], self._held[at:]
+                return NOTHING
+            if not self._form.may_begin(begun):
                 return self._as_text()
-        return self._take_call(self._call)
+            self._looks_like_one = len(begun) > _MAX_BLANKS
+        if self._form.end:
+            return self._take_call(self._call)
+        if self._looks_like_one:  # the rest of the answer is read at its end
+            self._call.append(self._held)
+            self._held = ""
+        return None
 
     def _take_call(self, pieces: list[str]) -> AnswerDelta | None:
-        """What the next END makes of a call; text without one is put aside, and not read anew."""
-        at = self._held.find(END)
+        """What the next end makes of a call; text without one is put aside, and not read anew."""
+        mark = self._form.end
+        at = self._held.find(mark)
         if at < 0:
-            end = len(self._held) - num_begun(self._held, END)
-            if end:
+            end = len(self._held) - num_begun(self._held, mark)
+            if end and self._looks_like_one:
                 pieces.append(self._held[:end])
                 self._held = self._held[end:]
             return None
         pieces.append(self._held[:at])
-        self._held = self._held[at + len(END) :]
-        self._num_ends += 1
-        if (called := _read("".join(pieces))) and self._num_calls < MAX_CALLS:
-            self._call = None
-            self._num_calls += 1
-            return AnswerDelta("", "", (CallPiece(self._num_calls - 1, *called),))
-        pieces.append(END)
+        self._held = self._held[at + len(mark) :]
+        self._num_ends, self._looks_like_one = self._num_ends + 1, True
+        if (called := self._take("".join(pieces))) is not None:
+            return called
+        pieces.append(mark)
         return self._as_text() if self._num_ends >= _MAX_ENDS else NOTHING
 
+    def _take(self, text: str) -> AnswerDelta | None:
+        """The calls of a text; None where it is none, or there were enough."""
+        found = self._form.read(text.strip(), self._types)
+        if not found or self._num_calls + len(found) > MAX_CALLS:
+            return None
+        self._call = None
+        first, self._num_calls = self._num_calls, self._num_calls + len(found)
+        calls = (CallPiece(first + number, *call) for number, call in enumerate(found))
+        return AnswerDelta("", "", tuple(calls))
+
     def _as_text(self) -> AnswerDelta:
-        """What stands behind the tag is no call."""
-        text = self._blanks + BEGIN + "".join(self._call or ())
+        """What stands behind the mark is no call."""
+        text = self._blanks + "".join(self._call or ())
         self._call, self._blanks = None, ""
         return AnswerDelta(text, "")
-
-
-def _read(text: str) -> tuple[str, str] | None:
-    """The name and the arguments of a call; None for a text that is none."""
-    try:
-        fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        name = msgspec.json.decode(fields.pop("name", msgspec.Raw(b"0")), type=str)
-        # Llama's word for them is "parameters".
-        given = fields.pop("arguments", None) or fields.pop("parameters", None)
-        if fields or not CALLED_NAME.fullmatch(name):
-            return None
-        arguments = "{}" if given is None else bytes(given).decode().strip()
-        if arguments.startswith('"'):  # JSON that is written as a text
-            inner = msgspec.json.decode(arguments, type=str)
-            if inner.lstrip().startswith("{"):
-                msgspec.json.decode(inner, type=dict[str, msgspec.Raw])
-                arguments = inner
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return None
-    return name, "{}" if arguments == "null" else arguments
 
 
 def num_begun(text: str, mark: str) -> int:

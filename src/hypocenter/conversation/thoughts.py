@@ -16,7 +16,14 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from hypocenter.base.errors import BadSetting, UsageError
-from hypocenter.conversation import calls_in_tags, harmony
+from hypocenter.conversation import harmony
+from hypocenter.conversation.call_formats import (
+    FORMATS,
+    NO_TYPES,
+    CallFormat,
+    TextParameters,
+    format_of,
+)
 from hypocenter.conversation.calls_in_tags import CallsInTags, num_begun
 from hypocenter.conversation.harmony import AnswerDelta
 
@@ -45,7 +52,6 @@ _CODE = re.compile(r"\{#.*?#\}|\{([{%])((?:" + _TEXT + r"|.)*?)[%}]\}", re.DOTAL
 _TEXT_IN_CODE = re.compile(_TEXT, re.DOTALL)
 #: No attribute, and not the name of an argument.
 _NAME = re.compile(r"(?<![.\w])[A-Za-z_]\w*(?!\w|\s*=(?!=))", re.ASCII)
-_NO_JSON = re.compile("<function=|<arg_key>")
 MAX_VARIABLE_BYTES = 64 << 10
 _VARIABLE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
 #: Variables that are set here.
@@ -60,7 +66,8 @@ EFFORTS = ("none", *REASONING[3:])
 
 #: Why tools are refused.
 FORMATS_READ = (
-    "calls of this model are not read; read are those of gpt-oss, and JSON between <tool_call> tags"
+    "calls of this model are not read; read are those of gpt-oss, Hermes, Qwen, GLM, Llama 3, "
+    "Mistral, DeepSeek, Kimi K2, MiniMax, Gemma 4, Granite and LFM2, as their templates mark them"
 )
 
 
@@ -83,12 +90,13 @@ def make_answer_reader(
     is_constrained: bool = False,
     offers_tools: bool = False,
     in_thought: bool | None = None,
+    types: TextParameters = NO_TYPES,
 ) -> AnswerReader | None:
     """The reader of an answer to a prompt that ends so; None: the model has no marks.
 
     `in_thought` says whether the answer begins within a thought, where the prompt's end does not.
     An answer that is held to a form, as JSON is, begins with no thought though its prompt does.
-    Calls between tags are looked for where the conversation `offers_tools`.
+    Calls are looked for where the conversation `offers_tools`; `types` are those of the tools.
     """
     if harmony.answers_in_channels(chat_template):
         return harmony.Channels(reads_calls=offers_tools)
@@ -96,9 +104,10 @@ def make_answer_reader(
     if marks := marks_of(chat_template):
         begins = opens_thought(chat_template, prompt_end) if in_thought is None else in_thought
         found = Thoughts(*marks, begins_within=begins and not is_constrained)
-    if not (offers_tools and _has_tags(chat_template)):
+    form = format_of(chat_template) if offers_tools else None
+    if form is None:
         return found
-    return CallsInTags() if found is None else _CallsBehind(found)
+    return CallsInTags(form, types) if found is None else _CallsBehind(found, form, types)
 
 
 def marks_of(chat_template: str) -> tuple[str, ...]:
@@ -121,19 +130,14 @@ def has_thoughts(chat_template: str) -> bool:
 
 def reads_calls_of(chat_template: str) -> bool:
     """Whether calls of tools are found in answers of a model with this template."""
-    return harmony.answers_in_channels(chat_template) or _has_tags(chat_template)
-
-
-def _has_tags(chat_template: str) -> bool:
-    """Not those of Qwen3-Coder and GLM, which have no JSON in them."""
-    return calls_in_tags.BEGIN in chat_template and not _NO_JSON.search(chat_template)
+    return harmony.answers_in_channels(chat_template) or format_of(chat_template) is not None
 
 
 class _CallsBehind:
     """Calls in what `thoughts` leaves of an answer."""
 
-    def __init__(self, thoughts: Thoughts) -> None:
-        self._thoughts, self._calls = thoughts, CallsInTags()
+    def __init__(self, thoughts: Thoughts, form: CallFormat, types: TextParameters) -> None:
+        self._thoughts, self._calls = thoughts, CallsInTags(form, types)
 
     def push(self, text: str) -> AnswerDelta:
         return self._of_answer(self._thoughts.push(text))
@@ -147,8 +151,8 @@ class _CallsBehind:
 
 def marks_of_thoughts() -> list[str]:
     """The texts that an answer must show for its thoughts and calls to be found."""
-    tags = (calls_in_tags.BEGIN, calls_in_tags.END)
-    return [*tags, *(mark for marks in _MARKS for mark in marks)]
+    calls = [mark for form in FORMATS for mark in form.marks]
+    return list(dict.fromkeys([*calls, *(mark for marks in _MARKS for mark in marks)]))
 
 
 def marks_of_calls() -> list[str]:

@@ -18,11 +18,11 @@ from hypocenter.base.errors import UsageError
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 1 << 20
-#: Of a function, as OpenAI has it.
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+#: Of a function, as Anthropic and OpenAI's responses have it.
+NAME = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
 
 #: Of what a model calls, which may be a tool of its own; and how many calls an answer may have.
-CALLED_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
+CALLED_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 MAX_CALLS = 128
 
 Tools = Sequence[Mapping[str, Any]]
@@ -92,8 +92,8 @@ def _name_of(tool: object, where: str) -> str:
     name = function.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise UsageError(
-            f"{where}.function.name is {reprlib.repr(name)}, but must be up to 64 letters, digits, "
-            "'_' and '-'"
+            f"{where}.function.name is {reprlib.repr(name)}, but must be up to 128 letters, "
+            "digits, '_' and '-'"
         )
     for field, kind, said in (
         ("description", str, "a text"),

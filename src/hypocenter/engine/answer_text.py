@@ -45,6 +45,11 @@ class AnswerText:
         left, stopped = self._up_to_stop(delta, may_end)
         return left if stopped else left + AnswerDelta(self._stop_strings.flush(), ""), stopped
 
+    @property
+    def stop_string(self) -> str:
+        """The one that ended the answer; empty where none did."""
+        return self._stop_strings.found
+
     def _up_to_stop(self, delta: AnswerDelta, may_end: bool) -> tuple[AnswerDelta, bool]:
         content, stopped = self._stop_strings.push(delta.content, may_end=may_end)
         return AnswerDelta(content, delta.reasoning, delta.calls), stopped
@@ -59,6 +64,8 @@ class StopStrings:
 
     def __init__(self, strings: Sequence[str], *, shows_them: bool = False) -> None:
         self._strings, self._shows_them = tuple(strings), shows_them
+        #: The one that was found.
+        self.found = ""
         self._held = ""
         self._num_exempt = 0  # of what is held: a stop string must reach beyond it
 
@@ -78,6 +85,7 @@ class StopStrings:
         ]
         if found:
             end, start = min(found)
+            self.found = self._held[start:end]
             sent, self._held = self._held[: end if self._shows_them else start], ""
             return sent, True
         keep = self._num_undecided()

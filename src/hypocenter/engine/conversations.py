@@ -13,6 +13,7 @@ from types import TracebackType
 
 from hypocenter.base.errors import TooMuchText, UsageError
 from hypocenter.conversation import continuing
+from hypocenter.conversation.call_formats import NO_TYPES, TextParameters
 from hypocenter.conversation.call_forms import FREE, CallRules, call_form
 from hypocenter.conversation.thoughts import (
     FORMATS_READ,
@@ -135,6 +136,7 @@ class Conversations:
         *,
         offers_tools: bool,
         in_thought: bool | None,
+        types: TextParameters = NO_TYPES,
     ) -> AnswerReader | None:
         """What tells thoughts and calls from the answer to these token ids of a conversation."""
         if self._template is None:
@@ -145,6 +147,7 @@ class Conversations:
             is_constrained=params.constraint is not None,
             offers_tools=offers_tools,
             in_thought=in_thought,
+            types=types,
         )
 
     def call_form(

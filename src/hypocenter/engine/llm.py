@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from hypocenter.base.errors import BadSetting, UsageError
 from hypocenter.base.results import Completion, Delta, Route
-from hypocenter.conversation.tools import Tools
+from hypocenter.conversation.call_formats import text_parameters
+from hypocenter.conversation.tools import Tools, check_tools
 from hypocenter.engine.admission import RequestTerms
 from hypocenter.engine.arguments import (
     ChatFields,
@@ -418,6 +419,7 @@ class LLM:
                 params,
                 offers_tools=bool(answer.tools),
                 in_thought=in_thought(answer.continues),
+                types=text_parameters(check_tools(answer.tools)),
             ),
             call_form=conversations.call_form(prompt_ids, field_of(params), answer),
             turn_ids=conversations.turn_ids,

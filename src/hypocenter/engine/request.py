@@ -340,6 +340,11 @@ class Request:
             tool_calls=whole_calls(piece for spoken in self._sent for piece in spoken.calls),
         )
 
+    @property
+    def stop_string(self) -> str:
+        """The stop string that ended the answer; empty where none did."""
+        return self._text.stop_string
+
     def timings(self) -> Timings:
         """Seconds from the first step to the first token, and from there to the last token."""
         started, first = self._started or 0.0, self._first_token

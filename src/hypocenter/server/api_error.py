@@ -40,7 +40,8 @@ class ApiError(Exception):
         fields = {"message": self.message, "type": self.kind, "param": self.param}
         return {"error": {**fields, "code": self.code}}
 
-    def response(self) -> Response:
+    def response(self, body: Any = None) -> Response:
+        """The answer that says so; `body` is for clients of a form of their own."""
         headers = {}
         if self.retry is not None:
             headers["x-should-retry"] = "true" if self.retry else "false"
@@ -48,7 +49,7 @@ class ApiError(Exception):
             headers["Retry-After"] = str(RETRY_SECONDS)
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        return json_response(self.body, self.status, headers)
+        return json_response(self.body if body is None else body, self.status, headers)
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -23,6 +23,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from hypocenter.base.package import version
 from hypocenter.server import answers, routes, side_routes
 from hypocenter.server.api_error import ApiError
+from hypocenter.server.dialects import (
+    messages_answers,
+    messages_form,
+    messages_routes,
+    responses_answers,
+    responses_routes,
+)
+from hypocenter.server.dialects.messages_body import MessagesBody
+from hypocenter.server.dialects.responses_body import ResponsesBody
 from hypocenter.server.fields import ChatBody, CompletionBody
 from hypocenter.server.intake.strangers import Strangers
 from hypocenter.server.openapi import Endpoint, document
@@ -74,6 +83,57 @@ TABLE = (
         answers.ChatCompletion,
         ChatBody,
         answers.ChatChunk,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/responses",
+        responses_routes.create,
+        "answers a conversation, and keeps it",
+        responses_answers.ResponseObject,
+        ResponsesBody,
+        responses_answers.ResponseEvent,
+        names_events=True,
+    ),
+    Endpoint(
+        "GET",
+        "/v1/responses/{name}",
+        responses_routes.get,
+        "a response that is kept or being made",
+        responses_answers.ResponseObject,
+    ),
+    Endpoint(
+        "DELETE",
+        "/v1/responses/{name}",
+        responses_routes.delete,
+        "forgets a response",
+        responses_answers.Deleted,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/responses/{name}/cancel",
+        responses_routes.cancel,
+        "ends a response with what it has",
+        responses_answers.ResponseObject,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/messages",
+        messages_routes.create,
+        "answers a conversation, as Anthropic has it",
+        messages_answers.AnthropicMessage,
+        MessagesBody,
+        messages_answers.MessageEvent,
+        names_events=True,
+        error=messages_answers.MessageError,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/messages/count_tokens",
+        messages_routes.count_tokens,
+        "the tokens of a conversation",
+        messages_answers.TokenCount,
+        MessagesBody,
+        error=messages_answers.MessageError,
     ),
     Endpoint(
         "POST",
@@ -160,7 +220,7 @@ def make_app(
             Middleware(
                 CORSMiddleware,
                 allow_origins=list(cors_origins),
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
             )
         )
@@ -205,7 +265,7 @@ class _Outer:
             _header(scope, b"sec-fetch-site"),
             is_open=scope["path"] in OPEN_PATHS,
         )
-        app = self._app if error is None else error.response()
+        app = self._app if error is None else _response(error, scope["path"])
         await app(scope, receive, send_with_id)
 
 
@@ -227,7 +287,7 @@ class _Guard:
         key = _key_of(scope)
         error = self._refusal(scope, key)
         if error is not None:
-            await error.response()(scope, receive, send)
+            await _response(error, scope["path"])(scope, receive, send)
             return
         is_admin = self._admin_key is not None and _is_one_of(key, (self._admin_key,))
         has_keys = bool(self._service.api_keys)
@@ -294,14 +354,12 @@ def _header(scope: Scope, name: bytes) -> str:
 
 
 #: Routes by which clients of other servers ask for the same.
-_ELSEWHERE = frozenset(
-    {"/v1/responses", "/v1/messages", "/api/chat", "/api/generate", "/completion", "/infill"}
-)
+_ELSEWHERE = frozenset({"/api/chat", "/api/generate", "/completion", "/infill"})
 
 
 async def _answer_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error.response()
+    return _response(error, request.scope["path"])
 
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:
@@ -316,13 +374,21 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
         404: f"there is no {path} here{instead}",
         405: f"{request.method} is not for this route",
     }
-    response = ApiError(error.status_code, what.get(error.status_code, error.detail)).response()
+    told = ApiError(error.status_code, what.get(error.status_code, error.detail))
+    response = _response(told, path)
     response.headers.update(error.headers or {})  # what a route allows
     return response
 
 
-async def _answer_defect(request: Request, error: Exception) -> Response:
+async def _answer_defect(request: Request, defect: Exception) -> Response:
     """Starlette raises it again behind us, so that it is logged."""
-    return ApiError(
+    error = ApiError(
         500, "the server has a defect; its log says more", kind="server_error", retry=False
-    ).response()
+    )
+    return _response(error, request.scope["path"])
+
+
+def _response(error: ApiError, path: str) -> Response:
+    """The answer that says what is wrong, in the form that clients of that path read."""
+    is_message = path == messages_form.PATH or path.startswith(f"{messages_form.PATH}/")
+    return error.response(messages_form.error_of(error) if is_message else None)

@@ -110,8 +110,8 @@ else:
     )
 
 
-class _Body(_Sampling, kw_only=True):
-    """The fields that both forms have, beside those of `_Sampling`."""
+class SharedBody(_Sampling, kw_only=True):
+    """The fields that all forms have, beside those of `_Sampling`."""
 
     model: str = ""
     n: int | None = None
@@ -124,6 +124,10 @@ class _Body(_Sampling, kw_only=True):
     cache_salt: str | None = None
     max_tokens: int | None = None
     n_predict: int | None = None
+    #: A longer prompt loses its beginning; -1: so much that there is room for an answer.
+    truncate_prompt_tokens: int | None = None
+    #: Of a client's own requests the lowest comes first, as in vLLM.
+    priority: Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
     # vLLM's names before `structured_outputs`
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
@@ -131,14 +135,15 @@ class _Body(_Sampling, kw_only=True):
     guided_grammar: str | None = None
 
 
-class CompletionBody(_Body, kw_only=True):
+class CompletionBody(SharedBody, kw_only=True):
     #: A text, texts, token ids, or lists of those.
     prompt: str | list[str | TokenId | list[TokenId]]
     logprobs: int | None = None
     echo: bool | None = None
+    return_token_ids: bool | None = None
 
 
-class ChatBody(_Body, kw_only=True):
+class ChatBody(SharedBody, kw_only=True):
     messages: list[dict[str, Any]]
     #: Variables of the template, as in vLLM and llama-server.
     chat_template_kwargs: dict[str, Any] | None = None
@@ -154,9 +159,10 @@ class ChatBody(_Body, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    return_token_ids: bool | None = None
 
 
-_BodyType = TypeVar("_BodyType", CompletionBody, ChatBody)
+_BodyType = TypeVar("_BodyType", bound=SharedBody)
 
 
 async def read_body(data: bytes | bytearray, kind: type[_BodyType]) -> tuple[_BodyType, list[str]]:
@@ -166,7 +172,7 @@ async def read_body(data: bytes | bytearray, kind: type[_BodyType]) -> tuple[_Bo
     for name in raw.keys() - set(kind.__struct_fields__):
         if name in REFUSED:
             _require_fixed(
-                name, decode(raw[name], Any), "chat" if kind is ChatBody else "completions"
+                name, decode(raw[name], Any), "completions" if kind is CompletionBody else "chat"
             )
         elif name not in HARMLESS:
             unknown.append(name)
@@ -184,7 +190,8 @@ def num_choices(body: CompletionBody | ChatBody) -> int:
 def prompts_of(body: CompletionBody, model: ServedModel) -> list[str | tuple[int, ...]]:
     """Each prompt, a text or token ids that `model` has room for. Raises ApiError."""
     given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    _require_room(given, model)
+    if body.truncate_prompt_tokens is None:
+        _require_room(given, model)
     kinds = {type(part) for part in given}
     if len(kinds) > 1:
         raise ApiError(

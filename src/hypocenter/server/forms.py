@@ -1,13 +1,17 @@
 """The answers of `/v1/completions` and `/v1/chat/completions`, whole and in chunks.
 
-The fields are those of OpenAI's reference: https://platform.openai.com/docs/api-reference.
+The fields are those of OpenAI's reference: https://platform.openai.com/docs/api-reference. An
+`AnswerForm` is what any route makes of the pieces of an answer.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
-from msgspec import UNSET
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from hypocenter.base.results import CallPiece, TokenLogprob, TopLogprob, join_calls, whole_calls
 from hypocenter.server.answers import (
@@ -29,15 +33,83 @@ from hypocenter.server.answers import (
     TextCompletion,
     TopLogprobEntry,
 )
+from hypocenter.server.api_error import ApiError
 from hypocenter.server.inquiry import Choice, Inquiry
 from hypocenter.wire.messages import Piece
 
 
-class CompletionForm:
+class AnswerForm(ABC):
+    """What a route makes of an answer, whole or as the lines of a stream.
+
+    Each piece is told to either `note` or `piece`, in order.
+    """
+
+    @abstractmethod
+    def note(self, choice: Choice, piece: Piece) -> None:
+        """Hear of a piece of an answer that is sent whole."""
+
+    @abstractmethod
+    def encode_whole(self, timings: AnswerTimings) -> bytes:
+        """All of it as JSON, once it has ended."""
+
+    @abstractmethod
+    def begin(self) -> list[bytes]:
+        """What is sent before the first piece."""
+
+    @abstractmethod
+    def piece(self, choice: Choice, piece: Piece, *, is_first: bool) -> list[bytes]:
+        """What is sent of a piece; `is_first` of its choice."""
+
+    @abstractmethod
+    def end(self, timings: AnswerTimings, *, wants_usage: bool) -> list[bytes]:
+        """What is sent behind the last piece."""
+
+    @abstractmethod
+    def failure(self, error: ApiError) -> bytes:
+        """What is sent when a stream breaks off."""
+
+    def ping(self) -> bytes:
+        """What is sent where nothing else was for a while."""
+        return b": still here\n\n"
+
+
+class _ChunkForm(AnswerForm):
+    """A stream of chunks without names, `[DONE]` behind them."""
+
+    def note(self, choice: Choice, piece: Piece) -> None:
+        """A choice has its pieces itself."""
+
+    def encode_whole(self, timings: AnswerTimings) -> bytes:
+        # Choice by choice, since each holds Python's lock.
+        answer = self.answer(timings)
+        encoded: Any = [msgspec.Raw(msgspec.json.encode(choice)) for choice in answer.choices]
+        answer.choices = encoded
+        return msgspec.json.encode(answer)
+
+    def end(self, timings: AnswerTimings, *, wants_usage: bool) -> list[bytes]:
+        usage = [_line(self.usage_chunk(timings))] if wants_usage else []
+        return [*usage, b"data: [DONE]\n\n"]
+
+    def failure(self, error: ApiError) -> bytes:
+        return _line(error.body)
+
+    @abstractmethod
+    def answer(self, timings: AnswerTimings) -> TextCompletion | ChatCompletion:
+        """All choices as they ended."""
+
+    @abstractmethod
+    def usage_chunk(self, timings: AnswerTimings) -> TextCompletion | ChatChunk:
+        """The figures of all choices."""
+
+
+class CompletionForm(_ChunkForm):
     """Text completions; with `echo` each answer begins with its prompt's text."""
 
-    def __init__(self, inquiry: Inquiry, model: str, echoed: Sequence[str] | None) -> None:
+    def __init__(
+        self, inquiry: Inquiry, model: str, echoed: Sequence[str] | None, *, has_ids: bool = False
+    ) -> None:
         self._inquiry, self._model, self._echoed = inquiry, model, echoed
+        self._has_ids = has_ids
 
     def answer(self, timings: AnswerTimings) -> TextCompletion:
         """All choices as they ended."""
@@ -45,14 +117,18 @@ class CompletionForm:
         whole.usage, whole.timings = self._inquiry.usage(), timings
         return whole
 
-    def opening(self, choice: Choice) -> TextCompletion | None:
-        """What is sent before anything was generated."""
-        return None
+    def begin(self) -> list[bytes]:
+        return []
 
-    def chunk(self, choice: Choice, news: Piece, *, is_first: bool) -> TextCompletion:
+    def piece(self, choice: Choice, piece: Piece, *, is_first: bool) -> list[bytes]:
         prompt = self._prompt(choice) if is_first else ""
-        found = self._logprobs(choice, news.logprobs or (), is_first=is_first)
-        return self._chunk([self._choice(choice, prompt + news.text, found)])
+        found = self._logprobs(choice, piece.logprobs or (), is_first=is_first)
+        said = self._choice(choice, prompt + piece.text, found)
+        if self._has_ids:
+            said.token_ids = piece.token_ids
+            if is_first:
+                said.prompt_token_ids = choice.generation.prompt_ids or ()
+        return [_line(self._chunk([said]))]
 
     def usage_chunk(self, timings: AnswerTimings) -> TextCompletion:
         chunk = self._chunk([])
@@ -66,11 +142,15 @@ class CompletionForm:
         )
 
     def _whole_choice(self, choice: Choice) -> CompletionChoice:
-        return self._choice(
+        whole = self._choice(
             choice,
             self._prompt(choice) + "".join(choice.text),
             self._logprobs(choice, choice.logprobs, is_first=True),
         )
+        if self._has_ids:
+            whole.token_ids = choice.generation.output_ids
+            whole.prompt_token_ids = choice.generation.prompt_ids or ()
+        return whole
 
     def _prompt(self, choice: Choice) -> str:
         if self._echoed is None:
@@ -105,14 +185,17 @@ class CompletionForm:
         )
 
 
-class ChatForm:
+class ChatForm(_ChunkForm):
     """Answers of a conversation, with what the model thought beside them.
 
     Each begins with what is `echoed`.
     """
 
-    def __init__(self, inquiry: Inquiry, model: str, echoed: str = "") -> None:
+    def __init__(
+        self, inquiry: Inquiry, model: str, echoed: str = "", *, has_ids: bool = False
+    ) -> None:
         self._inquiry, self._model, self._echoed = inquiry, model, echoed
+        self._has_ids = has_ids
 
     def answer(self, timings: AnswerTimings) -> ChatCompletion:
         """All choices as they ended."""
@@ -127,18 +210,33 @@ class ChatForm:
                     self._message(choice),
                     self._logprobs(choice, choice.logprobs),
                     choice.finish_reason,
+                    choice.generation.output_ids if self._has_ids else UNSET,
                 )
                 for choice in inquiry.choices
             ],
             usage=inquiry.usage(),
+            prompt_token_ids=self._prompt_ids(),
             timings=timings,
         )
 
-    def opening(self, choice: Choice) -> ChatChunk | None:
+    def begin(self) -> list[bytes]:
         delta = ChatDelta(role="assistant", content=self._echoed)
-        return self._chunk([self._choice(choice, delta)])
+        chunks = [self._chunk([self._choice(c, delta)]) for c in self._inquiry.choices]
+        chunks[0].prompt_token_ids = self._prompt_ids()
+        return [*map(_line, chunks)]
 
-    def chunk(self, choice: Choice, news: Piece, *, is_first: bool) -> ChatChunk:
+    def piece(self, choice: Choice, piece: Piece, *, is_first: bool) -> list[bytes]:
+        says = piece.text or piece.reasoning or piece.calls or piece.logprobs
+        lines = []
+        if says or is_first or not piece.ending or (self._has_ids and piece.token_ids):
+            lines.append(_line(self._chunk_of(choice, piece)))
+        if piece.ending:
+            last = self._choice(choice, ChatDelta())
+            last.finish_reason = choice.finish_reason
+            lines.append(_line(self._chunk([last])))
+        return lines
+
+    def _chunk_of(self, choice: Choice, news: Piece) -> ChatChunk:
         delta = ChatDelta(content=news.text)
         if news.reasoning or news.calls:
             calls = [_call_delta(choice, call) for call in join_calls(news.calls)]
@@ -149,13 +247,12 @@ class ChatForm:
             )
         piece = self._choice(choice, delta)
         piece.logprobs = self._logprobs(choice, news.logprobs or ())
+        if self._has_ids:
+            piece.token_ids = news.token_ids
         return self._chunk([piece])
 
-    def closing(self, choice: Choice) -> ChatChunk:
-        """What is sent behind the last piece."""
-        last = self._choice(choice, ChatDelta())
-        last.finish_reason = choice.finish_reason
-        return self._chunk([last])
+    def _prompt_ids(self) -> Sequence[int] | UnsetType:
+        return (self._inquiry.choices[0].generation.prompt_ids or ()) if self._has_ids else UNSET
 
     def usage_chunk(self, timings: AnswerTimings) -> ChatChunk:
         chunk = self._chunk([])
@@ -195,7 +292,8 @@ class ChatForm:
         )
 
 
-AnswerForm = CompletionForm | ChatForm
+def _line(value: dict[str, Any] | msgspec.Struct) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 def _call_delta(choice: Choice, piece: CallPiece) -> CallDelta:

@@ -27,6 +27,8 @@ class AskedAnswer(NamedTuple):
 
     template_variables: dict[str, Any] | None = None
     tools: tuple[dict[str, Any], ...] | None = None
+    #: The parameters of these that are texts.
+    text_parameters: dict[str, tuple[str, ...]] | None = None
     calls: CallRules = FREE
     continues: MessagePart = ""
     adds_prompt: bool = True
@@ -35,11 +37,13 @@ class AskedAnswer(NamedTuple):
 
 
 class Manner(NamedTuple):
-    """How an answer is sent: in pieces or whole, with its figures, and what was passed over."""
+    """How an answer is sent: in pieces or whole, with its figures, with the ids of all tokens; and
+    what was passed over."""
 
     is_stream: bool = False
     wants_usage: bool = False
     ignored: Sequence[str] = ()
+    has_ids: bool = False
 
 
 WHOLE = Manner()
@@ -61,6 +65,9 @@ class AnswerOrder:
     asked: AskedAnswer | None = None
     is_echoed: bool = False
     manner: Manner = WHOLE
+    #: Tokens of a prompt that are kept, its last ones; 0: all.
+    max_prompt_tokens: int = 0
+    priority: int = 0
 
     @property
     def num_answers(self) -> int:
@@ -89,6 +96,10 @@ class Generation:
     client: str = NOBODY
     #: Whether it is the server's own: it takes no place from anybody, and waits in the engine.
     is_canary: bool = False
+    #: Tokens of the prompt that are kept, its last ones; 0: all.
+    max_prompt_tokens: int = 0
+    #: Of its client's own, the lowest comes first.
+    priority: int = 0
     #: Is handed everything that a worker says of it, in order.
     listener: Callable[[Generation, WorkerEvent], None] | None = None
     #: Counts what a worker says of it.
@@ -102,6 +113,7 @@ class Generation:
     is_read: bool = False
     is_chat: bool = False
     offers_tools: bool = False
+    text_parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
     continues: MessagePart = ""
     #: A form of its calls that is still to be read.
     call_form: str = ""
@@ -128,8 +140,9 @@ class Generation:
         self.is_chat = self.messages is not None
         if self.asked is not None:
             self.offers_tools, self.continues = bool(self.asked.tools), self.asked.continues
+            self.text_parameters = self.asked.text_parameters or {}
         if isinstance(self.prompt, tuple):
-            self.prompt_ids = self.prompt
+            self.prompt_ids = self._keep_last(self.prompt)
             self.is_text_read = not self.params.bad_words
         self.is_read = self.is_text_read and self.params.constraint is None
 
@@ -140,9 +153,13 @@ class Generation:
         call_form: str = "",
     ) -> None:
         """Its text was read, and is forgotten."""
-        self.prompt_ids, self.bad_word_ids, self.is_text_read = prompt_ids, bad_word_ids, True
+        self.prompt_ids, self.bad_word_ids = self._keep_last(prompt_ids), bad_word_ids
+        self.is_text_read = True
         self.call_form = call_form
         self._forget_text()
+
+    def _keep_last(self, prompt_ids: tuple[int, ...]) -> tuple[int, ...]:
+        return prompt_ids[-self.max_prompt_tokens :]
 
     @property
     def constraint(self) -> tuple[str, str] | None:
@@ -175,6 +192,7 @@ class Generation:
             self.cache_salt,
             is_chat=self.is_chat,
             offers_tools=self.offers_tools,
+            text_parameters=self.text_parameters,
             continues=self.continues,
             form=self.form,
             bad_word_ids=self.bad_word_ids,

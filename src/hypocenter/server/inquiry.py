@@ -78,6 +78,8 @@ class Inquiry:
         #: `completed`, `cancelled` or `failed`, once it is.
         self.outcome = "open"
         self.num_choices = order.num_choices
+        #: What the route makes of it, once that is known.
+        self.form: object = None
         self.choices: list[Choice] = []
         self._supervisor = supervisor
         self._events: deque[_News] = deque()
@@ -98,6 +100,8 @@ class Inquiry:
                     cache_salt=order.cache_salt,
                     asked=asked,
                     client=client,
+                    max_prompt_tokens=order.max_prompt_tokens,
+                    priority=order.priority,
                 )
                 choice = Choice(len(self.choices), generation)
                 generation.listener = self._listener(choice)
@@ -239,6 +243,8 @@ def _join(first: WorkerEvent, then: WorkerEvent) -> Piece | None:
         return None
     if len(first.token_ids) + len(then.token_ids) > JOINED_TOKENS:
         return None
+    if any(_kinds_of(first)) and any(_kinds_of(then)) and _kinds_of(first) != _kinds_of(then):
+        return None  # a piece does not tell which of these came first
     logprobs = None
     if first.logprobs is not None or then.logprobs is not None:
         logprobs = (*(first.logprobs or ()), *(then.logprobs or ()))
@@ -252,6 +258,11 @@ def _join(first: WorkerEvent, then: WorkerEvent) -> Piece | None:
         first.reasoning + then.reasoning,
         first.calls + then.calls,
     )
+
+
+def _kinds_of(piece: Piece) -> tuple[bool, bool, bool]:
+    """Whether it has a thought, text, and calls."""
+    return bool(piece.reasoning), bool(piece.text), bool(piece.calls)
 
 
 def new_name(prefix: str) -> str:

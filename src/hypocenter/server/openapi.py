@@ -26,7 +26,8 @@ class Endpoint:
     """A route: its address as Starlette writes it, and what goes in and out.
 
     `answer` is the type of its JSON, or the media type of what is none. `stream` is the type of
-    what each event holds when the body asks for a stream.
+    what each event holds when the body asks for a stream, `error` that of what is wrong.
+    With `names_events` each event has a name beside what it holds.
     """
 
     method: str
@@ -37,13 +38,16 @@ class Endpoint:
     body: Any = None
     stream: Any = None
     is_open: bool = False
+    error: Any = ErrorAnswer
+    names_events: bool = False
 
 
 def document(entries: Sequence[Endpoint], version: str, root_path: str = "") -> dict[str, Any]:
     """The document of these routes, which clients find below `root_path`."""
-    types = [ErrorAnswer]
+    types: list[Any] = []
     for entry in entries:
-        types += [t for t in (entry.body, entry.answer, entry.stream) if _is_type(t)]
+        told = (entry.body, entry.answer, entry.stream, entry.error)
+        types += [t for t in told if _is_type(t)]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
     schema_of = dict(zip(map(repr, types), schemas, strict=True))
     paths: dict[str, Any] = {}
@@ -69,12 +73,18 @@ def _operation(entry: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
     else:
         content = {entry.answer: {"schema": {"type": "string"}}}
     if entry.stream is not None:
-        # What OpenAPI 3.1 has no word for: each event is `data: ` and this.
-        events = {"type": "string", "contentSchema": schema_of[repr(entry.stream)]}
+        # What OpenAPI 3.1 has no word for: each event is `data: ` and this, perhaps with a name.
+        events: dict[str, Any] = {"type": "string", "contentSchema": schema_of[repr(entry.stream)]}
+        if entry.names_events:
+            events = {
+                "type": "object",
+                "properties": {"event": {"type": "string"}, "data": events},
+                "required": ["event", "data"],
+            }
         content["text/event-stream"] = {"schema": events}
     error = {
-        "description": "what is wrong, in the form that OpenAI's clients read",
-        "content": {"application/json": {"schema": schema_of[repr(ErrorAnswer)]}},
+        "description": "what is wrong, in the form that the route's clients read",
+        "content": {"application/json": {"schema": schema_of[repr(entry.error)]}},
     }
     made: dict[str, Any] = {
         "summary": entry.what,

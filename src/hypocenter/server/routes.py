@@ -21,16 +21,17 @@ from hypocenter.server.answers import AnswerTimings, ChoiceState, RequestState
 from hypocenter.server.api_error import ApiError, error_of
 from hypocenter.server.bodies.orders import read_chat, read_completion, served_name
 from hypocenter.server.canary import Canary
+from hypocenter.server.dialects.response_store import ResponseStore
 from hypocenter.server.faults import FaultKeeper
 from hypocenter.server.forms import AnswerForm, ChatForm, CompletionForm
 from hypocenter.server.generation import NOBODY, AnswerOrder, Manner
-from hypocenter.server.inquiry import Choice, Inquiry, new_name
+from hypocenter.server.inquiry import PING_SECONDS, Inquiry, new_name
 from hypocenter.server.intake.bodies import Bodies, HeldBody
 from hypocenter.server.intake.json_bounds import BodyShape
 from hypocenter.server.metrics import Metrics
 from hypocenter.server.supervisor import Supervisor
 from hypocenter.settings.config import MAX_LOGPROBS
-from hypocenter.wire.messages import Ask, Failed, Piece, ServedModel, Told
+from hypocenter.wire.messages import Ask, Failed, ServedModel, Told
 
 log = logging.getLogger("hypocenter.server")
 _Result = TypeVar("_Result")
@@ -70,6 +71,7 @@ class Service:
     ended: OrderedDict[str, msgspec.Raw] = field(default_factory=OrderedDict)
     #: Of requests that are open or remembered: which client asked.
     clients: dict[str, str] = field(default_factory=dict)
+    responses: ResponseStore = field(default_factory=ResponseStore)
     #: Fields of which the log has told that they are passed over.
     told_of: set[str] = field(default_factory=set)
 
@@ -180,25 +182,27 @@ def client_of(request: Request) -> str:
 
 async def complete(request: Request) -> Response:
     """POST /v1/completions"""
-    order = await _order(request, read_completion)
-    inquiry = _inquire(request, "cmpl", order)
+    order = await order_of(request, read_completion)
+    inquiry = inquire(request, "cmpl", order)
     echoed = await _texts(request, order.prompts) if order.is_echoed else None
-    form, manner = CompletionForm(inquiry, order.model, echoed), order.manner
+    manner = order.manner
+    form = CompletionForm(inquiry, order.model, echoed, has_ids=manner.has_ids)
     del order  # what is read need not be kept as long as the answer takes
-    return await _respond(request, inquiry, form, manner)
+    return await respond(request, inquiry, form, manner)
 
 
 async def chat(request: Request) -> Response:
     """POST /v1/chat/completions"""
-    order = await _order(request, read_chat)
-    inquiry = _inquire(request, "chatcmpl", order)
+    order = await order_of(request, read_chat)
+    inquiry = inquire(request, "chatcmpl", order)
     echoed = "" if order.asked is None else order.asked.echoed
-    form, manner = ChatForm(inquiry, order.model, echoed), order.manner
+    manner = order.manner
+    form = ChatForm(inquiry, order.model, echoed, has_ids=manner.has_ids)
     del order  # it may be large
-    return await _respond(request, inquiry, form, manner)
+    return await respond(request, inquiry, form, manner)
 
 
-async def _order(request: Request, read: _Reader) -> AnswerOrder:
+async def order_of(request: Request, read: _Reader) -> AnswerOrder:
     """What the body asks for. Raises ApiError."""
     service = service_of(request)
     service.require_room(1, client_of(request))
@@ -207,7 +211,7 @@ async def _order(request: Request, read: _Reader) -> AnswerOrder:
         return await read(data, service.facts, service.names)
 
 
-def _inquire(request: Request, prefix: str, order: AnswerOrder) -> Inquiry:
+def inquire(request: Request, prefix: str, order: AnswerOrder) -> Inquiry:
     """The request of this client for that. Raises ApiError where there is no room for it."""
     service, client = service_of(request), client_of(request)
     if order.num_answers > service.max_open:
@@ -223,15 +227,14 @@ def _inquire(request: Request, prefix: str, order: AnswerOrder) -> Inquiry:
     return Inquiry(service.supervisor, new_name(prefix), order, client=client)
 
 
-async def _respond(
-    request: Request, inquiry: Inquiry, form: AnswerForm, manner: Manner
-) -> Response:
+async def respond(request: Request, inquiry: Inquiry, form: AnswerForm, manner: Manner) -> Response:
     """Run it: whole, or in pieces once its prompt was accepted."""
     service = service_of(request)
     # Clients choose these names: nothing in them ends a header, or is what none may hold.
     named = ", ".join(manner.ignored).encode("unicode_escape")[:500].decode().strip()
     headers = {"x-ignored-fields": named} if manner.ignored else {}
     service.tell_of_ignored(manner.ignored)
+    inquiry.form = form
     service.open[inquiry.name] = inquiry
     service.clients[inquiry.name] = client_of(request)
     service.num_asked += 1
@@ -260,22 +263,16 @@ async def _answer_whole(
 ) -> Response:
     await inquiry.accept()
     body.release()
-    async for _ in inquiry.pieces():
-        pass
+    async for news in inquiry.pieces():
+        if news is not None:
+            form.note(*news)
+    timings = _timings(inquiry)
     if inquiry.num_entries <= _FEW_ENTRIES:
-        encoded = _encode_whole(form, inquiry)
+        encoded = form.encode_whole(timings)
     else:
-        encoded = await asyncio.to_thread(_encode_whole, form, inquiry)
+        encoded = await asyncio.to_thread(form.encode_whole, timings)
     service.remember(inquiry, "completed")
     return Response(encoded, headers=headers, media_type="application/json")
-
-
-def _encode_whole(form: AnswerForm, inquiry: Inquiry) -> bytes:
-    """A whole answer as JSON: choice by choice, since each holds Python's lock."""
-    answer = form.answer(_timings(inquiry))
-    encoded: Any = [msgspec.Raw(msgspec.json.encode(choice)) for choice in answer.choices]
-    answer.choices = encoded
-    return msgspec.json.encode(answer)
 
 
 async def _stream(
@@ -283,37 +280,33 @@ async def _stream(
 ) -> AsyncIterator[bytes]:
     """The lines of a stream; an error within it is sent, and never just its end."""
     try:
-        for choice in inquiry.choices:
-            if (opening := form.opening(choice)) is not None:
-                yield _line(opening)
+        for line in form.begin():
+            yield line
+        last = time.monotonic()
         begun: set[int] = set()
         async for news in inquiry.pieces():
-            if news is None:
-                yield b": still here\n\n"
-                continue
-            choice, piece = news
-            is_first = choice.index not in begun
-            begun.add(choice.index)
-            # A completion's last piece says itself how it ended.
-            closing = form if piece.ending and isinstance(form, ChatForm) else None
-            says = piece.text or piece.reasoning or piece.calls or piece.logprobs
-            if says or is_first or closing is None:
+            lines: list[bytes] = []
+            if news is not None:
+                choice, piece = news
+                is_first = choice.index not in begun
+                begun.add(choice.index)
                 told = choice.prompt_logprobs or () if is_first else ()
                 if len(told) * (1 + MAX_LOGPROBS) <= _FEW_ENTRIES:
-                    yield _chunk_line(form, choice, piece, is_first=is_first)
+                    lines = form.piece(choice, piece, is_first=is_first)
                 else:
-                    yield await asyncio.to_thread(
-                        _chunk_line, form, choice, piece, is_first=is_first
-                    )
-            if closing is not None:
-                yield _line(closing.closing(choice))
-        if wants_usage:
-            yield _line(form.usage_chunk(_timings(inquiry)))
+                    lines = await asyncio.to_thread(form.piece, choice, piece, is_first=is_first)
+            if not lines and time.monotonic() - last >= PING_SECONDS:
+                lines = [form.ping()]
+            for line in lines:
+                last = time.monotonic()
+                yield line
+        ending = form.end(_timings(inquiry), wants_usage=wants_usage)
         service.remember(inquiry, "completed")
-        yield b"data: [DONE]\n\n"
+        for line in ending:
+            yield line
     except ApiError as error:
         _abandon(service, inquiry, error)
-        yield _line(error.body)
+        yield form.failure(error)
     except BaseException as error:  # the client left, most often
         _abandon(service, inquiry, error)
         raise
@@ -351,14 +344,6 @@ def _timings(inquiry: Inquiry) -> AnswerTimings:
 
 def _rate(num: int, seconds: float) -> float:
     return num / seconds if seconds > 0 and num > 0 else 0.0
-
-
-def _chunk_line(form: AnswerForm, choice: Choice, piece: Piece, *, is_first: bool) -> bytes:
-    return _line(form.chunk(choice, piece, is_first=is_first))
-
-
-def _line(value: dict[str, Any] | msgspec.Struct) -> bytes:
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 # -- what is behind every route -------------------------------------------------------------------

@@ -129,6 +129,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     cache_salt: str = ""
     is_chat: bool = False
     offers_tools: bool = False
+    #: By tool: its parameters that are texts.
+    text_parameters: dict[str, tuple[str, ...]] = {}
     continues: MessagePart = ""
     form: str = ""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
@@ -265,13 +267,17 @@ class Failed(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class Ending(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a request ended. `prompt_seconds` count from its first step to its first token."""
+    """How a request ended. `prompt_seconds` count from its first step to its first token.
+
+    `stop_string` is the one of the request that ended it, where one did.
+    """
 
     reason: str
     num_cached_tokens: int = 0
     prompt_seconds: float = 0.0
     generation_seconds: float = 0.0
     num_preemptions: int = 0
+    stop_string: str = ""
 
 
 class Piece(msgspec.Struct, frozen=True, omit_defaults=True):

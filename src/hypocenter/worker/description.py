@@ -61,4 +61,5 @@ def ending_of(request: Request) -> Ending:
         prompt_seconds=timings.prompt_seconds,
         generation_seconds=timings.generation_seconds,
         num_preemptions=request.num_preemptions,
+        stop_string=request.stop_string,
     )

@@ -204,6 +204,7 @@ class ModelWorker:
                 message.params,
                 offers_tools=message.offers_tools,
                 in_thought=in_thought(message.continues),
+                types=message.text_parameters,
             )
             turn_ids = conversations.turn_ids
         terms = RequestTerms(

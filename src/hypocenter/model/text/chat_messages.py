@@ -36,7 +36,7 @@ CALL_ID = re.compile(r"[ -;=?-Z\\^-{}~]{1,128}", re.ASCII)
 #: Of any speaker: no mark begins or ends with what is left out, and OpenAI leaves out these too.
 SPEAKER = re.compile(r"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff<>|｜\\/\[\]]{1,64}")
 _SPEAKER_SAYS = "up to 64 characters without blanks and '<', '>', '|', '[', ']', '/' and '\\'"
-_NAME_SAYS = "up to 64 letters, digits, '_', '-' and '.'"
+_NAME_SAYS = "up to 128 letters, digits, '_', '-' and '.'"
 _ID_SAYS = "up to 128 printable ASCII characters without '<', '>', '|', '[' and ']'"
 #: Roles that templates know; what is nearly one of them is a slip, others are a template's own.
 _ROLES = ("system", "developer", "user", "assistant", "model", "tool", "function", "ipython")

@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 
 from hypocenter.base.errors import BadSetting, UsageError
+from hypocenter.conversation.call_formats import needs_types, text_parameters
 from hypocenter.conversation.call_forms import FREE, CallRules, read_choice
 from hypocenter.conversation.continuing import MessagePart, continued_part, text_of
-from hypocenter.conversation.message_fields import passed_over
+from hypocenter.conversation.message_fields import CALLS, passed_over
 from hypocenter.conversation.thoughts import (
     EFFORTS,
     FORMATS_READ,
@@ -34,6 +35,8 @@ def asked_answer(body: ChatBody, chat_template: str) -> AskedAnswer:
     told, ignored = _template_variables(body, chat_template)
     tools, calls = _tools_of(body, chat_template)
     ignored += passed_over(body.messages, body.tools)
+    if CALLS not in chat_template and any(message.get(CALLS) for message in body.messages):
+        ignored.append(f"messages[].{CALLS}")  # the template shows none
     continues = part_to_continue(
         body.messages,
         chat_template,
@@ -44,7 +47,8 @@ def asked_answer(body: ChatBody, chat_template: str) -> AskedAnswer:
     is_echoed = body.echo and last.get("role") == "assistant"
     echoed = text_of(last.get("content")) if is_echoed else ""
     adds_prompt = body.add_generation_prompt is not False
-    return AskedAnswer(told, tools, calls, continues, adds_prompt, echoed, ignored)
+    types = text_parameters(tools) if needs_types(chat_template) else None
+    return AskedAnswer(told, tools, types, calls, continues, adds_prompt, echoed, ignored)
 
 
 def part_to_continue(

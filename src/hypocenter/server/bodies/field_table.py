@@ -1,7 +1,7 @@
 """Fields of requests that others document and that are no fields of the bodies here.
 
 From OpenAI's reference, vLLM's `ChatCompletionRequest` and `CompletionRequest`, llama-server's
-README and Ollama's page on OpenAI's API, as they were in November 2026.
+README, Ollama's page on OpenAI's API and Anthropic's reference of messages, as of November 2026.
 `tests/server/documented_fields.py` lists all of theirs, and a test walks that list. What is read
 is in `fields.py`.
 """
@@ -27,7 +27,7 @@ _THINK = "reasoning_effort, or chat_template_kwargs, says how much a model think
 _TOOLS = "offer functions as tools"
 _TEXT_ONLY = "models are served that read and write text"
 
-#: By name; the same in both bodies unless a body has it as a field.
+#: By name; the same in all bodies unless a body has it as a field.
 REFUSED: Mapping[str, RefusedField] = {
     # -- of OpenAI
     "audio": RefusedField(instead=_TEXT_ONLY),
@@ -56,7 +56,6 @@ REFUSED: Mapping[str, RefusedField] = {
     "return_tokens_as_token_ids": RefusedField((False,)),
     "skip_special_tokens": RefusedField((True,)),
     "thinking_token_budget": RefusedField((-1,), _THINK),
-    "truncate_prompt_tokens": RefusedField(instead="shorten the prompt"),
     "use_beam_search": RefusedField((False,)),
     "vllm_xargs": RefusedField(({},)),
     "watermarking": RefusedField((False,)),
@@ -89,6 +88,12 @@ REFUSED: Mapping[str, RefusedField] = {
     "xtc_probability": RefusedField((0, 0.0)),
     # -- of Ollama, whose own routes have them, and of Anthropic and others
     "format": RefusedField(("",), "response_format holds an answer to a form"),
+    "background": RefusedField((False,)),
+    "container": RefusedField(),
+    "conversation": RefusedField(instead="previous_response_id goes on with a response"),
+    "prompt": RefusedField(instead="give the text itself"),
+    "top_logprobs": RefusedField((0,), "/v1/chat/completions tells them"),
+    "mcp_servers": RefusedField(([],), _TOOLS),
     "max_output_tokens": RefusedField(instead="max_tokens bounds an answer"),
     "options": RefusedField(({},), "give each as a field of the body"),
     "raw": RefusedField((False,), "/v1/completions takes a text as it is"),
@@ -97,7 +102,7 @@ REFUSED: Mapping[str, RefusedField] = {
     "template": RefusedField(("",), "start the server with --chat-template"),
     "think": RefusedField(instead=_THINK),
     "thinking": RefusedField(instead=_THINK),
-    # -- fields of the other body
+    # -- fields of another body
     "parallel_tool_calls": RefusedField((True, False)),
     "reasoning": RefusedField(instead="/v1/chat/completions has it"),
     "reasoning_effort": RefusedField(("none",), "/v1/chat/completions has it"),
@@ -121,7 +126,7 @@ HARMLESS = (
     "safety_identifier", "service_tier", "store", "user",
     # -- of vLLM
     "ec_transfer_params", "guided_decoding_backend", "kv_transfer_params", "media_io_kwargs",
-    "mm_processor_kwargs", "priority", "request_id", "return_mm_kwargs", "return_token_offsets",
+    "mm_processor_kwargs", "request_id", "return_mm_kwargs", "return_token_offsets",
     "routed_experts_prompt_start", "session_id", "spaces_between_special_tokens",
     "stream_interval", "truncation_side",
     # -- of llama-server
@@ -130,8 +135,23 @@ HARMLESS = (
     "n_cache_reuse", "n_discard", "n_keep", "sse_ping_interval", "xtc_threshold",
     # -- of Ollama
     "keep_alive",
+    # -- of Anthropic, and of OpenAI's responses
+    "max_tool_calls", "user_profile_id", "workspace_id",
 )  # fmt: skip
 
 #: Documented, and passed over all the same; the answer's header names them. Clients send these to
 #: every model: they wish for a style that no template here is told of, or for figures on the way.
-TOLD = ("return_progress", "timings_per_token", "verbosity")
+TOLD = (
+    "return_progress",
+    "timings_per_token",
+    "verbosity",
+    # -- of Anthropic, and of OpenAI's responses
+    "access_programs",
+    "background_options",
+    "cache_control",
+    "context_management",
+    "diagnostics",
+    "image",
+    "inference_geo",
+    "speed",
+)

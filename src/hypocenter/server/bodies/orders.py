@@ -32,12 +32,21 @@ async def read_completion(
         model=name,
         is_echoed=bool(body.echo),
         manner=_manner_of(body, unknown),
+        max_prompt_tokens=_max_prompt_tokens(body, model),
+        priority=body.priority or 0,
     )
 
 
 async def read_chat(data: bytes, model: ServedModel, served_names: Sequence[str]) -> AnswerOrder:
     """What a body of /v1/chat/completions asks for. Raises ApiError."""
     body, unknown = await read_body(data, ChatBody)
+    return order_of_chat(body, unknown, model, served_names)
+
+
+def order_of_chat(
+    body: ChatBody, unknown: Sequence[str], model: ServedModel, served_names: Sequence[str]
+) -> AnswerOrder:
+    """What a conversation asks for; `unknown` are fields that were passed over. Raises ApiError."""
     name = served_name(body.model, served_names)
     if not body.messages:
         raise ApiError(400, "messages is empty; give at least one", param="messages")
@@ -51,6 +60,8 @@ async def read_chat(data: bytes, model: ServedModel, served_names: Sequence[str]
         model=name,
         asked=asked,
         manner=_manner_of(body, [*unknown, *asked.ignored]),
+        max_prompt_tokens=_max_prompt_tokens(body, model),
+        priority=body.priority or 0,
     )
 
 
@@ -77,4 +88,21 @@ def _salt_of(body: ChatBody | CompletionBody) -> str:
 
 def _manner_of(body: ChatBody | CompletionBody, ignored: list[str]) -> Manner:
     wants_usage = bool(body.stream_options and body.stream_options.include_usage)
-    return Manner(bool(body.stream), wants_usage, ignored)
+    return Manner(bool(body.stream), wants_usage, ignored, bool(body.return_token_ids))
+
+
+def _max_prompt_tokens(body: ChatBody | CompletionBody, model: ServedModel) -> int:
+    """How many tokens of a prompt are kept; 0: all. Raises ApiError."""
+    given = body.truncate_prompt_tokens
+    if given is None:
+        return 0
+    if given == -1:
+        return max(1, model.context_length - max(1, body.max_tokens or 1))
+    if given < 1:
+        raise ApiError(
+            400,
+            f"truncate_prompt_tokens is {given}, but must be at least 1, or -1 for what leaves "
+            "room for an answer",
+            param="truncate_prompt_tokens",
+        )
+    return given

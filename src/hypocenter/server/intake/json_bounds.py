@@ -21,7 +21,7 @@ MAX_FIELDS = 1000
 #: Of a field as it is written, and of tools; what a model reads may be as long as the body.
 MAX_FIELD_BYTES = 384 << 10
 MAX_TOOLS_FIELD_BYTES = 1 << 20
-LONG_FIELDS = frozenset({"prompt", "messages", "content", "tokens"})
+LONG_FIELDS = frozenset({"prompt", "messages", "content", "tokens", "input"})
 #: Of a body: lists and objects; names in objects; numbers, texts and all other values.
 MAX_CONTAINERS = 1 << 16
 MAX_KEYS = 1 << 16

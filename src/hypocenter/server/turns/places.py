@@ -54,6 +54,9 @@ class Places:
             waiting = [g for g in waiting if g.form]
         at_work = collections.Counter(g.client for g in there)
         chosen = self._order.first(waiting, lambda g: g.client, at_work)
+        if chosen is not None:  # whose turn it is does not depend on what clients say
+            own = (g for g in waiting if g.client == chosen.client)
+            chosen = min(own, key=lambda g: g.priority)
         return None if chosen is None or not self._has_room(there, chosen, facts) else chosen
 
     def to_pause(

@@ -1,0 +1,232 @@
+"""An answer as OpenAI's clients read a response: items, whole or as named events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from hypocenter.server.answers import AnswerTimings
+from hypocenter.server.api_error import ApiError
+from hypocenter.server.dialects import responses_answers as said
+from hypocenter.server.dialects.blocks import BlockChange, BlockKind, SpokenBlock, SpokenBlocks
+from hypocenter.server.dialects.responses_body import ENCRYPTED, ResponsesBody, seal
+from hypocenter.server.dialects.turns import TurnList
+from hypocenter.server.forms import AnswerForm
+from hypocenter.server.inquiry import Choice, Inquiry, new_name
+from hypocenter.wire.messages import Piece
+
+_PREFIXES = {BlockKind.THOUGHT: "rs", BlockKind.TEXT: "msg", BlockKind.CALL: "fc"}
+_DONE, _OPEN = "completed", "in_progress"
+
+
+@dataclass(frozen=True)
+class ResponseTerms:
+    """What a response repeats of its request, and the conversation that it answers."""
+
+    body: ResponsesBody
+    model: str
+    messages: list[dict[str, Any]]
+    #: How the answer is sampled.
+    temperature: float
+    top_p: float
+
+    @property
+    def is_kept(self) -> bool:
+        return self.body.store is not False
+
+    @property
+    def seals_thoughts(self) -> bool:
+        return ENCRYPTED in (self.body.include or ())
+
+
+#: Takes the response as JSON, the conversation to its end, and its items by their ids.
+Keep = Callable[[bytes, list[dict[str, Any]], dict[str, bytes]], None]
+
+
+class ResponseForm(AnswerForm):
+    """`keep` is told of the response once it has ended."""
+
+    def __init__(self, inquiry: Inquiry, request: ResponseTerms, keep: Keep) -> None:
+        self._inquiry, self._request, self._keep = inquiry, request, keep
+        self._blocks = SpokenBlocks()
+        self._ids: list[str] = []
+        self._num_thought_tokens = 0
+        self._num_events = 0
+
+    # -- AnswerForm --------------------------------------------------------------------------------
+
+    def note(self, choice: Choice, piece: Piece) -> None:
+        self._take(choice, piece)
+
+    def encode_whole(self, timings: AnswerTimings) -> bytes:
+        return self._finish()
+
+    def begin(self) -> list[bytes]:
+        now = self.response(_OPEN)
+        names = ("response.created", "response.in_progress")
+        return [self._line(name, response=now) for name in names]
+
+    def piece(self, choice: Choice, piece: Piece, *, is_first: bool) -> list[bytes]:
+        lines: list[bytes] = []
+        for change, block, text in self._take(choice, piece):
+            match change:
+                case BlockChange.BEGINS:
+                    lines += self._begins(block)
+                case BlockChange.GROWS:
+                    lines.append(self._grows(block, text))
+                case BlockChange.ENDS:
+                    lines += self._ends(block)
+        return lines
+
+    def end(self, timings: AnswerTimings, *, wants_usage: bool) -> list[bytes]:
+        response = msgspec.Raw(self._finish())
+        status = self._status()
+        name = "response.completed" if status == _DONE else "response.incomplete"
+        return [self._line(name, response=response)]
+
+    def failure(self, error: ApiError) -> bytes:
+        failed = self.response("failed")
+        failed.error = said.ResponseFailure(error.code or "server_error", error.message)
+        return self._line("response.failed", response=failed)
+
+    # ----------------------------------------------------------------------------------------------
+
+    def response(self, status: str) -> said.ResponseObject:
+        """The response as it is now."""
+        request, body = self._request, self._request.body
+        has_ended = all(choice.ending is not None for choice in self._inquiry.choices)
+        return said.ResponseObject(
+            id=self._inquiry.name,
+            created_at=self._inquiry.created,
+            status=status,
+            incomplete_details=(
+                said.Incomplete("max_output_tokens") if status == "incomplete" else None
+            ),
+            model=request.model,
+            output=[self._item(block, _DONE) for block in self._blocks.all],
+            usage=self._usage() if has_ended else None,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            metadata=body.metadata or {},
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            previous_response_id=body.previous_response_id,
+            reasoning=body.reasoning or {},
+            store=request.is_kept,
+            temperature=request.temperature,
+            text=body.text or {"format": {"type": "text"}},
+            tool_choice=body.tool_choice or "auto",
+            tools=body.tools or [],
+            top_p=request.top_p,
+        )
+
+    def _take(self, choice: Choice, piece: Piece) -> list[tuple[BlockChange, SpokenBlock, str]]:
+        if piece.reasoning and not (piece.text or piece.calls):
+            self._num_thought_tokens += len(piece.token_ids)
+        news = self._blocks.take(choice, piece)
+        for block in self._blocks.all[len(self._ids) :]:
+            self._ids.append(new_name(_PREFIXES[block.kind]))
+        return news
+
+    def _finish(self) -> bytes:
+        """The response as JSON, which is kept."""
+        response = self.response(self._status())
+        encoded = msgspec.json.encode(response)
+        if self._request.is_kept:
+            items = {item.id: msgspec.json.encode(item) for item in response.output}
+            self._keep(encoded, self._conversation(), items)
+        return encoded
+
+    def _status(self) -> str:
+        [choice] = self._inquiry.choices
+        assert choice.ending is not None, "it has ended"
+        named = {"length": "incomplete", "cancelled": "cancelled"}
+        return named.get(choice.ending.reason, _DONE)
+
+    def _conversation(self) -> list[dict[str, Any]]:
+        turns = TurnList()
+        turns.messages = list(self._request.messages)
+        for block in self._blocks.all:
+            match block.kind:
+                case BlockKind.THOUGHT:
+                    turns.think(block.text)
+                case BlockKind.TEXT:
+                    turns.say("assistant", [block.text])
+                case BlockKind.CALL:
+                    turns.call(block.call_id, block.name, block.text)
+        return turns.messages
+
+    def _item(self, block: SpokenBlock, status: str) -> said.OutputItem:
+        """A block as an item; one that has only begun says nothing."""
+        name, text = self._ids[block.index], block.text if status == _DONE else ""
+        if block.kind is BlockKind.CALL:
+            return said.FunctionCall(name, block.call_id, block.name, text, status)
+        if block.kind is BlockKind.TEXT:
+            content = [said.OutputText(text)] if status == _DONE else []
+            return said.OutputMessage(name, status, content)
+        thought = said.ReasoningItem(
+            name, status, [said.ReasoningText(text)] if status == _DONE else []
+        )
+        if self._request.seals_thoughts and status == _DONE:
+            thought.encrypted_content = seal(text)
+        return thought
+
+    def _begins(self, block: SpokenBlock) -> list[bytes]:
+        item = self._item(block, _OPEN)
+        added = self._line("response.output_item.added", output_index=block.index, item=item)
+        if block.kind is BlockKind.CALL:
+            return [added]
+        begun = self._of_part("response.content_part.added", block, part=_part(block, ""))
+        return [added, begun]
+
+    def _grows(self, block: SpokenBlock, text: str) -> bytes:
+        if block.kind is BlockKind.CALL:
+            return self._of_item("response.function_call_arguments.delta", block, delta=text)
+        if block.kind is BlockKind.THOUGHT:
+            return self._of_part("response.reasoning_text.delta", block, delta=text)
+        return self._of_part("response.output_text.delta", block, delta=text, logprobs=[])
+
+    def _ends(self, block: SpokenBlock) -> list[bytes]:
+        text = block.text
+        if block.kind is BlockKind.CALL:
+            called = "response.function_call_arguments.done"
+            lines = [self._of_item(called, block, name=block.name, arguments=text)]
+        elif block.kind is BlockKind.THOUGHT:
+            lines = [self._of_part("response.reasoning_text.done", block, text=text)]
+        else:
+            lines = [self._of_part("response.output_text.done", block, text=text, logprobs=[])]
+        if block.kind is not BlockKind.CALL:
+            part = _part(block, text)
+            lines.append(self._of_part("response.content_part.done", block, part=part))
+        item = self._item(block, _DONE)
+        done = self._line("response.output_item.done", output_index=block.index, item=item)
+        return [*lines, done]
+
+    def _of_part(self, kind: str, block: SpokenBlock, **fields: Any) -> bytes:
+        return self._of_item(kind, block, content_index=0, **fields)
+
+    def _of_item(self, kind: str, block: SpokenBlock, **fields: Any) -> bytes:
+        item_id = self._ids[block.index]
+        return self._line(kind, item_id=item_id, output_index=block.index, **fields)
+
+    def _line(self, kind: str, **fields: Any) -> bytes:
+        event = said.ResponseEvent(type=kind, sequence_number=self._num_events, **fields)
+        self._num_events += 1
+        return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
+
+    def _usage(self) -> said.ResponseUsage:
+        usage = self._inquiry.usage()
+        return said.ResponseUsage(
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            usage.total_tokens,
+            said.InputDetails(usage.prompt_tokens_details.cached_tokens),
+            said.OutputDetails(self._num_thought_tokens),
+        )
+
+
+def _part(block: SpokenBlock, text: str) -> said.OutputText | said.ReasoningText:
+    is_thought = block.kind is BlockKind.THOUGHT
+    return said.ReasoningText(text) if is_thought else said.OutputText(text)
