@@ -46,9 +46,14 @@ BY_SCRIPTS = {
         "openai", "lm-eval[api]", "litellm", "langchain-openai", "schemathesis", "pytest",
         "pydantic-ai-slim[openai]", "anthropic",
     ),
+    "ray-tests": ("ray[serve]", "aiohttp", "pytest", "hypothesis"),  # scripts/test-ray
 }  # fmt: skip
 #: Parts that do not resolve beside the others have pins of their own.
-PIN_FILES = {"clients": "constraints-clients.txt"}
+PIN_FILES = {
+    "clients": "constraints-clients.txt",
+    "ray": "constraints-ray.txt",
+    "ray-tests": "constraints-ray.txt",
+}
 
 
 @dataclass

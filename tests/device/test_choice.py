@@ -12,7 +12,7 @@ import pytest
 from hypocenter.base.cards import Card
 from hypocenter.base.errors import BadSetting, UsageError
 from hypocenter.device import choice
-from hypocenter.device.choice import choose_device, with_device
+from hypocenter.device.choice import choose_device, with_device, with_replicas
 from hypocenter.settings.config import EngineConfig
 
 GIB = 1 << 30
@@ -175,3 +175,52 @@ def test_settings_that_only_a_cpu_follows_choose_it(machine: Machine, model: Pat
     machine.cards = []
     with pytest.raises(BadSetting, match="tensor_parallel is 2, but a CPU has all cores"):
         with_device(model, EngineConfig(tensor_parallel=2))
+
+
+def test_replicas_have_gpus_in_a_row(machine: Machine) -> None:
+    machine.cards = [card(number) for number in range(4)]
+
+    def devices(num: int, device: str = "cuda", num_parts: int = 1) -> tuple[str, ...]:
+        config = EngineConfig(device=device, tensor_parallel=num_parts)
+        return with_replicas(config, num, environ=machine.environ, root=machine.root)[1]
+
+    assert devices(1) == ("cuda",)
+    assert devices(4) == ("cuda:0", "cuda:1", "cuda:2", "cuda:3")
+    assert devices(2, num_parts=2) == ("cuda:0", "cuda:2")
+    assert devices(2, "cuda:2") == ("cuda:2", "cuda:3")
+    assert devices(3, "sim:h200", num_parts=2) == ("sim:h200",) * 3
+    with pytest.raises(UsageError) as raised:
+        devices(3, num_parts=2)
+    expected = "--replicas is 3 with -tp 2: that takes 6 GPUs, but 4 are here; take at most 2"
+    assert str(raised.value) == expected
+    with pytest.raises(UsageError, match="3 GPUs from cuda:2 on, but 2 are here; take at most 2"):
+        devices(3, "cuda:2")
+    machine.environ["CUDA_VISIBLE_DEVICES"] = "3,1"
+    assert devices(2) == ("cuda:0", "cuda:1")
+    with pytest.raises(UsageError, match="takes 3 GPUs, but 2 are here"):
+        devices(3)
+    for number in (0, 65):
+        with pytest.raises(UsageError, match=f"--replicas is {number}, but must be from 1 to 64"):
+            devices(number)
+
+
+def test_replicas_divide_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(9)))
+    config, devices = with_replicas(EngineConfig(device="cpu"), 4)
+    assert (config.num_threads, devices) == (2, ("cpu",) * 4)
+    config, _ = with_replicas(EngineConfig(device="cpu", num_threads=3), 4)
+    assert config.num_threads == 3
+    with pytest.raises(UsageError, match="--replicas is 10, but must be at most 9"):
+        with_replicas(EngineConfig(device="cpu"), 10)
+
+
+def test_replicas_that_auto_has_no_gpus_for_are_refused(machine: Machine, model: Path) -> None:
+    machine.cards = [card(0), card(1, 10)]
+    with pytest.raises(UsageError) as raised:
+        with_device(model, EngineConfig(), num_replicas=2)
+    assert str(raised.value) == (
+        "--replicas is 2: the model takes 31.00 GiB on each of 2; H100 0, 70.00 GiB of 80.00 GiB "
+        "free; take fewer, or name --device cpu"
+    )
+    machine.cards = []
+    assert with_device(model, EngineConfig(), num_replicas=2)[0].device == "cpu"

@@ -36,15 +36,21 @@ TOLERANCE = 3e-5
 #: heads that have a row each.
 NAMES = ["llama", "gpt-oss", "phi3", "qwen2moe", "phi2", "gemma2", "qwen2", "starcoder2", "glm4moe"]
 NAMES += ["command-r-plus", "stablelm-12b"]
+#: Of which two are of keys and values.
+FOUR_HEADS = {"num_attention_heads": 4, "hidden_size": 64}
 
 
 def small(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, num_layers: int = 2
+    name: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_layers: int = 2,
+    **changes: int,
 ) -> FamilyModel:
-    """A model of so many layers at most."""
+    """A model of so many layers at most, with these changes."""
     family = FAMILIES[name]
     num_layers = min(family.config.get("num_hidden_layers", num_layers), num_layers)
-    config = {**family.config, "num_hidden_layers": num_layers}
+    config = {**family.config, "num_hidden_layers": num_layers, **changes}
     monkeypatch.setitem(FAMILIES, name, replace(family, config=config))
     return make_family(name, folder)
 
@@ -62,6 +68,19 @@ def test_two_parts_give_the_logits_of_the_whole(
     model = small(name, tmp_path, monkeypatch)
     ids = model.token_ids[:5]
     ours = engine_logits(model.path, ids, 64, 4, device=SIM, tensor_parallel=2)  # in two steps
+    theirs = hf_logits(model.hf_model, ids)
+    assert np.abs(ours - theirs).max() / np.abs(theirs).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt-oss", "phi3", "qwen2"])
+@pytest.mark.tier("sim")
+def test_four_parts_of_two_heads_of_keys_give_the_logits_of_the_whole(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two parts have copies of the same keys and values."""
+    model = small(name, tmp_path, monkeypatch, **FOUR_HEADS)
+    ids = model.token_ids[:5]
+    ours = engine_logits(model.path, ids, 64, 4, device=SIM, tensor_parallel=4)
     theirs = hf_logits(model.hf_model, ids)
     assert np.abs(ours - theirs).max() / np.abs(theirs).max() < TOLERANCE
 
@@ -147,6 +166,31 @@ def test_a_part_has_its_rows_and_columns_of_each_tensor(
             assert np.array_equal(joined, expected)
         same = "blk.0.attn_norm.weight"
         assert np.array_equal(parts[1].raw(same), file.raw(same))
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3"])
+def test_a_part_of_more_than_there_are_heads_of_keys_has_the_one_that_its_heads_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """phi3 has queries, keys and values in one tensor."""
+    model = small(name, tmp_path, monkeypatch, 1, **FOUR_HEADS)
+    with open_gguf(model.path) as file:
+        facts = read_architecture(file)
+        shape = facts.layers[0]
+        assert (facts.num_heads, shape.num_kv_heads) == (4, 2)
+        split = part_of(facts, Part(3, 4))
+        assert (split.num_heads, split.layers[0].num_kv_heads) == (1, 1)
+        tensor = "attn_qkv" if name == "phi3" else "attn_k"
+        whole = file.raw(f"blk.0.{tensor}.weight").view(np.float32)
+        whole = whole.reshape(-1, shape.head_dim, facts.width)  # a head each
+        for rank in range(4):
+            own = PartOfFile(file, facts, Part(rank, 4))
+            tensors = own.tensors[f"blk.0.{tensor}.weight"]
+            got = own.raw(f"blk.0.{tensor}.weight").view(np.float32).reshape(tensors.shape)
+            of_keys = rank // 2
+            heads = [rank, 4 + of_keys, 6 + of_keys] if name == "phi3" else [of_keys]
+            assert np.array_equal(got, np.concatenate(whole[heads]))
+            assert tensors.num_bytes == got.nbytes
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         "engine": "settings wire conversation record device kernels model",
         "worker": "settings wire record device model engine",
         "server": "settings wire conversation record watch",
+        "ray": "settings",
         # `__init__.py`: what it imports eagerly; inside a function it may import anything.
         "package": "",
     }.items()
@@ -51,7 +52,7 @@ ROOMS = tuple(MAY_IMPORT)
 
 #: The two halves of the house between which no import goes.
 INSTRUMENT = frozenset({"foreign", "replay", "check", "doctor"})
-ENGINE = frozenset({"kernels", "hub", "model", "engine", "worker", "server"})
+ENGINE = frozenset({"kernels", "hub", "model", "engine", "worker", "server", "ray"})
 
 #: Foreign package to the files or folders (ending in /) that may import it.
 FENCES: dict[str, tuple[str, ...]] = {
@@ -65,7 +66,10 @@ FENCES: dict[str, tuple[str, ...]] = {
         "replay/", "check/",
         "foreign/planted_gpu.py", "foreign/streams/install.py",
     ),
-    "starlette": ("server/",),
+    "ray": ("ray/",),
+    "aiohttp": ("ray/",),
+    "opentelemetry": ("server/operating/traces.py",),
+    "starlette": ("server/", "ray/"),
     "uvicorn": ("server/",),
     "prometheus_client": ("server/",),
     "cyclopts": ("cli/",),

@@ -52,6 +52,7 @@ def test_every_file_that_is_mentioned_is_there() -> None:
             "examples",
             "faults",
             "hashes",
+            "deploy",
         )
         for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts

@@ -41,6 +41,7 @@ BUDGETS = {
     "engine": 6_400,
     "worker": 900,
     "server": 10_600,
+    "ray": 650,
     "cli": 7_000,
     "package": 130,
 }

@@ -225,3 +225,39 @@ def test_a_token_that_opens_a_turn_ends_an_answer(tmp_path: Path) -> None:
         assert llm.chat(HELLO, allowed_token_ids=[mark], max_tokens=5, ignore_eos=True).token_ids
         raw = llm.generate("hi", allowed_token_ids=[mark], max_tokens=5)
         assert (raw.finish_reason, len(raw.token_ids)) == ("length", 5), "a text may have turns"
+
+
+@pytest.mark.parametrize("route", [COMPLETE, CHAT])
+def test_an_answer_goes_on_behind_tokens_that_another_server_sent(
+    served: Served, route: str
+) -> None:
+    begun = {"prompt": "def f("} if route == COMPLETE else {"messages": BEGUN}
+    body = {**begun, "max_tokens": 40, "seed": 5, "temperature": 0.9, "return_token_ids": True}
+    whole = served.post(route, body).json["choices"][0]
+    with served.stream(route, body) as stream:
+        pieces = [event["choices"][0] for event in stream if event != "[DONE]"]
+    ids = [token_id for piece in pieces for token_id in piece.get("token_ids", ())]
+    assert ids == whole["token_ids"]
+    assert len(ids) > 8
+
+    def said(some: list[Any]) -> str:
+        return "".join(one.get("text") or one.get("delta", {}).get("content") or "" for one in some)
+
+    num_sent = 1 + next(i for i, piece in enumerate(pieces) if piece.get("token_ids"))
+    sent = pieces[:num_sent]
+    sent_ids = [token_id for piece in sent for token_id in piece.get("token_ids", ())]
+    with served.stream(route, {**body, "resume_token_ids": sent_ids}) as stream:
+        others = [event["choices"][0] for event in stream if event != "[DONE]"]
+    other_ids = [token_id for piece in others for token_id in piece.get("token_ids", ())]
+    assert sent_ids + other_ids == ids
+    assert said(sent) + said(others) == said(pieces)
+    for more, why in (
+        ({"n": 2}, "one prompt with n 1"),
+        ({"stream": False}, "set stream"),
+        ({"max_tokens": len(sent_ids)}, "nothing is left to generate"),
+        ({"resume_token_ids": [1 << 30]}, "output"),
+    ):
+        given = {**body, "resume_token_ids": sent_ids, "stream": True, **more}
+        refused = served.post(route, given)
+        assert refused.status == 400
+        assert why in refused.json["error"]["message"]

@@ -12,13 +12,20 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import yaml
 from repository import ROOT
 
 from hypocenter.cli.app import app
+from hypocenter.server.app import OPEN_PATHS, TABLE
+from hypocenter.server.metrics import Metrics
 from hypocenter.server.serve import ServerConfig
+from hypocenter.wire.messages import EngineState
 
+DEPLOY = ROOT / "deploy"
 UNIT = ROOT / "deploy" / "hypocenter.service"
 PAGE = (ROOT / "docs" / "production.md").read_text()
 
@@ -109,3 +116,89 @@ def test_the_events_of_the_page_are_those_that_are_told() -> None:
     first = [line.split("|")[1] for line in table[0].splitlines()[2:]]
     named = {name for cell in first for name in re.findall(r"`(\w+)`", cell)}
     assert named <= told, named - told
+
+
+def served_words(words: list[str]) -> Any:
+    """The options of `hypo serve` that these words are; they must be words that it knows."""
+    command, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
+    assert command.__name__ == "serve"
+    return bound.arguments["server"]
+
+
+def exported() -> set[str]:
+    """Each name that /metrics has, as Prometheus stores it."""
+    replica = SimpleNamespace(
+        number=0,
+        facts=SimpleNamespace(block_size=16, num_blocks=9),
+        state=EngineState(),
+        is_ready=True,
+        is_lost=False,
+    )
+    supervisor: Any = SimpleNamespace(replicas=[replica], generations=[])
+    text = Metrics(supervisor, "m", lambda: 0).text().decode()
+    return {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
+
+
+def test_the_compose_file_starts_what_there_is_and_scrapes_it() -> None:
+    told = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    own = told["services"]["hypocenter"]
+    options = served_words(own["command"])
+    assert options.replicas == 2
+    assert options.grace + 10 < float(own["stop_grace_period"].rstrip("s")) <= options.grace + 30
+    stages = re.findall(r"^FROM \S+ AS (\w+)", (ROOT / "Dockerfile").read_text(), re.M)
+    assert own["build"]["target"] in stages
+    assert "/ready" in own["healthcheck"]["test"][-1]
+    scraped = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"][0]
+    [target] = scraped["static_configs"][0]["targets"]
+    host, _, port = target.partition(":")
+    assert host in told["services"]
+    assert host in options.allowed_host
+    assert int(port) == options.port
+    assert scraped["metrics_path"] in {entry.path for entry in TABLE}
+    mounted = [volume.split(":") for volume in told["services"]["prometheus"]["volumes"]]
+    assert ["./prometheus.yml", "/etc/prometheus/prometheus.yml", "ro"] in mounted
+    key = scraped["authorization"]["credentials_file"]
+    [source] = [one[0] for one in mounted if one[1] == key]
+    assert told["secrets"]["keys"]["file"] == source
+    assert set(own["secrets"]) == {"keys"}
+    assert options.api_key_file == "/run/secrets/keys"
+
+
+def test_the_manifests_probe_drain_and_mount_what_is_named() -> None:
+    deployment, service = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
+    pod = deployment["spec"]["template"]
+    [container] = pod["spec"]["containers"]
+    options = served_words(container["args"])
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    for probe, path in (
+        ("startupProbe", "/health"), ("livenessProbe", "/health"), ("readinessProbe", "/ready"),
+    ):  # fmt: skip
+        asked = container[probe]["httpGet"]
+        assert asked["path"] == path
+        assert path in {entry.path for entry in TABLE}
+        assert ports[asked["port"]] == options.port
+    # Both answer without a key, to whatever name a probe calls them by.
+    assert {"/health", "/ready"} <= OPEN_PATHS
+    grace = pod["spec"]["terminationGracePeriodSeconds"]
+    assert options.grace + 10 < grace <= options.grace + 30
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == options.replicas
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert set(mounts) == {volume["name"] for volume in pod["spec"]["volumes"]}
+    assert Path(options.api_key_file).parent == Path(mounts["keys"])
+    labels = deployment["spec"]["selector"]["matchLabels"]
+    assert labels.items() <= pod["metadata"]["labels"].items()
+    assert service["spec"]["selector"] == labels
+    assert service["spec"]["ports"][0]["targetPort"] in ports
+
+
+def test_each_figure_of_the_dashboard_is_one_that_is_exported() -> None:
+    dashboard = json.loads((DEPLOY / "grafana-dashboard.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    names = {name for expr in asked for name in re.findall(r"(?:vllm|hypocenter):\w+", expr)}
+    assert len(names) > 12
+    assert names <= exported(), names - exported()
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    told = (ROOT / "docs" / "production.md").read_text()
+    assert set(re.findall(r"hypocenter:\w+", told)) - exported() == {"hypocenter:nvidia"} & set(
+        re.findall(r"hypocenter:\w+", told)
+    )

@@ -11,7 +11,7 @@ from test_supervisor import FACTS
 from hypocenter import SamplingParams
 from hypocenter.server.generation import Generation
 from hypocenter.server.turns.fair_order import HALF_LIFE_SECONDS, FairOrder
-from hypocenter.server.turns.places import MAX_UNBEGUN, MAX_UNTAKEN, Places
+from hypocenter.server.turns.places import MAX_UNBEGUN, MAX_UNTAKEN, Offer, Places
 from hypocenter.wire.messages import Accepted, Ending, Piece, ServedModel
 
 
@@ -73,6 +73,10 @@ class Worker:
         self.open: dict[int, Generation] = {}
         self.leaving: dict[int, Generation] = {}
 
+    @property
+    def offers(self) -> list[Offer]:
+        return [Offer(0, self.facts)]
+
     def come(self, client: str, num: int, *, num_tokens: int = 4, form: str = "") -> None:
         for _ in range(num):
             number = len(self.open) + len(self.leaving) + 1
@@ -84,8 +88,9 @@ class Worker:
     def fill(self, *, is_taken: bool = True) -> list[str]:
         """Whose requests it is handed, until it has no more places."""
         handed = []
-        while (one := self.places.next(self.open, self.leaving, self.facts)) is not None:
-            one.hand_over()
+        while (found := self.places.next(self.open, self.leaving, self.offers)) is not None:
+            one, offer = found
+            one.hand_over(offer.replica)
             if is_taken:
                 one.take(Accepted(one.id, ()))
             handed.append(one.client)
@@ -232,7 +237,7 @@ def test_a_request_gives_way_to_a_client_that_has_none_there() -> None:
     worker.fill()
 
     def to_pause() -> Generation | None:
-        return worker.places.to_pause(worker.open, worker.leaving, worker.facts)
+        return worker.places.to_pause(worker.open, worker.leaving, worker.offers)
 
     assert to_pause() is None, "nobody else waits"
     worker.come("bob", 1)
@@ -259,4 +264,4 @@ def test_who_waits_for_room_in_the_cache_gets_it_as_well() -> None:
     worker.fill()
     worker.come("bob", 1, num_tokens=400)
     assert worker.fill() == []
-    assert worker.places.to_pause(worker.open, worker.leaving, worker.facts) is worker.open[3]
+    assert worker.places.to_pause(worker.open, worker.leaving, worker.offers) is worker.open[3]

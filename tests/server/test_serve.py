@@ -417,7 +417,7 @@ def test_keys_let_in(tmp_path: Path) -> None:
     with started(tmp_path, *words, environ={"HYPO_API_KEY": "four"}) as served:
         while served.get("/health").status != 200:
             time.sleep(0.05)
-        for path in ("/v1/models", "/metrics", "/ready", "/tokenizer_info", "/nothing"):
+        for path in ("/v1/models", "/metrics", "/tokenizer_info", "/nothing"):
             reply = served.get(path)
             assert (reply.status, reply.json["error"]["code"]) == (401, "invalid_api_key")
         for key in ("one", "two", "three", "four"):

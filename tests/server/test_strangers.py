@@ -35,7 +35,7 @@ class Fake:
 
     def __init__(self, **more: Any) -> None:
         self.facts, self.has_given_up, self.is_ready = FACTS, False, True
-        self.num_left = self.num_questions = 0
+        self.replicas = [SimpleNamespace()]  # one, of which nothing is told
         self.ended_early: list[str] = []
         self.generations = [self._generation(1, "cmpl-one"), self._generation(2, "cmpl-two")]
         self.num_left = self.num_questions = 0

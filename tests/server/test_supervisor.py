@@ -15,18 +15,12 @@ import pytest
 
 from hypocenter import EngineConfig, SamplingParams
 from hypocenter.base.results import TokenLogprob
-from hypocenter.server import supervisor as supervisors
 from hypocenter.server import worker_line as worker_lines
+from hypocenter.server.fleet import replica as replicas
+from hypocenter.server.fleet.replica import MAX_FAILED_STARTS, CannotStart
 from hypocenter.server.generation import AnswerOrder, Generation, WorkerEvent
 from hypocenter.server.inquiry import JOINED_TOKENS, Inquiry
-from hypocenter.server.supervisor import (
-    MAX_BLAMED,
-    MAX_FAILED_STARTS,
-    QUARANTINED,
-    WORKER_GONE,
-    CannotStart,
-    Supervisor,
-)
+from hypocenter.server.supervisor import MAX_BLAMED, QUARANTINED, WORKER_GONE, Supervisor
 from hypocenter.server.turns.places import MAX_UNTAKEN
 from hypocenter.server.worker_life import KEEPER, WORKER, Orders, is_fault
 from hypocenter.watch.child import Deadlines, Ended
@@ -177,7 +171,7 @@ def life(monkeypatch: pytest.MonkeyPatch) -> type[PretendedLife]:
         behave = staticmethod(lambda life, message: None)
 
     monkeypatch.setattr(worker_lines, "WorkerLife", Life)
-    monkeypatch.setattr(supervisors, "_PAUSES", (0.0,))
+    monkeypatch.setattr(replicas, "_PAUSES", (0.0,))
     return Life
 
 
@@ -198,11 +192,10 @@ async def settle() -> None:
 
 
 def make(counted: list[str] | None = None, orders: Orders = ORDERS) -> Supervisor:
-    count = (lambda what: None) if counted is None else counted.append
     return Supervisor(
         orders,
         on_left=lambda runs, how: None,
-        on_event=count,
+        on_event=lambda what, replica: None if counted is None else counted.append(what),
         make_reader=lambda reads_forms: PretendedReader(),
     )
 
@@ -671,7 +664,7 @@ def test_the_spare_worker_takes_over(life: type[PretendedLife]) -> None:
         await settle()
         first, spare = life.starts
         assert (first.begun, spare.begun) == ([None], [])
-        assert supervisor.line.spare_pid == spare.pid
+        assert supervisor.replicas[0].line.spare_pid == spare.pid
         one = generation(supervisor, [])
         supervisor.submit(one)
         assert spare.sent == []
@@ -679,8 +672,10 @@ def test_the_spare_worker_takes_over(life: type[PretendedLife]) -> None:
         await settle()
         assert spare.begun == [None]
         assert [message.id for message in spare.sent] == [one.id]
-        assert supervisor.worker_pid == spare.pid
-        assert supervisor.line.spare_pid == life.starts[2].pid
+        life_now = supervisor.replicas[0].life
+        assert life_now is not None
+        assert life_now.pid == spare.pid
+        assert supervisor.replicas[0].line.spare_pid == life.starts[2].pid
 
     run(work())
 
@@ -694,7 +689,7 @@ def test_a_spare_that_ends_is_nobodys_pause(life: type[PretendedLife]) -> None:
             life.starts[-1].die()
             await settle()
         assert len(life.starts) == 4
-        assert supervisor.line.spare_pid is None
+        assert supervisor.replicas[0].line.spare_pid is None
         assert supervisor.is_ready
         assert counted == []
         life.starts[0].die()

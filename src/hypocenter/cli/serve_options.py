@@ -68,8 +68,8 @@ class ServeOptions:
             name="--api-key",
             negative="",
             show_default=False,
-            help="Key that clients must have, for every route but /health; may be given again. "
-            "Others can read a command line: HYPO_API_KEY and --api-key-file hide it.",
+            help="Key that clients must have, for every route but /health and /ready; may be given "
+            "again. Others can read a command line: HYPO_API_KEY and --api-key-file hide it.",
         ),
     ] = ()
     api_key_file: Annotated[
@@ -99,6 +99,14 @@ class ServeOptions:
             "--gpu-memory-fraction leaves room for]",
         ),
     ] = None
+    replicas: Annotated[
+        int,
+        Parameter(
+            name=("--replicas", "--data-parallel-size", "-dp"),
+            help="Workers, each with a GPU of its own, or with as many as -tp says; on a CPU each "
+            "has its part of the cores. -np and --kv-tokens are of each.",
+        ),
+    ] = 1
     max_queued: Annotated[
         int, Parameter(name="--max-queued", help="Requests that may wait; then come 429s.")
     ] = 512
@@ -180,6 +188,14 @@ class ServeOptions:
             "tokens must be the first ones again; 0 asks none.",
         ),
     ] = 10.0
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Parameter(
+            name="--otlp-traces-endpoint",
+            help="Collector that traces of requests are sent to, by OTLP over HTTP, such as "
+            "http://localhost:4318/v1/traces; needs the extra otel.",
+        ),
+    ] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None,
         Parameter(

@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hypocenter.base.cards import Card, cards_now, gpu_vendors
+from hypocenter.base.errors import UsageError
 from hypocenter.base.wording import bytes_text
 from hypocenter.device.limits import TABLE
-from hypocenter.settings.config import AUTO, EngineConfig
+from hypocenter.settings.config import AUTO, EngineConfig, is_simulated
 from hypocenter.settings.environment import Environment
 
 #: What torch calls the GPUs of a vendor, and the variables that hide some of them.
@@ -28,6 +29,7 @@ _VISIBLE = {
     "nvidia": ("CUDA_VISIBLE_DEVICES",),
     "amd": ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
 }
+MAX_REPLICAS = 64
 #: Beside the weights: a driver's context, kernels, buffers of steps, and the least of a cache.
 _OTHER_BYTES = 1 << 30
 _OF_PARTS = re.compile(r"-[0-9]{5}-of-([0-9]{5})\.gguf$")
@@ -46,20 +48,70 @@ class DeviceChoice:
         return f"device {self.device}: {self.reason}"
 
 
-def with_device(path: Path, config: EngineConfig) -> tuple[EngineConfig, DeviceChoice | None]:
+def with_device(
+    path: Path, config: EngineConfig, *, num_replicas: int = 1
+) -> tuple[EngineConfig, DeviceChoice | None]:
     """The configuration with a device that is there in place of `auto`, and why that one.
 
-    None where a device was named. A GPU must have room for the model's files and a GiB. Raises
-    BadSetting for settings that the device cannot follow.
+    None where a device was named. A GPU must have room for the model's files and a GiB, and so
+    must those that follow it where `num_replicas` need one each. Raises UsageError where they do
+    not, BadSetting for settings that the device cannot follow.
     """
     if config.device != AUTO:
         return config, None
     if config.float_products == "bf16":
         choice = DeviceChoice("cpu", "products in bf16 run there only", has_gpu=False)
     else:
-        num_gpus = config.tensor_parallel
-        choice = choose_device(_file_bytes(path) // num_gpus + _OTHER_BYTES, num_gpus)
+        num_parts = config.tensor_parallel
+        needed_bytes = _file_bytes(path) // num_parts + _OTHER_BYTES
+        choice = choose_device(needed_bytes, num_parts * num_replicas)
+        if num_replicas > 1 and choice.device == "cpu" and choice.has_gpu:
+            raise UsageError(
+                f"--replicas is {num_replicas}: {choice.reason}; take fewer, or name --device cpu"
+            )
     return replace(config, device=choice.device), choice
+
+
+def with_replicas(
+    config: EngineConfig,
+    num_replicas: int,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    root: Path = Path("/"),
+) -> tuple[EngineConfig, tuple[str, ...]]:
+    """What each of so many replicas is run with, and the device of each.
+
+    GPUs in a row from the one that is named, as many for each as hold the model together. A CPU's
+    cores are divided. Raises UsageError where there are too few.
+    """
+    if not 1 <= num_replicas <= MAX_REPLICAS:
+        raise UsageError(f"--replicas is {num_replicas}, but must be from 1 to {MAX_REPLICAS}")
+    device, num_parts = config.device, config.tensor_parallel
+    if num_replicas == 1 or is_simulated(device):
+        return config, (device,) * num_replicas
+    if device == "cpu":
+        num_cores = len(os.sched_getaffinity(0))
+        if num_replicas > num_cores:
+            raise UsageError(
+                f"--replicas is {num_replicas}, but must be at most {num_cores}, the "
+                "CPUs that this process may use"
+            )
+        num_threads = config.num_threads or num_cores // num_replicas
+        return replace(config, num_threads=num_threads), (device,) * num_replicas
+    build, _, index = device.partition(":")
+    first, num_needed = int(index or 0), num_replicas * num_parts
+    own = [card for card in cards_now(root) if _DEVICE[card.vendor] == build]
+    num_here = len(_visible(own, environ)) if own else 0
+    if first + num_needed > num_here:
+        of_parts = f" with -tp {num_parts}" if num_parts > 1 else ""
+        from_first = f" from {device} on" if first else ""
+        raise UsageError(
+            f"--replicas is {num_replicas}{of_parts}: that takes {num_needed} GPUs{from_first}, "
+            f"but {max(num_here - first, 0)} are here; take at most "
+            f"{max((num_here - first) // num_parts, 1)}"
+        )
+    devices = (f"{build}:{first + number * num_parts}" for number in range(num_replicas))
+    return config, tuple(devices)
 
 
 def _file_bytes(path: Path) -> int:

@@ -24,6 +24,16 @@ class ErrorAnswer(msgspec.Struct):
     error: ErrorFields
 
 
+class ReplicaStatus(msgspec.Struct):
+    """One card, or group of cards. `state`: loading, ready, or lost, which it stays."""
+
+    replica: int
+    device: str
+    state: str
+    restarts: int
+    running: int
+
+
 class Status(msgspec.Struct):
     status: str
 
@@ -38,10 +48,12 @@ class CanaryAnswer(msgspec.Struct, omit_defaults=True):
 
 
 class Health(msgspec.Struct, omit_defaults=True):
-    """`canary` is what the last one said; none where none is asked."""
+    """`canary` is what the last one said; none where none is asked. `replicas` are told where there
+    is more than one."""
 
     status: str
     canary: CanaryAnswer | None = None
+    replicas: list[ReplicaStatus] = []
 
 
 class Version(msgspec.Struct):
@@ -310,8 +322,18 @@ class RequestState(msgspec.Struct, kw_only=True):
     choices: list[ChoiceState]
 
 
+class ReplicaProcesses(msgspec.Struct):
+    replica: int
+    device: str
+    worker_pid: int | None
+    spare_pid: int | None
+    keeper_pid: int | None
+    restarts: int
+
+
 class OpenRequests(msgspec.Struct):
-    """`engine` is what the worker says of itself; `open` are the requests."""
+    """`engine` is what the workers say of themselves; `open` are the requests. The processes are
+    those of the first replica, and those of all are in `replicas`."""
 
     engine: dict[str, Any]
     num_blocks: int
@@ -321,6 +343,7 @@ class OpenRequests(msgspec.Struct):
     spare_state: str
     keeper_pid: int | None
     restarts: int
+    replicas: list[ReplicaProcesses]
     open: list[RequestState]
 
 

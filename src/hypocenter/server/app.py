@@ -59,7 +59,16 @@ TABLE = (
     Endpoint(
         "GET", "/health", side_routes.health, "whether it lives", answers.Status, None, None, True
     ),
-    Endpoint("GET", "/ready", side_routes.readiness, "whether it takes a request", answers.Status),
+    Endpoint(
+        "GET",
+        "/ready",
+        side_routes.readiness,
+        "whether it takes a request",
+        answers.Status,
+        None,
+        None,
+        True,
+    ),
     Endpoint("GET", "/metrics", side_routes.metrics, "figures for Prometheus", "text/plain"),
     Endpoint("GET", "/version", side_routes.version_of, "its version", answers.Version),
     Endpoint("GET", "/openapi.json", _openapi, "this document", dict[str, Any]),

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from hypocenter.server.fleet.replica import Replica
 from hypocenter.server.generation import Generation, WorkerEvent
 from hypocenter.server.operating.log import tell
 from hypocenter.server.supervisor import Supervisor
@@ -45,7 +46,8 @@ class CanaryState:
 
 
 class Canary:
-    """`state` is what the last one said. `on_event` hears of each that says `changed`."""
+    """`state` is what the last one said, of any replica. `on_event` hears of each that says
+    `changed`."""
 
     def __init__(
         self,
@@ -55,58 +57,61 @@ class Canary:
     ) -> None:
         self._supervisor, self._seconds, self._on_event = supervisor, minutes * 60, on_event
         self.state = CanaryState()
-        self._expected: tuple[int, ...] | None = None
-        #: Whether a worker was replaced for it, and none has said `same` since.
-        self._is_replaced = False
+        #: Of each replica, since cards may differ.
+        self._expected: dict[int, tuple[int, ...]] = {}
+        #: Replicas whose worker was replaced for it, and none has said `same` there since.
+        self._replaced: set[int] = set()
 
     async def run(self) -> None:
         """Ask again and again, until this is cancelled."""
+        replicas = self._supervisor.replicas
+        await asyncio.gather(*(self._ask_again(replica) for replica in replicas))
+
+    async def _ask_again(self, replica: Replica) -> None:
         asked_pid, asked_at = None, -1e9
         while True:
-            pid = self._supervisor.worker_pid if self._supervisor.is_ready else None
+            pid = replica.life.pid if replica.is_ready and replica.life else None
             is_due = time.monotonic() - asked_at >= self._seconds
             if pid is not None and (is_due or pid != asked_pid):
                 asked_pid, asked_at = pid, time.monotonic()
-                await self.ask()
+                await self.ask(replica)
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def ask(self) -> CanaryState:
-        """One canary; returns what it said."""
-        facts = self._supervisor.facts
-        assert facts is not None, "a worker is ready"
-        found = await self._answer(facts)
+    async def ask(self, replica: Replica) -> CanaryState:
+        """One canary of a replica that is ready; returns what it said."""
+        facts = replica.facts
+        assert facts is not None, "its worker is ready"
+        found = await self._answer(replica, facts)
         now, number = time.time(), self.state.num_asked + 1
         if not isinstance(found, tuple):
             self.state = CanaryState("no answer", now, number, found)
             tell(logging.WARNING, "canary_unanswered", f"the canary got no answer: {found}")
             return self.state
-        self._expected = self._expected or found
-        if found == self._expected:
+        expected = self._expected.setdefault(replica.number, found)
+        if found == expected:
             self.state = CanaryState("same", now, number)
-            self._is_replaced = False
+            self._replaced.discard(replica.number)
             return self.state
-        at = next(
-            n for n, (old, new) in enumerate(zip(self._expected, found, strict=True)) if old != new
-        )
-        problem = f"token {at + 1} of {NUM_ANSWER} is {found[at]}, but was {self._expected[at]}"
+        at = next(n for n, (old, new) in enumerate(zip(expected, found, strict=True)) if old != new)
+        problem = f"token {at + 1} of {NUM_ANSWER} is {found[at]}, but was {expected[at]}"
         self.state = CanaryState("changed", now, number, problem)
         self._on_event("canary_changed")
-        self._replace(problem)
+        self._replace(replica, problem)
         return self.state
 
-    def _replace(self, problem: str) -> None:
-        pid = self._supervisor.worker_pid
+    def _replace(self, replica: Replica, problem: str) -> None:
+        pid = replica.life.pid if replica.life else None
         told = f"the canary of worker {pid} changed: {problem}"
-        if self._is_replaced:
+        if replica.number in self._replaced:
             message = f"{told}; another worker gave that too, with weights read anew"
             tell(logging.ERROR, "canary_changed", message, pid=pid)
             return
-        self._is_replaced = True
+        self._replaced.add(replica.number)
         message = f"{told}; it is replaced, and the next one reads weights and prompts anew"
         tell(logging.ERROR, "canary_changed", message, pid=pid)
-        self._supervisor.distrust_worker()
+        self._supervisor.distrust_worker(replica)
 
-    async def _answer(self, facts: ServedModel) -> tuple[int, ...] | str:
+    async def _answer(self, replica: Replica, facts: ServedModel) -> tuple[int, ...] | str:
         """The tokens of an answer, or why there is none."""
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -130,7 +135,7 @@ class Canary:
             params,
             prompt,
             cache_salt=f"canary {number}",
-            is_canary=True,
+            canary_of=replica.number,
             listener=listen,
         )
         self._supervisor.submit(generation)

@@ -128,6 +128,8 @@ class SharedBody(_Sampling, kw_only=True):
     truncate_prompt_tokens: int | None = None
     #: Of a client's own requests the lowest comes first, as in vLLM.
     priority: Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
+    #: Ours: the first tokens of the answer, sent by another server; it goes on behind them.
+    resume_token_ids: list[TokenId] | None = None
     # vLLM's names before `structured_outputs`
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None

@@ -68,6 +68,8 @@ class AnswerOrder:
     #: Tokens of a prompt that are kept, its last ones; 0: all.
     max_prompt_tokens: int = 0
     priority: int = 0
+    #: Of the only answer, the tokens that were sent by another server.
+    sent_ids: tuple[int, ...] = ()
 
     @property
     def num_answers(self) -> int:
@@ -94,8 +96,9 @@ class Generation:
     #: What is wanted of the answer to a conversation.
     asked: AskedAnswer | None = None
     client: str = NOBODY
-    #: Whether it is the server's own: it takes no place from anybody, and waits in the engine.
-    is_canary: bool = False
+    #: The replica that is asked, if it is the server's own: it takes no place from anybody, and
+    #: waits in the engine.
+    canary_of: int | None = None
     #: Tokens of the prompt that are kept, its last ones; 0: all.
     max_prompt_tokens: int = 0
     #: Of its client's own, the lowest comes first.
@@ -119,12 +122,16 @@ class Generation:
     call_form: str = ""
     output_ids: list[int] = field(default_factory=list)
     submitted: float = field(default_factory=time.monotonic)
+    #: When a worker was handed it first, and the engine's steps by its first and last piece.
+    handed_over: float | None = None
+    steps: tuple[int, int] | None = None
     first_token: float | None = None
     last_token: float | None = None
     #: Seconds between its last two pieces, once there are two.
     gap: float | None = None
     is_done: bool = False
-    is_with_worker: bool = False
+    #: The replica whose worker has it.
+    replica: int | None = None
     #: Whether the worker that has it has said so, and whether it has brought a piece of it.
     is_accepted: bool = False
     has_begun: bool = False
@@ -135,6 +142,8 @@ class Generation:
     num_resumed: int = 0
     #: Whether a worker found logits of it that are no numbers.
     had_bad_logits: bool = False
+    #: Of its prompt's blocks, as `Prefixes` knows them; made when first asked for.
+    prompt_digests: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         self.is_chat = self.messages is not None
@@ -160,6 +169,11 @@ class Generation:
 
     def _keep_last(self, prompt_ids: tuple[int, ...]) -> tuple[int, ...]:
         return prompt_ids[-self.max_prompt_tokens :]
+
+    @property
+    def is_canary(self) -> bool:
+        """Whether it is the server's own."""
+        return self.canary_of is not None
 
     @property
     def constraint(self) -> tuple[str, str] | None:
@@ -198,14 +212,19 @@ class Generation:
             bad_word_ids=self.bad_word_ids,
         )
 
-    def hand_over(self) -> Submit:
+    @property
+    def is_with_worker(self) -> bool:
+        return self.replica is not None
+
+    def hand_over(self, replica: int = 0) -> Submit:
         """The message to the worker that has it from now on."""
-        self.is_with_worker, self.is_accepted, self.has_begun = True, False, False
+        self.replica, self.is_accepted, self.has_begun = replica, False, False
+        self.handed_over = self.handed_over or time.monotonic()
         return self.message()
 
     def take_back(self) -> None:
         """No worker has it any more; it waits for its turn."""
-        self.is_with_worker = self.is_pausing = False
+        self.replica, self.is_pausing = None, False
 
     def take(self, event: WorkerEvent) -> None:
         """Note what a worker says of it, and hand it to whoever waits."""

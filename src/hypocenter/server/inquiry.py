@@ -77,6 +77,8 @@ class Inquiry:
         self.created = int(time.time())
         #: `completed`, `cancelled` or `failed`, once it is.
         self.outcome = "open"
+        #: By W3C's Trace Context: the client's trace, of which this request is a part.
+        self.trace_headers: dict[str, str] = {}
         self.num_choices = order.num_choices
         #: What the route makes of it, once that is known.
         self.form: object = None
@@ -102,6 +104,7 @@ class Inquiry:
                     client=client,
                     max_prompt_tokens=order.max_prompt_tokens,
                     priority=order.priority,
+                    output_ids=list(order.sent_ids),
                 )
                 choice = Choice(len(self.choices), generation)
                 generation.listener = self._listener(choice)

@@ -29,6 +29,7 @@ from hypocenter.server.inquiry import PING_SECONDS, Inquiry, new_name
 from hypocenter.server.intake.bodies import Bodies, HeldBody
 from hypocenter.server.intake.json_bounds import BodyShape
 from hypocenter.server.metrics import Metrics
+from hypocenter.server.operating.traces import Traces, trace_headers
 from hypocenter.server.supervisor import Supervisor
 from hypocenter.settings.config import MAX_LOGPROBS
 from hypocenter.wire.messages import Ask, Failed, ServedModel, Told
@@ -64,6 +65,8 @@ class Service:
     canary: Canary | None = None
     started: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
+    #: Where requests are told of once they have ended; None: nowhere.
+    traces: Traces | None = None
     #: Requests for answers, in all.
     num_asked: int = 0
     open: dict[str, Inquiry] = field(default_factory=dict)
@@ -142,6 +145,8 @@ class Service:
         """Note how a request ended."""
         self.open.pop(inquiry.name, None)
         inquiry.outcome = status
+        if self.traces is not None:
+            self.traces.note(inquiry, status)
         self.ended[inquiry.name] = msgspec.Raw(msgspec.json.encode(describe(inquiry, status)))
         while len(self.ended) > _MAX_REMEMBERED:
             name, _ = self.ended.popitem(last=False)
@@ -239,6 +244,8 @@ async def respond(request: Request, inquiry: Inquiry, form: AnswerForm, manner: 
     service.clients[inquiry.name] = client_of(request)
     service.num_asked += 1
     request.state.inquiry = inquiry
+    if service.traces is not None:
+        inquiry.trace_headers = trace_headers(request.headers)
     for choice in inquiry.choices:
         choice.generation.watcher = service.metrics.note
     try:
@@ -315,7 +322,7 @@ async def _stream(
 def _abandon(service: Service, inquiry: Inquiry, error: BaseException) -> None:
     generations = [choice.generation for choice in inquiry.choices]
     left = [g for g in generations if g.prompt_ids is not None and not g.is_done]
-    service.metrics.count_aborted(len(left))
+    service.metrics.count_aborted(left)
     inquiry.cancel()
     is_cancelled = isinstance(error, asyncio.CancelledError | GeneratorExit | ClientLeft)
     if is_cancelled:

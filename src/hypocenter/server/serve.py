@@ -43,6 +43,7 @@ from hypocenter.server.operating.listening import (
 )
 from hypocenter.server.operating.log import tell
 from hypocenter.server.operating.signals import Renewal, Terminal
+from hypocenter.server.operating.traces import otlp_traces
 from hypocenter.server.routes import Service
 from hypocenter.server.supervisor import Supervisor
 from hypocenter.server.worker_life import WORKER, Orders
@@ -67,6 +68,8 @@ class ServerConfig:
 
     model: str
     engine: EngineConfig
+    #: Of replicas: a worker, or group of ranks, on each. Empty: one, on the engine's.
+    devices: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8080
     #: In place of host and port.
@@ -93,6 +96,8 @@ class ServerConfig:
     bundles: Path | None = None
     #: Between two canaries; 0: none is asked.
     canary_minutes: float = 10.0
+    #: Where traces are sent by OTLP over HTTP; empty: they are not made.
+    traces_endpoint: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -169,14 +174,17 @@ async def _serve(
     folder: Path,
 ) -> int:
     metrics: Metrics | None = None
+    traces = otlp_traces(config.traces_endpoint) if config.traces_endpoint else None
 
-    def count(what: str) -> None:
+    def count(what: str, replica: int | None = None) -> None:
         if metrics is not None:
-            metrics.count(what)
+            metrics.count(what, replica)
 
     loop = asyncio.get_running_loop()
     faults = FaultKeeper(config.bundles, lambda: _call_soon(loop, lambda: count("bundle")))
-    supervisor = Supervisor(_orders(config, folder), on_left=faults.keep, on_event=count)
+    supervisor = Supervisor(
+        _orders(config, folder), on_left=faults.keep, on_event=count, devices=config.devices
+    )
     names = config.names or (Path(config.model).stem,)
     bodies = Bodies(config.max_bodies_bytes)
     sink = renewal.sink
@@ -187,9 +195,10 @@ async def _serve(
         names,
         config.model,
         min(config.max_body_bytes, bodies.most_of_client),
-        config.engine.max_batch_requests + config.max_queued,
+        config.engine.max_batch_requests * len(supervisor.replicas) + config.max_queued,
         bodies,
         faults,
+        traces=traces,
     )
     renewal.set_keys = service.set_keys
     if config.canary_minutes:
@@ -200,7 +209,7 @@ async def _serve(
     asking: asyncio.Task[None] | None = None
     try:
         await _start(supervisor, listener, answering)
-        if supervisor.facts is not None:
+        if supervisor.facts is not None and not answering.done():
             is_tls = config.certificate is not None
             listener.announce(address_of(listening, is_tls=is_tls), supervisor.facts)
             if service.canary is not None:
@@ -214,6 +223,8 @@ async def _serve(
         server.should_exit = True
         await answering
         await supervisor.stop(_STOP_SECONDS)
+        if traces is not None:
+            await asyncio.to_thread(traces.close)
     number = service.num_asked
     message = f"stopped after {count_text(number, 'request')} for an answer"
     tell(logging.INFO, "stopped", message, num_requests=number)

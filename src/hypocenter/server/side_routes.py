@@ -77,11 +77,22 @@ async def health(request: Request) -> Response:
     if service.canary is not None:
         state = service.canary.state
         said = answers.CanaryAnswer(state.said, state.at, state.num_asked, state.problem)
-    return json_response(answers.Health("ok", said))
+    return json_response(answers.Health("ok", said, _replicas(service)))
+
+
+def _replicas(service: Service) -> list[answers.ReplicaStatus]:
+    """What each one is at; empty where there is only one."""
+    replicas = service.supervisor.replicas
+    if len(replicas) == 1:
+        return []
+    return [
+        answers.ReplicaStatus(r.number, r.device, r.condition, r.num_restarts, r.state.num_running)
+        for r in replicas
+    ]
 
 
 async def readiness(request: Request) -> Response:
-    """Whether a new request would be taken and run now."""
+    """Whether a new request would be taken and run now; needs no key, as probes have none."""
     service = service_of(request)
     if service.is_draining:
         return _unavailable("the server is shutting down")
@@ -291,15 +302,27 @@ def _require_own(service: Service, request: Request, name: str) -> None:
 async def debug_requests(request: Request) -> Response:
     service = service_of(request)
     state = msgspec.to_builtins(service.supervisor.state)
+    processes = [
+        answers.ReplicaProcesses(
+            replica.number,
+            replica.device,
+            replica.life.pid if replica.life else None,
+            replica.line.spare_pid,
+            replica.line.keeper_pid,
+            replica.num_restarts,
+        )
+        for replica in service.supervisor.replicas
+    ]
     return json_response(
         answers.OpenRequests(
             engine=state,
             num_blocks=service.facts.num_blocks,
-            worker_pid=service.supervisor.worker_pid,
-            spare_pid=service.supervisor.line.spare_pid,
-            spare_state=service.supervisor.line.spare_state,
-            keeper_pid=service.supervisor.line.keeper_pid,
+            worker_pid=processes[0].worker_pid,
+            spare_pid=processes[0].spare_pid,
+            spare_state=service.supervisor.replicas[0].line.spare_state,
+            keeper_pid=processes[0].keeper_pid,
             restarts=service.supervisor.num_restarts,
+            replicas=processes,
             open=[describe(inquiry, "in_progress") for inquiry in service.open.values()],
         )
     )

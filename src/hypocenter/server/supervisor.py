@@ -1,11 +1,15 @@
-"""Keeps one worker alive and every open request with it: what a worker dies with, the next one has.
+"""Keeps workers alive and every open request with them: what a worker dies with, another one has.
 
-A request is resumed from its prompt and the tokens that were sent, so its client sees a pause and
-then what would have come anyway. One that several workers die with while they get nowhere is tried
-alone, and then ended with an error of its own: the others are not to suffer for it.
+There is a worker on each card, or group of cards (`fleet/replica.py`); `turns/places.py` says which
+one a request goes to. A request is resumed from its prompt and the tokens that were sent, so its
+client sees a pause and then what would have come anyway. One that several workers die with while
+they get nowhere is tried alone, and then ended with an error of its own: the others are not to
+suffer for it.
 
 A request gives way to a client that has none with the worker, if its own has several there. It is
 ended there, and goes on later just as one whose worker died.
+
+Where others are ready, what a worker died with goes on there at once.
 
 Everything here runs in the server's event loop.
 """
@@ -13,24 +17,31 @@ Everything here runs in the server's event loop.
 from __future__ import annotations
 
 import asyncio
+import collections
 import itertools
 import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hypocenter.base.errors import EXIT_ERROR, BadLogits, HypoError
+import msgspec
+
+from hypocenter.base.errors import BadLogits
+from hypocenter.server.fleet.replica import (
+    MAX_FAILED_STARTS,
+    CannotStart,
+    Replica,
+    ReplicaNumbers,
+    orders_of,
+)
 from hypocenter.server.generation import NOBODY, Generation
 from hypocenter.server.operating.log import tell
-from hypocenter.server.operating.succession import Succession, how
 from hypocenter.server.reading.readers import Readers, ReadingProcess, process_maker
 from hypocenter.server.reading.request_reading import RequestReading
-from hypocenter.server.turns.places import Places
-from hypocenter.server.worker_life import Orders, WorkerLife, is_fault
-from hypocenter.server.worker_line import WorkerLine
+from hypocenter.server.turns.places import Offer, Places
+from hypocenter.server.worker_life import Orders, is_fault
 from hypocenter.watch.child import Ended
 from hypocenter.wire.messages import (
-    NO_REQUEST,
     Accepted,
     Ask,
     Cancel,
@@ -54,23 +65,13 @@ log = logging.getLogger("hypocenter.server")
 MAX_BLAMED = 3
 #: From this death on a request is tried alone.
 _SUSPECT = 2
-#: Workers in a row that may end before they are ready, and the pauses between them in seconds.
-MAX_FAILED_STARTS = 5
-_PAUSES = (0.0, 0.0, 1.0, 5.0, 15.0)
 #: How the server calls the error of a request that it gave up.
 QUARANTINED, WORKER_GONE = "Quarantined", "WorkerGone"
 
 
-class CannotStart(HypoError):
-    """Workers end before they are ready; `exit_code` is the last one's."""
-
-    def __init__(self, exit_code: int, reason: str, settings: tuple[str, ...] = ()) -> None:
-        self.exit_code, self.settings = exit_code, settings
-        super().__init__(reason)
-
-
 class Supervisor:
-    """`on_event` hears of what is counted: restarted, resumed, paused, quarantined, fault.
+    """`on_event` hears of what is counted: restarted, resumed, paused, quarantined, fault; and of
+    which replica. There is one on each of `devices`, by default on that of the orders.
 
     `make_reader` gives a process that reads forms or does not (`readers.py`).
     """
@@ -80,8 +81,9 @@ class Supervisor:
         orders: Orders,
         *,
         on_left: Callable[[Path, Ended], None],
-        on_event: Callable[[str], None] = lambda what: None,
+        on_event: Callable[[str, int], None] = lambda what, replica: None,
         make_reader: Callable[[bool], ReadingProcess] | None = None,
+        devices: tuple[str, ...] = (),
     ) -> None:
         self._on_event = on_event
         self._ids = itertools.count(1)
@@ -95,45 +97,75 @@ class Supervisor:
         self._readers = Readers(make_reader)
         self._reading = RequestReading(self._readers, self.next_id)
         self._places = Places()
-        self.line = WorkerLine(orders, self._hear, self._note_end, on_left)
+        self.on_left = on_left
+        numbers = itertools.count(1)
+        all_orders = orders_of(orders, devices or (orders.config.device,))
+        #: On each card one, in the order of `devices`.
+        self.replicas = tuple(
+            Replica(ReplicaNumbers(number, len(all_orders), numbers), own, self)
+            for number, own in enumerate(all_orders)
+        )
         self._facts: ServedModel | None = None
-        self._is_ready = False
         self._is_stopping = False
-        self._num_failed_starts = 0
-        self._last_ended: Ended | Exception | None = None
-        self._first_ready: asyncio.Future[ServedModel] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
         self._reading_tasks: dict[int, asyncio.Task[None]] = {}
-        self._load_error: Failed | None = None
-        self._succession = Succession()
         self._are_bad_logits_the_models = False
-        self.num_restarts = 0
-        self.loading = Loading("starting", 0.0)
-        self.state = EngineState()
 
     # -- what others ask ---------------------------------------------------------------------------
 
-    async def start(self) -> ServedModel:
-        """Start the first worker and wait until it is ready. Raises CannotStart."""
-        self._first_ready = asyncio.get_running_loop().create_future()
+    async def start(self) -> None:
+        """Start a worker of each replica, and wait until all are ready or lost.
+
+        The others begin when the first one is ready, and find the weights and kernels that it has
+        made. Raises CannotStart when none can be started.
+        """
         self._readers.start()
-        await self._start_next()
-        return await self._first_ready
+        first_error: CannotStart | None = None
+        waiting = list(self.replicas)
+        while waiting:
+            try:
+                await waiting.pop(0).start()
+                break
+            except CannotStart as error:
+                first_error = first_error or error
+        else:
+            assert first_error is not None
+            raise first_error
+        told = await asyncio.gather(
+            *(replica.start() for replica in waiting), return_exceptions=True
+        )
+        for outcome in told:
+            if outcome is not None and not isinstance(outcome, CannotStart):
+                raise outcome
 
     @property
     def facts(self) -> ServedModel | None:
-        """Of the model, once a worker has loaded it."""
+        """Of the model, once a worker has loaded it; places and blocks are of all replicas."""
         return self._facts
 
     @property
     def is_ready(self) -> bool:
         """Whether a worker takes requests now."""
-        return self._is_ready and not self._is_stopping
+        return not self._is_stopping and any(replica.is_ready for replica in self.replicas)
 
     @property
     def has_given_up(self) -> bool:
         """Whether no further worker is started."""
-        return self._num_failed_starts >= MAX_FAILED_STARTS
+        return all(replica.is_lost for replica in self.replicas)
+
+    @property
+    def state(self) -> EngineState:
+        """What all engines are at together."""
+        return _sum(*(replica.state for replica in self.replicas))
+
+    @property
+    def loading(self) -> Loading:
+        """What the first replica does that is not ready."""
+        others = (r for r in self.replicas if not r.is_ready and not r.is_lost)
+        return next(others, self.replicas[0]).loading
+
+    @property
+    def num_restarts(self) -> int:
+        return sum(replica.num_restarts for replica in self.replicas)
 
     @property
     def generations(self) -> list[Generation]:
@@ -150,18 +182,14 @@ class Supervisor:
         """Questions beside requests, such as for the tokens of a text, that somebody waits for."""
         return self._num_questions
 
-    @property
-    def worker_pid(self) -> int | None:
-        """The process of the worker that is ready or about to be."""
-        return self._life.pid if self._life else None
-
-    @property
-    def _life(self) -> WorkerLife | None:
-        return self.line.current
-
     def seconds_in_step(self) -> float | None:
-        """How long the worker's running step has taken, if one runs."""
-        return self._life.seconds_in_step(time.monotonic()) if self._life else None
+        """How long the running step has taken of the worker that is the furthest on; None where a
+        worker runs none."""
+        now = time.monotonic()
+        lives = [r.life for r in self.replicas if r.is_ready and r.life is not None]
+        seconds = [life.seconds_in_step(now) for life in lives]
+        known = [value for value in seconds if value is not None]
+        return min(known) if known and len(known) == len(seconds) else None
 
     def next_id(self) -> int:
         return next(self._ids)
@@ -182,9 +210,11 @@ class Supervisor:
             generation.leave()
             if (task := self._reading_tasks.get(generation.id)) is not None:
                 task.cancel()
-            if generation.is_with_worker and self._life is not None:
-                self._leaving[generation.id] = generation
-                self._life.send(Cancel(generation.id))
+            if generation.replica is not None:
+                life = self.replicas[generation.replica].life
+                if life is not None:
+                    self._leaving[generation.id] = generation
+                    life.send(Cancel(generation.id))
             self._send_waiting()  # it may have been tried alone
 
     def end_early(self, generation: Generation) -> None:
@@ -203,13 +233,13 @@ class Supervisor:
         assert isinstance(told, Told | Failed), "no form was asked for"
         return told
 
-    def distrust_worker(self) -> None:
-        """End the worker, whose memory is in doubt, as one that died of a fault; the next one reads
+    def distrust_worker(self, replica: Replica) -> None:
+        """End its worker, whose memory is in doubt, as one that died of a fault; the next one reads
         weights and prompts anew."""
-        self.line.forget_blocks()
-        self.line.forget_weights()
-        if self._life is not None:
-            self._life.abort()
+        replica.line.forget_blocks()
+        replica.line.forget_weights()
+        if replica.life is not None:
+            replica.life.abort()
 
     def fail_all(self, reason: str) -> None:
         """End all that is open with an error."""
@@ -220,28 +250,19 @@ class Supervisor:
         """End the worker, and whatever is open."""
         self._is_stopping = True
         self.fail_all("the server is shutting down")
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(self.line.stop(seconds), self._readers.stop())
+        stopping = [replica.stop(seconds) for replica in self.replicas]
+        await asyncio.gather(*stopping, self._readers.stop())
 
-    # -- what the worker says ----------------------------------------------------------------------
+    # -- what workers say --------------------------------------------------------------------------
 
-    def _hear(self, message: ToServer) -> None:
+    def hear(self, replica: Replica, message: ToServer) -> None:
+        """A worker has said something of a request, or that it is ready."""
         match message:
-            case Loading():
-                self.loading = message
             case Ready():
-                self._facts = message.facts
-                self._is_ready = True
-                self._num_failed_starts = 0
-                self._succession.tell_ready(self.worker_pid, message.seconds, len(self._open))
-                if self._first_ready is not None and not self._first_ready.done():
-                    self._first_ready.set_result(message.facts)
+                self._note_facts()
                 self._send_waiting()
-                self.line.start_spare()
             case News():
-                self.state = message.state
-                frees = [self._hear_piece(piece) for piece in message.pieces]
+                frees = [self._hear_piece(piece, replica) for piece in message.pieces]
                 if any(frees):
                     self._send_waiting()
             case Accepted(number):
@@ -256,9 +277,15 @@ class Supervisor:
                     paused.take_back()
                 self._send_waiting()
             case Failed():
-                self._hear_of_failure(message)
+                self._hear_of_failure(message, replica)
+            case _:
+                pass
 
-    def _hear_piece(self, piece: Piece) -> bool:
+    def num_open_of(self, replica: Replica) -> int:
+        """Requests that it goes on with, or that wait for any worker."""
+        return sum(g.replica in (None, replica.number) for g in self._open.values())
+
+    def _hear_piece(self, piece: Piece, replica: Replica) -> bool:
         """Whether another request may get a place now, or may be tried beside this one."""
         generation = self._open.get(piece.id) or self._leaving.get(piece.id)
         if generation is None:
@@ -267,11 +294,16 @@ class Supervisor:
             generation.take_back()  # what was held back of its text comes again, with its tokens
             return True
         frees = not generation.has_begun or piece.ending is not None or generation.num_blamed > 0
-        num_prompt = 0 if generation.has_begun else len(generation.prompt_ids or ())
+        had_begun = generation.has_begun
+        num_prompt = 0 if had_begun else len(generation.prompt_ids or ())
         if not generation.is_canary:
             self._places.charge(generation.client, num_prompt, len(piece.token_ids))
         if piece.id in self._open:
+            num_steps = replica.state.num_steps
+            generation.steps = (generation.steps or (num_steps, 0))[0], num_steps
             generation.take(piece)
+            if had_begun and piece.token_ids and generation.gap is not None:
+                replica.note_gap(generation.gap)
             self._drop_if_done(generation)
         else:
             generation.has_begun = True
@@ -284,24 +316,23 @@ class Supervisor:
         is_cancelled = piece.ending is not None and piece.ending.reason == "cancelled"
         return is_cancelled and generation.is_pausing and generation.id in self._open
 
-    def _hear_of_failure(self, message: Failed) -> None:
-        if message.id == NO_REQUEST:
-            self._load_error = message
+    def _hear_of_failure(self, message: Failed, replica: Replica) -> None:
         self._leaving.pop(message.id, None)
         if (generation := self._open.get(message.id)) is not None:
-            if self._is_workers_fault(generation, message):
+            if self._is_workers_fault(generation, message, replica):
                 return
             generation.take(message)
             self._drop_if_done(generation)
         self._send_waiting()
 
-    def _is_workers_fault(self, generation: Generation, failed: Failed) -> bool:
+    def _is_workers_fault(self, generation: Generation, failed: Failed, replica: Replica) -> bool:
         """Whether logits that are no numbers may be the worker's, which then ends.
 
         Its memory may be damaged. Where the next worker finds the same, the model gives such
         numbers for that request; no worker ends for that again.
         """
-        if failed.kind != BadLogits.__name__ or self._life is None:
+        life = replica.life
+        if failed.kind != BadLogits.__name__ or life is None:
             return False
         if generation.had_bad_logits:
             self._are_bad_logits_the_models = True
@@ -309,15 +340,17 @@ class Supervisor:
         generation.had_bad_logits = True
         if self._are_bad_logits_the_models:
             return False
-        message = f"worker {self._life.pid} gave logits that are no numbers, and is replaced"
-        tell(logging.WARNING, "bad_logits", message, pid=self._life.pid)
-        self.line.forget_blocks()
-        self._life.abort()
+        message = f"worker {life.pid} gave logits that are no numbers, and is replaced"
+        tell(logging.WARNING, "bad_logits", message, pid=life.pid)
+        replica.line.forget_blocks()
+        life.abort()
         return True
 
     def _drop_if_done(self, generation: Generation) -> None:
         if generation.is_done:
             self._open.pop(generation.id, None)
+            if generation.replica is not None and len(self.replicas) > 1:
+                self._note_prefix(generation, self.replicas[generation.replica])
 
     # -- who runs ----------------------------------------------------------------------------------
 
@@ -340,71 +373,107 @@ class Supervisor:
             self._give_up(generation, type(error).__name__, "the server has a defect; see its log")
 
     def _send_waiting(self) -> None:
-        """Hand the worker all that it may have now; while a suspect is tried, no other one."""
-        life, facts = self._life, self._facts
-        if not self._is_ready or life is None or facts is None or self._last_ended is not None:
+        """Hand workers all that they may have now."""
+        offers = self._offers()
+        if not offers:
             return
-        if suspects := [g for g in self._open.values() if g.num_blamed >= _SUSPECT]:
-            if not any(g.is_with_worker for g in suspects):
-                life.send(suspects[0].hand_over())
-            return
+        offered = {offer.replica for offer in offers}
         for canary in [g for g in self._open.values() if g.is_canary and not g.is_with_worker]:
-            life.send(canary.hand_over())
-        while (generation := self._places.next(self._open, self._leaving, facts)) is not None:
-            life.send(generation.hand_over())
-        if (generation := self._places.to_pause(self._open, self._leaving, facts)) is not None:
-            self._on_event("paused")
-            generation.is_pausing = True
-            life.send(Cancel(generation.id))
+            if canary.canary_of in offered:
+                self._hand_over(canary, self.replicas[canary.canary_of])
+        while (found := self._places.next(self._open, self._leaving, offers)) is not None:
+            generation, offer = found
+            self._hand_over(generation, self.replicas[offer.replica])
+        paused = self._places.to_pause(self._open, self._leaving, offers)
+        if paused is not None:
+            assert paused.replica is not None
+            replica = self.replicas[paused.replica]
+            self._on_event("paused", replica.number)
+            paused.is_pausing = True
+            if replica.life is not None:
+                replica.life.send(Cancel(paused.id))
+
+    def _hand_over(self, generation: Generation, replica: Replica) -> None:
+        assert replica.life is not None, "it takes requests"
+        if len(self.replicas) > 1:
+            self._note_prefix(generation, replica)
+        replica.life.send(generation.hand_over(replica.number))
+
+    def _note_prefix(self, generation: Generation, replica: Replica) -> None:
+        if (facts := replica.facts) is not None:
+            block_size, num_blocks = facts.block_size, facts.num_blocks
+            self._places.prefixes.note(replica.number, generation, block_size, num_blocks)
+
+    def _offers(self) -> list[Offer]:
+        """Replicas that take requests; one is kept from others while a suspect is tried there."""
+        ready = [replica for replica in self.replicas if replica.takes_requests]
+        if (tried := self._try_suspect(ready)) is not None:
+            ready.remove(tried)
+        return [Offer(r.number, r.facts, r.gap_seconds) for r in ready if r.facts is not None]
+
+    def _try_suspect(self, ready: list[Replica]) -> Replica | None:
+        """Where a suspect is tried, beside nothing new: where the fewest run when it begins."""
+        suspects = [g for g in self._open.values() if g.num_blamed >= _SUSPECT and g.is_read]
+        if not suspects or not ready:
+            return None
+        for suspect in suspects:
+            if suspect.replica is not None:
+                tried = self.replicas[suspect.replica]
+                return tried if tried in ready else None
+        there = collections.Counter(g.replica for g in self._open.values())
+        chosen = min(ready, key=lambda one: (there[one.number], one.number))
+        self._hand_over(suspects[0], chosen)
+        return chosen
+
+    def _note_facts(self) -> None:
+        """What is served, by all replicas that are not lost."""
+        known = [r.facts for r in self.replicas if r.facts is not None and not r.is_lost]
+        if known:
+            self._facts = msgspec.structs.replace(
+                known[0],
+                max_requests=sum(facts.max_requests for facts in known),
+                num_blocks=sum(facts.num_blocks for facts in known),
+            )
 
     # -- how workers end ---------------------------------------------------------------------------
 
-    async def _start_next(self) -> None:
-        self._last_ended = None
-        await self.line.start_next()
-
-    def _note_end(self, ended: Ended | Exception) -> None:
-        """The worker's process is gone."""
-        was_ready, self._is_ready = self._is_ready, False
-        self.state = EngineState()
-        self._leaving.clear()
-        if self._is_stopping:
-            return
-        self._last_ended = ended
+    def note_end(self, replica: Replica, ended: Ended | Exception, *, was_first: bool) -> None:
+        """A worker's process is gone: what it had goes on elsewhere, or waits for the next one."""
+        self._places.prefixes.forget(replica.number)
+        for number in [n for n, g in self._leaving.items() if g.replica == replica.number]:
+            del self._leaving[number]
         if is_fault(ended):
-            self._on_event("fault")
-        is_first = self._first_ready is not None and not self._first_ready.done()
-        if not is_first:  # of a start that failed its reason is told, and nothing else
-            self._succession.tell_lost(ended, len(self._open))
-        if not was_ready:
-            self._num_failed_starts += 1
-        self._blame(is_fault(ended))
+            self._on_event("fault", replica.number)
+        self._blame(is_fault(ended), replica)
         if self._is_memory_in_doubt(ended):
-            self.line.forget_blocks()
-        if self.has_given_up or is_first:
-            self._stop_trying(ended)
+            replica.line.forget_blocks()
+        if not was_first and replica.num_failed_starts < MAX_FAILED_STARTS:
+            self._on_event("restarted", replica.number)
+        self._send_waiting()
+
+    def note_lost(self, replica: Replica, error: CannotStart, *, was_first: bool) -> None:
+        """No worker is started there any more; when that is so everywhere, nothing is left."""
+        self._note_facts()
+        if self.has_given_up:
+            self.fail_all(f"no worker can be started: {error}")
+            if not was_first:  # else whoever starts the server is told
+                tell(logging.ERROR, "given_up", f"no worker can be started: {error}")
             return
-        self._on_event("restarted")
-        self.num_restarts += 1
-        task = asyncio.get_running_loop().create_task(self._start_again())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        num_others = sum(not other.is_lost for other in self.replicas)
+        message = f"{replica.name} is left out, {num_others} of {len(self.replicas)} are not lost: "
+        message += f"no worker can be started there: {error}"
+        tell(logging.ERROR, "replica_lost", message, replica=replica.number)
 
-    async def _start_again(self) -> None:
-        await asyncio.sleep(_PAUSES[min(self._num_failed_starts, len(_PAUSES) - 1)])
-        if not self._is_stopping:
-            await self._start_next()
-
-    def _blame(self, was_fault: bool) -> None:
+    def _blame(self, was_fault: bool, replica: Replica) -> None:
         """Note of all that were with the worker that it died, and give up whom that says enough."""
         for generation in self.generations:
-            if not generation.is_with_worker:
+            if generation.replica != replica.number:
                 continue
             generation.take_back()
             generation.num_resumed += 1
             generation.num_blamed += was_fault
             if generation.num_blamed >= MAX_BLAMED:
-                self._on_event("quarantined")
+                self._on_event("quarantined", replica.number)
                 self._give_up(
                     generation,
                     QUARANTINED,
@@ -412,7 +481,7 @@ class Supervisor:
                     "no further; it is not tried again",
                 )
             else:
-                self._on_event("resumed")
+                self._on_event("resumed", replica.number)
 
     def _is_memory_in_doubt(self, ended: Ended | Exception) -> bool:
         """Whether what the worker left of the KV cache may be why it died, or was too much."""
@@ -426,16 +495,8 @@ class Supervisor:
         if not generation.is_done:
             generation.take(Failed(generation.id, kind, reason))
 
-    def _stop_trying(self, ended: Ended | Exception) -> None:
-        is_error = isinstance(ended, Exception)
-        reason = str(ended) if is_error else f"the worker {how(ended)} while it loaded"
-        settings: tuple[str, ...] = ()
-        if self._load_error is not None:
-            reason, settings = self._load_error.message, self._load_error.settings
-        code = getattr(ended, "exit_code", None)  # of a process, or of a HypoError
-        self.fail_all(f"no worker can be started: {reason}")
-        if self._first_ready is not None and not self._first_ready.done():
-            self._first_ready.set_exception(CannotStart(code or EXIT_ERROR, reason, settings))
-        else:
-            tell(logging.ERROR, "given_up", f"no worker can be started: {reason}")
-        self._num_failed_starts = MAX_FAILED_STARTS
+
+def _sum(*states: EngineState) -> EngineState:
+    """All figures of several engines, added."""
+    names = [field.name for field in msgspec.structs.fields(EngineState)]
+    return EngineState(**{name: sum(getattr(s, name) for s in states) for name in names})

@@ -17,7 +17,7 @@ import functools
 import itertools
 import logging
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -73,7 +73,8 @@ class WorkerLine:
     """Starts workers, one after the other; `current` is the one that has the model or gets it.
 
     `on_message` hears the current one; `on_ended` is called when it is gone, or when the weights
-    that it waits for cannot be loaded. `on_left` is that of `WorkerLife`.
+    that it waits for cannot be loaded. `on_left` is that of `WorkerLife`. `numbers` are those of
+    its processes, shared where there are several lines.
     """
 
     def __init__(
@@ -82,10 +83,11 @@ class WorkerLine:
         on_message: Callable[[ToServer], None],
         on_ended: Callable[[Ended | Exception], None],
         on_left: Callable[[Path, Ended], None],
+        numbers: Iterator[int] | None = None,
     ) -> None:
         self._orders = orders
         self._on_message, self._on_ended, self._on_left = on_message, on_ended, on_left
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(1) if numbers is None else numbers
         self.current: WorkerLife | None = None
         self._spare: WorkerLife | None = None
         self._num_lost_spares = self._num_begun = 0

@@ -63,15 +63,16 @@ def serve(path: str, options: ServeOptions, engine: EngineConfig, *, quiet: bool
 def _serve(
     path: str, options: ServeOptions, engine: EngineConfig, sink: Sink, *, quiet: bool
 ) -> int:
-    from hypocenter.device.choice import with_device
+    from hypocenter.device.choice import with_device, with_replicas
     from hypocenter.server.operating.log import tell
     from hypocenter.server.operating.signals import Renewal
     from hypocenter.server.serve import Listener
     from hypocenter.server.serve import serve as run_server
 
     with naming_options(EngineOptions):
-        engine, choice = with_device(Path(path), engine)
-    config = _config(path, options, engine)
+        engine, choice = with_device(Path(path), engine, num_replicas=options.replicas)
+    engine, devices = with_replicas(engine, options.replicas)
+    config = replace(_config(path, options, engine), devices=devices)
     name = (config.names or (Path(path).stem,))[0]
     reads_keys = options.api_key_file is not None
     renewal = Renewal(sink, options.keys if reads_keys else None)
@@ -137,6 +138,7 @@ def _config(path: str, options: ServeOptions, engine: EngineConfig) -> ServerCon
         unread_seconds=options.timeout,
         bundles=folder_of(options.bundles),
         canary_minutes=options.canary_minutes,
+        traces_endpoint=options.otlp_traces_endpoint or "",
     )
 
 
@@ -155,6 +157,8 @@ def greeting(
         f"  device {facts.device}{f' ({why})' if why else ''}, KV cache of {kv_tokens} tokens: "
         f"{kv_tokens / facts.context_length:.3g} full contexts",
     ]
+    if len(config.devices) > 1:
+        lines.append(f"  replicas on {', '.join(config.devices)}; requests and cache are of all")
     if config.unix_socket is not None:
         trust = "--cacert FILE " if config.certificate is not None else ""
         lines.append(f"  curl {trust}--unix-socket {config.unix_socket} {url}/v1/models")

@@ -2,7 +2,8 @@
 
 Heads and the inner columns of a feed-forward are split (Shoeybi et al., 2019, Megatron-LM): what
 makes them is cut by rows, what reads them by columns. So each part gives a sum of its own, and the
-sums of all are added up. The vocabulary is split where it has equal parts.
+sums of all are added up. Where there are more parts than heads of keys and values, several parts
+have the same one. The vocabulary is split where it has equal parts.
 """
 
 from __future__ import annotations

@@ -18,7 +18,9 @@ def part_of(facts: Architecture, part: Part) -> Architecture:
         raise cannot_split(facts, num_parts, problem)
     counts = {"heads": facts.num_heads}
     for shape in facts.layers:
-        counts |= {"key-value heads": shape.num_kv_heads, "inner columns": shape.ffn_width}
+        if shape.num_kv_heads >= num_parts or num_parts % shape.num_kv_heads:
+            counts["key-value heads"] = shape.num_kv_heads
+        counts["inner columns"] = shape.ffn_width
         for what, count in counts.items():
             if count % num_parts:
                 problem = f"{count} {what} have no {num_parts} equal parts"
@@ -37,7 +39,8 @@ def part_of(facts: Architecture, part: Part) -> Architecture:
     layers = tuple(
         replace(
             shape,
-            num_kv_heads=shape.num_kv_heads // num_parts,
+            # Where there are fewer, each has copies.
+            num_kv_heads=max(shape.num_kv_heads // num_parts, 1),
             ffn_width=shape.ffn_width // num_parts,
         )
         for shape in facts.layers

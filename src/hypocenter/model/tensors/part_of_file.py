@@ -7,6 +7,7 @@ part differs from that in the table of the whole.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -86,12 +87,13 @@ class PartOfFile(GGUFFile):
         if axis is None:
             return info
         axis -= num_axes  # as axes of 1 may stand before those of the file, or be missing there
-        segments = whole.segments_along(axis)
+        segments = list(zip(whole.segments_along(axis), part.segments_along(axis), strict=True))
         unit_bytes = info.dtype.block_bytes
         if axis < -1:  # whole rows
             unit_bytes = info.dtype.num_bytes(math.prod(info.shape[axis + 1 :]))
         elif whole.kind is TensorKind.MATRIX:  # blocks of a row stay whole
-            segments = (self._blocks(info),)
+            num_blocks = self._blocks(info)
+            segments = [(num_blocks, num_blocks // self._part.num_parts)]
         return self._keep(whole.name, info, len(info.shape) + axis, unit_bytes, segments)
 
     def _blocks(self, info: TensorInfo) -> int:
@@ -104,19 +106,28 @@ class PartOfFile(GGUFFile):
         return num_columns // per_block
 
     def _keep(
-        self, name: str, info: TensorInfo, axis: int, unit_bytes: int, segments: tuple[int, ...]
+        self,
+        name: str,
+        info: TensorInfo,
+        axis: int,
+        unit_bytes: int,
+        segments: Sequence[tuple[int, int]],
     ) -> TensorInfo:
+        """`segments`: the units of each one in the whole, and in the part."""
         rank, num_parts = self._part.rank, self._part.num_parts
         runs, start = [], 0
-        for length in segments:
-            size = length // num_parts
-            runs.append((start + rank * size, start + (rank + 1) * size))
+        for length, size in segments:
+            num_copies = size * num_parts // length  # of each unit: heads of keys may be few
+            begin = start + rank // num_copies * size
+            runs.append((begin, begin + size))
             start += length
         num_leading = math.prod(info.shape[:axis])
         self._cuts[name] = _Cut(info.name, num_leading, unit_bytes, tuple(runs))
         shape = list(info.shape)
-        shape[axis] //= num_parts
-        return replace(info, name=name, shape=tuple(shape), num_bytes=info.num_bytes // num_parts)
+        num_own = sum(size for _, size in segments)
+        shape[axis] = shape[axis] * num_own // start
+        num_bytes = info.num_bytes * num_own // start
+        return replace(info, name=name, shape=tuple(shape), num_bytes=num_bytes)
 
 
 def _flat(units: Array) -> Array:

@@ -52,7 +52,6 @@ REFUSED: Mapping[str, RefusedField] = {
     "prompt_logprobs": RefusedField(instead="echo and logprobs of /v1/completions tell them"),
     "repetition_detection": RefusedField(),
     "return_prompt_text": RefusedField((False,), "/apply-template tells the prompt"),
-    "return_token_ids": RefusedField((False,), "/tokenize tells the ids"),
     "return_tokens_as_token_ids": RefusedField((False,)),
     "skip_special_tokens": RefusedField((True,)),
     "thinking_token_budget": RefusedField((-1,), _THINK),

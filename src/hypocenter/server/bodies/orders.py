@@ -34,6 +34,7 @@ async def read_completion(
         manner=_manner_of(body, unknown),
         max_prompt_tokens=_max_prompt_tokens(body, model),
         priority=body.priority or 0,
+        sent_ids=_sent_ids_of(body, len(prompts)),
     )
 
 
@@ -62,6 +63,7 @@ def order_of_chat(
         manner=_manner_of(body, [*unknown, *asked.ignored]),
         max_prompt_tokens=_max_prompt_tokens(body, model),
         priority=body.priority or 0,
+        sent_ids=_sent_ids_of(body, 1),
     )
 
 
@@ -106,3 +108,21 @@ def _max_prompt_tokens(body: ChatBody | CompletionBody, model: ServedModel) -> i
             param="truncate_prompt_tokens",
         )
     return given
+def _sent_ids_of(body: ChatBody | CompletionBody, num_prompts: int) -> tuple[int, ...]:
+    """Of an answer that goes on: the tokens before. Raises ApiError."""
+    sent = tuple(body.resume_token_ids or ())
+    if not sent:
+        return ()
+    most = next((n for n in (body.max_tokens, body.n_predict) if n is not None and n >= 0), None)
+    problem = ""
+    if num_prompts != 1 or num_choices(body) != 1:
+        problem = "one prompt with n 1 can be gone on with"
+    elif body.echo:
+        problem = "echo was answered by whoever sent them; leave it out"
+    elif not body.stream:
+        problem = "what goes on is a stream; set stream"
+    elif most is not None and len(sent) >= most:
+        problem = f"there are {len(sent)}, and max_tokens is {most}: nothing is left to generate"
+    if problem:
+        raise ApiError(400, f"resume_token_ids: {problem}", param="resume_token_ids")
+    return sent

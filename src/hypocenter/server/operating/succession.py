@@ -25,9 +25,10 @@ def how(ended: Ended | Exception) -> str:
 
 
 class Succession:
-    """Remembers who was lost until somebody has taken over."""
+    """Remembers who was lost until somebody has taken over; `name` says on which card."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self._of = f"{name}: " if name else ""
         #: How the worker ended that the next one follows, and when.
         self._lost: tuple[str, float] | None = None
 
@@ -37,19 +38,20 @@ class Succession:
         told = f"worker {pid} {how(ended)}"
         if self._lost is None:  # of those that nobody has followed yet the first one counts
             self._lost = told, time.monotonic()
-        message = f"{told}; {count_text(num_open, 'request waits', 'requests wait')} for another"
+        message = f"{self._of}{told}; "
+        message += f"{count_text(num_open, 'request waits', 'requests wait')} for another"
         tell(logging.WARNING, "worker_ended", message, pid=pid, num_open=num_open)
 
     def tell_ready(self, pid: int | None, load_seconds: float, num_open: int) -> None:
         """A worker takes requests, which needed so long to load the model."""
         if self._lost is None:
             seconds = round(load_seconds, 3)
-            message = f"worker {pid} is ready after {seconds:.1f} s"
+            message = f"{self._of}worker {pid} is ready after {seconds:.1f} s"
             tell(logging.INFO, "worker_ready", message, pid=pid, seconds=seconds)
             return
         (told, moment), self._lost = self._lost, None
         seconds = since(moment)
-        message = f"{told}; worker {pid} took over after {seconds:.1f} s, "
+        message = f"{self._of}{told}; worker {pid} took over after {seconds:.1f} s, "
         message += f"{count_text(num_open, 'request goes', 'requests go')} on"
         data = {"pid": pid, "seconds": seconds, "num_open": num_open}
         tell(logging.WARNING, "worker_took_over", message, **data)

@@ -1,4 +1,4 @@
-"""Which request the worker is handed next.
+"""Which request a worker is handed next, and which replica's that is.
 
 It is handed what it can run and no more, so that the order among clients is decided here, where
 they are known. What was sent and not taken yet is bounded, too: nobody fills the worker's socket.
@@ -7,8 +7,10 @@ they are known. What was sent and not taken yet is bounded, too: nobody fills th
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from hypocenter.server.fleet.prefixes import Prefixes
 from hypocenter.server.generation import Generation
 from hypocenter.server.turns.fair_order import FairOrder
 from hypocenter.wire.messages import ServedModel
@@ -24,43 +26,66 @@ KEPT_PART = 8
 MAX_UNTAKEN, MAX_UNTAKEN_FORMS = 8, 1
 #: A token of an answer takes a step, one of a prompt a part of generation.
 _PROMPT_TOKEN = 1 / 16
+#: What an open request costs the next one on its replica, in tokens of prompts: a step of so many
+#: answers takes about as much longer as one of so many more tokens.
+_OPEN_REQUEST = 128
+#: A replica counts at most so many times slower than the fastest: what it does next may be faster.
+_MOST_SLOWNESS = 4.0
 
 Generations = Mapping[int, Generation]
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A replica whose worker takes requests. `gap_seconds`: between two pieces of an answer."""
+
+    replica: int
+    facts: ServedModel
+    gap_seconds: float | None = None
+
+
 class Places:
-    """Gives the worker's places to requests, in a fair order by client; a canary needs none.
+    """Gives the workers' places to requests, in a fair order by client; a canary needs none.
 
     Those that are `leaving` have their places until the worker is through with them.
     """
 
     def __init__(self) -> None:
         self._order = FairOrder()
+        self.prefixes = Prefixes()
 
     def charge(self, client: str, num_prompt_tokens: int, num_tokens: int) -> None:
-        """The worker did something for a client."""
+        """A worker did something for a client."""
         if num_prompt_tokens or num_tokens:
             self._order.charge(client, num_prompt_tokens * _PROMPT_TOKEN + num_tokens)
 
     def next(
-        self, open_ones: Generations, leaving: Generations, facts: ServedModel
-    ) -> Generation | None:
-        """The one that gets a place now; None where none is free, or nobody waits."""
+        self, open_ones: Generations, leaving: Generations, offers: Sequence[Offer]
+    ) -> tuple[Generation, Offer] | None:
+        """The one that gets a place now, and where; None where none is free, or nobody waits."""
         there, waiting = _divide(open_ones, leaving)
-        untaken = [bool(g.form) for g in there if not g.is_accepted]
-        if untaken.count(True) >= MAX_UNTAKEN_FORMS:
-            waiting = [g for g in waiting if not g.form]
-        if untaken.count(False) >= MAX_UNTAKEN:
-            waiting = [g for g in waiting if g.form]
+        if not waiting or not offers:
+            return None
+        of = {offer.replica: [g for g in there if g.replica == offer.replica] for offer in offers}
+        takes_form = [o for o in offers if _num_untaken(of[o.replica], True) < MAX_UNTAKEN_FORMS]
+        takes_free = [o for o in offers if _num_untaken(of[o.replica], False) < MAX_UNTAKEN]
+        waiting = [g for g in waiting if (takes_form if g.form else takes_free)]
         at_work = collections.Counter(g.client for g in there)
         chosen = self._order.first(waiting, lambda g: g.client, at_work)
-        if chosen is not None:  # whose turn it is does not depend on what clients say
-            own = (g for g in waiting if g.client == chosen.client)
-            chosen = min(own, key=lambda g: g.priority)
-        return None if chosen is None or not self._has_room(there, chosen, facts) else chosen
+        if chosen is None:
+            return None
+        # Whose turn it is does not depend on what clients say.
+        chosen = min((g for g in waiting if g.client == chosen.client), key=lambda g: g.priority)
+        is_first = not at_work[chosen.client]
+        with_room = [
+            offer
+            for offer in (takes_form if chosen.form else takes_free)
+            if self._has_room(of[offer.replica], chosen, offer.facts, is_first=is_first)
+        ]
+        return (chosen, self._best(chosen, with_room, of)) if with_room else None
 
     def to_pause(
-        self, open_ones: Generations, leaving: Generations, facts: ServedModel
+        self, open_ones: Generations, leaving: Generations, offers: Sequence[Offer]
     ) -> Generation | None:
         """The one that gives way to a client that has none there; None where none is to.
 
@@ -70,14 +95,51 @@ class Places:
         at_work = collections.Counter(g.client for g in there)
         first = next((g for g in waiting if not at_work[g.client]), None)
         is_one_going = bool(leaving) or any(g.is_pausing for g in there)
-        if first is None or is_one_going or self._has_room(there, first, facts):
+        if first is None or is_one_going:
             return None
-        [(client, num)] = at_work.most_common(1)
+        for offer in offers:
+            own = [g for g in there if g.replica == offer.replica]
+            if self._has_room(own, first, offer.facts, is_first=True):
+                return None
+        open_to = {offer.replica for offer in offers}
+        there = [g for g in there if g.replica in open_to]
+        if not there:
+            return None
+        [(client, num)] = collections.Counter(g.client for g in there).most_common(1)
         return max((g for g in there if g.client == client), key=_id) if num > 1 else None
 
-    def _has_room(self, there: list[Generation], one: Generation, facts: ServedModel) -> bool:
-        """Whether the worker can run it now; others' prompts wait here, and not in its queue."""
-        is_first = all(other.client != one.client for other in there)
+    def _best(
+        self, one: Generation, offers: Sequence[Offer], of: Mapping[int, list[Generation]]
+    ) -> Offer:
+        """The replica on which it is likely to be done first.
+
+        That is where few tokens are to be read before it begins, its own among them but for those
+        that were read there, and where few others run. A slower card counts for as much slower.
+        """
+        if len(offers) == 1:
+            return offers[0]
+        gaps = [offer.gap_seconds for offer in offers if offer.gap_seconds is not None]
+
+        def cost(offer: Offer) -> tuple[float, int]:
+            there = of[offer.replica]
+            known = self.prefixes.num_known_tokens(offer.replica, one, offer.facts.block_size)
+            num_to_read = _num_tokens(one) - known
+            num_to_read += sum(_num_tokens(other) for other in there if not other.has_begun)
+            slowness = 1.0
+            if offer.gap_seconds is not None:
+                slowness = min(offer.gap_seconds / max(min(gaps), 1e-6), _MOST_SLOWNESS)
+            work = num_to_read + _OPEN_REQUEST * (len(there) + 1)
+            return slowness * work, offer.replica
+
+        return min(offers, key=cost)
+
+    def _has_room(
+        self, there: list[Generation], one: Generation, facts: ServedModel, *, is_first: bool
+    ) -> bool:
+        """Whether a worker can run it now; others' prompts wait here, and not in its queue.
+
+        `is_first`: its client has none with any worker.
+        """
         num_kept = 0 if is_first else self._num_kept(one.client, facts)
         if len(there) >= facts.max_requests - num_kept:
             return False
@@ -94,10 +156,15 @@ class Places:
         return facts.max_requests // KEPT_PART if self._order.has_others(client) else 0
 
 
+def _num_untaken(there: list[Generation], has_form: bool) -> int:
+    """That a worker was sent, and has not taken yet."""
+    return sum(not g.is_accepted and bool(g.form) == has_form for g in there)
+
+
 def _divide(
     open_ones: Generations, leaving: Generations
 ) -> tuple[list[Generation], list[Generation]]:
-    """Those that the worker has, and those that wait for a place."""
+    """Those that workers have, and those that wait for a place."""
     asked = [g for g in open_ones.values() if not g.is_canary]
     there = [g for g in asked if g.is_with_worker]
     waiting = [g for g in asked if g.is_read and not g.is_with_worker]

@@ -1,0 +1,78 @@
+"""Several workers behind one server that is a process; and a model that four ranks hold."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import Served, serving, texts
+
+KEY = {"Authorization": "Bearer key-of-the-admin"}
+NUM_STREAMS = 8
+
+
+def asked(number: int) -> dict[str, Any]:
+    prompt = f"def f{number}(x):\n    return "
+    return {"prompt": prompt, "max_tokens": 60, "seed": number, "temperature": 1.0}
+
+
+def answers(served: Served, at_piece: threading.Barrier | None = None) -> list[str]:
+    """Each stream's text; all have a piece before any goes on past `at_piece`."""
+    got = [""] * NUM_STREAMS
+
+    def ask(number: int) -> None:
+        with served.stream("/v1/completions", asked(number)) as events:
+            first = next(events)
+            if at_piece is not None:
+                at_piece.wait(60)
+                at_piece.wait(60)  # a worker is killed in between
+            got[number] = texts([first, *events])
+
+    threads = [threading.Thread(target=ask, args=[number]) for number in range(NUM_STREAMS)]
+    for thread in threads:
+        thread.start()
+    if at_piece is not None:
+        at_piece.wait(60)
+        replicas = served.get("/debug/requests", headers=KEY).json["replicas"]
+        os.kill(replicas[1]["worker_pid"], signal.SIGKILL)
+        at_piece.wait(60)
+    for thread in threads:
+        thread.join()
+    return got
+
+
+@pytest.mark.tier("sim")
+def test_streams_go_on_elsewhere_when_a_replica_is_killed(tmp_path: Path) -> None:
+    words = ("--device", "cpu", "-c", "256", "-np", "8", "--admin-key", "key-of-the-admin")
+    with serving(tmp_path, *words, "--replicas", "2") as served:
+        while [one["state"] for one in served.get("/health").json["replicas"]] != ["ready"] * 2:
+            pass
+        expected = answers(served)
+        assert all(expected)
+        assert answers(served, threading.Barrier(NUM_STREAMS + 1)) == expected
+        figures = served.get("/metrics").body.decode()
+        counts = [
+            float(line.split()[-1])
+            for line in figures.splitlines()
+            if line.startswith("vllm:generation_tokens_total{")
+        ]
+        assert min(counts) > 60, "both worked"
+        assert 'hypocenter:worker_restarts_total{engine="1",model_name="demo-q8_0"} 1.0' in figures
+        assert 'hypocenter:worker_restarts_total{engine="0",model_name="demo-q8_0"} 0.0' in figures
+
+
+@pytest.mark.tier("sim")
+def test_four_ranks_give_the_answer_of_one(tmp_path: Path) -> None:
+    """The bundled model has four heads and two of keys: two ranks have a copy each of these."""
+    body = {"prompt": "import os", "max_tokens": 4, "temperature": 0}
+    found = []
+    for ranks in ("1", "4"):
+        folder = tmp_path / ranks
+        folder.mkdir()
+        with serving(folder, "--device", "sim:h200", "-tp", ranks, "-c", "64") as served:
+            found.append(served.post("/v1/completions", body).json["choices"][0]["text"])
+    assert found[0] == found[1] != ""
