@@ -1,7 +1,7 @@
 """AMD's machine code as instructions: names, fields, sizes, whole or not at all.
 
 The bit layouts come from the package `tinygrad` (MIT), which made them from AMD's machine-readable
-ISA; two formats that its list leaves out are added. `amd` is the extra that installs it.
+ISA; formats that its list leaves out are added. `amd` is the extra that installs it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,23 @@ from hypocenter.base.errors import HypoError, MissingPackage
 
 #: Architectures that are executed, and whose tables describe them.
 FAMILIES = {"gfx942": "cdna", "gfx950": "cdna", "gfx1100": "rdna3", "gfx1201": "rdna4"}
-_ADDED = {"cdna": ("MTBUF",), "rdna3": ("MUBUF", "MTBUF"), "rdna4": ("VBUFFER",)}
+_ROUTED = tuple(
+    f"{encoding}_{kind}"
+    for kind, encodings in (
+        ("DPP8", ("VOP1", "VOP2", "VOPC", "VOP3", "VOP3SD", "VOP3P")),
+        ("DPP16", ("VOP3", "VOP3SD", "VOP3P")),
+    )
+    for encoding in encodings
+)
+_ADDED = {
+    "cdna": ("MTBUF",),
+    "rdna3": (*_ROUTED, "MUBUF", "MTBUF"),
+    "rdna4": (*_ROUTED, "VBUFFER"),
+}
+#: What stands for the first operand where lanes are routed to others. DPP8_ANY is DPP8 with the
+#: values of lanes that are not active.
+DPP8_ANY = 234
+_ROUTED_OPERANDS = {"DPP8": (233, DPP8_ANY), "DPP16": (250,)}
 #: No instruction is longer.
 MAX_BYTES = 20
 _MODULE = "tinygrad.runtime.autogen.amd.{}.ins"
@@ -75,7 +91,7 @@ def _formats(family: str) -> tuple[Any, ...]:
     except ImportError as error:
         raise MissingPackage("executing AMD's machine code", "tinygrad") from error
     known = list(renderer._load_formats()[family])
-    added = [getattr(table, name) for name in _ADDED[family]]
+    added = [getattr(table, name) for name in _ADDED[family] if hasattr(table, name)]
     return (*(each for each in added if each not in known), *known)
 
 
@@ -120,12 +136,22 @@ def _read(family: str, data: bytes) -> _Read | None:
 def _match(family: str, data: bytes) -> Any:
     matches = importlib.import_module("tinygrad.renderer.amd")._matches
     for each in _formats(family):
-        if matches(data, each):
+        if matches(data, each) and _is_routed_so(data, each):
             try:
                 return each.from_bytes(data)
             except (ValueError, KeyError):  # a number that names no opcode
                 return None
     return None
+
+
+def _is_routed_so(data: bytes, encoding: Any) -> bool:
+    """Whether the first operand is what an encoding of routed lanes has there; true of others."""
+    name: str = encoding.__name__
+    if name not in _ROUTED:
+        return True
+    at = 4 if name.startswith("VOP3") else 0
+    first = int.from_bytes(data[at : at + 4], "little") & 0x1FF
+    return first in _ROUTED_OPERANDS[name.rpartition("_")[2]]
 
 
 def _name(inst: Any) -> str:

@@ -96,9 +96,13 @@ def _move(m: Machine, w: int, row: int) -> None:
     for lane in range(num_lanes):
         if (active >> lane) & 1:
             chosen = _choose(m, w, row, lane)
-            # What a lane that is not active holds reads as zero in LDS's crossbar.
-            is_read = work < r.PERMUTE or (active >> chosen) & 1 == 1
-            dest[lane] = source[chosen] if is_read else 0
+            is_active = (active >> chosen) & 1 == 1
+            # LDS's crossbar gives zero for a lane that is not active; V_PERMLANE says what it does.
+            how = code[r.LANE_OFFSET] if work < r.PERMUTE else 2
+            if is_active or how & 1:
+                dest[lane] = source[chosen]
+            elif how & 2:
+                dest[lane] = 0
 
 
 @compile_call

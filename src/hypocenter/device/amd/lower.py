@@ -14,7 +14,7 @@ import numpy as np
 from hypocenter.base.dtypes import Array
 from hypocenter.device.amd import instruction_rows as r
 from hypocenter.device.amd.constants import HALVES, WIDE
-from hypocenter.device.amd.decode import Instruction, NotModelled
+from hypocenter.device.amd.decode import DPP8_ANY, Instruction, NotModelled
 from hypocenter.device.amd.kernel_places import SIMM, KernelPlaces
 from hypocenter.device.amd.lower_memory import lower_local, lower_memory, lower_scalar_load
 from hypocenter.device.amd.lower_other import lower_lanes, lower_matrix
@@ -294,6 +294,7 @@ class Lowering(KernelPlaces):
         elif "lane_sel_0" in each.fields:
             row[r.DPP_TABLE] = self.table(dpp8_table([each.get(f"lane_sel_{i}") for i in range(8)]))
             row[r.DPP_ROWS], row[r.DPP_ZERO] = -1, 1
+            row[r.DPP_ANY] = int(each.get("src0") == DPP8_ANY)
         self._dest(row, each, meaning)
         self._masks(row, each, meaning)
         return [row]

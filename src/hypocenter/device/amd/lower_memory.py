@@ -84,13 +84,15 @@ def lower_scalar_load(lowering: KernelPlaces, each: Instruction, row: Array) -> 
     is_cdna = lowering.family == "cdna"
     if lowering.family == "rdna4":
         row[r.OFFSET] = signed_field(each.get("ioffset"), 24)
-    elif is_cdna and not each.get("imm"):
-        if not each.get("soffset_en"):
-            raise NotModelled(f"{each.name} with a register in place of its offset")
-    else:
+    elif not is_cdna or each.get("imm"):
         row[r.OFFSET] = signed_field(each.get("offset"), 21)
     row[r.SCALAR_OFFSET_KIND], row[r.SCALAR_OFFSET] = r.CONSTANT, 0
-    if each.get("soffset_en") if is_cdna else each.get("soffset") != 124:
+    has_register = each.get("soffset_en") if is_cdna else each.get("soffset") != 124
+    if is_cdna and not each.get("imm") and not has_register:
+        # CDNA's older way: the offset's field names the register.
+        row[r.SCALAR_OFFSET_KIND] = r.SGPR
+        row[r.SCALAR_OFFSET] = each.get("offset") & 0x7F
+    elif has_register:
         place = lowering.place(each.get("soffset"), "u32", each)
         row[r.SCALAR_OFFSET_KIND], row[r.SCALAR_OFFSET] = place
 

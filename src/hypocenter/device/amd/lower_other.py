@@ -41,6 +41,8 @@ def lower_lanes(lowering: KernelPlaces, each: Instruction, row: Array) -> None:
     if work in (r.PERMLANE, r.PERMLANE_ACROSS):
         place = lowering.place(each.get("src2"), "u32", each)
         row[r.LANE_OTHER_KIND], row[r.LANE_OTHER] = place
+        # What an inactive lane gives: its value (1), else zero (2), else nothing is written.
+        row[r.LANE_OFFSET] = each.get("opsel") & 3
 
 
 def lower_lds_lanes(lowering: KernelPlaces, each: Instruction, row: Array) -> None:

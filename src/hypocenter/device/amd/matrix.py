@@ -41,6 +41,8 @@ def matrix_product(m: Machine, w: int, row: int) -> None:
                 # Column by column side by side; of each the products come in order of k.
                 for j in range(size):
                     sums[block, i, j] += a[k, i] * b[k, j]
+    # All of C before any of D: their registers may overlap without being the same.
+    _add(m, w, row, sums)
     _store(m, w, row, sums)
 
 
@@ -85,7 +87,7 @@ def _read(m: Machine, w: int, row: int, block: int, which: int) -> np.ndarray:
         return values
     for i in range(size):
         for k in range(depth):
-            group = k // per_lane if code[r.MAT_BLOCKS] == 1 else block
+            group = block + code[r.MAT_BLOCKS] * (k // per_lane)
             values[k, i] = _element(m, w, register, i + size * group, k % per_lane, kind)
     return values
 
@@ -108,40 +110,73 @@ def _read_halves(vgpr: np.ndarray, register: int, per_lane: int, values: np.ndar
 
 
 @compile_inline
-def _store_floats(m: Machine, w: int, row: int, sums: np.ndarray) -> None:
-    """`_store` of float32 where C is of vector registers or one number: row by row of a block.
+def _step_of(m: Machine, row: int) -> int:
+    """How many rows of a block apart the groups of lanes of one register are."""
+    layout = m.code[row, r.MAT_LAYOUT]
+    return 4 if layout == r.MFMA else 1 if layout == r.WMMA_11 else 8
 
-    The lanes of a register hold some rows of a block, `step` apart.
-    """
-    code, num_lanes, vgpr = m.code[row], m.facts[r.NUM_LANES], m.vgpr[w]
-    size, layout = code[r.MAT_M], code[r.MAT_LAYOUT]
-    step = 4 if layout == r.MFMA else 1 if layout == r.WMMA_11 else 8
-    is_register = code[r.MAT_C_KIND] == r.VGPR
-    addend = 0.0 if is_register else _addend(m, w, row, 0, 0)
+
+@compile_inline
+def _are_wide_floats(m: Machine, row: int) -> bool:
+    """Whether a register holds whole rows of float32, which is done row by row."""
+    return m.code[row, r.MAT_RESULT] == r.F32 and m.code[row, r.MAT_M] >= 16
+
+
+@compile_inline
+def _add_floats(m: Machine, w: int, row: int, sums: np.ndarray) -> None:
+    """`_add` of float32 where C is of vector registers or one number: row by row of a block."""
+    code, num_lanes, vgpr, size = m.code[row], m.facts[r.NUM_LANES], m.vgpr[w], sums.shape[1]
+    if code[r.MAT_C_KIND] != r.VGPR:
+        sums += _addend(m, w, row, 0, 0)
+        return
+    for place in range(size * size * code[r.MAT_BLOCKS] // num_lanes):
+        block, first, _ = _element_at(m, row, 0, place)
+        given = vgpr[code[r.MAT_C] + place]
+        for group in range(num_lanes // size):
+            line, lane = sums[block, first + _step_of(m, row) * group], group * size
+            for j in range(size):
+                line[j] += np.float64(as_f32(np.int64(given[lane + j])))
+
+
+@compile_call
+def _add(m: Machine, w: int, row: int, sums: np.ndarray) -> None:
+    """Add C."""
+    code, num_lanes = m.code[row], m.facts[r.NUM_LANES]
+    size, blocks = code[r.MAT_M], code[r.MAT_BLOCKS]
+    if _are_wide_floats(m, row):
+        _add_floats(m, w, row, sums)
+        return
+    for place in range(size * size * blocks // num_lanes):
+        for lane in range(num_lanes):
+            block, i, j = _element_at(m, row, lane, place)
+            sums[block, i, j] += _addend(m, w, row, lane, place)
+
+
+@compile_inline
+def _store_floats(m: Machine, w: int, row: int, sums: np.ndarray) -> None:
+    """`_store` of float32: row by row of a block."""
+    code, num_lanes, vgpr, size = m.code[row], m.facts[r.NUM_LANES], m.vgpr[w], sums.shape[1]
     for place in range(size * size * code[r.MAT_BLOCKS] // num_lanes):
         block, first, _ = _element_at(m, row, 0, place)
         dest = vgpr[code[r.MAT_D] + place]
-        given = vgpr[code[r.MAT_C] + place] if is_register else dest
         for group in range(num_lanes // size):
-            products, lane = sums[block, first + step * group], group * size
+            line, lane = sums[block, first + _step_of(m, row) * group], group * size
             for j in range(size):
-                c = np.float64(as_f32(np.int64(given[lane + j]))) if is_register else addend
-                dest[lane + j] = bits32(np.float32(products[j] + c))
+                dest[lane + j] = bits32(np.float32(line[j]))
 
 
 @compile_call
 def _store(m: Machine, w: int, row: int, sums: np.ndarray) -> None:
-    """Add C and write D: each lane's numbers, one after the other."""
+    """Write D: each lane's numbers, one after the other."""
     code, num_lanes = m.code[row], m.facts[r.NUM_LANES]
     size, blocks = code[r.MAT_M], code[r.MAT_BLOCKS]
-    if code[r.MAT_RESULT] == r.F32 and size >= 16:
+    if _are_wide_floats(m, row):
         _store_floats(m, w, row, sums)
         return
     for place in range(size * size * blocks // num_lanes):
         for lane in range(num_lanes):
             block, i, j = _element_at(m, row, lane, place)
-            value = sums[block, i, j] + _addend(m, w, row, lane, place)
-            _put(m, w, row, lane, place, value)
+            _put(m, w, row, lane, place, sums[block, i, j])
 
 
 @compile_inline
@@ -153,6 +188,8 @@ def _element_at(m: Machine, row: int, lane: int, place: int) -> tuple[int, int, 
         return 0, 2 * place + lane // 16, lane % 16
     if layout == r.WMMA_12:
         return 0, place + 8 * (lane // 16), lane % 16
+    if code[r.MAT_RESULT] == r.F64 and size == 4:
+        return lane // 4 % 4, lane // 16, lane % 4
     if size == 4:
         return lane // 4, place, lane % 4
     if code[r.MAT_RESULT] == r.F64:
