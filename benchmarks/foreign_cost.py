@@ -1,9 +1,10 @@
 """What the recorder costs a program that knows nothing of it: microseconds of the host.
 
 `python benchmarks/foreign_cost.py` needs torch. Where there is a GPU, programs launch real kernels,
-replay a graph and train layers, alone and under `hypo doctor`, in turn. Elsewhere launches go
-through the same hooks to a launcher that does nothing, and the questions to a driver cost next to
-nothing.
+replay a graph and train layers, alone and under `hypo doctor`, in turn. A step that the host bounds
+is also watched by `--suspect` and `--nan`, whose operations are seen by Python and by machine code
+(`--watched` measures that alone). Elsewhere launches go through the same hooks to a launcher that
+does nothing, and the questions to a driver cost next to nothing.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ NUM_LAUNCHES, NUM_RUNS = 300, 40
 NUM_PAIRS = 5
 #: Width, rows and layers. An H100 waits for the host in the first one, and the host in the second.
 STEPS = (("2048", "8192", "12"), ("4096", "16384", "12"))
+#: A step of which the GPU waits for the host throughout.
+HOST_BOUND = ("512", "256", "12")
+#: How a step is watched, and HYPO_NATIVE: Python sees its operations, or machine code.
+WATCHES = tuple((option, native) for option in ("--suspect", "--nan") for native in "01")
+NUM_WATCHED_PAIRS = 3
 PROGRAMS = ROOT / "benchmarks" / "gpu_programs"
 
 constexpr = int  # what an annotation says is all that counts
@@ -109,19 +115,44 @@ def on_gpu(folder: Path) -> None:
         )
 
 
-def in_pairs(program: str, folder: Path, *args: str) -> tuple[list[float], list[float]]:
+def watched(folder: Path) -> None:
+    """A step that the host bounds, under each watch; machine code is compiled before."""
+    width, num_rows, num_layers = HOST_BOUND
+    print(f"a training step of {num_layers} layers, {num_rows} rows of {width}, watched:")
+    in_pairs("train_speed", folder, *HOST_BOUND, options=("--nan",), native="1", num_pairs=1)
+    for option, native in WATCHES:
+        [bare], [more] = in_pairs(
+            "train_speed", folder, *HOST_BOUND, options=(option,), native=native,
+            num_pairs=NUM_WATCHED_PAIRS,
+        )  # fmt: skip
+        seen = "machine code" if native == "1" else "Python"
+        print(f"  {option}, by {seen}: {bare:.2f} ms plain, {more:.2f} ({more / bare:.2f} x)")
+
+
+def in_pairs(
+    program: str,
+    folder: Path,
+    *args: str,
+    options: tuple[str, ...] = (),
+    native: str = "0",
+    num_pairs: int = NUM_PAIRS,
+) -> tuple[list[float], list[float]]:
     """The numbers that a program prints, plain and recorded: medians of runs by turns."""
     path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
     plain = [sys.executable, str(PROGRAMS / f"{program}.py"), *args]
-    doctor = [sys.executable, "-m", "hypocenter", "doctor", "--out", str(folder / "bundle"), "--"]
+    doctor = [sys.executable, "-m", "hypocenter", "doctor", *options, "--out"]
+    variables = {**os.environ, "PYTHONPATH": path, "HYPO_NATIVE": native}
     found: dict[str, list[list[float]]] = {"plain": [], "recorded": []}
-    for _ in range(NUM_PAIRS):
-        for name, command in (("plain", plain), ("recorded", [*doctor, *plain])):
+    for _ in range(num_pairs):
+        bundle = tempfile.mkdtemp(dir=folder)
+        recorded = [*doctor, f"{bundle}/bundle", "--", *plain]
+        for name, command in (("plain", plain), ("recorded", recorded)):
             ran = subprocess.run(
-                command, cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True,
-                text=True, timeout=300, check=True,
+                command, cwd=folder, env=variables, capture_output=True, text=True, timeout=300,
+                check=True,
             )  # fmt: skip
-            found[name].append([float(number) for number in ran.stdout.split()])
+            # Behind the program's own line may be a report.
+            found[name].append([float(number) for number in ran.stdout.splitlines()[0].split()])
     bare, more = (
         [statistics.median(column) for column in zip(*runs, strict=True)] for runs in found.values()
     )
@@ -131,7 +162,13 @@ def in_pairs(program: str, folder: Path, *args: str) -> tuple[list[float], list[
 def main() -> None:
     shm = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=shm) as folder:
-        (on_gpu if torch.cuda.is_available() else without_gpu)(Path(folder))
+        if "--watched" in sys.argv[1:]:
+            watched(Path(folder))
+        elif torch.cuda.is_available():
+            on_gpu(Path(folder))
+            watched(Path(folder))
+        else:
+            without_gpu(Path(folder))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from faults.report import (
     MAX_SECONDS,
     ROOT,
     environment_of,
+    files_of,
     lost_of,
     roots_of,
     run_doctor,
@@ -98,7 +99,19 @@ class Program(Case):
 
     def verdict(self, roots: list[Root] | None) -> Verdict:
         """What the causes of a report on it are worth."""
-        return judged(roots, self.truth, list(self.truth.places(self.file.name, self.text)))
+        places = list(self.truth.places(self.file.name, self.text))
+        for file in files_of(roots or ()):
+            if (text := self._written_text(file)) is not None:
+                places += self.truth.places(str(file), text)
+        return judged(roots, self.truth, places)
+
+    def _written_text(self, file: Path) -> str | None:
+        """What a file holds that the program wrote, as it does for a compiler: a part of its own
+        text. None of any other file."""
+        if file.name == self.file.name or not file.is_file():
+            return None
+        text = file.read_text("utf-8", errors="replace")
+        return text if text.strip() and text in self.text else None
 
     def command(self, folder: Path, *, twin: bool = False) -> list[str]:
         """Its text is written below the folder; a twin is told to be right, or has its fix."""

@@ -75,6 +75,13 @@ def told_of(root: Root) -> Root:
     return {key: root.get(key) for key in _KEYS}
 
 
+def files_of(roots: Iterable[Root]) -> set[Path]:
+    """Files whose lines causes name."""
+    culprits = (str((root.get("culprit") or {}).get("place") or "") for root in roots)
+    named = {place.rpartition(":")[0] for place in culprits} | {root.get("file") for root in roots}
+    return {Path(name) for name in named if name}
+
+
 def lost_of(text: str) -> list[str]:
     """Launches that could not be recorded, as a report says: how many of which kernel, and why."""
     gaps = (json_of(text) or {}).get("unseen", ())

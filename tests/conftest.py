@@ -26,6 +26,7 @@ for _name in [name for name in os.environ if name.startswith("HYPO_")]:
     if _name not in ("HYPO_CACHE_DIR", "HYPO_INSTRUCTIONS"):
         del os.environ[_name]
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HYPO_NATIVE"] = "0"  # whatever an earlier run has compiled
 os.environ["HYPO_DEVICE"] = "cpu"  # on a machine with a GPU too, where no test names it
 # Commands that tests start find each other's bytecode, or each compiles all of torch anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

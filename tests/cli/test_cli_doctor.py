@@ -44,7 +44,7 @@ from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.watch import dead_runs
-from hypocenter.watch.child import START_SECONDS, Deadlines
+from hypocenter.watch.child import START_SECONDS, Deadlines, Ended
 
 #: A process that records, and then does what `{end}` says.
 RECORDED = """
@@ -441,6 +441,87 @@ def test_a_command_that_never_ran_is_no_good_result(tmp_path: Path, doctor: Doct
     silent = doctor("--suspect", "--", sys.executable, "-c", "pass")
     assert silent.returncode == 1
     assert "so nothing was examined" in silent.stderr
+
+
+def endless(*given: object, **more: object) -> None:
+    time.sleep(200)
+
+
+def test_a_bundle_that_takes_too_long_to_load_is_refused_in_one_line(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_bundle("b", "crash", "broke")
+    monkeypatch.setattr(bundles, "load", endless)
+    done = doctor("--examine-for", "0.5", "b")
+    assert done.returncode == 2
+    assert "b: the bundle was not ready within 0.5 seconds; --examine-for SECONDS" in done.stderr
+
+
+def test_a_report_and_files_that_take_too_long_cost_nothing_of_what_is_known(
+    tmp_path: Path, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_bundle("b", "crash", "broke")
+    for name in ("report_text", "report_html", "trace_json"):
+        monkeypatch.setattr(cli_doctor, name, endless)
+    files = ("--html", "page.html", "--perfetto", "times.json")
+    done = doctor("--examine-for", "0.5", *files, "b")
+    assert done.returncode == 3
+    assert done.stdout == "CAUSE      no root cause is proven\n"
+    for what in ("the rest of the report", "the page", "the timeline"):
+        assert f"{what} was not ready within 0.5 seconds" in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"b"}
+
+
+ANOMALY = "RuntimeError: Function 'ExpBackward0' returned nan values in its 0th output."
+
+
+@pytest.mark.parametrize(
+    ("error", "again", "kept"),
+    [
+        (ANOMALY, "error", "the second run"),
+        (ANOMALY, "none", "the first run"),
+        ("RuntimeError: the loss is nan", "", "the first run"),
+    ],
+    ids=["anomaly", "only once", "by itself"],
+)
+def test_where_anomaly_mode_ended_a_command_it_is_run_once_more_with_nan(
+    error: str, again: str, kept: str, tmp_path: Path, doctor: Doctor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    fault = FaultRecord(kind="error", message="the first run", error=error, exit_code=1)
+    first = Bundle(kind="crash", fault=fault)
+    second = Bundle(kind="crash", fault=FaultRecord(kind=again, message="the second run"))
+    was_looking = []
+
+    def run(request: DoctorRequest, runs: Path) -> tuple[Ended, Bundle]:
+        was_looking.append(request.options.nan)
+        code = 0 if len(was_looking) > 1 and again == "none" else 1
+        ended = Ended(("python", "x.py"), 1, code, None, "", 0.0, 1.0, 0.0)
+        return ended, second if len(was_looking) > 1 else first
+
+    monkeypatch.setattr(cli_doctor, "_run_command", run)
+    done = doctor("--", "python", "x.py")
+    assert done.returncode == 3
+    assert was_looking == [False, True][: 1 + bool(again)]
+    assert ("torch's anomaly mode; it is run once more with --nan" in done.stderr) == bool(again)
+    assert ("with exit code 0 this time" in done.stderr) == (again == "none")
+    assert bundles.load(tmp_path / "hypo-bundle").fault.message == kept
+
+
+@pytest.mark.tier("sim")
+def test_anomaly_mode_of_torch_is_followed_to_its_operation(tmp_path: Path, doctor: Doctor) -> None:
+    (tmp_path / "x.py").write_text(
+        "import torch\n"
+        "with torch.autograd.set_detect_anomaly(True):\n"
+        "    x = torch.zeros(2, requires_grad=True)\n"
+        "    y = (x * 0).sqrt() * 0\n"
+        "    y.sum().backward()\n"
+    )
+    done = doctor("--json", "--", sys.executable, "x.py")
+    assert done.returncode == 3
+    [root] = json.loads(done.stdout)["roots"]
+    assert root["cause"] == "non-finite value"
+    assert root["culprit"]["place"].endswith("x.py:4")
 
 
 def test_a_suspect_that_failed_by_itself_keeps_its_exit_code(doctor: Doctor) -> None:

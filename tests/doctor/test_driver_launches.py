@@ -195,6 +195,24 @@ def test_an_address_that_is_no_multiple_is_named_with_its_tensor() -> None:
     assert "this one lies 4 bytes behind one" in root.fix
 
 
+@pytest.mark.parametrize(
+    ("header", "is_told"),
+    [
+        ("/usr/local/cuda-13.0/targets/x86_64-linux/include/sm_20_atomic_functions.h", False),
+        ("/p/site-packages/nvidia/cu13/include/crt/device_functions.h", False),
+        ("/home/ann/kernels/include/rows.cuh", True),
+    ],
+)
+def test_the_line_is_the_programs_and_not_of_a_header_of_cuda(header: str, is_told: bool) -> None:
+    """An atomic is inlined from a header; who wrote the kernel has another line."""
+    stop = stopped("copy", "load", (0,))
+    [warp] = stop.warps
+    inner = GpuFrame(header, 88, "", "return __iAtomicAdd(address, val);")
+    stop = replace(stop, warps=(replace(warp, frames=(inner, *warp.frames)),))
+    [root] = examined("cuda_freed", stop).roots
+    assert (root.file, root.line) == ((header, 88) if is_told else ("/tmp/kernels.cu", 5))
+
+
 def test_an_aligned_pointer_is_not_blamed_for_a_misaligned_access() -> None:
     stop = stopped("copy4", "store", (8,), width=16, exception="misaligned address")
     assert examined("cuda_misaligned", stop).roots == ()

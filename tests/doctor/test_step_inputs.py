@@ -111,9 +111,17 @@ def test_an_input_of_another_token_or_request_is_the_cause(
     name: str, wrong: list[int], kernel: str, told: str
 ) -> None:
     root = found_in(run_of_two(**{name: wrong}).bundle(DIFFERS)).roots[0]
-    assert (root.cause, root.kernel, root.argument) == (Cause.WRONG_INPUT, kernel, name)
+    argument = {"logit_rows": "rows"}.get(name, name)  # by the word of the launch
+    assert (root.cause, root.kernel, root.argument) == (Cause.WRONG_INPUT, kernel, argument)
+    assert root.tensor == name
     assert told in root.sentence
     assert f"every entry of {name} is that of the step's requests" in root.proof.green
+
+
+def test_an_input_outside_its_range_is_one_cause() -> None:
+    """Whether it is the step's own and whether it is in range are two sights of one entry."""
+    found = found_in(run_of_two(logit_rows=[1, 100_002]).bundle(DIFFERS))
+    assert [(root.kernel, root.argument) for root in found.roots] == [("gather", "rows")]
 
 
 def test_logits_that_are_kept_come_behind_those_that_are_drawn_from() -> None:

@@ -18,7 +18,7 @@ from hypocenter.doctor import doctor
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Diagnosis, Proof, RootCause, Verdict, proven, row
-from hypocenter.doctor.examining.time_limit import OutOfTime, TimeLimit
+from hypocenter.doctor.examining.time_limit import OutOfTime, TimeLimit, make_within
 from hypocenter.doctor.rungs import replays as replaying
 
 SECONDS = 0.5
@@ -97,6 +97,35 @@ def test_causes_that_take_too_long_to_compare_are_told_in_their_order(
     causes = [Cause.INDEX_RANGE, Cause.MISSING_MASK, Cause.EMPTY_LAUNCH]
     assert [root.cause for root in found.roots] == causes
     assert any("follow from others" in gap.what for gap in found.unseen)
+
+
+def test_a_call_that_python_cannot_stop_is_told_with_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one of native code: the signal is heard when it has ended."""
+
+    def native(case: Case) -> list[Claim]:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+        try:
+            time.sleep(SECONDS + 0.4)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+        return []
+
+    monkeypatch.setattr(doctor, "_NATIVE_SECONDS", 0.2)
+    found = diagnosed(monkeypatch, native=native)
+    [told] = [gap for gap in found.unseen if "native code" in gap.reason]
+    assert told.what == "what the check 'native' looks for"
+    assert "seconds after the time" in told.reason
+    monkeypatch.setattr(doctor, "_NATIVE_SECONDS", 5.0)
+    assert not [
+        gap for gap in diagnosed(monkeypatch, native=native).unseen if "nativ" in gap.reason
+    ]
+
+
+def test_what_is_made_within_the_time_is_returned() -> None:
+    assert make_within(MOST, lambda: 7) == 7
+    assert make_within(SECONDS, lambda: sleeping(None)) is None  # type: ignore[arg-type]
 
 
 def test_a_quick_one_is_told_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,22 @@ def test_a_new_program_is_one_file(tmp_path: Path) -> None:
     assert planted.verdict([root]).says == "false"
 
 
+def test_a_line_of_a_file_that_the_program_wrote_for_a_compiler_is_its_own(tmp_path: Path) -> None:
+    case = named("cuda_tail")
+    file = tmp_path / "490a801c8c57e29d.cu"
+    file.write_text(case.text.partition('r"""')[2].partition('"""')[0])
+    [(_, line)] = case.truth.places("", file.read_text())
+    root = {
+        "cause": "missing tail mask", "kernel": "scale", "argument": "parameter 0",
+        "file": str(file), "line": line, "fix": "Bound i: i < n",
+    }  # fmt: skip
+    assert case.verdict([root]).says == "right"
+    culprit = {"place": f"{file}:{line + 1}"}
+    assert case.verdict([root | {"line": line + 1, "culprit": culprit}]).says == "false"
+    file.write_text(file.read_text() + "// of somebody else\n")
+    assert case.verdict([root]).says == "vague"
+
+
 def test_a_fix_is_put_into_the_text(tmp_path: Path) -> None:
     file = tmp_path / "a.py"
     file.write_text("def f():\n    x = 1\n    y = 2\n")

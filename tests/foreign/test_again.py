@@ -277,6 +277,19 @@ def test_what_none_of_the_runs_looks_for_is_said_where_none_proved_a_cause(
     assert [line for line in lines if not line.startswith("hypo: run ")] == [hint] * is_hinted
 
 
+@pytest.mark.parametrize("code", [0, 7])
+def test_where_nothing_was_recorded_the_exit_code_is_the_commands(
+    code: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As with a healthy program whose kernels are none of Triton's."""
+    monkeypatch.setattr(Escalation, "_run", lambda self, way: (ended(exit_code=code), None))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        app.main(["doctor", "--again", "--", "./library-of-cuda"])
+    assert left.value.code == code
+    assert "no run recorded a launch or showed a fault" in capfd.readouterr().err
+
+
 LEFT_OUT = [
     ("none", "cuda:0", {}, "/bin/true", ["the command ended without a fault"] * 2),
     ("crash", "interpreter", {}, "/bin/true", ["the launches ran on the CPU"] * 2),

@@ -72,6 +72,9 @@ SITES: dict[str, list[tuple[str, str, str, range, dict[str, int]]]] = {
             {"stride": 1 << 30},
         ),
     ],
+    "between_rows": [
+        ("store", "out_ptr", "tl.store(out_ptr", range(256, 2688, 4), {"columns": 64}),
+    ],
     "tail": [
         ("store", "y_ptr", "tl.store(y_ptr", range(4000, 4001), {"offsets": 1000}),
         ("load", "x_ptr", "tl.store(y_ptr", range(4000, 4001), {"offsets": 1000}),
@@ -98,6 +101,7 @@ def test_what_leaves_its_tensor_is_masked_off_and_told_once_a_site(
         assert (finding["operation"], finding["argument"]) == (operation, argument)
         assert (finding["file"], finding["line"]) == (str(script), line_of(script, text))
         assert finding["byte_offset"] in offsets
+        assert finding["is_between"] == (program == "between_rows")
         assert finding["program"] is not None
         assert finding["lane"] is not None
         assert values.items() <= finding["values"].items()
@@ -340,8 +344,9 @@ def test_the_views_whose_rows_the_guard_does_not_know_are_listed() -> None:
     run = Run()
     packed = run.tensor("packed", "F32", 4, 6)
     columns = run.tensor("columns", "F32", 4, 6, strides=(1, 4))
-    view = run.tensor("q", "F32", 5, 6, 16, strides=(160, 16, 1))
-    assert unseen_rows([packed, columns]) == ()
+    rows = run.tensor("rows", "F32", 5, 6, 16, strides=(160, 16, 1))
+    view = run.tensor("q", "F32", 5, 4, 16, strides=(320, 40, 1))
+    assert unseen_rows([packed, columns, rows]) == ()
     [gap] = unseen_rows([packed, view, columns, view])
     assert gap.what == "what lies between the rows of q"
     assert "hypo check" in gap.reason

@@ -55,6 +55,28 @@ def test_what_the_compiler_refuses_is_told(
         private_folder.cache_clear()
 
 
+@pytest.mark.parametrize(("is_there", "is_used"), [(True, True), (False, False)])
+def test_where_nothing_is_set_it_is_used_if_it_has_been_compiled(
+    is_there: bool, is_used: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if not any(map(shutil.which, build.COMPILERS)):
+        pytest.skip("there is no C++ compiler")
+    monkeypatch.delenv("HYPO_NATIVE")
+    monkeypatch.setenv("HYPO_CACHE_DIR", str(tmp_path / "cache"))
+    private_folder.cache_clear()
+    loaded = []
+    monkeypatch.setattr("hypocenter.foreign.ops.native.load", lambda torch: loaded.append(torch))
+    monkeypatch.setattr(NativeOps, "__init__", lambda self, torch, code: None)
+    monkeypatch.setattr(build, "_compile", pytest.fail)
+    try:
+        if is_there:
+            build._library_place(torch)[0].touch()
+        assert (NativeOps.load(torch) is not None) == is_used
+        assert bool(loaded) == is_used
+    finally:
+        private_folder.cache_clear()
+
+
 def test_the_setting_has_python_see_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYPO_NATIVE", "0")
     monkeypatch.setattr(build, "load", pytest.fail)

@@ -73,6 +73,20 @@ def _scalar(pointer, at):
 
 
 @triton.jit
+def rows_kernel(x_ptr, y_ptr, pitch, width, BLOCK: tl.constexpr):
+    row, columns = tl.program_id(0), tl.arange(0, BLOCK)
+    at = row * pitch + columns
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=columns < width), mask=columns < width)
+
+
+@triton.jit
+def rows_by_call_kernel(x_ptr, y_ptr, pitch, width, BLOCK: tl.constexpr):
+    row, columns = tl.program_id(0), tl.arange(0, BLOCK)
+    x = _read(_row(x_ptr, row, pitch) + columns, columns < width)
+    tl.store(_row(y_ptr, row, pitch) + columns, x, mask=columns < width)
+
+
+@triton.jit
 def calls_kernel(x_ptr, y_ptr, z_ptr, width, BLOCK: tl.constexpr):
     """One inner function, called twice with arguments of the same types."""
     at = tl.arange(0, BLOCK)

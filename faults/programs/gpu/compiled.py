@@ -25,7 +25,7 @@ main()
 # /// truth
 # causes = ["index out of range"]
 # kernels = ["triton_"]
-# arguments = ["ids", "ids_ptr"]
+# arguments = ["ids", "in_ptr0"]
 # lines = ["x[ids] * 2 + 1"]
 # fix = 'inside'
 # options = []

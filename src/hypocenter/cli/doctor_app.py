@@ -26,7 +26,8 @@ def doctor(
     is saved as a bundle and examined.
 
     The exit code is 3 when a fault was found, else the command's own; 1
-    when --suspect finds nothing recorded to examine.
+    when --suspect finds nothing recorded to examine. A torch program that
+    torch's anomaly mode ends is run once more with --nan.
     """
     if options and options.self_test:
         from hypocenter.cli.verbs import self_test

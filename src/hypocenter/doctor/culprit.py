@@ -10,6 +10,7 @@ import msgspec
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import CAUSES, Blame
 from hypocenter.doctor.diagnosis import Claim, Culprit, RootCause
+from hypocenter.doctor.installed_text import changes, texts_of
 from hypocenter.record.bundle_index import LaunchMade
 
 
@@ -21,7 +22,7 @@ def with_culprit(case: Case, claim: Claim, *, is_shared: bool = False) -> RootCa
     root = claim.root
     assert root is not None
     use = next((use for use in case.launches if use.place == root.place), None)
-    changed = None if is_shared else changed_line(case)
+    changed = None if is_shared else changed_line(case) or _changed_kernel_line(case, use)
     return msgspec.structs.replace(
         root,
         culprit=root.culprit or changed or _culprit(case, claim, root, use),
@@ -55,6 +56,21 @@ def changed_line(case: Case) -> Culprit | None:
     if change is None or case.good is None or case.good.fault.kind != "none":
         return None
     return Culprit(change.place, change.text)
+
+
+def _changed_kernel_line(case: Case, use: LaunchMade | None) -> Culprit | None:
+    """The one line of the launch's kernel that the good run has not, where that is all that
+    differs between the two runs."""
+    host, good = case.host, case.good
+    if use is None or good is None or good.fault.kind != "none":
+        return None
+    if host.changes or not host.is_whole or len(host.others) != 1:
+        return None
+    lines = changes(use.launch, case.sources, texts_of(good.sources))
+    if len(lines) != 1:
+        return None
+    [line] = lines
+    return Culprit(f"{line.file}:{line.line}", f"`{line.text}`; in the good run `{line.was}`")
 
 
 def _is_passed_on(use: LaunchMade, argument: str | None) -> bool:

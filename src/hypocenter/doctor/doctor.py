@@ -100,6 +100,8 @@ LADDER: dict[str, Rung] = {
 
 #: Seconds in which causes are compared with each other and with the good run.
 JUDGE_SECONDS = 20.0
+#: What is told of the time beyond its end.
+_NATIVE_SECONDS = 5.0
 #: Why a rung was left out or stopped.
 _NO_TIME = "the time of the examination was over"
 _RANK = (Verdict.CONFIRMED, Verdict.INCONCLUSIVE, Verdict.REFUTED, Verdict.NOT_TESTED)
@@ -137,6 +139,7 @@ def diagnose(
                 case.claims += rung(case)
         except OutOfTime:
             failed = _NO_TIME
+            _tell_of_native_call(case, name)
         except Exception as error:
             # A damaged bundle must not cost the report what the other rungs have to say.
             failed = f"failed: {type(error).__name__}: {error}"
@@ -187,6 +190,13 @@ def _judge(case: Case) -> Judged:
         why = f"after {JUDGE_SECONDS:g} seconds they were put in the order of their launches"
         case.leave_unseen(Gap.not_examined("which of the causes follow from others", why))
         return by_place(case)
+
+
+def _tell_of_native_call(case: Case, name: str) -> None:
+    """A check that went on after its time, where that is more than a busy machine makes of it."""
+    if (over := case.limit.seconds_over) > _NATIVE_SECONDS:
+        why = f"it was in a call of native code, which ended {over:.0f} seconds after the time"
+        case.leave_unseen(Gap.not_examined(f"what the check {name!r} looks for", why))
 
 
 def _tell_of_time(case: Case, stopped: Sequence[str]) -> None:

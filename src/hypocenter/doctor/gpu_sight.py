@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
@@ -73,14 +74,24 @@ def launch_of(case: Case, grid: GpuGrid) -> LaunchMade | None:
 
 
 def own_frame(case: Case, warp: GpuWarp, use: LaunchMade | None) -> GpuFrame | None:
-    """The innermost line of the kernel and what it calls, and not of a library's function."""
+    """The innermost line of the kernel and what it calls, and not of a library's function.
+
+    Of CUDA C it is the innermost that no header of the toolkit has, as the one of an atomic.
+    """
     sources = case.sources
     kernel = sources.get(use.launch.source) if use is not None else None
     files = (
         {kernel.file, *(sources[k].file for k in kernel.callees if k in sources)} if kernel else ()
     )
     own = (frame for frame in warp.frames if frame.file in files)
-    return next(own, next(iter(warp.frames), None))
+    written = (frame for frame in warp.frames if not _is_of_toolkit(frame.file))
+    return next(own, next(written, next(iter(warp.frames), None)))
+
+
+def _is_of_toolkit(file: str) -> bool:
+    """Whether a file is a header of CUDA's toolkit, by the folders that it is installed in."""
+    folders = PurePath(file).parts[:-1]
+    return "include" in folders and any(part.startswith(("cu", "nvidia")) for part in folders)
 
 
 def lowest_address(warp: GpuWarp) -> int | None:

@@ -32,6 +32,7 @@ class GuardFinding(msgspec.Struct, frozen=True, kw_only=True):
     beyond; `element` is the number of the element there. The tensor has `extent_bytes` from its
     first to the end of its last element, in an allocation of `storage_bytes`; 0 where neither is
     known any more. `is_inside_storage`: a view was passed, and what it is a view of has that byte.
+    `is_between`: it lies between the rows of that view.
     `first_program` is the first at fault in a replay: of the launch, where that ends in time, else
     of that program alone. `lane` and `values` are of its first lane at fault, `lane_element` is its
     element; where no replay makes the access again `unreplayed` says why. `overflow` is the type
@@ -57,6 +58,7 @@ class GuardFinding(msgspec.Struct, frozen=True, kw_only=True):
     strides: tuple[int, ...] = ()
     extent_bytes: int = 0
     storage_bytes: int = 0
+    is_between: bool = False
     is_inside_storage: bool = False
     first_program: tuple[int, int, int] | None = None
     lane: tuple[int, ...] | None = None
@@ -144,6 +146,7 @@ def finding_of(index: BundleIndex, event: MaskedOff) -> GuardFinding:
         strides=tensor.strides,
         extent_bytes=tensor.extent_bytes,
         storage_bytes=room,
+        is_between=0 <= fault.byte_offset <= tensor.extent_bytes - width and not fault.null,
         is_inside_storage=not fault.is_far and 0 <= at <= room - width,
     )
 

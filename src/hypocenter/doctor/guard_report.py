@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from hypocenter.base.wording import count_text
+from hypocenter.device.guard.rows import ViewRows
 from hypocenter.doctor.guard_findings import GuardFinding
 from hypocenter.record.events import RanUnguarded, TensorRecord
 from hypocenter.record.gap import Gap
@@ -60,9 +61,8 @@ def kernels_of(events: Iterable[RanUnguarded]) -> tuple[UnguardedKernel, ...]:
 
 
 def unseen_rows(tensors: Iterable[TensorRecord]) -> tuple[Gap, ...]:
-    """That the guard knows where a view ends, and not what lies between its rows, for these."""
-    views = [t for t in tensors if Gaps.of(tuple(t.shape), tuple(t.strides)) is not None]
-    names = list(dict.fromkeys(view.name for view in views))
+    """Views of which the guard knows the end, and not all that lies between their elements."""
+    names = list(dict.fromkeys(tensor.name for tensor in tensors if not _knows_rows(tensor)))
     if not names:
         return ()
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
@@ -70,10 +70,18 @@ def unseen_rows(tensors: Iterable[TensorRecord]) -> tuple[Gap, ...]:
     return (
         Gap.not_examined(
             what,
-            "the guard counts it as inside; `hypo check` and `hypo doctor --suspect` know the rows "
-            "of a view",
+            "the guard counts some of it as inside, for the gaps have several sizes; `hypo check` "
+            "and `hypo doctor --suspect` know them all",
         ),
     )
+
+
+def _knows_rows(tensor: TensorRecord) -> bool:
+    shape, strides = tuple(tensor.shape), tuple(tensor.strides)
+    if Gaps.of(shape, strides) is None:
+        return True
+    rows = ViewRows.of(shape, strides, 1)
+    return rows is not None and rows.is_whole
 
 
 def once_per_site(findings: Sequence[GuardFinding]) -> tuple[GuardFinding, ...]:
@@ -111,6 +119,7 @@ def summary(report: GuardReport) -> str:
 def _lines(finding: GuardFinding) -> Iterator[str]:
     what = f"{finding.operation} of {finding.argument} in {finding.kernel}"
     null = ", which is null or empty" if finding.is_null else ", outside its tensor"
+    null = ", between the rows of its tensor" if finding.is_between else null
     yield _one_line(f"{finding.file}:{finding.line}: {what}{null}")
     yield _one_line(f"    {finding.expression}")
     if finding.overflow:
@@ -141,6 +150,8 @@ def _place_text(finding: GuardFinding) -> str:
     place = f"byte {finding.byte_offset}{further}"
     if finding.is_null:
         return place
+    if finding.is_between:
+        return f"{place} (element {finding.element}), between the rows of {finding.shape}"
     if finding.byte_offset < 0:
         return f"{place} (element {finding.element}{further}), before the first"
     end = f", past the end at byte {finding.extent_bytes}" if finding.extent_bytes else ""

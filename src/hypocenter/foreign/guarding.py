@@ -15,6 +15,7 @@ from typing import Any
 from hypocenter.base.errors import HypoError, LaunchRejected, Unguardable
 from hypocenter.device.guard.derive import SLOTS
 from hypocenter.device.guard.guard import Guarded, guard
+from hypocenter.device.guard.rows import rows_of
 from hypocenter.record.events import Launched
 from hypocenter.record.guard_faults import AccessFault
 
@@ -59,7 +60,9 @@ class Guarding:
 
     tell_unguarded: TellUnguarded
     _kernels: dict[int, _Kernel] = field(default_factory=dict)
-    _forms: dict[tuple[int, tuple[str, ...]], Guarded | None] = field(default_factory=dict)
+    _forms: dict[tuple[int, tuple[str, ...], tuple[str, ...]], Guarded | None] = field(
+        default_factory=dict
+    )
     _arenas: dict[Any, tuple[Any, int]] = field(default_factory=dict)
     _slots: dict[tuple[int, Any], Any] = field(default_factory=dict)
     _captured: list[GuardedLaunch] = field(default_factory=list)
@@ -77,7 +80,8 @@ class Guarding:
         kernel = self._kernels.get(id(jit)) or self._new_kernel(jit)
         try:
             given = _pointers_of(kernel, args, options)
-            form = self._form(kernel, tuple(given))
+            rows = tuple(name for name, view in given.items() if rows_of(view) is not None)
+            form = self._form(kernel, tuple(given), rows)
             if form is None:
                 return None
             return self._launch(kernel, form, given)
@@ -110,12 +114,14 @@ class Guarding:
         self._kernels[id(jit)] = kernel
         return kernel
 
-    def _form(self, kernel: _Kernel, pointers: tuple[str, ...]) -> Guarded | None:
-        key = id(kernel.jit), pointers
+    def _form(
+        self, kernel: _Kernel, pointers: tuple[str, ...], with_rows: tuple[str, ...]
+    ) -> Guarded | None:
+        key = id(kernel.jit), pointers, with_rows
         if key not in self._forms:
             self._forms[key] = None
             try:
-                self._forms[key] = guard(kernel.jit, pointers)
+                self._forms[key] = guard(kernel.jit, pointers, with_rows=with_rows)
             except Unguardable as error:
                 place = error.file, error.line, error.expression
                 self._leave(kernel, error.reason, *place)

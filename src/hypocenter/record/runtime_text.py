@@ -119,6 +119,15 @@ def is_of_numbers(text: str) -> bool:
     return bool(_OF_NUMBERS.search(text))
 
 
+#: How torch's anomaly mode ends a program (torch/csrc/autograd/engine.cpp).
+_OF_ANOMALY_MODE = re.compile(r"Function '[^']*' returned nan values in its \d+th output")
+
+
+def is_of_anomaly_mode(text: str) -> bool:
+    """Whether torch ended the program at a gradient, since the program had asked it to look."""
+    return bool(_OF_ANOMALY_MODE.search(text))
+
+
 def kind_of_end(outcome: str, call: str) -> ErrorKind:
     """What the exception `outcome`, with which a program ends in `call`, is about."""
     kind = kind_of_text(outcome)

@@ -26,7 +26,8 @@ class Environment:
     guard: bool
     nan: bool
     driver: bool
-    native: bool
+    #: None: where it has been compiled.
+    native: bool | None
     instructions: str
     packed_bytes: int
     api_key: str
@@ -60,7 +61,7 @@ class Environment:
             _flag("HYPO_GUARD", environ, "0"),
             _flag("HYPO_NAN", environ, "0"),
             _flag("HYPO_DRIVER", environ, "0"),
-            _flag("HYPO_NATIVE", environ, "0"),
+            _flag("HYPO_NATIVE", environ, "0") if environ.get("HYPO_NATIVE") else None,
             _instructions(environ),
             _gib("HYPO_PACKED_GIB", environ, "32"),
             environ.get("HYPO_API_KEY", ""),
@@ -111,7 +112,8 @@ KNOWN: dict[str, str] = {
     "HYPO_GUARD": "1 guards the Triton launches of a program that is recorded, as hypo guard does",
     "HYPO_NAN": "1 looks at the numbers of a program that is recorded, as hypo doctor --nan does",
     "HYPO_DRIVER": "1 has CUPTI record each launch of a program that is recorded, of any kernel",
-    "HYPO_NATIVE": "1 has torch's operations seen by machine code, which is compiled once",
+    "HYPO_NATIVE": "1 compiles the machine code that sees torch's operations, and 0 does without "
+    "(default: it is used where it has been compiled)",
     "HYPO_INSTRUCTIONS": "path that CPU kernels take: " + ", ".join(INSTRUCTIONS),
     "HYPO_API_KEY": "key that clients of hypo serve must have, and that bench-serve sends",
     "HYPO_ADMIN_KEY": "key of the routes of hypo serve below /debug/",

@@ -22,6 +22,7 @@ import torch
 from hypocenter.base import package
 from hypocenter.base.errors import HypoError, LaunchRejected, Unguardable, UsageError
 from hypocenter.device.guard.guard import SLOTS, decode_slots, describe, extent_bytes, guard
+from hypocenter.device.guard.rows import ViewRows, rows_of
 from hypocenter.device.guard.source import KernelSource
 from hypocenter.device.interpret.interpret import Pointer, interpreting
 from hypocenter.device.triton_lang import interpreter, triton
@@ -84,7 +85,9 @@ def run(fn: Any, grid: tuple[int, ...], arguments: dict[str, Any]) -> None:
 
 
 def run_guarded(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any]) -> list[AccessFault]:
-    guarded = guard(kernel, [name for name in kernel.arg_names if name.endswith("_ptr")])
+    pointers = [name for name in kernel.arg_names if name.endswith("_ptr")]
+    strided = [name for name in pointers if rows_of(arguments[name]) is not None]
+    guarded = guard(kernel, pointers, with_rows=strided)
     slots = tensor(np.zeros(guarded.num_slots), np.int64)
     tensors = {p: arguments[p] for p in guarded.pointers}
     run(guarded.fn, grid, {**arguments, **guarded.extents(tensors), SLOTS: slots})
@@ -323,6 +326,67 @@ def test_wrong_arguments_are_reported_and_touch_nothing(name: str) -> None:
         assert fault.null == (not isinstance(arguments[parameter], np.ndarray))
         assert fault.program is not None
         assert all(0 <= p < g for p, g in zip(fault.program, (*grid, 1, 1), strict=False))
+
+
+@pytest.mark.parametrize(
+    ("width", "byte"), [(5, None), (6, 20), (8, 20)], ids=["right", "one more", "whole row"]
+)
+@pytest.mark.parametrize("kernel", [K.rows_kernel, K.rows_by_call_kernel])
+def test_what_lies_between_the_rows_of_a_view_is_not_its_own(
+    kernel: Any, width: int, byte: int | None
+) -> None:
+    """Rows of 5 elements, each 8 from the one before; the last row has nothing behind it."""
+    whole, out = steps(4, 8), zeros(4, 8)
+    arguments = dict(x_ptr=whole[:, :5], y_ptr=out[:, :5], pitch=8, width=width, BLOCK=8)
+    found = run_guarded(kernel, (4,), arguments)
+    named = ["x_ptr", "y_ptr"] * (byte is not None)
+    assert sorted(fault.parameter for fault in found) == named
+    assert all(fault.byte_offset % 32 in range(20, 32, 4) for fault in found)
+    assert (out[:, 5:] == 0).all()
+    if byte is None:
+        assert (out[:, :5] == whole[:, :5]).all()
+    assert zones_intact(out)
+
+
+def test_an_element_that_goes_over_the_end_of_its_row_is_not_inside() -> None:
+    """Two f32 as one i64: the row has five of them."""
+    whole = steps(4, 8)
+    y = zeros(4, dtype=np.int64)
+    arguments = dict(x_ptr=whole[:, :5], y_ptr=y, at=4)
+    [fault] = run_guarded(K.wide_cast_kernel, (1,), arguments)
+    assert (fault.parameter, fault.byte_offset) == ("x_ptr", 16)
+    assert run_guarded(K.wide_cast_kernel, (1,), {**arguments, "at": 2}) == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "expected"),
+    [
+        ((4, 6), (6, 1), None),  # packed
+        ((4, 6), (1, 4), None),  # packed the other way round
+        ((4, 6), (10, 1), ViewRows(40, 24)),
+        ((6, 4), (1, 10), ViewRows(40, 24)),
+        ((5, 6, 16), (160, 16, 1), ViewRows(640, 384)),
+        ((5, 4, 16), (160, 40, 1), ViewRows(160, 64)),  # one gap, of four rows each
+        ((5, 4, 16), (320, 40, 1), ViewRows(160, 64, is_whole=False)),  # and a larger one
+        ((5, 4, 16), (330, 40, 1), None),  # an index of the first axis shifts the rows
+        ((8,), (2,), ViewRows(8, 4)),
+        ((4, 8), (0, 2), ViewRows(8, 4)),  # repeated
+        ((4, 8), (1, 1), None),  # windows that overlap
+        ((0, 8), (16, 1), None),
+        ((2, 1), (1 << 29, 1), None),  # too far apart for its word
+    ],
+)
+def test_rows_are_those_of_the_view(
+    shape: tuple[int, ...], strides: tuple[int, ...], expected: ViewRows | None
+) -> None:
+    assert ViewRows.of(shape, strides, 4) == expected
+    if expected is not None:
+        index = np.indices(shape).reshape(len(shape), -1)
+        offsets = 4 * (np.array(strides) @ index)
+        assert (offsets % expected.pitch_bytes <= expected.row_bytes - 4).all(), "its own elements"
+    if expected is not None and expected.is_whole:
+        rest = set(range(0, int(offsets.max()), 4)) - set(offsets.tolist())
+        assert all(at % expected.pitch_bytes >= expected.row_bytes for at in rest)
 
 
 def test_faults_of_all_programs_and_sites_name_line_expression_and_program() -> None:

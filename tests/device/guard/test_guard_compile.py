@@ -35,6 +35,8 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "optional_kernel": ("*fp32 *fp32 *fp32 i32", {"HAS_BIAS": True, "BLOCK": 256}),
     "cast_kernel": ("*u8 *fp32 i32", {"BLOCK": 4}),
     "wide_cast_kernel": ("*u8 *i64 i32", {}),
+    "rows_kernel": ("*fp32 *fp32 i32 i32", {"BLOCK": 256}),
+    "rows_by_call_kernel": ("*fp32 *fp32 i32 i32", {"BLOCK": 256}),
     "names_kernel": ("*fp32 *fp32 i32", {"BLOCK": 64}),
     "chained_kernel": ("*fp32 *fp32 i32", {}),
     "tuple_kernel": ("*fp32 *fp32 i32", {"BLOCK": 64}),
@@ -77,6 +79,16 @@ def test_every_form_compiles(name: str) -> None:
     for arch in ARCHES if name in EVERYWHERE else ARCHES[:1]:
         built = compile_specimen(form(name), arch)
         assert built.ok, built.problems
+
+
+@pytest.mark.parametrize("name", ["rows_kernel", "rows_by_call_kernel", "two_rooted_call_kernel"])
+@pytest.mark.tier("targets", fast=lambda case: case.name == "rows_kernel")
+def test_a_form_that_knows_rows_compiles(name: str) -> None:
+    pointers = [one for one in getattr(K, name).arg_names if one.endswith("_ptr")]
+    built = compile_specimen(form(name, with_rows=pointers[:2]), "sm_90")
+    assert built.ok, built.problems
+    built = compile_specimen(form(name, with_rows=pointers[:1]), "gfx942")
+    assert built.ok, built.problems
 
 
 def test_kernels_with_closures_and_lost_defaults_compile() -> None:

@@ -12,6 +12,7 @@ from project_kernels import first_specimens, kernels
 
 from hypocenter.base.errors import AccessRefused, OutOfMemory, UsageError
 from hypocenter.base.tensor import Tensor
+from hypocenter.cli.answer import _explain
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.guard.guard import guard
 from hypocenter.device.plan import Plan, PlanBuilder
@@ -65,6 +66,24 @@ def test_a_position_beyond_the_table_is_named_and_the_device_survives() -> None:
     right.set_mode("guarded")
     right.run()
     assert np.isfinite(copies.to_host(out)).all()
+
+
+def test_what_it_refused_is_explained_with_the_index_at_fault(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As `hypo run --launch-mode guarded` does before it ends."""
+    plan, _ = _plan([0, 8, 3], np.ones((3, 128), np.float32))
+    plan.set_mode("guarded")
+    with pytest.raises(AccessRefused) as caught:
+        plan.run()
+    capfd.readouterr()
+    _explain(caught.value)
+    told = capfd.readouterr().err
+    assert "launch 1 of the step's 1" in told
+    assert "cos_ptr is cos of" in told
+    assert "replay of program (1, " in told
+    assert "element 256 (byte 1024), past the last of shape (8, 32)" in told
+    assert "position=8" in told
 
 
 def _two_turns(second: int) -> tuple[Plan, Tensor]:

@@ -11,8 +11,8 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hypocenter.base import package
@@ -34,7 +34,7 @@ from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.tool_options import DoctorOptions
 from hypocenter.doctor.diagnosis import Diagnosis
 from hypocenter.doctor.doctor import diagnose
-from hypocenter.doctor.examining.time_limit import EXAMINE_SECONDS
+from hypocenter.doctor.examining.time_limit import EXAMINE_SECONDS, make_within
 from hypocenter.doctor.markdown import report_markdown
 from hypocenter.doctor.page.page import report_html
 from hypocenter.doctor.page.trace_events import trace_json
@@ -46,7 +46,7 @@ from hypocenter.record.events import Launched, Rejected, Stepped
 from hypocenter.record.nonfinite import NumbersWatched
 from hypocenter.record.order_events import Disordered, OrderWatched
 from hypocenter.record.ring import Run
-from hypocenter.record.runtime_text import is_without_driver
+from hypocenter.record.runtime_text import is_of_anomaly_mode, is_without_driver
 from hypocenter.settings.environment import Environment
 from hypocenter.watch import collect, dead_runs, foreign_runs
 from hypocenter.watch.child import START_SECONDS, Deadlines, Ended, watch
@@ -184,14 +184,14 @@ def doctor(request: DoctorRequest) -> None:
     if asked.again:
         _doctor_again(request)
         return
-    good = bundle_at(asked.good) if asked.good is not None else None
+    good = _load_bundle(asked.good, asked) if asked.good is not None else None
     folder: Path | None
     if request.folder is not None:
         folder = Path(request.folder)
-        examined = bundle_at(str(folder))
+        examined = _load_bundle(folder, asked)
     elif asked.last:
         folder = _bundle_of_last(asked)
-        examined = bundle_at(str(folder))
+        examined = _load_bundle(folder, asked)
     else:
         folder, examined = _bundle_of_command(request)
     if good is not None and asked.good is not None:
@@ -236,17 +236,9 @@ def _show_and_leave(
     )
     if request.as_json:
         show_json(diagnosis)
-    elif asked.markdown:
-        show(report_markdown(diagnosis))
     else:
-        show(report_text(diagnosis, origin, show_all=asked.all))
-    if asked.html is not None:
-        page = report_html(examined, diagnosis, origin, allow_source=request.may_run_sources)
-        write_new_file(asked.html, page.encode(errors="backslashreplace"))
-        say(f"the page is in {asked.html}")
-    if asked.perfetto is not None:
-        write_new_file(asked.perfetto, trace_json(examined, diagnosis))
-        say(f"the timeline is in {asked.perfetto}; ui.perfetto.dev opens it")
+        _show_report(asked, origin, diagnosis)
+    _write_files(request, origin, examined, diagnosis)
     if examined.fault.kind != "none" or not diagnosis.is_clean:
         sys.exit(EXIT_FAULT)
     if diagnosis.not_compared:
@@ -255,6 +247,62 @@ def _show_and_leave(
         sys.exit(examined.fault.exit_code)  # it failed for a reason of its own
     if seen := foreign_runs.summary(examined.events, examined.sources):
         say(f"{headline(diagnosis)}; {seen}")
+
+
+def _show_report(asked: DoctorOptions, origin: Origin, diagnosis: Diagnosis) -> None:
+    """The report as text; its first line alone where the rest takes too long."""
+
+    def text() -> str:
+        if asked.markdown:
+            return report_markdown(diagnosis)
+        return report_text(diagnosis, origin, show_all=asked.all)
+
+    report = make_within(asked.examine_for, text)
+    show(report if report is not None else f"CAUSE      {headline(diagnosis)}\n")
+    if report is None:
+        say(_too_long("the rest of the report", asked))
+
+
+def _write_files(
+    request: DoctorRequest, origin: Origin, examined: Bundle, diagnosis: Diagnosis
+) -> None:
+    """The page and the timeline, each if it is asked for and is made in time."""
+    asked = request.options
+
+    def page() -> bytes:
+        text = report_html(examined, diagnosis, origin, allow_source=request.may_run_sources)
+        return text.encode(errors="backslashreplace")
+
+    wanted: tuple[tuple[str, str | None, Callable[[], bytes], str], ...] = (
+        ("the page", asked.html, page, ""),
+        (
+            "the timeline",
+            asked.perfetto,
+            lambda: trace_json(examined, diagnosis),
+            "; ui.perfetto.dev opens it",
+        ),
+    )
+    for what, file, make, more in wanted:
+        if file is None:
+            continue
+        if (made := make_within(asked.examine_for, make)) is None:
+            say(_too_long(what, asked))
+            continue
+        write_new_file(file, made)
+        say(f"{what} is in {file}{more}")
+
+
+def _load_bundle(folder: str | Path, asked: DoctorOptions) -> Bundle:
+    """Load it as `bundle_at` does; raises UsageError where that takes too long."""
+    found = make_within(asked.examine_for, lambda: bundle_at(str(folder)))
+    if found is None:
+        raise UsageError(_too_long(f"{folder}: the bundle", asked))
+    return found
+
+
+def _too_long(what: str, asked: DoctorOptions) -> str:
+    seconds = f"{asked.examine_for:g} seconds"
+    return f"{what} was not ready within {seconds}; --examine-for SECONDS gives it more"
 
 
 def _doctor_again(request: DoctorRequest) -> None:
@@ -274,7 +322,7 @@ def _doctor_again(request: DoctorRequest) -> None:
         told = escalation.run()
         if told is None:
             say("no run recorded a launch or showed a fault, so nothing was examined")
-            sys.exit(escalation.exit_code or EXIT_ERROR)
+            sys.exit(escalation.exit_code)
     folder = _save_or_keep(told.bundle, asked.out, None)
     if folder is not None:
         say(f"the bundle is in {folder}")
@@ -351,29 +399,20 @@ def _bundle_of_command(request: DoctorRequest) -> tuple[Path | None, Bundle]:
     """
     asked = request.options
     with ending_on_signals(), dead_runs.watched_runs(Environment.read().run_dir) as runs:
-        deadlines = deadlines_of(request)
-        # The report is all that stdout has, where a program reads it.
-        stdout = sys.stderr.fileno() if request.as_json or asked.markdown else None
-        environment = environment_of(
-            runs, suspect=asked.suspect, is_own=request.is_own, is_nan=asked.nan
-        )
-        _say_agent(environment)
-        ended = watch(
-            command_of(request),
-            environment,
-            runs,
-            pass_on,
-            deadlines,
-            stdout,
-        )
-        if ended.exit_code and is_without_driver(ended.stderr):
+        ended, made = _run_command(request, runs)
+        may_look = not (asked.nan or request.is_own or ended.is_interrupted)
+        if made is not None and may_look and is_of_anomaly_mode(made.fault.error):
             say(
-                "Triton looked for a GPU, as its autotuner does even in its interpreter; "
-                "`hypo check FILE` runs the launches of such a program without one"
+                f"{how(ended)} by torch's anomaly mode; it is run once more with --nan, which "
+                "finds the operation"
             )
-        made = collect.collect(
-            runs, ended, suspect=asked.suspect or asked.nan, with_prompts=asked.with_prompts
-        )
+            with dead_runs.watched_runs(Environment.read().run_dir) as again:
+                looking = replace(request, options=replace(asked, nan=True))
+                ended_again, seen = _run_command(looking, again)
+            if seen is not None and seen.fault.kind != "none":
+                ended, made = ended_again, seen
+            else:
+                say(f"{how(ended_again)} this time, so the first run is examined")
         was_killed = ended.is_interrupted and ended.signal == signal.SIGKILL
         if made is None or (was_killed and not asked.suspect):
             sys.exit(_leave(request, ended, collect.main_run(runs)))
@@ -387,7 +426,28 @@ def _bundle_of_command(request: DoctorRequest) -> tuple[Path | None, Bundle]:
         say(f"{how(ended)}; it is examined all the same")
         return None, made
     say(f"{how(ended)}; the bundle is in {folder}")
-    return folder, bundle_at(str(folder))
+    return folder, _load_bundle(folder, asked)
+
+
+def _run_command(request: DoctorRequest, runs: Path) -> tuple[Ended, Bundle | None]:
+    """Run it below `runs`: how it ended, and what there is to examine."""
+    asked = request.options
+    # The report is all that stdout has, where a program reads it.
+    stdout = sys.stderr.fileno() if request.as_json or asked.markdown else None
+    environment = environment_of(
+        runs, suspect=asked.suspect, is_own=request.is_own, is_nan=asked.nan
+    )
+    _say_agent(environment)
+    ended = watch(command_of(request), environment, runs, pass_on, deadlines_of(request), stdout)
+    if ended.exit_code and is_without_driver(ended.stderr):
+        say(
+            "Triton looked for a GPU, as its autotuner does even in its interpreter; "
+            "`hypo check FILE` runs the launches of such a program without one"
+        )
+    made = collect.collect(
+        runs, ended, suspect=asked.suspect or asked.nan, with_prompts=asked.with_prompts
+    )
+    return ended, made
 
 
 def _save_or_keep(made: Bundle, out: str | None, runs: Path | None) -> Path | None:

@@ -207,8 +207,8 @@ class _Body:
             raise self.refusal(call, f"may go through {', '.join(sorted(rooted))}: more than two")
         parameters = tuple(p for p in self.derivation.pointers if p in rooted)
         slot = self.derivation.add_site(self, call, name, parameters)
-        given = [part for p in parameters for part in (self.root(p), f"{OURS}{p}_bytes")]
-        given += ["None"] * (4 - len(given))
+        given = [part for p in parameters for part in self.derivation.extent_of(p, self.root(p))]
+        given += ["None"] * (6 - len(given))
         group = self.derivation.group_bytes
         text = ", ".join([str(slot), str(group), SLOTS, *given, ""])
         self.scope[f"{OURS}{name}"] = form
@@ -236,7 +236,7 @@ class _Body:
     def _checked_pointer(self, call: ast.Call, name: str, method: ast.Attribute | None) -> ast.expr:
         """The pointer of an access; refuses arguments that its guarded form does not take."""
         given = [*([method.value] if method else []), *call.args]
-        wanted = list(inspect.signature(GUARDED[name].fn).parameters)[7:]
+        wanted = list(inspect.signature(GUARDED[name].fn).parameters)[9:]
         theirs = inspect.signature(getattr(tl, name)).parameters.values()
         by_position = [p.name for p in theirs if p.kind is not inspect.Parameter.KEYWORD_ONLY]
         if any(isinstance(argument, ast.Starred) for argument in given):
@@ -266,7 +266,8 @@ class _Body:
         text = f"{SLOTS}, "
         for p in self.derivation.pointers:
             if p in rooted:
-                text += f"{self.root(p)}, {OURS}{p}_bytes, "
+                names = self.derivation.names_of(p)
+                text += ", ".join([self.root(p), *names, ""])
         source = self.source
         source.replace(source.start(call.func), source.end(call.func), name)
         source.insert(source.after_parenthesis(call), text)
@@ -276,8 +277,11 @@ class _Body:
 class Derivation:
     """All sites of one kernel, and the clones of the functions that it calls."""
 
-    def __init__(self, pointers: tuple[str, ...], group_bytes: int) -> None:
+    def __init__(
+        self, pointers: tuple[str, ...], group_bytes: int, with_rows: frozenset[str] = frozenset()
+    ) -> None:
         self.pointers = pointers
+        self.with_rows = with_rows
         self.group_bytes = group_bytes
         self.sites: list[GuardSite] = []
         self.num_slots = 1  # word 0 is where a compare-and-swap out of bounds goes
@@ -292,6 +296,16 @@ class Derivation:
         self.sites.append(GuardSite(slot, name, parameters, ast.unparse(call), body.where(call)))
         self.num_slots += len(parameters)
         return slot
+
+    def names_of(self, pointer: str) -> list[str]:
+        """The parameters that say how far a pointer reaches."""
+        rows = [f"{OURS}{pointer}_rows"] if pointer in self.with_rows else []
+        return [f"{OURS}{pointer}_bytes", *rows]
+
+    def extent_of(self, pointer: str, root: str) -> tuple[str, str, str]:
+        """What a form takes of a pointer: its root, its bytes, and its rows or None."""
+        num_bytes, *rows = self.names_of(pointer)
+        return root, num_bytes, rows[0] if rows else "None"
 
     def returned_by(self, jit: Any, given: Mapping[str, RootsOf]) -> RootsOf:
         """Roots of what a call returns; a recursive one returns what its other branches do."""
@@ -310,13 +324,14 @@ class Derivation:
             raise body.refusal(body.source.tree, "** parameters", body.source.name)
         body.guard_accesses()
         source = body.source
-        extra = [*(f"{OURS}{p}_bytes=0" for p in self.pointers), f"{SLOTS}=None"]
+        ours = [name for p in self.pointers for name in self.names_of(p)]
+        extra = [*(f"{name}=0" for name in ours), f"{SLOTS}=None"]
         _, closing, comma = source.parameter_ends()
         source.insert(closing, ", " * comma + ", ".join(extra))
         if saved := [p for p in self.pointers if p in body.roots.reassigned]:
             source.begin_with([f"{OURS}{p}_base = {p}" for p in saved])
         # The width of an extent and the alignment of a window must not compile the kernel again.
-        free = [*(f"{OURS}{p}_bytes" for p in self.pointers), SLOTS]
+        free = [*ours, SLOTS]
         return self._make_variant(body, jit, "__guarded", free)
 
     def inner(self, jit: Any, given: Mapping[str, RootsOf], calls: tuple[SourceLine, ...]) -> Any:
@@ -337,7 +352,7 @@ class Derivation:
         extra = [SLOTS]
         for p in self.pointers:
             if p in rooted:
-                extra += [f"{OURS}{p}_base", f"{OURS}{p}_bytes"]
+                extra += [f"{OURS}{p}_base", *self.names_of(p)]
         opened, _, _ = body.source.parameter_ends()
         body.source.insert(opened, ", ".join([*extra, ""]))
         self._num_clones += 1

@@ -15,6 +15,7 @@ from hypocenter.base.errors import HypoError, LaunchRejected, UsageError
 from hypocenter.base.refusals import Refused
 from hypocenter.base.tensor import span_of
 from hypocenter.device.guard.derive import OURS, SLOTS, Derivation
+from hypocenter.device.guard.rows import rows_of
 from hypocenter.device.guard.source import is_jit
 from hypocenter.record.guard_faults import AccessFault, GuardSite
 
@@ -41,21 +42,33 @@ class Guarded:
     name: str
     fn: Any
     pointers: tuple[str, ...]
+    with_rows: tuple[str, ...]
     sites: tuple[GuardSite, ...]
     num_slots: int
 
     @property
     def extra_types(self) -> dict[str, str]:
         """Triton's types of the parameters that `fn` has on top, for compiling without a launch."""
-        return {**{f"{OURS}{p}_bytes": "i64" for p in self.pointers}, SLOTS: "*i64"}
+        ours = [f"{OURS}{p}_bytes" for p in self.pointers]
+        ours += [f"{OURS}{p}_rows" for p in self.with_rows]
+        return {**dict.fromkeys(ours, "i64"), SLOTS: "*i64"}
 
     def extents(self, arguments: Mapping[str, Any]) -> dict[str, int]:
-        """Bytes that each pointer argument may touch, as keyword arguments of `fn`.
+        """Bytes that each pointer argument may touch, and rows, as keyword arguments of `fn`.
 
         From shape and strides of the views (torch or numpy); None has no bytes. Raises
         LaunchRejected for anything else and for negative strides.
         """
-        return {f"{OURS}{p}_bytes": extent_bytes(arguments[p], self.name, p) for p in self.pointers}
+        found = {
+            f"{OURS}{p}_bytes": extent_bytes(arguments[p], self.name, p) for p in self.pointers
+        }
+        for p in self.with_rows:
+            rows = rows_of(arguments[p])
+            assert rows is not None, (
+                f"{p} of {self.name} has no rows, and this form divides by them"
+            )
+            found[f"{OURS}{p}_rows"] = rows.word
+        return found
 
     def decode(self, slots: Any, grid: Sequence[int]) -> list[AccessFault]:
         """The faults in one launch's slots, which lie on the host; see `decode_slots`."""
@@ -87,10 +100,17 @@ def extent_bytes(array: Any, kernel: str = "kernel", parameter: str = "argument"
     return int(span_of(array.shape, strides) * element_bytes)
 
 
-def guard(jit_function: Any, pointers: Iterable[str], *, group_bytes: int = GROUP_BYTES) -> Guarded:
+def guard(
+    jit_function: Any,
+    pointers: Iterable[str],
+    *,
+    group_bytes: int = GROUP_BYTES,
+    with_rows: Iterable[str] = (),
+) -> Guarded:
     """Derive the guarded variant of a @triton.jit kernel.
 
-    `pointers`: the parameters that get tensors, those too that may be None. `group_bytes`: see
+    `pointers`: the parameters that get tensors, those too that may be None. `with_rows`: those of
+    them that get views whose rows are known (`rows_of`). `group_bytes`: see
     `guard.ops_gpu._allowed_lanes`; 0 makes every load scalar. Raises Unguardable for a construct
     without guarded form, UsageError when `jit_function` or `pointers` is not what it should be.
     """
@@ -105,12 +125,14 @@ def guard(jit_function: Any, pointers: Iterable[str], *, group_bytes: int = GROU
             f"{jit_function.fn.__name__} has no parameter {', '.join(sorted(missing))}; "
             f"it has {', '.join(known)}"
         )
-    derivation = Derivation(tuple(p for p in known if p in wanted), group_bytes)
+    rows = frozenset(with_rows)
+    derivation = Derivation(tuple(p for p in known if p in wanted), group_bytes, rows)
     fn = derivation.kernel(jit_function)
     return Guarded(
         name=jit_function.fn.__name__,
         fn=fn,
         pointers=derivation.pointers,
+        with_rows=tuple(p for p in derivation.pointers if p in rows),
         sites=tuple(derivation.sites),
         # Even, so that the slots of launches that lie side by side are aligned alike.
         num_slots=derivation.num_slots + derivation.num_slots % 2,

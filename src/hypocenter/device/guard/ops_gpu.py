@@ -1,7 +1,7 @@
 """Device side of guarded kernels: what stands in for tl.load, tl.store and the atomics.
 
 Ordinary Triton functions, spliced in by `guard.py`; nothing here runs on the host. Each begins with
-the same seven parameters (see `_allowed_lanes`), then takes what its namesake in
+the same nine parameters (see `_allowed_lanes`), then takes what its namesake in
 triton.language takes.
 """
 
@@ -21,6 +21,9 @@ OFFSET_MASK = tl.constexpr((1 << 36) - 1)
 #: The furthest that a word can tell; what is further away is told as this.
 FARTHEST = tl.constexpr((1 << 35) - 1)
 PROGRAM_MASK = tl.constexpr((1 << 26) - 1)
+#: Bytes from row to row lie above the bytes of a row.
+ROW_BITS = tl.constexpr(31)
+ROW_MASK = tl.constexpr((1 << 31) - 1)
 FAULT_BIT = tl.constexpr(1 << 27)
 NULL_BIT = tl.constexpr(1 << 26)
 
@@ -39,12 +42,20 @@ setattr(num_threads, tl.core.TRITON_BUILTIN, True)
 
 
 @triton.jit
-def _distance(pointer, root, root_bytes):
-    """Offset from `root` in bytes, and whether one element there leaves the `root_bytes` bytes."""
+def _distance(pointer, root, root_bytes, root_rows):
+    """Offset from `root` in bytes, and whether one element there leaves the `root_bytes` bytes.
+
+    Or whether it leaves a row, where `root_rows` is known: the bytes from one row to the next, and
+    in the lower bits those of a row.
+    """
     size: tl.constexpr = (pointer.dtype.element_ty.primitive_bitwidth + 7) // 8
     offset = pointer.to(tl.int64) - root.to(tl.int64)
     room = tl.maximum(root_bytes - (size - 1), 0)  # none in an empty or null tensor
-    return offset, offset.to(tl.uint64) >= room.to(tl.uint64)  # unsigned: both ends at once
+    bad = offset.to(tl.uint64) >= room.to(tl.uint64)  # unsigned: both ends at once
+    if root_rows is not None:
+        in_row = tl.where(bad, 0, offset) % (root_rows >> ROW_BITS)
+        bad = bad | (in_row > (root_rows & ROW_MASK) - size)
+    return offset, bad
 
 
 @triton.jit
@@ -63,7 +74,18 @@ def _tail(offset):
 
 
 @triton.jit
-def _verdict(SLOT: tl.constexpr, slots, root, root_bytes, root2, root2_bytes, pointer, mask):
+def _verdict(
+    SLOT: tl.constexpr,
+    slots,
+    root,
+    root_bytes,
+    root_rows,
+    root2,
+    root2_bytes,
+    root2_rows,
+    pointer,
+    mask,
+):
     """True where a lane is outside every root and not masked; such a lane writes its word.
 
     A plain predicated 8-byte store: it never tears, and any offending lane will do. Atomics would
@@ -71,16 +93,16 @@ def _verdict(SLOT: tl.constexpr, slots, root, root_bytes, root2, root2_bytes, po
     """
     # The offset is bounded: a wild one spoils no program, and looks like none inside.
     if root2 is None:
-        offset, bad = _distance(pointer, root, root_bytes)
+        offset, bad = _distance(pointer, root, root_bytes, root_rows)
         word = _head(root) | _tail(offset)
         slot = SLOT + bad.to(tl.int32) * 0  # one slot, in the shape of `bad`
     elif root is None:
-        offset, bad = _distance(pointer, root2, root2_bytes)
+        offset, bad = _distance(pointer, root2, root2_bytes, root2_rows)
         word = _head(root2) | _tail(offset)
         slot = SLOT + 1 + bad.to(tl.int32) * 0
     else:
-        first, first_bad = _distance(pointer, root, root_bytes)
-        second, second_bad = _distance(pointer, root2, root2_bytes)
+        first, first_bad = _distance(pointer, root, root_bytes, root_rows)
+        second, second_bad = _distance(pointer, root2, root2_bytes, root2_rows)
         bad = first_bad & second_bad
         beyond = tl.where(first < 0, -first, first - root_bytes)
         beyond2 = tl.where(second < 0, -second, second - root2_bytes)
@@ -208,8 +230,10 @@ def _allowed_lanes(
     slots,
     root,
     root_bytes,
+    root_rows,
     root2,
     root2_bytes,
+    root2_rows,
     pointer,
     mask,
 ):
@@ -217,7 +241,8 @@ def _allowed_lanes(
 
     SLOT: first word of the access's site in `slots` (int64). GROUP_BYTES: bytes of an aligned group
     of lanes that shares one verdict, so that loads stay wide; 0: each lane alone. `root`, `root2`:
-    where the parameters begin that the pointer may come from, each with its extent in bytes.
+    where the parameters begin that the pointer may come from, each with its extent in bytes, and
+    with its rows where it is a view that has such (see `_distance`).
     """
     size: tl.constexpr = (pointer.dtype.element_ty.primitive_bitwidth + 7) // 8
     rank: tl.constexpr = len(pointer.shape)
@@ -229,13 +254,17 @@ def _allowed_lanes(
     # With less than a group, a thread would work for its neighbours. And lanes of two roots may
     # alternate: an offset from the one says nothing about the other.
     one_root: tl.constexpr = root is None or root2 is None
-    if grouped and one_root and pointer.numel // lanes >= num_threads():
+    # The largest offset of a group says whether it is inside, and nothing of rows.
+    no_rows: tl.constexpr = root_rows is None and root2_rows is None
+    if grouped and one_root and no_rows and pointer.numel // lanes >= num_threads():
         if root2 is None:
             good = _group_verdict(SLOT, lanes, slots, root, root_bytes, pointer, mask)
         else:
             good = _group_verdict(SLOT + 1, lanes, slots, root2, root2_bytes, pointer, mask)
     else:
-        bad = _verdict(SLOT, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
+        bad = _verdict(
+            SLOT, slots, root, root_bytes, root_rows, root2, root2_bytes, root2_rows, pointer, mask
+        )
         # Also true for lanes that the caller masks: in a right program true everywhere.
         good = bad == 0
         if grouped:
@@ -252,8 +281,10 @@ def load(
     slots,
     root,
     root_bytes,
+    root_rows,
     root2,
     root2_bytes,
+    root2_rows,
     pointer,
     mask=None,
     other=None,
@@ -263,7 +294,17 @@ def load(
 ):
     """tl.load; a lane that is outside reads 0, or `other`."""
     good = _allowed_lanes(
-        SLOT, GROUP_BYTES, slots, root, root_bytes, root2, root2_bytes, pointer, mask
+        SLOT,
+        GROUP_BYTES,
+        slots,
+        root,
+        root_bytes,
+        root_rows,
+        root2,
+        root2_bytes,
+        root2_rows,
+        pointer,
+        mask,
     )
     if other is None:
         # A float zero: a cast from int to an 8-bit float does not exist on every target.
@@ -295,8 +336,10 @@ def store(
     slots,
     root,
     root_bytes,
+    root_rows,
     root2,
     root2_bytes,
+    root2_rows,
     pointer,
     value,
     mask=None,
@@ -305,7 +348,17 @@ def store(
 ):
     """tl.store; a lane that is outside writes nothing."""
     good = _allowed_lanes(
-        SLOT, GROUP_BYTES, slots, root, root_bytes, root2, root2_bytes, pointer, mask
+        SLOT,
+        GROUP_BYTES,
+        slots,
+        root,
+        root_bytes,
+        root_rows,
+        root2,
+        root2_bytes,
+        root2_rows,
+        pointer,
+        mask,
     )
     tl.store(
         pointer, value, mask=good, cache_modifier=cache_modifier, eviction_policy=eviction_policy
@@ -316,96 +369,126 @@ def store(
 # fmt: off
 @triton.jit
 def atomic_add(
-    SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots, root, root_bytes, root2, root2_bytes,
+    SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots,
+    root, root_bytes, root_rows, root2, root2_bytes, root2_rows,
     pointer, val, mask=None, sem: tl.constexpr = None, scope: tl.constexpr = None,
 ):
     """tl.atomic_add; a lane that is outside changes nothing and returns 0."""
-    good = _allowed_lanes(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
+    good = _allowed_lanes(
+        SLOT, 0, slots, root, root_bytes, root_rows, root2, root2_bytes, root2_rows, pointer, mask
+    )
     return tl.where(good, tl.atomic_add(pointer, val, mask=good, sem=sem, scope=scope), 0)
 
 
 @triton.jit
 def atomic_max(
-    SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots, root, root_bytes, root2, root2_bytes,
+    SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots,
+    root, root_bytes, root_rows, root2, root2_bytes, root2_rows,
     pointer, val, mask=None, sem: tl.constexpr = None, scope: tl.constexpr = None,
 ):
-    good = _allowed_lanes(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
+    good = _allowed_lanes(
+        SLOT, 0, slots, root, root_bytes, root_rows, root2, root2_bytes, root2_rows, pointer, mask
+    )
     return tl.where(good, tl.atomic_max(pointer, val, mask=good, sem=sem, scope=scope), 0)
 
 
 @triton.jit
 def atomic_min(
-    SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots, root, root_bytes, root2, root2_bytes,
+    SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots,
+    root, root_bytes, root_rows, root2, root2_bytes, root2_rows,
     pointer, val, mask=None, sem: tl.constexpr = None, scope: tl.constexpr = None,
 ):
-    good = _allowed_lanes(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
+    good = _allowed_lanes(
+        SLOT, 0, slots, root, root_bytes, root_rows, root2, root2_bytes, root2_rows, pointer, mask
+    )
     return tl.where(good, tl.atomic_min(pointer, val, mask=good, sem=sem, scope=scope), 0)
 
 
 @triton.jit
 def atomic_and(
-    SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots, root, root_bytes, root2, root2_bytes,
+    SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots,
+    root, root_bytes, root_rows, root2, root2_bytes, root2_rows,
     pointer, val, mask=None, sem: tl.constexpr = None, scope: tl.constexpr = None,
 ):
-    good = _allowed_lanes(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
+    good = _allowed_lanes(
+        SLOT, 0, slots, root, root_bytes, root_rows, root2, root2_bytes, root2_rows, pointer, mask
+    )
     return tl.where(good, tl.atomic_and(pointer, val, mask=good, sem=sem, scope=scope), 0)
 
 
 @triton.jit
 def atomic_or(
-    SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots, root, root_bytes, root2, root2_bytes,
+    SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots,
+    root, root_bytes, root_rows, root2, root2_bytes, root2_rows,
     pointer, val, mask=None, sem: tl.constexpr = None, scope: tl.constexpr = None,
 ):
-    good = _allowed_lanes(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
+    good = _allowed_lanes(
+        SLOT, 0, slots, root, root_bytes, root_rows, root2, root2_bytes, root2_rows, pointer, mask
+    )
     return tl.where(good, tl.atomic_or(pointer, val, mask=good, sem=sem, scope=scope), 0)
 
 
 @triton.jit
 def atomic_xor(
-    SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots, root, root_bytes, root2, root2_bytes,
+    SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots,
+    root, root_bytes, root_rows, root2, root2_bytes, root2_rows,
     pointer, val, mask=None, sem: tl.constexpr = None, scope: tl.constexpr = None,
 ):
-    good = _allowed_lanes(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
+    good = _allowed_lanes(
+        SLOT, 0, slots, root, root_bytes, root_rows, root2, root2_bytes, root2_rows, pointer, mask
+    )
     return tl.where(good, tl.atomic_xor(pointer, val, mask=good, sem=sem, scope=scope), 0)
 
 
 @triton.jit
 def atomic_xchg(
-    SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots, root, root_bytes, root2, root2_bytes,
+    SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots,
+    root, root_bytes, root_rows, root2, root2_bytes, root2_rows,
     pointer, val, mask=None, sem: tl.constexpr = None, scope: tl.constexpr = None,
 ):
-    good = _allowed_lanes(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
+    good = _allowed_lanes(
+        SLOT, 0, slots, root, root_bytes, root_rows, root2, root2_bytes, root2_rows, pointer, mask
+    )
     return tl.where(good, tl.atomic_xchg(pointer, val, mask=good, sem=sem, scope=scope), 0)
 
 
 @triton.jit
 def atomic_load(
-    SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots, root, root_bytes, root2, root2_bytes,
+    SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots,
+    root, root_bytes, root_rows, root2, root2_bytes, root2_rows,
     pointer, mask=None, sem: tl.constexpr = None, scope: tl.constexpr = None,
 ):
-    good = _allowed_lanes(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
+    good = _allowed_lanes(
+        SLOT, 0, slots, root, root_bytes, root_rows, root2, root2_bytes, root2_rows, pointer, mask
+    )
     return tl.where(good, tl.atomic_load(pointer, mask=good, sem=sem, scope=scope), 0)
 
 
 @triton.jit
 def atomic_store(
-    SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots, root, root_bytes, root2, root2_bytes,
+    SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots,
+    root, root_bytes, root_rows, root2, root2_bytes, root2_rows,
     pointer, val, mask=None, sem: tl.constexpr = None, scope: tl.constexpr = None,
 ):
-    good = _allowed_lanes(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, mask)
+    good = _allowed_lanes(
+        SLOT, 0, slots, root, root_bytes, root_rows, root2, root2_bytes, root2_rows, pointer, mask
+    )
     tl.atomic_store(pointer, val, mask=good, sem=sem, scope=scope)
 
 
 @triton.jit
 def atomic_cas(
-    SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots, root, root_bytes, root2, root2_bytes,
+    SLOT: tl.constexpr, GROUP_BYTES: tl.constexpr, slots,
+    root, root_bytes, root_rows, root2, root2_bytes, root2_rows,
     pointer, cmp, val, sem: tl.constexpr = None, scope: tl.constexpr = None,
 ):
     """tl.atomic_cas, which has no mask: a lane that is outside works on word 0 of the slots.
 
     It pretends to have succeeded: a loop that waits for a lock would otherwise never end.
     """
-    good = _allowed_lanes(SLOT, 0, slots, root, root_bytes, root2, root2_bytes, pointer, None)
+    good = _allowed_lanes(
+        SLOT, 0, slots, root, root_bytes, root_rows, root2, root2_bytes, root2_rows, pointer, None
+    )
     # Chosen as an integer: AMD's passes of Triton 3.6 cannot choose between pointers.
     there = tl.where(good, pointer.to(tl.int64), slots.to(tl.int64)).to(pointer.dtype)
     old = tl.atomic_cas(there, cmp, val, sem=sem, scope=scope)
@@ -420,8 +503,10 @@ def make_tensor_descriptor(
     slots,
     root,
     root_bytes,
+    root_rows,
     root2,
     root2_bytes,
+    root2_rows,
     base,
     shape,
     strides,
@@ -445,8 +530,12 @@ def make_tensor_descriptor(
         some = some & (extent > 0)
     low = base + lowest
     high = base + highest
-    bad = _verdict(SLOT, slots, root, root_bytes, root2, root2_bytes, low, some)
-    bad = bad | _verdict(SLOT, slots, root, root_bytes, root2, root2_bytes, high, some)
+    bad = _verdict(
+        SLOT, slots, root, root_bytes, root_rows, root2, root2_bytes, root2_rows, low, some
+    )
+    bad = bad | _verdict(
+        SLOT, slots, root, root_bytes, root_rows, root2, root2_bytes, root2_rows, high, some
+    )
     rows = tl.where(bad, 0, tl.full([], shape[0], tl.int64)).to(tl.int32)
     if rank == 1:
         checked = [rows]

@@ -1,7 +1,9 @@
 """How long an examination may take: what is known by then is told, with what was left out.
 
 Checks that know their own length ask for the time that is left. One that does not come back is
-stopped by a signal, in a process whose main thread examines; elsewhere nothing stops it.
+stopped by a signal, in a process whose main thread examines; elsewhere nothing stops it. Python
+hears of a signal between two of its own instructions. So a call of native code, such as numpy's or
+a compiler's, ends first; `seconds_over` says how long that took.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import TypeVar
 
+Made = TypeVar("Made")
 #: Of one examination, where nobody asked for another time.
 EXAMINE_SECONDS = 60.0
 #: A check that was stopped may take so long to give what it has before it is stopped again.
@@ -39,6 +43,11 @@ class TimeLimit:
         """Seconds, 0 where it is over."""
         return max(self.ends - time.monotonic(), 0.0)
 
+    @property
+    def seconds_over(self) -> float:
+        """How long it is over."""
+        return max(time.monotonic() - self.ends, 0.0)
+
     def until(self, seconds: float) -> float:
         """When a part ends that may take so long, if there is the time, by time.monotonic."""
         return min(time.monotonic() + seconds, self.ends)
@@ -60,3 +69,12 @@ class TimeLimit:
         finally:
             signal.setitimer(signal.ITIMER_REAL, *timer)
             signal.signal(signal.SIGALRM, before)
+
+
+def make_within(seconds: float, make: Callable[[], Made]) -> Made | None:
+    """Return what `make` does; None where that takes longer."""
+    try:
+        with TimeLimit(seconds).enforce():
+            return make()
+    except OutOfTime:
+        return None

@@ -140,11 +140,12 @@ def _by_fault_before(
     tensor = _tensor_text(finding)
     root = RootCause(
         cause=Cause.NULL_POINTER if finding.is_null else Cause.ACCESS_OUTSIDE,
-        sentence=f"{finding.kernel}: {access_text(finding)}, which is outside of {tensor}; {_OPEN}",
+        sentence=f"{finding.kernel}: {access_text(finding)}, which is {_where(finding)} {tensor}; "
+        f"{_OPEN}",
         fix=f"Keep what `{finding.expression}` reaches inside {tensor}",
         proof=Proof(
             f"run as it is, the command ended so: {symptom_of(before)}; guarded, "
-            f"{access_text(finding)} was found outside of {tensor}",
+            f"{access_text(finding)} was found {_where(finding)} {tensor}",
             masked,
             "the same command ended without a fault",
         ),
@@ -165,17 +166,22 @@ def _by_fault_before(
 
 def _access(finding: GuardFinding) -> Claim:
     """An access that is certain, and no proof of what led there."""
+    ends = "rows" if finding.is_between else "ends"
     return row(
         Cause.NULL_POINTER if finding.is_null else Cause.ACCESS_OUTSIDE,
         Verdict.CONFIRMED,
         GUARD,
-        f"{finding.file}:{finding.line}: {access_text(finding)}, outside of "
+        f"{finding.file}:{finding.line}: {access_text(finding)}, {_where(finding)} "
         f"{_tensor_text(finding)}: `{finding.expression}`",
-        f"the access itself is certain: the guard compared it with the tensor's ends; {_OPEN}",
+        f"the access itself is certain: the guard compared it with the tensor's {ends}; {_OPEN}",
         would_refute="a kernel that is meant to leave the view that it was given",
         kernel=finding.kernel,
         argument=finding.argument,
     )
+
+
+def _where(finding: GuardFinding) -> str:
+    return "between the rows of" if finding.is_between else "outside of"
 
 
 def _tensor_text(finding: GuardFinding) -> str:

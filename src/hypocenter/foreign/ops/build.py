@@ -29,6 +29,14 @@ class NotBuilt(Exception):
     """There is no machine code; says why in one sentence."""
 
 
+def is_built(torch: Any) -> bool:
+    """Whether the module has been compiled, for this torch and by the compiler that is there."""
+    try:
+        return _library_place(torch)[0].is_file()
+    except NotBuilt:
+        return False
+
+
 def load(torch: Any) -> Any:
     """The module, compiled if that was not done yet; raises NotBuilt."""
     path = _library_file(torch)
@@ -44,6 +52,17 @@ def load(torch: Any) -> Any:
 
 
 def _library_file(torch: Any) -> Path:
+    made, command = _library_place(torch)
+    if not made.is_file():
+        with tempfile.TemporaryDirectory(dir=made.parent) as work:
+            out = Path(work) / "out.so"
+            _compile([*command, "-o", str(out), *_libraries_of(torch)])
+            out.rename(made)
+    return made
+
+
+def _library_place(torch: Any) -> tuple[Path, list[str]]:
+    """The file of the module, and the command that makes it but for its last words."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise NotBuilt(f"it takes a C++ compiler, and none of {', '.join(COMPILERS)} is on PATH")
@@ -51,13 +70,7 @@ def _library_file(torch: Any) -> Path:
     if folder is None:
         raise NotBuilt(problem)
     command = [compiler, *_OPTIONS, *_paths_of(torch), f"-DHYPO_NAME={NAME}", str(OBSERVER)]
-    made = folder / f"{NAME}-{_digest(torch, compiler, command)}.so"
-    if not made.is_file():
-        with tempfile.TemporaryDirectory(dir=folder) as work:
-            out = Path(work) / "out.so"
-            _compile([*command, "-o", str(out), *_libraries_of(torch)])
-            out.rename(made)
-    return made
+    return folder / f"{NAME}-{_digest(torch, compiler, command)}.so", command
 
 
 def _compile(command: list[str]) -> None:

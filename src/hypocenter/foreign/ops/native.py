@@ -9,7 +9,7 @@ from typing import Any
 
 from hypocenter.foreign import caller
 from hypocenter.foreign.nonfinite.ops import COMPARES, Role, facts_of
-from hypocenter.foreign.ops.build import NotBuilt, load
+from hypocenter.foreign.ops.build import NotBuilt, is_built, load
 from hypocenter.foreign.seen_reads import SeenReads
 from hypocenter.foreign.streams.operations import Operation, Sort, operation_of
 from hypocenter.settings.environment import Environment
@@ -61,8 +61,12 @@ class NativeOps:
 
     @classmethod
     def load(cls, torch: Any) -> NativeOps | None:
-        """None where it cannot be had, or is not wanted; says why."""
-        if not Environment.read().native:
+        """None where it cannot be had, or is not wanted; says why.
+
+        It is compiled only for who asks for that: it takes half a minute.
+        """
+        is_wanted = Environment.read().native
+        if is_wanted is False or (is_wanted is None and not is_built(torch)):
             return None
         try:
             return cls(torch, load(torch))

@@ -47,7 +47,7 @@ _TEMPERATURE = _COLUMNS.index("temperature")
 class _Entry:
     """An entry of an input that is not what its step is about."""
 
-    argument: str
+    input: str
     entry: tuple[int, ...]
     value: float
     right: float
@@ -55,7 +55,7 @@ class _Entry:
 
     @property
     def place(self) -> str:
-        return f"{self.argument}[{', '.join(map(str, self.entry))}]"
+        return f"{self.input}[{', '.join(map(str, self.entry))}]"
 
 
 def step_inputs(case: Case) -> list[Claim]:
@@ -106,10 +106,10 @@ def _of_host(case: Case) -> Iterator[Claim]:
             if given is None or name in done:
                 continue
             wrong = check(given)
-            use = _first_use(case, event, name)
-            if wrong is not None and use is not None:
+            first = _first_use(case, event, name)
+            if wrong is not None and first is not None:
                 done.add(name)
-                yield _host_claim(case, use, given, wrong, check)
+                yield _host_claim(case, *first, given, wrong, check)
 
 
 _Check = Callable[[Array], _Entry | None]
@@ -214,26 +214,29 @@ def _wrong_settings(
     return None
 
 
-def _host_claim(case: Case, use: LaunchMade, given: Array, wrong: _Entry, check: _Check) -> Claim:
+def _host_claim(
+    case: Case, use: LaunchMade, argument: str, given: Array, wrong: _Entry, check: _Check
+) -> Claim:
+    """At the first launch that is given the input, and by that launch's word for it."""
     mended = np.array(given)
     num_mended = 0
     while (left := check(mended)) is not None and num_mended < mended.size:
-        right = np.float64(left.right).view(np.int64) if left.argument == "settings" else left.right
+        right = np.float64(left.right).view(np.int64) if left.input == "settings" else left.right
         mended[left.entry] = right
         num_mended += 1
     return _claim(
         case,
         use,
-        wrong.argument,
+        argument,
         Cause.WRONG_INPUT,
         wrong.text,
         Proof(
             wrong.text,
             f"{wrong.place} = {wrong.right:g}"
             + (f" and {num_mended - 1} more like it" if num_mended > 1 else ""),
-            f"then every entry of {wrong.argument} is that of the step's requests",
+            f"then every entry of {wrong.input} is that of the step's requests",
         ),
-        f"Make {wrong.argument} of each step from the requests that it runs, in their order",
+        f"Make {wrong.input} of each step from the requests that it runs, in their order",
         "the scheduler's record of the request naming that entry",
     )
 
@@ -368,11 +371,13 @@ def _device_claim(case: Case, found: list[_Changed]) -> Claim:
 # -- claims ----------------------------------------------------------------------------------------
 
 
-def _first_use(case: Case, event: Stepped, name: str) -> LaunchMade | None:
-    """The step's first launch that is given the input of that name."""
+def _first_use(case: Case, event: Stepped, name: str) -> tuple[LaunchMade, str] | None:
+    """The step's first launch that is given the input of that name, and its argument."""
+    put = {values.tensor for values in event.inputs if case.tensors[values.tensor].name == name}
     for use in case.index.launches_of(event):
-        if any(tensor.name == name for tensor in case.tensors_of(use.launch).values()):
-            return use
+        for argument, tensor in case.tensors_of(use.launch).items():
+            if tensor.id in put:
+                return use, argument
     return None
 
 
