@@ -301,7 +301,13 @@ def _kept(row: Mapping[str, Any], engine: str, name: str) -> Ratio | None:
     if "@" not in name:
         return None
     beside = _runs(row, engine + BESIDE, name) or _runs(row, engine, name.split(" @")[0])
-    shallow = {run["number"]: run["tokens_per_second"] for run in beside}
-    deep = [run for run in _runs(row, engine, name) if run["number"] in shallow]
-    found = [run["tokens_per_second"] for run in deep]
-    return Ratio.of(found, [shallow[run["number"]] for run in deep]) if deep else None
+    shallow = _by_number(beside)
+    deep = {
+        at: speed for at, speed in _by_number(_runs(row, engine, name)).items() if at in shallow
+    }
+    return Ratio.of([*deep.values()], [shallow[at] for at in deep]) if deep else None
+
+
+def _by_number(runs: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """Tokens per second by the number of the pair; older files have all pairs, without numbers."""
+    return {run.get("number", at): run["tokens_per_second"] for at, run in enumerate(runs)}

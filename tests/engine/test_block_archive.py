@@ -201,6 +201,7 @@ def test_what_a_failed_request_computed_is_not_left(path: str) -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", ["f16", "q8_0", "q4_0"])
+@pytest.mark.tier("sim", fast=lambda case: case.kv_dtype != "q4_0")
 def test_a_new_process_goes_on_with_the_same_logits(path: str, kv_dtype: str) -> None:
     params = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=3)
     with LLM(context_length=256, kv_dtype=kv_dtype) as alone:

@@ -89,6 +89,7 @@ def test_logits_are_those_of_keys_and_values_that_gguf_rounds(
 
 @each
 @pytest.mark.parametrize("name", ["model", "latents"])
+@pytest.mark.tier("sim", fast=lambda case: (case.kv_dtype == "q8_0") == (case.name == "model"))
 def test_bits_hang_on_no_chunk_page_or_thread(
     kv_dtype: str, name: str, request: pytest.FixtureRequest
 ) -> None:

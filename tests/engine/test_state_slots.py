@@ -240,11 +240,12 @@ def test_a_gpu_gives_the_same_logits(
 ) -> None:
     is_made = name == "qwen35"  # which has more layers than that
     model = one_of_each(monkeypatch, tmp_path) if is_made else make_family(name, tmp_path)
-    tokens = model.token_ids[:6]
+    tokens = model.token_ids[:5]
     ours = engine_logits(model.path, tokens, 64, device="sim:h200")
     assert difference(ours, hf_logits(model.hf_model, tokens)) < 3e-5
-    one_by_one = engine_logits(model.path, tokens, 64, max_batch_tokens=1, device="sim:h200")
-    assert (bits(one_by_one) == bits(ours)).all()
+    # The last one goes on alone from the state of four, which a convolution reaches back into.
+    in_two = engine_logits(model.path, tokens, 64, max_batch_tokens=4, device="sim:h200")
+    assert (bits(in_two) == bits(ours)).all()
 
 
 @pytest.mark.tier("sim")

@@ -32,7 +32,7 @@ from hypocenter.foreign import recorder as foreign
 from hypocenter.foreign.argument_facts import INTERPRETER, undefined_in
 from hypocenter.foreign.last_exception import refusal_of
 from hypocenter.foreign.lost_launches import LostLaunches
-from hypocenter.foreign.recorder import ForeignRecorder
+from hypocenter.foreign.recorder import ForeignRecorder, LaunchPlace
 from hypocenter.record import bundle as bundles
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
@@ -530,7 +530,7 @@ def test_torch_keeps_one_object_for_a_storage_as_the_recorder_needs() -> None:
 
 def test_small_integers_of_the_host_are_kept_with_their_launch(recorder: ForeignRecorder) -> None:
     ids, many = torch.arange(3, dtype=torch.int32), torch.arange(5000)
-    recorder.record_launch(JIT, (ids, many, 3), {"BLOCK": 1}, (1,), INTERPRETER)
+    recorder.record_launch(JIT, (ids, many, 3), {"BLOCK": 1}, (1,), LaunchPlace(INTERPRETER))
     from hypocenter.record.trace_log import read_trace
 
     [snapshot] = read_trace(recorder.folder).snapshots
@@ -570,7 +570,8 @@ def test_a_full_log_begins_anew_and_keeps_the_last_launches(tmp_path: Path) -> N
 def test_streams_that_nobody_saw_wait_are_no_disorder(recorder: ForeignRecorder) -> None:
     x = FakeTensor(Storage(0x7000, 256), (64,))
     for stream in ("0x10", "0x20"):
-        recorder.record_launch(JIT, (x, x, 64), {"BLOCK": 64}, (1,), "cuda:0", None, stream)
+        place = LaunchPlace("cuda:0", stream)
+        recorder.record_launch(JIT, (x, x, 64), {"BLOCK": 64}, (1,), place)
     run = ring.read_run(recorder.folder)
     bundle = Bundle(
         kind="crash", fault=FaultRecord(kind="crash", message="an illegal memory access"),

@@ -17,7 +17,7 @@ from fake_gpu_tensors import JIT, FakeTensor, Launching, Storage
 from repository import SUPPORT
 
 from hypocenter.foreign import known_launches
-from hypocenter.foreign.recorder import ForeignRecorder
+from hypocenter.foreign.recorder import ForeignRecorder, LaunchPlace
 from hypocenter.record import ring
 from hypocenter.record.events import Launched, LaunchRecord, Repeated
 
@@ -89,9 +89,8 @@ def test_what_changes_from_launch_to_launch_is_told(
         grid = chosen.choice([(4,), (5, 2), 7])
         args, named = ((x,), {"n": n, "out_ptr": out}) if is_named else ((x, out, n), {})
         for recorder in both:
-            recorder.record_launch(
-                JIT, args, {**constants, **named}, grid, "cuda:0", None, stream, None, line
-            )
+            place = LaunchPlace("cuda:0", stream, line)
+            recorder.record_launch(JIT, args, {**constants, **named}, grid, place)
     short, full = both
     assert launches(short) == launches(full)
     assert [repr(one) for one in launches(short)] == [repr(one) for one in launches(full)]
@@ -133,7 +132,7 @@ def test_of_launches_in_short_the_newest_are_read(
     x = FakeTensor(Storage(0x1000, 256), (64,))
     graph = torch.nn.Identity()  # stands for one; its launch is kept, since it may be replayed yet
     both[0].record_capture(graph)
-    both[0].record_launch(JIT, (x, x, 99), {"BLOCK": 1}, (1,), "cuda:0", graph=graph)
+    both[0].record_launch(JIT, (x, x, 99), {"BLOCK": 1}, (1,), LaunchPlace("cuda:0"), graph)
     both[0].record_captured(graph, [], "a.py:1")
     for number in range(20):
         Launching(both[0])[(1,)](x, x, number)
@@ -213,7 +212,7 @@ CHILD = """
 import os, signal, sys
 from pathlib import Path
 from fake_gpu_tensors import FakeTensor, Launching, Storage
-from hypocenter.foreign.recorder import ForeignRecorder
+from hypocenter.foreign.recorder import ForeignRecorder, LaunchPlace
 recorder = ForeignRecorder(Path(sys.argv[1]))
 x = FakeTensor(Storage(0x1000, 256), (64,))
 for number in range(1000):

@@ -12,7 +12,7 @@ from fake_gpu_tensors import JIT, FakeTensor, Launching, Storage
 
 from hypocenter.foreign import hooks
 from hypocenter.foreign.argument_facts import UNDEFINED, mark_undefined
-from hypocenter.foreign.recorder import ForeignRecorder
+from hypocenter.foreign.recorder import ForeignRecorder, LaunchPlace
 from hypocenter.foreign.seen_reads import SeenReads, watch_reads
 from hypocenter.record import ring
 from hypocenter.record.contents import Snapshot
@@ -208,7 +208,8 @@ def test_of_a_guarded_launch_small_floats_are_kept_as_well(tmp_path: Path) -> No
     recorder = ForeignRecorder(tmp_path, is_guarded=True)
     small, large = torch.arange(8.0), torch.zeros(1 << 15)
     given = {"x_ptr": Held(0x1000, small), "out_ptr": Held(0x2000, large)}
-    made = recorder.record_launch(JIT, (*given.values(), 8), {"BLOCK": 64}, (1,), "cuda:0")
+    place = LaunchPlace("cuda:0")
+    made = recorder.record_launch(JIT, (*given.values(), 8), {"BLOCK": 64}, (1,), place)
     assert made is not None
     recorder.record_guarded(made, (), given)
     [snapshot] = held_by(recorder)

@@ -15,12 +15,15 @@ from fake_gpu_tensors import constexpr
 
 from hypocenter.foreign import hooks, repeats
 from hypocenter.foreign.closed_kernels import is_closed
-from hypocenter.foreign.recorder import ForeignRecorder
+from hypocenter.foreign.recorder import ForeignRecorder, LaunchPlace
 from hypocenter.foreign.repeats import MAX_LAUNCH_BYTES, NUM_AGAIN, NUM_OF_FORM
 from hypocenter.foreign.seen_memory import SeenMemory
 from hypocenter.record.contents import LaunchOutcome
 from hypocenter.record.events import SourceRecord
 from hypocenter.record.trace_log import read_trace
+
+#: Where the launches are made.
+PLACE = LaunchPlace("interpreter")
 
 
 def add_one(x, out, n, BLOCK: constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
@@ -41,7 +44,7 @@ class Running:
         self.answer: Any = None
 
     def launch(self, *args: Any, **options: Any) -> None:
-        made = self.recorder.record_launch(self.jit, args, options, (1,), "interpreter")
+        made = self.recorder.record_launch(self.jit, args, options, (1,), PLACE)
         repeat = self.recorder.repeat
         self.act(*args, **options)
         if repeat is not None and made is not None:
@@ -222,8 +225,8 @@ def test_all_that_is_made_again_takes_so_long_at_most(
 def test_where_another_thread_has_launched_meanwhile_nothing_is_kept(tmp_path: Path) -> None:
     run = Running(tmp_path, plus_one)
     given = torch.zeros(4), torch.zeros(4), 4
-    mine = run.recorder.record_launch(run.jit, given, {"BLOCK": 16}, (1,), "interpreter")
-    run.recorder.record_launch(run.jit, given, {"BLOCK": 16}, (1,), "interpreter")
+    mine = run.recorder.record_launch(run.jit, given, {"BLOCK": 16}, (1,), PLACE)
+    run.recorder.record_launch(run.jit, given, {"BLOCK": 16}, (1,), PLACE)
     assert mine is not None
     assert run.recorder.repeat is not None
     run.recorder.record_outcome(mine, run.recorder.repeat, run.act, None)
@@ -324,8 +327,6 @@ def test_a_launch_is_recorded_though_nothing_can_be_read_any_more(
     monkeypatch.setattr(SeenMemory, "_look_into", refuse)
     recorder = ForeignRecorder(tmp_path, looks_closely=True)
     args = (torch.zeros(4), torch.zeros(4), 4)
-    made = recorder.record_launch(
-        SimpleNamespace(fn=add_one), args, {"BLOCK": 16}, (1,), "interpreter"
-    )
+    made = recorder.record_launch(SimpleNamespace(fn=add_one), args, {"BLOCK": 16}, (1,), PLACE)
     assert made is not None
     assert [argument.name for argument in made.launch.arguments][:2] == ["x", "out"]

@@ -20,7 +20,7 @@ from hypocenter.model.layers import decoder, heads, latent_attention, layer_ops,
 def without_rope() -> Iterator[None]:
     """Queries and keys keep no trace of their positions."""
 
-    def unturned(
+    def unrotated(
         plan: PlanBuilder, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, slots: Tensor,
         table: tuple[Tensor, Tensor], k_cache: Tensor, v_cache: Tensor, counts: Tensor, **_: Any,
     ) -> None:  # fmt: skip
@@ -30,7 +30,7 @@ def without_rope() -> Iterator[None]:
         pass
 
     with (
-        mock.patch.object(heads, "rope_write", unturned),
+        mock.patch.object(heads, "rope_write", unrotated),
         mock.patch.object(heads, "rotate", left),
         mock.patch.object(latent_attention, "rotate", left),
     ):

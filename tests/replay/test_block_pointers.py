@@ -13,6 +13,7 @@ import block_pointer_kernels as kernels  # noqa: E402
 from hypocenter.device.interpret.block_pointers import compile_problem  # noqa: E402
 from hypocenter.replay.findings import ReplayReport  # noqa: E402
 from hypocenter.replay.replay import KernelFailed, replay  # noqa: E402
+from hypocenter.replay.terms import GivenMemory  # noqa: E402
 
 
 def tile(padding: str, axes: tuple[int, ...], dtype: Any = torch.float32) -> tuple[Any, Any, Any]:
@@ -21,7 +22,7 @@ def tile(padding: str, axes: tuple[int, ...], dtype: Any = torch.float32) -> tup
     y = torch.empty(4, 8, dtype=dtype)
     numbers = {"M": 5, "N": 7, "stride_m": 7, "row": 3, "column": 2, "BM": 4, "BN": 8}
     arguments = {"x_ptr": x, "y_ptr": y, **numbers, "PADDING": padding, "AXES": axes}
-    return replay(kernels.copy_tile, (1,), arguments, outputs=["y_ptr"]), x, y
+    return replay(kernels.copy_tile, (1,), arguments, given=GivenMemory(outputs=["y_ptr"])), x, y
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int32])

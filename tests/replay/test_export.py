@@ -33,6 +33,7 @@ from hypocenter.replay.export import expected_lines, repro_text
 from hypocenter.replay.findings import Finding
 from hypocenter.replay.recorded import replay_place
 from hypocenter.replay.reproduction import BROKEN
+from hypocenter.replay.terms import KernelText
 
 HALF = """@triton.jit
 def half_written_kernel(x, o, n, B: tl.constexpr):
@@ -46,7 +47,7 @@ def place_of(bundle: Bundle) -> Place:
 
 
 def finding_of(bundle: Bundle) -> Finding:
-    return replay_place(bundle, place_of(bundle), allow_source=True).findings[0]
+    return replay_place(bundle, place_of(bundle), text=KernelText(may_run=True)).findings[0]
 
 
 def exported(bundle: Bundle, finding: Finding | None = None, *expected: str) -> str:

@@ -14,11 +14,13 @@ import replay_kernels as kernels  # noqa: E402
 from hypocenter.replay import replay as replay_module  # noqa: E402
 from hypocenter.replay.findings import ReplayReport  # noqa: E402
 from hypocenter.replay.replay import ProgramNeverEnds, replay  # noqa: E402
+from hypocenter.replay.terms import Schedule  # noqa: E402
 
 
 def check(kernel: Any, grid: Any, **arguments: Any) -> ReplayReport:
-    options = {k: arguments.pop(k) for k in ("num_warps", "headroom") if k in arguments}
-    return replay(kernel, grid, arguments, **options)
+    schedule = Schedule(num_warps=arguments.pop("num_warps", None))
+    headroom = arguments.pop("headroom", False)
+    return replay(kernel, grid, arguments, schedule=schedule, headroom=headroom)
 
 
 # -- lanes that meet ------------------------------------------------------------------------------

@@ -24,13 +24,18 @@ from hypocenter.replay.replay import (  # noqa: E402
     VirtualTensor,
     replay,
 )
+from hypocenter.replay.terms import GivenMemory, Schedule  # noqa: E402
 from hypocenter.replay.text import finding_text, headroom_text  # noqa: E402
 
 
 def check(kernel: Any, grid: Any, /, **arguments: Any) -> ReplayReport:
-    options = {k: arguments.pop(k) for k in ("programs", "undefined", "outputs", "budget_seconds",
-                                             "headroom", "first") if k in arguments}  # fmt: skip
-    return replay(kernel, grid, arguments, **options)
+    def taken(*names: str) -> dict[str, Any]:
+        return {name: arguments.pop(name) for name in names if name in arguments}
+
+    schedule = Schedule(**taken("programs", "budget_seconds", "first"))
+    given = GivenMemory(**taken("undefined", "outputs"))
+    headroom = arguments.pop("headroom", False)
+    return replay(kernel, grid, arguments, schedule=schedule, given=given, headroom=headroom)
 
 
 def only(report: ReplayReport) -> Finding:

@@ -55,6 +55,7 @@ from hypocenter.record.events import (
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.replay.corrections import TensorCorrection, elements_of, write_rows
 from hypocenter.replay.recorded import index_threshold, index_thresholds, replay_place
+from hypocenter.replay.terms import KernelText, Schedule
 
 PLACE = Place(1, 1, 0)
 GUILTY = "tl.load(positions_ptr + token)"
@@ -246,7 +247,7 @@ def test_the_index_value_from_which_it_goes_wrong_is_exact() -> None:
 
 def test_programs_of_extreme_index_values_run_first() -> None:
     bundle = rope_bundle([0, 99, 0])
-    report = replay_place(bundle, PLACE, budget_seconds=1e-9)
+    report = replay_place(bundle, PLACE, schedule=Schedule(budget_seconds=1e-9))
     assert not report.coverage.is_complete or report.coverage.num_run <= 6
     assert any(f.argument == "cos_ptr" for f in report.findings)
 
@@ -329,7 +330,7 @@ def test_undefined_values_that_reach_no_result_are_what_a_mask_is_for(
         values.view(np.uint32)[undefined] = 0xFFFFFFFF
         kept = Snapshot(0, -1, 5, (Values(1, "F32", (8,), values.tobytes()),))
         one = msgspec.structs.replace(bundle, snapshots=(kept,))
-        found = replay_place(one, Place(0, -1, 5), allow_source=True).findings
+        found = replay_place(one, Place(0, -1, 5), text=KernelText(may_run=True)).findings
         assert [f.kind for f in found] == ["uninitialised read"] * num_found
 
 
@@ -347,7 +348,7 @@ def test_undefined_values_that_a_maximum_leaves_out_where_they_are_nan_still_cou
         text = THEIRS.replace("tl.store(y_ptr + at, x,", f"tl.store(y_ptr + at, at * 0 + {result},")
         bundle = their_bundle(tmp_path, monkeypatch, text.replace("_doubled(at)", "at"))
         one = msgspec.structs.replace(bundle, snapshots=(kept,))
-        found = replay_place(one, Place(0, -1, 5), allow_source=True).findings
+        found = replay_place(one, Place(0, -1, 5), text=KernelText(may_run=True)).findings
         assert [f.kind for f in found] == ["uninitialised read"] * num_found
 
 
@@ -388,7 +389,7 @@ def test_columns_behind_the_experts_need_no_score(
     recording.step(1, recording.plan(builder.launches), inputs_of(live))
     line = "tl.store(own + expert, scores, mask=inside"
     bundle = with_text(recording.bundle(PLACE), f"{line})", f"{line[:-11]}{store})")
-    found = replay_place(bundle, PLACE, allow_source=True).findings
+    found = replay_place(bundle, PLACE, text=KernelText(may_run=True)).findings
     kinds = {(one.kind.value, one.element) for one in found}
     assert kinds == {("never written", element) for element in unwritten}
 
@@ -405,13 +406,13 @@ def test_a_source_that_is_not_installed_is_run_only_when_allowed(
     bundle = with_text(rope_bundle([0, 1, 7]), f"{load})", f"{load} + 2)")
     with pytest.raises(SourceNotAllowed, match=f"{function}.* is installed with another text"):
         replay_place(bundle, PLACE)
-    report = replay_place(bundle, PLACE, allow_source=True)
+    report = replay_place(bundle, PLACE, text=KernelText(may_run=True))
     first = report.findings[0]
     assert (first.kind, first.argument) == ("out of bounds", argument)
     assert first.sites[0].expression == f"{load} + 2)"
-    assert replay_place(bundle, PLACE, use_installed=True).findings == ()
+    assert replay_place(bundle, PLACE, text=KernelText(is_installed=True)).findings == ()
     with pytest.raises(UsageError, match="no other rope_kernel is installed"):
-        replay_place(rope_bundle([0, 1, 7]), PLACE, use_installed=True)
+        replay_place(rope_bundle([0, 1, 7]), PLACE, text=KernelText(is_installed=True))
     file = Path(first.sites[0].file)
     assert first.line is not None
     assert f"{load})" in file.read_text().splitlines()[first.line - 1]
@@ -601,7 +602,7 @@ def test_a_launch_whose_record_makes_no_sense_costs_no_other(
         _with_second_launch(whole, source=damaged.id), sources=(*whole.sources, damaged)
     )
     with pytest.raises(NotReplayed, match="has a record that makes no sense"):
-        replay_place(bundle, PLACE, allow_source=True)
+        replay_place(bundle, PLACE, text=KernelText(may_run=True))
     monkeypatch.setattr(replay, "bundle_at", lambda folder: bundle)
     with pytest.raises(SystemExit):
         replay.replay("b", 1, None, 60.0, allow_source=True, as_json=False)
@@ -688,12 +689,14 @@ def test_somebody_elses_kernel_runs_from_its_text_alone(
     assert place is not None
     with pytest.raises(SourceNotAllowed, match="theirs is the program's own kernel"):
         replay_place(bundle, place)
-    (finding,) = replay_place(bundle, place, allow_source=True).findings
+    (finding,) = replay_place(bundle, place, text=KernelText(may_run=True)).findings
     assert (finding.kind, finding.argument, finding.number) == ("out of bounds", "x_ptr", 8)
     assert finding.sites[0].file == str(tmp_path / "their_module.py")
     assert finding.sites[0].expression == "tl.load(x_ptr + _doubled(at), mask=at < n)"
     wide = {"x_ptr": TensorCorrection(num_bytes=64)}
-    assert replay_place(bundle, place, corrections=wide, allow_source=True).findings == ()
+    assert (
+        replay_place(bundle, place, corrections=wide, text=KernelText(may_run=True)).findings == ()
+    )
 
 
 @pytest.mark.parametrize("is_wrong", [False, True])
@@ -705,4 +708,4 @@ def test_constants_of_somebody_elses_kernel_stay_as_they_were(
     bundle = their_bundle(tmp_path, monkeypatch, text, OVERLAPS=is_wrong)
     (place,) = (one.place for one in BundleIndex(bundle).under_way)
     assert place is not None
-    assert bool(replay_place(bundle, place, allow_source=True).findings) == is_wrong
+    assert bool(replay_place(bundle, place, text=KernelText(may_run=True)).findings) == is_wrong

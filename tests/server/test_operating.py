@@ -536,7 +536,7 @@ def _refusal(*words: str, folder: Path | None = None, **environ: str) -> tuple[i
     ],
     ids=["template", "cache", "context", "memory"],
 )
-@pytest.mark.tier("sim", fast=lambda case: "10" in case.words or ".jinja" in case.words[1])
+@pytest.mark.tier("sim", fast=lambda case: "10" in case.words)
 def test_what_every_client_would_meet_is_refused_at_the_start(
     words: list[str], said: str, tmp_path: Path
 ) -> None:

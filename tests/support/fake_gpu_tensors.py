@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hypocenter.foreign.recorder import ForeignRecorder
+from hypocenter.foreign.recorder import ForeignRecorder, LaunchPlace
 from hypocenter.record import ring
 
 
@@ -79,7 +79,8 @@ class Launching:
         def launch(*args: Any, **options: Any) -> None:
             frame = sys._getframe(1)
             self._recorder.record_launch(
-                JIT, args, {"BLOCK": 64, **options}, grid, "cuda:0", None, "", frame, "script.py:9",
+                JIT, args, {"BLOCK": 64, **options}, grid,
+                LaunchPlace("cuda:0", site="script.py:9", caller=frame),
                 self.graph, is_compiled=self.is_compiled,
             )  # fmt: skip
 

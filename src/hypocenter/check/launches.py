@@ -29,6 +29,7 @@ from hypocenter.device.triton_lang import triton
 from hypocenter.replay.arguments import Argument
 from hypocenter.replay.findings import Coverage, Finding, Headroom, Site
 from hypocenter.replay.replay import KernelFailed, StaticAssertFailed, replay
+from hypocenter.replay.terms import GivenMemory, Observers, Schedule
 
 CheckOutput = CheckedLaunch | Finding | Headroom
 
@@ -89,12 +90,13 @@ class Launches:
                 jit,
                 size,
                 arguments,
-                budget_seconds=max(self._left * _SHARE, _LEAST_SECONDS),
+                schedule=Schedule(
+                    budget_seconds=max(self._left * _SHARE, _LEAST_SECONDS),
+                    num_warps=kwargs.get("num_warps"),
+                ),
+                given=GivenMemory(initialised=self.watch.flags, find_storage=self.watch.find),
+                observers=Observers(after.append),
                 headroom=self._is_new(jit, arguments),
-                num_warps=kwargs.get("num_warps"),
-                initialised=self.watch.flags,
-                find_storage=self.watch.find,
-                on_arguments=after.append,
             )
         except StaticAssertFailed as error:
             if self._configuration is None:

@@ -310,8 +310,6 @@ def row(
     would_refute: str = "",
     kernel: str | None = None,
     argument: str | None = None,
-    is_unrecorded: bool = False,
-    is_observed: bool = False,
 ) -> Claim:
     """A hypothesis without a root cause."""
     return Claim(
@@ -323,7 +321,5 @@ def row(
             would_refute=would_refute,
             kernel=kernel,
             argument=argument,
-            is_unrecorded=is_unrecorded,
-            is_observed=is_observed,
         )
     )

@@ -16,6 +16,7 @@ from hypocenter.record.bundle_index import BundleIndex, LaunchMade
 from hypocenter.record.events import OUTSIDE_PLANS, LaunchRecord, MaskedOff, Place, TensorRecord
 from hypocenter.record.guard_faults import SourceLine
 from hypocenter.replay.findings import OVERFLOWS, Finding, ReplayReport
+from hypocenter.replay.terms import KernelText, Schedule
 
 #: Of the replay of one program.
 REPLAY_SECONDS = 4.0
@@ -208,7 +209,10 @@ def _replay_programs(
     from hypocenter.replay.recorded import replay_place
 
     return replay_place(
-        index, place, budget_seconds=REPLAY_SECONDS, allow_source=allow_source, programs=programs
+        index,
+        place,
+        text=KernelText(allow_source),
+        schedule=Schedule(programs, budget_seconds=REPLAY_SECONDS),
     )
 
 

@@ -47,7 +47,7 @@ class Batch:
     ids_on_device: bool = False
     #: Of each row of block_tables, where layers carry a state.
     states: BatchStates | None = None
-    #: Whether its texts are turned as texts beyond the original context are; all of them or none.
+    #: Whether its texts are rotated as texts beyond the original context are; all of them or none.
     is_long: bool = False
 
 

@@ -82,7 +82,7 @@ class Request:
     `logprobs` are those of `output_ids`, `prompt_logprobs` those of the prompt as far as it was
     read; both stay empty unless they are asked for. Of its prompt `num_cached` tokens were read
     from the cache before it was ever preempted. `uses_long_factors` says by which factors what is
-    computed was turned, where a long text has others.
+    computed was rotated, where a long text has others.
     """
 
     def __init__(

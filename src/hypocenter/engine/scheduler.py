@@ -163,7 +163,7 @@ class Scheduler:
     def _kinds(self) -> list[list[Request]]:
         """The running requests that one step can run together, those first whose turn it is.
 
-        Short and long texts are turned by different tables, and a step has one.
+        Short and long texts are rotated by different tables, and a step has one.
         """
         of_long = [request for request in self.running if request.uses_long_factors]
         if not of_long or len(of_long) == len(self.running):

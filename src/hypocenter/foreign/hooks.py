@@ -30,7 +30,7 @@ from hypocenter.foreign.last_exception import MAX_CHARS, call_of, refusal_of
 from hypocenter.foreign.lost_launches import LostLaunches
 from hypocenter.foreign.nonfinite.hooks import NumberHooks
 from hypocenter.foreign.ops.native import NativeOps
-from hypocenter.foreign.recorder import ForeignRecorder
+from hypocenter.foreign.recorder import ForeignRecorder, LaunchPlace
 from hypocenter.foreign.repeats import Repeat
 from hypocenter.foreign.seen_reads import SeenReads, watch_methods, watch_reads
 from hypocenter.foreign.streams.install import can_watch
@@ -345,11 +345,9 @@ class _Launch:
                         self.args,
                         self.options,
                         size,
-                        device,
-                        None if is_interpreted else _limits,
-                        stream,
-                        caller,
-                        site,
+                        LaunchPlace(
+                            device, stream, site, caller, None if is_interpreted else _limits
+                        ),
                         _State.graphs.captured_into,
                         is_compiled=_State.num_compiled > self.num_compiled,
                     )

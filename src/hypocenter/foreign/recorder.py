@@ -84,6 +84,20 @@ class _Kernel:
         return self.sources[0].id if self.sources else ""
 
 
+@dataclass(slots=True)
+class LaunchPlace:
+    """Where a launch is made: device, stream, and `site`, which is a line of the frame `caller`.
+
+    `ask_limits` gives those of a device that is new.
+    """
+
+    device: str
+    stream: str = ""
+    site: str = ""
+    caller: FrameType | None = None
+    ask_limits: Callable[[], Any] | None = None
+
+
 class ForeignRecorder:
     """Records one process; raises what goes wrong, which `hooks.py` keeps to itself.
 
@@ -173,21 +187,18 @@ class ForeignRecorder:
         args: tuple[Any, ...],
         options: Mapping[str, Any],
         grid: Any,
-        device: str,
-        ask_limits: Callable[[], Any] | None = None,
-        stream: str = "",
-        caller: FrameType | None = None,
-        site: str = "",
+        place: LaunchPlace,
         graph: Any = None,
         *,
         is_compiled: bool = False,
     ) -> Launched | None:
-        """A launch is about to be made: `options` are its keywords, `caller` the frame it is in.
+        """A launch is about to be made at `place`: `options` are its keywords.
 
         It is captured into `graph`, if that is not None; `is_compiled`: its kernel has just been.
-        `ask_limits` gives those of a device that is new. It begins; whoever calls says when it is
-        over, by `end`. Returns how it was told, but for one that was told in short.
+        It begins; whoever calls says when it is over, by `end`. Returns how it was told, but for
+        one that was told in short.
         """
+        device = place.device
         with self._lock:
             self.reads.is_in_launch = True
             log = self._log
@@ -197,29 +208,26 @@ class ForeignRecorder:
             header = log.writer.header
             header[_CELL_STEP], header[_CELL_STEP_STARTED] = number, time.monotonic_ns()
             if device not in self._devices:
-                limits = self._devices[device] = ask_limits() if ask_limits else None
+                ask = place.ask_limits
+                limits = self._devices[device] = ask() if ask is not None else None
                 self._tell_device(device, limits)
             kernel = self._kernels.get(id(jit)) or self._new_kernel(jit)
             size = (grid,) if isinstance(grid, int) else tuple(map(int, grid))
             told: Looked | bool = False
             is_short = not (self._is_guarded or self._looks_closely)
             if device != INTERPRETER and graph is None and is_short:
-                where = (site, device, stream)
+                where = (place.site, device, place.stream)
                 told = self._launches.tell(kernel, where, args, options, size)
                 if told is True:
                     return None
-            return self._tell_in_full(
-                kernel,
-                args,
-                options,
-                size,
-                Given(kernel.names, device, caller, [], []),
-                site,
-                stream,
-                graph,
-                is_compiled=is_compiled,
-                told=told,
+            num_seen = self._memory.num_tensors
+            event = self._tell_in_full(
+                kernel, args, options, size, place, graph, is_compiled=is_compiled
             )
+            # One with a new tensor is not told again where tensors are new in each launch.
+            if isinstance(told, Looked) and self._memory.num_tensors == num_seen:
+                self._launches.learn(told, event.launch)
+            return event
 
     def _tell_in_full(
         self,
@@ -227,19 +235,16 @@ class ForeignRecorder:
         args: tuple[Any, ...],
         options: Mapping[str, Any],
         grid: tuple[int, ...],
-        given: Given,
-        site: str,
-        stream: str,
+        place: LaunchPlace,
         graph: Any,
         *,
         is_compiled: bool,
-        told: Looked | bool,
     ) -> Launched:
-        """Write a launch as `record_launch` got it; `told` is what there is to learn of it."""
-        num_seen = self._memory.num_tensors
+        """Write a launch as `record_launch` got it."""
+        given = Given(kernel.names, place.device, place.caller, [], [])
         # A copy to the host is no part of a graph.
         given.may_look = self._looks_closely and given.device != INTERPRETER and graph is None
-        record = self._describe(kernel, args, options, grid, given, site, stream)
+        record = self._describe(kernel, args, options, grid, given, place)
         if self._memory.has_passed_on:
             # A resized storage may come back to its place, and is another allocation then.
             self._memory.has_passed_on = False
@@ -265,9 +270,6 @@ class ForeignRecorder:
             self._graphs.take(graph, event, kernel.sources, given.storages)
         else:
             self._log.event(event)
-        # One with a new tensor is not told again where tensors are new in each launch.
-        if isinstance(told, Looked) and self._memory.num_tensors == num_seen:
-            self._launches.learn(told, record)
         return event
 
     def _describe(
@@ -277,8 +279,7 @@ class ForeignRecorder:
         options: Mapping[str, Any],
         grid: tuple[int, ...],
         kept: Given,
-        site: str,
-        stream: str,
+        place: LaunchPlace,
     ) -> LaunchRecord:
         """All there is to tell of a launch; `kept` takes the memory behind its tensors."""
         given = {**kernel.defaults, **dict(zip(kernel.names, args, strict=False)), **options}
@@ -303,8 +304,8 @@ class ForeignRecorder:
                 if name not in kernel.constants and name != "num_warps"
             },
             source=kernel.source,
-            site=site,
-            stream=stream,
+            site=place.site,
+            stream=place.stream,
         )
 
     def record_outcome(

@@ -22,6 +22,7 @@ from hypocenter.replay.findings import Coverage, ReplayReport
 from hypocenter.replay.rebuild import Rebuilt
 from hypocenter.replay.recorded import replay_place
 from hypocenter.replay.source import kernel_of
+from hypocenter.replay.terms import KernelText, Schedule, SeenReplay
 
 #: How far a result may be off, as a share of the largest one of its tensor: sums in another order,
 #: functions that are not exact to the last bit, and matrix units that shorten their inputs.
@@ -133,7 +134,11 @@ def replay_outcome(
                     made.tensors[argument.name], made.results[argument.name] = tensor, rows
 
     made.report = replay_place(
-        index, place, allow_source=allow_source, budget_seconds=budget_seconds, on_done=keep
+        index,
+        place,
+        text=KernelText(allow_source),
+        schedule=Schedule(budget_seconds=budget_seconds),
+        seen=SeenReplay(keep),
     )
     return made
 

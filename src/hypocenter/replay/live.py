@@ -18,6 +18,7 @@ from hypocenter.device.offline.specimen import of_device
 from hypocenter.record.guard_faults import AccessFault
 from hypocenter.replay.findings import ReplayReport
 from hypocenter.replay.replay import replay
+from hypocenter.replay.terms import Schedule
 from hypocenter.replay.text import finding_text
 
 if TYPE_CHECKING:  # it brings the compiler of CPU kernels along
@@ -50,9 +51,11 @@ def replay_launch(launch: Launch, program: tuple[int, int, int] | None = None) -
         launch.jit,
         grid,
         {**arguments, **constants},
-        programs=programs,
-        num_warps=launch.options.get("num_warps"),
-        budget_seconds=_MAX_SECONDS if programs is None else None,
+        schedule=Schedule(
+            programs,
+            budget_seconds=_MAX_SECONDS if programs is None else None,
+            num_warps=launch.options.get("num_warps"),
+        ),
     )
 
 

@@ -21,6 +21,7 @@ from hypocenter.replay.rebuild import Rebuilt, recorded_site
 from hypocenter.replay.replay import replay
 from hypocenter.replay.sites import kernel_frames, site_of
 from hypocenter.replay.source import kernel_of
+from hypocenter.replay.terms import Observers, Schedule
 
 #: Operations that are kept of a launch, stores, and operations that are tried.
 MAX_STEPS, MAX_STORES, MAX_TRIED = 4096, 4096, 8
@@ -146,12 +147,10 @@ def trace_numbers(
             kernel,
             rebuilt.grid,
             rebuilt.arguments,
-            programs=programs,
-            budget_seconds=seconds,
-            program_seconds=seconds,
-            on_arguments=seen.arguments.extend,
-            on_lanes=seen.keep_store,
-            on_numbers=seen.note,
+            schedule=Schedule(programs, budget_seconds=seconds, program_seconds=seconds),
+            observers=Observers(
+                seen.arguments.extend, on_lanes=seen.keep_store, on_numbers=seen.note
+            ),
         )
         return rebuilt.tensors.get(parameter)
 

@@ -5,7 +5,7 @@ Index tensors hold what was recorded; other tensors are zeros, or extents only w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ import msgspec
 from hypocenter.base.errors import HypoError, NotReplayed, UsageError
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.bundle_index import BundleIndex
-from hypocenter.record.events import Place, SourceRecord
+from hypocenter.record.events import Place
 from hypocenter.replay.arguments import Argument as ReplayArgument
 from hypocenter.replay.census import Census
 from hypocenter.replay.corrections import Corrections, TensorCorrection, written_bytes
@@ -21,6 +21,7 @@ from hypocenter.replay.findings import Finding, FindingKind, ReplayReport
 from hypocenter.replay.rebuild import Rebuilt, recorded_site
 from hypocenter.replay.replay import KernelFailed, replay
 from hypocenter.replay.source import installed_kernel, kernel_of
+from hypocenter.replay.terms import KernelText, Observers, Schedule, SeenReplay
 
 BUDGET_SECONDS = 5.0
 MIN_PROGRAM_SECONDS = 2.0
@@ -31,33 +32,29 @@ _UNDEFINED = FindingKind.UNINITIALISED_READ
 _LARGE = 3e4
 
 
+#: The recorded text where it is this installation's, within the usual time, and nobody looks on.
+RECORDED, IN_BUDGET, UNSEEN = KernelText(), Schedule(), SeenReplay()
+
+
 def replay_place(
     bundle: Bundle | BundleIndex,
     place: Place,
     *,
     corrections: Corrections | None = None,
-    budget_seconds: float = BUDGET_SECONDS,
+    text: KernelText = RECORDED,
+    schedule: Schedule = IN_BUDGET,
     headroom: bool = False,
-    allow_source: bool = False,
-    use_installed: bool = False,
-    edited: SourceRecord | None = None,
-    programs: Collection[int] | None = None,
-    on_done: Callable[[Rebuilt, Sequence[ReplayArgument]], None] | None = None,
-    census: Census | None = None,
+    seen: SeenReplay = UNSEEN,
 ) -> ReplayReport:
     """Replay the launch at `place`, with `corrections` in place of what was recorded.
 
-    Programs that index values make suspicious run first; past the budget the rest is a sample.
-    `programs` are linear numbers, x fastest, of those that run and no others.
+    Programs that index values make suspicious run first; past the budget the rest is a sample. Of
+    `schedule` this takes `programs` and `budget_seconds` alone; the record has the others.
     With `headroom` (and whenever an integer overflowed) offsets are also computed exactly, and the
     report says from which program on 32 bits are not enough. An access that hits somebody else's
     memory is told with its owner; one of memory that had been freed is of kind `freed memory`.
-    `use_installed` puts this installation's kernel of that name in place of the recorded one;
-    `edited` has another text for the recorded function of its id.
     With recorded `counts` elements that its contract has the launch write, and that it did not,
     are of kind `never written`. A read of undefined memory counts where it reaches a result.
-    `on_done` gets the launch as it was rebuilt, and its tensors as the programs left them;
-    `census`, which must be a new one, every access.
 
     Raises UsageError for a place that the bundle does not have, a CPU kernel or a correction of
     nothing; else NotReplayed: SourceNotAllowed, ProgramNeverEnds and ProgramTooSlow for a program
@@ -70,17 +67,7 @@ def replay_place(
         raise UsageError(f"{launch.kernel} runs on the CPU; replay is for GPU kernels")
     try:
         return _replay_launch(
-            index,
-            place,
-            dict(corrections or {}),
-            budget_seconds=budget_seconds,
-            headroom=headroom,
-            allow_source=allow_source,
-            use_installed=use_installed,
-            edited=edited,
-            programs=programs,
-            on_done=on_done,
-            census=census,
+            index, place, dict(corrections or {}), text, schedule, seen, headroom=headroom
         )
     except HypoError:
         raise
@@ -93,51 +80,53 @@ def _replay_launch(
     index: BundleIndex,
     place: Place,
     given: dict[str, Any],
+    text: KernelText,
+    schedule: Schedule,
+    seen: SeenReplay,
     *,
-    budget_seconds: float,
     headroom: bool,
-    allow_source: bool,
-    use_installed: bool,
-    edited: SourceRecord | None,
-    programs: Collection[int] | None,
-    on_done: Callable[[Rebuilt, Sequence[ReplayArgument]], None] | None,
-    census: Census | None,
 ) -> ReplayReport:
     """See `replay_place`; raises anything for records that do not fit together."""
     launch = index.launch(place)
-    if use_installed:
+    budget_seconds = BUDGET_SECONDS
+    if schedule.budget_seconds is not None:
+        budget_seconds = schedule.budget_seconds
+    if text.is_installed:
         kernel = installed_kernel(index, launch)
         if kernel is None:
             raise UsageError(f"no other {launch.function} is installed than the recorded one")
     else:
-        kernel = kernel_of(index, launch, allow_source=allow_source, edited=edited)
+        kernel = kernel_of(index, launch, allow_source=text.may_run, edited=text.edited)
 
     def once(
         given: dict[str, Any], census: Census | None = None
     ) -> tuple[ReplayReport, Rebuilt, list[ReplayArgument]]:
         rebuilt = Rebuilt(index, place, launch, given)
         done: list[ReplayArgument] = []
-        watched = {"on_lanes": census.note, "on_program": census.begin} if census else {}
+        observers = Observers(done.extend)
+        if census is not None:
+            observers = Observers(done.extend, census.note, census.begin)
         report = _replay(
             kernel,
             rebuilt.grid,
             rebuilt.arguments,
-            programs=programs,
-            first=rebuilt.suspicious(),
-            budget_seconds=budget_seconds,
+            schedule=Schedule(
+                schedule.programs,
+                rebuilt.suspicious(),
+                budget_seconds,
+                max(2 * budget_seconds, MIN_PROGRAM_SECONDS),
+                launch.num_warps,
+            ),
+            observers=observers,
             headroom=headroom,
-            program_seconds=max(2 * budget_seconds, MIN_PROGRAM_SECONDS),
-            num_warps=launch.num_warps,
-            on_arguments=done.extend,
-            **watched,
         )
         return report, rebuilt, done
 
-    report, rebuilt, done = once(given, census)
-    if census is not None:
-        census.end(done)
-    if on_done is not None:
-        on_done(rebuilt, done)
+    report, rebuilt, done = once(given, seen.census)
+    if seen.census is not None:
+        seen.census.end(done)
+    if seen.on_done is not None:
+        seen.on_done(rebuilt, done)
     findings = list(report.findings)
     if report.coverage.is_complete:
         findings += rebuilt.unwritten(done)
@@ -227,8 +216,8 @@ def index_threshold(
             index,
             place,
             corrections={argument: TensorCorrection(elements={at: entry})},
-            programs=programs,
-            allow_source=allow_source,
+            text=KernelText(allow_source),
+            schedule=Schedule(programs),
         )
         return any(_is_same(again, finding) for again in report.findings)
 

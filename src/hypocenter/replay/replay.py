@@ -33,6 +33,7 @@ from hypocenter.replay.findings import (
 from hypocenter.replay.headroom import MAX_PROGRAMS, GivenUp, Threshold, thresholds
 from hypocenter.replay.memory import CheckedMemory
 from hypocenter.replay.sites import kernel_frames, site_of, state_of
+from hypocenter.replay.terms import GivenMemory, Observers, Schedule
 from hypocenter.replay.waiting import Abandoned, Repetition, Turns
 
 #: Seconds of the processor that a program may take: another process that is busy costs it none.
@@ -41,6 +42,7 @@ PROGRAM_SECONDS = 60.0
 _WATCHED_SHARE = 0.25
 HEADROOM_SECONDS = 10.0
 _GOLDEN = 0.6180339887498949
+ALL_PROGRAMS, UNSEEN = Schedule(), Observers()
 
 
 class KernelFailed(NotReplayed):
@@ -65,61 +67,46 @@ def replay(
     grid: Any,
     arguments: Mapping[str, Any],
     *,
-    programs: Collection[int] | None = None,
-    first: Collection[int] = (),
-    undefined: Collection[str] = (),
-    outputs: Collection[str] = (),
-    budget_seconds: float | None = None,
-    program_seconds: float | None = None,
+    schedule: Schedule = ALL_PROGRAMS,
+    given: GivenMemory | None = None,
+    observers: Observers = UNSEEN,
     headroom: bool = False,
-    num_warps: int | None = None,
-    initialised: Mapping[int, Array] | None = None,
-    find_storage: Callable[[int], tuple[int, int] | None] = lambda address: None,
-    on_arguments: Callable[[tuple[Argument, ...]], None] = lambda arguments: None,
-    on_lanes: Callable[[str, Array, Array, Array, int], None] | None = None,
-    on_program: Callable[[tuple[int, int, int]], None] = lambda program: None,
-    on_numbers: Callable[..., Array | None] | None = None,
 ) -> ReplayReport:
     """Run `kernel` over `grid` (1 to 3 numbers, or a function of the arguments) and check it.
 
     `arguments` by parameter name: CPU tensors, VirtualTensors, tensor descriptors, numbers; what
-    is no parameter (num_warps) is ignored. `programs` are linear numbers, x fastest; None is all,
-    or, past `budget_seconds`, a sample; `first` are run before the others. `undefined` names
-    tensors whose contents nothing has defined yet, `outputs` those that must be written
-    everywhere. `initialised` maps the data pointer of a storage to one bool per byte, read and
-    updated; `find_storage` gives start and bytes of the storage at a real address, for kernels
-    that load pointers from memory. Of a program of one warp (`num_warps`) the lanes go in step.
-    With `headroom` the report says from which program on int32
-    offsets would overflow. `on_arguments` sees what became of each tensor, `on_lanes` each access,
-    as `CheckedMemory.on_lanes` says, `on_program` each program before it is run, and `on_numbers`
-    each result that is not finite.
+    is no parameter (num_warps) is ignored. What `schedule`, `given` and `observers` mean stands in
+    `terms.py`; without them all programs run, whose memory is defined, and nobody looks on. With
+    `headroom` the report says from which program on int32 offsets would overflow.
 
     Seconds are those of the processor that this thread has had.
 
     Raises UsageError (arguments that do not fit, a replay within a replay) and KernelFailed. For a
-    program of more than `program_seconds` (PROGRAM_SECONDS by default) that is ProgramNeverEnds
+    program of more than `schedule.program_seconds` (else PROGRAM_SECONDS) that is ProgramNeverEnds
     when it repeats the same accesses with the same values, and else ProgramTooSlow.
     """
     jit = _jit_function(kernel)
     bound = _bound(jit, arguments)
     size = _grid(grid, bound)
-    known = initialised or {}
+    given = given or GivenMemory()
+    known = given.initialised
     memory = CheckedMemory(
         jit.__name__,
         interpreter()._interpreter,
-        lambda address: at_real_address(address, find_storage, known),
+        lambda address: at_real_address(address, given.find_storage, known),
     )
-    memory.on_lanes, memory.on_numbers = on_lanes, on_numbers
-    memory.lanes.is_on = num_warps != 1
-    run = _Run(jit, size, memory, budget_seconds, first, program_seconds or PROGRAM_SECONDS)
-    run.on_program = on_program
+    memory.on_lanes, memory.on_numbers = observers.on_lanes, observers.on_numbers
+    memory.lanes.is_on = schedule.num_warps != 1
+    run = _Run(jit, size, memory, schedule)
+    run.on_program = observers.on_program
     values = {
-        name: admit(memory, name, value, undefined, outputs, known) for name, value in bound.items()
+        name: admit(memory, name, value, given.undefined, given.outputs, known)
+        for name, value in bound.items()
     }
     share_regions(memory)
     if problem := _grid_problem(size):
         return ReplayReport((_launch_finding(jit, problem),), (), Coverage(0, 0, 0, 0.0))
-    coverage = run.all(values, programs)
+    coverage = run.all(values, schedule.programs)
     findings = memory.findings() + run.failures
     if coverage.is_complete:
         findings += tuple(
@@ -141,7 +128,7 @@ def replay(
             for g in probed
             if isinstance(g, GivenUp)
         )
-    on_arguments(memory.arguments)
+    observers.on_arguments(memory.arguments)
     return ReplayReport(findings, spare, coverage, run.has_block_pointers)
 
 
@@ -196,13 +183,12 @@ class _Run:
         jit: Any,
         grid: tuple[int, int, int],
         memory: CheckedMemory,
-        budget: float | None,
-        first: Collection[int],
-        program_seconds: float,
+        schedule: Schedule,
     ) -> None:
-        self._program_seconds = program_seconds
-        self.jit, self.grid, self.memory, self.budget = jit, grid, memory, budget
-        self._first = {number for number in first if 0 <= number < math.prod(grid)}
+        self._program_seconds = schedule.program_seconds or PROGRAM_SECONDS
+        self.jit, self.grid, self.memory = jit, grid, memory
+        self.budget = schedule.budget_seconds
+        self._first = {number for number in schedule.first if 0 <= number < math.prod(grid)}
         self._failures: dict[Any, list[Finding]] = {}
         self._program = (0, 0, 0)
         self._program_started = 0.0

@@ -21,6 +21,7 @@ from hypocenter.replay.rebuild import Rebuilt, recorded_site
 from hypocenter.replay.replay import replay
 from hypocenter.replay.sites import kernel_frames, site_of
 from hypocenter.replay.source import kernel_of
+from hypocenter.replay.terms import Observers, Schedule
 
 #: Accesses of a program that are kept, and lanes of one.
 MAX_ACCESSES, MAX_LANES = 4096, 1 << 16
@@ -107,11 +108,8 @@ def trace_program(
             kernel,
             rebuilt.grid,
             rebuilt.arguments,
-            programs=[program],
-            budget_seconds=seconds,
-            program_seconds=seconds,
-            on_arguments=arguments.extend,
-            on_lanes=keep,
+            schedule=Schedule([program], budget_seconds=seconds, program_seconds=seconds),
+            observers=Observers(arguments.extend, on_lanes=keep),
         )
     except HypoError:
         raise

@@ -18,6 +18,7 @@ from hypocenter.replay.arguments import Argument
 from hypocenter.replay.corrections import element_bytes, elements_of
 from hypocenter.replay.rebuild import Rebuilt
 from hypocenter.replay.recorded import replay_place
+from hypocenter.replay.terms import KernelText, Schedule, SeenReplay
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,11 @@ def written_with(
                 found[argument.name] = Written(tensor, rows.copy(), np.asarray(whole.all(axis=-1)))
 
     report = replay_place(
-        index, place, allow_source=allow_source, budget_seconds=budget_seconds, on_done=keep
+        index,
+        place,
+        text=KernelText(allow_source),
+        schedule=Schedule(budget_seconds=budget_seconds),
+        seen=SeenReplay(keep),
     )
     if not report.coverage.is_complete:
         raise NotReplayed(index.launch(place).kernel, "was not replayed whole")

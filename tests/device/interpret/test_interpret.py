@@ -56,7 +56,8 @@ def language() -> dict[str, Any]:
     """Every attribute that an interpretation may patch."""
     libdevice = importlib.import_module("triton.language.extra.libdevice")
     things = [tl, tl.core, tl.standard, tl.math, tl.random, tl.tensor, tl.dtype, interpreter()]
-    things += [tl.core.tensor_descriptor_base, tl.core.tensor_descriptor]
+    things += [tl.core.tensor_descriptor_base, tl.core.tensor_descriptor, tl.block_type]
+    things += [interpreter().TritonSemantic]
     things += [getattr(tl, "condition", tl), triton.runtime.jit.JITFunction, libdevice]
     return {f"{t.__name__}.{name}": value for t in things for name, value in vars(t).items()}
 

@@ -81,7 +81,7 @@ def test_latents_stand_in_both_caches(num_turned: int, rank: int, kind: Any) -> 
     ("shape", "text"),
     [
         ({"num_kv_heads": 2}, "all heads read the same latent"),
-        ({"rank": 26}, "a key must have a part that is turned"),
+        ({"rank": 26}, "a key must have a part that is rotated"),
         ({"rank": 0}, "rank is 0, but must be above 0"),
         ({"pitch": 16}, "values are written as whole vectors of 16"),
     ],

@@ -30,6 +30,7 @@ from hypocenter.record.contents import Snapshot
 from hypocenter.record.events import Place, Values
 from hypocenter.replay.corrections import MAX_VIEW_BYTES
 from hypocenter.replay.findings import Finding
+from hypocenter.replay.terms import KernelText, Schedule
 
 #: Launches that are replayed for one with a finding, and seconds of each.
 _MAX_LAUNCHES, _SECONDS = 32, 5.0
@@ -136,7 +137,12 @@ def _replays(
 
     for place in places[:_MAX_LAUNCHES]:
         try:
-            report = replay_place(index, place, budget_seconds=_SECONDS, allow_source=allow_source)
+            report = replay_place(
+                index,
+                place,
+                text=KernelText(allow_source),
+                schedule=Schedule(budget_seconds=_SECONDS),
+            )
         except HypoError as error:
             yield place, [], str(error)
         else:

@@ -20,6 +20,7 @@ from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import OUTSIDE_PLANS, LaunchRecord, Place
 from hypocenter.replay.findings import Finding, ReplayReport
+from hypocenter.replay.terms import KernelText, Schedule
 
 MAX_BUDGET_SECONDS = 1e6
 
@@ -116,7 +117,11 @@ def _replay_all(
         seconds = min(BUDGET_SECONDS, left) if len(places) > 1 else left
         try:
             report = replay_place(
-                index, place, budget_seconds=seconds, headroom=True, allow_source=allow_source
+                index,
+                place,
+                text=KernelText(allow_source),
+                schedule=Schedule(budget_seconds=seconds),
+                headroom=True,
             )
         except ProgramTooSlow as error:
             problem = f"{error}; --budget SECONDS gives it more"

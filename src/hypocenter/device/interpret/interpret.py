@@ -34,6 +34,12 @@ from hypocenter.device.interpret.libdevice import LIBDEVICE
 from hypocenter.device.interpret.libdevice_types import result_type
 from hypocenter.device.interpret.loops import counting
 from hypocenter.device.interpret.numbers import NumberBuilder, OnNumbers
+from hypocenter.device.interpret.shapes import (
+    NUMPY_TYPES,
+    broadcasting,
+    making_block_types,
+    making_tensors,
+)
 from hypocenter.device.interpret.undefined import (
     Following,
     Watch,
@@ -277,6 +283,11 @@ def _patch(changed: _Changes, memory: Memory, builder: Any, opened: Interpretati
     language += [tl.condition] if hasattr(tl, "condition") else []
     for thing in language:
         changed.watch(thing)
+    changed.put(tl.block_type, "__init__", making_block_types(tl.block_type.__init__))
+    tl.tensor.__init__ = making_tensors(tl.tensor.__init__)
+    semantic = _interp.TritonSemantic
+    changed.put(semantic, "broadcast_impl_value", broadcasting(semantic.broadcast_impl_value))
+    changed.put(_interp, "_get_np_dtype", NUMPY_TYPES)
     changed.put(_interp, "_interpreter", _Native(_interp._interpreter, memory))
     changed.put(_interp, "interpreter_builder", builder)
     changed.put(_interp, "interpreter_semantic", _interp.TritonSemantic(builder))

@@ -36,6 +36,7 @@ from hypocenter.doctor.installed_text import changes, texts_of
 from hypocenter.doctor.judging.origin import last_writer, with_origin
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import OUTSIDE_PLANS
+from hypocenter.replay.terms import KernelText
 
 Rung = Callable[[Case], list[Claim]]
 #: A launch that shows one of these may do so because of what others had written before it.
@@ -286,7 +287,7 @@ def _is_replayed_alike(case: Case, good: Case, root: RootCause) -> bool:
     try:
         from hypocenter.replay.recorded import replay_place
 
-        report = replay_place(good.index, there.place, allow_source=case.allow_source)
+        report = replay_place(good.index, there.place, text=KernelText(case.allow_source))
     except (HypoError, ImportError):  # what cannot be replayed says nothing
         return False
     names = ("kind", "argument", "line")

@@ -21,6 +21,7 @@ from hypocenter.doctor.diagnosis import Culprit, RootCause
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import HostWrote, TensorRecord, Values
 from hypocenter.record.gap import Gap
+from hypocenter.replay.terms import KernelText, Schedule, SeenReplay
 
 #: Seconds for all replays, launches that are looked back at, and kernels of one pipeline.
 _SECONDS, _MAX_LAUNCHES, _MAX_STAGES = 6.0, 4096, 6
@@ -305,9 +306,9 @@ def _value_after(
                 name: TensorCorrection(elements={at: value})
                 for name, (at, value) in changed.items()
             },
-            budget_seconds=min(left, 2.0),
-            allow_source=case.allow_source,
-            on_done=keep,
+            text=KernelText(case.allow_source),
+            schedule=Schedule(budget_seconds=min(left, 2.0)),
+            seen=SeenReplay(keep),
         )
     except (HypoError, ImportError):
         return None

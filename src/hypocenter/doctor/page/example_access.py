@@ -14,6 +14,7 @@ from hypocenter.doctor.diagnosis import RootCause
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import OUTSIDE_PLANS, Place, TensorRecord
 from hypocenter.replay.findings import Finding, FindingKind
+from hypocenter.replay.terms import KernelText, Schedule
 
 _SECONDS = 4.0
 #: Kinds of findings whose access goes to where its tensor is not.
@@ -91,7 +92,10 @@ def _replay_findings(case: Case, place: Place) -> tuple[Finding, ...]:
         from hypocenter.replay.recorded import replay_place
 
         report = replay_place(
-            case.index, place, budget_seconds=_SECONDS, allow_source=case.allow_source
+            case.index,
+            place,
+            text=KernelText(case.allow_source),
+            schedule=Schedule(budget_seconds=_SECONDS),
         )
     except (HypoError, MissingPackage, ImportError):
         return ()

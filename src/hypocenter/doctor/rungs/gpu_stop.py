@@ -32,6 +32,7 @@ from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import StreamEvent, TensorRecord
 from hypocenter.record.gap import Gap
 from hypocenter.record.gpu_stop import GpuFrame, GpuGrid, GpuStop, GpuWarp
+from hypocenter.replay.terms import KernelText, Schedule
 
 NAME = "core dump"
 #: Of all replays of the rung.
@@ -287,8 +288,8 @@ def _is_clean_with(case: Case, stopped: _Stop, corrections: dict[str, Any]) -> b
             case.index,
             stopped.use.place,
             corrections=corrections,
-            programs=(stopped.program, last - 1),
-            allow_source=case.allow_source,
+            text=KernelText(case.allow_source),
+            schedule=Schedule((stopped.program, last - 1)),
         )
     except HypoError:
         return False

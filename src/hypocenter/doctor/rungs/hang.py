@@ -15,6 +15,7 @@ from hypocenter.doctor.kernel_text import has_loop, line_text
 from hypocenter.doctor.rungs.engine.idle_engine import idle_engine
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import SourceRecord
+from hypocenter.replay.terms import KernelText, Schedule
 
 NAME = "hang"
 #: A program is given twice the budget of its replay.
@@ -90,8 +91,8 @@ def _replay(case: Case, use: LaunchMade, source: SourceRecord) -> Claim:
         report = replay_place(
             case.index,
             use.place,
-            budget_seconds=_PROGRAM_SECONDS,
-            allow_source=case.allow_source,
+            text=KernelText(case.allow_source),
+            schedule=Schedule(budget_seconds=_PROGRAM_SECONDS),
         )
     except ProgramNeverEnds as error:
         return _endless(case, use, source, line, text, str(error))
@@ -183,7 +184,10 @@ def _green(case: Case, use: LaunchMade) -> tuple[str, str]:
         fact = f"the kernel as it is installed (line {lines[0].line}: `{lines[0].was}`)"
         with contextlib.suppress(HypoError):
             done = replay_place(
-                case.index, use.place, budget_seconds=_PROGRAM_SECONDS, use_installed=True
+                case.index,
+                use.place,
+                text=KernelText(is_installed=True),
+                schedule=Schedule(budget_seconds=_PROGRAM_SECONDS),
             ).coverage
             return fact, (
                 f"the same replay with {fact} ends: {done.num_run} of {done.num_launched} programs"

@@ -35,6 +35,19 @@ class _Hint:
     pointers: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Broken:
+    """A promised multiple of `factor` that is `value` in `program`; all are multiples of `common`.
+
+    `program` has the number of the program along each axis.
+    """
+
+    value: int
+    program: Mapping[int, int]
+    factor: int
+    common: int
+
+
 #: What each name was assigned, with the lines.
 _Names = Mapping[str, list[tuple[int, ast.expr]]]
 
@@ -64,7 +77,7 @@ def hints(case: Case) -> list[Claim]:
             if wrong is None:
                 num_kept += 1
             elif not claims:
-                claims.append(_claim(case, use, source, hint, *wrong))
+                claims.append(_claim(case, use, source, hint, wrong))
     if num_kept and not claims:
         claims.append(
             row(
@@ -127,8 +140,8 @@ def _assign(
 
 def _broken_hint(
     use: LaunchMade, hint: _Hint, names: _Names, known: Mapping[str, int]
-) -> tuple[int, dict[int, int], int, int] | None:
-    """(value, program numbers, promised factor, factor that all values have), or None."""
+) -> _Broken | None:
+    """The first program in which a promise does not hold, or None."""
     grid = (*use.launch.grid, 1, 1)[:3]
     axes = [sorted({0, 1, 2, size - 1} & set(range(size)))[:_MAX_VALUES] for size in grid]
     factor = _value(hint.factor, names, known, {})
@@ -140,7 +153,7 @@ def _broken_hint(
         common = math.gcd(common, value)
         if value % factor and found is None:
             found = value, program
-    return None if found is None else (*found, factor, common)
+    return None if found is None else _Broken(*found, factor, common)
 
 
 def _value(
@@ -186,29 +199,22 @@ def _value(
 
 
 def _claim(
-    case: Case,
-    use: LaunchMade,
-    source: SourceRecord,
-    hint: _Hint,
-    value: int,
-    program: Mapping[int, int],
-    factor: int,
-    common: int,
+    case: Case, use: LaunchMade, source: SourceRecord, hint: _Hint, broken: _Broken
 ) -> Claim:
-    launch = use.launch
+    launch, common = use.launch, broken.common
     pointer = hint.pointers[0] if hint.pointers else None
     argument = case.fact_of(launch, pointer) if pointer else None
     tensor = case.tensor_of(launch, pointer) if pointer else None
     expression = ast.unparse(hint.expression)
-    text = f"{expression} is promised to be a multiple of {factor}"
-    where = tuple(program.values())
-    red = f"{text}, but in program {where} it is {value}"
+    text = f"{expression} is promised to be a multiple of {broken.factor}"
+    where = tuple(broken.program.values())
+    red = f"{text}, but in program {where} it is {broken.value}"
     root = RootCause(
         cause=Cause.MISALIGNMENT,
         blames=Blame.KERNEL,
         sentence=f"{launch.kernel}: {red}: a vector access there does not begin where it seems",
         fix=f"Promise tl.multiple_of({expression}, {common}) at most, or space the rows "
-        f"{factor} elements apart",
+        f"{broken.factor} elements apart",
         proof=Proof(
             red,
             f"a promise of {common}",

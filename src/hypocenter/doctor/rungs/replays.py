@@ -18,6 +18,7 @@ from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause, TestedBy, refutable
 from hypocenter.doctor.diagnosis import (
     Claim,
+    Hypothesis,
     Proof,
     RootCause,
     SolvedEntry,
@@ -46,6 +47,7 @@ from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import Place, SourceRecord
 from hypocenter.record.gap import Gap, GapKind
 from hypocenter.replay.findings import Finding, FindingKind, ReplayReport
+from hypocenter.replay.terms import KernelText, Schedule, SeenReplay
 from hypocenter.replay.text import extent_text, place_text
 
 NAME = "replay"
@@ -111,13 +113,9 @@ class _Rung:
                 self.case.index,
                 use.place,
                 corrections=dict(corrections or {}),
-                budget_seconds=min(REPLAY_SECONDS, left),
-                allow_source=self.case.allow_source,
-                use_installed=use_installed,
-                edited=edited,
-                programs=programs,
-                census=census,
-                on_done=_keep_in(kept) if good is not None else None,
+                text=KernelText(self.case.allow_source, use_installed, edited),
+                schedule=Schedule(programs, budget_seconds=min(REPLAY_SECONDS, left)),
+                seen=SeenReplay(_keep_in(kept) if good is not None else None, census),
             )
             if good is None:
                 return Seen(report, census)
@@ -463,7 +461,15 @@ def _refute(rung: _Rung, claims: list[Claim]) -> Iterator[Claim]:
             continue
         if rung.case.is_foreign and cause in _OF_HISTORY:
             reason = why_history_untested(rung.case)
-            yield row(cause, Verdict.NOT_TESTED, NAME, reason, is_unrecorded=True)
+            yield Claim(
+                Hypothesis(
+                    cause=cause,
+                    verdict=Verdict.NOT_TESTED,
+                    diagnostic=NAME,
+                    evidence=(reason,),
+                    is_unrecorded=True,
+                )
+            )
         elif rung.clean and not rung.partly and not rung.failed and not rung.vague:
             yield row(
                 cause,

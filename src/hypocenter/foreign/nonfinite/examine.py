@@ -57,6 +57,28 @@ class _Input:
     nan: Any
 
 
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What an operation was given that is not finite: who made that of its tensors, and a number.
+
+    `is_known`: all of its inputs still are.
+    """
+
+    taints: tuple[Taint, ...]
+    scalar: float | None
+    is_known: bool
+
+    @property
+    def nans(self) -> set[int]:
+        """Who made their NaN."""
+        return {taint.nan for taint in self.taints} - {0}
+
+    @property
+    def infs(self) -> set[int]:
+        """Who made their infinities."""
+        return {taint.inf for taint in self.taints} - {0}
+
+
 class Examiner:
     """Judges the operations of a chunk in order. `undefined` is memory that nobody has written."""
 
@@ -158,8 +180,8 @@ class Examiner:
         torch = self._torch
         inputs, is_known = self._inputs(op, number)
         guilty = [own for own in inputs if bool(own.bad.any())]
-        sources = {id(own): self._taint_of(op, own) for own in guilty}
         scalar = _nonfinite_number(op)
+        given = _Given(tuple(self._taint_of(op, own) for own in guilty), scalar, is_known)
         nan = after.isnan() & bad
         passed = reach_of(torch, op, _by_name(guilty, "bad"), after)
         with_nan = [own for own in guilty if bool(own.nan.any())]
@@ -173,13 +195,13 @@ class Examiner:
             became = nan & ~passed_nan & ~born
         made = _Made(op, number, after, inputs)
         new = self._note_born(made, born, nan)
-        of_inf = tuple(sorted({sources[id(own)].inf for own in guilty} - {0}))
+        of_inf = tuple(sorted(given.infs))
         if bool(became.any()):
             if scalar is not None and not of_inf:
                 of_inf = (self._given_number(made, scalar),)
             new.append((True, self._event(made, became, comes_from=of_inf)))
         rest = bad & ~born & ~became
-        self._taint(made, result, new, rest, nan, guilty, sources, scalar, is_known=is_known)
+        self._taint(made, result, new, rest, nan, given)
 
     def _note_born(self, made: _Made, born: Any, nan: Any) -> list[tuple[bool, int]]:
         """Events of what an operation made of finite numbers, and whether each is NaN."""
@@ -196,11 +218,7 @@ class Examiner:
         new: list[tuple[bool, int]],
         rest: Any,
         nan: Any,
-        guilty: list[_Input],
-        sources: Mapping[int, Taint],
-        scalar: float | None,
-        *,
-        is_known: bool,
+        given: _Given,
     ) -> None:
         """Note who made what a result holds."""
         nans = {number for is_nan, number in new if is_nan}
@@ -208,13 +226,13 @@ class Examiner:
         has_nan, has_inf = bool((rest & nan).any()), bool((rest & ~nan).any())
         old = self._taints.get(result.untyped_storage()) or Taint()
         if has_nan:
-            nans |= {sources[id(own)].nan for own in guilty} - {0}
+            nans |= given.nans
         if has_inf:
-            infs |= {sources[id(own)].inf for own in guilty} - {0}
+            infs |= given.infs
         if (has_nan and not nans) or (has_inf and not infs):
             unknown = (
-                self._given_number(made, scalar)
-                if scalar is not None and is_known
+                self._given_number(made, given.scalar)
+                if given.scalar is not None and given.is_known
                 else self._event(made, rest, kind=NumberKind.UNKNOWN, is_sure=False)
             )
             nans = nans or ({unknown} if has_nan else set())
@@ -224,7 +242,7 @@ class Examiner:
             nans |= {old.nan} - {0}
             infs |= {old.inf} - {0}
         is_sure = self._is_one(nans) and self._is_one(infs)
-        is_sure = is_sure and all(sources[id(own)].is_sure for own in guilty)
+        is_sure = is_sure and all(taint.is_sure for taint in given.taints)
         taint = Taint(min(nans, default=0), min(infs, default=0), is_sure)
         self._taints[result.untyped_storage()] = taint
         self.last_nan = taint.nan or self.last_nan

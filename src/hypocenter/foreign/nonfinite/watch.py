@@ -98,7 +98,8 @@ class NumberWatch:
             before = attempt(self._copies, written)
         result = func(*args, **kwargs)
         if facts.role is Role.PLAIN:
-            attempt(self._note, number, facts, func, args, kwargs, result, written, before or {})
+            op = SeenOp(number, facts, func, args, kwargs, written, before or {})
+            attempt(self._note, op, result)
         elif facts.role is Role.EMPTY:
             attempt(self._fill, result)
         elif facts.role is Role.TEST:
@@ -136,18 +137,9 @@ class NumberWatch:
                 if is_looked_at(self._torch, tensor):
                     yield tensor
 
-    def _note(
-        self,
-        number: int,
-        facts: OpFacts,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        result: Any,
-        results: list[Any],
-        before: dict[tuple[Any, ...], Any],
-    ) -> None:
-        """`results` are the tensors that it wrote; those that it made come to them."""
+    def _note(self, op: SeenOp, result: Any) -> None:
+        """`op.results` are the tensors that it wrote; those that it made come to them."""
+        facts, results = op.facts, op.results
         parts = result if isinstance(result, tuple) else (result,)
         for part, is_new in zip(parts, facts.new, strict=False):
             if is_new or facts.name == "lift_fresh":
@@ -155,7 +147,6 @@ class NumberWatch:
         if facts.name == SCALER:
             self._has_scaler = True
         if results:
-            op = SeenOp(number, facts, func, args, kwargs, results, before)
             self._place(op)
             self._keep(op)
 

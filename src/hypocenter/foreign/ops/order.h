@@ -353,8 +353,9 @@ class OrderCall {
     bool is_out = order.place_of(into) == UNKNOWN;
     if (is_out == (source.place == UNKNOWN)) return false;
     order.python.attr("copy")(
-        wrapped(source.tensor), wrapped(into), order.streams[stream_].name, number_,
-        texts.at(facts_.what), texts.at(site_), is_out, is_asked_);
+        wrapped(source.tensor), wrapped(into),
+        py::make_tuple(order.streams[stream_].name, number_), texts.at(facts_.what),
+        texts.at(site_), is_out, is_asked_);
     return true;
   }
 

@@ -8,23 +8,35 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from types import FrameType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from hypocenter.foreign.caller import caller_of_now
 from hypocenter.foreign.ops.native import NativeOps
 from hypocenter.foreign.streams.gpu import OF_HOST, Gpu
 from hypocenter.foreign.streams.storages import KnownStorage
 from hypocenter.foreign.streams.telling import BACKWARD
-from hypocenter.foreign.streams.watch import StreamWatch, Tell
+from hypocenter.foreign.streams.watch import StreamWatch, Tell, Work
 from hypocenter.order.clocks import HOST
 from hypocenter.order.extents import Extent
 from hypocenter.order.ledger import MAX_USES, Instant, Use
 from hypocenter.record.order_events import OrderStep
 
-#: A use as machine code kept it: number, steps before it, address, shape, strides, bytes of an
-#: item, whether it writes, what, where, the launch and the argument.
-KeptUse = tuple[int, int, int, tuple[int, ...], tuple[int, ...], int, bool, str, str, int, str]
+
+class KeptUse(NamedTuple):
+    """A use as machine code kept it, in its order; `num_steps` are those before it."""
+
+    number: int
+    num_steps: int
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    item_bytes: int
+    is_write: bool
+    what: str
+    site: str
+    launch: int
+    argument: str
 
 
 class NativeStreamWatch(StreamWatch):
@@ -72,7 +84,7 @@ class NativeStreamWatch(StreamWatch):
             self._drain()
 
     def adopt(
-        self, tensor: Any, made_in: str, used_in: str, site: str, uses: list[KeptUse]
+        self, tensor: Any, made_in: str, used_in: str, site: str, uses: list[tuple[Any, ...]]
     ) -> None:
         """A memory is Python's from now on: where it was made, and what one stream did with it."""
         with self._lock:
@@ -81,7 +93,7 @@ class NativeStreamWatch(StreamWatch):
                 return
             if used_in != made_in:
                 self._storages.share(known.number)
-            kept = [_use_of(used_in, *use) for use in uses]
+            kept = [_use_of(used_in, KeptUse(*use)) for use in uses]
             region = known.extent if made_in or not kept else kept[0].region
             made = (site or BACKWARD) if made_in else ""
             self._ledger.adopt(known.number, made_in or HOST, region, made, kept)
@@ -100,13 +112,14 @@ class NativeStreamWatch(StreamWatch):
             self._drain()
             moment = self._moment(stream, number)
             frame, _ = caller_of_now()
-            super()._use(tensor, moment, is_write, what, site or BACKWARD, frame, argument=name)
+            work = Work(what, site or BACKWARD, frame)
+            super()._use(tensor, moment, is_write, work, argument=name)
 
     def use_of_host(self, tensor: Any, is_write: bool, what: str) -> None:
         """The host uses memory that a stream copies from or to."""
         with self._lock:
             frame, site = caller_of_now()
-            self._use_of_host(tensor, is_write, what, site, frame)
+            self._use_of_host(tensor, is_write, Work(what, site, frame))
 
     def host_waits(self, stream: str) -> None:
         """A number of a tensor was asked for."""
@@ -117,27 +130,21 @@ class NativeStreamWatch(StreamWatch):
         self,
         source: Any,
         into: Any,
-        stream: str,
-        number: int,
+        place: tuple[str, int],
         what: str,
         site: str,
         is_out: bool,
         is_asked: bool,
     ) -> None:
-        """A copy between host and GPU: what it does to the host's memory, and to the order."""
+        """A copy between host and GPU: what it does to the host's memory, and to the order.
+
+        `place` is the stream, and the number that the copy has in it.
+        """
         with self._lock:
-            moment = self._moment(stream, number)
+            moment = self._moment(*place)
             frame, _ = caller_of_now()
-            self._copy(
-                source,
-                into,
-                moment,
-                what,
-                site or BACKWARD,
-                frame,
-                is_out=is_out,
-                is_asked=is_asked,
-            )
+            work = Work(what, site or BACKWARD, frame)
+            self._copy(source, into, moment, work, is_out=is_out, is_asked=is_asked)
 
     def keep_for(self, tensor: Any, stream_id: int, index: int, kind: int) -> None:
         """record_stream was called, with a stream by torch's three numbers."""
@@ -165,9 +172,7 @@ class NativeStreamWatch(StreamWatch):
         tensor: Any,
         moment: Instant,
         is_write: bool,
-        what: str,
-        site: str,
-        frame: FrameType | None,
+        work: Work,
         *,
         argument: str = "",
         launch: int = 0,
@@ -178,7 +183,14 @@ class NativeStreamWatch(StreamWatch):
             and region is None
             and self._gpu.place_of(tensor) != OF_HOST
             and self._code.use(
-                tensor, moment.stream, moment.number, is_write, what, argument, site, launch
+                tensor,
+                moment.stream,
+                moment.number,
+                is_write,
+                work.what,
+                argument,
+                work.site,
+                launch,
             )
         )
         if not is_kept:
@@ -186,9 +198,7 @@ class NativeStreamWatch(StreamWatch):
                 tensor,
                 moment,
                 is_write,
-                what,
-                site,
-                frame,
+                work,
                 argument=argument,
                 launch=launch,
                 region=region,
@@ -239,27 +249,14 @@ class NativeStreamWatch(StreamWatch):
         self._code.set_pythons(self._ledger.clocks.has_blocking)
 
 
-def _use_of(
-    stream: str,
-    number: int,
-    num_steps: int,
-    address: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    item_bytes: int,
-    is_write: bool,
-    what: str,
-    site: str,
-    launch: int,
-    name: str,
-) -> Use:
+def _use_of(stream: str, kept: KeptUse) -> Use:
     return Use(
-        Instant(stream, number, num_steps),
-        Extent(address, shape, strides, item_bytes),
-        is_write,
-        what,
-        site or BACKWARD,
-        launch,
-        name,
-        is_sure=not launch,
+        Instant(stream, kept.number, kept.num_steps),
+        Extent(kept.address, kept.shape, kept.strides, kept.item_bytes),
+        kept.is_write,
+        kept.what,
+        kept.site or BACKWARD,
+        kept.launch,
+        kept.argument,
+        is_sure=not kept.launch,
     )

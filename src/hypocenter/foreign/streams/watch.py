@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypocenter.foreign.caller import caller_of_now
 from hypocenter.foreign.streams.gpu import OF_HOST, Gpu, is_plain
@@ -33,6 +33,14 @@ MAX_OF_GRAPH = 4096
 _PLACE_IN_COPY = 2
 
 Tell = Callable[[dict[str, Any]], None]
+
+
+class Work(NamedTuple):
+    """What uses memory: an operation's or a kernel's name, the program's line, and the frame."""
+
+    what: str
+    site: str
+    frame: FrameType | None
 
 
 @dataclass(slots=True, eq=False)
@@ -159,34 +167,32 @@ class StreamWatch:
             return
         self.num_operations += 1
         frame, site = caller_of_now()
-        site = site or BACKWARD
+        work = Work(known.name, site or BACKWARD, frame)
         if known.sort is Sort.NUMBER:
             self._take(OrderStep("host", moment.stream))
         is_copy_by_host = False
         if known.sort is Sort.COPY:
-            is_copy_by_host = self._copy_of(
-                known, given, moment, args, keywords, result, frame, site
-            )
+            is_copy_by_host = self._copy_of(given, moment, args, keywords, result, work)
         for tensor, name, is_write, place in given:
             if place == OF_HOST:
                 if not is_copy_by_host:
-                    self._use_of_host(tensor, is_write, known.name, site, frame)
+                    self._use_of_host(tensor, is_write, work)
                 continue
-            self._use(tensor, moment, is_write, known.name, site, frame, argument=name)
-        self._results(known, moment, result, site, frame)
+            self._use(tensor, moment, is_write, work, argument=name)
+        self._results(known, moment, result, work)
 
     def _end_on_host(
         self, known: Operation, given: list[tuple[Any, str, bool, int]], result: Any
     ) -> None:
         """An operation of the host: of use where a stream copies from or to its memory."""
         if self._storages.of_host:
-            frame: FrameType | None = None
-            site = ""
+            work: Work | None = None
             for tensor, _, is_write, _ in given:
                 if self._is_watched(tensor):
-                    if not site:
+                    if work is None:
                         frame, site = caller_of_now()
-                    self._use_of_host(tensor, is_write, known.name, site, frame)
+                        work = Work(known.name, site, frame)
+                    self._use_of_host(tensor, is_write, work)
         for tensor in tensors_in(result):  # made for a GPU of nothing that lies on one
             place = self._gpu.place_of(tensor)
             if place == OF_HOST:
@@ -194,31 +200,27 @@ class StreamWatch:
             moment = self._begin(place)
             self.num_operations += 1
             frame, site = caller_of_now()
-            self._results(known, moment, tensor, site or BACKWARD, frame)
+            self._results(known, moment, tensor, Work(known.name, site or BACKWARD, frame))
 
-    def _results(
-        self, known: Operation, moment: Instant, result: Any, site: str, frame: FrameType | None
-    ) -> None:
+    def _results(self, known: Operation, moment: Instant, result: Any, work: Work) -> None:
         for tensor in tensors_in(result):
             if self._gpu.place_of(tensor) == OF_HOST:
                 continue
             storage = tensor.untyped_storage()
             if self._storages.find(storage) is not None:
                 continue  # it was among the arguments
-            self._new(storage, moment.stream, site)
+            self._new(storage, moment.stream, work.site)
             if known.makes:
-                self._use(tensor, moment, True, known.name, site, frame, argument="result")
+                self._use(tensor, moment, True, work, argument="result")
 
     def _copy_of(
         self,
-        known: Operation,
         given: list[tuple[Any, str, bool, int]],
         moment: Instant,
         args: tuple[Any, ...],
         keywords: dict[str, Any],
         result: Any,
-        frame: FrameType | None,
-        site: str,
+        work: Work,
     ) -> bool:
         """A copy between host and GPU; False for another one."""
         source = [tensor for tensor, name, _, _ in given if name in ("src", "self")][-1]
@@ -228,9 +230,7 @@ class StreamWatch:
             return False
         place = _PLACE_IN_COPY if len(given) > 1 else len(args)
         is_asked = args[place] if len(args) > place else keywords.get("non_blocking", False)
-        self._copy(
-            source, into, moment, known.name, site, frame, is_out=is_out, is_asked=bool(is_asked)
-        )
+        self._copy(source, into, moment, work, is_out=is_out, is_asked=bool(is_asked))
         return True
 
     def _copy(
@@ -238,9 +238,7 @@ class StreamWatch:
         source: Any,
         into: Any,
         moment: Instant,
-        what: str,
-        site: str,
-        frame: FrameType | None,
+        work: Work,
         *,
         is_out: bool,
         is_asked: bool,
@@ -254,9 +252,9 @@ class StreamWatch:
         there = into if is_out else source
         if is_asked and self._gpu.is_pinned(there):
             self.num_async += 1
-            self._use(there, moment, is_out, what, site, frame, argument="host memory")
+            self._use(there, moment, is_out, work, argument="host memory")
             return
-        self._use_of_host(there, is_out, what, site, frame)
+        self._use_of_host(there, is_out, work)
         if is_out or not is_asked:
             self._take(OrderStep("host", moment.stream))
 
@@ -267,9 +265,7 @@ class StreamWatch:
         tensor: Any,
         moment: Instant,
         is_write: bool,
-        what: str,
-        site: str,
-        frame: FrameType | None,
+        work: Work,
         *,
         argument: str = "",
         launch: int = 0,
@@ -281,20 +277,20 @@ class StreamWatch:
         region = region or Extent(
             tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.element_size()
         )
-        use = Use(moment, region, is_write, what, site, launch, argument, is_sure=not launch)
+        use = Use(
+            moment, region, is_write, work.what, work.site, launch, argument, is_sure=not launch
+        )
         if self._graph is not None:
             key = known.number, region, is_write
             if len(self._graph.uses) < MAX_OF_GRAPH:
                 self._graph.uses.setdefault(key, (known.number, use))
         for found in self._now.use(known.number, use):
-            self._telling.note(found, self._now, frame, in_graph=self.is_capturing)
+            self._telling.note(found, self._now, work.frame, in_graph=self.is_capturing)
 
-    def _use_of_host(
-        self, tensor: Any, is_write: bool, what: str, site: str, frame: FrameType | None
-    ) -> None:
+    def _use_of_host(self, tensor: Any, is_write: bool, work: Work) -> None:
         if self._is_watched(tensor):
             self._drain()
-            self._use(tensor, self._ledger.begin(HOST), is_write, what, site, frame)
+            self._use(tensor, self._ledger.begin(HOST), is_write, work)
 
     def _is_watched(self, tensor: Any) -> bool:
         of_host = self._storages.of_host
@@ -347,7 +343,7 @@ class StreamWatch:
             frame, site = caller_of_now()
             self._new(tensor.untyped_storage(), moment.stream, site)
             if is_written:
-                self._use(tensor, moment, True, what, site, frame, argument="result")
+                self._use(tensor, moment, True, Work(what, site, frame), argument="result")
 
     def note_copy(self, source: Any, into: Any, what: str, *, is_asked: bool) -> None:
         """A copy between host and GPU into new memory; `is_asked`: not to be waited for."""
@@ -356,13 +352,14 @@ class StreamWatch:
             moment = self._begin(gpu)
             self.num_operations += 1
             frame, site = caller_of_now()
+            work = Work(what, site, frame)
             is_out = self._gpu.place_of(into) == OF_HOST
-            self._copy(source, into, moment, what, site, frame, is_out=is_out, is_asked=is_asked)
+            self._copy(source, into, moment, work, is_out=is_out, is_asked=is_asked)
             if is_out:
-                self._use(source, moment, False, what, site, frame, argument="self")
+                self._use(source, moment, False, work, argument="self")
             else:
                 self._new(into.untyped_storage(), moment.stream, site)
-                self._use(into, moment, True, what, site, frame, argument="result")
+                self._use(into, moment, True, work, argument="result")
 
     def ran_kernel(self, kernel: str, uses: list[tuple[Any, Extent, bool, str]], site: str) -> None:
         """A launch has touched these parts: tensor, part, whether it wrote it, and parameter."""
@@ -370,17 +367,9 @@ class StreamWatch:
             moment = self._begin(self._gpu.device_now())
             self.num_launches += 1
             frame, _ = caller_of_now()
+            work = Work(kernel, site, frame)
             for tensor, region, is_write, parameter in uses:
-                self._use(
-                    tensor,
-                    moment,
-                    is_write,
-                    kernel,
-                    site,
-                    frame,
-                    argument=parameter,
-                    region=region,
-                )
+                self._use(tensor, moment, is_write, work, argument=parameter, region=region)
 
     # -- launches ---------------------------------------------------------------------------------
 
@@ -395,7 +384,7 @@ class StreamWatch:
             device = self._gpu.device_now()
             moment = self._begin(device)
             self.num_launches += 1
-            name = getattr(jit, "__name__", "a kernel")
+            work = Work(getattr(jit, "__name__", "a kernel"), site, frame)
             for parameter, (reads, writes) in uses.items():
                 tensor = given.get(parameter)
                 tensor = getattr(tensor, "base", tensor)
@@ -404,9 +393,7 @@ class StreamWatch:
                         tensor,
                         moment,
                         writes,
-                        name,
-                        site,
-                        frame,
+                        work,
                         argument=parameter,
                         launch=launch or -1,
                     )

@@ -107,19 +107,19 @@ def _num_tiles(position: int, window: int) -> int:
 
 
 @inline
-def _turn(
-    q: Any, q_at: int, turned: Any, turned_at: int, group: int, num_padded: int, heads: int,
+def _transpose(
+    q: Any, q_at: int, transposed: Any, transposed_at: int, group: int, num_padded: int, heads: int,
     head_dim: int,
 ) -> None:  # fmt: skip
     """Lay q out as `tile` reads it: blocks [head_dim, heads]."""
     for head in range(num_padded):
-        at = turned_at + head // heads * heads * head_dim + head % heads
+        at = transposed_at + head // heads * heads * head_dim + head % heads
         if head < group:
             for d in range(head_dim):
-                put(turned, at + d * heads, get(q, q_at + head * head_dim + d))
+                put(transposed, at + d * heads, get(q, q_at + head * head_dim + d))
         else:
             for d in range(head_dim):
-                put(turned, at + d * heads, _ZERO)
+                put(transposed, at + d * heads, _ZERO)
 
 
 @inline
@@ -187,8 +187,8 @@ def _attend(
     head_dim, row = num_columns(k_cache, k_cache.shape[2]), pitch + LANES
     num_padded = -(-group // heads) * heads
     weights_at = num_padded * row
-    turned_at = weights_at + heads * KEYS
-    _turn(q, q_at, room, turned_at, group, num_padded, heads, head_dim)
+    transposed_at = weights_at + heads * KEYS
+    _transpose(q, q_at, room, transposed_at, group, num_padded, heads, head_dim)
     find_columns(starts, num_columns(v_cache, v_cache.shape[3]), pitch)
     for index in range(begin, end):
         if index > begin:
@@ -242,7 +242,7 @@ def _attend(
             tile(
                 heads,
                 room,
-                turned_at + head * head_dim,
+                transposed_at + head * head_dim,
                 k_cache,
                 v_cache,
                 starts,

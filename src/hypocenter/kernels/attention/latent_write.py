@@ -1,6 +1,6 @@
 """latent_write: put what new tokens' keys and values are made of into their slots of the cache.
 
-The one KV head has a key of the part that is turned, then the latent, and the latent for a value
+The one KV head has a key of the part that is rotated, then the latent, and the latent for a value
 (DeepSeek-V2, arXiv 2405.04434, section 2.1). Caches lie as in `kv_write`. The latent stands in
 both, for keys are read column by column and values row by row.
 """
@@ -27,7 +27,7 @@ _OTHERS = (
     ),
     live_counts("num_tokens", 0),
     Rule("num_kv_heads == 1", "all heads read the same latent"),
-    Rule("rank < head_dim", "a key must have a part that is turned"),
+    Rule("rank < head_dim", "a key must have a part that is rotated"),
     Rule("value_pitch >= -(-rank // 16) * 16", "values are written as whole vectors of 16"),
 )
 #: On a GPU, and on the CPU.

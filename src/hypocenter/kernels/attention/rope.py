@@ -47,7 +47,7 @@ ROPE = Op(
 def reference(
     x: np.ndarray[Any, Any], cos: np.ndarray[Any, Any], sin: np.ndarray[Any, Any], style: str
 ) -> np.ndarray[Any, Any]:
-    """x [num_tokens, num_heads, head_dim] turned by cos, sin [num_tokens, rope_dim / 2], float64"""
+    """x [num_tokens, num_heads, head_dim] rotated by cos, sin [num_tokens, rope_dim / 2], in f64"""
     out = x.astype(np.float64)
     half = cos.shape[-1]
     normal = style == "normal"

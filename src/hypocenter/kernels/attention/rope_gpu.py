@@ -55,7 +55,7 @@ def columns(pair, half, NEIGHBOURS: tl.constexpr):
 
 @triton.jit
 def rotate(a, b, cos, sin):
-    """Both numbers of each pair, turned by its angle."""
+    """Both numbers of each pair, rotated by its angle."""
     return a * cos - b * sin, a * sin + b * cos
 
 

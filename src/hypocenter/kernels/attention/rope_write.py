@@ -41,7 +41,7 @@ def _contract(write: Contract, *norms: Arg | Scalar) -> Contract:
         "rope_write",
         replace(_ROPE["x"], name="q"),
         *(_ROPE[name] for name in ("positions", "cos", "sin", "counts")),
-        # Blocks are made of heads that have been turned whole.
+        # Blocks are made of heads that have been rotated whole.
         *(replace(of_write[name], dtypes=FLOATS) for name in ("k_cache", "v_cache")),
         *(of_write[name] for name in ("k", "v", "slots")),
         # Programs that turn q and those that read k and v run at the same time.
@@ -90,7 +90,7 @@ def rope_write(
     norms: HeadNorms | None = None,
 ) -> None:
     """Append the rotation of q f32 [num_tokens, >= num_heads * head_dim] by its positions, and
-    the write of k, turned likewise, and v at `slots`; arguments as in `rotate` and `kv_write`.
+    the write of k, rotated likewise, and v at `slots`; arguments as in `rotate` and `kv_write`.
     With `norms` heads are normed before, on the CPU by launches of their own.
     """
     rope.require_style("rope_write", style)

@@ -18,13 +18,13 @@ def _norm_columns(x, weight_ptr, column, live, inverse):
 
 
 @triton.jit
-def _norm_head(start, a, b, first, second, live, d, unturned, head_dim, norm_ptr, eps):
+def _norm_head(start, a, b, first, second, live, d, unrotated, head_dim, norm_ptr, eps):
     """Both numbers of each pair normed, and the columns that do not turn."""
     x = tl.load(start + d, mask=d < head_dim, other=0.0)
     inverse = inverse_of(x, head_dim, eps)
     a = _norm_columns(a, norm_ptr, first, live, inverse)
     b = _norm_columns(b, norm_ptr, second, live, inverse)
-    return a, b, _norm_columns(x, norm_ptr, d, unturned, inverse)
+    return a, b, _norm_columns(x, norm_ptr, d, unrotated, inverse)
 
 
 @triton.jit
@@ -53,16 +53,16 @@ def rope_write_kernel(
     cos, sin = angles(positions_ptr, cos_ptr, sin_ptr, token, pair, half, WIDE)
     first, second = columns(pair, half, NEIGHBOURS)
     d = tl.arange(0, BLOCK)
-    unturned = (d >= 2 * half) & (d < head_dim)
+    unrotated = (d >= 2 * half) & (d < head_dim)
     if head < num_heads:
         q_start = q_ptr + as_offset(token, WIDE) * q_stride + head * head_dim
         a = tl.load(q_start + first, mask=live, other=0.0)
         b = tl.load(q_start + second, mask=live, other=0.0)
         if NORMS_Q:
             a, b, q = _norm_head(
-                q_start, a, b, first, second, live, d, unturned, head_dim, q_norm_ptr, eps
+                q_start, a, b, first, second, live, d, unrotated, head_dim, q_norm_ptr, eps
             )
-            tl.store(q_start + d, q, mask=unturned)
+            tl.store(q_start + d, q, mask=unrotated)
         a, b = rotate(a, b, cos, sin)
         tl.store(q_start + first, a, mask=live)
         tl.store(q_start + second, b, mask=live)
@@ -74,17 +74,17 @@ def rope_write_kernel(
         b = tl.load(k_start + second, mask=live, other=0.0)
         if NORMS_K:
             a, b, k = _norm_head(
-                k_start, a, b, first, second, live, d, unturned, head_dim, k_norm_ptr, eps
+                k_start, a, b, first, second, live, d, unrotated, head_dim, k_norm_ptr, eps
             )
         else:
-            k = tl.load(k_start + d, mask=unturned, other=0.0)
+            k = tl.load(k_start + d, mask=unrotated, other=0.0)
         a, b = rotate(a, b, cos, sin)
         first_at = key_at(slot, head, first, num_kv_heads, head_dim, block_size)
         second_at = key_at(slot, head, second, num_kv_heads, head_dim, block_size)
         tl.store(k_cache_ptr + first_at, a.to(k_cache_ptr.dtype.element_ty), mask=live)
         tl.store(k_cache_ptr + second_at, b.to(k_cache_ptr.dtype.element_ty), mask=live)
         k_at = key_at(slot, head, d, num_kv_heads, head_dim, block_size)
-        tl.store(k_cache_ptr + k_at, k.to(k_cache_ptr.dtype.element_ty), mask=unturned)
+        tl.store(k_cache_ptr + k_at, k.to(k_cache_ptr.dtype.element_ty), mask=unrotated)
         v_start = v_ptr + as_offset(token, WIDE) * v_stride + head * head_dim
         v = tl.load(v_start + d, mask=d < head_dim, other=0.0)
         v_at = value_at(slot, head, d, num_kv_heads, block_size, value_pitch)

@@ -277,7 +277,7 @@ def expand_values(
 
 
 def transpose(plan: PlanBuilder, x: Tensor, lengths: Tensor, out: Tensor) -> None:
-    """Append out [..., head_dim, max_context] = x f32 [..., max_context, head_dim] turned."""
+    """Append out [..., head_dim, max_context] = x f32 [..., max_context, head_dim] transposed."""
     plan.add(_TRANSPOSE, x=x, lengths=lengths, out=out)
 
 

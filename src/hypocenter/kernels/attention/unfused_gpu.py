@@ -86,9 +86,9 @@ def transpose_kernel(
     matrix = (as_offset(sequence, WIDE) * num_heads + head) * max_context * head_dim
     both = (key < length)[:, None] & (d < head_dim)[None, :]
     x = tl.load(x_ptr + matrix + key[:, None] * head_dim + d[None, :], mask=both, other=0.0)
-    turned = (d < head_dim)[:, None] & (key < length)[None, :]
+    inside = (d < head_dim)[:, None] & (key < length)[None, :]
     out_at = out_ptr + matrix + d[:, None] * max_context + key[None, :]
-    tl.store(out_at, tl.trans(x), mask=turned)
+    tl.store(out_at, tl.trans(x), mask=inside)
 
 
 @triton.jit

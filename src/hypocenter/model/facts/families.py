@@ -44,7 +44,7 @@ class Family:
     optional_qk_norm: bool = False
     #: Whether those that are layer norms have weights for each head, and no biases.
     norms_by_head: bool = False
-    #: Whether those see q and k as their positions have turned them.
+    #: Whether those see q and k as their positions have rotated them.
     norms_after_rope: bool = False
     #: What files call the norm before the feed-forward; "": it reads what attention reads, and
     #: both add to the same.
@@ -192,7 +192,7 @@ FAMILIES: dict[str, Family] = {
     "mamba2": Family(
         "neox", ffn_norm="", is_bare=True, recurrence=RecurrenceOfFamily(is_state_space=True),
     ),
-    # Files do not say which layers are not turned; it is every fourth in the one that there is.
+    # Files do not say which layers are not rotated; it is every fourth in the one that there is.
     "smollm3": Family("normal", no_rope_every=4),
     # OLMo 3 is an olmo2 file with a window.
     "olmo2": Family(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hypocenter.base.errors import BadModelFile, UnsupportedModel
 from hypocenter.model.gguf.file import GGUFFile
 
-#: Columns of a latent and of the part of a key that is turned, which attention's kernels can hold.
+#: Columns of a latent and of the part of a key that is rotated, which attention's kernels can hold.
 _RANKS, _TURNED = (2, 512), (2, 64)
 _MAX_COLUMNS = 1 << 12
 #: Converters write a tenth of the number that the formula has.
@@ -25,7 +25,7 @@ class Latent:
     """How heads are made of what the cache holds.
 
     A key in the cache is `rope_dim` columns that positions turn and a latent of `rank`, which is
-    the value too. Multiplied out, a head's key has `plain_dim` columns and those that are turned,
+    the value too. Multiplied out, a head's key has `plain_dim` columns and those that are rotated,
     and its value `value_dim`. Queries come of a latent of `query_rank` of their own; 0: of x.
     `is_split`: the file holds what makes keys and what makes values by head, in tensors of their
     own.

@@ -40,7 +40,7 @@ class Heads:
             self._norm(plan, source, w.v_norm, b.v, index, self._facts.layers[index].num_kv_heads)
         facts, has_own = self._facts, self._facts.layers[index].kv_source is None
         is_alike = self._ropes.query is None and not facts.family.norms_after_rope and has_own
-        # Blocks are made of heads that have been turned whole.
+        # Blocks are made of heads that have been rotated whole.
         if facts.is_rotated(index) and is_alike and self._is_fused and not keys.dtype.is_quantised:
             self._write_at_once(plan, b, index, w, keys, values)
             return
@@ -61,7 +61,7 @@ class Heads:
         keys: Tensor,
         values: Tensor,
     ) -> None:
-        """q normed and turned, and k, as well, and v in the cache, by one launch on a GPU."""
+        """q normed and rotated, and k, as well, and v in the cache, by one launch on a GPU."""
         facts, inputs = self._facts, self._inputs
         norms = None
         if w.q_norm is not None or w.k_norm is not None:
@@ -128,7 +128,7 @@ class Heads:
         keys: Tensor,
         values: Tensor,
     ) -> None:
-        """q turned by its positions; k, turned likewise, and v in their slots of the cache."""
+        """q rotated by its positions; k, rotated likewise, and v in their slots of the cache."""
         facts, ropes, inputs = self._facts, self._ropes, self._inputs
         positions, slots, counts = inputs.positions, inputs.slots, inputs.counts
         shape, family, table = facts.layers[index], facts.family, self._table(index)
@@ -137,13 +137,13 @@ class Heads:
             (b.q, facts.num_heads, ropes.query or table),
             (b.k, shape.num_kv_heads, table),
         )
-        for x, num_heads, turned_by in (of_q, of_k) if has_own else (of_q,):
+        for x, num_heads, rotated_by in (of_q, of_k) if has_own else (of_q,):
             if is_rotated:
                 rotate(
                     plan,
                     x,
                     positions,
-                    turned_by,
+                    rotated_by,
                     counts,
                     num_heads=num_heads,
                     head_dim=shape.head_dim,

@@ -30,7 +30,7 @@ class LatentAttention:
 
     `heads`: queries as they are multiplied out, and later the heads of the result; `queries`: the
     latent that they come of, where there is one. b.q has queries as the cache has keys, b.k the
-    part of a key that is turned and b.v the latent.
+    part of a key that is rotated and b.v the latent.
     """
 
     facts: Architecture

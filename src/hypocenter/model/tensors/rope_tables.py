@@ -23,7 +23,7 @@ RopeTable = tuple[Tensor, Tensor]
 class RopeTables:
     """The tables of layers that see all positions, and of layers with a window.
 
-    `query`: what turns q in all layers where it is scaled by its position; None: q is turned as k.
+    `query`: what turns q in all layers where it is scaled by its position; None: q is rotated as k.
     `long`: what takes the place of `whole` in texts of more than the original context (longrope);
     None: one table is for texts of any length, or the context has no room for longer ones.
     """

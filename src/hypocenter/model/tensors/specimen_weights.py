@@ -53,8 +53,8 @@ def undefined_weights(arch: Architecture, dtype: DType, device: str) -> Weights:
 
     first, last = tensors_of(table.first), tensors_of(table.last)
     scale = 0.5 if arch.family.scales_layers else 1.0
-    turned = (arch.context_length, arch.rope.dim // 2)
-    cos, sin = (allocate_undefined(name, DType.F32, turned, device) for name in ("cos", "sin"))
+    shape = (arch.context_length, arch.rope.dim // 2)
+    cos, sin = (allocate_undefined(name, DType.F32, shape, device) for name in ("cos", "sin"))
     return Weights(
         token_table=first["token_table"],
         layers=tuple(layer_of(tensors_of(specs), scale) for specs in table.layers),

@@ -308,9 +308,11 @@ def _claim_of_misaligned(at: _Stop) -> Claim | None:
         pointer,
         f"{pointer.name} ({_region_text(pointer)}) is {pointer.value:#x}, no multiple of the "
         f"{width} bytes that are {_verb_of(at)} at a time",
-        f"Pass an address that is a multiple of {width}: this one lies {rest} bytes behind one",
-        f"the address of a multiple of {width}",
-        f"the same test holds for {pointer.value - rest:#x} and not for {pointer.value:#x}",
+        _Mend(
+            f"Pass an address that is a multiple of {width}: this one lies {rest} bytes behind one",
+            f"the address of a multiple of {width}",
+            f"the same test holds for {pointer.value - rest:#x} and not for {pointer.value:#x}",
+        ),
         "an access of that width through that address that goes well",
     )
 
@@ -325,9 +327,12 @@ def _claim_of_null(at: _Stop) -> Claim | None:
         Cause.NULL_POINTER,
         pointer,
         f"{pointer.name} is null, and {where}",
-        f"Pass memory for {pointer.name}, or do not launch",
-        f"memory for {pointer.name}",
-        "no other parameter that may be an address is in this one, and at null there is no memory",
+        _Mend(
+            f"Pass memory for {pointer.name}, or do not launch",
+            f"memory for {pointer.name}",
+            "no other parameter that may be an address is in this one, and at null there is no "
+            "memory",
+        ),
         "another parameter in the address",
     )
 
@@ -349,9 +354,11 @@ def _claim_of_freed(at: _Stop, run: DriverRun) -> Claim | None:
         pointer,
         f"{pointer.name} points into {region.what}{_maker_text(region)}, which was freed"
         f"{f' at {region.freed_site}' if region.freed_site else ''}",
-        "Free it once the last launch that uses it has ended",
-        f"{region.what} not freed",
-        f"{where} lies in it, and in nothing that the driver gave since",
+        _Mend(
+            "Free it once the last launch that uses it has ended",
+            f"{region.what} not freed",
+            f"{where} lies in it, and in nothing that the driver gave since",
+        ),
         "memory at that address that is there",
         Culprit(region.freed_site, "frees it") if region.freed_site else None,
     )
@@ -381,10 +388,12 @@ def _claim_of_outside(at: _Stop, run: DriverRun) -> Claim | None:
         pointer,
         f"{name}, {region.what}{_maker_text(region)}: {address:#x} is {_verb_of(at)}, {far} bytes "
         f"{side}",
-        _fix_of(at, pointer, region),
-        f"an address inside {region.what}",
-        f"{what}: the same test, {region.first:#x} <= address < {region.past:#x}, holds for each "
-        f"address in it, and not for {address:#x}",
+        _Mend(
+            _fix_of(at, pointer, region),
+            f"an address inside {region.what}",
+            f"{what}: the same test, {region.first:#x} <= address < {region.past:#x}, holds for "
+            f"each address in it, and not for {address:#x}",
+        ),
         "memory at that address, or another parameter in it",
     )
 
@@ -400,10 +409,12 @@ def _claim_of_somewhere(at: _Stop, pointer: Parameter, region: KnownMemory) -> C
         pointer,
         f"{name}, {region.what}{_maker_text(region)}: memory outside of it is {_verb_of(at)}; how "
         "far, the registers do not tell any more",
-        _fix_of(at, pointer, region),
-        f"an address inside {region.what}",
-        f"{region.first:#x} to {region.past:#x} was there at the end, so an address in it is none "
-        "at which a GPU stops",
+        _Mend(
+            _fix_of(at, pointer, region),
+            f"an address inside {region.what}",
+            f"{region.first:#x} to {region.past:#x} was there at the end, so an address in it is "
+            "none at which a GPU stops",
+        ),
         "another parameter in the address",
     )
 
@@ -442,14 +453,21 @@ def _claim_left_open(at: _Stop) -> Claim:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Mend:
+    """What makes it right, the thing as it is then, and which test shows that it is."""
+
+    fix: str
+    corrected: str
+    green: str
+
+
 def _root(
     at: _Stop,
     cause: Cause,
     parameter: Parameter,
     sentence: str,
-    fix: str,
-    corrected: str,
-    green: str,
+    mend: _Mend,
     would_refute: str,
     culprit: Culprit | None = None,
 ) -> Claim:
@@ -459,8 +477,8 @@ def _root(
     root = RootCause(
         cause=cause,
         sentence=f"{at.sight.kernel}: {sentence}",
-        fix=fix,
-        proof=Proof(f"{at.told}; {made_of}; {sentence}", corrected, green),
+        fix=mend.fix,
+        proof=Proof(f"{at.told}; {made_of}; {sentence}", mend.corrected, mend.green),
         kernel=at.sight.kernel,
         argument=parameter.name,
         tensor=parameter.region.what if parameter.region is not None else None,

@@ -52,6 +52,8 @@ class _Entry:
     value: float
     right: float
     text: str
+    #: What the first launch that is given it calls it, once that is known.
+    argument: str = ""
 
     @property
     def place(self) -> str:
@@ -227,9 +229,8 @@ def _host_claim(
     return _claim(
         case,
         use,
-        argument,
         Cause.WRONG_INPUT,
-        wrong.text,
+        replace(wrong, argument=argument),
         Proof(
             wrong.text,
             f"{wrong.place} = {wrong.right:g}"
@@ -344,9 +345,8 @@ def _device_claim(case: Case, found: list[_Changed]) -> Claim:
     claim = _claim(
         case,
         first.use,
-        first.argument,
         Cause.CHANGED_INPUT,
-        first.text,
+        first,
         Proof(
             f"before {first.use.where} {first.entry} is {first.is_now:g}, and the host wrote "
             f"{first.was:g}",
@@ -384,13 +384,13 @@ def _first_use(case: Case, event: Stepped, name: str) -> tuple[LaunchMade, str] 
 def _claim(
     case: Case,
     use: LaunchMade,
-    argument: str,
     cause: Cause,
-    text: str,
+    wrong: _Entry | _Changed,
     proof: Proof,
     fix: str,
     would_refute: str,
 ) -> Claim:
+    argument, text = wrong.argument, wrong.text
     access = case.access(use.launch, argument)
     tensor = case.tensor_of(use.launch, argument)
     root = RootCause(

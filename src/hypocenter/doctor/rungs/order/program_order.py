@@ -24,6 +24,7 @@ from hypocenter.record.events import OUTSIDE_PLANS, Launched, LaunchRecord, Plac
 from hypocenter.record.gap import Gap
 from hypocenter.record.order_events import Disorder, Disordered, OrderWatched, UseRecord
 from hypocenter.replay.arguments import Argument
+from hypocenter.replay.terms import KernelText, Schedule, SeenReplay
 from hypocenter.replay.touched import share_bytes, touched_bytes
 
 NAME = "order"
@@ -200,10 +201,9 @@ class _Touched:
             replay_place(
                 self._case.index,
                 place,
-                allow_source=self._case.allow_source,
-                programs=programs,
-                budget_seconds=_REPLAY_SECONDS,
-                on_done=lambda rebuilt, arguments: done.extend(arguments),
+                text=KernelText(self._case.allow_source),
+                schedule=Schedule(programs, budget_seconds=_REPLAY_SECONDS),
+                seen=SeenReplay(lambda rebuilt, arguments: done.extend(arguments)),
             )
         except HypoError as error:
             return f"{use.what} was not replayed: {error}"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
-from hypocenter.doctor.diagnosis import Claim, Verdict, row
+from hypocenter.doctor.diagnosis import Claim, Hypothesis, Verdict
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.events import UnwrittenRead
 
@@ -49,16 +49,17 @@ def _claims(case: Case) -> Iterator[Claim]:
 def _claim(case: Case, use: LaunchMade | None, read: UnwrittenRead) -> Claim:
     argument = _argument(case, use, read)
     is_output = use is not None and argument in case.written_by(use.launch)
-    return row(
-        Cause.OUTPUT_NOT_WRITTEN if is_output else Cause.UNINITIALISED_READ,
-        Verdict.CONFIRMED if read.is_decided else Verdict.INCONCLUSIVE,
-        NAME,
-        _text(case, read),
-        *(() if read.is_decided else (_PADDING,)),
-        would_refute="a run in which every element is written before it is read",
-        kernel=use.launch.kernel if use is not None and is_output else None,
-        argument=argument or None,
-        is_observed=True,
+    return Claim(
+        Hypothesis(
+            cause=Cause.OUTPUT_NOT_WRITTEN if is_output else Cause.UNINITIALISED_READ,
+            verdict=Verdict.CONFIRMED if read.is_decided else Verdict.INCONCLUSIVE,
+            diagnostic=NAME,
+            evidence=(_text(case, read), *(() if read.is_decided else (_PADDING,))),
+            would_refute="a run in which every element is written before it is read",
+            kernel=use.launch.kernel if use is not None and is_output else None,
+            argument=argument or None,
+            is_observed=True,
+        )
     )
 
 

@@ -1,0 +1,244 @@
+"""Writes the tables of `benchmarks/results/README.md` that files beside it hold the figures of.
+
+Run `python -m tools.results_page` after a measurement. A table stands between a line
+`<!-- table: NAME -->` and `<!-- end -->`; the prose around it is a person's. `files` is the list of
+all files: one that nothing here describes is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+import vs_report  # noqa: E402
+
+RESULTS = BENCHMARKS / "results"
+PAGE = RESULTS / "README.md"
+_TABLE = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BESIDE = "speed, memory and accuracy beside llama.cpp"
+_FAMILIES = "scripts/gpu --only environment,families"
+#: By a pattern of names, the first that fits: what a file holds, and what made it.
+_KINDS = {
+    "vs-llama-cpp-tinyllama-*": (_BESIDE, "benchmarks/vs_llama_cpp.py"),
+    "vs-llama-cpp-nvidia-*": (
+        "speed, start and memory on a card beside llama.cpp",
+        "benchmarks/vs_llama_cpp.py --device cuda",
+    ),
+    "vs-llama-cpp-*-nvidia-*": (
+        "the same of a mixture of experts",
+        "benchmarks/vs_llama_cpp.py --device cuda --shape",
+    ),
+    "vs-llama-cpp-*": (
+        f"{_BESIDE}, of a mixture of experts", "benchmarks/vs_llama_cpp.py --shape"
+    ),
+    "gpu-nvidia-h200-2026-11-23*": ("ops, decode, guards, marks and fault lab", "scripts/gpu"),
+    "gpu-nvidia-h200-2026-11-27*": ("each family, with Mamba-2", _FAMILIES),
+    "gpu-nvidia-h100-80gb-hbm3-2026-11-25*": (
+        "prompts and batches, guarded programs before", "scripts/gpu --only environment,rows,guard"
+    ),
+    "gpu-nvidia-h100-80gb-hbm3-2026-11-26*": (
+        "each op and each family", "scripts/gpu --only environment,ops,families"
+    ),
+    "gpu-nvidia-h100-80gb-hbm3-2026-11-27*": (
+        "guarded programs and each family", "scripts/gpu --only guard, scripts/gpu --only families"
+    ),
+    "gpu_coredump*": ("what core dumps of a GPU tell of stopped programs", "scripts/gpu"),
+    "attack-*": ("attacks on a server, each beside a prober", "scripts/test-attack"),
+    "defaults-*": ("commands that name no device, on a card", "benchmarks/gpu_defaults.py"),
+    "ranks-*": ("two GPUs beside one", "benchmarks/gpu_ranks.py"),
+    "peer_llama_cpp*": (
+        "logits and perplexity beside llama.cpp, per family and per file type", "scripts/test-peers"
+    ),
+    "recorder_cost*": ("what the recorder costs on a CPU", "benchmarks/recorder_cost.py"),
+    "doctor-corpus-135-*": (
+        "what the doctor claims of 135 programs: five claims each",
+        "faults/judge.py",
+    ),
+    "doctor-corpus-*": (
+        "what NVIDIA's compute-sanitizer reports of 69 programs with a planted fault, and what the "
+        "doctor said then",
+        "",
+    ),
+    "engine-faults*": (
+        "what the doctor named of 87 faults planted into the engine's source, and after 20 "
+        "harmless changes of it",
+        "faults/judge.py",
+    ),
+    "soundness-ablation*": (
+        "false claims that come back without each check of a correction",
+        "tests/faults/checks_ablation.py --out",
+    ),
+    "one-judge*": (
+        "the same reports by the judges of before and by faults/judge.py", "faults/judge.py"
+    ),
+    "start-ready-*": (
+        "when a server on a card is ready, and what its first clients wait",
+        "benchmarks/start_ready.py",
+    ),
+    "start_time*": (
+        "a command from its start to its end, beside llama.cpp's", "benchmarks/start_time.py"
+    ),
+    "serve_peer*": (
+        "what clients of `hypo serve` see, beside those of llama-server", "benchmarks/serve_peer.py"
+    ),
+    "serve_agent*": (
+        "what the prefix cache saves an agent's conversation", "benchmarks/serve_agent.py"
+    ),
+    "serve_soak*": (
+        "thousands of requests, a third of them left by their clients",
+        "benchmarks/serve_soak.py --requests 60000",
+    ),
+    "serve_kills*": (
+        "answers of a server whose workers are killed, or have a planted defect",
+        "hypo kill-serve --json, python -m faults serve --json",
+    ),
+}  # fmt: skip
+#: What stands in the place of a machine and names none.
+_NO_MACHINES = ("cuda", "gpu", "x86_64")
+_TESTS = {"pp": "prompt of {}", "tg": "decode"}
+
+
+def page(text: str, results: Path = RESULTS) -> str:
+    """`text` with each of its tables made anew; raises ValueError for one that nothing makes."""
+    return _TABLE.sub(lambda found: f"{found[1]}{_table(found[2], results)}\n{found[3]}", text)
+
+
+def _table(name: str, results: Path) -> str:
+    if name == "files":
+        return _lines(_files(results), "file", "machine", "date", "holds", "made by")
+    for pattern, make in _MAKERS.items():
+        if fnmatch(name, pattern):
+            return make(json.loads((results / name).read_text()))
+    raise ValueError(f"{PAGE}: no table is made of {name!r}; known are files, {', '.join(_MAKERS)}")
+
+
+def _files(results: Path) -> Iterator[tuple[str, ...]]:
+    """A row for each file, of those of one kind side by side."""
+    order = list(_KINDS)
+    kinds = {path: _kind_of(path) for path in sorted(results.glob("*.json"))}
+    for path in sorted(kinds, key=lambda path: (order.index(kinds[path]), path.name)):
+        holds, maker = _KINDS[kinds[path]]
+        told = json.loads(path.read_text())
+        made_by = ", ".join(f"`{word}`" for word in maker.split(", ")) if maker else ""
+        yield f"`{path.name}`", _machine(told, path.stem), _date(told, path.stem), holds, made_by
+
+
+def _kind_of(path: Path) -> str:
+    for pattern in _KINDS:
+        if fnmatch(path.name, pattern):
+            return pattern
+    raise ValueError(f"{path.name}: say in tools/results_page.py what it holds and what made it")
+
+
+def _machine(told: Any, stem: str) -> str:
+    """The machine as a file or its name tells it; empty where neither does."""
+    fields = told if isinstance(told, Mapping) else {}
+    for name in ("card", "gpu", "processor", "machine", "device"):
+        value = fields.get(name)
+        value = value.get("name") if isinstance(value, Mapping) else value
+        if isinstance(value, str) and value not in _NO_MACHINES:
+            return value
+    found = re.search(r"nvidia-(h\d+)", stem)
+    return f"NVIDIA {found[1].upper()}" if found else ""
+
+
+def _date(told: Any, stem: str) -> str:
+    found = re.search(r"\d{4}-\d\d-\d\d", stem)
+    date = told.get("date", "") if isinstance(told, Mapping) else ""
+    return found[0] if found else str(date)[:10]
+
+
+def _cpu(told: Mapping[str, Any]) -> str:
+    """Speeds as multiples of llama.cpp's, shares of bandwidth, memory and divergence, by type."""
+    rows = []
+    for row in told["types"]:
+        if row["type"] in vs_report.APART:
+            continue
+        shallow, deep, prompt = sorted(row["tests"], key=lambda test: (test[:2] != "tg", test))
+        shares = (vs_report.bandwidth_share(row, engine, shallow) for engine in ("ours", "peer"))
+        kept = (vs_report._kept(row, engine, deep) for engine in ("ours", "peer"))
+        apart = (row["divergence"][engine]["kl"] for engine in ("ours", "peer"))
+        rows.append((
+            row["type"],
+            _times(row, shallow),
+            _shares(shares),
+            _times(row, deep),
+            _shares(kept),
+            _times(row, prompt),
+            f"{row['memory']['ours']['peak_bytes'] / 1e6:.0f}",
+            " / ".join(f"{kl:.3g}" for kl in apart),
+        ))  # fmt: skip
+    return _lines(
+        rows, "type", "decode", "share of bandwidth, ours / llama.cpp", "decode at depth 2000",
+        "of depth 0, ours / llama.cpp", "prompt of 512", "peak memory, MB",
+        "KL to F32, ours / llama.cpp",
+    )  # fmt: skip
+
+
+def _shares(ratios: Iterable[vs_report.Ratio | None]) -> str:
+    return " / ".join(f"{100 * ratio.median:.0f}" for ratio in ratios if ratio) + " %"
+
+
+def _times(row: Mapping[str, Any], test: str) -> str:
+    ours, peer = (vs_report.speeds(row, engine, test) for engine in ("ours", "peer"))
+    return f"{vs_report.Ratio.of(ours, peer).median:.2f}"
+
+
+def _ranks(told: Mapping[str, Any]) -> str:
+    """Tokens per second of one and of two GPUs; medians of all repetitions."""
+    rows = []
+    for test, by_ranks in told["speed"].items():
+        name, _, depth = test.partition(" @ d")
+        one, two = (statistics.median(by_ranks[num_ranks]) for num_ranks in ("1", "2"))
+        what = _TESTS[name[:2]].format(f"{int(name[2:]):,}")
+        where = f" at depth {int(depth):,}" if depth else ""
+        rows.append((what + where, _speed(one), _speed(two), f"{two / one:.2f}"))
+    one, two = (told["outside"].get(num_ranks) for num_ranks in ("1", "2"))
+    if one and two:
+        rows.append(("decode, timed from outside", _speed(one), _speed(two), f"{two / one:.2f}"))
+    return _lines(rows, "", "one", "two", "ratio")
+
+
+def _speed(tokens_per_second: float) -> str:
+    digits = 1 if tokens_per_second < 1000 else 0
+    return f"{tokens_per_second:,.{digits}f}"
+
+
+def _attacks(told: Sequence[Mapping[str, Any]]) -> str:
+    """The worst that a prober saw beside any attack."""
+    health, token, held = (
+        max(row[name] for row in told if row[name] is not None)
+        for name in ("health_beside", "ttft_beside", "server_bytes")
+    )
+    rows = [
+        ("`/health` beside an attack", f"{health:.2f} s", "0.3 s"),
+        ("first token of another client", f"{token:.2f} s", "0.5 s"),
+        ("memory of the server", f"{held / 2**20:.0f} MiB", "384 MiB, of which 256 are for bodies"),
+    ]
+    return _lines(rows, "", "worst of all attacks", "limit")
+
+
+_MAKERS: dict[str, Callable[[Any], str]] = {
+    "vs-llama-cpp-tinyllama-*": _cpu,
+    "ranks-*": _ranks,
+    "attack-*": _attacks,
+}
+
+
+def _lines(rows: Iterator[tuple[str, ...]] | Sequence[tuple[str, ...]], *head: str) -> str:
+    """A table in Markdown; figures stand on the right."""
+    body = [head, *rows]
+    rule = ["---" if at == 0 or head[0] == "file" else "---:" for at in range(len(head))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (body[0], rule, *body[1:]))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))
