@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import attention_bounds
 import numpy as np
+from ops import attention_bounds
 
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, devices, launch, memory

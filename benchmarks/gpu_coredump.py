@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "tests" / "support")]
 
-from core_dumps import cut  # noqa: E402
+from recorded.core_dumps import cut  # noqa: E402
 
 from faults.judge import Says  # noqa: E402
 from faults.program import Program, programs  # noqa: E402

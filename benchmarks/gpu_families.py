@@ -30,7 +30,7 @@ NUM_JOBS = max(1, min(12, (os.cpu_count() or 2) // 2))
 
 def run(device: str) -> dict[str, Any]:
     """Run every family that the transformers at hand has; content when all are within bounds."""
-    from family_table import FAMILIES
+    from models.family_table import FAMILIES
 
     rows = sorted(_rows(sorted(FAMILIES), device), key=lambda row: str(row["family"]))
     absent = [row["family"] for row in rows if "absent" in row]
@@ -67,7 +67,7 @@ def _rows(names: list[str], device: str) -> Iterator[dict[str, Any]]:
 def examine(name: str, device: str) -> dict[str, Any]:
     """The largest relative errors of a family's prompt and of its decode."""
     import numpy as np
-    from families import engine_logits, hf_logits, make_family
+    from models.families import engine_logits, hf_logits, make_family
 
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -97,7 +97,7 @@ def _require_norm_of_groups(name: str) -> None:
 
     Version 5.17 takes one mean over all channels of Granite's, whatever the configuration says.
     """
-    from family_table import FAMILIES
+    from models.family_table import FAMILIES
 
     family = FAMILIES[name]
     if family.arch == "granitehybrid" and family.config["mamba_n_groups"] > 1:

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import numpy as np
 import recorder_cost
-from fake_runner import FakeTokenizer
 from gpu_model import large_weights, llama_8b
 from gpu_speed import event_seconds
+from pretended.fake_runner import FakeTokenizer
 
 from hypocenter.base.tensor import DType
 from hypocenter.device import copies, devices, launch

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from kernel_launch import random_rows
+from ops.kernel_launch import random_rows
 
 from hypocenter.base.tensor import Allocation, DType, Tensor, contiguous_strides
 from hypocenter.device import copies, devices, memory

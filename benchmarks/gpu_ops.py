@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import attention_bounds
 import numpy as np
-from kernel_launch import random_rows
+from ops import attention_bounds
+from ops.kernel_launch import random_rows
 
 from hypocenter.base.tensor import WEIGHT_TYPES, DType, Tensor
 from hypocenter.device import copies, devices, launch, memory

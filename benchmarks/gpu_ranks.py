@@ -78,7 +78,7 @@ def _options() -> argparse.Namespace:
 def _family(name: str, device: str) -> dict[str, Any]:
     """The largest relative error of a family's logits, of a prompt and of single tokens."""
     import numpy as np
-    from families import engine_logits, hf_logits, make_family
+    from models.families import engine_logits, hf_logits, make_family
 
     row: dict[str, Any] = {"family": name}
     with tempfile.TemporaryDirectory() as folder:

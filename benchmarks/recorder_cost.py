@@ -25,8 +25,8 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests/support")]
 
-from fake_runner import FakeTokenizer  # noqa: E402
-from kernel_launch import random_rows  # noqa: E402
+from ops.kernel_launch import random_rows  # noqa: E402
+from pretended.fake_runner import FakeTokenizer  # noqa: E402
 
 from hypocenter import LLM  # noqa: E402
 from hypocenter.base.tensor import DType, Tensor  # noqa: E402

@@ -28,7 +28,7 @@ from serve_process import free_port, own_command, running
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests/support"))
 
-from demo_variants import demo_that_chats  # noqa: E402
+from models.demo_variants import demo_that_chats  # noqa: E402
 
 Message = dict[str, str]
 

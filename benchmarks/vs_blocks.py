@@ -10,7 +10,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from kernel_launch import SCALE_FIELDS, random_rows
+from ops.kernel_launch import SCALE_FIELDS, random_rows
 from vs_models import (
     SEED,
     Shape,

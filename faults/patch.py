@@ -226,7 +226,7 @@ class Bench:
                     (self.models / f"lab-{kind}.gguf").write_bytes(build(kind))
             elif not (self.models / f"{name}.gguf").is_file():
                 sys.path.insert(0, str(ROOT / "tests" / "support"))
-                from families import make_family
+                from models.families import make_family
 
                 make_family(name, self.models).path.rename(self.models / f"{name}.gguf")
 

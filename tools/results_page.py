@@ -83,6 +83,9 @@ _KINDS = {
         "when a server on a card is ready, and what its first clients wait",
         "benchmarks/start_ready.py",
     ),
+    "worker-death-*": (
+        "what streams on a card wait when their worker dies", "benchmarks/worker_death.py"
+    ),
     "start_time*": (
         "a command from its start to its end, beside llama.cpp's", "benchmarks/start_time.py"
     ),

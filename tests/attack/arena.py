@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from served import Served, serving
+from outside.served import Served, serving
 
 from attack.aim import DEFECT
 from attack.attacks import KEYS, Attack

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from served import serving
+from outside.served import serving
 
 from attack.arena import Row
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_lies import LyingHub, lying_hub, problem_of
+from outside.hub_lies import LyingHub, lying_hub, problem_of
 
 NUM_LIES, PER_TEST = 10_000, 1000
 #: In memory, where there is such a place: removing folders from a disk takes longer than lies do.

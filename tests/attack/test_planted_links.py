@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from served import Served, serving, started
-from terminal import hypo_in_process
+from outside.served import Served, serving, started
+from outside.terminal import hypo_in_process
 
 from attack.arena import BOSS, Row
 from attack.process import tree

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Reply, Served, free_port, launched
+from outside.served import Reply, Served, free_port, launched
 
 from attack.arena import BOSS, PATH, Row
 from attack.poisoned_worker import POISON

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from terminal import hypo_in_process
+from outside.terminal import hypo_in_process
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")

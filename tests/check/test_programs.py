@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from terminal import hypo_in_process
+from outside.terminal import hypo_in_process
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")

@@ -18,7 +18,7 @@ from hypocenter.device.offline.specimen import Specimen
 
 
 def specimens() -> tuple[Sequence[Specimen], str]:
-    import gpu_specimens
+    from specimens import gpu_specimens
 
     return gpu_specimens.SPECIMENS, ""
 

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from demo_variants import LONG_CONTEXT, demo_that_chats, demo_with
 from gguf import GGUFValueType
-from gguf_files import STRING, GGUFWriter, Item
-from repository import DEMO
-from terminal import (
+from models.demo_variants import LONG_CONTEXT, demo_that_chats, demo_with
+from models.gguf_files import STRING, GGUFWriter, Item
+from outside.terminal import (
     AS_A_PERSON,
     HYPO,
     TIMEOUT_SECONDS,
@@ -29,6 +28,7 @@ from terminal import (
     lines_without_progress,
     on_terminal,
 )
+from repository import DEMO
 
 from hypocenter.base.errors import OutOfBlocks, OutOfMemory, UnsupportedModel
 from hypocenter.cli.model_app import ModelOptions

@@ -19,9 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
-from bundles import background
-from repository import DEMO
-from terminal import (
+from outside.terminal import (
     AS_A_PERSON,
     HYPO,
     TIMEOUT_SECONDS,
@@ -30,6 +28,8 @@ from terminal import (
     lines_without_progress,
     on_terminal,
 )
+from recorded.bundles import background
+from repository import DEMO
 
 from faults import __main__ as faults
 from faults.model import model_path

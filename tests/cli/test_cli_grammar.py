@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from demo_variants import demo_that_chats
 from jsonschema import Draft202012Validator
+from models.demo_variants import demo_that_chats
+from outside.terminal import hypo_in_process
 from repository import DEMO
-from terminal import hypo_in_process
 
 SCHEMA = {
     "type": "object",

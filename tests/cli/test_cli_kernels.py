@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from outside.terminal import lines_without_progress
 from repository import SUPPORT
-from terminal import lines_without_progress
 
 from hypocenter.base.errors import HypoError, UsageError
 from hypocenter.base.package import module_command

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from loopback_hub import Hub, Repository, running_hub, use
+from outside.loopback_hub import Hub, Repository, running_hub, use
+from outside.terminal import TIMEOUT_SECONDS, assert_one_line, hypo_in_process
 from repository import DEMO
-from terminal import TIMEOUT_SECONDS, assert_one_line, hypo_in_process
 
 from hypocenter.model import from_name
 

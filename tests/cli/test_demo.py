@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from outside.terminal import hypo
 from repository import ROOT
-from terminal import hypo
 
 from hypocenter.cli import app
 from hypocenter.cli.verbs import doctor as cli_doctor

@@ -14,8 +14,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from outside.terminal import hypo, hypo_in_process
 from repository import ROOT
-from terminal import hypo, hypo_in_process
 
 from hypocenter.cli.verbs import env
 from hypocenter.device.cpu.instructions import NEEDED

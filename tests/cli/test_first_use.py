@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from demo_variants import demo_that_chats
+from models.demo_variants import demo_that_chats
+from models.tiny_gguf import write_tiny
+from outside.terminal import TIMEOUT_SECONDS, assert_one_line, hypo, hypo_in_process, on_terminal
 from repository import DEMO
-from terminal import TIMEOUT_SECONDS, assert_one_line, hypo, hypo_in_process, on_terminal
-from tiny_gguf import write_tiny
 
 from hypocenter import LLM
 from hypocenter.base.errors import UsageError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from terminal import assert_one_line, hypo_in_process
+from outside.terminal import assert_one_line, hypo_in_process
 
 from hypocenter.cli.app import app
 from hypocenter.cli.options import EngineOptions

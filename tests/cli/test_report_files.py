@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from bundles import background
-from core_dumps import bundle_folder
-from foreign_launch import TAKE, launch_of
+from recorded.bundles import background
+from recorded.core_dumps import bundle_folder
+from recorded.foreign_launch import TAKE, launch_of
 
 from hypocenter.base.errors import EXIT_FAULT, EXIT_OK, EXIT_USAGE
 from hypocenter.cli import app

@@ -7,7 +7,7 @@ import json
 
 import msgspec
 import pytest
-from terminal import hypo
+from outside.terminal import hypo
 
 from hypocenter.base.errors import EXIT_GATE
 from hypocenter.cli import app

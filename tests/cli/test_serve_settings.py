@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from terminal import assert_one_line, hypo_in_process
+from outside.terminal import assert_one_line, hypo_in_process
 
 from hypocenter.base.errors import UsageError
 from hypocenter.cli.app import app

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from outside.terminal import hypo
 from repository import DEMO
-from terminal import hypo
 
 
 def test_it_says_what_is_kept_and_why_not() -> None:

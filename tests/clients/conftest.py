@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import Served, serving
+from outside.served import Served, serving
 
 KEY = "sesame"
 OURS = Path(__file__).parent / "ours.py"

@@ -16,7 +16,7 @@ from gguf import GGUFValueType
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 
-from demo_variants import CHAT_TEMPLATE, demo_with
+from models.demo_variants import CHAT_TEMPLATE, demo_with
 
 from hypocenter import LLM
 

@@ -10,7 +10,7 @@ from typing import Any
 import anthropic
 import pydantic
 import pytest
-from served import serving
+from outside.served import serving
 
 from clients.conftest import KEY
 from clients.test_tools import TEMPLATE

@@ -58,7 +58,7 @@ def test_an_error_is_what_it_is(url: str, case: str) -> None:
 
 
 def test_a_full_queue(tmp_path: Any, python: str, model: Any) -> None:
-    from served import serving
+    from outside.served import serving
 
     words = (str(model), "-np", "1", "--max-queued", "0")
     with serving(tmp_path, *words, python=python) as served:

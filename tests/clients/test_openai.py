@@ -17,7 +17,7 @@ import jsonschema
 import openai
 import pydantic
 import pytest
-from served import Served, serving
+from outside.served import Served, serving
 
 from clients.conftest import KEY
 

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pydantic
 import pytest
-from served import Served, serving
+from outside.served import Served, serving
 
 from clients.conftest import KEY
 from clients.test_tools import ASKED, CALLS, TEMPLATE

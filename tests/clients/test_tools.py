@@ -13,10 +13,10 @@ import pydantic
 import pytest
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
+from outside.served import serving
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
-from served import serving
 
 from clients.conftest import KEY
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from core_dumps import FIXTURES, fixture, put_together, take_apart
+from recorded.core_dumps import FIXTURES, fixture, put_together, take_apart
 
 from hypocenter.base.errors import BadCoreDump
 from hypocenter.coredump.nvidia import MAX_DUMP_BYTES, read_core_dump

@@ -6,7 +6,7 @@ The texts have the form of its guide and of reports; no AMD GPU was there to pri
 from __future__ import annotations
 
 import pytest
-from core_dumps import AGENT_TEXT
+from recorded.core_dumps import AGENT_TEXT
 
 from hypocenter.coredump.debug_agent import read_debug_agent
 from hypocenter.coredump.names import source_name

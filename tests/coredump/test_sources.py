@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 import pytest
-from core_dumps import FIXTURES, fixture
+from recorded.core_dumps import FIXTURES, fixture
 
 from hypocenter.coredump.elf import Elf
 from hypocenter.coredump.nvidia import read_core_dump

@@ -12,15 +12,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import kernel_launch
 import numpy as np
 import pytest
+from ops import kernel_launch
 
 pytest.importorskip("torch")
-from fake_torch import FakeJit, FakeTorch, RuntimeReport
-from kernel_launch import counts, rows_tensor, tensor
+from models.tiny_gguf import write_tiny
+from ops.kernel_launch import counts, rows_tensor, tensor
+from pretended.fake_torch import FakeJit, FakeTorch, RuntimeReport
 from test_limits import H200
-from tiny_gguf import write_tiny
 
 from hypocenter.base.errors import BadModelFile, HypoError, LaunchRejected, UsageError
 from hypocenter.base.tensor import Allocation, DType, Tensor

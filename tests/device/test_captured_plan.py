@@ -6,12 +6,12 @@ import logging
 from pathlib import Path
 from typing import Any, cast
 
-import kernel_launch
 import numpy as np
 import pytest
-from fake_runner import FakeTokenizer
-from fake_torch import FakeJit, FakeTorch
-from kernel_launch import counts, rows_tensor, tensor
+from ops import kernel_launch
+from ops.kernel_launch import counts, rows_tensor, tensor
+from pretended.fake_runner import FakeTokenizer
+from pretended.fake_torch import FakeJit, FakeTorch
 from repository import DEMO
 
 from hypocenter.base.errors import UsageError
@@ -200,7 +200,7 @@ def _generated(model: Path, device: str) -> tuple[list[list[int]], Any, Engine]:
 
 def test_an_engine_on_graphs_generates_the_same_and_says_so(gpu: SimGpu, tmp_path: Path) -> None:
     # Here, for a machine with a GPU may lack the package that writes models.
-    from tiny_gguf import VOCAB_SIZE, WIDTH, write_tiny
+    from models.tiny_gguf import VOCAB_SIZE, WIDTH, write_tiny
 
     tables = {
         f"{name}.weight": np.random.default_rng(seed).normal(0, 1, (VOCAB_SIZE, WIDTH))

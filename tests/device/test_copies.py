@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import kernel_launch
 import numpy as np
 import pytest
-from kernel_launch import counts, rows_tensor, tensor
+from ops import kernel_launch
+from ops.kernel_launch import counts, rows_tensor, tensor
 
 from hypocenter.base.errors import CopyRejected, DeviceFault
 from hypocenter.base.refusals import FreedTensor

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_launch import counts, rows_tensor, tensor
+from ops.kernel_launch import counts, rows_tensor, tensor
 
 from hypocenter.base.errors import LaunchRejected, UsageError
 from hypocenter.base.tensor import DType, Tensor

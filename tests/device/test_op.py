@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import kernel_launch
 import numpy as np
 import pytest
-from kernel_launch import counts, rows_tensor, vector_tensor
+from ops import kernel_launch
+from ops.kernel_launch import counts, rows_tensor, vector_tensor
 
 from hypocenter.base.errors import LaunchRejected
 from hypocenter.base.tensor import DType

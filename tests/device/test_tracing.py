@@ -7,10 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import kernel_launch
 import numpy as np
 import pytest
-from kernel_launch import counts, rows_tensor, tensor, vector_tensor
+from ops import kernel_launch
+from ops.kernel_launch import counts, rows_tensor, tensor, vector_tensor
 
 from hypocenter.base.errors import UsageError
 from hypocenter.base.tensor import DType, Tensor

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from bundles import REQUEST, Run, decoder, inputs, tensors_of_decoder
+from recorded.bundles import REQUEST, Run, decoder, inputs, tensors_of_decoder
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict

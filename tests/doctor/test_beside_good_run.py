@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import msgspec
-from bundles import Run, decoder, inputs, tensors_of_decoder
+from recorded.bundles import Run, decoder, inputs, tensors_of_decoder
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis

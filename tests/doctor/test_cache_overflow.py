@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bundles import Run, decoder, inputs, tensors_of_decoder
+from recorded.bundles import Run, decoder, inputs, tensors_of_decoder
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import RootCause

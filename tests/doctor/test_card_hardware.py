@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from runtime_words import FRAMES
+from pretended.runtime_words import FRAMES
 
 from hypocenter.base.cards import Card
 from hypocenter.doctor.causes import Cause

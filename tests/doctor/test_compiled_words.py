@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from bundles import Run
+from recorded.bundles import Run
 
 from hypocenter.base.refusals import DeviceAssert
 from hypocenter.doctor.case import Case

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from applied_fix import applied
-from common_mistakes import CASES, TWINS, UNDECIDED, is_false
-from soundness_checks import CHECKS
+from recorded.applied_fix import applied
+from recorded.common_mistakes import CASES, TWINS, UNDECIDED, is_false
+from recorded.soundness_checks import CHECKS
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.rungs.replaying.joining import merged_lines

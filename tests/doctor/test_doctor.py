@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from bundles import (
+from recorded.bundles import (
     BLOCK,
     BLOCKS,
     DIM,

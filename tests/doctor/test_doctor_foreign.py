@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from bundles import Run
-from foreign_launch import TAKE as TAKE_ENTRY
-from foreign_launch import launch_of
+from recorded.bundles import Run
+from recorded.foreign_launch import TAKE as TAKE_ENTRY
+from recorded.foreign_launch import launch_of
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict

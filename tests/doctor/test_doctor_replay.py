@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from bundles import DIM, HEADS, ROWS, Run, crash, decoder, inputs, step, tensors_of_decoder
+from recorded.bundles import DIM, HEADS, ROWS, Run, crash, decoder, inputs, step, tensors_of_decoder
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Verdict

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from bundles import Run, background, crash, decoder, step, tensors_of_decoder
 from markdown_it import MarkdownIt
+from recorded.bundles import Run, background, crash, decoder, step, tensors_of_decoder
 from repository import ROOT
 
 from hypocenter.doctor.case import Case

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from core_dumps import FIXTURES
+from recorded.core_dumps import FIXTURES
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, RootCause, Verdict

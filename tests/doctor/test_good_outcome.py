@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from program_launch import Launch
+from recorded.program_launch import Launch
 
 from hypocenter.doctor.causes import Cause
 

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from core_dumps import AGENT_TEXT, bundle_folder
+from recorded.core_dumps import AGENT_TEXT, bundle_folder
 
 from hypocenter.coredump.debug_agent import read_debug_agent
 from hypocenter.doctor.causes import Cause

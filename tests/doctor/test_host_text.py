@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from bundles import REQUEST, Run, inputs, tensors_of_decoder
+from recorded.bundles import REQUEST, Run, inputs, tensors_of_decoder
 
 from hypocenter.base import package
 from hypocenter.doctor.case import Case

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from bundles import BLOCK, REQUEST, Run, decoder, inputs, tensors_of_decoder
+from recorded.bundles import BLOCK, REQUEST, Run, decoder, inputs, tensors_of_decoder
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.doctor import diagnose

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from applied_fix import applied
-from program_launch import Launch
+from recorded.applied_fix import applied
+from recorded.program_launch import Launch
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import RootCause, Verdict

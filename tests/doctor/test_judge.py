@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from bundles import Run, inputs, tensors_of_decoder
+from recorded.bundles import Run, inputs, tensors_of_decoder
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from bundles import REQUEST, Run, decoder, inputs, tensors_of_decoder
+from recorded.bundles import REQUEST, Run, decoder, inputs, tensors_of_decoder
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Culprit, RootCause, Verdict

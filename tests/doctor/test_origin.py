@@ -9,8 +9,8 @@ pytest.importorskip("triton")
 
 import msgspec
 import numpy as np
-from bundles import Run
-from foreign_launch import TAKE
+from recorded.bundles import Run
+from recorded.foreign_launch import TAKE
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause

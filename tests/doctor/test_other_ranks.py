@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-from bundles import Run, inputs, tensors_of_decoder
+from recorded.bundles import Run, inputs, tensors_of_decoder
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.doctor import diagnose

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from bundles import REQUEST, Run, decoder, inputs, tensors_of_decoder
+from recorded.bundles import REQUEST, Run, decoder, inputs, tensors_of_decoder
 
 from hypocenter.base.errors import TokenizerError
 from hypocenter.doctor.causes import Cause

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from bundles import Run, inputs, tensors_of_decoder
+from recorded.bundles import Run, inputs, tensors_of_decoder
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.doctor import diagnose

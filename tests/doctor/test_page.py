@@ -10,9 +10,9 @@ from collections import Counter
 
 import msgspec
 import pytest
-from bundles import Run, background, crash, decoder, inputs, step, tensors_of_decoder
-from foreign_launch import TAKE, launch_of
-from hostile_pages import ATTRIBUTES, ELEMENTS, HOSTILE, PageReader, hostile_bundle, page_of
+from outside.hostile_pages import ATTRIBUTES, ELEMENTS, HOSTILE, PageReader, hostile_bundle, page_of
+from recorded.bundles import Run, background, crash, decoder, inputs, step, tensors_of_decoder
+from recorded.foreign_launch import TAKE, launch_of
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause

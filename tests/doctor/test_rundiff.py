@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from terminal import hypo_in_process
+from outside.terminal import hypo_in_process
 
 from hypocenter.cli.verbs import replay
 from hypocenter.doctor.causes import Cause

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-import runtime_words as texts
-from bundles import Run
+from pretended import runtime_words as texts
+from recorded.bundles import Run
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from bundles import REQUEST, Run
+from recorded.bundles import REQUEST, Run
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause

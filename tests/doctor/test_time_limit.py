@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bundles import Run
+from recorded.bundles import Run
 
 from hypocenter.base.errors import UsageError
 from hypocenter.doctor import doctor

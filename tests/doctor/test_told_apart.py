@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from bundles import Run
-from program_launch import Launch
+from recorded.bundles import Run
+from recorded.program_launch import Launch
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Verdict

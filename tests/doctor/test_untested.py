@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from bundles import Run
+from recorded.bundles import Run
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import CAUSES, Cause

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from fake_runner import END_ID, POISON_ID, batches_of, expected_output, fake_engine
-from tiny_gguf import WIDTH, write_tiny
+from models.tiny_gguf import WIDTH, write_tiny
+from pretended.fake_runner import END_ID, POISON_ID, batches_of, expected_output, fake_engine
 
 from hypocenter import LLM
 from hypocenter.base.errors import BadLogits

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from demo_variants import demo_with
-from fake_runner import POISON_ID, batches_of, expected_output, fake_engine
 from gguf import GGUFValueType
+from models.demo_variants import demo_with
+from pretended.fake_runner import POISON_ID, batches_of, expected_output, fake_engine
 
 from hypocenter import LLM, AsyncLLM, EngineConfig, SamplingParams
 from hypocenter.base.errors import BadLogits, UsageError

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_launch import bits
+from ops.kernel_launch import bits
 
 from hypocenter import LLM, SamplingParams
 from hypocenter.device.backend import Room

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_runner import FAULT_ID, batches_of, expected_output, fake_engine
+from pretended.fake_runner import FAULT_ID, batches_of, expected_output, fake_engine
 
 from hypocenter.base.errors import HypoError, UsageError
 from hypocenter.engine.driver import Driver

@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_runner import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from pretended.fake_runner import (
     END_ID,
     FAULT_ID,
     POISON_ID,
@@ -20,9 +23,6 @@ from fake_runner import (
     fake_engine,
     hashed_logits,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hypocenter.base.errors import BadLogits, ContextOverflow, HypoError, OutOfBlocks, UsageError
 from hypocenter.base.results import Completion, Delta

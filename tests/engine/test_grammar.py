@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from fake_runner import batches_of, fake_engine
 from jsonschema import Draft202012Validator
-from random_schemas import random_schema
+from models.random_schemas import random_schema
+from pretended.fake_runner import batches_of, fake_engine
 
 from hypocenter import LLM, SamplingParams
 from hypocenter.base.errors import BadSetting, GrammarError, HypoError, UsageError

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from demo_variants import demo_with
-from expert_model import write_experts
 from gguf import GGMLQuantizationType
-from kernel_launch import bits
+from models.demo_variants import demo_with
+from models.expert_model import write_experts
+from ops.kernel_launch import bits
 from repository import DEMO
 
 from hypocenter import LLM, EngineConfig, SamplingParams

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import FamilyModel, hf_logits, make_family
-from family_table import FAMILIES, _deepseek2
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
-from kernel_launch import bits
-from tiny_gguf import write_tiny
+from models.families import FamilyModel, hf_logits, make_family
+from models.family_table import FAMILIES, _deepseek2
+from models.tiny_gguf import write_tiny
+from ops.kernel_launch import bits
 from transformers.models.qwen3 import modeling_qwen3
 
 from hypocenter import LLM, EngineConfig, SamplingParams

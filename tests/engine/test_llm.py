@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from demo_variants import demo_with
 from gguf import GGUFValueType
+from models.demo_variants import demo_with
 
 import hypocenter
 from hypocenter import LLM, Completion, Delta, EngineConfig, SamplingParams

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_runner import POISON_ID, batches_of, expected_output, fake_engine, hashed_logits
-from tiny_gguf import WIDTH, write_tiny
+from models.tiny_gguf import WIDTH, write_tiny
+from pretended.fake_runner import POISON_ID, batches_of, expected_output, fake_engine, hashed_logits
 
 from hypocenter import LLM, EngineConfig, SamplingParams
 from hypocenter.base.errors import BadLogits, BadSetting

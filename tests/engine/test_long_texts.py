@@ -7,8 +7,8 @@ import itertools
 
 import numpy as np
 import pytest
-from fake_runner import batches_of, expected_output, fake_engine, finish, run
-from families import FamilyModel, engine_logits, hf_logits, make_family
+from models.families import FamilyModel, engine_logits, hf_logits, make_family
+from pretended.fake_runner import batches_of, expected_output, fake_engine, finish, run
 
 from hypocenter import LLM
 from hypocenter.engine.batch import Batch

@@ -6,7 +6,7 @@ import random
 from typing import Any, cast
 
 import pytest
-from fake_runner import FakeDetokenizer
+from pretended.fake_runner import FakeDetokenizer
 
 from hypocenter.engine.answer_text import AnswerText
 from hypocenter.engine.kv_cache import KVCache

@@ -8,9 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_runner import FAULT_ID, POISON_ID, batches_of, expected_output, fake_engine, finish
-from fake_runner import run as run_alone
-from kernel_launch import bits
+from ops.kernel_launch import bits
+from pretended.fake_runner import (
+    FAULT_ID,
+    POISON_ID,
+    batches_of,
+    expected_output,
+    fake_engine,
+    finish,
+)
+from pretended.fake_runner import run as run_alone
 
 from hypocenter import LLM, EngineConfig, SamplingParams
 from hypocenter.base.errors import BadLogits, BadSetting, UsageError

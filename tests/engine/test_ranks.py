@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from families import FamilyModel, engine_logits, hf_logits, make_family
-from family_table import FAMILIES
+from models.families import FamilyModel, engine_logits, hf_logits, make_family
+from models.family_table import FAMILIES
 
 from hypocenter import LLM
 from hypocenter.base.errors import BadSetting, RankLost, UsageError

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 pytest.importorskip("triton")
-from counting_gpu import CountingGpu
+from pretended.counting_gpu import CountingGpu
 
 from hypocenter import LLM
 from hypocenter.base.tensor import DType

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from demo_variants import demo_with
 from gguf import GGUFValueType
+from models.demo_variants import demo_with
 
 from hypocenter import LLM, AsyncLLM, EngineConfig, SamplingParams
 from hypocenter.base.errors import BadSetting, ContextOverflow, UsageError

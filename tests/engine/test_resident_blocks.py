@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("triton")
-from sharing_sim import NAME, SharingSim
+from pretended.sharing_sim import NAME, SharingSim
 
 from faults.model import model_path
 from hypocenter import LLM

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from fake_runner import expected_output, fake_engine
+from pretended.fake_runner import expected_output, fake_engine
 
 from hypocenter import LLM, SamplingParams
 from hypocenter.base.errors import ContextOverflow, UsageError

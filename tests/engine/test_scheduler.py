@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from fake_runner import FakeDetokenizer
+from pretended.fake_runner import FakeDetokenizer
 
 from hypocenter.base.errors import IntegrityError, OutOfBlocks
 from hypocenter.engine.answer_text import AnswerText

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_runner import FAULT_ID, batches_of, expected_output, fake_engine, finish
-from fake_runner import run as run_alone
-from families import FamilyModel, make_family
+from models.families import FamilyModel, make_family
+from pretended.fake_runner import FAULT_ID, batches_of, expected_output, fake_engine, finish
+from pretended.fake_runner import run as run_alone
 
 from hypocenter import LLM, EngineConfig, SamplingParams
 from hypocenter.base.errors import BadSetting, IntegrityError, LaunchRejected

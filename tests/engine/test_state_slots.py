@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from families import FamilyModel, engine_logits, hf_logits, make_family
-from family_table import FAMILIES
-from kernel_launch import bits
-from resident import resident_bytes
+from models.families import FamilyModel, engine_logits, hf_logits, make_family
+from models.family_table import FAMILIES
+from models.resident import resident_bytes
+from ops.kernel_launch import bits
 
 from hypocenter import LLM, EngineConfig, SamplingParams
 from hypocenter.base.errors import IntegrityError, LaunchRejected

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_runner import END_ID, VOCAB_SIZE, batches_of, fake_engine, hashed_logits
+from pretended.fake_runner import END_ID, VOCAB_SIZE, batches_of, fake_engine, hashed_logits
 
 from hypocenter import LLM, SamplingParams
 from hypocenter.base.errors import BadSetting, NoTokenLeft, UsageError

@@ -16,9 +16,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
 
-from common_mistakes import CASES, TWINS, UNDECIDED, Expected, is_false
-from program_launch import Launch
-from soundness_checks import CHECKS
+from recorded.common_mistakes import CASES, TWINS, UNDECIDED, Expected, is_false
+from recorded.program_launch import Launch
+from recorded.soundness_checks import CHECKS
 
 
 def launches() -> Mapping[str, tuple[Launch, Expected | None]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_driver import SCALE, SCATTER, Fake, has_compiler
+from pretended.fake_driver import SCALE, SCATTER, Fake, has_compiler
 
 from hypocenter.base.errors import ErrorKind
 from hypocenter.coredump.names import source_name

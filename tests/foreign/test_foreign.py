@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu_tensors import JIT, FakeTensor, Launching, Storage, events, kernel
+from pretended.fake_gpu_tensors import JIT, FakeTensor, Launching, Storage, events, kernel
 from repository import ROOT, SUPPORT
 
 from hypocenter.cli import app

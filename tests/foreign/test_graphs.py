@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_gpu_tensors import FakeTensor, Launching, Storage, events
+from pretended.fake_gpu_tensors import FakeTensor, Launching, Storage, events
 from repository import SUPPORT
 
 from hypocenter.cli import app

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from bundles import Run
+from recorded.bundles import Run
 
 from hypocenter.cli import app
 from hypocenter.cli.verbs import guard as verb

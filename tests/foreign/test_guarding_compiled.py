@@ -75,7 +75,7 @@ def test_guarded_variants_of_foreign_kernels_compile(program: str, name: str, ar
 LAUNCHES = """
 import json, sys
 import torch, triton, triton.language as tl
-from pretend_driver import install
+from pretended.pretend_driver import install
 launched, compiled = [], []
 
 def on_launch(name, args):

@@ -24,7 +24,7 @@ from hypocenter.record.events import GraphReplayed, Launched
 PROGRAM = """
 import sys, types, json
 import torch, triton, triton.language as tl
-from pretend_driver import install
+from pretended.pretend_driver import install
 launched = []
 install(lambda name, args: launched.append(name))
 import torch._inductor.config as config
@@ -64,7 +64,7 @@ tuner = CachingAutotuner(
 x, y, out = torch.ones(1000), torch.ones(1000), torch.empty(1000)
 for size in (1000, 1000, 500):
     tuner.run(x, y, out, size, 1, stream=0)  # the launch
-from pretend_graphs import install_graphs
+from pretended.pretend_graphs import install_graphs
 install_graphs()
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu_tensors import JIT, FakeTensor, Launching, Storage
+from pretended.fake_gpu_tensors import JIT, FakeTensor, Launching, Storage
 from repository import SUPPORT
 
 from hypocenter.foreign import known_launches
@@ -211,7 +211,7 @@ def test_what_launches_were_is_missed_when_that_record_is_damaged(tmp_path: Path
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from fake_gpu_tensors import FakeTensor, Launching, Storage
+from pretended.fake_gpu_tensors import FakeTensor, Launching, Storage
 from hypocenter.foreign.recorder import ForeignRecorder, LaunchPlace
 recorder = ForeignRecorder(Path(sys.argv[1]))
 x = FakeTensor(Storage(0x1000, 256), (64,))

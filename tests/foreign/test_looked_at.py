@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_gpu_tensors import JIT, FakeTensor, Launching, Storage
+from pretended.fake_gpu_tensors import JIT, FakeTensor, Launching, Storage
 
 from hypocenter.foreign import hooks
 from hypocenter.foreign.argument_facts import UNDEFINED, mark_undefined

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import triton.language as tl
-from fake_gpu_tensors import constexpr
+from pretended.fake_gpu_tensors import constexpr
 
 from hypocenter.foreign import hooks, repeats
 from hypocenter.foreign.closed_kernels import is_closed

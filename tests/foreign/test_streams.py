@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pretend_streams
 import pytest
 import torch
 import triton
 import triton.language as tl
 from numbers_seen import native_ops, seen_natively
-from pretend_streams import PretendGpu, Stream
+from pretended import pretend_streams
+from pretended.pretend_streams import PretendGpu, Stream
 
 from hypocenter.foreign import caller
 from hypocenter.foreign.streams.kernel_uses import uses_of

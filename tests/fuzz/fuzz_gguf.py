@@ -13,8 +13,8 @@ import atheris
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 with atheris.instrument_imports(include=["hypocenter.model"]):
-    from gguf_exercise import TRIED, refusal
-    from gguf_files import GGUFWriter, every_tensor, every_value
+    from models.gguf_exercise import TRIED, refusal
+    from models.gguf_files import GGUFWriter, every_tensor, every_value
 
 
 def seeds(folder: Path) -> None:

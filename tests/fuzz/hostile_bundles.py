@@ -21,9 +21,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 sys.path.insert(1, str(Path(__file__).parents[2]))
 
-from core_dumps import bundle_folder
-from hostile import answer_problem, run_trials
-from hostile_pages import page_problem
+from outside.hostile import answer_problem, run_trials
+from outside.hostile_pages import page_problem
+from recorded.core_dumps import bundle_folder
 
 from faults.harmless import find
 from faults.victim_run import run_child

@@ -20,9 +20,9 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 sys.path.insert(1, str(Path(__file__).parents[2]))
 
-from gguf_files import GGUFWriter, every_tensor, every_value
-from hostile import answer_problem, run_trials
-from tiny_gguf import write_tiny
+from models.gguf_files import GGUFWriter, every_tensor, every_value
+from models.tiny_gguf import write_tiny
+from outside.hostile import answer_problem, run_trials
 
 from faults.harmless import find
 from faults.victim_run import run_child

@@ -16,8 +16,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import msgspec
-from core_dumps import AGENT_TEXT, Part, fixture, put_together, take_apart
-from hostile import TooSlow, limited_time, run_trials
+from outside.hostile import TooSlow, limited_time, run_trials
+from recorded.core_dumps import AGENT_TEXT, Part, fixture, put_together, take_apart
 
 from hypocenter.base.errors import BadCoreDump
 from hypocenter.coredump.debug_agent import read_debug_agent

@@ -14,11 +14,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-import gguf_files as gf
-from gguf_exercise import TRIED, refusal
-from gguf_files import FileTensor, GGUFWriter, Item, array_of
-from hostile import TooSlow, answer_problem, limited_time, run_trials
-from terminal import hypo_in_process
+from models import gguf_files as gf
+from models.gguf_exercise import TRIED, refusal
+from models.gguf_files import FileTensor, GGUFWriter, Item, array_of
+from outside.hostile import TooSlow, answer_problem, limited_time, run_trials
+from outside.terminal import hypo_in_process
 
 from hypocenter.base.errors import HypoError
 from hypocenter.model.gguf.file import open_gguf

@@ -26,7 +26,7 @@ import jinja2.tests
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from hostile import run_trials
+from outside.hostile import run_trials
 
 from hypocenter.base.errors import TemplateError, UsageError
 from hypocenter.model.text import chat_process

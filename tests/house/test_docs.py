@@ -12,10 +12,10 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from outside.terminal import hypo_in_process
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from repository import ROOT
-from terminal import hypo_in_process
 
 from hypocenter.base import errors
 from hypocenter.base.tensor import DType

@@ -9,9 +9,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from demo_variants import demo_that_chats
+from models.demo_variants import demo_that_chats
+from outside.terminal import hypo_in_process
 from repository import ROOT
-from terminal import hypo_in_process
 
 PICTURE = ROOT / "docs" / "report.svg"
 

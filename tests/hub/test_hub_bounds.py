@@ -12,8 +12,8 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from hub_lies import DATA, FILE, NAME, SHA256, LyingHub, honest_hub, lying_hub
-from loopback_hub import COMMIT
+from outside.hub_lies import DATA, FILE, NAME, SHA256, LyingHub, honest_hub, lying_hub
+from outside.loopback_hub import COMMIT
 
 from hypocenter.base.errors import HubError, ModelNotFound
 from hypocenter.hub import cached, download, listing

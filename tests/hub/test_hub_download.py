@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import close_session, file_download, scan_cache_dir, try_to_load_from_cache
-from loopback_hub import COMMIT, Hub, Repository, go_offline, running_hub, use
+from outside.loopback_hub import COMMIT, Hub, Repository, go_offline, running_hub, use
 
 from hypocenter.base.errors import HubError, ModelNotFound
 from hypocenter.hub import cached, listing

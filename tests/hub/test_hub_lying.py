@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_lies import LyingHub, draw, lying_hub, problem_of
+from outside.hub_lies import LyingHub, draw, lying_hub, problem_of
 
 NUM_LIES, PER_TEST = 200, 50
 

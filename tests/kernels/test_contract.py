@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_launch import tensor
+from ops.kernel_launch import tensor
 
 from hypocenter.base.errors import LaunchRejected
 from hypocenter.base.tensor import Allocation, DType, Tensor, contiguous_strides

@@ -6,12 +6,11 @@ import dataclasses
 import math
 from types import SimpleNamespace
 
-import attention_bounds
-import kernel_launch
 import numpy as np
 import pytest
-from kernel_forms import FORMS, use_form
-from kernel_launch import (
+from ops import attention_bounds, kernel_launch
+from ops.kernel_forms import FORMS, use_form
+from ops.kernel_launch import (
     bits,
     counts,
     launch,

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from families import FamilyModel, engine_logits, hf_logits, make_family
-from family_table import FAMILIES, WINDOW
-from tiny_gguf import write_tiny
+from models.families import FamilyModel, engine_logits, hf_logits, make_family
+from models.family_table import FAMILIES, WINDOW
+from models.tiny_gguf import write_tiny
 
 from hypocenter.base.errors import BadModelFile, UnsupportedModel
 from hypocenter.base.tensor import DType

@@ -10,10 +10,10 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from families import FamilyModel, engine_logits, hf_logits, make_family, new_model
-from family_gguf import Fault, write_gguf
-from family_table import FAMILIES
-from resident import resident_bytes
+from models.families import FamilyModel, engine_logits, hf_logits, make_family, new_model
+from models.family_gguf import Fault, write_gguf
+from models.family_table import FAMILIES
+from models.resident import resident_bytes
 
 from hypocenter.base.errors import UnsupportedModel
 from hypocenter.cli.verbs import bench, inspect

@@ -9,10 +9,10 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from families import engine_logits, make_family
-from file_repairs import REPAIRS, Keys, Repair
-from gguf_edit import Tensors, rewritten
-from tiny_gguf import write_tiny
+from models.families import engine_logits, make_family
+from models.file_repairs import REPAIRS, Keys, Repair
+from models.gguf_edit import Tensors, rewritten
+from models.tiny_gguf import write_tiny
 
 from hypocenter.base.errors import BadModelFile
 from hypocenter.model.facts.architecture import Architecture, read_architecture

@@ -13,10 +13,10 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from families import FamilyModel, engine_logits, hf_logits, make_family, new_model
-from family_gguf import write_gguf
-from family_table import FAMILIES, Family
-from kernel_launch import bits, random_rows
+from models.families import FamilyModel, engine_logits, hf_logits, make_family, new_model
+from models.family_gguf import write_gguf
+from models.family_table import FAMILIES, Family
+from ops.kernel_launch import bits, random_rows
 
 from hypocenter import LLM, EngineConfig, SamplingParams
 from hypocenter.base.errors import BadModelFile

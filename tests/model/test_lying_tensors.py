@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from families import make_family
+from models.families import make_family
 
 from hypocenter.base.errors import BadModelFile
 from hypocenter.engine.runner import load_runner

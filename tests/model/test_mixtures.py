@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from expert_model import (
+from models.expert_model import (
     EXPERT_WIDTH,
     NUM_EXPERTS,
     NUM_USED,
@@ -16,8 +16,8 @@ from expert_model import (
     write_experts,
     write_with_factors,
 )
-from kernel_launch import bits
-from resident import resident_bytes
+from models.resident import resident_bytes
+from ops.kernel_launch import bits
 
 from hypocenter import EngineConfig
 from hypocenter.base.errors import BadModelFile, UnsupportedModel

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from models.tiny_gguf import write_tiny
+from outside.terminal import TIMEOUT_SECONDS
 from repository import DEMO
-from terminal import TIMEOUT_SECONDS
-from tiny_gguf import write_tiny
 
 from hypocenter.device.cpu.code_cache import import_closure
 from hypocenter.kernels.weights import cpu_layout, packing

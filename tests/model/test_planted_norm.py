@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_gguf import HEAD_DIM, NUM_HEADS, WIDTH, write_tiny
+from models.tiny_gguf import HEAD_DIM, NUM_HEADS, WIDTH, write_tiny
 
 from hypocenter.base.errors import UnsupportedModel
 from hypocenter.base.tensor import DType, Tensor

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from expert_model import write_experts, write_with_factors
+from models.expert_model import write_experts, write_with_factors
 
 pytest.importorskip("triton")
-from sharing_sim import NAME, SharingSim
+from pretended.sharing_sim import NAME, SharingSim
 
 from faults.model import model_path
 from hypocenter import LLM

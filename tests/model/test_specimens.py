@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 import torch
-from project_kernels import all_specimens, kernels
+from specimens.project_kernels import all_specimens, kernels
 
 from hypocenter.base.tensor import DType
 from hypocenter.contracts.contract import Contract

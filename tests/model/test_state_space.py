@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from families import hf_logits, make_family, new_model
-from family_gguf import write_gguf
-from family_table import FAMILIES
+from models.families import hf_logits, make_family, new_model
+from models.family_gguf import write_gguf
+from models.family_table import FAMILIES
 
 from hypocenter import LLM
 from hypocenter.base.errors import BadModelFile, UnsupportedModel

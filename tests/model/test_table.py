@@ -9,11 +9,11 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
-from families import new_model
-from family_gguf import write_gguf
-from family_table import FAMILIES
-from resident import resident_bytes, tensors_of
-from tiny_gguf import write_tiny
+from models.families import new_model
+from models.family_gguf import write_gguf
+from models.family_table import FAMILIES
+from models.resident import resident_bytes, tensors_of
+from models.tiny_gguf import write_tiny
 
 from hypocenter.base.errors import BadModelFile, BadSetting
 from hypocenter.base.tensor import DType

@@ -11,11 +11,11 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from demo_variants import demo_with
 from gguf import GGMLQuantizationType
+from models.demo_variants import demo_with
+from models.resident import resident_bytes
+from models.tiny_gguf import HEAD_DIM, NUM_HEADS, NUM_KV_HEADS, write_tiny
 from repository import DEMO
-from resident import resident_bytes
-from tiny_gguf import HEAD_DIM, NUM_HEADS, NUM_KV_HEADS, write_tiny
 
 from hypocenter import LLM
 from hypocenter.base.errors import BadModelFile, OutOfMemory, UnsupportedModel

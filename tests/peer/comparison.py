@@ -12,10 +12,10 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from families import FamilyModel, engine_logits, hf_logits, make_family
-from family_gguf import Fault, write_gguf
-from family_table import FAMILIES, WINDOW
-from gguf_edit import rewritten
+from models.families import FamilyModel, engine_logits, hf_logits, make_family
+from models.family_gguf import Fault, write_gguf
+from models.family_table import FAMILIES, WINDOW
+from models.gguf_edit import rewritten
 from repository import ROOT
 
 from hypocenter.engine.llm import LLM

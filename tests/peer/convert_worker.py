@@ -23,8 +23,8 @@ def convert(job: dict[str, str]) -> None:
         get_model_architecture,
         get_model_class,
     )
-    from family_gguf import add_vocabulary
     from gguf import LlamaFileType
+    from models.family_gguf import add_vocabulary
 
     folder = Path(job["folder"])
     hparams = ModelBase.load_hparams(folder, False)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from families import random_model
-from family_table import FAMILIES, VOCAB_SIZE, Family
+from models.families import random_model
+from models.family_table import FAMILIES, VOCAB_SIZE, Family
 from repository import ROOT
 
 from hypocenter.model.facts.families import FAMILIES as OUR_FAMILIES

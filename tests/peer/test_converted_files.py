@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from family_table import FAMILIES
+from models.family_table import FAMILIES
 
 from hypocenter.model.facts.families import FAMILIES as OUR_FAMILIES
 from hypocenter.model.gguf.file import open_gguf

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from terminal import AS_A_PERSON, TIMEOUT_SECONDS
+from outside.terminal import AS_A_PERSON, TIMEOUT_SECONDS
 
 from hypocenter.cli import interrupt
 from hypocenter.cli.progress import ProgressDisplay

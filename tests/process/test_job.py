@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from terminal import HYPO, SHELL, TIMEOUT_SECONDS, Terminal, on_terminal
+from outside.terminal import HYPO, SHELL, TIMEOUT_SECONDS, Terminal, on_terminal
 
 DOCTOR = " ".join([*HYPO, "doctor", "--"])
 #: Counts on the terminal, in a child of a shell: a group and not a process is what is stopped.

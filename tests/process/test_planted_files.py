@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from outside.terminal import TIMEOUT_SECONDS
 from repository import ROOT
-from terminal import TIMEOUT_SECONDS
 
 #: What commands import, early and late, of ours, of others and of Python itself.
 PLANTED = ("hypocenter", "numpy", "numba", "llvmlite", "torch", "triton", "msgspec", "json", "gguf")

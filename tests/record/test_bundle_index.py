@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bundles import Run
+from recorded.bundles import Run
 
 from hypocenter.cli.launch_choice import choose_places
 from hypocenter.doctor.case import Case

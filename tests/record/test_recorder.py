@@ -18,13 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-import kernel_launch
 import numpy as np
 import pytest
-from bundle_of import bundle_of_run
-from fake_torch import FakeTorch
-from kernel_launch import counts, rows_tensor, tensor
-from recorder_kills import kill_at_random
+from ops import kernel_launch
+from ops.kernel_launch import counts, rows_tensor, tensor
+from pretended.fake_torch import FakeTorch
+from recorded.bundle_of import bundle_of_run
+from recorded.recorder_kills import kill_at_random
 from repository import SUPPORT
 
 from faults.model import model_path

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import block_pointer_kernels as kernels  # noqa: E402
+from specimens import block_pointer_kernels as kernels  # noqa: E402
 
 from hypocenter.device.interpret.block_pointers import compile_problem  # noqa: E402
 from hypocenter.replay.findings import ReplayReport  # noqa: E402
@@ -99,7 +99,7 @@ def test_the_versions_that_compile_them_are_named() -> None:
 
 
 def test_a_kernel_without_them_says_so() -> None:
-    import replay_kernels
+    from specimens import replay_kernels
 
     x = torch.zeros(8)
     arguments = {"x_ptr": x, "y_ptr": x.clone(), "x_stride": 8, "y_stride": 8, "n_cols": 8}

@@ -15,9 +15,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from bundles import Run
-from foreign_launch import TAKE, launch_of
-from forked import run_forked
+from outside.forked import run_forked
+from recorded.bundles import Run
+from recorded.foreign_launch import TAKE, launch_of
 
 from hypocenter.base.errors import NotReplayed, UsageError
 from hypocenter.record.bundle import Bundle

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import replay_kernels as kernels  # noqa: E402
+from specimens import replay_kernels as kernels  # noqa: E402
 
 from hypocenter.replay import replay as replay_module  # noqa: E402
 from hypocenter.replay.findings import ReplayReport  # noqa: E402

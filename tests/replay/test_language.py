@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import language_kernels as kernels  # noqa: E402
+from specimens import language_kernels as kernels  # noqa: E402
 
 from hypocenter.replay.replay import KernelFailed, replay  # noqa: E402
 

@@ -18,9 +18,9 @@ import pytest
 
 pytest.importorskip("triton")
 
-import kernel_launch
-from bundle_of import Recording, bundle_of_run, inputs_of
-from kernel_launch import counts, rows_tensor, tensor
+from ops import kernel_launch
+from ops.kernel_launch import counts, rows_tensor, tensor
+from recorded.bundle_of import Recording, bundle_of_run, inputs_of
 
 from hypocenter.base.errors import DeviceFault, NotReplayed, SourceNotAllowed, UsageError
 from hypocenter.base.tensor import DType

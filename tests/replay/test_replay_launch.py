@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import kernel_launch
 import numpy as np
 import pytest
-from kernel_launch import counts, rows_tensor, tensor
-from tiny_gguf import write_tiny
+from models.tiny_gguf import write_tiny
+from ops import kernel_launch
+from ops.kernel_launch import counts, rows_tensor, tensor
 
 from hypocenter.base.errors import EXIT_FAULT, AccessRefused, UsageError
 from hypocenter.base.tensor import Tensor

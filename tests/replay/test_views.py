@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import replay_kernels as kernels  # noqa: E402
+from specimens import replay_kernels as kernels  # noqa: E402
 
 from hypocenter.replay.arguments import Argument, Gaps, Region  # noqa: E402
 from hypocenter.replay.replay import replay  # noqa: E402

@@ -21,16 +21,23 @@ class Facts:
     context_length, vocab_size = 4096, 300
 
 
-class PretendedSupervisor:
-    """Answers each generation with what `tokens` has next, and counts who was distrusted."""
-
+class PretendedReplica:
+    number = 0
     facts: Any = Facts()
     is_ready = True
+
+    def __init__(self) -> None:
+        self.life = types.SimpleNamespace(pid=1)
+
+
+class PretendedSupervisor:
+    """Answers each generation with what `tokens` has next, and counts who was distrusted."""
 
     def __init__(self, *answers: tuple[int, ...] | str) -> None:
         self.answers = list(answers)
         self.asked: list[Generation] = []
-        self.worker_pid = 1
+        self.replica = PretendedReplica()
+        self.replicas = (self.replica,)
         self.num_distrusted = 0
         self.cancelled: list[Generation] = []
 
@@ -53,9 +60,9 @@ class PretendedSupervisor:
     def cancel(self, generation: Generation) -> None:
         self.cancelled.append(generation)
 
-    def distrust_worker(self) -> None:
+    def distrust_worker(self, replica: PretendedReplica) -> None:
         self.num_distrusted += 1
-        self.worker_pid += 1
+        replica.life.pid += 1
 
 
 def make(
@@ -70,8 +77,10 @@ def run(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def ask(canary: Canary, times: int = 1) -> list[CanaryState]:
+    [replica] = canary._supervisor.replicas
+
     async def work() -> list[CanaryState]:
-        return [await canary.ask() for _ in range(times)]
+        return [await canary.ask(replica) for _ in range(times)]
 
     found: list[CanaryState] = run(work())
     return found
@@ -140,10 +149,10 @@ def test_it_is_asked_on_time_and_after_each_restart(monkeypatch: pytest.MonkeyPa
             lambda: None,
             lambda: now.__setitem__(0, now[0] + 59.0),
             lambda: now.__setitem__(0, now[0] + 1.0),
-            lambda: setattr(supervisor, "is_ready", False),
+            lambda: setattr(supervisor.replica, "is_ready", False),
             lambda: now.__setitem__(0, now[0] + 61.0),
-            lambda: setattr(supervisor, "worker_pid", 2),
-            lambda: setattr(supervisor, "is_ready", True),
+            lambda: setattr(supervisor.replica.life, "pid", 2),
+            lambda: setattr(supervisor.replica, "is_ready", True),
         ]
         for step in steps:
             step()

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from demo_variants import demo_with
 from gguf import GGUFReader, GGUFValueType
+from models.demo_variants import demo_with
+from outside.served import Reply, Served, serving, texts
 from repository import DEMO
-from served import Reply, Served, serving, texts
 
 from hypocenter import LLM
 from hypocenter.conversation.thoughts import without_needless

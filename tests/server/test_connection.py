@@ -16,8 +16,8 @@ from typing import Any, cast
 
 import pytest
 import uvicorn
+from pretended.virtual_time import run_in_virtual_time
 from uvicorn.server import ServerState
-from virtual_time import run_in_virtual_time
 
 from hypocenter.base.errors import UsageError
 from hypocenter.server import connection, serve

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from outside.served import Reply, Served, serving
 from repository import DEMO
-from served import Reply, Served, serving
 
 from hypocenter.base.results import CallPiece
 from hypocenter.server.dialects.blocks import BlockChange, BlockKind, SpokenBlocks

@@ -129,13 +129,14 @@ def test_a_priority_orders_ones_own_requests_alone() -> None:
     worker.come("bob", 1)
     for number, priority in ((1, 5), (2, 0), (3, -1), (4, -1), (5, -100)):
         worker.open[number].priority = priority
-    first = worker.places.next(worker.open, worker.leaving, worker.facts)
-    assert first is worker.open[3], "bob's does not come before for what bob says of it"
+    first = worker.places.next(worker.open, worker.leaving, worker.offers)
+    assert first is not None
+    assert first[0] is worker.open[3], "bob's does not come before for what bob says of it"
     del worker.open[3], worker.open[5]
     order = []
-    while (one := worker.places.next(worker.open, worker.leaving, worker.facts)) is not None:
-        order.append(one.id)
-        del worker.open[one.id]
+    while (found := worker.places.next(worker.open, worker.leaving, worker.offers)) is not None:
+        order.append(found[0].id)
+        del worker.open[found[0].id]
     assert order == [4, 2, 1]
 
 

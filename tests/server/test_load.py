@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from served import Served, free_port, serving
+from outside.served import Served, free_port, serving
 
 from faults.report import environment_of, module_command
 from hypocenter.base.errors import HypoError, UsageError

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bundles import background
+from recorded.bundles import background
 
 from hypocenter.base.errors import UsageError
 from hypocenter.record import bundle as bundles

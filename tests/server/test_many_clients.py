@@ -16,9 +16,9 @@ from unittest import mock
 
 import pytest
 import uvicorn
-from served import Served, serving, texts
+from outside.served import Served, serving, texts
+from pretended.virtual_time import run_in_virtual_time
 from uvicorn.server import ServerState
-from virtual_time import run_in_virtual_time
 
 from hypocenter.server.connection import connection_class
 

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from outside.served import Served, free_port, serving
+from outside.terminal import HYPO, assert_one_line, hypo_in_process
 from repository import ROOT
-from served import Served, free_port, serving
-from terminal import HYPO, assert_one_line, hypo_in_process
 
 from hypocenter.watch.dead_runs import locked_folder
 

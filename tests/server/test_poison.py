@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from served import free_port, launched, texts
+from outside.served import free_port, launched, texts
 
 from faults.serving import planted_server
 from faults.serving.planted_worker import Plant

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import uvicorn
-from served import Served, serving, texts
+from outside.served import Served, serving, texts
 
 from hypocenter.server.app import TABLE
 from hypocenter.server.connection import MAX_HEADER_BYTES, Connection

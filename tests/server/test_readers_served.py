@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from served import Reply, Served, serving
+from outside.served import Reply, Served, serving
 
 ANN, BOB = ({"Authorization": f"Bearer {name}"} for name in ("ann", "bob"))
 PROMPT = "import os\nimport sys\n\n\ndef read_lines(path):\n    with open(path) as file:\n"

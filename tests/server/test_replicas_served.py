@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served import Served, serving, texts
+from outside.served import Served, serving, texts
 
 KEY = {"Authorization": "Bearer key-of-the-admin"}
 NUM_STREAMS = 8

@@ -17,9 +17,9 @@ from typing import Any
 
 import jsonschema
 import pytest
+from outside.served import Reply, Served, free_port, serving, started, texts
+from outside.terminal import assert_one_line, hypo_in_process
 from repository import ROOT
-from served import Reply, Served, free_port, serving, started, texts
-from terminal import assert_one_line, hypo_in_process
 
 from hypocenter import LLM
 

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from served import Served, serving
+from outside.served import Served, serving
 
 ASKED = {"prompt": "import os", "max_tokens": 4, "temperature": 0}
 

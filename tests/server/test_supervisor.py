@@ -200,6 +200,11 @@ def make(counted: list[str] | None = None, orders: Orders = ORDERS) -> Superviso
     )
 
 
+def pid_of(supervisor: Supervisor) -> int | None:
+    worker = supervisor.replicas[0].life
+    return worker.pid if worker else None
+
+
 def test_the_next_worker_gets_the_prompt_and_what_was_sent(life: type[PretendedLife]) -> None:
     async def work() -> None:
         supervisor, events = make(counted := list[str]()), list[WorkerEvent]()
@@ -240,7 +245,7 @@ def test_a_canary_takes_no_place_and_is_no_client(life: type[PretendedLife]) -> 
             worker.say(Accepted(one.id, (5, 6)))
             worker.piece(one.id, 7)
         canary = generation(supervisor, [])
-        canary.is_canary = True
+        canary.canary_of = 0
         supervisor.submit(canary)
         assert worker.sent[-1].id == canary.id
         assert not any(isinstance(message, Cancel) for message in worker.sent)
@@ -745,8 +750,8 @@ def test_on_a_gpu_the_spare_stands_by_with_the_model_and_takes_over(
         await settle()
         _, first, spare = life.starts
         assert (first.waits, spare.waits, spare.begun) == (False, True, [KEPT])
-        assert supervisor.line.spare_state == "standing by"
-        assert supervisor.worker_pid == first.pid, "who stands by is not ready"
+        assert supervisor.replicas[0].line.spare_state == "standing by"
+        assert pid_of(supervisor) == first.pid, "who stands by is not ready"
         assert (first.memory is None, spare.memory) == (False, None)
         one = generation(supervisor, [])
         supervisor.submit(one)
@@ -775,7 +780,7 @@ def test_a_spare_with_no_room_beside_the_worker_waits_without_the_model(
         life.starts[2].die(ended(code=1))
         await settle()
         plain = life.starts[3]
-        assert (plain.begun, supervisor.line.spare_state) == ([], "without a model")
+        assert (plain.begun, supervisor.replicas[0].line.spare_state) == ([], "without a model")
         life.starts[1].die()
         await settle()
         assert (plain.begun, plain.waits) == ([KEPT], False)
@@ -820,11 +825,11 @@ def test_weights_in_doubt_are_read_anew_before_the_next_worker_begins(
         await starting
         await settle()
         keeper, first, spare = life.starts
-        supervisor.distrust_worker()
+        supervisor.distrust_worker(supervisor.replicas[0])
         await settle()
         assert (keeper.is_dead, first.is_dead, spare.is_dead) == (True, True, True)
         [other] = [one for one in life.starts[3:] if one.program == KEEPER]
-        waiting = next(one for one in life.starts[3:] if one.pid == supervisor.worker_pid)
+        waiting = next(one for one in life.starts[3:] if one.pid == pid_of(supervisor))
         assert (waiting.begun, supervisor.is_ready) == ([], False)
         other.say(KEPT)
         await settle()

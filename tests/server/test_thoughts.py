@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from outside.served import Served, serving
+from outside.terminal import hypo_in_process
 from repository import DEMO
-from served import Served, serving
-from terminal import hypo_in_process
 
 from hypocenter import LLM, SamplingParams
 from hypocenter.base.errors import BadSetting, UsageError

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from outside.served import Served, serving
 from repository import DEMO
-from served import Served, serving
 
 from hypocenter import LLM, SamplingParams
 from hypocenter.base.errors import UsageError

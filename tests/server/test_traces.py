@@ -12,7 +12,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from served import serving
+from outside.served import serving
 from test_supervisor import PretendedLife, life, make, run
 
 from hypocenter import SamplingParams
@@ -56,9 +56,9 @@ def test_an_answer_has_a_span_in_its_clients_trace_with_its_parts_in_it(
         assert answer.attributes["gen_ai.response.id"] == "cmpl-1"
         for name in ("wait", "prompt", "tokens"):
             assert spans[name].parent.span_id == answer.context.span_id
-            assert spans[name].attributes["hypocenter.first_step"] == 40
-            assert spans[name].attributes["hypocenter.last_step"] == 47
-            assert spans[name].attributes["hypocenter.replica"] == 0
+            assert spans[name].attributes["hypo.first_step"] == 40
+            assert spans[name].attributes["hypo.last_step"] == 47
+            assert spans[name].attributes["hypo.replica"] == 0
         assert abs(spans["wait"].end_time - spans["prompt"].start_time) < 5e6
         assert answer.start_time <= spans["tokens"].end_time <= answer.end_time
         assert not any("secret" in str(span.attributes) for span in spans.values())

@@ -11,8 +11,8 @@ import json
 import sys
 
 import numpy as np
-from bf16_oracle import pairs_in_order, rounded_bits
-from kernel_launch import SCALE_FIELDS, counts, launch, random_rows, rows_tensor, weight_tensor
+from ops.bf16_oracle import pairs_in_order, rounded_bits
+from ops.kernel_launch import SCALE_FIELDS, counts, launch, random_rows, rows_tensor, weight_tensor
 
 from hypocenter.base.tensor import DType
 from hypocenter.device.copies import to_host

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 
-from gpu_kernels import wild_kernel
+from specimens.gpu_kernels import wild_kernel
 
 from hypocenter.base.errors import DeviceFault
 from hypocenter.base.tensor import DType

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from project_kernels import all_specimens
+from specimens.project_kernels import all_specimens
 
 from hypocenter.base.package import module_command
 from hypocenter.check.compile_pool import Worker, compile_all

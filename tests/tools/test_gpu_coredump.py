@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core_dumps import bundle_folder
+from recorded.core_dumps import bundle_folder
 from repository import ROOT
 
 

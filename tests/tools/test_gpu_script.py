@@ -57,7 +57,8 @@ def test_a_family_that_is_wrong_or_left_out_fails_its_section(
     right = families.examine("llama", "cpu")
     assert max(right["prompt"], right["decode"]) < families.TOLERANCE
     rows = {
-        name: {**right, "family": name} for name in importlib.import_module("family_table").FAMILIES
+        name: {**right, "family": name}
+        for name in importlib.import_module("models.family_table").FAMILIES
     }
 
     def told(**changed: dict[str, Any]) -> dict[str, Any]:

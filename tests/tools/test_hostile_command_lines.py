@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hostile import answer_problem
-from terminal import hypo_in_process
+from outside.hostile import answer_problem
+from outside.terminal import hypo_in_process
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
 

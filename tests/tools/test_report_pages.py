@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Page, browser, open_page
-from hostile_pages import HOSTILE, hostile_bundle, page_of
+from outside.browser import Page, browser, open_page
+from outside.hostile_pages import HOSTILE, hostile_bundle, page_of
 from repository import ROOT
 
 pytest.importorskip("torch")

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from demo_variants import demo_with
 from gguf import GGMLQuantizationType
+from models.demo_variants import demo_with
 from repository import DEMO, ROOT
 
 from hypocenter.model.facts.architecture import read_architecture

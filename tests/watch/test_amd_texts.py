@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from core_dumps import AGENT_TEXT
+from recorded.core_dumps import AGENT_TEXT
 from test_launcher_lines import AMD, CLR_FAULT, GGML, NO_BINARY
 
 from hypocenter.base.errors import ErrorKind

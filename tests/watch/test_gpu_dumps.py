@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from core_dumps import AGENT_TEXT, fixture
+from recorded.core_dumps import AGENT_TEXT, fixture
 
 from hypocenter.base.errors import ErrorKind
 from hypocenter.record.gap import Gap, GapKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from runtime_words import ASSERTED, AUTOTUNER, CAPTURE, COMPILE, NO_CODE, RESOURCES
+from pretended.runtime_words import ASSERTED, AUTOTUNER, CAPTURE, COMPILE, NO_CODE, RESOURCES
 
 from hypocenter.base.refusals import NoCode, ResourceExceeded
 from hypocenter.watch.fault_text import (

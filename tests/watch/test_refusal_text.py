@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from runtime_words import ASSERTED, ASSERTIONS, CAPTURE, COMPILE, FRAMES, NO_CODE, RESOURCES, TRITON
+from pretended.runtime_words import (
+    ASSERTED,
+    ASSERTIONS,
+    CAPTURE,
+    COMPILE,
+    FRAMES,
+    NO_CODE,
+    RESOURCES,
+    TRITON,
+)
 
 from hypocenter.base.errors import ErrorKind
 from hypocenter.base.refusals import (

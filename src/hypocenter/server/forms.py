@@ -296,11 +296,6 @@ def _line(value: dict[str, Any] | msgspec.Struct) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-def _ids(inquiry: Inquiry, token_ids: Sequence[int]) -> list[int] | UnsetType:
-    """Of a piece or an answer, where they were asked for."""
-    return list(token_ids) if inquiry.shows_ids else UNSET
-
-
 def _call_delta(choice: Choice, piece: CallPiece) -> CallDelta:
     if not piece.name:
         return CallDelta(piece.index, FunctionDelta(arguments=piece.arguments))

@@ -198,11 +198,10 @@ async def _serve(
         config.engine.max_batch_requests * len(supervisor.replicas) + config.max_queued,
         bodies,
         faults,
+        canary=Canary(supervisor, config.canary_minutes, count) if config.canary_minutes else None,
         traces=traces,
     )
     renewal.set_keys = service.set_keys
-    if config.canary_minutes:
-        service.canary = Canary(supervisor, config.canary_minutes, count)
     loop.set_exception_handler(tell_of_loop)
     server = _make_server(config, service, renewal, is_local=_is_local(listening))
     answering = asyncio.create_task(server.serve([listening]))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import triton
-from scaling_kernels import copy_listed, scale, scale_broken
+from machine.scaling_kernels import copy_listed, scale, scale_broken
 
 from hypocenter.check.machine import triton_launches
 from hypocenter.check.machine.results import first_difference

@@ -6,9 +6,9 @@ import dataclasses
 import struct
 from pathlib import Path
 
-import gpu_specimens as specimens
 import pytest
 from repository import ROOT
+from specimens import gpu_specimens as specimens
 
 from hypocenter.base.errors import BadCodeObject
 from hypocenter.device.amd.bundle import code_of_bundle

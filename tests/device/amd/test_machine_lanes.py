@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from amd_objects import TARGETS
-from amd_wave import Wave
+from machine.amd_objects import TARGETS
+from machine.amd_wave import Wave
 
 from hypocenter.base.dtypes import Array
 from hypocenter.device.amd import instruction_rows as r

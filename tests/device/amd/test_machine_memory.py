@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from amd_objects import TARGETS
-from amd_wave import Wave
+from machine.amd_objects import TARGETS
+from machine.amd_wave import Wave
 
 from hypocenter.device.amd import instruction_rows as r
 

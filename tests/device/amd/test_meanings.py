@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from amd_references import BITS, FLAGS, NUMBERS, WHOLE, flat
+from machine.amd_references import BITS, FLAGS, NUMBERS, WHOLE, flat
 
 from hypocenter.device.amd.lower import SATURATED
 from hypocenter.device.amd.values.handlers import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from amd_objects import TARGETS, Compiled, amd_forms, compiled, differing, first_forms
-from amd_references import BITS, FLAGS, NUMBERS, WHOLE, flat
+from machine.amd_objects import TARGETS, Compiled, amd_forms, compiled, differing, first_forms
+from machine.amd_references import BITS, FLAGS, NUMBERS, WHOLE, flat
 
 from hypocenter.device.amd.lower import Lowering
 from hypocenter.device.amd.values.meanings import meanings

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from outside.terminal import TIMEOUT_SECONDS
 from repository import PACKAGE_DIR
-from terminal import TIMEOUT_SECONDS
 
 from hypocenter.base.tensor import DType
 from hypocenter.device.cpu import compile_together

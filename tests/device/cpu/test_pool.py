@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from kernel_launch import for_python
+from ops.kernel_launch import for_python
 
 from hypocenter.base.errors import LaunchRejected
 from hypocenter.base.tensor import DType

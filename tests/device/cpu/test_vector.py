@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_launch import for_python
+from ops.kernel_launch import for_python
 
 from hypocenter.base.tensor import DType
 from hypocenter.device.cpu import cache_lines, vector_rows

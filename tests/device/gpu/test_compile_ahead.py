@@ -23,7 +23,7 @@ logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stre
 from no_gpu_driver import Driver
 import triton
 triton.runtime.driver.set_active(Driver(1024, None))
-from fake_torch import FakeTorch
+from pretended.fake_torch import FakeTorch
 from hypocenter.base.tensor import DType
 from hypocenter.device import devices, memory
 from hypocenter.device.gpu import ahead

@@ -20,8 +20,8 @@ import pytest
 from repository import SUPPORT
 
 torch = pytest.importorskip("torch")
-from fake_torch import FakeJit, FakeTorch, RuntimeReport  # noqa: E402
-from kernel_launch import random_rows  # noqa: E402
+from ops.kernel_launch import random_rows  # noqa: E402
+from pretended.fake_torch import FakeJit, FakeTorch, RuntimeReport  # noqa: E402
 
 from hypocenter.base.errors import DeviceFault, LaunchRejected, OutOfMemory, UsageError  # noqa: E402
 from hypocenter.base.tensor import DType  # noqa: E402
@@ -264,7 +264,7 @@ def test_a_launch_adds_nothing_but_the_warmup_flag() -> None:
 
 
 def test_the_fake_kernel_has_what_a_real_one_has() -> None:
-    from gpu_kernels import scale_kernel
+    from specimens.gpu_kernels import scale_kernel
 
     assert scale_kernel.pre_run_hooks == []
     assert callable(scale_kernel.add_pre_run_hook)
@@ -600,7 +600,7 @@ def _real() -> TorchGpu:
 
 
 def _scale_launcher(device: TorchGpu) -> Callable[..., None]:
-    from gpu_kernels import scale_kernel
+    from specimens.gpu_kernels import scale_kernel
 
     return device.launcher(scale_kernel)
 

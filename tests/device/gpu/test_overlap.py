@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from guard_kernels import unmasked_kernel
+from specimens.guard_kernels import unmasked_kernel
 
 # mypy: disable-error-code="no-untyped-call"
-from project_kernels import first_specimens, kernels
+from specimens.project_kernels import first_specimens, kernels
 
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import devices, launch, memory

@@ -6,7 +6,7 @@ import ctypes
 from typing import Any
 
 import pytest
-from fake_torch import FakeTorch
+from pretended.fake_torch import FakeTorch
 
 from hypocenter.base.errors import DeviceFault, NotShareable, OutOfMemory
 from hypocenter.device.gpu import torch_gpu

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import guard_kernels as kernels
 import numpy as np
 import pytest
 import torch
+from specimens import guard_kernels as kernels
 
 from hypocenter.base import package
 from hypocenter.base.errors import HypoError, LaunchRejected, Unguardable, UsageError

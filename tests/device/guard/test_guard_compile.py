@@ -7,9 +7,9 @@ import re
 from dataclasses import replace
 from typing import Any
 
-import guard_kernels as K
 import pytest
 import torch
+from specimens import guard_kernels as K
 
 from hypocenter.device.guard.guard import SLOTS, guard
 from hypocenter.device.limits import named_gpu

@@ -6,9 +6,9 @@ from __future__ import annotations
 # ruff: noqa: C408 (the arguments of a launch read like its call)
 from typing import Any
 
-import guard_kernels as K
 import numpy as np
 import pytest
+from specimens import guard_kernels as K
 from test_guard import CASES, arrays_of, run, run_guarded, steps, tensor, zeros, zones_intact
 
 from hypocenter.device.guard import ops_gpu

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 
-import kernel_launch
 import numpy as np
 import pytest
-from kernel_launch import bits, counts, rows_tensor, tensor
-from project_kernels import first_specimens, kernels
+from ops import kernel_launch
+from ops.kernel_launch import bits, counts, rows_tensor, tensor
+from specimens.project_kernels import first_specimens, kernels
 
 from hypocenter.base.errors import AccessRefused, OutOfMemory, UsageError
 from hypocenter.base.tensor import Tensor

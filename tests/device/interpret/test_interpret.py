@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import replay_kernels as kernels
+from specimens import replay_kernels as kernels
 
 from hypocenter.base.dtypes import Array, bf16_to_f32, f32_to_bf16
 from hypocenter.base.errors import UsageError

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gpu_specimens as specimens
 import msgspec
 import pytest
 from repository import ROOT
+from specimens import gpu_specimens as specimens
 
 from hypocenter.base.errors import HypoError, UsageError
 from hypocenter.device.amd.bundle import code_of_bundle

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from project_kernels import first_specimens
+from specimens.project_kernels import first_specimens
 
 from hypocenter.base.package import module_command
 from hypocenter.check.compile_pool import Worker, compile_all

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import sim_kernels
-from gpu_specimens import product_kernel
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from specimens.gpu_specimens import product_kernel
 
 from hypocenter.base.errors import (
     DeviceFault,

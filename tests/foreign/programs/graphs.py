@@ -21,7 +21,7 @@ def scale(x_ptr, out_ptr, n, B: tl.constexpr):
 
 
 def main(case):
-    from pretend_graphs import in_private_pool, install
+    from pretended.pretend_graphs import in_private_pool, install
 
     done = install()
     x = torch.ones(1000, device="cuda")

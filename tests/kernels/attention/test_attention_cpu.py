@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import guard_pages
 import numpy as np
 import pytest
-from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turned
+from ops import guard_pages
+from ops.kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turned
 
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import memory
@@ -372,7 +372,15 @@ def test_keys_are_loaded_that_no_tile_before_has_asked_for(monkeypatch: pytest.M
     tile that was not whole, or behind a part that its token has no tile for."""
     loaded: list[tuple[int, int]] = []
     python = ("_num_tiles", "_num_parts", "_place", "_pair", "_spread_load", "_attend")
-    compiled = ("_transpose", "find_columns", "take_next", "find_strips", "tile", "_fold", "_finish")
+    compiled = (
+        "_transpose",
+        "find_columns",
+        "take_next",
+        "find_strips",
+        "tile",
+        "_fold",
+        "_finish",
+    )
     for name in compiled:
         monkeypatch.setattr(attention_cpu, name, lambda *given: None)
     for name in (*python, "num_starts", "first_key", "visible_keys"):

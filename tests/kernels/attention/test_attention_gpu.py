@@ -6,11 +6,10 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-import attention_bounds
-import kernel_launch
 import numpy as np
 import pytest
-from kernel_launch import bits, counts, launch, rows_tensor, tensor
+from ops import attention_bounds, kernel_launch
+from ops.kernel_launch import bits, counts, launch, rows_tensor, tensor
 
 from hypocenter.base.errors import LaunchRejected
 from hypocenter.base.tensor import DType, Tensor

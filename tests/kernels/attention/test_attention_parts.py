@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import attention_bounds
-import kernel_launch
 import numpy as np
 import pytest
-from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor
-from tiny_gguf import write_tiny
+from models.tiny_gguf import write_tiny
+from ops import attention_bounds, kernel_launch
+from ops.kernel_launch import Array, bits, counts, launch, rows_tensor, tensor
 
 from hypocenter.base.errors import LaunchRejected, UsageError
 from hypocenter.base.tensor import Tensor

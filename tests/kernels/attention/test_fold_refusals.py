@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import kernel_launch
 import numpy as np
 import pytest
-from kernel_launch import counts, rows_tensor, tensor
+from ops import kernel_launch
+from ops.kernel_launch import counts, rows_tensor, tensor
 
 from hypocenter.base.errors import LaunchRejected
 from hypocenter.device import devices

@@ -3,12 +3,12 @@ exactly, bit for bit as it reads the same numbers in f32."""
 
 from __future__ import annotations
 
-import guard_pages
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
-from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turned
+from ops import guard_pages
+from ops.kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turned
 
 from hypocenter.base.errors import LaunchRejected
 from hypocenter.base.tensor import DType, Tensor

@@ -3,12 +3,12 @@ bits that it has over an f16 cache of the same numbers."""
 
 from __future__ import annotations
 
-import kernel_launch
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
-from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor
+from ops import kernel_launch
+from ops.kernel_launch import Array, bits, counts, launch, rows_tensor, tensor
 from test_kv_blocks import KINDS, _blocks, _numbers, _slots
 
 from hypocenter.base.errors import LaunchRejected

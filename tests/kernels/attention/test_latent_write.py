@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import kernel_launch
 import numpy as np
 import pytest
-from kernel_forms import FORMS, use_form
-from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turned
+from ops import kernel_launch
+from ops.kernel_forms import FORMS, use_form
+from ops.kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turned
 
 from hypocenter.base.errors import LaunchRejected
 from hypocenter.device.copies import to_host

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import kernel_launch
 import numpy as np
 import pytest
-from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turned
-from tiny_gguf import write_tiny
+from models.tiny_gguf import write_tiny
+from ops import kernel_launch
+from ops.kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turned
 
 from hypocenter.base.errors import LaunchRejected
 from hypocenter.base.tensor import DType, Tensor

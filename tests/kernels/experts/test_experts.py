@@ -8,11 +8,11 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import kernel_launch
 import numpy as np
 import pytest
-from kernel_forms import use_form
-from kernel_launch import (
+from ops import kernel_launch
+from ops.kernel_forms import use_form
+from ops.kernel_launch import (
     bits,
     counts,
     launch,

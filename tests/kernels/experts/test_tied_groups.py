@@ -9,12 +9,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import kernel_launch
 import numpy as np
 import pytest
 import torch
-from kernel_forms import use_form
-from kernel_launch import counts, launch, rows_tensor, vector_tensor
+from ops import kernel_launch
+from ops.kernel_forms import use_form
+from ops.kernel_launch import counts, launch, rows_tensor, vector_tensor
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter

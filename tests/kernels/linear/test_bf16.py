@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bf16_oracle import pairs_in_order, rounded_bits, values_of
-from demo_variants import demo_with
 from gguf import GGMLQuantizationType
-from kernel_forms import use_form
-from kernel_launch import (
+from models.demo_variants import demo_with
+from models.tiny_gguf import VOCAB_SIZE, WIDTH, write_tiny
+from ops.bf16_oracle import pairs_in_order, rounded_bits, values_of
+from ops.kernel_forms import use_form
+from ops.kernel_launch import (
     bits,
     counts,
     launch,
@@ -20,7 +21,6 @@ from kernel_launch import (
     vector_tensor,
 )
 from repository import DEMO
-from tiny_gguf import VOCAB_SIZE, WIDTH, write_tiny
 
 from hypocenter.base.errors import UsageError
 from hypocenter.base.tensor import DType, Tensor

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import kernel_launch
 import numpy as np
 import pytest
-from kernel_launch import (
+from ops import kernel_launch
+from ops.kernel_launch import (
     counts,
     launch,
     rows_tensor,

@@ -6,8 +6,8 @@ from functools import partial
 
 import numpy as np
 import pytest
-from kernel_forms import FORMS, use_form
-from kernel_launch import Array, bits, counts, launch, rows_tensor, tensor
+from ops.kernel_forms import FORMS, use_form
+from ops.kernel_launch import Array, bits, counts, launch, rows_tensor, tensor
 
 from hypocenter.base.errors import LaunchRejected
 from hypocenter.device.copies import to_host

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import kernel_launch
 import numpy as np
 import pytest
-from kernel_launch import bits, counts, random_rows, rows_tensor, vector_tensor, weight_tensor
+from ops import kernel_launch
+from ops.kernel_launch import bits, counts, random_rows, rows_tensor, vector_tensor, weight_tensor
 
 from hypocenter.base.tensor import DType
 from hypocenter.device import copies, devices

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 
-import kernel_launch
 import numpy as np
 import pytest
-from kernel_launch import (
+from ops import kernel_launch
+from ops.kernel_launch import (
     bits,
     counts,
     launch,

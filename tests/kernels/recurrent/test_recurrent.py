@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kernel_forms import FORMS, use_form
-from kernel_launch import bits, counts, launch, rows_tensor, tensor, vector_tensor
+from ops.kernel_forms import FORMS, use_form
+from ops.kernel_launch import bits, counts, launch, rows_tensor, tensor, vector_tensor
 
 from hypocenter.base.errors import LaunchRejected
 from hypocenter.base.tensor import Tensor

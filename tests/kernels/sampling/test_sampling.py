@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_launch import for_python
+from ops.kernel_launch import for_python
 
 from hypocenter.base.errors import BadLogits, LaunchRejected, UsageError
 from hypocenter.base.tensor import DType, Tensor

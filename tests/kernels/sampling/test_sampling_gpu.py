@@ -9,8 +9,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import pytest
-from fake_runner import FakeTokenizer
-from tiny_gguf import VOCAB_SIZE, WIDTH, write_tiny
+from models.tiny_gguf import VOCAB_SIZE, WIDTH, write_tiny
+from pretended.fake_runner import FakeTokenizer
 
 from faults.model import model_path
 from hypocenter import LLM

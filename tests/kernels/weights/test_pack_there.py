@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kernel_launch import random_rows
+from ops.kernel_launch import random_rows
 
 from hypocenter.base.tensor import WEIGHT_TYPES, DType
 from hypocenter.device import arrays

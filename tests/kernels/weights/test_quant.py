@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_launch import BLOCK_TYPES, bits, random_rows
+from ops.kernel_launch import BLOCK_TYPES, bits, random_rows
 from repository import DEMO
 
 from hypocenter.base.tensor import WEIGHT_TYPES, DType

@@ -13,7 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from gguf_files import (
+from models.gguf_files import (
     ARRAY,
     F32,
     F64,

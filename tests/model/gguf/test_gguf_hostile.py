@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_exercise import TRIED, refusal
-from gguf_files import (
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from models.gguf_exercise import TRIED, refusal
+from models.gguf_files import (
     ARRAY,
     BOOL,
     F32,
@@ -28,8 +30,6 @@ from gguf_files import (
     every_value,
     write,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from hypocenter.base.errors import BadModelFile, UsageError
 from hypocenter.model.gguf import parse

@@ -8,9 +8,9 @@ import struct
 from pathlib import Path
 
 import pytest
-from gguf_files import BOOL, F32, STRING, FileTensor, GGUFWriter, Item, array_of, write_split
-from terminal import hypo_in_process
-from tiny_gguf import write_tiny
+from models.gguf_files import BOOL, F32, STRING, FileTensor, GGUFWriter, Item, array_of, write_split
+from models.tiny_gguf import write_tiny
+from outside.terminal import hypo_in_process
 
 from hypocenter.base.errors import EXIT_GATE, BadModelFile, UnsupportedModel
 from hypocenter.engine.llm import LLM

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from terminal import hypo_in_process
-from tiny_gguf import write_tiny
+from models.tiny_gguf import write_tiny
+from outside.terminal import hypo_in_process
 
 from hypocenter import LLM
 from hypocenter.base.errors import BadModelFile, BadSetting, UsageError

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_files import STRING, GGUFWriter, Item, array_of, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models.gguf_files import STRING, GGUFWriter, Item, array_of, write
 from repository import ROOT
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split

@@ -108,6 +108,8 @@ def _max_prompt_tokens(body: ChatBody | CompletionBody, model: ServedModel) -> i
             param="truncate_prompt_tokens",
         )
     return given
+
+
 def _sent_ids_of(body: ChatBody | CompletionBody, num_prompts: int) -> tuple[int, ...]:
     """Of an answer that goes on: the tokens before. Raises ApiError."""
     sent = tuple(body.resume_token_ids or ())

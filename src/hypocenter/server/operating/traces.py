@@ -77,7 +77,7 @@ class Traces:
                 "gen_ai.response.id": inquiry.name,
                 "gen_ai.usage.input_tokens": usage.prompt_tokens,
                 "gen_ai.usage.output_tokens": usage.completion_tokens,
-                "hypocenter.outcome": status,
+                "hypo.outcome": status,
             },
         )
         if status == "failed":
@@ -99,15 +99,13 @@ class Traces:
             ("tokens", generation.first_token, generation.last_token),
         )
         attributes: dict[str, int] = {
-            "hypocenter.choice": index,
-            "hypocenter.resumed": generation.num_resumed,
+            "hypo.choice": index,
+            "hypo.resumed": generation.num_resumed,
         }
         if generation.replica is not None:
-            attributes["hypocenter.replica"] = generation.replica
+            attributes["hypo.replica"] = generation.replica
         if generation.steps is not None:
-            attributes["hypocenter.first_step"], attributes["hypocenter.last_step"] = (
-                generation.steps
-            )
+            attributes["hypo.first_step"], attributes["hypo.last_step"] = generation.steps
         for name, begin, end in moments:
             if begin is not None and end is not None:
                 span = self._tracer.start_span(

@@ -12,9 +12,9 @@ from __future__ import annotations
 import contextlib
 
 import torch
-from pretend_driver import install as install_driver
 
 from hypocenter.check.pretend_gpu import OnCpu
+from pretended.pretend_driver import install as install_driver
 
 #: What torch's allocator has: everything.
 _segments = [

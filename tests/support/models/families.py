@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from delta_gguf import is_of_delta_net
-from family_gguf import write_gguf
-from family_table import FAMILIES, VOCAB_SIZE, Family
 
 from hypocenter.engine.llm import LLM
 from hypocenter.settings.config import EngineConfig
+from models.delta_gguf import is_of_delta_net
+from models.family_gguf import write_gguf
+from models.family_table import FAMILIES, VOCAB_SIZE, Family
 
 NUM_TOKENS = 512
 #: Mean next-token entropy of every model on its text, in bits: sharp enough that a fault shows.

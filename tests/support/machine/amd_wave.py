@@ -15,6 +15,7 @@ from triton.backends.amd.compiler import assemble_amdgcn
 from hypocenter.base.dtypes import Array
 from hypocenter.device.amd import instruction_rows as r
 from hypocenter.device.amd.decode import FAMILIES, Instruction, decode
+from hypocenter.device.amd.evidence.unset import NUM_MASKS, USE_COLUMNS
 from hypocenter.device.amd.executor import ArrayMemory
 from hypocenter.device.amd.lower import Lowering
 from hypocenter.device.amd.machine import run_workgroup
@@ -78,6 +79,8 @@ class Wave:
             lds=self.lds,
             scratch=self.scratch[None],
             rows=np.zeros(NUM_ROWS * 64, np.int64),
+            unset=np.zeros((0, NUM_MASKS), np.int64),
+            uses=np.zeros((0, USE_COLUMNS), np.int64),
             out=np.zeros(16, np.int64),
             log=np.zeros((0, 8), np.int64),
             facts=np.array([self.num_lanes, 1 << 20, is_rdna, 0], np.int64),

@@ -13,11 +13,12 @@ from typing import Any
 
 import gguf
 import numpy as np
-from delta_gguf import as_converted_delta, is_of_delta_net
-from family_table import VOCAB_SIZE, Family
-from head_norms_gguf import with_joined_norms
-from latent_gguf import as_converted_latent
-from space_gguf import as_converted_space, is_of_space, with_falcon_factors
+
+from models.delta_gguf import as_converted_delta, is_of_delta_net
+from models.family_table import VOCAB_SIZE, Family
+from models.head_norms_gguf import with_joined_norms
+from models.latent_gguf import as_converted_latent
+from models.space_gguf import as_converted_space, is_of_space, with_falcon_factors
 
 
 @dataclass(frozen=True)

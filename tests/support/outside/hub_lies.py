@@ -24,7 +24,6 @@ from typing import Any
 
 import pytest
 from huggingface_hub import close_session, constants
-from loopback_hub import COMMIT, Hub, use
 
 from hypocenter.base.errors import HypoError
 from hypocenter.hub import cached, download, listing
@@ -32,6 +31,7 @@ from hypocenter.hub.answers import Pace
 from hypocenter.hub.find import find_model
 from hypocenter.hub.names import HubName
 from hypocenter.settings.cache_folder import private_folder
+from outside.loopback_hub import COMMIT, Hub, use
 
 NAME = "acme/tiny-GGUF"
 FILE = "tiny-Q4_K_M.gguf"

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from bundles import Run
 
 from hypocenter.doctor.diagnosis import Diagnosis
 from hypocenter.doctor.doctor import diagnose
@@ -15,6 +14,7 @@ from hypocenter.record.bundle import Bundle
 from hypocenter.record.contents import LaunchOutcome, Snapshot
 from hypocenter.record.events import FOREIGN, OUTSIDE_PLANS, Launched, Values
 from hypocenter.record.fault_record import FaultRecord
+from recorded.bundles import Run
 
 
 @dataclass(frozen=True)

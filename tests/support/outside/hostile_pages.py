@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import msgspec
-from bundles import DEVICE, Run, crash, decoder, inputs, tensors_of_decoder
+from recorded.bundles import DEVICE, Run, crash, decoder, inputs, tensors_of_decoder
 
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.page.page import report_html

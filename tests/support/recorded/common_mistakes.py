@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from applied_fix import applied
-from program_launch import Launch
 
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import RootCause
+from recorded.applied_fix import applied
+from recorded.program_launch import Launch
 
 
 def floats(**shapes: tuple[int, ...]) -> dict[str, tuple[str, tuple[int, ...]]]:

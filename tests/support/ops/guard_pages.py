@@ -31,7 +31,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         parts = tuple(_moved(part) for part in packed.parts)
         return place(name, owner, replace(packed, parts=parts), device=device)
 
-    monkeypatch.setattr("kernel_launch.place", place_guarded)
+    monkeypatch.setattr("ops.kernel_launch.place", place_guarded)
 
 
 def guarded_array(shape: tuple[int, ...], dtype: Any) -> np.ndarray:

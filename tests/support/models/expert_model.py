@@ -8,7 +8,7 @@ from typing import Any
 
 import gguf
 import numpy as np
-from kernel_launch import SCALE_FIELDS, random_rows
+from ops.kernel_launch import SCALE_FIELDS, random_rows
 
 from hypocenter.base.tensor import DType
 from hypocenter.model.gguf.file import open_gguf

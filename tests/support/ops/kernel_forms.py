@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import guard_pages
-import kernel_launch
 import pytest
 
 from hypocenter.device import devices, plan
+from ops import guard_pages, kernel_launch
 
 #: On the CPU by one thread, by many, and next to pages that must not be touched; and a GPU.
 FORMS = ("one thread", "many threads", "guard pages", "sim:mi300x")

@@ -1,7 +1,7 @@
 """ELF files of sections: core dumps taken apart, changed and put together again.
 
-`python tests/support/core_dumps.py DUMP OUT.xz` makes a fixture of a real dump: without the code
-of modules of which no kernel ran.
+`python tests/support/recorded/core_dumps.py DUMP OUT.xz` makes a fixture of a real dump: without
+the code of modules of which no kernel ran.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tarfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "coredump"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "coredump"
 HEADER_BYTES = ROW_BYTES = 64
 GRIDS, MODULES, IMAGES = 0x8000000C, 0x80000010, 0x80000007
 

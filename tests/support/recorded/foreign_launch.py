@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from bundles import Run
 
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.contents import Snapshot
 from hypocenter.record.events import FOREIGN, OUTSIDE_PLANS, Launched, Values
 from hypocenter.record.fault_record import FaultRecord
+from recorded.bundles import Run
 
 TAKE = """@triton.jit
 def take_entry_kernel(x, ids, o, n, B: tl.constexpr):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from program_launch import Launch
-
 from hypocenter.doctor.diagnosis import Edit
+from recorded.program_launch import Launch
 
 
 def applied(launch: Launch, edits: Sequence[Edit], first_line: int = 1) -> Launch:

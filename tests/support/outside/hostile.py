@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
-from terminal import hypo_in_process
-
 from hypocenter.base.errors import EXIT_ERROR, EXIT_FAULT, EXIT_GATE, EXIT_OK, EXIT_USAGE
+from outside.terminal import hypo_in_process
 
 MAX_SECONDS = 30
 MAX_MEMORY_BYTES = 4 << 30

@@ -1,0 +1,1 @@
+"""What is around the program: terminals, servers, hubs, browsers, processes, hostile input."""

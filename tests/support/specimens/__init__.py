@@ -1,0 +1,1 @@
+"""Kernels of Triton that tests compile, guard and replay."""
