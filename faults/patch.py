@@ -234,7 +234,7 @@ class Bench:
         """The bundle of a run before any change, and its answer; run once."""
         folder = self.work / f"good {program}"
         with _PREPARING:
-            if not (folder / "bundle").is_dir():
+            if not folder.is_dir():  # of a run that failed the next one is told the same
                 self.make_models(("lab",) if _model_of(program) == "lab" else (_model_of(program),))
                 source = self.copy(folder, None)
                 self.run(program, source, folder, ("--suspect",))
