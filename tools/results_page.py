@@ -86,6 +86,10 @@ _KINDS = {
     "worker-death-*": (
         "what streams on a card wait when their worker dies", "benchmarks/worker_death.py"
     ),
+    "replicas-*": (
+        "two cards behind one server beside one, and a worker that is killed",
+        "benchmarks/replicas.py",
+    ),
     "start_time*": (
         "a command from its start to its end, beside llama.cpp's", "benchmarks/start_time.py"
     ),

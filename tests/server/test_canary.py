@@ -108,6 +108,22 @@ def test_one_token_that_differs_costs_the_worker_its_place() -> None:
     assert (after.said, after.problem) == ("same", "")
 
 
+def test_each_replica_has_tokens_of_its_own() -> None:
+    another = SAME[::-1]
+    supervisor = PretendedSupervisor(SAME, another, SAME, SAME)
+    second = PretendedReplica()
+    second.number = 1
+    replicas = (supervisor.replica, second, supervisor.replica, second)
+    canary = make(supervisor)
+
+    async def work() -> list[str]:
+        return [(await canary.ask(replica)).said for replica in replicas]  # type: ignore[arg-type]
+
+    assert run(work()) == ["same", "same", "same", "changed"]
+    assert [generation.canary_of for generation in supervisor.asked] == [0, 1, 0, 1]
+    assert (supervisor.replica.life.pid, second.life.pid) == (1, 2), "whose tokens changed goes"
+
+
 def test_workers_are_not_replaced_for_ever() -> None:
     changed = SAME[::-1]
     supervisor = PretendedSupervisor(SAME, changed, changed, changed, SAME, changed)

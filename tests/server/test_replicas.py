@@ -204,6 +204,26 @@ def test_the_others_go_on_with_what_a_lost_worker_had(life: type[PretendedLife])
     run(work())
 
 
+def test_a_canary_is_asked_of_its_own_replica(life: type[PretendedLife]) -> None:
+    async def work() -> None:
+        supervisor = made()
+        await supervisor.start()
+        first, second = supervisor.replicas
+        ill, other = worker_of(second), worker_of(first)
+        canaries = [generation(supervisor, []) for _ in range(2)]
+        for canary in canaries:
+            canary.canary_of = 1
+            supervisor.submit(canary)
+        assert [m.id for m in ill.sent if isinstance(m, Submit)] == [one.id for one in canaries]
+        ill.die(FAULT)
+        await settle()
+        assert not [m for m in other.sent if isinstance(m, Submit)], "it waits for its own worker"
+        again = worker_of(second)
+        assert [m.id for m in again.sent if isinstance(m, Submit)] == [one.id for one in canaries]
+
+    run(work())
+
+
 def test_a_card_that_stays_lost_is_left_out(life: type[PretendedLife]) -> None:
     async def work() -> None:
         supervisor = made()
