@@ -228,6 +228,6 @@ def test_a_cpu_is_refused() -> None:
 def test_a_rank_that_cannot_begin_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its GPU is not there, as where two are asked for and one is."""
     model = small("llama", tmp_path, monkeypatch)
-    monkeypatch.setattr(ranks, "_device_of", lambda device, rank: f"cuda:{rank}")
+    monkeypatch.setattr(ranks, "device_of", lambda device, rank: f"cuda:{rank}")
     with pytest.raises(UsageError, match=r"rank 1 \(cuda:1\): .*cuda"):
         LLM(model.path, device=SIM, context_length=64, tensor_parallel=2)

@@ -23,6 +23,9 @@ from hypocenter.server.connection import MAX_HEADER_BYTES, Connection
 
 LONG = {"prompt": "import os\n", "temperature": 0, "max_tokens": 480, "ignore_eos": True}
 BODY = b'{"prompt": "import os", "max_tokens": 2, "temperature": 0}'
+#: What an error says of itself, by whose clients a route is for.
+OPENAIS_ERROR = frozenset({"message", "type", "param", "code"})
+ANTHROPICS_ERROR = frozenset({"message", "type"})
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +57,12 @@ def answer(one: socket.socket) -> tuple[int, Any]:
     return found.status, json.loads(found.read())
 
 
-def require_error(reply: tuple[int, Any], *statuses: int) -> None:
+def require_error(
+    reply: tuple[int, Any], *statuses: int, fields: frozenset[str] = OPENAIS_ERROR
+) -> None:
     status, body = reply
     assert status in statuses, body
-    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert set(body["error"]) == fields
     assert body["error"]["message"]
 
 
@@ -66,7 +71,7 @@ def test_each_route_wants_a_key(served: Served, entry: Any) -> None:
     path = entry.path.replace("{name:path}", "demo-q8_0").replace("{name}", "x")
     key = "boss" if path.startswith("/debug/") else "sesame"
     body: Any = {} if entry.method == "POST" else None
-    if path == "/health":
+    if path in ("/health", "/ready"):
         assert served.ask(entry.method, path).status == 200
         return
     wrong: tuple[dict[str, str], ...] = (
@@ -77,7 +82,8 @@ def test_each_route_wants_a_key(served: Served, entry: Any) -> None:
     )
     for headers in wrong:
         reply = served.ask(entry.method, path, body, headers)
-        require_error((reply.status, reply.json), 401)
+        fields = ANTHROPICS_ERROR if path.startswith("/v1/messages") else OPENAIS_ERROR
+        require_error((reply.status, reply.json), 401, fields=fields)
     headers = {"Authorization": f"Bearer {key}"}
     assert served.ask(entry.method, path, body, headers).status not in (401, 403)
 
