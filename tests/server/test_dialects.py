@@ -189,7 +189,19 @@ def test_errors_have_anthropics_form(
         error = reply.json
         assert (error["type"], error["error"]["type"]) == ("error", kind)
         assert re.search(says, error["error"]["message"])
-    assert served.get(PATH, headers=HEADERS).json["type"] == "error"
+    last = served.get(PATH, headers=HEADERS)
+    assert last.json["type"] == "error"
+    assert last.headers["request-id"] == last.headers["x-request-id"]
+
+
+def test_parameters_that_nothing_fits_are_told_without_our_own_form(served: Served) -> None:
+    number = {"type": "integer", "minimum": 5, "maximum": 1}
+    schema = {"type": "object", "properties": {"n": number}, "required": ["n"]}
+    tools = [{"name": "g", "input_schema": schema, "strict": True}]
+    reply = ask(served, tools=tools, tool_choice={"type": "any"})
+    assert reply.status == 400
+    message = reply.json["error"]["message"]
+    assert message.startswith("tools is a list of tools, but the parameters of g: Unsatisfiable")
 
 
 def test_what_is_passed_over_is_named(served: Served) -> None:
@@ -334,6 +346,7 @@ def test_an_answer_that_is_cut_off_says_so(served: Served) -> None:
     assert (cut["status"], cut["incomplete_details"]) == (
         "incomplete", {"reason": "max_output_tokens"},
     )  # fmt: skip
+    assert [item["status"] for item in cut["output"]][-1] == "incomplete"
     formed = respond(
         served,
         max_output_tokens=30,

@@ -105,10 +105,11 @@ def with_replicas(
     if first + num_needed > num_here:
         of_parts = f" with -tp {num_parts}" if num_parts > 1 else ""
         from_first = f" from {device} on" if first else ""
+        most = max((num_here - first) // num_parts, 0)
+        way_out = f"take at most {most}" if most else "take --device cpu, or fewer of them"
         raise UsageError(
             f"--replicas is {num_replicas}{of_parts}: that takes {num_needed} GPUs{from_first}, "
-            f"but {max(num_here - first, 0)} are here; take at most "
-            f"{max((num_here - first) // num_parts, 1)}"
+            f"but {max(num_here - first, 0)} are here; {way_out}"
         )
     devices = (f"{build}:{first + number * num_parts}" for number in range(num_replicas))
     return config, tuple(devices)

@@ -279,7 +279,9 @@ def _import_folders() -> list[str]:
 
 
 def _bad_form(field: str, text: str, reason: str) -> BadSetting:
-    return BadSetting(field, Words(reprlib.repr(text)), _one_line(reason))
+    # The text of tools is not the client's: it is made of the list that was sent.
+    given = "a list of tools" if field == "tools" else reprlib.repr(text)
+    return BadSetting(field, Words(given), _one_line(reason))
 
 
 def _one_line(reason: str) -> str:

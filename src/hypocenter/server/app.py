@@ -197,6 +197,8 @@ TABLE = (
     Endpoint("GET", "/debug/faults", side_routes.debug_faults, "reports of faults", answers.Faults),
 )
 #: Answered without a key.
+#: Routes of its clients, who read a request's name under a name of their own.
+ANTHROPICS = "/v1/messages"
 OPEN_PATHS = frozenset(entry.path for entry in TABLE if entry.is_open)
 
 
@@ -265,7 +267,10 @@ class _Outer:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", name.encode())]
+                own = [(b"x-request-id", name.encode())]
+                if scope["path"].startswith(ANTHROPICS):  # its clients read it there
+                    own.append((b"request-id", name.encode()))
+                message["headers"] = [*message["headers"], *own]
             await send(message)
 
         error = self._strangers.refusal(

@@ -106,7 +106,7 @@ class ResponseForm(AnswerForm):
                 said.Incomplete("max_output_tokens") if status == "incomplete" else None
             ),
             model=request.model,
-            output=[self._item(block, _DONE) for block in self._blocks.all],
+            output=[self._item(block) for block in self._blocks.all],
             usage=self._usage() if has_ended else None,
             instructions=body.instructions,
             max_output_tokens=body.max_output_tokens,
@@ -145,6 +145,12 @@ class ResponseForm(AnswerForm):
         named = {"length": "incomplete", "cancelled": "cancelled"}
         return named.get(choice.ending.reason, _DONE)
 
+    def _status_of(self, block: SpokenBlock) -> str:
+        """Of a block that has ended: the last one may have been cut off."""
+        [choice] = self._inquiry.choices
+        is_cut = choice.ending is not None and self._status() != _DONE
+        return "incomplete" if is_cut and block is self._blocks.all[-1] else _DONE
+
     def _conversation(self) -> list[dict[str, Any]]:
         turns = TurnList()
         turns.messages = list(self._request.messages)
@@ -158,23 +164,22 @@ class ResponseForm(AnswerForm):
                     turns.call(block.call_id, block.name, block.text)
         return turns.messages
 
-    def _item(self, block: SpokenBlock, status: str) -> said.OutputItem:
+    def _item(self, block: SpokenBlock, *, has_begun: bool = False) -> said.OutputItem:
         """A block as an item; one that has only begun says nothing."""
-        name, text = self._ids[block.index], block.text if status == _DONE else ""
+        name, text = self._ids[block.index], "" if has_begun else block.text
+        status = _OPEN if has_begun else self._status_of(block)
         if block.kind is BlockKind.CALL:
             return said.FunctionCall(name, block.call_id, block.name, text, status)
         if block.kind is BlockKind.TEXT:
-            content = [said.OutputText(text)] if status == _DONE else []
+            content = [] if has_begun else [said.OutputText(text)]
             return said.OutputMessage(name, status, content)
-        thought = said.ReasoningItem(
-            name, status, [said.ReasoningText(text)] if status == _DONE else []
-        )
-        if self._request.seals_thoughts and status == _DONE:
+        thought = said.ReasoningItem(name, status, [] if has_begun else [said.ReasoningText(text)])
+        if self._request.seals_thoughts and not has_begun:
             thought.encrypted_content = seal(text)
         return thought
 
     def _begins(self, block: SpokenBlock) -> list[bytes]:
-        item = self._item(block, _OPEN)
+        item = self._item(block, has_begun=True)
         added = self._line("response.output_item.added", output_index=block.index, item=item)
         if block.kind is BlockKind.CALL:
             return [added]
@@ -200,7 +205,7 @@ class ResponseForm(AnswerForm):
         if block.kind is not BlockKind.CALL:
             part = _part(block, text)
             lines.append(self._of_part("response.content_part.done", block, part=part))
-        item = self._item(block, _DONE)
+        item = self._item(block)
         done = self._line("response.output_item.done", output_index=block.index, item=item)
         return [*lines, done]
 
