@@ -37,7 +37,7 @@ class Fake:
         self.facts, self.has_given_up, self.is_ready = FACTS, False, True
         self.replicas = [SimpleNamespace()]  # one, of which nothing is told
         self.ended_early: list[str] = []
-        self.generations = [self._generation(1, "cmpl-one"), self._generation(2, "cmpl-two")]
+        self.of_clients = [self._generation(1, "cmpl-one"), self._generation(2, "cmpl-two")]
         self.num_left = self.num_questions = 0
         self.held: list[int] = []
         self.num_left = self.num_questions = 0

@@ -248,6 +248,7 @@ def test_a_canary_takes_no_place_and_is_no_client(life: type[PretendedLife]) -> 
         canary.canary_of = 0
         supervisor.submit(canary)
         assert worker.sent[-1].id == canary.id
+        assert supervisor.of_clients == ones, "no client is shown it"
         assert not any(isinstance(message, Cancel) for message in worker.sent)
         worker.say(Accepted(canary.id, (5, 6)))
         worker.piece(canary.id, 7)

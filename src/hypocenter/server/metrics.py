@@ -233,11 +233,11 @@ class _Gauges:
         )
         lost.add_metric([self._model], self._num_lost_lines())
         yield lost
-        waiting = sum(g.replica is None for g in self._supervisor.generations)
+        waiting = sum(g.replica is None for g in self._supervisor.of_clients)
         labels = ["model_name", "engine"]
         families = [kind(name, text, labels=labels) for kind, name, text in _STATES]
         for replica in self._supervisor.replicas:
-            num_here = sum(g.replica == replica.number for g in self._supervisor.generations)
+            num_here = sum(g.replica == replica.number for g in self._supervisor.of_clients)
             # Whom no worker has yet is told of once, so that a sum over engines is right.
             num_here += 0 if replica.number else waiting
             for family, value in zip(families, _values(replica, num_here), strict=True):

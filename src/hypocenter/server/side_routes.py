@@ -246,7 +246,7 @@ async def version_of(request: Request) -> Response:
 async def slots(request: Request) -> Response:
     """A slot for each request that may run at once; of others' requests only that they run."""
     service = service_of(request)
-    facts, open_ones = service.facts, service.supervisor.generations
+    facts, open_ones = service.facts, service.supervisor.of_clients
     slots_now = []
     for number in range(facts.max_requests):
         one = open_ones[number] if number < len(open_ones) else None

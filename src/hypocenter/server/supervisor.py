@@ -173,6 +173,11 @@ class Supervisor:
         return list(self._open.values())
 
     @property
+    def of_clients(self) -> list[Generation]:
+        """All that is open and was asked by clients."""
+        return [generation for generation in self._open.values() if not generation.is_canary]
+
+    @property
     def num_left(self) -> int:
         """Requests and questions that are worked on though nobody waits for them any more."""
         return len(self._leaving) + self._readers.num_left
