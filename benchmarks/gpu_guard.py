@@ -44,6 +44,7 @@ WITH_TWIN = {
     "indexed": Leaves(("return tl.load",)),
     "overflow": Leaves(("x = tl.load(x_ptr",)),
     "tail": Leaves(("tl.store(y_ptr", "tl.load(x_ptr")),
+    "between_rows": Leaves(("tl.store(out_ptr",)),
     "listed_pointers": Leaves(("tl.atomic_add",), "add_listed"),
 }
 #: Programs that break a GPU when they run as they are.

@@ -40,6 +40,5 @@ def test_numbers_of_a_program_are_medians_over_its_runs(
         return type("Done", (), {"stdout": f"{number} {100 * (number % 4)}\n"})
 
     monkeypatch.setattr(script.subprocess, "run", run)
-    monkeypatch.setattr(script, "NUM_PAIRS", 3)
-    assert script.in_pairs("graph_speed", tmp_path) == ([3.0, 100.0], [4.0, 200.0])
+    assert script.in_pairs("graph_speed", tmp_path, num_pairs=3) == ([3.0, 100.0], [4.0, 200.0])
     assert ran == [False, True] * 3

@@ -41,7 +41,7 @@ def test_the_dry_run_names_each_section_and_what_it_misses(tmp_path: Path) -> No
     done = script("--dry-run", PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     states = {line.split()[0]: line for line in done.stdout.splitlines() if " up to " in line}
-    names = "environment ops families decode rows overhead guard tests marks lab"
+    names = "environment ops families decode rows overhead guard tests marks faults"
     assert list(states) == names.split()
     assert "ready" in states["environment"]
     assert "not present" in states["ops"]

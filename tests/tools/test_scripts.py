@@ -107,7 +107,7 @@ def test_an_unknown_extra_is_refused_before_anything_is_made(checkout: Path) -> 
     shutil.rmtree(checkout / ".venv")
     done = _setup(checkout, "tests")
     assert done.returncode == 2
-    assert done.stderr.startswith("setup: no extra tests; hashes/ has: base bench ")
+    assert done.stderr.startswith("setup: no extra tests; hashes/ has: amd base ")
     assert not (checkout / ".venv").exists()
 
 
