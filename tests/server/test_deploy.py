@@ -134,7 +134,7 @@ def exported() -> set[str]:
         is_ready=True,
         is_lost=False,
     )
-    supervisor: Any = SimpleNamespace(replicas=[replica], generations=[])
+    supervisor: Any = SimpleNamespace(replicas=[replica], of_clients=[])
     text = Metrics(supervisor, "m", lambda: 0).text().decode()
     return {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
 
