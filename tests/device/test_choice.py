@@ -195,10 +195,15 @@ def test_replicas_have_gpus_in_a_row(machine: Machine) -> None:
     assert str(raised.value) == expected
     with pytest.raises(UsageError, match="3 GPUs from cuda:2 on, but 2 are here; take at most 2"):
         devices(3, "cuda:2")
+    with pytest.raises(UsageError, match="takes 16 GPUs, but 4 are here; take a smaller -tp"):
+        devices(2, num_parts=8)
     machine.environ["CUDA_VISIBLE_DEVICES"] = "3,1"
     assert devices(2) == ("cuda:0", "cuda:1")
     with pytest.raises(UsageError, match="takes 3 GPUs, but 2 are here"):
         devices(3)
+    machine.environ["CUDA_VISIBLE_DEVICES"] = ""
+    with pytest.raises(UsageError, match="takes 2 GPUs, but 0 are here; take --device cpu"):
+        devices(2)
     for number in (0, 65):
         with pytest.raises(UsageError, match=f"--replicas is {number}, but must be from 1 to 64"):
             devices(number)

@@ -106,7 +106,10 @@ def with_replicas(
         of_parts = f" with -tp {num_parts}" if num_parts > 1 else ""
         from_first = f" from {device} on" if first else ""
         most = max((num_here - first) // num_parts, 0)
-        way_out = f"take at most {most}" if most else "take --device cpu, or fewer of them"
+        if most:
+            way_out = f"take at most {most}"
+        else:
+            way_out = "take a smaller -tp" if num_here > first else "take --device cpu"
         raise UsageError(
             f"--replicas is {num_replicas}{of_parts}: that takes {num_needed} GPUs{from_first}, "
             f"but {max(num_here - first, 0)} are here; {way_out}"
