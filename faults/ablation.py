@@ -20,6 +20,7 @@ TESTED_ELSEWHERE = {
     "adopted blocks": "doctor/test_adopted_blocks.py",
     "compiled code": "doctor/test_compiled_code.py",
     "draws": "doctor/test_draws.py",
+    "stale addresses": "doctor/test_stale_addresses.py",
     "lost rank": "engine/test_rank_faults.py",
 }
 

@@ -20,6 +20,8 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 import vs_report  # noqa: E402
 
+from faults.program import programs  # noqa: E402
+
 RESULTS = BENCHMARKS / "results"
 PAGE = RESULTS / "README.md"
 _TABLE = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -78,6 +80,10 @@ _KINDS = {
     ),
     "one-judge*": (
         "the same reports by the judges of before and by faults/judge.py", "faults/judge.py"
+    ),
+    "sanitizers-*": (
+        "which planted faults torch's, Triton's and NVIDIA's own tools report",
+        "benchmarks/vs_sanitizers.py",
     ),
     "start-ready-*": (
         "when a server on a card is ready, and what its first clients wait",
@@ -233,7 +239,70 @@ def _attacks(told: Sequence[Mapping[str, Any]]) -> str:
     return _lines(rows, "", "worst of all attacks", "limit")
 
 
+def _classes(told: Mapping[str, Any]) -> str:
+    """Programs by the class of their fault: what the doctor said, and who else reported any."""
+    classes = {one.name: _class_of(one.truth.causes) for one in programs()}
+    corpus = json.loads((RESULTS / "doctor-corpus-nvidia-h200.json").read_text())
+    tools = {
+        name: {"compute-sanitizer": any(own.values())} for name, own in corpus["sanitizer"].items()
+    }
+    for path in sorted(RESULTS.glob("sanitizers-*.json")):
+        for name, own in json.loads(path.read_text())["reported"].items():
+            tools.setdefault(name, {}).update(own)
+    others = list(dict.fromkeys(tool for own in tools.values() for tool in own))
+    rows = [row for row in told["rows"] if row["collection"] in ("programs", "written")]
+
+    def line(label: str, names: Mapping[str, str]) -> tuple[str, ...]:
+        says = [sum(now == word for now in names.values()) for word in _SAYS]
+        beside = []
+        for tool in others:
+            seen = [
+                tools[name][tool] for name in names if tools.get(name, {}).get(tool) is not None
+            ]
+            beside.append(f"{sum(seen)} of {len(seen)}" if seen else "")
+        return (label, str(len(names)), *map(str, says), *beside)
+
+    lines = []
+    for label in dict.fromkeys([*_CLASSES, *classes.values()]):
+        names = {row["name"]: row["now"] for row in rows if classes.get(row["name"]) == label}
+        lines += [line(label, names)] if names else []
+    lines.append(line("all", {row["name"]: row["now"] for row in rows}))
+    return _lines(lines, "class", "programs", *_SAYS, *others)
+
+
+_SAYS = ("right", "vague", "silent", "false")
+#: The first cause of a truth, by class.
+_CLASSES = {
+    "accesses outside": (
+        "missing tail mask", "off by one", "buffer too small", "wrong stride", "grid too small",
+        "scalar out of range", "access outside its tensor", "grid too large",
+    ),
+    "indices": ("index out of range", "position out of range", "sentinel consumed"),
+    "32 bits": ("offset overflow",),
+    "races": ("race between programs", "race between lanes", "autotuned in place"),
+    "unwritten": ("output not written", "uninitialised read", "undefined lane"),
+    "order of streams": (
+        "missing wait between streams", "buffer rewritten in flight", "buffer read in flight",
+        "memory reused in flight", "event never recorded",
+    ),
+    "freed and wild pointers": (
+        "use after free", "captured pointer freed", "wild pointer", "null pointer", "host pointer",
+        "tensor on another device",
+    ),
+    "types": ("dtype width", "misalignment"),
+    "NaN and infinity": ("non-finite value", "non-finite padding"),
+    "wrong arithmetic alone": (),
+}  # fmt: skip
+
+
+def _class_of(causes: Sequence[str]) -> str:
+    first = next(iter(causes), "")
+    found = (label for label, own in _CLASSES.items() if first in own or not (first or own))
+    return next(found, "others")
+
+
 _MAKERS: dict[str, Callable[[Any], str]] = {
+    "one-judge*": _classes,
     "vs-llama-cpp-tinyllama-*": _cpu,
     "ranks-*": _ranks,
     "attack-*": _attacks,

@@ -26,8 +26,8 @@ def far_blocks(lab: Lab) -> None:
     It is not cleared, so that hardly a page of it is touched.
     """
 
-    def huge(make: Any, cls: Any, facts: Any, num_blocks: int, *sizes: Any, device: str) -> Any:
-        return make(cls, facts, FAR + num_blocks, *sizes, device=device)
+    def huge(make: Any, cls: Any, facts: Any, num_blocks: int, *sizes: Any, **more: Any) -> Any:
+        return make(cls, facts, FAR + num_blocks, *sizes, **more)
 
     lab.disarm()
     lab.leave_undefined(KVPages)

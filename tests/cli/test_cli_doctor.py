@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import msgspec
@@ -33,7 +34,7 @@ from repository import DEMO
 
 from faults import __main__ as faults
 from faults.model import model_path
-from hypocenter.base.errors import UsageError
+from hypocenter.base.errors import ErrorKind, UsageError
 from hypocenter.cli import app
 from hypocenter.cli.child_run import environment_of
 from hypocenter.cli.output import printable
@@ -43,6 +44,7 @@ from hypocenter.cli.verbs.doctor import DoctorRequest, command_of, split_words
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.fault_record import FaultRecord
+from hypocenter.record.nonfinite import NonFiniteReached, NumberEnd, NumberRead, NumbersWatched
 from hypocenter.watch import dead_runs
 from hypocenter.watch.child import START_SECONDS, Deadlines, Ended
 
@@ -506,6 +508,56 @@ def test_where_anomaly_mode_ended_a_command_it_is_run_once_more_with_nan(
     assert ("torch's anomaly mode; it is run once more with --nan" in done.stderr) == bool(again)
     assert ("with exit code 0 this time" in done.stderr) == (again == "none")
     assert bundles.load(tmp_path / "hypo-bundle").fault.message == kept
+
+
+NAN_ENDED = FaultRecord(
+    kind="error", message="", error="AssertionError: NaN in it", exit_code=1,
+    error_kind=ErrorKind.NOT_A_NUMBER,
+)  # fmt: skip
+REACHED = NonFiniteReached(seq=2, step=1, of=1, how=NumberEnd.READ, value=math.nan)
+READ = NumberRead(seq=1, step=1, site="x.py:3")
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "is_proven", "seen", "is_kept"),
+    [
+        (("--suspect",), NAN_ENDED, False, (), True),
+        (("--suspect",), READ, False, (REACHED,), True),
+        (("--suspect",), READ, False, (), False),  # what it read is of no use
+        (("--suspect",), READ, True, (), None),
+        (("--suspect",), None, False, (), None),
+        ((), NAN_ENDED, False, (), None),
+    ],
+    ids=["ended", "read", "only once", "said why", "no NaN", "not closely"],
+)
+def test_nan_that_came_out_of_a_run_that_is_looked_at_closely_is_followed(
+    options: tuple[str, ...], first: FaultRecord | NumberRead | None, is_proven: bool,
+    seen: tuple[NonFiniteReached, ...], is_kept: bool | None, tmp_path: Path, doctor: Doctor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    fault = first if isinstance(first, FaultRecord) else FaultRecord(kind="none", message="")
+    watched = NumbersWatched(seq=9, step=1, num_operations=1)
+    read = (first,) if isinstance(first, NumberRead) else ()
+    bundles_made = [
+        Bundle(kind="suspect", fault=fault, events=(*read, watched), driver="1"),
+        Bundle(kind="suspect", fault=fault, events=(*seen, watched), driver="2"),
+    ]
+    looked = []
+
+    def run(request: DoctorRequest, runs: Path) -> tuple[Ended, Bundle]:
+        looked.append((request.options.nan, request.options.suspect))
+        ended = Ended(("python", "x.py"), 1, fault.exit_code or 0, None, "", 0.0, 1.0, 0.0)
+        return ended, bundles_made[len(looked) - 1]
+
+    def examined(made: Bundle, seconds: float) -> SimpleNamespace:
+        return SimpleNamespace(diagnosis=SimpleNamespace(is_proven=is_proven))
+
+    monkeypatch.setattr(cli_doctor, "_run_command", run)
+    monkeypatch.setattr(cli_doctor, "examine", examined)
+    done = doctor(*options, "--", "python", "x.py")
+    assert looked == [(False, bool(options)), (True, False)][: 1 if is_kept is None else 2]
+    assert ("it is run once more with --nan" in done.stderr) == (is_kept is not None)
+    assert bundles.load(tmp_path / "hypo-bundle").driver == ("2" if is_kept else "1")
 
 
 @pytest.mark.tier("sim")

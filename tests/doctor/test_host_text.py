@@ -88,7 +88,7 @@ def test_comments_docstrings_and_the_way_lines_are_broken_are_no_change(other: s
     assert told(BATCH, other) == []
 
 
-def step_of_norms(*, fact: float, digest: str, positions: list[int]) -> Run:
+def step_of_norms(*, fact: float, digest: str, positions: list[int], asked: str = "k:asked") -> Run:
     """A step of two requests' worth of inputs, and one launch whose result was seen."""
     run = Run()
     tensors_of_decoder(run)
@@ -97,7 +97,8 @@ def step_of_norms(*, fact: float, digest: str, positions: list[int]) -> Run:
         caller="/p/hypocenter/model/decoder.py:70",
     )  # fmt: skip
     plan = run.plan(launch)
-    run.run(plan, inputs(positions=positions), (REQUEST,))
+    request = msgspec.structs.replace(REQUEST, digest=asked)
+    run.run(plan, inputs(positions=positions), (request,))
     written = ArgumentDeclaration(name="out", dtypes=("F32",), shape="num_rows", access="write")
     run.contracts["rms_norm"] = Declaration(kernel="rms_norm", arguments=(written,))
     run.seen = (  # type: ignore[attr-defined]

@@ -223,3 +223,24 @@ def test_a_program_that_waits_for_its_turn_ends_with_the_examination() -> None:
         wait_and_close()
     assert ended.wait(MOST)
     assert time.monotonic() - begun < MOST
+
+
+def test_threads_examine_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, most = 0, 0
+
+    def rung(case: Case) -> list[Claim]:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.05)
+        inside -= 1
+        return []
+
+    monkeypatch.setattr(doctor, "LADDER", {"replay": rung})
+    bundle = Run().bundle()
+    threads = [threading.Thread(target=doctor.diagnose, args=(bundle,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1

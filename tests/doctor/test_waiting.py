@@ -39,7 +39,7 @@ def run_of(*steps: str, lengths: str = "222", turns: bool = False, text: str = "
                 REQUEST, id="abc".index(letter.lower()), row=row, num_tokens=1, blocks=(2 + row,),
                 first_position=int(lengths["abc".index(letter.lower())]) - 1
                 if letter.isupper() else 0,
-                samples=letter.isupper(),
+                samples=letter.isupper(), digest=f"k:{letter.lower()}",
             )
             for row, letter in enumerate(letters)
         )  # fmt: skip

@@ -54,7 +54,7 @@ def report(
     return code, json.loads(out), err
 
 
-@pytest.mark.parametrize("option", ["--nan", "--again"])
+@pytest.mark.parametrize("option", ["--nan", "--again", "--suspect"])
 def test_the_lane_of_a_kernel_is_named_that_made_it(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -330,3 +330,13 @@ def test_a_launch_is_recorded_though_nothing_can_be_read_any_more(
     made = recorder.record_launch(SimpleNamespace(fn=add_one), args, {"BLOCK": 16}, (1,), PLACE)
     assert made is not None
     assert [argument.name for argument in made.launch.arguments][:2] == ["x", "out"]
+
+
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_memory_of_the_host_that_a_gpu_reads_is_not_launched_with_copies(
+    is_pinned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: is_pinned)
+    run = Running(tmp_path, plus_one)
+    run.launch(torch.zeros(4), torch.zeros(4), 4, BLOCK=16)
+    assert len(run.outcomes) == (not is_pinned)

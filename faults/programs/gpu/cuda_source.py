@@ -59,6 +59,6 @@ main()
 # arguments = ["ids", "parameter 0"]
 # lines = ["out[ids[i]]"]
 # fix = 'inside|below|<|range|index'
-# options = []
+# options = ["--again"]
 # needs_gpu = true
 # ///

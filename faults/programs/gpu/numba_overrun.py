@@ -7,6 +7,9 @@ With `right` all rows are there.
 import sys
 
 import numpy as np
+
+if not hasattr(np, "row_stack"):  # numba-cuda 0.30 asks for it, and NumPy 2.4 has it no more
+    np.row_stack = np.vstack
 from numba import cuda
 
 

@@ -204,7 +204,7 @@ class Escalation:
             return ended, None
         if way.is_waited_for:
             made = self._with_dump_before(made)
-        return ended, _examine(made, self.seconds)
+        return ended, examine(made, self.seconds)
 
     def _with_dump_before(self, made: Bundle) -> Bundle:
         """Adds what the GPU left when the command was run as it is, if it ended the same way.
@@ -249,7 +249,7 @@ def _tells(made: Bundle) -> bool:
     return any(isinstance(event, told) for event in made.events) or bool(made.reports)
 
 
-def _examine(made: Bundle, seconds: float) -> ExaminedRun:
+def examine(made: Bundle, seconds: float) -> ExaminedRun:
     """What the doctor makes of a bundle, of which it sees only what can be saved and loaded."""
     # With it Triton has its interpreter where a replay has its own; the command has it still.
     interpreted = os.environ.pop("TRITON_INTERPRET", None)

@@ -72,19 +72,22 @@ class Demands(Protocol):
 
 class BoundArguments(NamedTuple):
     """Arguments as they were given, what a kernel gets for them, and of each of these the bytes
-    behind it if it is memory."""
+    behind it if it is memory, and the tensor whose memory it is alone."""
 
     given: tuple[Any, ...]
     values: tuple[Any, ...]
     sizes: tuple[int | None, ...]
+    tensors: tuple[Tensor | None, ...] = ()
 
 
 class TritonCall(NamedTuple):
-    """Triton's function, its grid, warps and constants, and the bytes behind each pointer."""
+    """Triton's function, its grid, warps and constants, the bytes behind each pointer, and of
+    those that are views whose elements do not lie packed their tensors."""
 
     jit: Any = None
     options: Mapping[str, Any] = {}
     extents: Mapping[str, int] = {}
+    views: Mapping[str, Tensor] = {}
 
 
 _NO_TRITON = TritonCall()
@@ -94,8 +97,9 @@ class Launch:
     """A kernel with its arguments: `facts` as its contract names them, `args` as it takes them.
 
     Of a GPU launch `jit` is Triton's function, `options` its grid, warps and constants, `extents`
-    the bytes behind each pointer parameter. `given` are the arguments as Tensors, `site` is where
-    they were given, `caller` the line beyond `kernels/` that asked for it.
+    the bytes behind each pointer parameter, `views` those that do not lie packed. `given` are the
+    arguments as Tensors, `site` is where they were given, `caller` the line beyond `kernels/` that
+    asked for it.
     """
 
     __slots__ = (
@@ -113,6 +117,7 @@ class Launch:
         "options",
         "run",
         "site",
+        "views",
     )
 
     def __init__(
@@ -128,6 +133,7 @@ class Launch:
         self.kernel, self.function, self.args = kernel, function, bound.values
         self.contract, self.facts, self.device = contract, facts, device
         self.jit, self.options, self.extents = triton.jit, triton.options, triton.extents
+        self.views = triton.views
         self.given, self.site = bound.given, caller_outside("device")
         self.caller = caller_outside("device", "kernels")
         self.run: Callable[[], None] = self._plain()
@@ -217,7 +223,13 @@ def prepare_gpu(
     passed = dict(zip(names, bound.values, strict=True)) | options
     _require_facts(name, device, passed, contract, facts)
     sizes = zip(names, bound.sizes, strict=True)
-    triton = TritonCall(jit, options, {name: size for name, size in sizes if size is not None})
+    views = {
+        name: tensor
+        for name, tensor in zip(names, bound.tensors, strict=True)
+        if tensor is not None and not tensor.is_contiguous and not tensor.dtype.is_quantised
+    }
+    extents = {name: size for name, size in sizes if size is not None}
+    triton = TritonCall(jit, options, extents, views)
     made = Launch(name, backend.launcher(jit), bound, contract, facts, device, triton)
     if backend.limits is not None:
         try:
@@ -395,19 +407,21 @@ def _bind(args: Sequence[Any]) -> BoundArguments:
     """A packed weight stands for several values."""
     values: list[Any] = []
     sizes: list[int | None] = []
+    tensors: list[Tensor | None] = []
     for arg in args:
+        if isinstance(arg, Tensor) and hasattr(arg.data, "parts"):
+            of_parts = _bind(arg.data.parts)
+            values += of_parts.values
+            sizes += of_parts.sizes
+            tensors += of_parts.tensors
+            continue
+        value: Any = arg
+        size: int | None = None
         if isinstance(arg, Tensor):
-            if hasattr(arg.data, "parts"):
-                of_parts = _bind(arg.data.parts)
-                values += of_parts.values
-                sizes += of_parts.sizes
-            else:
-                values.append(arg.data)
-                sizes.append(arg.extent_bytes)
+            value, size = arg.data, arg.extent_bytes
         elif isinstance(arg, memory.PackedArray):
-            values.append(arg.argument)
-            sizes.append(arg.num_bytes)
-        else:
-            values.append(arg)
-            sizes.append(None)
-    return BoundArguments(tuple(args), tuple(values), tuple(sizes))
+            value, size = arg.argument, arg.num_bytes
+        values.append(value)
+        sizes.append(size)
+        tensors.append(arg if isinstance(arg, Tensor) else None)
+    return BoundArguments(tuple(args), tuple(values), tuple(sizes), tuple(tensors))

@@ -5,6 +5,7 @@ A ladder of rungs, each a function of the case alone. Runs no code of the bundle
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Collection, Sequence
 
@@ -53,6 +54,7 @@ from hypocenter.doctor.rungs.order.streams import order
 from hypocenter.doctor.rungs.refusals import refusals
 from hypocenter.doctor.rungs.replays import replays
 from hypocenter.doctor.rungs.seen.card_hardware import card_hardware
+from hypocenter.doctor.rungs.seen.stale_addresses import stale_addresses
 from hypocenter.doctor.rungs.seen.tuned_in_place import tuned_in_place
 from hypocenter.doctor.rungs.seen.unwritten_reads import unwritten_reads
 from hypocenter.doctor.rungs.values import values
@@ -71,6 +73,7 @@ LADDER: dict[str, Rung] = {
     "refusals": refusals,
     "compiled index": compiled_index,
     "address": addresses,
+    "stale addresses": stale_addresses,
     "core dump": gpu_stops,
     "driver": driver_launches,
     "guarded run": guarded_run,
@@ -104,6 +107,8 @@ JUDGE_SECONDS = 20.0
 _NATIVE_SECONDS = 5.0
 #: Why a rung was left out or stopped.
 _NO_TIME = "the time of the examination was over"
+#: A replay patches Triton's language for the whole process: beside another it proves nothing.
+_TURN = threading.Lock()
 _RANK = (Verdict.CONFIRMED, Verdict.INCONCLUSIVE, Verdict.REFUTED, Verdict.NOT_TESTED)
 
 
@@ -117,11 +122,23 @@ def diagnose(
 ) -> Diagnosis:
     """Climb the ladder. `good` is a bundle of a run without the fault.
 
+    One at a time in a process: other threads wait, and their time begins when their turn comes.
     With `allow_source` a kernel whose installed source differs from the bundle's is replayed from
     the bundle's text, which runs that text. `without` names rungs of LADDER to leave out. After
     `seconds` what is known is told, and `unseen` has what was left out. Raises UsageError where not
     even the bundle's index was made by then.
     """
+    with _TURN:
+        return _climb(bundle, good, allow_source, without, seconds)
+
+
+def _climb(
+    bundle: Bundle,
+    good: Bundle | None,
+    allow_source: bool,
+    without: Collection[str],
+    seconds: float,
+) -> Diagnosis:
     started = time.perf_counter()
     case = _case(bundle, good, allow_source=allow_source, limit=TimeLimit(seconds))
     rungs: list[RungRecord] = []

@@ -6,8 +6,10 @@ Reads files; imports no kernel, so it needs no Triton.
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import functools
+import textwrap
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ from hypocenter.record.events import LaunchRecord, SourceRecord
 #: Texts of functions by module and name; by "" and the name those of all modules. Of one module
 #: several may have a name, as functions within others do.
 Texts = Mapping[tuple[str, str], Collection[str]]
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +99,53 @@ def installed_texts() -> Texts:
 
 
 def _changes(source: SourceRecord, other: str) -> list[Change]:
-    bad, right = source.text.rstrip().splitlines(), other.rstrip().splitlines()
+    """Without what changes nothing that is computed: comments, docstrings, how lines are broken."""
+    texts = [textwrap.dedent(text).rstrip() for text in (other, source.text)]
+    docstrings: list[Collection[int]] = [(), ()]
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+        trees = [ast.parse(text) for text in texts]
+        docstrings = [take_docstrings(tree) for tree in trees]
+        if ast.dump(trees[0]) == ast.dump(trees[1]):
+            return []
+    right, bad = (text.splitlines() for text in texts)
     found = []
     matcher = difflib.SequenceMatcher(None, right, bad, autojunk=False)
     for tag, a, b, c, d in matcher.get_opcodes():
-        if tag != "equal":
-            at = min(c, len(bad) - 1)
+        if tag == "equal":
+            continue
+        was = [at for at in range(a, b) if is_code(right[at], at, docstrings[0])]
+        now = [at for at in range(c, d) if is_code(bad[at], at, docstrings[1])]
+        if was or now:
+            at = now[0] if now else min(c, len(bad) - 1)
             found.append(
                 Change(
                     source.file,
                     source.first_line + at,
                     source.function,
-                    bad[at].strip() if d > c else "(a line is missing before this one)",
-                    " / ".join(text.strip() for text in right[a:b]),
+                    bad[at].strip() if now else "(a line is missing before this one)",
+                    " / ".join(right[number].strip() for number in was),
                 )
             )
     return found
+
+
+def is_code(line: str, at: int, docstrings: Collection[int]) -> bool:
+    """Whether a line, `at` lines behind the first, is more than a comment, a docstring or nothing.
+
+    `docstrings` are the lines of all of them, counted from 1.
+    """
+    return bool(line.strip()) and not line.strip().startswith("#") and at + 1 not in docstrings
+
+
+def take_docstrings(tree: ast.Module) -> set[int]:
+    """Takes them out of the tree; returns their lines, counted from 1."""
+    lines: set[int] = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.Module, ast.ClassDef, *_DEFINITIONS)) or not node.body:
+            continue
+        first = node.body[0]
+        value = first.value if isinstance(first, ast.Expr) else None
+        if isinstance(value, ast.Constant) and isinstance(value.value, str):
+            lines.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+            value.value = ""
+    return lines

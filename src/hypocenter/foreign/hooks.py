@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypocenter.device.limits import GpuLimits, present_gpu
 from hypocenter.foreign.argument_facts import INTERPRETER, device_and_stream, mark_undefined
+from hypocenter.foreign.asked_hooks import watch_asked
 from hypocenter.foreign.caller import caller_of_now
 from hypocenter.foreign.compiled.session import COMPILER_MODULES, CompiledSession
 from hypocenter.foreign.driver.arming import GPU_MODULES, PROFILERS, Arming
@@ -28,6 +29,7 @@ from hypocenter.foreign.graph_hooks import GraphWatch
 from hypocenter.foreign.inductor import MadeIn, name_of, watch_inductor
 from hypocenter.foreign.last_exception import MAX_CHARS, call_of, refusal_of
 from hypocenter.foreign.lost_launches import LostLaunches
+from hypocenter.foreign.nonfinite.first_read import watch_first_read
 from hypocenter.foreign.nonfinite.hooks import NumberHooks
 from hypocenter.foreign.ops.native import NativeOps
 from hypocenter.foreign.recorder import ForeignRecorder, LaunchPlace
@@ -134,11 +136,17 @@ def _watch_operations(torch: Any, environment: Environment) -> None:
     reads = _reads if environment.trace else lambda: None
     if environment.trace:
         mark_undefined(torch, order.quiet, order.end_filling)
+        watch_first_read(torch, _recorder_now, _attempt)
+        watch_asked(torch, _recorder_now, _State.graphs, _attempt)
     if native is not None and environment.trace:
         native.follow_reads(reads, _attempt_quietly)
         watch_methods(torch, reads, _attempt_quietly)
     elif native is None and (environment.trace or order.run is not None):
         _State.on_compiler_loaded = watch_reads(torch, reads, _attempt_quietly, order.run)
+
+
+def _recorder_now() -> ForeignRecorder | None:
+    return _State.recorder
 
 
 def _reads() -> SeenReads | None:

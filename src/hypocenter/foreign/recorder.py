@@ -23,6 +23,7 @@ from hypocenter.foreign.argument_facts import (
     scalar_of,
     values_of,
 )
+from hypocenter.foreign.asked_addresses import ASKED
 from hypocenter.foreign.known_launches import KnownLaunches, Looked
 from hypocenter.foreign.repeats import Repeat, Repeats
 from hypocenter.foreign.run_log import STATIC_BYTES, RunLog
@@ -47,6 +48,7 @@ from hypocenter.record.events import (
     RanUnguarded,
     Rejected,
     SourceRecord,
+    StaleAddress,
     StreamEvent,
     Tuned,
     UnwrittenRead,
@@ -270,7 +272,26 @@ class ForeignRecorder:
             self._graphs.take(graph, event, kernel.sources, given.storages)
         else:
             self._log.event(event)
+            self._note_stale(event, given.values)
         return event
+
+    def _note_stale(self, made: Launched, held: Sequence[Values]) -> None:
+        """Tell of tables whose addresses lead to memory that is gone, each launch of one."""
+        for values in held:
+            if (found := ASKED.first_stale(values)) is None:
+                continue
+            index, asked = found
+            stale = StaleAddress(
+                **self._log.now(),
+                launched=made.seq,
+                tensor=values.tensor,
+                index=index,
+                address=asked.address,
+                num_bytes=asked.num_bytes,
+                asked_at=asked.asked_at,
+                freed_at=asked.freed_at,
+            )
+            self._log.keep_event(stale)
 
     def _describe(
         self,

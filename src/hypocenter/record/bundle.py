@@ -14,6 +14,7 @@ import re
 import shutil
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,6 +82,8 @@ MAX_RECORDS = 1 << 18
 MAX_LAUNCHES = 1 << 20
 MAX_SNAPSHOTS = 4096
 MAX_OUTCOME_BYTES = 48 << 20
+#: msgspec makes its description of a type where that is first read, which two threads may not do.
+_TURN = threading.Lock()
 
 
 class Bundle(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,6 +184,12 @@ def load(folder: str | Path) -> Bundle:
 
     Raises BadBundle for a folder that holds none, another version, or one that makes no sense.
     """
+    with _TURN:
+        return _load_all(folder)
+
+
+def _load_all(folder: str | Path) -> Bundle:
+    """As `load`, with what other ranks recorded."""
     bundle = _load(Path(folder))
     others: list[Bundle] = []
     for number in range(1, MAX_OTHERS + 1):

@@ -24,7 +24,7 @@ from hypocenter.record.engine_events import (
     TextAsked,
 )
 from hypocenter.record.guard_faults import AccessFault
-from hypocenter.record.nonfinite import NonFinite, NonFiniteReached, NumbersWatched
+from hypocenter.record.nonfinite import NonFinite, NonFiniteReached, NumberRead, NumbersWatched
 from hypocenter.record.order_events import Disordered, OrderWatched
 
 ScalarValue = bool | int | float | str | None
@@ -341,6 +341,22 @@ class UnwrittenRead(Event, frozen=True, kw_only=True, tag=True):
     is_decided: bool = True
 
 
+class StaleAddress(Event, frozen=True, kw_only=True, tag=True):
+    """A launch (`launched`) was given a table whose element `index` is an address without memory.
+
+    The program had asked a tensor for it at `asked_at`; the `num_bytes` there were freed at
+    `freed_at`.
+    """
+
+    launched: int
+    tensor: int
+    index: tuple[int, ...]
+    address: int
+    num_bytes: int
+    asked_at: str = ""
+    freed_at: str = ""
+
+
 class StreamEvent(Event, frozen=True, kw_only=True, tag=True):
     """`action` record or wait, of event `event`, in `stream`; synchronise waits for all."""
 
@@ -464,6 +480,7 @@ AnyEvent = (
     | Repeated
     | Tuned
     | UnwrittenRead
+    | StaleAddress
     | StreamEvent
     | Captured
     | GraphReplayed
@@ -477,6 +494,7 @@ AnyEvent = (
     | NonFinite
     | NonFiniteReached
     | NumbersWatched
+    | NumberRead
     | FusedKernel
     | IndexMadeAgain
 )
@@ -487,8 +505,9 @@ def is_lasting(event: AnyEvent) -> bool:
     if isinstance(event, Launched):
         return event.graph > 0
     of_memory = Allocated | Freed | Captured | MaskedOff | RanUnguarded | LostLaunch | Tuned
+    of_memory |= StaleAddress
     of_order = Disordered | OrderWatched
-    of_numbers = NonFinite | NonFiniteReached | NumbersWatched
+    of_numbers = NonFinite | NonFiniteReached | NumbersWatched | NumberRead
     of_compiler = FusedKernel | IndexMadeAgain
     return isinstance(event, of_memory | of_order | of_numbers | of_compiler)
 

@@ -137,3 +137,9 @@ class NumbersWatched(Event, frozen=True, kw_only=True, tag=True):
     num_in_graphs: int = 0
     is_eager: bool = False
     problem: str = ""
+
+
+class NumberRead(Event, frozen=True, kw_only=True, tag=True):
+    """The host read NaN at `site`, in a run that follows no numbers: once told, never again."""
+
+    site: str = ""

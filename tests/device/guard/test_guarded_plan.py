@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from ops import kernel_launch
 from ops.kernel_launch import bits, counts, rows_tensor, tensor
+from specimens import guard_kernels
 from specimens.project_kernels import first_specimens, kernels
 
 from hypocenter.base.errors import AccessRefused, OutOfMemory, UsageError
@@ -15,6 +18,8 @@ from hypocenter.base.tensor import Tensor
 from hypocenter.cli.answer import _explain
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.guard.guard import guard
+from hypocenter.device.guard.launches import GuardedLaunches
+from hypocenter.device.launch import prepare_gpu
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.device.sim.sim import open_sim
 from hypocenter.kernels.attention import rope
@@ -66,6 +71,48 @@ def test_a_position_beyond_the_table_is_named_and_the_device_survives() -> None:
     right.set_mode("guarded")
     right.run()
     assert np.isfinite(copies.to_host(out)).all()
+
+
+class NothingDemanded:
+    """A contract that every launch keeps."""
+
+    def check(self, **arguments: Any) -> dict[str, Any]:
+        return {}
+
+    def needs_int64(self, **arguments: Any) -> bool:
+        return False
+
+    def check_values(self, read: Callable[[Tensor], Any], **arguments: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("width", "byte"), [(5, None), (6, 20), (8, 20)], ids=["right", "one more", "whole row"]
+)
+def test_what_lies_between_the_rows_of_a_view_is_not_its_own(width: int, byte: int | None) -> None:
+    """Rows of 5 elements, each 8 from the one before."""
+    held = np.arange(32, dtype=np.float32).reshape(4, 8)
+    wholes = tensor("x", held), tensor("y", np.zeros_like(held))
+    views = [
+        Tensor(w.name, w.owner, w.dtype, (4, 5), (8, 1), 0, w.allocation, w.data) for w in wholes
+    ]
+    options = {"grid": (4,), "num_warps": 1, "BLOCK": 8}
+    args = (*views, 8, width)
+    launch = prepare_gpu(
+        guard_kernels.rows_kernel, args, options, NothingDemanded(), {}, "sim:h200"
+    )
+    guarded = GuardedLaunches("sim:h200", [launch])
+    guarded.begin()
+    launch.run()
+    if byte is None:
+        guarded.settle()
+        assert (copies.to_host(wholes[1])[:, :5] == held[:, :5]).all()
+    else:
+        with pytest.raises(AccessRefused) as caught:
+            guarded.settle()
+        faults = [fault for fault in caught.value.faults if isinstance(fault, AccessFault)]
+        assert sorted(fault.parameter for fault in faults) == ["x_ptr", "y_ptr"]
+        assert all(fault.byte_offset % 32 in range(byte, 32, 4) for fault in faults)
+    assert (copies.to_host(wholes[1])[:, 5:] == 0).all()
 
 
 def test_what_it_refused_is_explained_with_the_index_at_fault(

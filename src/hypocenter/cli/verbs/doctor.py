@@ -22,12 +22,13 @@ from hypocenter.base.errors import (
     EXIT_OK,
     EXIT_USAGE,
     BadBundle,
+    ErrorKind,
     HypoError,
     UsageError,
 )
 from hypocenter.cli.bundles import bundle_at, tell_of_good
 from hypocenter.cli.child_run import ending_on_signals, environment_of, exit_code, how, pass_on
-from hypocenter.cli.escalation import Escalation
+from hypocenter.cli.escalation import Escalation, examine
 from hypocenter.cli.new_file import check_new_file, write_new_file
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
@@ -42,8 +43,9 @@ from hypocenter.doctor.report import report_text
 from hypocenter.doctor.report_parts import Origin, headline
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
+from hypocenter.record.engine_events import Event
 from hypocenter.record.events import Launched, Rejected, Stepped
-from hypocenter.record.nonfinite import NumbersWatched
+from hypocenter.record.nonfinite import NonFiniteReached, NumberRead, NumbersWatched
 from hypocenter.record.order_events import Disordered, OrderWatched
 from hypocenter.record.ring import Run
 from hypocenter.record.runtime_text import is_of_anomaly_mode, is_without_driver
@@ -400,19 +402,8 @@ def _bundle_of_command(request: DoctorRequest) -> tuple[Path | None, Bundle]:
     asked = request.options
     with ending_on_signals(), dead_runs.watched_runs(Environment.read().run_dir) as runs:
         ended, made = _run_command(request, runs)
-        may_look = not (asked.nan or request.is_own or ended.is_interrupted)
-        if made is not None and may_look and is_of_anomaly_mode(made.fault.error):
-            say(
-                f"{how(ended)} by torch's anomaly mode; it is run once more with --nan, which "
-                "finds the operation"
-            )
-            with dead_runs.watched_runs(Environment.read().run_dir) as again:
-                looking = replace(request, options=replace(asked, nan=True))
-                ended_again, seen = _run_command(looking, again)
-            if seen is not None and seen.fault.kind != "none":
-                ended, made = ended_again, seen
-            else:
-                say(f"{how(ended_again)} this time, so the first run is examined")
+        if made is not None and not (asked.nan or request.is_own or ended.is_interrupted):
+            ended, made = _with_numbers(request, ended, made)
         was_killed = ended.is_interrupted and ended.signal == signal.SIGKILL
         if made is None or (was_killed and not asked.suspect):
             sys.exit(_leave(request, ended, collect.main_run(runs)))
@@ -427,6 +418,38 @@ def _bundle_of_command(request: DoctorRequest) -> tuple[Path | None, Bundle]:
         return None, made
     say(f"{how(ended)}; the bundle is in {folder}")
     return folder, _load_bundle(folder, asked)
+
+
+def _with_numbers(request: DoctorRequest, ended: Ended, made: Bundle) -> tuple[Ended, Bundle]:
+    """The run; or one more with an eye on its numbers, where NaN or infinity came out of it."""
+    why = _why_numbers(request, made)
+    if not why:
+        return ended, made
+    say(f"{how(ended)} {why}; it is run once more with --nan, which finds the operation")
+    looking = replace(request, options=replace(request.options, nan=True, suspect=False))
+    with dead_runs.watched_runs(Environment.read().run_dir) as again:
+        ended_again, seen = _run_command(looking, again)
+    if seen is not None and (seen.fault.kind != "none" or _has_event(seen, NonFiniteReached)):
+        return ended_again, seen
+    say(f"{how(ended_again)} this time, so the first run is examined")
+    return ended, made
+
+
+def _why_numbers(request: DoctorRequest, made: Bundle) -> str:
+    """What says that NaN or infinity came out of a run; empty where nothing does.
+
+    A program's own check of that, or a NaN that it read, is followed where the command is to be
+    looked at closely, and where that has not said why.
+    """
+    if is_of_anomaly_mode(made.fault.error):
+        return "by torch's anomaly mode"
+    asked = request.options
+    is_ended = made.fault.error_kind is ErrorKind.NOT_A_NUMBER
+    if not asked.suspect or not (is_ended or _has_event(made, NumberRead)):
+        return ""
+    if examine(made, asked.examine_for).diagnosis.is_proven:
+        return ""
+    return "at a number that is none" if is_ended else "and had read NaN"
 
 
 def _run_command(request: DoctorRequest, runs: Path) -> tuple[Ended, Bundle | None]:
@@ -507,6 +530,10 @@ def _leave(request: DoctorRequest, ended: Ended, run: Run | None) -> int:
 def _has_launches(made: Bundle) -> bool:
     told = Stepped | Launched | Rejected | Disordered | OrderWatched | NumbersWatched
     return any(isinstance(event, told) for event in made.events)
+
+
+def _has_event(made: Bundle, kind: type[Event]) -> bool:
+    return any(isinstance(event, kind) for event in made.events)
 
 
 def _save(made: Bundle, out: str | None) -> Path:

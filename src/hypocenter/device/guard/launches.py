@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,6 +19,7 @@ from hypocenter.base.tensor import DType
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.guard.derive import OURS
 from hypocenter.device.guard.guard import SLOTS, Guarded, describe, guard
+from hypocenter.device.guard.rows import ViewRows
 from hypocenter.record.guard_faults import AccessFault
 
 if TYPE_CHECKING:
@@ -43,9 +44,10 @@ class GuardedLaunches:
                 raise UsageError(
                     f"{launch.kernel} runs on the CPU; guarded launches are for GPU kernels"
                 )
+        self._rows = [_rows_of(launch) for launch in launches]
         self._forms = [
-            None if launch.jit is None else _derive(launch.jit, tuple(launch.extents))
-            for launch in launches
+            None if launch.jit is None else _derive(launch.jit, tuple(launch.extents), tuple(rows))
+            for launch, rows in zip(launches, self._rows, strict=True)
         ]
         sizes = [0 if form is None else form.num_slots for form in self._forms]
         self._starts = [0, *itertools.accumulate(sizes)]
@@ -53,7 +55,8 @@ class GuardedLaunches:
             "guard_slots", "guard", DType.I64, (self._starts[-1],), device=device
         )
         runs = [
-            (launch, self._run_of(launch, form, slots)) for _, launch, form, slots in self._all()
+            (launch, self._run_of(launch, self._rows[number], form, slots))
+            for number, launch, form, slots in self._all()
         ]
         for launch, run in runs:
             launch.run = run
@@ -76,11 +79,14 @@ class GuardedLaunches:
             texts = [describe(fault) for fault in faults]
             raise AccessRefused(self._device, tuple(faults), texts, self._launches)
 
-    def _run_of(self, launch: Launch, form: Guarded, window: slice) -> Callable[[], None]:
+    def _run_of(
+        self, launch: Launch, rows: Mapping[str, ViewRows], form: Guarded, window: slice
+    ) -> Callable[[], None]:
         return functools.partial(
             devices.backend_of(self._device).launcher(form.fn),
             *launch.args,
             **{f"{OURS}{name}_bytes": launch.extents[name] for name in form.pointers},
+            **{f"{OURS}{name}_rows": rows[name].word for name in form.with_rows},
             **{SLOTS: memory.rows(self._words, window.start, window.stop).data},
             **launch.options,
         )
@@ -111,5 +117,14 @@ class GuardedLaunches:
 
 
 @functools.cache
-def _derive(jit: Any, pointers: tuple[str, ...]) -> Guarded:
-    return guard(jit, pointers)
+def _derive(jit: Any, pointers: tuple[str, ...], with_rows: tuple[str, ...]) -> Guarded:
+    return guard(jit, pointers, with_rows=with_rows)
+
+
+def _rows_of(launch: Launch) -> dict[str, ViewRows]:
+    """Those of the views that its pointer parameters get, where rows tell what is theirs."""
+    found = {
+        name: ViewRows.of(tensor.shape, tensor.strides, tensor.dtype.block_bytes)
+        for name, tensor in launch.views.items()
+    }
+    return {name: rows for name, rows in found.items() if rows is not None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypocenter.doctor.difference import Answers
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.engine_events import Answered, TextAsked
+from hypocenter.record.events import Stepped
 from hypocenter.record.keyed_digest import are_comparable
 
 
@@ -29,6 +30,27 @@ def was_asked_alike(good: BundleIndex, bad: BundleIndex) -> bool:
         and sides[0] == sides[1]
         and all(are_comparable(*pair) for pair in zip(*sides, strict=True))
     )
+
+
+def had_the_same_prompts(good: BundleIndex, bad: BundleIndex) -> bool:
+    """Whether each request of `bad` began with the tokens that it began with in `good`.
+
+    False where it is not known: with no request, or with digests of two keys.
+    """
+    sides = [_first_digests(index) for index in (good, bad)]
+    return bool(sides[1]) and all(
+        are_comparable(was := sides[0].get(number, ""), digest) and was == digest
+        for number, digest in sides[1].items()
+    )
+
+
+def _first_digests(index: BundleIndex) -> dict[int, str]:
+    """That of each request's tokens in the first step that has it."""
+    found: dict[int, str] = {}
+    for event in index.events_of(Stepped):
+        for request in event.requests:
+            found.setdefault(request.id, request.digest)
+    return found
 
 
 def _compare(good: BundleIndex, bad: BundleIndex, field: str) -> Answers:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hypocenter.base.package import NAME
 from hypocenter.doctor.fact_text import around
-from hypocenter.doctor.installed_text import Change, module_of
+from hypocenter.doctor.installed_text import Change, is_code, module_of, take_docstrings
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.module_texts import ModuleText
 
@@ -45,7 +45,7 @@ class HostTexts:
     """The changes between two runs.
 
     `is_whole`: all texts of both were there to be compared. `others` is what else differs between
-    the runs beside these: texts of kernels, versions, variables, the device.
+    the runs beside these: texts of kernels, versions, variables, the device, the command.
     """
 
     changes: tuple[HostChange, ...] = ()
@@ -87,7 +87,8 @@ def host_texts(good: Bundle, bad: Bundle) -> HostTexts:
     if not all(map(_is_import, found)):
         found = [change for change in found if not _is_import(change)]
     model = [] if good.model == bad.model else ["the model is another one"]
-    return HostTexts(tuple(found), is_whole, (*around(good, bad), *model))
+    command = [] if good.command == bad.command else ["the command is another one"]
+    return HostTexts(tuple(found), is_whole, (*around(good, bad), *model, *command))
 
 
 def _is_import(change: HostChange) -> bool:
@@ -105,7 +106,7 @@ def _of_file(
         unread = Change(bad.file, 1, "", "(no Python that can be read)", "another text")
         yield HostChange((unread,))
         return
-    docstrings = [_without_docstrings(tree) for tree in trees]
+    docstrings = [take_docstrings(tree) for tree in trees]
     if ast.dump(trees[0]) == ast.dump(trees[1]):
         return
     lines = [module.text.splitlines() for module in (good, bad)]
@@ -116,8 +117,8 @@ def _of_file(
         if tag == "equal":
             continue
         # A hunk may span functions: each line belongs to the one that it stands in.
-        was = [at for at in range(a, b) if _counts(lines[0][at], at, docstrings[0])]
-        now = [at for at in range(c, d) if _counts(lines[1][at], at, docstrings[1])]
+        was = [at for at in range(a, b) if is_code(lines[0][at], at, docstrings[0])]
+        now = [at for at in range(c, d) if is_code(lines[1][at], at, docstrings[1])]
         if not was and not now:
             continue
         at = now[0] if now else min(c, len(lines[1]) - 1)
@@ -129,25 +130,6 @@ def _of_file(
         change = Change(bad.file, at + 1, scope, text, before)
         found.setdefault(scope or at, []).append(change)
     yield from (HostChange(tuple(same)) for same in found.values())
-
-
-def _counts(line: str, at: int, docstrings: Collection[int]) -> bool:
-    """Whether a line is more than a comment, a docstring or nothing."""
-    return bool(line.strip()) and not line.strip().startswith("#") and at + 1 not in docstrings
-
-
-def _without_docstrings(tree: ast.Module) -> set[int]:
-    """Takes them out of the tree; returns their lines."""
-    lines: set[int] = set()
-    for node in ast.walk(tree):
-        if not isinstance(node, (ast.Module, ast.ClassDef, *_DEFINITIONS)) or not node.body:
-            continue
-        first = node.body[0]
-        value = first.value if isinstance(first, ast.Expr) else None
-        if isinstance(value, ast.Constant) and isinstance(value.value, str):
-            lines.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
-            value.value = ""
-    return lines
 
 
 def _scopes(tree: ast.Module) -> list[tuple[int, int, str]]:

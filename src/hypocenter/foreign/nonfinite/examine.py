@@ -388,7 +388,8 @@ class Examiner:
         is_meant = found.kind is NumberKind.GIVEN and math.isinf(found.result.value)
         self._roots[found.id] = frozenset() if is_meant else frozenset(before or {found.id})
         self._events[found.id] = found
-        if found.kind is NumberKind.IN_KERNEL:
+        is_read = found.kind is NumberKind.GIVEN and op.is_launch
+        if found.kind is NumberKind.IN_KERNEL or is_read:
             self._keep_given(op)
         self._tell(NonFinite, **found.fields())
         return found.id

@@ -7,7 +7,7 @@ meant, as in a mask, count only where they became NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hypocenter.base.errors import ErrorKind
 from hypocenter.base.wording import count_text
@@ -23,6 +23,7 @@ from hypocenter.doctor.diagnosis import (
     row,
 )
 from hypocenter.doctor.rungs.nonfinite.kernel import claim_of_kernel
+from hypocenter.doctor.rungs.nonfinite.padding import claim_of_padding
 from hypocenter.doctor.rungs.nonfinite.text import (
     change_text,
     fix_text,
@@ -64,7 +65,13 @@ def nonfinite(case: Case) -> list[Claim]:
     first = next((e for e in ends if e.how is NumberEnd.ENDED), next(iter(ends), None))
     if first is None:
         return [_nothing_reached(made.values(), watched)]
-    return [_claim(case, first, _chain(first.of, made))]
+    chain = _chain(first.of, made)
+    if _is_read_by_one_launch(made.values(), watched):
+        padding = claim_of_padding(case, chain[0])
+        if isinstance(padding, RootCause):
+            reached = (reached_text(first),)
+            return [proven(padding, NAME, reached, "results that hang on them", chain[0].launched)]
+    return [_claim(case, first, chain)]
 
 
 def _leave_unseen(case: Case, watched: NumbersWatched) -> None:
@@ -115,6 +122,18 @@ def _chain(last: int, made: dict[int, NonFinite]) -> list[NonFinite]:
             break
         chain.insert(0, min(before, key=_is_meant))
     return chain
+
+
+def _is_read_by_one_launch(made: Collection[NonFinite], watched: Sequence[NumbersWatched]) -> bool:
+    """Whether all that was seen came in with the data of one launch: no other can have made it."""
+    if any(event.num_lost or event.num_in_graphs or event.problem for event in watched):
+        return False
+    launches = {event.launched for event in made if event.kind is NumberKind.GIVEN}
+    return (
+        len(launches) == 1
+        and 0 not in launches
+        and all(event.kind is NumberKind.GIVEN for event in made)
+    )
 
 
 def _is_meant(event: NonFinite) -> bool:
