@@ -3,9 +3,10 @@
     python benchmarks/replicas.py model.gguf --device cuda --replicas 2
     python benchmarks/replicas.py model.gguf --device cuda --words='-tp 2' --replicas 1
 
-The same load is asked of a server with one replica and of one with so many. Then a worker of the
-latter is killed while all streams are open: each answer is compared with that of the load before,
-in which nothing was killed. Prints a line of JSON for each.
+The same load is asked of a server with one replica and of one with so many: of prompts that are new
+and of the same again, which the prefix caches have. Then a worker of the latter is killed while all
+streams are open: each answer is compared with that of the load before, in which nothing was killed.
+Prints a line of JSON for each, with the processors that front, workers and clients took.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from large_gguf import write_8b
-from serve_process import free_port, own_command, running
+from serve_process import cpu_seconds, free_port, own_command, running
 
-from hypocenter.server.load import Asked, Figures, Load, run_load
+from hypocenter.server.load import Figures, Load, run_load
+from hypocenter.server.load_client import Asked
 
 _KEY = "key-of-the-benchmark"
 
@@ -59,7 +61,7 @@ def _measure(model: str, num: int, options: argparse.Namespace) -> bool:
     ]
     words += [_KEY, "--replicas", str(num), *shlex.split(options.words)]
     command = own_command(model, port, *words)
-    with running(command, port):
+    with running(command, port) as pid:
         first_seconds = time.monotonic() - began
         while num > 1 and any(
             one["state"] != "ready" for one in _told(port, "/health")["replicas"]
@@ -67,16 +69,26 @@ def _measure(model: str, num: int, options: argparse.Namespace) -> bool:
             time.sleep(0.1)
         row: dict[str, Any] = {"replicas": num, "first_ready_seconds": round(first_seconds, 1)}
         row["all_ready_seconds"] = round(time.monotonic() - began, 1)
-        _load(port, num, options)  # whatever is to be captured is
-        figures, asked = _load(port, num, options)
-        row |= {
-            "streams": options.streams * num,
-            "tokens_per_second": round(figures.output_tokens_per_second, 1),
-            "ttft_ms": figures.ttft_ms,
-            "itl_ms": figures.itl_ms,
-            "errors": figures.num_errors,
-        }
-        print(json.dumps(row), flush=True)
+        workers = [one["worker_pid"] for one in _told(port, "/debug/requests")["replicas"]]
+        processes = [pid, *workers, os.getpid()]
+        _load(port, num, options, seed=0)  # whatever is to be captured is
+        for what in ("new prompts", "the same again"):
+            before = list(map(cpu_seconds, processes))
+            figures, asked = _load(port, num, options)
+            after = map(cpu_seconds, processes)
+            busy = [(b - a) / figures.seconds for a, b in zip(before, after, strict=True)]
+            row |= {
+                "prompts": what,
+                "streams": options.streams * num,
+                "tokens_per_second": round(figures.output_tokens_per_second, 1),
+                "front_busy": round(busy[0], 2),
+                "workers_busy": [round(one, 2) for one in busy[1:-1]],
+                "clients_busy": round(busy[-1], 2),
+                "ttft_ms": figures.ttft_ms,
+                "itl_ms": figures.itl_ms,
+                "errors": figures.num_errors,
+            }
+            print(json.dumps(row), flush=True)
         return num == 1 or _kill_one(port, num, options, asked)
 
 
@@ -105,14 +117,17 @@ def _kill_one(port: int, num: int, options: argparse.Namespace, before: Sequence
     return num_equal == len(pairs)
 
 
-def _load(port: int, num: int, options: argparse.Namespace) -> tuple[Figures, list[Asked]]:
+def _load(
+    port: int, num: int, options: argparse.Namespace, seed: int = 1
+) -> tuple[Figures, list[Asked]]:
     load = Load(
         url=f"http://127.0.0.1:{port}",
         num_requests=options.streams * num * options.rounds,
         concurrency=options.streams * num,
         prompt_length=options.prompt_length,
+        token_ids=tuple(options.token_ids),
         output_length=options.output_length,
-        seed=1,
+        seed=seed,
     )
     return run_load(load)
 
@@ -133,7 +148,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=64, help="for each replica")
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=2, help="answers of each stream")
-    parser.add_argument("--prompt-length", type=int, default=128)
+    parser.add_argument("--prompt-length", type=int, default=128, help="tokens")
+    parser.add_argument("--token-ids", type=int, nargs=2, default=(300, 30000), help="of prompts")
     parser.add_argument("--output-length", type=int, default=128)
     parser.add_argument("--kill-after", type=float, default=1.5, help="seconds")
     parser.add_argument("--words", default="", help="further words for hypo serve")

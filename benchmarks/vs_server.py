@@ -2,8 +2,9 @@
 
 Each turn starts one server alone, asks the whole grid of it (streams, tokens of prompts, prompts of
 their own and with a shared beginning), and ends it. The next turn is the other's, so that moods of
-the machine meet both. Ratios are of the same turn: their median, lowest and highest. `{model}`,
-`{port}`, `{context}` and `{slots}` in the peer's words are filled in. Writes JSON.
+the machine meet both. Ratios are of the same turn: their median, lowest and highest. Prompts are
+ids of tokens, so that both are asked for as many, whatever the file's words are. `{model}`,
+`{port}`, `{context}` and `{slots}` in the peer's words are filled in. Writes JSON after each load.
 
     python benchmarks/vs_server.py model.gguf --device cuda \\
         --peer 'llama-server -m {model} --port {port} -c {context} -np {slots} -ngl 99 -fa on'
@@ -12,12 +13,13 @@ the machine meet both. Ratios are of the same turn: their median, lowest and hig
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
-import platform
 import shlex
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,16 +41,17 @@ class Cell(NamedTuple):
     """One load of the grid; half of a shared prompt is what all begin with."""
 
     streams: int
-    prompt_words: int
+    prompt_tokens: int
     is_shared: bool
 
     def load(self, port: int, turn: int, options: argparse.Namespace) -> Load:
-        own = self.prompt_words // 2 if self.is_shared else self.prompt_words
+        own = self.prompt_tokens // 2 if self.is_shared else self.prompt_tokens
         return Load(
             url=f"http://127.0.0.1:{port}",
             num_requests=max(options.rounds * self.streams, 3),
             concurrency=self.streams,
-            shared_prefix=self.prompt_words - own,
+            shared_prefix=self.prompt_tokens - own,
+            token_ids=tuple(options.token_ids),
             prompt_length=own,
             output_length=options.output_length,
             seed=turn,
@@ -58,48 +61,55 @@ class Cell(NamedTuple):
 def main() -> int:
     options = _options()
     cells = [
-        Cell(streams, words, is_shared)
+        Cell(streams, num_tokens, is_shared)
         for streams in options.streams
-        for words in options.prompts
+        for num_tokens in options.prompts
         for is_shared in (False, True)
     ]
-    words_for = max(options.prompts) * options.tokens_per_word + options.output_length + 64
-    context = min(words_for, options.context or words_for)
+    context = options.context or max(options.prompts) + options.output_length + 64
     slots = max(options.streams)
     own_words = ["--device", options.device, "-c", str(context), "-np", str(slots)]
     own_words += shlex.split(options.words)
     turns: list[dict[str, list[Figures]]] = []
+    began = time.monotonic()
     for turn in range(options.turns):
-        port = free_port()
-        filled = {"model": options.model, "port": port, "context": context * slots, "slots": slots}
-        of_turn = {
-            "own": _ask_grid(
-                own_command(options.model, port, *own_words), port, turn, cells, options
-            )
-        }
-        if options.peer:
-            port = filled["port"] = free_port()
-            command = [word.format(**filled) for word in shlex.split(options.peer)]
-            of_turn["peer"] = _ask_grid(command, port, turn, cells, options)
+        seconds = time.monotonic() - began
+        if turn and options.seconds and seconds * (turn + 1) / turn > options.seconds:
+            print(f"{turn} of {options.turns} turns: another one would not end in time")
+            break
+        of_turn: dict[str, list[Figures]] = {}
         turns.append(of_turn)
-        _write(options, cells, turns)
-    _show(cells, turns)
+        for who in ("own", "peer") if options.peer else ("own",):
+            port = free_port()
+            command = own_command(options.model, port, *own_words)
+            if who == "peer":
+                filled = {"model": options.model, "port": port, "slots": slots}
+                filled["context"] = context * slots
+                command = [word.format(**filled) for word in shlex.split(options.peer)]
+            of_turn[who] = []
+            for figures in _ask_grid(command, port, turn, cells, options):
+                of_turn[who].append(figures)
+                _write(options, cells, turns)
+        _show(cells, turns)
     return 0
 
 
 def _ask_grid(
     command: Sequence[str], port: int, turn: int, cells: Sequence[Cell], options: argparse.Namespace
-) -> list[Figures]:
+) -> Iterator[Figures]:
     """The figures of each load, of a server that is started for them."""
-    found = []
     with running(command, port):
         run_load(cells[0].load(port, 10_000, options))  # what is made at the first request is made
         for number, cell in enumerate(cells):
             figures, _ = run_load(cell.load(port, 100 * turn + number, options))
             if figures.num_errors:
                 raise SystemExit(f"{command[0]}, {cell}: {figures.first_error}")
-            found.append(figures)
-    return found
+            print(f"{Path(command[0]).name} {tuple(cell)}: {_line(figures)}", flush=True)
+            yield figures
+
+
+def _line(figures: Figures) -> str:
+    return ", ".join(f"{name} {of(figures):.1f}" for name, of, _ in _FIGURES)
 
 
 def _show(cells: Sequence[Cell], turns: Sequence[dict[str, list[Figures]]]) -> None:
@@ -117,7 +127,7 @@ def _show(cells: Sequence[Cell], turns: Sequence[dict[str, list[Figures]]]) -> N
                 ratios = sorted(own / peer for own, peer in pairs)
                 text += f": {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
             shown.append(text)
-        what = f"{cell.prompt_words}{', half of it shared' if cell.is_shared else ''}"
+        what = f"{cell.prompt_tokens}{', half of it shared' if cell.is_shared else ''}"
         print(f"| {cell.streams} | {what} | {' | '.join(shown)} |")
 
 
@@ -125,8 +135,9 @@ def _write(
     options: argparse.Namespace, cells: Sequence[Cell], turns: Sequence[dict[str, list[Figures]]]
 ) -> None:
     report: dict[str, Any] = {
-        "model": Path(options.model).name,
-        "machine": platform.machine(),
+        "model": options.label or Path(options.model).name,
+        "date": datetime.date.today().isoformat(),
+        "gpu": options.gpu,
         "device": options.device,
         "peer": options.peer,
         "output_tokens": options.output_length,
@@ -144,11 +155,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--words", default="", help="further words for hypo serve")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64])
-    parser.add_argument("--prompts", type=int, nargs="+", default=[256, 2000], help="words")
+    parser.add_argument("--prompts", type=int, nargs="+", default=[256, 2000], help="tokens")
     parser.add_argument("--output-length", type=int, default=128, help="tokens")
     parser.add_argument("--rounds", type=int, default=2, help="answers of each stream")
-    parser.add_argument("--tokens-per-word", type=int, default=2, help="at most, for the context")
-    parser.add_argument("--context", type=int, help="the model's own, where it is less")
+    parser.add_argument(
+        "--token-ids", type=int, nargs=2, default=(300, 30000), help="of prompts, from and below"
+    )
+    parser.add_argument("--seconds", type=float, help="begin no turn that would end later")
+    parser.add_argument("--label", help="what the model is called in the report")
+    parser.add_argument("--gpu", help="what the card is called there")
+    parser.add_argument("--context", type=int, help="of each request")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/vs_server.json")
     return parser.parse_args()
 

@@ -96,6 +96,10 @@ _KINDS = {
         "two cards behind one server beside one, and a worker that is killed",
         "benchmarks/replicas.py",
     ),
+    "vs-server-*": (
+        "what clients see of a server on a card, beside those of llama-server",
+        "benchmarks/vs_server.py",
+    ),
     "start_time*": (
         "a command from its start to its end, beside llama.cpp's", "benchmarks/start_time.py"
     ),
@@ -301,10 +305,41 @@ def _class_of(causes: Sequence[str]) -> str:
     return next(found, "others")
 
 
+#: What is compared of two servers.
+_OF_SERVER: tuple[Callable[[Mapping[str, Any]], float], ...] = (
+    lambda figures: figures["output_tokens_per_second"],
+    lambda figures: figures["ttft_ms"]["p50"],
+    lambda figures: figures["itl_ms"]["p99"],
+)
+
+
+def _servers(told: Mapping[str, Any]) -> str:
+    """Of each load ours, llama-server's, and ours over that; medians of all turns."""
+    rows = []
+    for number, cell in enumerate(told["cells"]):
+        what = f"{cell['prompt_tokens']:,}{', half of them shared' if cell['is_shared'] else ''}"
+        shown = []
+        for of in _OF_SERVER:
+            ours = [of(turn["own"][number]) for turn in told["turns"]]
+            peers = [turn.get("peer", []) for turn in told["turns"]]
+            theirs = [of(peer[number]) for peer in peers if number < len(peer)]
+            text = _speed(statistics.median(ours))
+            if theirs:
+                ratios = [own / peer for own, peer in zip(ours, theirs, strict=False)]
+                text += f" / {_speed(statistics.median(theirs))}, {statistics.median(ratios):.2f} x"
+            shown.append(text)
+        rows.append((str(cell["streams"]), what, *shown))
+    return _lines(
+        rows, "streams", "prompt, tokens", "tokens per second, ours / llama-server",
+        "first token, ms, p50", "between pieces, ms, p99",
+    )  # fmt: skip
+
+
 _MAKERS: dict[str, Callable[[Any], str]] = {
     "one-judge*": _classes,
     "vs-llama-cpp-tinyllama-*": _cpu,
     "ranks-*": _ranks,
+    "vs-server-*": _servers,
     "attack-*": _attacks,
 }
 

@@ -9,6 +9,7 @@ import pytest
 from crowd import (
     NUM_REQUESTS,
     PREFIX,
+    Place,
     Told,
     across_a_death,
     crowd,
@@ -22,10 +23,12 @@ from crowd import (
 
 from hypocenter import LLM
 
+CPU = Place("cpu")
+
 
 @pytest.fixture(scope="module")
 def expected() -> list[Told]:
-    with open_llm("cpu", num_requests=1) as llm:
+    with open_llm(CPU, num_requests=1) as llm:
         return each_alone(llm, crowd())
 
 
@@ -37,7 +40,7 @@ def path() -> Iterator[str]:
 
 
 def test_in_company_each_has_what_it_has_alone(expected: list[Told]) -> None:
-    with open_llm("cpu", num_requests=NUM_REQUESTS) as llm:
+    with open_llm(CPU, num_requests=NUM_REQUESTS) as llm:
         requests = together(llm, crowd())
         assert run(llm, requests) == NUM_REQUESTS
         assert sum(request.num_cached > 0 for request in requests) > 0
@@ -46,7 +49,7 @@ def test_in_company_each_has_what_it_has_alone(expected: list[Told]) -> None:
 
 
 def test_across_a_death_each_goes_on_with_the_same_bits(expected: list[Told], path: str) -> None:
-    both, resumed = across_a_death("cpu", 14, path)
+    both, resumed = across_a_death(CPU, 14, path)
     assert differing(expected, both) == []
     assert len(resumed) > NUM_REQUESTS // 2
     # Blocks outlive the process, but for those of its last steps.
@@ -62,7 +65,7 @@ def test_one_number_in_one_block_of_a_prefix_is_seen(expected: list[Told]) -> No
         block = next(iter(llm.engine.cache._kept.values()))
         page[block, 0, 0, 0] += 1
 
-    with open_llm("cpu", num_requests=NUM_REQUESTS) as llm:
+    with open_llm(CPU, num_requests=NUM_REQUESTS) as llm:
         requests = together(llm, crowd())
         run(llm, requests, 8)
         spoil(llm)

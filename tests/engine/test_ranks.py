@@ -85,6 +85,58 @@ def test_four_parts_of_two_heads_of_keys_give_the_logits_of_the_whole(
     assert np.abs(ours - theirs).max() / np.abs(theirs).max() < TOLERANCE
 
 
+#: Heads, those of keys and values, and parts: one head of keys each, copies of one, several each.
+DIVIDED = [(6, 3, 3), (6, 2, 6), (16, 8, 4), (8, 2, 8)]
+
+
+def divided(
+    sizes: tuple[int, int, int], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> FamilyModel:
+    heads, kv_heads, _ = sizes
+    shape = {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    width = {"hidden_size": 16 * heads, "intermediate_size": 192}
+    return small("llama", folder, monkeypatch, 1, **shape, **width)
+
+
+@pytest.mark.parametrize("sizes", DIVIDED)
+@pytest.mark.tier("sim")
+def test_any_number_that_divides_the_heads_gives_the_logits_of_the_whole(
+    sizes: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = divided(sizes, tmp_path, monkeypatch)
+    ids = model.token_ids[:5]
+    ours = engine_logits(model.path, ids, 64, 4, device=SIM, tensor_parallel=sizes[2])
+    theirs = hf_logits(model.hf_model, ids)
+    assert np.abs(ours - theirs).max() / np.abs(theirs).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("sizes", DIVIDED)
+def test_parts_of_any_such_number_are_the_whole_of_each_tensor(
+    sizes: tuple[int, int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, num_ranks = divided(sizes, tmp_path, monkeypatch), sizes[2]
+    heads, kv_heads, _ = sizes
+    num_copies = max(num_ranks // kv_heads, 1)
+    with open_gguf(model.path) as file:
+        facts = read_architecture(file)
+        parts = [PartOfFile(file, facts, Part(rank, num_ranks)) for rank in range(num_ranks)]
+        split = part_of(facts, Part(num_ranks - 1, num_ranks))
+        assert split.num_heads == heads // num_ranks
+        assert split.layers[0].num_kv_heads == max(kv_heads // num_ranks, 1)
+        cuts = (("attn_q", 0, 1), ("attn_k", 0, num_copies), ("attn_v", 0, num_copies))
+        for name, axis, copies in (
+            *cuts,
+            ("attn_output", 1, 1),
+            ("ffn_gate", 0, 1),
+            ("ffn_down", 1, 1),
+        ):
+            name = f"blk.0.{name}.weight"
+            shape = parts[0].tensors[name].shape
+            own = [part.raw(name).view(np.float32).reshape(shape) for part in parts]
+            expected = file.raw(name).view(np.float32).reshape(file.tensors[name].shape)
+            assert np.array_equal(np.concatenate(own[::copies], axis=axis), expected)
+
+
 def test_tokens_are_drawn_by_the_first_rank_and_known_to_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

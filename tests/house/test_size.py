@@ -40,7 +40,7 @@ BUDGETS = {
     "model": 11_400,
     "engine": 6_400,
     "worker": 900,
-    "server": 11_400,
+    "server": 11_700,
     "ray": 650,
     "cli": 7_000,
     "package": 130,

@@ -92,7 +92,7 @@ class Worker:
             one, offer = found
             one.hand_over(offer.replica)
             if is_taken:
-                one.take(Accepted(one.id, ()))
+                one.take(Accepted(one.id))
             handed.append(one.client)
         return handed
 
@@ -163,7 +163,7 @@ def test_what_was_sent_and_not_taken_is_bounded() -> None:
     assert sorted(worker.fill(is_taken=False)) == ["ann"] + ["bob"] * MAX_UNTAKEN
     for one in worker.open.values():
         if one.is_with_worker and not one.form:
-            one.take(Accepted(one.id, ()))
+            one.take(Accepted(one.id))
     assert worker.fill(is_taken=False) == ["bob"] * MAX_UNTAKEN, "a form holds up forms alone"
 
 

@@ -7,6 +7,8 @@ import gc
 import itertools
 from typing import Any, cast
 
+import pytest
+
 from hypocenter.base.results import TokenLogprob, TopLogprob
 from hypocenter.server.generation import AnswerOrder, Generation
 from hypocenter.server.inquiry import NEWS_OF_A_TURN, Inquiry
@@ -30,7 +32,7 @@ class Answering:
     def submit(self, generation: Generation) -> None:
         self.submitted.append(generation)
         wants = generation.params.prompt_logprobs is not None
-        generation.take(Accepted(generation.id, (5, 6), (b"x", b"y") if wants else ()))
+        generation.take(Accepted(generation.id, (b"x", b"y") if wants else ()))
         told = OF_PROMPT if wants else None
         piece = Piece(generation.id, "z", (7,), prompt_logprobs=told, ending=Ending("stop"))
         asyncio.get_running_loop().call_soon(generation.take, piece)
@@ -88,3 +90,59 @@ def test_logprobs_are_no_work_for_the_collector() -> None:
     token = TokenLogprob(5, b"a", -0.5, TOP)
     assert not gc.is_tracked(token)
     assert not gc.is_tracked(TOP[0])
+
+
+class Silent(Answering):
+    """Its worker says what the test has it say."""
+
+    def submit(self, generation: Generation) -> None:
+        self.submitted.append(generation)
+        generation.take(Accepted(generation.id))
+
+    def say(self, ending: Ending | None = None) -> None:
+        [generation] = self.submitted
+        generation.take(Piece(generation.id, "z", (7,), ending=ending))
+
+
+def test_a_stream_says_once_for_each_while_that_nothing_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hypocenter.server.inquiry.PING_SECONDS", 0.02)
+
+    async def work() -> None:
+        supervisor = Silent()
+        order = AnswerOrder([(5,)], SamplingParams(seed=3))
+        inquiry = Inquiry(cast(Any, supervisor), "one", order)
+        await inquiry.accept()
+        seen: list[bool] = []
+        async for news in inquiry.pieces():
+            seen.append(news is not None)
+            if seen == [False, False]:
+                supervisor.say()
+            elif seen == [False, False, True, False]:
+                supervisor.say(Ending("stop"))
+        assert seen == [False, False, True, False, True]
+        assert inquiry._alarm is None or inquiry._alarm.cancelled()
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+
+
+def test_what_came_meanwhile_puts_the_alarm_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        supervisor = Silent()
+        order = AnswerOrder([(5,)], SamplingParams(seed=3))
+        inquiry = Inquiry(cast(Any, supervisor), "one", order)
+        await inquiry.accept()
+        pieces = inquiry.pieces()
+        waiting = asyncio.ensure_future(anext(pieces))
+        await asyncio.sleep(0)
+        inquiry._ring()  # set for an earlier piece, fifteen seconds ago
+        assert not inquiry._is_alarmed
+        supervisor.say(Ending("stop"))
+        assert await waiting is not None
+        monkeypatch.setattr("hypocenter.server.inquiry.PING_SECONDS", 0.0)
+        inquiry._ring()
+        assert inquiry._is_alarmed
+        await pieces.aclose()
+
+    asyncio.run(asyncio.wait_for(work(), 20))

@@ -7,6 +7,7 @@ import json
 import random
 from typing import Any
 
+import h11
 import msgspec
 import pytest
 from test_supervisor import FACTS
@@ -17,6 +18,7 @@ from hypocenter.server.intake import json_bounds
 from hypocenter.server.intake.bodies import Bodies
 from hypocenter.server.intake.chunks import BadChunks, Chunks
 from hypocenter.server.intake.json_bounds import BodyShape, decode_body, fields_of
+from hypocenter.server.intake.parser import Parser
 from hypocenter.server.intake.strangers import Strangers, is_host
 from hypocenter.server.reading.readers import SMALL
 
@@ -370,3 +372,29 @@ def test_a_number_has_so_many_digits() -> None:
     shape.add(b'{"seed": ' + b"9" * 1000 + b', "text": "' + b"9" * 5000 + b'"')
     with pytest.raises(ApiError, match="a number of more than 1024 digits"):
         shape.add(b', "n": -' + b"9" * 1024)
+
+
+@pytest.mark.parametrize(
+    ("version", "headers"),
+    [
+        ("1.1", ()),
+        ("1.0", ()),
+        ("1.1", ((b"content-length", b"7"),)),
+        ("1.1", ((b"content-length", b"7"), (b"x-own", b"transfer-encoding: chunked"))),
+    ],
+)
+def test_an_answer_is_framed_as_h11_frames_it(
+    version: str, headers: tuple[tuple[bytes, bytes], ...]
+) -> None:
+    def sent(answering: h11.Connection) -> bytes:
+        answering.receive_data(f"GET / HTTP/{version}\r\nHost: a\r\n\r\n".encode())
+        assert isinstance(answering.next_event(), h11.Request)
+        assert isinstance(answering.next_event(), h11.EndOfMessage)
+        parts = [h11.Data(data=part) for part in (b"one", b"", b"four")]
+        events = [h11.Response(status_code=200, headers=headers), *parts, h11.EndOfMessage()]
+        return b"".join(answering.send(event) or b"" for event in events)
+
+    own = Parser(1000, lambda status, reason: None)
+    assert sent(own) == sent(h11.Connection(h11.SERVER))
+    with pytest.raises(h11.LocalProtocolError):
+        own.send(h11.Data(data=b"behind its end"))

@@ -14,7 +14,8 @@ from outside.served import Served, free_port, serving
 from faults.report import environment_of, module_command
 from hypocenter.base.errors import HypoError, UsageError
 from hypocenter.cli.verbs.bench_serve import bench_serve
-from hypocenter.server.load import Asked, Load, figures_of, make_requests, run_load
+from hypocenter.server.load import Load, figures_of, make_requests, run_load
+from hypocenter.server.load_client import Asked
 from hypocenter.settings.environment import key_of_clients
 
 

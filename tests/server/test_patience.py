@@ -50,7 +50,7 @@ def test_loading_is_waited_for_as_long_as_something_is_said() -> None:
 def test_an_open_request_is_owed_a_word_within_the_deadline_of_a_step() -> None:
     patience = ready()
     patience.say(Submit(1, SamplingParams()), 1000.0)
-    patience.hear(Accepted(1, (5,)), 1000.0)
+    patience.hear(Accepted(1), 1000.0)
     assert patience.seconds_late(1000.0 + FIRST + GRACE_SECONDS) is None, "the first compiles"
     assert patience.seconds_late(1000.1 + FIRST + GRACE_SECONDS) is not None
     patience.hear(news(2), 1050.0)

@@ -80,10 +80,8 @@ class Cards:
         while (found := self.places.next(self.open, {}, self.offers)) is not None:
             one, offer = found
             one.hand_over(offer.replica)
-            self.places.prefixes.note(
-                offer.replica, one, offer.facts.block_size, offer.facts.num_blocks
-            )
-            one.take(Accepted(one.id, ()))
+            self.places.hand_over(one, offer)
+            one.take(Accepted(one.id))
             one.take(Piece(one.id, "", (7,)))
             handed.append(offer.replica)
         return handed
@@ -183,7 +181,7 @@ def test_the_others_go_on_with_what_a_lost_worker_had(life: type[PretendedLife])
         ones = [generation(supervisor, []) for _ in range(4)]
         for one in ones:
             supervisor.submit(one)
-            worker_of(supervisor.replicas[one.replica or 0]).say(Accepted(one.id, (5, 6)))
+            worker_of(supervisor.replicas[one.replica or 0]).say(Accepted(one.id))
         assert [one.replica for one in ones] == [0, 1, 0, 1]
         first.piece(ones[0].id, 7)
         first.piece(ones[0].id, 8)
@@ -358,3 +356,28 @@ def test_gaps_tell_how_fast_a_card_is_and_restarts_do_not(life: type[PretendedLi
         await supervisor.stop(1)
 
     run(work())
+
+
+def test_prompts_that_were_read_before_do_not_wait_as_new_ones_do() -> None:
+    """A worker reads of them their ends; that it knows the rest is a guess, and counts for little."""
+    known, new = tuple(range(2000, 2400)), itertools.count(5000, 400)
+
+    def num_at_once(ids: list[tuple[int, ...]]) -> int:
+        cards = Cards(None, max_requests=40)
+        cards.come(known)
+        cards.fill()
+        for one in ids:
+            cards.come(one)
+        num = 0
+        while (found := cards.places.next(cards.open, {}, cards.offers)) is not None:
+            one, offer = found
+            one.hand_over(offer.replica)
+            cards.places.hand_over(one, offer)
+            one.take(Accepted(one.id))
+            num += 1
+        return num
+
+    steps_of = 2 * FACTS.step_tokens
+    assert num_at_once([tuple(range(at, at + 400)) for at in itertools.islice(new, 30)]) == 2
+    num = num_at_once([(*known, number) for number in range(30)])
+    assert num == steps_of // 101, "400 known tokens count for 100, and one is new"

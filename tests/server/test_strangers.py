@@ -67,7 +67,7 @@ class Fake:
             generation.take(Piece(1, "b", (7,), ending=Ending("stop")))
 
         self.held.append(self.service.bodies.num_bytes)
-        generation.take(Accepted(1, (5,)))
+        generation.take(Accepted(1))
         asyncio.get_running_loop().call_later(0.05, answer)
 
     def open(self, name: str, client: str) -> None:

@@ -212,7 +212,7 @@ def test_the_next_worker_gets_the_prompt_and_what_was_sent(life: type[PretendedL
         one = generation(supervisor, events)
         supervisor.submit(one)
         first = life.starts[0]
-        first.say(Accepted(one.id, (5, 6)))
+        first.say(Accepted(one.id))
         first.piece(one.id, 7)
         first.piece(one.id, 8)
         first.die()
@@ -220,7 +220,7 @@ def test_the_next_worker_gets_the_prompt_and_what_was_sent(life: type[PretendedL
         [second] = life.starts[1:]
         assert (first.is_first, second.is_first) == (True, False)
         assert second.sent == [Submit(one.id, one.params, (5, 6), output_ids=(7, 8))]
-        second.say(Accepted(one.id, (5, 6)))
+        second.say(Accepted(one.id))
         second.piece(one.id, 9, "stop")
         assert [type(event) for event in events] == [Accepted, Piece, Piece, Piece]
         assert one.output_ids == [7, 8, 9]
@@ -242,7 +242,7 @@ def test_a_canary_takes_no_place_and_is_no_client(life: type[PretendedLife]) -> 
         for one in ones:
             one.client = "somebody"
             supervisor.submit(one)
-            worker.say(Accepted(one.id, (5, 6)))
+            worker.say(Accepted(one.id))
             worker.piece(one.id, 7)
         canary = generation(supervisor, [])
         canary.canary_of = 0
@@ -250,7 +250,7 @@ def test_a_canary_takes_no_place_and_is_no_client(life: type[PretendedLife]) -> 
         assert worker.sent[-1].id == canary.id
         assert supervisor.of_clients == ones, "no client is shown it"
         assert not any(isinstance(message, Cancel) for message in worker.sent)
-        worker.say(Accepted(canary.id, (5, 6)))
+        worker.say(Accepted(canary.id))
         worker.piece(canary.id, 7)
         worker.piece(ones[0].id, 8, "stop")
         another = generation(supervisor, [])
@@ -290,7 +290,7 @@ def test_who_left_counts_until_the_worker_is_through_with_him(life: type[Pretend
         assert (supervisor.generations, supervisor.num_left) == ([], 4)
         worker.say(Dropped(ones[0].id))
         assert supervisor.num_left == 3
-        worker.say(Accepted(ones[1].id, (5, 6)))
+        worker.say(Accepted(ones[1].id))
         worker.piece(ones[1].id, 7)
         assert supervisor.num_left == 3
         worker.piece(ones[1].id, 8, "cancelled")
@@ -314,7 +314,7 @@ def test_who_leaves_before_he_was_sent_is_never_sent(life: type[PretendedLife]) 
         sent = [message.id for message in worker.sent]
         assert sent == [one.id for one in ones[:MAX_UNTAKEN]], "no more than it may have untaken"
         for number in sent:
-            worker.say(Accepted(number, (5, 6)))
+            worker.say(Accepted(number))
         assert len(worker.sent) == FACTS.max_requests
         supervisor.cancel(ones[-2])
         assert supervisor.num_left == 0
@@ -344,7 +344,7 @@ def test_a_request_that_gives_way_goes_on_later_with_what_it_had(
             supervisor.submit(one)
         first, second, other = ones
         for number in (first.id, second.id):
-            worker.say(Accepted(number, (5, 6)))
+            worker.say(Accepted(number))
             worker.piece(number, 7)
         assert [type(message) for message in worker.sent] == [Submit, Submit, Cancel]
         assert worker.sent[-1] == Cancel(second.id)
@@ -354,7 +354,7 @@ def test_a_request_that_gives_way_goes_on_later_with_what_it_had(
         assert not second.is_done
         worker.piece(other.id, 3, "stop")
         assert worker.sent[-1] == Submit(second.id, second.params, (5, 6), output_ids=(7, 8))
-        worker.say(Accepted(second.id, (5, 6)))
+        worker.say(Accepted(second.id))
         worker.piece(second.id, 9, "stop")
         assert [type(event) for event in events[second.id]] == [Accepted, Piece, Piece, Piece]
         assert second.output_ids == [7, 8, 9]
@@ -636,7 +636,7 @@ def test_other_answers_to_a_prompt_follow_with_the_first_piece(life: type[Preten
         await settle()
         assert [message.prompt_ids for message in worker.sent] == [(97,), (98,)]
         for message in worker.sent:
-            worker.say(Accepted(message.id, (1,)))
+            worker.say(Accepted(message.id))
         await accepting
         pieces = inquiry.pieces()
         worker.piece(worker.sent[0].id, 7)
@@ -917,7 +917,7 @@ def test_pieces_that_wait_for_their_client_are_joined(life: type[PretendedLife])
         await settle()
         first, second = worker.sent
         for message in (first, second):
-            worker.say(Accepted(message.id, (1,)))
+            worker.say(Accepted(message.id))
         await accepting
         pieces = inquiry.pieces()
         num_tokens = 5 * JOINED_TOKENS - 1

@@ -277,7 +277,7 @@ def test_another_worker_goes_on_within_a_thought() -> None:
     generation = Generation(1, "x", params, messages=tuple(hello), asked=AskedAnswer({"a": 1}))
     generation.note_read((5, 6), ())
     for _ in range(2):
-        generation.take(Accepted(1, (5, 6)))
+        generation.take(Accepted(1))
         told = generation.message()
         assert (told.is_chat, told.prompt_ids) == (True, (5, 6))
 

@@ -39,7 +39,7 @@ def test_an_answer_has_a_span_in_its_clients_trace_with_its_parts_in_it(
         accepting = asyncio.ensure_future(inquiry.accept())
         await asyncio.sleep(0)
         [message] = worker.sent
-        worker.say(Accepted(message.id, (97, 98)))
+        worker.say(Accepted(message.id))
         await accepting
         for step, ending in ((40, None), (42, None), (47, Ending("stop"))):
             state = EngineState(num_steps=step)

@@ -1,6 +1,7 @@
 """64 requests together, each of its own kind, against each alone; and cut in two by a death.
 
-python tests/support/crowd.py cuda      # on a GPU, with the bundled model
+python tests/support/crowd.py cuda                 # on a GPU, with the bundled model
+python tests/support/crowd.py cuda 2 model.gguf    # in two parts on two GPUs, with another one
 """
 
 from __future__ import annotations
@@ -25,6 +26,14 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"max_tokens": 16, "ignore_eos": True, "temperature": 1.1, "repeat_penalty": 1.2},
     {"max_tokens": 20, "temperature": 1.0, "grammar": 'root ::= "(" [a-z]+ ")"'},
 )  # fmt: skip
+
+
+class Place(NamedTuple):
+    """Where the model runs: a device, in so many parts; None: the bundled one."""
+
+    device: str
+    num_ranks: int = 1
+    model: str | None = None
 
 
 class Ask(NamedTuple):
@@ -56,9 +65,11 @@ def crowd(vocab_size: int = 4096, seed: int = 0) -> list[Ask]:
     ]
 
 
-def open_llm(device: str, *, num_requests: int, block_memory: str = "") -> LLM:
+def open_llm(place: Place, *, num_requests: int, block_memory: str = "") -> LLM:
     return LLM(
-        device=device,
+        place.model,
+        device=place.device,
+        tensor_parallel=place.num_ranks,
         context_length=CONTEXT,
         max_batch_requests=num_requests,
         kv_tokens=NUM_REQUESTS * CONTEXT,
@@ -106,19 +117,19 @@ def run(llm: LLM, requests: Sequence[Request], num_steps: int | None = None) -> 
 
 
 def across_a_death(
-    device: str, num_steps: int, block_memory: str = ""
+    place: Place, num_steps: int, block_memory: str = ""
 ) -> tuple[list[Told], list[Request]]:
     """What two processes' worth of engines give, the second going on after so many steps of the
     first; and the requests that went on."""
     asks = crowd()
-    with open_llm(device, num_requests=NUM_REQUESTS, block_memory=block_memory) as llm:
+    with open_llm(place, num_requests=NUM_REQUESTS, block_memory=block_memory) as llm:
         requests = together(llm, asks)
         run(llm, requests, num_steps)
         first = [told(request) for request in requests]
         is_open = [not request.done for request in requests]
     left = [number for number, is_so in enumerate(is_open) if is_so]
     both = list(first)
-    with open_llm(device, num_requests=NUM_REQUESTS, block_memory=block_memory) as llm:
+    with open_llm(place, num_requests=NUM_REQUESTS, block_memory=block_memory) as llm:
         resumed = together(llm, [asks[n] for n in left], [first[n] for n in left])
         run(llm, resumed)
         for number, request in zip(left, resumed, strict=True):
@@ -131,22 +142,23 @@ def differing(expected: Sequence[Told], found: Sequence[Told]) -> list[int]:
     return [n for n, (a, b) in enumerate(zip(expected, found, strict=True)) if a != b]
 
 
-def main(device: str) -> int:
+def main(place: Place) -> int:
     asks = crowd()
-    with open_llm(device, num_requests=1) as llm:
+    with open_llm(place, num_requests=1) as llm:
         expected = each_alone(llm, asks)
-    with open_llm(device, num_requests=NUM_REQUESTS) as llm:
+    with open_llm(place, num_requests=NUM_REQUESTS) as llm:
         requests = together(llm, asks)
         most = run(llm, requests)
         found = [told(request) for request in requests]
         cached = sum(request.num_cached > 0 for request in requests)
-    print(f"{device}: {len(asks)} requests, {most} in one step, {cached} with a prefix of others")
+    print(f"{place}: {len(asks)} requests, {most} in one step, {cached} with a prefix of others")
     print(f"differ from alone: {differing(expected, found)}")
-    both, resumed = across_a_death(device, 9)
+    both, resumed = across_a_death(place, 9)
     print(f"{len(resumed)} went on; differ across a death: {differing(expected, both)}")
     return int(bool(differing(expected, found) or differing(expected, both)))
 
 
 if __name__ == "__main__":
     os.environ.setdefault("HYPO_RECORD", "0")
-    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "cpu"))
+    device, num_ranks, model, *_ = [*sys.argv[1:], *["cpu", "1", ""][len(sys.argv) - 1 :]]
+    sys.exit(main(Place(device, int(num_ranks), model or None)))

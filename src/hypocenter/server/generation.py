@@ -132,6 +132,8 @@ class Generation:
     is_done: bool = False
     #: The replica whose worker has it.
     replica: int | None = None
+    #: Tokens that this one has read before, as far as that is known.
+    num_known_tokens: int = 0
     #: Whether the worker that has it has said so, and whether it has brought a piece of it.
     is_accepted: bool = False
     has_begun: bool = False

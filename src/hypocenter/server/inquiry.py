@@ -86,6 +86,9 @@ class Inquiry:
         self._supervisor = supervisor
         self._events: deque[_News] = deque()
         self._changed = asyncio.Event()
+        #: Rings when nothing has come since `_waits_since`, by the loop's clock, for so long.
+        self._alarm: asyncio.TimerHandle | None = None
+        self._waits_since, self._is_alarmed = 0.0, False
         self._num_taken = 0
         asked = order.asked
         self._max_calls = 1 if asked is not None and asked.calls.is_one_call else None
@@ -151,34 +154,35 @@ class Inquiry:
         Raises ApiError when one of them fails.
         """
         num_open = len(self.choices)
-        while num_open:
-            try:
-                async with asyncio.timeout(PING_SECONDS):
-                    news = await self._next()
-            except TimeoutError:
-                yield None
-                continue
-            choice, event = news.choice, news.event
-            if isinstance(event, Failed):
-                raise error_of(event)
-            if isinstance(event, Accepted):
-                choice.prompt_pieces = event.pieces or choice.prompt_pieces
-            if not isinstance(event, Piece):
-                continue
-            if self._max_calls is not None and event.calls:
-                calls = tuple(piece for piece in event.calls if piece.index < self._max_calls)
-                event = msgspec.structs.replace(event, calls=calls)
-            choice.prompt_logprobs = choice.prompt_logprobs or event.prompt_logprobs
-            if not choice.text and choice.index % self.num_choices == 0:
-                self._submit_others(choice)
-            choice.text.append(event.text)
-            choice.reasoning.append(event.reasoning)
-            choice.calls += event.calls
-            choice.call_ids += [new_name("call") for piece in event.calls if piece.name]
-            choice.logprobs += event.logprobs or ()
-            choice.ending = event.ending
-            num_open -= event.ending is not None
-            yield choice, event
+        try:
+            while num_open:
+                if (news := await self._next_or_alarm()) is None:
+                    yield None
+                    continue
+                choice, event = news.choice, news.event
+                if isinstance(event, Failed):
+                    raise error_of(event)
+                if isinstance(event, Accepted):
+                    choice.prompt_pieces = event.pieces or choice.prompt_pieces
+                if not isinstance(event, Piece):
+                    continue
+                if self._max_calls is not None and event.calls:
+                    calls = tuple(piece for piece in event.calls if piece.index < self._max_calls)
+                    event = msgspec.structs.replace(event, calls=calls)
+                choice.prompt_logprobs = choice.prompt_logprobs or event.prompt_logprobs
+                if not choice.text and choice.index % self.num_choices == 0:
+                    self._submit_others(choice)
+                choice.text.append(event.text)
+                choice.reasoning.append(event.reasoning)
+                choice.calls += event.calls
+                choice.call_ids += [new_name("call") for piece in event.calls if piece.name]
+                choice.logprobs += event.logprobs or ()
+                choice.ending = event.ending
+                num_open -= event.ending is not None
+                yield choice, event
+        finally:
+            if self._alarm is not None:
+                self._alarm.cancel()
 
     def _submit_others(self, first: Choice) -> None:
         for choice in self.choices[first.index + 1 : first.index + self.num_choices]:
@@ -220,6 +224,30 @@ class Inquiry:
         return Usage(
             num_prompt, num_generated, num_prompt + num_generated, PromptTokensDetails(num_cached)
         )
+
+    async def _next_or_alarm(self) -> _News | None:
+        """The next news; None where there were none for a while.
+
+        One timer serves many news: there are thousands a second, and each would need its own.
+        """
+        loop = asyncio.get_running_loop()
+        self._waits_since, self._is_alarmed = loop.time(), False
+        while not self._events and not self._is_alarmed:
+            if self._alarm is None:
+                self._alarm = loop.call_later(PING_SECONDS, self._ring)
+            self._changed.clear()
+            await self._changed.wait()
+        return await self._next() if self._events else None
+
+    def _ring(self) -> None:
+        loop = asyncio.get_running_loop()
+        left = self._waits_since + PING_SECONDS - loop.time()
+        self._alarm = None
+        if left > 0:
+            self._alarm = loop.call_later(left, self._ring)
+        else:
+            self._is_alarmed = True
+            self._changed.set()
 
     async def _next(self) -> _News:
         self._num_taken += 1

@@ -1,6 +1,6 @@
 """A load of clients for any server that speaks OpenAI's completions, and what they measure.
 
-Each request has a thread and a connection of its own, and is timed by the client's clock. The
+Each request has a connection of its own (`load_client.py`), and is timed by the client's clock. The
 figures are those of vLLM's serving benchmark: time to the first token (TTFT), mean time of each
 further token (TPOT), time between two pieces (ITL), and of the whole request (E2EL).
 https://docs.vllm.ai/en/latest/benchmarking/cli/
@@ -8,21 +8,22 @@ https://docs.vllm.ai/en/latest/benchmarking/cli/
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import math
 import random
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 from hypocenter.base.errors import HypoError, UsageError
+from hypocenter.server.load_client import Address, Asked, ask
 
 #: What is said of a server that lets nobody in who has no key.
 NEEDS_KEY = "; it wants a key that it knows: --api-key, HYPO_API_KEY or OPENAI_API_KEY"
@@ -56,6 +57,8 @@ class Load:
     output_length: int = 64
     lengths: str = "fixed"
     shared_prefix: int = 0
+    #: Prompts are of token ids from this one up to below that one, and not of words.
+    token_ids: tuple[int, int] | None = None
     seed: int = 0
     timeout: float = 600.0
     #: Unix socket to connect to, whatever host and port the URL names.
@@ -78,22 +81,6 @@ class Load:
             raise UsageError(f"rate is {self.rate}, but must be above 0 and at most 10000")
         if self.lengths not in ("fixed", "sharegpt"):
             raise UsageError(f"lengths is {self.lengths!r}, but must be fixed or sharegpt")
-
-
-@dataclass(slots=True)
-class Asked:
-    """One request: what it was, when it began (a clock's seconds), and what became of it."""
-
-    prompt: str
-    output_length: int
-    start: float = 0.0
-    end: float = 0.0
-    times: list[float] = field(default_factory=list)  # of each piece
-    num_prompt_tokens: int = 0
-    num_output_tokens: int = 0
-    num_cached_tokens: int = 0
-    text: str = ""
-    error: str = ""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,34 +108,46 @@ def run_load(
     """Ask all of it, and wait for the answers. Raises HypoError when the server does not answer."""
     model = load.model or _first_model(load)
     asked = list(make_requests(load))
-    waiting: SimpleQueue[Asked] = SimpleQueue()
-    for request in asked:
-        waiting.put(request)
     began = time.perf_counter()
-    if load.concurrency is not None:
-        num = min(load.concurrency, len(asked))
-        threads = [threading.Thread(target=_drain, args=(load, model, waiting)) for _ in range(num)]
-        for thread in threads:
-            thread.start()
-    else:
-        threads = []
-        for request, at in zip(asked, _arrivals(load), strict=False):
-            time.sleep(max(began + at - time.perf_counter(), 0.0))
-            thread = threading.Thread(target=_ask, args=(load, model, request))
-            thread.start()
-            threads.append(thread)
-    while any(thread.is_alive() for thread in threads):
-        report("asking", sum(request.end > 0 for request in asked) / len(asked))
-        time.sleep(0.1)
-    for thread in threads:
-        thread.join()
+    asyncio.run(_run(load, model, asked, report))
     return figures_of(asked, time.perf_counter() - began), asked
+
+
+async def _run(
+    load: Load, model: str, asked: Sequence[Asked], report: Callable[[str, float], None]
+) -> None:
+    began = time.perf_counter()
+    waiting = iter(asked)
+
+    async def drain() -> None:
+        for request in waiting:
+            await _ask(load, model, request)
+
+    async def arrive() -> None:
+        async with asyncio.TaskGroup() as arrived:
+            for request, at in zip(waiting, _arrivals(load), strict=False):
+                await asyncio.sleep(max(began + at - time.perf_counter(), 0.0))
+                arrived.create_task(_ask(load, model, request))
+
+    num = min(load.concurrency or 0, len(asked))
+    clients = [drain() for _ in range(num)] if num else [arrive()]
+    asking = {asyncio.ensure_future(client) for client in clients}
+    left = asking
+    while left:
+        _, left = await asyncio.wait(left, timeout=0.1)
+        report("asking", sum(request.end > 0 for request in asked) / len(asked))
+    await asyncio.gather(*asking)
 
 
 def make_requests(load: Load) -> Iterator[Asked]:
     """The same for the same seed, whatever the server."""
     chosen = random.Random(load.seed)
-    prefix = [chosen.choice(_WORDS) for _ in range(load.shared_prefix)]
+    ids = load.token_ids
+
+    def chosen_ones(num: int) -> list[Any]:
+        return [chosen.randrange(*ids) if ids else chosen.choice(_WORDS) for _ in range(num)]
+
+    prefix = chosen_ones(load.shared_prefix)
     for _ in range(load.num_requests):
         lengths = (load.prompt_length, load.output_length)
         if load.lengths == "sharegpt":
@@ -156,8 +155,8 @@ def make_requests(load: Load) -> Iterator[Asked]:
                 min(max(4, round(chosen.lognormvariate(math.log(median), sigma))), _LONGEST)
                 for median, sigma in _SHARED
             )
-        words = [chosen.choice(_WORDS) for _ in range(lengths[0])]
-        yield Asked(" ".join([*prefix, *words]), lengths[1])
+        prompt = [*prefix, *chosen_ones(lengths[0])]
+        yield Asked(prompt if ids else " ".join(prompt), lengths[1])
 
 
 def figures_of(asked: Sequence[Asked], seconds: float) -> Figures:
@@ -214,16 +213,7 @@ def _arrivals(load: Load) -> Iterator[float]:
         at += chosen.expovariate(load.rate)
 
 
-def _drain(load: Load, model: str, waiting: SimpleQueue[Asked]) -> None:
-    while True:
-        try:
-            request = waiting.get_nowait()
-        except Empty:
-            return
-        _ask(load, model, request)
-
-
-def _ask(load: Load, model: str, request: Asked) -> None:
+async def _ask(load: Load, model: str, request: Asked) -> None:
     body = {
         "model": model,
         "prompt": request.prompt,
@@ -233,47 +223,8 @@ def _ask(load: Load, model: str, request: Asked) -> None:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    connection = _connection(load)
-    request.start = time.perf_counter()
-    try:
-        path = urlsplit(load.url).path.rstrip("/") + "/v1/completions"
-        connection.request("POST", path, msgspec.json.encode(body), _headers(load))
-        answer = connection.getresponse()
-        if answer.status != 200:
-            text = answer.read(300).decode("utf-8", "replace")
-            request.error = f"status {answer.status}: {text}"
-        else:
-            _read_stream(answer, request)
-    except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
-        request.error = f"{type(error).__name__}: {error}"
-    finally:
-        request.end = time.perf_counter()
-        connection.close()
-
-
-def _read_stream(answer: http.client.HTTPResponse, request: Asked) -> None:
-    has_ended = False
-    for line in answer:
-        if not line.startswith(b"data: "):
-            continue
-        data = line[6:].strip()
-        if data == b"[DONE]":
-            has_ended = True
-            break
-        event = msgspec.json.decode(data)
-        if "error" in event:
-            request.error = str(event["error"])[:300]
-            return
-        if (choices := event.get("choices")) and (text := choices[0].get("text")):
-            request.times.append(time.perf_counter())
-            request.text += text
-        if usage := event.get("usage"):
-            request.num_prompt_tokens = usage["prompt_tokens"]
-            request.num_output_tokens = usage["completion_tokens"]
-            details = usage.get("prompt_tokens_details") or {}
-            request.num_cached_tokens = details.get("cached_tokens") or 0
-    if not has_ended:
-        request.error = "the stream ended without its end"
+    address = Address(load.url, load.uds)
+    await ask(address, _headers(load), msgspec.json.encode(body), request, load.timeout)
 
 
 def _connection(load: Load) -> http.client.HTTPConnection:

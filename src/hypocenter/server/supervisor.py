@@ -97,6 +97,7 @@ class Supervisor:
         self._readers = Readers(make_reader)
         self._reading = RequestReading(self._readers, self.next_id)
         self._places = Places()
+        self._keeps_prefixes = orders.config.prefix_cache
         self.on_left = on_left
         numbers = itertools.count(1)
         all_orders = orders_of(orders, devices or (orders.config.device,))
@@ -354,7 +355,7 @@ class Supervisor:
     def _drop_if_done(self, generation: Generation) -> None:
         if generation.is_done:
             self._open.pop(generation.id, None)
-            if generation.replica is not None and len(self.replicas) > 1:
+            if generation.replica is not None and self._keeps_prefixes:
                 self._note_prefix(generation, self.replicas[generation.replica])
 
     # -- who runs ----------------------------------------------------------------------------------
@@ -400,8 +401,8 @@ class Supervisor:
 
     def _hand_over(self, generation: Generation, replica: Replica) -> None:
         assert replica.life is not None, "it takes requests"
-        if len(self.replicas) > 1:
-            self._note_prefix(generation, replica)
+        if self._keeps_prefixes and replica.facts is not None:
+            self._places.hand_over(generation, Offer(replica.number, replica.facts))
         replica.life.send(generation.hand_over(replica.number))
 
     def _note_prefix(self, generation: Generation, replica: Replica) -> None:

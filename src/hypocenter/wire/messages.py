@@ -248,7 +248,6 @@ class Accepted(msgspec.Struct, frozen=True, tag=True):
     """The request will run; `pieces` are those of its prompt's tokens, where they are asked for."""
 
     id: int
-    prompt_ids: tuple[int, ...]
     pieces: tuple[bytes, ...] = ()
 
 

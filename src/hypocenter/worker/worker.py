@@ -189,7 +189,7 @@ class ModelWorker:
         if message.params.prompt_logprobs is not None:
             self._wants_prompt.add(message.id)
             pieces = tuple(map(piece, request.prompt_ids))
-        self._outbox.put(Accepted(message.id, request.prompt_ids, pieces))
+        self._outbox.put(Accepted(message.id, pieces))
         self._requests[message.id] = request
         if not is_wanted():  # since it was made ready; whoever cancels now finds it
             self._driver.cancel(request)

@@ -15,11 +15,13 @@ from hypocenter.server.generation import Generation
 from hypocenter.server.turns.fair_order import FairOrder
 from hypocenter.wire.messages import ServedModel
 
-#: That may wait for their first token, whatever their prompts: how much of these is in the KV cache
-#: already is not known here.
+#: That may wait for their first token, whatever their prompts.
 MAX_UNBEGUN = 2
 #: Steps that the prompts of others take, so that the worker always has its next one.
 UNBEGUN_STEPS = 2
+#: What a token counts that the replica has read before, beside one that is new: that it is still in
+#: the KV cache is a guess, and nobody is to wait for long where it is wrong.
+KNOWN_TOKEN = 1 / 4
 #: One place of so many is kept for who has none, where several clients were served lately.
 KEPT_PART = 8
 #: That were sent, and that the worker has not taken yet: without a form, and with generation.
@@ -54,6 +56,12 @@ class Places:
         self._order = FairOrder()
         self.prefixes = Prefixes()
 
+    def hand_over(self, one: Generation, offer: Offer) -> None:
+        """A replica gets it, and reads what it does not know of its prompt."""
+        replica, facts = offer.replica, offer.facts
+        one.num_known_tokens = self.prefixes.num_known_tokens(replica, one, facts.block_size)
+        self.prefixes.note(replica, one, facts.block_size, facts.num_blocks)
+
     def charge(self, client: str, num_prompt_tokens: int, num_tokens: int) -> None:
         """A worker did something for a client."""
         if num_prompt_tokens or num_tokens:
@@ -80,7 +88,7 @@ class Places:
         with_room = [
             offer
             for offer in (takes_form if chosen.form else takes_free)
-            if self._has_room(of[offer.replica], chosen, offer.facts, is_first=is_first)
+            if self._has_room(of[offer.replica], chosen, offer, is_first=is_first)
         ]
         return (chosen, self._best(chosen, with_room, of)) if with_room else None
 
@@ -99,7 +107,7 @@ class Places:
             return None
         for offer in offers:
             own = [g for g in there if g.replica == offer.replica]
-            if self._has_room(own, first, offer.facts, is_first=True):
+            if self._has_room(own, first, offer, is_first=True):
                 return None
         open_to = {offer.replica for offer in offers}
         there = [g for g in there if g.replica in open_to]
@@ -123,8 +131,8 @@ class Places:
         def cost(offer: Offer) -> tuple[float, int]:
             there = of[offer.replica]
             known = self.prefixes.num_known_tokens(offer.replica, one, offer.facts.block_size)
-            num_to_read = _num_tokens(one) - known
-            num_to_read += sum(_num_tokens(other) for other in there if not other.has_begun)
+            num_to_read: float = _num_tokens(one) - known
+            num_to_read += sum(map(_num_to_read, (g for g in there if not g.has_begun)))
             slowness = 1.0
             if offer.gap_seconds is not None:
                 slowness = min(offer.gap_seconds / max(min(gaps), 1e-6), _MOST_SLOWNESS)
@@ -134,12 +142,13 @@ class Places:
         return min(offers, key=cost)
 
     def _has_room(
-        self, there: list[Generation], one: Generation, facts: ServedModel, *, is_first: bool
+        self, there: list[Generation], one: Generation, offer: Offer, *, is_first: bool
     ) -> bool:
         """Whether a worker can run it now; others' prompts wait here, and not in its queue.
 
         `is_first`: its client has none with any worker.
         """
+        facts = offer.facts
         num_kept = 0 if is_first else self._num_kept(one.client, facts)
         if len(there) >= facts.max_requests - num_kept:
             return False
@@ -148,8 +157,11 @@ class Places:
             return True
         if sum(num_blocks_of(other, facts) for other in [*there, one]) > facts.num_blocks:
             return False
-        num_to_read = sum(map(_num_tokens, [*unbegun, one]))
-        return is_first or num_to_read <= UNBEGUN_STEPS * facts.step_tokens
+        if is_first:
+            return True
+        known = self.prefixes.num_known_tokens(offer.replica, one, facts.block_size)
+        num_to_read = _cost_of(one, known) + sum(map(_num_to_read, unbegun))
+        return num_to_read <= UNBEGUN_STEPS * facts.step_tokens
 
     def _num_kept(self, client: str, facts: ServedModel) -> int:
         """Places that a client leaves to those that come: none where it is alone."""
@@ -182,3 +194,12 @@ def num_blocks_of(generation: Generation, facts: ServedModel) -> int:
 
 def _num_tokens(generation: Generation) -> int:
     return len(generation.prompt_ids or ()) + len(generation.output_ids)
+
+
+def _num_to_read(generation: Generation) -> float:
+    """Tokens that its replica has to read before it begins; those that it knows count less."""
+    return _cost_of(generation, generation.num_known_tokens)
+
+
+def _cost_of(generation: Generation, num_known: int) -> float:
+    return _num_tokens(generation) - (1 - KNOWN_TOKEN) * num_known
