@@ -53,6 +53,7 @@ def test_every_file_that_is_mentioned_is_there() -> None:
             "faults",
             "hashes",
             "deploy",
+            "skills",
         )
         for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts

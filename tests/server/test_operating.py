@@ -319,6 +319,7 @@ def test_a_report_is_told_of_while_it_is_written(watched: Watched) -> None:
     bundle = Path(fault["bundle"])
     assert bundle.parent == watched.folder / "hypo-faults"
     assert (bundle / "report.md").stat().st_mode & 0o777 == 0o600
+    assert (bundle / "report.html").stat().st_mode & 0o777 == 0o600
     assert bundle.parent.stat().st_mode & 0o777 == 0o700
     # Links that somebody puts there lead nowhere.
     (bundle / "report.md").rename(bundle / "kept.md")

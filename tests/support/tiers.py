@@ -37,6 +37,7 @@ TIERS = {
     "lab": Tier("test-lab", (), "the doctor's score on every victim"),
     "peers": Tier("test-peers", ("peer",), "comparison with llama.cpp"),
     "clients": Tier("test-clients", ("clients",), "hypo serve under clients that people use"),
+    "page": Tier("test-page", ("page",), "the pages of hypo serve in a real browser"),
     "ray": Tier("test-ray", ("ray",), "the Ray Serve application on a cluster of two nodes"),
     "recorder": Tier("test-recorder", (), "processes killed at random moments"),
     "attack": Tier("test-attack", ("attack",), "attacks on hypo serve and what stands around it"),

@@ -355,6 +355,28 @@ def diff(
 finish_help(app)
 
 
+@app.command
+def mcp(
+    *,
+    run_below: Annotated[
+        str | None,
+        Parameter(
+            name="--run-below",
+            help="Folder whose files an agent may have run by hypo check. [default: none is run]",
+        ),
+    ] = None,
+) -> None:
+    """Let agents examine bundles and reports: a server of the Model Context Protocol on stdio.
+
+    It reads, and runs no source. With --run-below an agent may also have a file
+    below that folder checked, which executes it. It needs the extra: pip
+    install 'hypocenter[mcp]'.
+    """
+    from hypocenter.cli.verbs import mcp as cli_mcp
+
+    cli_mcp.serve(run_below)
+
+
 def own_verbs() -> set[str]:
     """The words that a command of `hypo` begins with."""
     return {word for word in app if not word.startswith("-")}

@@ -188,6 +188,14 @@ class ServeOptions:
             "tokens must be the first ones again; 0 asks none.",
         ),
     ] = 10.0
+    webui: Annotated[
+        bool,
+        Parameter(
+            name=("--webui", "--ui"),
+            help="Show people a page at / to chat with the model, and one at /live that the admin "
+            "key opens.",
+        ),
+    ] = True
     otlp_traces_endpoint: Annotated[
         str | None,
         Parameter(

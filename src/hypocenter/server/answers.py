@@ -348,11 +348,13 @@ class OpenRequests(msgspec.Struct):
 
 
 class Fault(msgspec.Struct):
-    """`report_state`: written, being written, or missing, where none could be made."""
+    """`report_state`: written, being written, or missing, where none could be made. `page` leads to
+    the report as a page, for ten minutes and without a key; empty where there is none."""
 
     bundle: str
     report: str | None
     report_state: str
+    page: str = ""
 
 
 class Faults(msgspec.Struct):

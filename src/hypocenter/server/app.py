@@ -36,6 +36,8 @@ from hypocenter.server.fields import ChatBody, CompletionBody
 from hypocenter.server.intake.strangers import Strangers
 from hypocenter.server.openapi import Endpoint, document
 from hypocenter.server.operating.access import AccessLog, Prefix
+from hypocenter.server.pages import links, reports
+from hypocenter.server.pages.pages import Pages, is_visit
 from hypocenter.server.routes import ClientLeft, Service
 
 #: Answered before a model is loaded.
@@ -195,10 +197,11 @@ TABLE = (
         "GET", "/debug/requests", side_routes.debug_requests, "what is open", answers.OpenRequests
     ),
     Endpoint("GET", "/debug/faults", side_routes.debug_faults, "reports of faults", answers.Faults),
+    Endpoint("GET", "/report/{name}", reports.report, "a report, as a page", "text/html"),
 )
-#: Answered without a key.
 #: Routes of its clients, who read a request's name under a name of their own.
 ANTHROPICS = "/v1/messages"
+#: Answered without a key.
 OPEN_PATHS = frozenset(entry.path for entry in TABLE if entry.is_open)
 
 
@@ -226,6 +229,8 @@ def make_app(
     ]
     if root_path:
         middleware.insert(0, Middleware(Prefix, root_path))
+    if service.has_pages:
+        middleware.append(Middleware(Pages))
     if cors_origins:
         middleware.append(
             Middleware(
@@ -276,7 +281,7 @@ class _Outer:
         error = self._strangers.refusal(
             _header(scope, b"host"),
             _header(scope, b"origin"),
-            _header(scope, b"sec-fetch-site"),
+            "" if is_visit(scope) else _header(scope, b"sec-fetch-site"),
             is_open=scope["path"] in OPEN_PATHS,
         )
         app = self._app if error is None else _response(error, scope["path"])
@@ -318,7 +323,7 @@ class _Guard:
 
     def _refusal(self, scope: Scope, key: str) -> ApiError | None:
         path, api_keys = scope["path"], self._service.api_keys
-        if path in OPEN_PATHS:
+        if path in OPEN_PATHS or path.startswith(links.PATH):  # a report's link is its key
             return None
         if path.startswith(ADMIN_PATHS):
             if self._admin_key is None:

@@ -32,7 +32,9 @@ MAX_BUNDLES = 8
 #: Where they go when nobody says: in the folder of the start, or else in the cache folder.
 DEFAULT_FOLDER, _IN_CACHE = "hypo-faults", "faults"
 _PREFIX = "fault-"
+#: A report, and what it is named until it is whole; the same as a page.
 _REPORT, _PART = "report.md", ".report.md"
+_PAGE, _PAGE_PART = "report.html", ".report.html"
 _REPORT_SECONDS = 300.0
 _MAX_REPORT_BYTES = 4 << 20
 
@@ -108,14 +110,25 @@ class FaultKeeper:
             self._writing.discard(folder.name)
         self._remove_oldest(self._folder)
 
-    def list_all(self) -> list[Fault]:
-        """The bundles that are there, the newest first, with what was reported of them."""
+    def list_all(self, link: Callable[[str], str]) -> list[Fault]:
+        """The bundles that are there, the newest first, with what was reported of them.
+
+        `link` makes the link to the report of a name as a page.
+        """
         found = []
         for folder in [] if self._folder is None else _own_bundles(self._folder):
-            report = _report_in(folder)
+            report = _text_in(folder, _REPORT)
+            page = "" if _text_in(folder, _PAGE) is None else link(folder.name)
             state = "being written" if folder.name in self._writing else "missing"
-            found.append(Fault(str(folder), report, state if report is None else "written"))
+            state = state if report is None else "written"
+            found.append(Fault(str(folder), report, state, page))
         return found
+
+    def page_of(self, name: str) -> str | None:
+        """The report of this name as a page; None where there is none."""
+        folders = () if self._folder is None else _own_bundles(self._folder)
+        folder = next((folder for folder in folders if folder.name == name), None)
+        return None if folder is None else _text_in(folder, _PAGE)
 
     def _free_name(self, base: Path, name: str) -> Path:
         number, folder = 1, base / name
@@ -125,20 +138,24 @@ class FaultKeeper:
         return folder
 
     def _write_report(self, folder: Path) -> None:
-        """It has its name once it is whole."""
+        """Each form of it has its name once it is whole."""
         command = ["nice", "-n", "19", *package.module_command(package.NAME)]
         with _open_folder(folder) as inside:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             file = os.open(_PART, flags, 0o600, dir_fd=inside)
+            page = f"/proc/self/fd/{inside}/{_PAGE_PART}"
             try:
                 subprocess.run(
-                    [*command, "doctor", str(folder), "--markdown"],
+                    [*command, "doctor", str(folder), "--markdown", "--html", page],
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.DEVNULL,
+                    pass_fds=(inside,),  # no name of a folder can lead elsewhere meanwhile
                     timeout=_REPORT_SECONDS,
                     check=False,  # it exits with 3 for a fault
                 )
+                with contextlib.suppress(FileNotFoundError):  # the page could not be made
+                    os.rename(_PAGE_PART, _PAGE, src_dir_fd=inside, dst_dir_fd=inside)
                 os.rename(_PART, _REPORT, src_dir_fd=inside, dst_dir_fd=inside)
             finally:
                 os.close(file)
@@ -159,12 +176,12 @@ def _own_bundles(base: Path) -> list[Path]:
     return found
 
 
-def _report_in(folder: Path) -> str | None:
-    """The report in a folder of ours; None where there is none, or a link in its place."""
+def _text_in(folder: Path, name: str) -> str | None:
+    """The text of a report in a folder of ours; None for none, or for a link in its place."""
     try:
         with _open_folder(folder) as inside:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            with open(os.open(_REPORT, flags, dir_fd=inside), "rb") as file:
+            with open(os.open(name, flags, dir_fd=inside), "rb") as file:
                 return file.read(_MAX_REPORT_BYTES).decode(errors="replace")
     except OSError:
         return None

@@ -6,6 +6,7 @@ import asyncio
 import collections
 import logging
 import reprlib
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -30,6 +31,7 @@ from hypocenter.server.intake.bodies import Bodies, HeldBody
 from hypocenter.server.intake.json_bounds import BodyShape
 from hypocenter.server.metrics import Metrics
 from hypocenter.server.operating.traces import Traces, trace_headers
+from hypocenter.server.pages.links import ReportLinks
 from hypocenter.server.supervisor import Supervisor
 from hypocenter.settings.config import MAX_LOGPROBS
 from hypocenter.wire.messages import Ask, Failed, ServedModel, Told
@@ -63,6 +65,8 @@ class Service:
     api_keys: tuple[str, ...] = ()
     #: Whose last word `/health` tells; None: none is asked.
     canary: Canary | None = None
+    #: People may look at it in a browser.
+    has_pages: bool = True
     started: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     #: Where requests are told of once they have ended; None: nowhere.
@@ -75,6 +79,7 @@ class Service:
     #: Of requests that are open or remembered: which client asked.
     clients: dict[str, str] = field(default_factory=dict)
     responses: ResponseStore = field(default_factory=ResponseStore)
+    links: ReportLinks = field(default_factory=lambda: ReportLinks(secrets.token_bytes(32)))
     #: Fields of which the log has told that they are passed over.
     told_of: set[str] = field(default_factory=set)
 

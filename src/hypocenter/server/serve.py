@@ -96,6 +96,8 @@ class ServerConfig:
     bundles: Path | None = None
     #: Between two canaries; 0: none is asked.
     canary_minutes: float = 10.0
+    #: Whether people may look at it in a browser.
+    has_pages: bool = True
     #: Where traces are sent by OTLP over HTTP; empty: they are not made.
     traces_endpoint: str = ""
 
@@ -199,6 +201,7 @@ async def _serve(
         bodies,
         faults,
         canary=Canary(supervisor, config.canary_minutes, count) if config.canary_minutes else None,
+        has_pages=config.has_pages,
         traces=traces,
     )
     renewal.set_keys = service.set_keys

@@ -330,7 +330,8 @@ async def debug_requests(request: Request) -> Response:
 
 async def debug_faults(request: Request) -> Response:
     """The bundles that are there, the newest first."""
-    return json_response(answers.Faults(service_of(request).faults.list_all()))
+    service = service_of(request)
+    return json_response(answers.Faults(service.faults.list_all(service.links.link)))
 
 
 _Body = TypeVar("_Body", TokenizeBody, DetokenizeBody, TemplateBody)

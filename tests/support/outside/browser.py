@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,15 +82,42 @@ class Page:
 
     def show(self, file: Path, width: int, *, dark: bool = False, media: str = "screen") -> None:
         """Load the file at this width, in pixels, and wait until it stands."""
+        self.go(file.as_uri(), width, dark=dark, media=media)
+
+    def go(self, url: str, width: int, *, dark: bool = False, media: str = "screen") -> None:
+        """Load the page of this address, as `show` does a file."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=800,
                   deviceScaleFactor=1, mobile=width < 600)  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", media=media, features=[scheme])
         self._events.clear()
-        self.call("Page.navigate", url=file.as_uri())
+        self.call("Page.navigate", url=url)
         while {"method": "Page.loadEventFired"} not in self._events:
             self._note(self._read())
-        self.asked = [url for url in self.asked if url != file.as_uri()]
+        self.asked = [one for one in self.asked if one != url]
+
+    def wait(self, expression: str, seconds: float = 60) -> None:
+        """Wait until an expression of JavaScript is true, or an element that is there."""
+        stop = time.monotonic() + seconds
+        while not self.value(f"Boolean({expression})"):
+            if time.monotonic() > stop:
+                shown = self.value("document.body.innerText")
+                raise TimeoutError(f"{expression}\n{shown[-1500:]}\n{self.said}")
+            time.sleep(0.05)
+
+    def press(self, key: str, *, shift: bool = False) -> None:
+        """Press a key as a keyboard does: Enter, Tab, Escape, ArrowRight and so on."""
+        text = {"Enter": "\r", " ": " "}.get(key, "")
+        code = {"Enter": 13, "Tab": 9, "Escape": 27, " ": 32, "ArrowLeft": 37, "ArrowRight": 39}
+        about = {"key": key, "windowsVirtualKeyCode": code[key], "modifiers": 8 if shift else 0}
+        self.call(
+            "Input.dispatchKeyEvent", type="keyDown", **about, **({"text": text} if text else {})
+        )
+        self.call("Input.dispatchKeyEvent", type="keyUp", **about)
+
+    def type(self, text: str) -> None:
+        """Put a text where the cursor is."""
+        self.call("Input.insertText", text=text)
 
     def value(self, expression: str) -> Any:
         """What an expression of JavaScript is there; ours, which the page's policy leaves alone."""

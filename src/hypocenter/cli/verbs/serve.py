@@ -138,6 +138,7 @@ def _config(path: str, options: ServeOptions, engine: EngineConfig) -> ServerCon
         unread_seconds=options.timeout,
         bundles=folder_of(options.bundles),
         canary_minutes=options.canary_minutes,
+        has_pages=options.webui,
         traces_endpoint=options.otlp_traces_endpoint or "",
     )
 

@@ -20,6 +20,8 @@ from hypocenter.server.operating.log import escape, since
 KEY_DIGITS = 8
 #: What probes ask all the time: told at level debug, unless the answer is an error.
 _PROBES = frozenset({"/health", "/ready", "/metrics"})
+#: Files of pages, which a browser asks for with each page.
+_FILES = "/page/"
 _MAX_PATH_CHARS = 200
 
 log = logging.getLogger("hypocenter.access")
@@ -56,7 +58,7 @@ class AccessLog:
             status = status or 500  # Starlette answers it, and uvicorn logs the traceback
             raise
         finally:
-            is_probe = path in _PROBES and status < 400
+            is_probe = (path in _PROBES or path.startswith(_FILES)) and status < 400
             level = logging.DEBUG if is_probe else logging.INFO
             if log.isEnabledFor(level):
                 data = {
