@@ -32,12 +32,12 @@ class ServerOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 def main(words: Sequence[str]) -> int:
     """Serve until a signal comes; returns the server's exit code."""
+    from hypocenter.server.hosting.terms import ModelTerms
     from hypocenter.server.serve import Listener, ServerConfig, serve
 
     order = msgspec.json.decode(words[0], type=ServerOrder)
     config = ServerConfig(
-        model=order.model,
-        engine=order.engine,
+        models=(ModelTerms(path=order.model, engine=order.engine),),
         port=order.port,
         admin_key=order.admin_key,
         step_seconds=order.step_seconds,

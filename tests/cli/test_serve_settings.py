@@ -44,7 +44,7 @@ def _started(
     return {
         **vars(engine),
         **vars(server),
-        "model": bound.arguments.get("model") or (models and models.model),
+        "model": ", ".join(bound.arguments.get("model", ())) or (models and models.model),
     }
 
 

@@ -23,6 +23,7 @@ from hypocenter.base.errors import UsageError
 from hypocenter.server import connection, serve
 from hypocenter.server.connection import Connection
 from hypocenter.server.handshake import handshake_class
+from hypocenter.server.hosting.terms import ModelTerms
 from hypocenter.server.intake import chunks
 from hypocenter.server.intake.sparse_log import SparseLog
 from hypocenter.server.serve import ServerConfig
@@ -725,7 +726,7 @@ def test_settings_that_make_no_sense_are_named() -> None:
         ({"max_bodies_bytes": 0}, "--body-memory is 0, but must be from 1 to 1048576"),
     ):
         with pytest.raises(UsageError, match=message):
-            ServerConfig(model="m", engine=EngineConfig(), **cast(Any, more))
+            ServerConfig(models=(ModelTerms(path="m", engine=EngineConfig()),), **cast(Any, more))
 
 
 def test_too_few_files_are_a_line_and_other_errors_are_not(

@@ -195,3 +195,27 @@ def test_items_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     chat(**user(*texts(*"abcdefg")))
     with pytest.raises(ApiError, match="more than 8 items"):
         chat(**user(*texts(*"abcdefgh")))
+
+
+def test_the_line_for_billing_is_no_part_of_the_prompt() -> None:
+    line = "x-anthropic-billing-header: cc_version=2.1.0.abc; cc_entrypoint=cli; cch={};"
+    passed = ["system.x-anthropic-billing-header"]
+    alone, _ = chat(system=texts("You are an agent."))
+    for number in ("a1b2c", "00000"):
+        own = line.format(number)
+        for system in (texts(own, "You are an agent."), f"{own}\nYou are an agent."):
+            told, ignored = chat(system=system)
+            assert (told.messages, ignored) == (alone.messages, passed)
+    told, ignored = chat(system=texts(line))
+    assert (told.messages, ignored) == (chat()[0].messages, passed)
+
+
+def test_such_a_line_elsewhere_is_a_text_like_any() -> None:
+    line = "x-anthropic-billing-header: cch=1;"
+    for system in (texts("You are an agent.", line), f"Read this:\n{line}\n"):
+        told, ignored = chat(system=system)
+        assert line in str(told.messages[0])
+        assert ignored == []
+    told, ignored = chat(messages=[{"role": "user", "content": line}])
+    assert line in str(told.messages)
+    assert ignored == []

@@ -14,11 +14,14 @@ from hypocenter.server import app
 from hypocenter.server.app import make_app
 from hypocenter.server.faults import FaultKeeper
 from hypocenter.server.generation import AnswerOrder, Generation
+from hypocenter.server.hosting.host import Host
+from hypocenter.server.hosting.hosting import Hosting
+from hypocenter.server.hosting.terms import ModelTerms
 from hypocenter.server.inquiry import Inquiry
 from hypocenter.server.intake.bodies import Bodies
 from hypocenter.server.openapi import document
 from hypocenter.server.routes import Service
-from hypocenter.settings.config import SamplingParams
+from hypocenter.settings.config import EngineConfig, SamplingParams
 from hypocenter.wire.messages import Accepted, Ending, Piece, ServedModel
 
 FACTS = ServedModel(
@@ -28,6 +31,14 @@ FACTS = ServedModel(
     block_size=16, num_blocks=4, step_tokens=512, longest_token_bytes=8,
 )  # fmt: skip
 PATH = "/home/someone/models/m.gguf"
+
+
+def hosting_of(service: Service) -> Hosting:
+    """The one model of a service, which is loaded."""
+    terms = ModelTerms(path=PATH, names=service.names, engine=EngineConfig())
+    host = Host(terms, service, lambda: service.supervisor)
+    host.state = "loaded"
+    return Hosting([host], loads_on_demand=False)
 
 
 class Fake:
@@ -46,7 +57,7 @@ class Fake:
         self.service = Service(
             cast(Any, self), cast(Any, metrics), ("m",), PATH, 1000, 4, Bodies(10_000), faults
         )
-        self.app = make_app(self.service, **more)
+        self.app = make_app(hosting_of(self.service), **more)
 
     def _generation(self, number: int, name: str) -> Any:
         return SimpleNamespace(
@@ -77,7 +88,7 @@ class Fake:
         self.service.clients[name] = client
 
     def ask(self, method: str, path: str, *headers: tuple[str, str], peer: str = "127.0.0.1",
-            body: list[bytes] | None = None) -> tuple[int, Any]:  # fmt: skip
+            body: list[bytes] | None = None, query: str = "") -> tuple[int, Any]:  # fmt: skip
         """Status and JSON of an answer; each part of `body` that is read leaves the list."""
         sent: list[Any] = []
         parts = body if body is not None else [b""]
@@ -95,7 +106,7 @@ class Fake:
             named.append((b"host", b"localhost"))
         scope: dict[str, Any] = {
             "type": "http", "method": method, "path": path, "raw_path": path.encode(),
-            "query_string": b"", "headers": named, "client": (peer, 9), "server": None,
+            "query_string": query.encode(), "headers": named, "client": (peer, 9), "server": None,
             "scheme": "http", "http_version": "1.1", "root_path": "", "state": {},
         }  # fmt: skip
         asyncio.run(self.app(scope, receive, send))

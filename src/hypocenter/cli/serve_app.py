@@ -12,18 +12,27 @@ from hypocenter.base.errors import UsageError
 from hypocenter.cli.model_app import Model, ModelOptions
 from hypocenter.cli.options import AsJson, EngineOptions, Quiet
 from hypocenter.cli.serve_options import ServeOptions
+from hypocenter.cli.served_models import chosen_models
 from hypocenter.settings.environment import key_of_clients
 
 if TYPE_CHECKING:
     from hypocenter.server.kills import KillPlan
     from hypocenter.server.load import Load
 
+#: MODEL of `hypo serve`, which takes several.
+Served = Annotated[
+    tuple[str, ...],
+    Parameter(
+        show_default=False,
+        help="GGUF files, or OWNER/NAME[:QUANT] of a hub; the bundled model when left out.",
+    ),
+]
 _MAX_KILLS, _MAX_STREAMS, _MAX_TOKENS = 100_000, 1024, 100_000
 _MAX_EVERY = 3600.0
 
 
 def serve(
-    model: Model = None,
+    model: Served = (),
     /,
     *,
     models: ModelOptions | None = None,
@@ -31,7 +40,10 @@ def serve(
     engine: EngineOptions | None = None,
     quiet: Quiet = False,
 ) -> None:
-    """Serve the model over HTTP, as OpenAI's clients expect it.
+    """Serve one or more models over HTTP, as OpenAI's clients expect it.
+
+    Of several, each is loaded when a request names it, and makes room for
+    others when nobody does; one is there all the time.
 
     A worker process runs the model. When it dies, another one goes on with
     every open request: clients see a pause. SIGTERM or Ctrl-C lets open answers
@@ -46,8 +58,10 @@ def serve(
 
     engine, server = engine or EngineOptions(), server or ServeOptions()
     config = engine.config()  # refused before a model is fetched
-    path = (models or ModelOptions()).path(model, device=engine.device, quiet=quiet)
-    cli_serve.serve(path, server, config, quiet=quiet)
+    choice = chosen_models(
+        model, models or ModelOptions(), server, device=engine.device, quiet=quiet
+    )
+    cli_serve.serve(choice, server, config, quiet=quiet)
 
 
 @Parameter(name="*")

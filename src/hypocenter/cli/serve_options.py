@@ -120,6 +120,38 @@ class ServeOptions:
             "[default: the file's name]",
         ),
     ] = ()
+    models_dir: Annotated[
+        str | None,
+        Parameter(
+            name="--models-dir",
+            help="Folder whose GGUF files are all served, each loaded when a request names it.",
+        ),
+    ] = None
+    models_max: Annotated[
+        int,
+        Parameter(
+            name="--models-max",
+            help="Of several models: how many may be loaded at once; 0: as many as have room.",
+        ),
+    ] = 4
+    sleep_idle_seconds: Annotated[
+        float,
+        Parameter(
+            name="--sleep-idle-seconds",
+            help="Seconds without a request after which a model is unloaded until the next one; "
+            "-1: never.",
+        ),
+    ] = -1.0
+    pin: Annotated[
+        tuple[str, ...],
+        Parameter(
+            name="--pin",
+            negative="",
+            show_default=False,
+            help="Model by its name that is loaded at the start and never unloaded; may be given "
+            "again.",
+        ),
+    ] = ()
     cors_origin: Annotated[
         tuple[str, ...],
         Parameter(
@@ -178,6 +210,14 @@ class ServeOptions:
             name="--bundles",
             help="Folder for what a worker leaves that dies of a fault; the last eight are kept. "
             "An empty text keeps none. [default: hypo-faults]",
+        ),
+    ] = None
+    slot_save_path: Annotated[
+        str | None,
+        Parameter(
+            name="--slot-save-path",
+            help="Folder in which clients may save their prompts by /slots, and restore them; on "
+            "the CPU.",
         ),
     ] = None
     canary_minutes: Annotated[

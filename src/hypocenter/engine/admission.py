@@ -79,7 +79,9 @@ class Admission:
             output_ids=terms.output_ids,
             longrope_threshold=runner.longrope_threshold,
         )
-        return Request(next(self._request_ids), prompt_ids, params, plan)
+        request = Request(next(self._request_ids), prompt_ids, params, plan)
+        self._cache.prefetch(request.digests_to_adopt(self._cache.block_size))
+        return request
 
     def _require_room(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
         runner, cache = self._runner, self._cache

@@ -15,7 +15,8 @@ from hypocenter.base.errors import UsageError
 from hypocenter.base.results import Completion, Delta, Route
 from hypocenter.engine.admission import CLOSED, PLAIN, Admission, RequestTerms
 from hypocenter.engine.batch import Chunk
-from hypocenter.engine.kv_cache import KVCache
+from hypocenter.engine.kv_cache import BlockDigests, KVCache
+from hypocenter.engine.page_bytes import SavedPrompt, load_prompt, save_prompt
 from hypocenter.engine.request import Request
 from hypocenter.engine.scheduler import Scheduler
 from hypocenter.engine.step import Steps
@@ -49,6 +50,7 @@ class Engine(SteppingTurns):
         slots = runner.num_state_slots, runner.num_checkpoints
         size = runner.num_blocks, runner.block_size
         self.cache = KVCache(*size, runner.page_watch, runner.archive, *slots)
+        self.cache.disk = runner.disk if prefix_cache else None
         self._pace = runner.pace
         self.scheduler = Scheduler(
             self.cache,
@@ -104,10 +106,12 @@ class Engine(SteppingTurns):
         """A step ends now that began then: one that was launched ahead, with the end of the last
         one."""
         self._last_end = time.perf_counter()
+        num_tokens = sum(chunk.num_tokens for chunk in chunks)
+        num_generating = sum(chunk.num_tokens == 1 for chunk in chunks)
         if self._pace is not None:
-            num_tokens = sum(chunk.num_tokens for chunk in chunks)
-            num_generating = sum(chunk.num_tokens == 1 for chunk in chunks)
             self._pace.note(num_tokens, num_generating, self._last_end - began)
+        if self.cache.disk is not None and num_tokens - num_generating >= self.cache.block_size:
+            self.cache.disk.note_computed(num_tokens - num_generating, self._last_end - began)
 
     def inherit_blocks(self, path: str) -> None:
         """Keep what the process before left in the KV cache, of which the file at `path` tells, and
@@ -115,6 +119,49 @@ class Engine(SteppingTurns):
         with self._turn():
             if self._has_prefix_cache and (found := self.runner.resident_blocks(path)) is not None:
                 self.cache.inherit(found)
+
+    def save_prompt(self, path: Path, token_ids: Sequence[int], salt: str) -> tuple[int, int]:
+        """Write the blocks that the cache keeps of these tokens; returns how many tokens those are,
+        and the bytes of the file. Raises UsageError."""
+        self._require_blocks_to_save()
+        digests = self._digests_of(token_ids, salt)
+        with self._turn():
+            kept = self.cache.find_kept(digests)
+            blocks = tuple(self.runner.page_bytes.copy_of(block_id) for block_id in kept)
+        prompt = SavedPrompt(tuple(token_ids), blocks)
+        num_bytes = save_prompt(path, self.runner.fingerprint, prompt)
+        return len(blocks) * self.cache.block_size, num_bytes
+
+    def restore_prompt(self, path: Path, salt: str) -> tuple[tuple[int, ...], int, int]:
+        """Have the cache keep what `save_prompt` wrote, for requests of that salt.
+
+        Returns the tokens, how many of them are kept, and the bytes of the file. Raises UsageError.
+        """
+        self._require_blocks_to_save()
+        pages = self.runner.page_bytes
+        prompt, num_bytes = load_prompt(path, self.runner.fingerprint, pages.num_bytes)
+        digests = self._digests_of(prompt.token_ids, salt)[: len(prompt.blocks)]
+        with self._turn():
+            num_kept = self.cache.bring_back(
+                digests, lambda block_id, number: pages.put(block_id, prompt.blocks[number])
+            )
+        return prompt.token_ids, num_kept * self.cache.block_size, num_bytes
+
+    def erase_prompt(self, token_ids: Sequence[int], salt: str) -> int:
+        """Keep no blocks of these tokens any longer; returns how many tokens were kept."""
+        with self._turn():
+            return self.cache.erase(self._digests_of(token_ids, salt)) * self.cache.block_size
+
+    def _digests_of(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
+        size = self.cache.block_size
+        return BlockDigests(size, salt).first(len(token_ids) // size, token_ids)
+
+    def _require_blocks_to_save(self) -> None:
+        if not self.runner.has_blocks_to_save or not self._has_prefix_cache:
+            raise UsageError(
+                "prompts are saved on the CPU, of models whose layers carry no state, and with a "
+                "prefix cache; this one is not"
+            )
 
     def request(
         self, prompt_ids: Sequence[int], params: SamplingParams, terms: RequestTerms = PLAIN
@@ -207,6 +254,9 @@ class Engine(SteppingTurns):
         with self._turn():
             self._admit()
             self._steps.drop_ahead()
+            if self.cache.disk is not None:
+                self.cache.disk.close()
+                self.cache.disk = None
 
     def route(self) -> Route:
         """What runner and sampler have executed so far."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from hypocenter.base.dtypes import Int32s
 from hypocenter.base.errors import IntegrityError, OutOfBlocks
 from hypocenter.device.page_watch import PageWatch
 from hypocenter.engine.block_archive import BlockArchive
+from hypocenter.engine.disk_blocks import DiskBlocks
 from hypocenter.engine.resident_blocks import ResidentBlocks
 from hypocenter.engine.state_slots import StateSlots
 from hypocenter.record.prefixes import NOBODY
@@ -131,6 +132,8 @@ class KVCache:
         self._watch, self._archive = watch, archive
         #: What tells the process that has these blocks next what is in them, if one will.
         self._resident: ResidentBlocks | None = None
+        #: Where blocks outlive the server, if they do.
+        self.disk: DiskBlocks | None = None
         #: Of requests with blocks, where layers carry a state.
         self.states = StateSlots(num_state_slots, num_checkpoints) if num_state_slots else None
         self._blocks = [_Block() for _ in range(num_blocks)]
@@ -231,7 +234,9 @@ class KVCache:
         found: list[int] = []
         for digest in digests:
             block_id = self._kept.get(digest)
-            if block_id is None and (block_id := self._fetch(digest)) is None:
+            if block_id is None:
+                block_id = self._fetch(digest)
+            if block_id is None and (block_id := self._fetch_from_disk(digest, found)) is None:
                 break
             found.append(block_id)
         return found
@@ -244,11 +249,68 @@ class KVCache:
         if not self._archive.fetch(digest, block_id):
             return None
         self._blank.pop()
-        current().record_blocks(NOBODY, (block_id,), made_with=self._archive.made_with(digest))
+        self._keep_unread(digest, block_id, self._archive.made_with(digest))
+        return block_id
+
+    def _fetch_from_disk(self, digest: bytes, found: Sequence[int]) -> int | None:
+        """Copy a block that was read ahead from disk, in the place of what nobody reads, if need
+        be; not of `found`, which the same request begins with."""
+        if self.disk is None or digest not in self.disk:
+            return None
+        if (block_id := self._blank_block(found)) is not None:
+            self.disk.fetch(digest, block_id)
+            self._keep_unread(digest, block_id, self.disk.made_with(digest))
+        return block_id
+
+    def _blank_block(self, spared: Sequence[int]) -> int | None:
+        """A block that is nobody's, if need be one that nobody reads and that is not `spared`."""
+        if not self._blank:
+            mine = set(spared)
+            oldest = next((block_id for block_id in self._unread if block_id not in mine), None)
+            if oldest is None:
+                return None
+            self._clear(oldest)
+            self._blocks[oldest] = _Block()
+            self._blank.append(oldest)
+        return self._blank.pop()
+
+    def bring_back(self, digests: Sequence[bytes], put: Callable[[int, int], None]) -> int:
+        """Keep the leading blocks that were saved before, as far as there is room; `put` fills a
+        block with that of a number. Returns how many are kept now."""
+        found: list[int] = []
+        for number, digest in enumerate(digests):
+            block_id = self._kept.get(digest)
+            if block_id is None:
+                if (block_id := self._blank_block(found)) is None:
+                    break
+                put(block_id, number)
+                self._keep_unread(digest, block_id, {})
+            found.append(block_id)
+        return len(found)
+
+    def erase(self, digests: Sequence[bytes]) -> int:
+        """Keep none of these blocks any longer, but for those that a request reads, nor copies of
+        them. Returns how many were kept."""
+        num_kept = 0
+        for digest in digests:
+            block_id = self._kept.get(digest)
+            if block_id is not None and block_id in self._unread:
+                self._clear(block_id)
+                self._blocks[block_id] = _Block()
+                self._blank.append(block_id)
+                num_kept += 1
+            if self._archive is not None:
+                self._archive.forget(digest)
+            if self.disk is not None:
+                self.disk.forget(digest)
+        return num_kept
+
+    def _keep_unread(self, digest: bytes, block_id: int, made_with: dict[str, str]) -> None:
+        """A block holds what another process computed under that digest."""
+        current().record_blocks(NOBODY, (block_id,), made_with=made_with)
         self._blocks[block_id] = _Block(digest=digest)
         self._kept[digest] = block_id
         self._unread[block_id] = None
-        return block_id
 
     def inherit(self, resident: ResidentBlocks) -> None:
         """Keep what the process before left in these blocks, of which none is in use yet."""
@@ -267,7 +329,7 @@ class KVCache:
     def settings(self) -> str:
         """The settings that blocks depend on which other processes may read; empty where none
         do."""
-        left = self._archive or self._resident
+        left = self._archive or self._resident or self.disk
         return left.settings if left is not None else ""
 
     def num_unread(self, block_ids: Sequence[int]) -> int:
@@ -311,6 +373,8 @@ class KVCache:
                     self._archive.put(digest, block_id)
                 if self._resident is not None:
                     self._resident.put(block_id, digest)
+                if self.disk is not None:
+                    self.disk.put(digest, block_id)
             elif number == table.num_adopted:  # behind a block of its own a copy stays its own, too
                 self._blocks[block_id] = _Block()
                 self._blank.append(block_id)
@@ -341,6 +405,8 @@ class KVCache:
                     self._archive.forget(block.digest)
                 if self._resident is not None:
                     self._resident.forget(block_id)
+                if self.disk is not None:
+                    self.disk.forget(block.digest)
             block.num_users -= 1
             if block.num_users > 0:
                 continue
@@ -356,6 +422,17 @@ class KVCache:
             self._archive.note_step()
         if self._resident is not None:
             self._resident.note_step()
+        if self.disk is not None:
+            self.disk.note_step()
+
+    def prefetch(self, digests: Sequence[bytes]) -> None:
+        """Have blocks at hand that lie on disk, before a request asks for them; any thread may."""
+        if (disk := self.disk) is None:
+            return
+        for number, digest in enumerate(digests):
+            if digest not in self._kept and (self._archive is None or digest not in self._archive):
+                disk.prefetch(digests[number:])
+                return
 
     def digests(self, request_id: int) -> list[bytes | None]:
         """Under which digest each block of the request is kept; None: it is the request's own."""
@@ -374,16 +451,22 @@ class KVCache:
             block_id = self._blank.pop()
         else:
             block_id = next(iter(self._unread))
-            del self._unread[block_id]
-            digest = self._blocks[block_id].digest
-            assert digest is not None, block_id
-            self._drop(digest)
-            if self._resident is not None:
-                self._resident.forget(block_id)
+            self._clear(block_id)
         self._blocks[block_id] = _Block(owner=request_id, num_users=1)
         if self._watch is not None:
             self._watch.forget(block_id)
         return block_id
+
+    def _clear(self, block_id: int) -> None:
+        """What nobody reads gives its block up."""
+        del self._unread[block_id]
+        digest = self._blocks[block_id].digest
+        assert digest is not None, block_id
+        self._drop(digest)
+        if self._resident is not None:
+            self._resident.forget(block_id)
+        if self.disk is not None:
+            self.disk.withdraw(digest)
 
     def _drop(self, digest: bytes) -> None:
         """Nobody finds that block any more; a state behind it is of no use then."""

@@ -34,7 +34,9 @@ from hypocenter.device.page_watch import PageWatch
 from hypocenter.device.plan import Plan, bucket
 from hypocenter.engine.batch import Batch, BatchLimits, check_batch
 from hypocenter.engine.block_archive import DIGEST_BYTES, BlockArchive
+from hypocenter.engine.disk_blocks import DiskBlocks
 from hypocenter.engine.pace import StepPace
+from hypocenter.engine.page_bytes import PageBytes
 from hypocenter.engine.ranks.ranks import Ranks
 from hypocenter.engine.resident_blocks import ResidentBlocks
 from hypocenter.engine.sampler import launches_on_device, launches_on_host
@@ -138,6 +140,8 @@ def load_runner(
     runner.model_stamps = repr(file.stamps)
     if block_memory and device == "cpu":
         runner.open_archive(block_memory)
+    if config.disk_cache is not None and config.prefix_cache:
+        runner.open_disk_cache(config.disk_cache)
     num_tokens = runner.num_blocks * runner.block_size
     contexts = num_tokens / context_length
     _log.info("%s: KV cache of %d tokens: %.3g full contexts", device, num_tokens, contexts)
@@ -250,6 +254,8 @@ class Runner:
             self._share_ids = functools.partial(self._broadcast_ids, group)
         #: Where the cache's blocks outlive this process, if they do.
         self.archive: BlockArchive | None = None
+        #: Where they outlive the server, if they do.
+        self.disk: DiskBlocks | None = None
         #: What looks at blocks of the cache after each step, where launches are traced.
         self.page_watch = PageWatch(pages.each) if config.launch_mode == "traced" else None
         is_gpu = config.device != "cpu"
@@ -275,7 +281,8 @@ class Runner:
         first, device, model = self._pages.each[0], self.config.device, self.model_stamps
         on = instruction_set() if device == "cpu" else device
         code = source_hash(Path(decoder.__file__))  # of all that is computed, kernels included
-        depends_on = (code, model, self.config, on, first.shape, first.dtype)
+        config = replace(self.config, disk_cache=None, disk_cache_mib=1)
+        depends_on = (code, model, config, on, first.shape, first.dtype)
         fingerprint = hashlib.blake2b(repr(depends_on).encode(), digest_size=DIGEST_BYTES).digest()
         return fingerprint, settings_digest(
             model, self.facts, self.config.kv_dtype, self.block_size
@@ -330,6 +337,39 @@ class Runner:
             self.archive = BlockArchive(path, pages, fingerprint, max_bytes, settings)
         except OSError as error:
             _log.warning("blocks of the KV cache do not outlive this process: %s", error)
+
+    def open_disk_cache(self, folder: str) -> None:
+        """Have what the cache keeps lie on disk, too. Raises UsageError for a folder that others
+        could change, BadSetting on a GPU.
+
+        Blocks are of no use without the states of layers that carry some.
+        """
+        if self.config.device != "cpu":
+            limit = "blocks of the CPU alone are written to disk; leave it out"
+            raise BadSetting("disk_cache", folder, limit)
+        if self.num_state_slots:
+            _log.warning("there is no disk cache: layers of this model carry states")
+            return
+        fingerprint, settings = self._origin
+        max_bytes, size = self.config.disk_cache_mib << 20, self.block_size
+        pages = self.page_bytes
+        self.disk = DiskBlocks(Path(folder), pages, size, fingerprint, max_bytes, settings)
+
+    @functools.cached_property
+    def page_bytes(self) -> PageBytes:
+        """The blocks of a CPU's cache as bytes."""
+        assert self.config.device == "cpu", "they are in host memory"
+        return PageBytes([tensor.data for tensor in self._pages.each])
+
+    @property
+    def fingerprint(self) -> bytes:
+        """32 bytes that stand for all that blocks depend on besides tokens and salt."""
+        return self._origin[0]
+
+    @property
+    def has_blocks_to_save(self) -> bool:
+        """Whether a prompt's blocks can be written, and are of use when they are read back."""
+        return self.config.device == "cpu" and not self.num_state_slots
 
     def run(self, batch: Batch) -> Tensor:
         """Logits f32 [num_logit_rows, vocab_size] of the batch's logit rows.

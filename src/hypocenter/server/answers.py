@@ -227,18 +227,37 @@ class ModelMeta(msgspec.Struct):
     size: int
 
 
+class ModelStatus(msgspec.Struct, omit_defaults=True):
+    """`value`: unloaded, loading, loaded, unloading, or failed, with the `error`, as llama-server's
+    router has it. `file_changed`: what is in memory is not what is in the file any more."""
+
+    value: str
+    pinned: bool = False
+    error: str = ""
+    file_changed: bool = False
+
+
 class ModelCard(msgspec.Struct, kw_only=True):
+    """What is only known of a model that was loaded is null before."""
+
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str
-    max_model_len: int
-    meta: ModelMeta
+    max_model_len: int | None
+    meta: ModelMeta | None
+    status: ModelStatus
 
 
 class Models(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
     data: list[ModelCard]
+
+
+class Done(msgspec.Struct):
+    """As llama-server has it."""
+
+    success: bool = True
 
 
 class TokenPiece(msgspec.Struct):
@@ -303,6 +322,25 @@ class Slot(msgspec.Struct):
     is_processing: bool
     n_prompt_tokens: int
     n_decoded: int
+
+
+class SlotTimings(msgspec.Struct):
+    save_ms: float | UnsetType = UNSET
+    restore_ms: float | UnsetType = UNSET
+
+
+class SlotMoved(msgspec.Struct):
+    """Of a prompt that was saved, restored or erased: how many tokens the cache keeps or kept, and
+    the bytes of the file, under llama-server's names."""
+
+    id_slot: int
+    filename: str | UnsetType = UNSET
+    n_saved: int | UnsetType = UNSET
+    n_written: int | UnsetType = UNSET
+    n_restored: int | UnsetType = UNSET
+    n_read: int | UnsetType = UNSET
+    n_erased: int | UnsetType = UNSET
+    timings: SlotTimings | UnsetType = UNSET
 
 
 class ChoiceState(msgspec.Struct):

@@ -88,3 +88,9 @@ def error_of(failed: Failed) -> ApiError:
         param=failed.field or None,
         retry=status in (429, 503) if status >= 429 else None,
     )
+
+
+def unavailable(message: str) -> Response:
+    """What probes are answered while nothing is taken, as llama-server has it."""
+    error = {"code": 503, "message": message, "type": "unavailable_error", "param": None}
+    return json_response({"error": error}, 503, {"Retry-After": "2"})

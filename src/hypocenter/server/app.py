@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import hmac
@@ -33,16 +34,19 @@ from hypocenter.server.dialects import (
 from hypocenter.server.dialects.messages_body import MessagesBody
 from hypocenter.server.dialects.responses_body import ResponsesBody
 from hypocenter.server.fields import ChatBody, CompletionBody
+from hypocenter.server.hosting import model_routes, slot_routes
+from hypocenter.server.hosting.hosting import Hosting
 from hypocenter.server.intake.strangers import Strangers
 from hypocenter.server.openapi import Endpoint, document
 from hypocenter.server.operating.access import AccessLog, Prefix
 from hypocenter.server.pages import links, reports
 from hypocenter.server.pages.pages import Pages, is_visit
-from hypocenter.server.routes import ClientLeft, Service
+from hypocenter.server.routes import ClientLeft
 
 #: Answered before a model is loaded.
 EARLY_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/openapi.json"})
-ADMIN_PATHS = "/debug/"
+#: What only the admin key opens.
+ADMIN_PATHS = ("/debug/", "/models/")
 _ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
 
 
@@ -59,12 +63,12 @@ def _document(root_path: str) -> bytes:
 #: Every route there is.
 TABLE = (
     Endpoint(
-        "GET", "/health", side_routes.health, "whether it lives", answers.Status, None, None, True
+        "GET", "/health", model_routes.health, "whether it lives", answers.Status, None, None, True
     ),
     Endpoint(
         "GET",
         "/ready",
-        side_routes.readiness,
+        model_routes.readiness,
         "whether it takes a request",
         answers.Status,
         None,
@@ -74,9 +78,25 @@ TABLE = (
     Endpoint("GET", "/metrics", side_routes.metrics, "figures for Prometheus", "text/plain"),
     Endpoint("GET", "/version", side_routes.version_of, "its version", answers.Version),
     Endpoint("GET", "/openapi.json", _openapi, "this document", dict[str, Any]),
-    Endpoint("GET", "/v1/models", side_routes.models, "the model, under each name", answers.Models),
-    Endpoint("GET", "/models", side_routes.models, "the model, under each name", answers.Models),
-    Endpoint("GET", "/v1/models/{name:path}", side_routes.model, "the model", answers.ModelCard),
+    Endpoint("GET", "/v1/models", model_routes.models, "models, by each name", answers.Models),
+    Endpoint("GET", "/models", model_routes.models, "models, by each name", answers.Models),
+    Endpoint("GET", "/v1/models/{name:path}", model_routes.model, "a model", answers.ModelCard),
+    Endpoint(
+        "POST",
+        "/models/load",
+        model_routes.load,
+        "loads a model",
+        answers.Done,
+        model_routes.ModelBody,
+    ),
+    Endpoint(
+        "POST",
+        "/models/unload",
+        model_routes.unload,
+        "unloads a model",
+        answers.Done,
+        model_routes.ModelBody,
+    ),
     Endpoint(
         "POST",
         "/v1/completions",
@@ -180,6 +200,14 @@ TABLE = (
     Endpoint("GET", "/props", side_routes.props, "what the server is", answers.Props),
     Endpoint("GET", "/slots", side_routes.slots, "what runs", list[answers.Slot]),
     Endpoint(
+        "POST",
+        "/slots/{number}",
+        slot_routes.move,
+        "saves, restores or erases a prompt",
+        answers.SlotMoved,
+        slot_routes.SlotBody,
+    ),
+    Endpoint(
         "GET",
         "/v1/requests/{name}",
         side_routes.one_request,
@@ -206,7 +234,7 @@ OPEN_PATHS = frozenset(entry.path for entry in TABLE if entry.is_open)
 
 
 def make_app(
-    service: Service,
+    hosting: Hosting,
     *,
     api_keys: Sequence[str] = (),
     admin_key: str | None = None,
@@ -215,13 +243,14 @@ def make_app(
     is_local: bool = False,
     root_path: str = "",
 ) -> Starlette:
-    """The routes of `service`, behind these keys; without `api_keys` everybody may ask.
+    """The routes of a server's models, behind these keys; without `api_keys` everybody may ask.
 
-    `service.api_keys` may be changed later. `is_local`: only this machine can reach it;
+    Keys may be changed later. `is_local`: only this machine can reach it;
     `allowed_hosts` are names that it has besides. `root_path` is what a proxy may leave before a
     path.
     """
-    service.api_keys = tuple(api_keys)
+    service = hosting.hosts[0].service  # that of the only model, or of any
+    service.set_keys(tuple(api_keys))
     strangers = Strangers(is_local=is_local, hosts=allowed_hosts, origins=cors_origins)
     middleware = [
         Middleware(AccessLog),
@@ -240,7 +269,7 @@ def make_app(
                 allow_headers=["*"],
             )
         )
-    middleware.append(Middleware(_Guard, service, admin_key))
+    middleware.append(Middleware(_Guard, hosting, admin_key))
     app = Starlette(
         routes=[Route(entry.path, entry.endpoint, methods=[entry.method]) for entry in TABLE],
         middleware=middleware,
@@ -252,7 +281,8 @@ def make_app(
         },
     )
     app.router.redirect_slashes = False
-    app.state.service = service
+    app.state.service, app.state.hosting = service, hosting
+    app.state.choice = hosting if hosting.loads_on_demand else None
     app.state.root_path = root_path
     return app
 
@@ -293,11 +323,13 @@ class _Guard:
 
     What a route is told of who asks is in the request's `state`: `client`, by which requests of one
     are told from those of another; `key_digest`, where a key let it in; `may_see_all`, whether it
-    may see what others ask; `body`, what its body holds of the memory for bodies.
+    may see what others ask; `body`, what its body holds of the memory for bodies; `until_answered`,
+    what is to be done when it has been answered; `service`, once it is known which model it is for.
     """
 
-    def __init__(self, app: ASGIApp, service: Service, admin_key: str | None) -> None:
-        self._app, self._service, self._admin_key = app, service, admin_key
+    def __init__(self, app: ASGIApp, hosting: Hosting, admin_key: str | None) -> None:
+        self._app, self._hosting, self._admin_key = app, hosting, admin_key
+        self._service = hosting.hosts[0].service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -312,14 +344,18 @@ class _Guard:
         has_keys = bool(self._service.api_keys)
         client = _client_of(scope, key if has_keys else "")
         body = self._service.bodies.of(client)
-        state = {"client": client, "may_see_all": is_admin or not has_keys, "body": body}
-        if has_keys and key:
-            state["key_digest"] = client
-        scope.setdefault("state", {}).update(state)
-        try:
+        with contextlib.ExitStack() as until_answered:
+            until_answered.callback(body.release)
+            state = {
+                "client": client,
+                "may_see_all": is_admin or not has_keys,
+                "body": body,
+                "until_answered": until_answered,
+            }
+            if has_keys and key:
+                state["key_digest"] = client
+            scope.setdefault("state", {}).update(state)
             await self._app(scope, receive, send)
-        finally:
-            body.release()
 
     def _refusal(self, scope: Scope, key: str) -> ApiError | None:
         path, api_keys = scope["path"], self._service.api_keys
@@ -332,7 +368,8 @@ class _Guard:
                 return _no_key("the admin key")
         elif api_keys and not _is_one_of(key, (*api_keys, self._admin_key or "")):
             return _no_key("a key")
-        if self._service.supervisor.facts is None and path not in EARLY_PATHS:
+        is_early = self._service.supervisor.facts is None and not self._hosting.loads_on_demand
+        if is_early and path not in EARLY_PATHS:
             return ApiError(503, "Loading model", kind="unavailable_error", retry=True)
         return None
 

@@ -62,6 +62,11 @@ class Canary:
         #: Replicas whose worker was replaced for it, and none has said `same` there since.
         self._replaced: set[int] = set()
 
+    def follow(self, supervisor: Supervisor) -> None:
+        """The model has been loaded again; it is to give the same tokens."""
+        self._supervisor = supervisor
+        self._replaced.clear()
+
     async def run(self) -> None:
         """Ask again and again, until this is cancelled."""
         replicas = self._supervisor.replicas

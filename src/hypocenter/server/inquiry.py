@@ -83,7 +83,8 @@ class Inquiry:
         #: What the route makes of it, once that is known.
         self.form: object = None
         self.choices: list[Choice] = []
-        self._supervisor = supervisor
+        #: Of the model that it is for.
+        self.supervisor = supervisor
         self._events: deque[_News] = deque()
         self._changed = asyncio.Event()
         #: Rings when nothing has come since `_waits_since`, by the loop's clock, for so long.
@@ -134,7 +135,7 @@ class Inquiry:
         """
         first = self.choices[:: self.num_choices]
         for choice in first:
-            self._supervisor.submit(choice.generation)
+            self.supervisor.submit(choice.generation)
         num_waiting = len(first)
         pieces: deque[_News] = deque()
         while num_waiting:
@@ -190,19 +191,19 @@ class Inquiry:
                 choice.generation.share_reading(first.generation)
                 choice.prompt_pieces = first.prompt_pieces
                 choice.prompt_logprobs = first.prompt_logprobs
-                self._supervisor.submit(choice.generation)
+                self.supervisor.submit(choice.generation)
 
     def cancel(self) -> None:
         """Nobody waits for the answer any more."""
         for choice in self.choices:
             if not choice.generation.is_done:
-                self._supervisor.cancel(choice.generation)
+                self.supervisor.cancel(choice.generation)
 
     def end_early(self) -> None:
         """Have all end with what they have; who waits is told so."""
         for choice in self.choices:
             if not choice.generation.is_done:
-                self._supervisor.end_early(choice.generation)
+                self.supervisor.end_early(choice.generation)
 
     @property
     def num_entries(self) -> int:

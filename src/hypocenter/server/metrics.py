@@ -93,6 +93,9 @@ _EVENTS = (
     ("quarantined", "quarantined_requests", "Requests given up after three workers."),
 )
 _OWN_EVENTS = (
+    ("loaded", "model_loads", "Times that a model was loaded on demand, or because it is pinned."),
+    ("unloaded", "model_unloads", "Times that a model was unloaded."),
+    ("load_failed", "model_load_failures", "Times that a model could not be loaded."),
     ("bundle", "crash_bundles", "Bundles of faults that were saved."),
     ("refused", "requests_refused", "Requests refused because too many were open."),
     ("cancelled", "requests_cancelled", "Requests whose clients left."),
@@ -122,45 +125,70 @@ class _Figures:
         return self._families[attribute].labels(**self._labels)
 
 
-class Metrics:
-    """The counters of one server; `text` is what `/metrics` answers.
+class _Families:
+    """What is counted of each model: every figure once, with the model as a label."""
 
-    `note` is the `watcher` of each generation. Figures of a choice are counted as they come, so a
-    rate of tokens is one; what vLLM counts for a request is counted for each choice, as there.
-    """
-
-    def __init__(
-        self, supervisor: Supervisor, model: str, num_lost_lines: Callable[[], int]
-    ) -> None:
+    def __init__(self) -> None:
         # Each figure would have another one beside it that says when it was made.
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._registry = registry = CollectorRegistry()
-        registry.register(_Gauges(supervisor, model, num_lost_lines))
+        self.registry = registry = CollectorRegistry()
         labels = ["model_name", "engine"]
-        families: dict[str, Any] = {
+        self.of_replicas: dict[str, Any] = {
             attribute: Counter(name, text, labels, registry=registry)
             for attribute, name, text in _COUNTERS
         }
-        families["success"] = Counter(
+        self.of_replicas["success"] = Counter(
             "vllm:request_success",
             "Requests that ended, by how: stop, length, abort (cancelled) or error.",
             [*labels, "finished_reason"],
             registry=registry,
         )
         for attribute, name, text, buckets in _HISTOGRAMS:
-            families[attribute] = Histogram(name, text, labels, buckets=buckets, registry=registry)
+            figure = Histogram(name, text, labels, buckets=buckets, registry=registry)
+            self.of_replicas[attribute] = figure
         for what, name, text in _EVENTS:
-            families[what] = Counter(f"hypocenter:{name}", text, labels, registry=registry)
+            self.of_replicas[what] = Counter(f"hypocenter:{name}", text, labels, registry=registry)
+        self.of_models = {
+            what: Counter(f"hypocenter:{name}", text, ["model_name"], registry=registry)
+            for what, name, text in _OWN_EVENTS
+        }
+
+
+class Metrics:
+    """The counters of one model; `text` is what `/metrics` answers, with those of all models.
+
+    `note` is the `watcher` of each generation. Figures of a choice are counted as they come, so a
+    rate of tokens is one; what vLLM counts for a request is counted for each choice, as there.
+    `beside`: those of another model of the same server.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        model: str,
+        num_lost_lines: Callable[[], int],
+        beside: Metrics | None = None,
+    ) -> None:
+        self._model = model
+        families = _Families() if beside is None else beside._families
+        self._families: _Families = families
+        if beside is None:
+            self._gauges = _Gauges(model, num_lost_lines)
+            families.registry.register(self._gauges)
+        else:
+            self._gauges = beside._gauges
+        self.follow(supervisor)
         self._replicas = [
-            _Figures(families, {"model_name": model, "engine": str(replica.number)})
+            _Figures(families.of_replicas, {"model_name": model, "engine": str(replica.number)})
             for replica in supervisor.replicas
         ]
         self._own_events = {
-            what: Counter(f"hypocenter:{name}", text, ["model_name"], registry=registry).labels(
-                model_name=model
-            )
-            for what, name, text in _OWN_EVENTS
+            what: counter.labels(model_name=model) for what, counter in families.of_models.items()
         }
+
+    def follow(self, supervisor: Supervisor) -> None:
+        """From now on this one has the model's workers."""
+        self._gauges.supervisors[self._model] = supervisor
 
     def count(self, what: str, replica: int | None = None) -> None:
         """Something happened that has no figure besides itself, on a replica or to the server."""
@@ -182,7 +210,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """In the format that Prometheus reads."""
-        return generate_latest(self._registry)
+        return generate_latest(self._families.registry)
 
     def _of(self, generation: Generation) -> _Figures:
         """Those of the replica that has it; of the first one, where none has it yet."""
@@ -217,13 +245,11 @@ class Metrics:
 
 
 class _Gauges:
-    """What is so at the moment that somebody asks, of each replica."""
+    """What is so at the moment that somebody asks, of each model's replicas."""
 
-    def __init__(
-        self, supervisor: Supervisor, model: str, num_lost_lines: Callable[[], int]
-    ) -> None:
-        self._supervisor, self._model = supervisor, model
-        self._num_lost_lines = num_lost_lines
+    def __init__(self, first_model: str, num_lost_lines: Callable[[], int]) -> None:
+        self.supervisors: dict[str, Supervisor] = {}
+        self._first_model, self._num_lost_lines = first_model, num_lost_lines
 
     def collect(self) -> Iterable[Metric]:
         lost = CounterMetricFamily(
@@ -231,17 +257,18 @@ class _Gauges:
             "Lines of the log that could not be written.",
             labels=["model_name"],
         )
-        lost.add_metric([self._model], self._num_lost_lines())
+        lost.add_metric([self._first_model], self._num_lost_lines())
         yield lost
-        waiting = sum(g.replica is None for g in self._supervisor.of_clients)
         labels = ["model_name", "engine"]
         families = [kind(name, text, labels=labels) for kind, name, text in _STATES]
-        for replica in self._supervisor.replicas:
-            num_here = sum(g.replica == replica.number for g in self._supervisor.of_clients)
-            # Whom no worker has yet is told of once, so that a sum over engines is right.
-            num_here += 0 if replica.number else waiting
-            for family, value in zip(families, _values(replica, num_here), strict=True):
-                family.add_metric([self._model, str(replica.number)], value)
+        for model, supervisor in self.supervisors.items():
+            waiting = sum(g.replica is None for g in supervisor.of_clients)
+            for replica in supervisor.replicas:
+                num_here = sum(g.replica == replica.number for g in supervisor.of_clients)
+                # Whom no worker has yet is told of once, so that a sum over engines is right.
+                num_here += 0 if replica.number else waiting
+                for family, value in zip(families, _values(replica, num_here), strict=True):
+                    family.add_metric([model, str(replica.number)], value)
         yield from families
         yield from self._configs()
 
@@ -252,10 +279,11 @@ class _Gauges:
             "Always 1; its labels say how large the KV cache is.",
             labels=names,
         )
-        for replica in self._supervisor.replicas:
-            if (facts := replica.facts) is not None:
-                sizes = [str(facts.block_size), str(facts.num_blocks)]
-                family.add_metric([self._model, str(replica.number), *sizes], 1)
+        for model, supervisor in self.supervisors.items():
+            for replica in supervisor.replicas:
+                if (facts := replica.facts) is not None:
+                    sizes = [str(facts.block_size), str(facts.num_blocks)]
+                    family.add_metric([model, str(replica.number), *sizes], 1)
         if family.samples:
             yield family
 
@@ -280,6 +308,16 @@ _STATES: tuple[tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str], .
         "hypocenter:compiled_after_ready",
         "Forms of kernels that the worker compiled, or loaded, after it was ready.",
     ),
+    (
+        CounterMetricFamily,
+        "hypocenter:disk_cache_blocks_read",
+        "Blocks of the KV cache that the worker has read from disk.",
+    ),
+    (
+        CounterMetricFamily,
+        "hypocenter:disk_cache_blocks_written",
+        "Blocks of the KV cache that the worker has written to disk.",
+    ),
 )
 
 
@@ -295,4 +333,6 @@ def _values(replica: Replica, num_open: int) -> list[float]:
         int(replica.is_ready),
         int(replica.is_lost),
         state.num_compiled,
+        state.num_disk_read,
+        state.num_disk_written,
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import logging
 import reprlib
 import secrets
@@ -11,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -24,6 +25,7 @@ from hypocenter.server.bodies.orders import read_chat, read_completion, served_n
 from hypocenter.server.canary import Canary
 from hypocenter.server.dialects.response_store import ResponseStore
 from hypocenter.server.faults import FaultKeeper
+from hypocenter.server.fleet.slot_memory import SlotMemory
 from hypocenter.server.forms import AnswerForm, ChatForm, CompletionForm
 from hypocenter.server.generation import NOBODY, AnswerOrder, Manner
 from hypocenter.server.inquiry import PING_SECONDS, Inquiry, new_name
@@ -51,8 +53,33 @@ _MAX_TOLD = 64
 
 
 @dataclass
+class Common:
+    """What is so of a whole server, however many models it has."""
+
+    api_keys: tuple[str, ...] = ()
+    is_draining: bool = False
+    #: Requests for answers, in all.
+    num_asked: int = 0
+
+
+class ModelChoice(Protocol):
+    """Which of several models a request is for."""
+
+    async def choose(self, request: Request, name: str) -> Service:
+        """That of a model by one of its names, loaded; it stays so until the request is answered.
+
+        Raises ApiError for a name that is unknown, and for a model that cannot be loaded.
+        """
+        ...
+
+    def require_loaded(self, name: str) -> Service:
+        """That of a model that is loaded already. Raises ApiError."""
+        ...
+
+
+@dataclass
 class Service:
-    """All that routes share."""
+    """All that routes share of one model; `beside` makes that of another model of the server."""
 
     supervisor: Supervisor
     metrics: Metrics
@@ -62,17 +89,16 @@ class Service:
     max_open: int
     bodies: Bodies
     faults: FaultKeeper
-    api_keys: tuple[str, ...] = ()
+    common: Common = field(default_factory=Common)
     #: Whose last word `/health` tells; None: none is asked.
     canary: Canary | None = None
     #: People may look at it in a browser.
     has_pages: bool = True
     started: int = field(default_factory=lambda: int(time.time()))
-    is_draining: bool = False
+    #: Prompts that clients may save and restore; None: none are.
+    slots: SlotMemory | None = None
     #: Where requests are told of once they have ended; None: nowhere.
     traces: Traces | None = None
-    #: Requests for answers, in all.
-    num_asked: int = 0
     open: dict[str, Inquiry] = field(default_factory=dict)
     #: As JSON, which takes half the memory, and that in one piece.
     ended: OrderedDict[str, msgspec.Raw] = field(default_factory=OrderedDict)
@@ -89,9 +115,33 @@ class Service:
         assert facts is not None, "the server answers once a worker was ready"
         return facts
 
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """Those that are let in; empty: everybody is."""
+        return self.common.api_keys
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether nothing new is taken, since the server ends."""
+        return self.common.is_draining
+
     def set_keys(self, keys: tuple[str, ...]) -> None:
         """From now on these are let in, and no others."""
-        self.api_keys = keys
+        self.common.api_keys = keys
+
+    def beside(
+        self, supervisor: Supervisor, metrics: Metrics, names: tuple[str, ...], path: str, most: int
+    ) -> Service:
+        """That of another model of this server, of which `most` answers may be open."""
+        return replace(
+            self,
+            supervisor=supervisor,
+            metrics=metrics,
+            names=names,
+            model_path=path,
+            max_open=most,
+            canary=None,
+        )
 
     def require_model(self, name: str) -> str:
         """The name that answers bear. Raises ApiError for one that is not served."""
@@ -103,11 +153,13 @@ class Service:
 
         What nobody waits for any more counts until readers and worker are through with it.
         """
-        asked = sum(len(inquiry.choices) for inquiry in self.open.values())
+        here = self.supervisor
+        own = [inquiry for inquiry in self.open.values() if inquiry.supervisor is here]
+        asked = sum(len(inquiry.choices) for inquiry in own)
         return asked + self.supervisor.num_left + self.supervisor.num_questions
 
     def room_for(self, client: str, num_more: int) -> int:
-        """How many answers may be open in all, with so many more of this client's.
+        """How many answers of this model may be open, with so many more of this client's.
 
         Where there are keys a quarter is kept for those who have less than their share of it.
         """
@@ -115,7 +167,8 @@ class Service:
             return self.max_open
         held = collections.Counter({client: num_more})
         for inquiry in self.open.values():
-            held[inquiry.client] += len(inquiry.choices)
+            if inquiry.supervisor is self.supervisor:
+                held[inquiry.client] += len(inquiry.choices)
         kept = self.max_open // 4
         return self.max_open - (kept if held[client] > max(kept // len(held), 1) else 0)
 
@@ -150,6 +203,8 @@ class Service:
         """Note how a request ended."""
         self.open.pop(inquiry.name, None)
         inquiry.outcome = status
+        if self.slots is not None and status == "completed":
+            self.slots.note(inquiry.choices[0].generation)
         if self.traces is not None:
             self.traces.note(inquiry, status)
         self.ended[inquiry.name] = msgspec.Raw(msgspec.json.encode(describe(inquiry, status)))
@@ -177,7 +232,9 @@ def describe(inquiry: Inquiry, status: str) -> RequestState:
 
 
 def service_of(request: Request) -> Service:
-    service = request.app.state.service
+    """That of the model that the request is for, as far as that is known."""
+    chosen = request.scope.get("state", {}).get("service")
+    service = chosen or request.app.state.service
     assert isinstance(service, Service)
     return service
 
@@ -214,9 +271,10 @@ async def chat(request: Request) -> Response:
 
 async def order_of(request: Request, read: _Reader) -> AnswerOrder:
     """What the body asks for. Raises ApiError."""
-    service = service_of(request)
-    service.require_room(1, client_of(request))
+    if model_choice_of(request) is None:  # else the body says whose room it is
+        service_of(request).require_room(1, client_of(request))
     data = await body_of(request)
+    service = service_of(request)
     async with service.bodies.decoding(len(data)):
         return await read(data, service.facts, service.names)
 
@@ -247,7 +305,7 @@ async def respond(request: Request, inquiry: Inquiry, form: AnswerForm, manner: 
     inquiry.form = form
     service.open[inquiry.name] = inquiry
     service.clients[inquiry.name] = client_of(request)
-    service.num_asked += 1
+    service.common.num_asked += 1
     request.state.inquiry = inquiry
     if service.traces is not None:
         inquiry.trace_headers = trace_headers(request.headers)
@@ -366,6 +424,19 @@ class ClientLeft(Exception):
 
 
 async def body_of(request: Request) -> bytes:
+    """The body, within its limits. Where there are several models, the one that it names is loaded
+    then, and `service_of` has it.
+
+    Raises as `raw_body_of`, and ApiError for a model that cannot be had.
+    """
+    data = await raw_body_of(request)
+    if (choice := model_choice_of(request)) is not None:
+        name = await asyncio.to_thread(_name_in, data)
+        request.state.service = await until_left(request, choice.choose(request, name))
+    return data
+
+
+async def raw_body_of(request: Request) -> bytes:
     """The body, within its limits. Raises ApiError, status 413, 429 or 400, and ClientLeft."""
     limit = service_of(request).max_body_bytes
     told = request.headers.get("content-length", "0")
@@ -386,6 +457,31 @@ async def body_of(request: Request) -> bytes:
         raise ClientLeft from error
     request.state.body.settle(shape.memory_bytes(num_bytes))
     return b"".join(parts)
+
+
+class _Named(msgspec.Struct):
+    model: Any = ""
+
+
+def _name_in(data: bytes) -> str:
+    """The model that a body names; "" where it names none or is none, which is told of later."""
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        name = msgspec.json.decode(data, type=_Named).model
+        return name if isinstance(name, str) else ""
+    return ""
+
+
+def model_choice_of(request: Request) -> ModelChoice | None:
+    """What chooses between models; None where there is only one."""
+    choice: ModelChoice | None = request.app.state.choice
+    return choice
+
+
+def service_by_query(request: Request) -> Service:
+    """That of the model that `?model=` names, which must be loaded. Raises ApiError."""
+    choice = model_choice_of(request)
+    name = request.query_params.get("model", "")
+    return service_of(request) if choice is None else choice.require_loaded(name)
 
 
 async def until_left(request: Request, work: Awaitable[_Result]) -> _Result:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import logging
 import math
 import re
@@ -30,7 +31,11 @@ from hypocenter.server.connection import (
     tell_of_loop,
 )
 from hypocenter.server.faults import FaultKeeper
+from hypocenter.server.fleet.slot_memory import SlotMemory
 from hypocenter.server.handshake import handshake_class
+from hypocenter.server.hosting.host import Host
+from hypocenter.server.hosting.hosting import Hosting
+from hypocenter.server.hosting.terms import MAX_MODELS, ModelTerms, require_own_names
 from hypocenter.server.intake.bodies import Bodies
 from hypocenter.server.intake.strangers import is_host, is_loopback
 from hypocenter.server.metrics import Metrics
@@ -43,11 +48,10 @@ from hypocenter.server.operating.listening import (
 )
 from hypocenter.server.operating.log import tell
 from hypocenter.server.operating.signals import Renewal, Terminal
-from hypocenter.server.operating.traces import otlp_traces
+from hypocenter.server.operating.traces import Traces, otlp_traces
 from hypocenter.server.routes import Service
 from hypocenter.server.supervisor import Supervisor
 from hypocenter.server.worker_life import WORKER, Orders
-from hypocenter.settings.config import EngineConfig
 from hypocenter.watch.child import Deadlines
 from hypocenter.watch.dead_runs import locked_folder
 from hypocenter.wire.messages import Loading, ServedModel
@@ -66,23 +70,22 @@ _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
 class ServerConfig:
     """How the server listens and whom it answers; the engine has a configuration of its own."""
 
-    model: str
-    engine: EngineConfig
-    #: Of replicas: a worker, or group of ranks, on each. Empty: one, on the engine's.
-    devices: tuple[str, ...] = ()
+    models: tuple[ModelTerms, ...]
+    #: Whether a model is loaded when it is asked for; else there is one, loaded all the time.
+    loads_on_demand: bool = False
+    #: How many may be loaded at once; 0: any number that has room.
+    max_loaded: int = 0
     host: str = "127.0.0.1"
     port: int = 8080
     #: In place of host and port.
     unix_socket: Path | None = None
     certificate: Certificate | None = None
     root_path: str = ""
-    names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     admin_key: str | None = field(default=None, repr=False)
     cors_origins: tuple[str, ...] = ()
     #: Names of the server besides those of this machine, as they stand in a Host.
     allowed_hosts: tuple[str, ...] = ()
-    max_queued: int = 512
     max_body_bytes: int = 32 << 20
     #: Of all bodies together that no worker has taken yet.
     max_bodies_bytes: int = 256 << 20
@@ -94,6 +97,8 @@ class ServerConfig:
     worker: tuple[str, ...] = WORKER
     unread_seconds: float = 600.0
     bundles: Path | None = None
+    #: For prompts that clients save; None: they cannot.
+    slot_save_path: Path | None = None
     #: Between two canaries; 0: none is asked.
     canary_minutes: float = 10.0
     #: Whether people may look at it in a browser.
@@ -109,8 +114,14 @@ class ServerConfig:
                 f"--root-path is {self.root_path!r}, but must be like /llm: a slash before each "
                 "part, and no other signs than letters, digits and ._~-"
             )
-        if not 0 <= self.max_queued <= 1 << 20:
-            raise UsageError(f"--max-queued is {self.max_queued}, but must be from 0 to {1 << 20}")
+        require_own_names(self.models)
+        assert self.models, "there is nothing to serve"
+        assert len(self.models) == 1 or self.loads_on_demand, "one is loaded all the time"
+        if not 0 <= self.max_loaded <= MAX_MODELS:
+            raise UsageError(
+                f"--models-max is {self.max_loaded}, but must be from 0, any number, to "
+                f"{MAX_MODELS}"
+            )
         if not 1 << 20 <= self.max_bodies_bytes <= 1 << 40:
             raise UsageError(
                 f"--body-memory is {self.max_bodies_bytes >> 20}, but must be from 1 to {1 << 20}"
@@ -135,7 +146,8 @@ class Listener:
     """Who is told what goes on: progress, and once that all is ready, and where."""
 
     report: Callable[[str, float], None] = lambda what, share: None
-    announce: Callable[[str, ServedModel], None] = lambda url, facts: None
+    #: The facts are those of the only model; None where there are several.
+    announce: Callable[[str, ServedModel | None], None] = lambda url, facts: None
 
 
 def serve(config: ServerConfig, listener: Listener, renewal: Renewal | None = None) -> int:
@@ -175,62 +187,119 @@ async def _serve(
     listening: socket.socket,
     folder: Path,
 ) -> int:
-    metrics: Metrics | None = None
     traces = otlp_traces(config.traces_endpoint) if config.traces_endpoint else None
-
-    def count(what: str, replica: int | None = None) -> None:
-        if metrics is not None:
-            metrics.count(what, replica)
-
-    loop = asyncio.get_running_loop()
-    faults = FaultKeeper(config.bundles, lambda: _call_soon(loop, lambda: count("bundle")))
-    supervisor = Supervisor(
-        _orders(config, folder), on_left=faults.keep, on_event=count, devices=config.devices
-    )
-    names = config.names or (Path(config.model).stem,)
-    bodies = Bodies(config.max_bodies_bytes)
-    sink = renewal.sink
-    metrics = Metrics(supervisor, names[0], lambda: 0 if sink is None else sink.num_lost)
-    service = Service(
-        supervisor,
-        metrics,
-        names,
-        config.model,
-        min(config.max_body_bytes, bodies.most_of_client),
-        config.engine.max_batch_requests * len(supervisor.replicas) + config.max_queued,
-        bodies,
-        faults,
-        canary=Canary(supervisor, config.canary_minutes, count) if config.canary_minutes else None,
-        has_pages=config.has_pages,
-        traces=traces,
-    )
+    hosting = _hosting(config, folder, renewal, traces)
+    service, supervisor = hosting.hosts[0].service, hosting.hosts[0].service.supervisor
     renewal.set_keys = service.set_keys
+    loop = asyncio.get_running_loop()
     loop.set_exception_handler(tell_of_loop)
-    server = _make_server(config, service, renewal, is_local=_is_local(listening))
+    server = _make_server(config, hosting, renewal, is_local=_is_local(listening))
     answering = asyncio.create_task(server.serve([listening]))
-    asking: asyncio.Task[None] | None = None
+    looking: asyncio.Task[None] | None = None
     try:
-        await _start(supervisor, listener, answering)
-        if supervisor.facts is not None and not answering.done():
+        if not hosting.loads_on_demand:
+            await _start(supervisor, listener, answering)
+        if (supervisor.facts is not None or hosting.loads_on_demand) and not answering.done():
             is_tls = config.certificate is not None
+            if not hosting.loads_on_demand:
+                hosting.hosts[0].note_loaded()
             listener.announce(address_of(listening, is_tls=is_tls), supervisor.facts)
-            if service.canary is not None:
-                asking = loop.create_task(service.canary.run())
+            looking = loop.create_task(hosting.run())
         gc.freeze()  # modules stay; looking through them over and over held up everybody
-        while not answering.done() and not supervisor.has_given_up:
+        while not answering.done() and not _is_over(hosting):
             await asyncio.wait({answering}, timeout=_LOOK_SECONDS)
     finally:
-        if asking is not None:
-            asking.cancel()
+        if looking is not None:
+            looking.cancel()
         server.should_exit = True
         await answering
-        await supervisor.stop(_STOP_SECONDS)
+        await hosting.stop(_STOP_SECONDS)
         if traces is not None:
             await asyncio.to_thread(traces.close)
-    number = service.num_asked
+    number = service.common.num_asked
     message = f"stopped after {count_text(number, 'request')} for an answer"
     tell(logging.INFO, "stopped", message, num_requests=number)
-    return EXIT_ERROR if supervisor.has_given_up else EXIT_OK
+    return EXIT_ERROR if _is_over(hosting) else EXIT_OK
+
+
+def _is_over(hosting: Hosting) -> bool:
+    """Whether the only model cannot be served any more; another one of several may be."""
+    return not hosting.loads_on_demand and hosting.hosts[0].service.supervisor.has_given_up
+
+
+def _hosting(
+    config: ServerConfig, folder: Path, renewal: Renewal, traces: Traces | None
+) -> Hosting:
+    """The models of a server, of which none is loaded yet."""
+    loop = asyncio.get_running_loop()
+    bodies, numbers = Bodies(config.max_bodies_bytes), itertools.count(1)
+    first: Service | None = None
+    sink = renewal.sink
+
+    def on_bundle() -> None:
+        if first is not None:
+            first.metrics.count("bundle")
+
+    faults = FaultKeeper(config.bundles, lambda: _call_soon(loop, on_bundle))
+    hosts = []
+    for terms in config.models:
+        maker = _Maker(config, terms, folder, faults, numbers)
+        supervisor, name = maker.supervisor(), terms.all_names[0]
+        beside = None if first is None else first.metrics
+        metrics = Metrics(supervisor, name, lambda: 0 if sink is None else sink.num_lost, beside)
+        if first is None:
+            most = min(config.max_body_bytes, bodies.most_of_client)
+            service = first = Service(
+                supervisor,
+                metrics,
+                terms.all_names,
+                terms.path,
+                most,
+                terms.num_open,
+                bodies,
+                faults,
+                has_pages=config.has_pages,
+                traces=traces,
+            )
+        else:
+            service = first.beside(supervisor, metrics, terms.all_names, terms.path, terms.num_open)
+        if config.slot_save_path is not None:
+            num_slots = terms.engine.max_batch_requests
+            service.slots = SlotMemory(config.slot_save_path / name, num_slots)
+        maker.metrics = metrics
+        canary = maker.canary if config.canary_minutes else None
+        hosts.append(Host(terms, service, maker.supervisor, canary))
+    return Hosting(hosts, config.max_loaded, loads_on_demand=config.loads_on_demand)
+
+
+@dataclass
+class _Maker:
+    """Makes what a model has anew each time that it is loaded."""
+
+    config: ServerConfig
+    terms: ModelTerms
+    folder: Path
+    faults: FaultKeeper
+    numbers: Iterator[int]
+    metrics: Metrics | None = None
+
+    def supervisor(self) -> Supervisor:
+        """One that is not started."""
+        return Supervisor(
+            _orders(self.config, self.terms, self.folder),
+            on_left=self.faults.keep,
+            on_event=self._count,
+            devices=self.terms.devices,
+            process_numbers=self.numbers,
+        )
+
+    def canary(self, supervisor: Supervisor) -> Canary:
+        """Of the model that this one has."""
+        return Canary(supervisor, self.config.canary_minutes, self._count)
+
+    def _count(self, what: str, replica: int | None = None) -> None:
+        if self.metrics is not None:
+            self.metrics.count(what, replica)
 
 
 def _is_local(port: socket.socket) -> bool:
@@ -238,25 +307,26 @@ def _is_local(port: socket.socket) -> bool:
     return port.family == socket.AF_UNIX or is_loopback(str(port.getsockname()[0]))
 
 
-def _orders(config: ServerConfig, folder: Path) -> Orders:
+def _orders(config: ServerConfig, terms: ModelTerms, folder: Path) -> Orders:
     first = max(config.step_seconds, config.first_step_seconds)
     return Orders(
-        config.model,
-        config.engine,
+        terms.path,
+        terms.engine,
         Deadlines(first, config.step_seconds),
         folder,
         has_spare=config.has_spare,
         worker=config.worker,
+        label=terms.all_names[0] if len(config.models) > 1 else "",
     )
 
 
 def _make_server(
-    config: ServerConfig, service: Service, renewal: Renewal, *, is_local: bool
+    config: ServerConfig, hosting: Hosting, renewal: Renewal, *, is_local: bool
 ) -> _Server:
-    """The HTTP server of a service, with its limits."""
+    """The HTTP server of these models, with its limits."""
     most = max_connections()
     app = make_app(
-        service,
+        hosting,
         api_keys=config.api_keys,
         admin_key=config.admin_key,
         cors_origins=config.cors_origins,
@@ -282,7 +352,7 @@ def _make_server(
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=math.ceil(config.grace_seconds + _STOP_SECONDS),
         ),
-        service,
+        hosting,
         config.grace_seconds,
         renewal,
     )
@@ -314,10 +384,10 @@ class _Server(uvicorn.Server):
     """The first signal lets what is open end, for so many seconds; the second one does not."""
 
     def __init__(
-        self, config: uvicorn.Config, service: Service, grace_seconds: float, renewal: Renewal
+        self, config: uvicorn.Config, hosting: Hosting, grace_seconds: float, renewal: Renewal
     ) -> None:
         super().__init__(config)
-        self._service, self._grace_seconds, self._renewal = service, grace_seconds, renewal
+        self._hosting, self._grace_seconds, self._renewal = hosting, grace_seconds, renewal
         self._terminal = Terminal()
 
     @contextlib.contextmanager
@@ -337,19 +407,15 @@ class _Server(uvicorn.Server):
             self._renewal.renew()
 
     def _end(self, why: str) -> None:
-        if self._service.is_draining:
-            self._service.supervisor.fail_all("the server is shutting down")
+        common = self._hosting.hosts[0].service.common
+        if common.is_draining:
+            self._hosting.fail_all("the server is shutting down")
             self.force_exit = True
             return
-        num_open = self._service.num_open
+        num_open = sum(host.service.num_open for host in self._hosting.hosts)
         message = f"{why}: stopping; {count_text(num_open, 'open answer')} may end within "
         message += f"{self._grace_seconds:g} s"
         tell(logging.INFO, "stopping", message, num_open=num_open)
-        self._service.is_draining = True
-        self.should_exit = True
+        common.is_draining = self.should_exit = True
         loop = asyncio.get_running_loop()
-        loop.call_later(
-            self._grace_seconds,
-            self._service.supervisor.fail_all,
-            "the server is shutting down",
-        )
+        loop.call_later(self._grace_seconds, self._hosting.fail_all, "the server is shutting down")

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from hypocenter.base.package import version
 from hypocenter.server import answers
-from hypocenter.server.api_error import ApiError, json_response
+from hypocenter.server.api_error import ApiError, json_response, unavailable
 from hypocenter.server.bodies.chat_fields import (
     checked_tools,
     checked_variables,
@@ -27,6 +27,7 @@ from hypocenter.server.routes import (
     body_of,
     build_info,
     describe,
+    service_by_query,
     service_of,
 )
 
@@ -69,10 +70,10 @@ async def health(request: Request) -> Response:
     supervisor = service.supervisor
     if not supervisor.is_ready:
         what = "no worker can be started" if supervisor.has_given_up else supervisor.loading.what
-        return _unavailable("Loading model" if supervisor.facts is None else f"no worker: {what}")
+        return unavailable("Loading model" if supervisor.facts is None else f"no worker: {what}")
     seconds = supervisor.seconds_in_step()
     if seconds is not None and seconds > STEP_SECONDS:
-        return _unavailable(f"a step has been running for {seconds:.0f} seconds")
+        return unavailable(f"a step has been running for {seconds:.0f} seconds")
     said = None
     if service.canary is not None:
         state = service.canary.state
@@ -95,50 +96,17 @@ async def readiness(request: Request) -> Response:
     """Whether a new request would be taken and run now; needs no key, as probes have none."""
     service = service_of(request)
     if service.is_draining:
-        return _unavailable("the server is shutting down")
+        return unavailable("the server is shutting down")
     if not service.supervisor.is_ready:
-        return _unavailable("no worker is ready")
+        return unavailable("no worker is ready")
     if service.num_open >= service.max_open:
-        return _unavailable("the queue is full")
+        return unavailable("the queue is full")
     return json_response(answers.Status("ok"))
 
 
-def _unavailable(message: str) -> Response:
-    error = {"code": 503, "message": message, "type": "unavailable_error", "param": None}
-    return json_response({"error": error}, 503, {"Retry-After": "2"})
-
-
-async def models(request: Request) -> Response:
-    service = service_of(request)
-    return json_response(answers.Models(data=[_model(service, n) for n in service.names]))
-
-
-async def model(request: Request) -> Response:
-    service = service_of(request)
-    return json_response(_model(service, service.require_model(request.path_params["name"])))
-
-
-def _model(service: Service, name: str) -> answers.ModelCard:
-    facts = service.facts
-    return answers.ModelCard(
-        id=name,
-        created=service.started,
-        owned_by="hypocenter",
-        max_model_len=facts.context_length,
-        meta=answers.ModelMeta(
-            architecture=facts.architecture,
-            quantisation=facts.quantisation,
-            n_ctx_train=facts.trained_length,
-            n_params=facts.num_parameters,
-            n_vocab=facts.vocab_size,
-            size=facts.file_bytes,
-        ),
-    )
-
-
 async def tokenize(request: Request) -> Response:
-    service = service_of(request)
     body = await _read(request, TokenizeBody)
+    service = service_of(request)
     given = [name for name in ("content", "prompt", "messages") if getattr(body, name) is not None]
     if len(given) != 1:
         raise ApiError(400, "give one of content, prompt and messages", param="content")
@@ -185,7 +153,7 @@ async def detokenize(request: Request) -> Response:
 
 
 async def tokenizer_info(request: Request) -> Response:
-    facts = service_of(request).facts
+    facts = service_by_query(request).facts
     return json_response(
         answers.TokenizerInfo(
             bos_token=facts.bos_text,
@@ -220,7 +188,7 @@ async def apply_template(request: Request) -> Response:
 
 async def props(request: Request) -> Response:
     """llama-server's description of itself; where keys are set, only the admin's sees folders."""
-    service = service_of(request)
+    service = service_by_query(request)
     facts, path = service.facts, service.model_path
     return json_response(
         answers.Props(
@@ -245,7 +213,7 @@ async def version_of(request: Request) -> Response:
 
 async def slots(request: Request) -> Response:
     """A slot for each request that may run at once; of others' requests only that they run."""
-    service = service_of(request)
+    service = service_by_query(request)
     facts, open_ones = service.facts, service.supervisor.of_clients
     slots_now = []
     for number in range(facts.max_requests):
@@ -264,7 +232,7 @@ async def slots(request: Request) -> Response:
             )
         )
     if request.query_params.get("fail_on_no_slot") and len(open_ones) >= facts.max_requests:
-        return _unavailable("no slot is free")
+        return unavailable("no slot is free")
     return json_response(slots_now)
 
 
@@ -300,7 +268,7 @@ def _require_own(service: Service, request: Request, name: str) -> None:
 
 
 async def debug_requests(request: Request) -> Response:
-    service = service_of(request)
+    service = service_by_query(request)
     state = msgspec.to_builtins(service.supervisor.state)
     processes = [
         answers.ReplicaProcesses(

@@ -21,7 +21,7 @@ import collections
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -50,8 +50,10 @@ from hypocenter.wire.messages import (
     EngineState,
     Failed,
     Loading,
+    MovePrompt,
     News,
     Piece,
+    PromptMoved,
     ReadingLimits,
     Ready,
     ServedModel,
@@ -65,6 +67,8 @@ log = logging.getLogger("hypocenter.server")
 MAX_BLAMED = 3
 #: From this death on a request is tried alone.
 _SUSPECT = 2
+#: What saving or restoring a prompt may take.
+_MOVE_SECONDS = 120.0
 #: How the server calls the error of a request that it gave up.
 QUARANTINED, WORKER_GONE = "Quarantined", "WorkerGone"
 
@@ -73,7 +77,8 @@ class Supervisor:
     """`on_event` hears of what is counted: restarted, resumed, paused, quarantined, fault; and of
     which replica. There is one on each of `devices`, by default on that of the orders.
 
-    `make_reader` gives a process that reads forms or does not (`readers.py`).
+    `make_reader` gives a process that reads forms or does not (`readers.py`). `process_numbers` are
+    those of its processes, shared where there are several models.
     """
 
     def __init__(
@@ -84,6 +89,7 @@ class Supervisor:
         on_event: Callable[[str, int], None] = lambda what, replica: None,
         make_reader: Callable[[bool], ReadingProcess] | None = None,
         devices: tuple[str, ...] = (),
+        process_numbers: Iterator[int] | None = None,
     ) -> None:
         self._on_event = on_event
         self._ids = itertools.count(1)
@@ -91,6 +97,8 @@ class Supervisor:
         #: Cancelled ones that the worker has not said to be through with.
         self._leaving: dict[int, Generation] = {}
         self._num_questions = 0
+        #: What was asked of workers beside requests, by its id, and of which replica.
+        self._moving: dict[int, tuple[int, asyncio.Future[PromptMoved | Failed]]] = {}
         make_reader = make_reader or process_maker(
             {"model": orders.model, "config": orders.config, "limits": ReadingLimits()}
         )
@@ -99,7 +107,7 @@ class Supervisor:
         self._places = Places()
         self._keeps_prefixes = orders.config.prefix_cache
         self.on_left = on_left
-        numbers = itertools.count(1)
+        numbers = itertools.count(1) if process_numbers is None else process_numbers
         all_orders = orders_of(orders, devices or (orders.config.device,))
         #: On each card one, in the order of `devices`.
         self.replicas = tuple(
@@ -239,6 +247,20 @@ class Supervisor:
         assert isinstance(told, Told | Failed), "no form was asked for"
         return told
 
+    async def move(self, replica: Replica, message: MovePrompt) -> PromptMoved | Failed:
+        """Have a worker save, restore or erase a prompt; what it says of that."""
+        if not replica.takes_requests or replica.life is None:
+            return Failed(message.id, WORKER_GONE, "no worker is ready; try again in a moment")
+        told = asyncio.get_running_loop().create_future()
+        self._moving[message.id] = replica.number, told
+        replica.life.send(message)
+        try:
+            return await asyncio.wait_for(told, _MOVE_SECONDS)
+        except TimeoutError:
+            return Failed(message.id, WORKER_GONE, f"it took more than {_MOVE_SECONDS:.0f} s")
+        finally:
+            self._moving.pop(message.id, None)
+
     def distrust_worker(self, replica: Replica) -> None:
         """End its worker, whose memory is in doubt, as one that died of a fault; the next one reads
         weights and prompts anew."""
@@ -252,10 +274,10 @@ class Supervisor:
         for generation in self.generations:
             self._give_up(generation, WORKER_GONE, reason)
 
-    async def stop(self, seconds: float) -> None:
-        """End the worker, and whatever is open."""
+    async def stop(self, seconds: float, reason: str = "the server is shutting down") -> None:
+        """End the worker, and whatever is open, for that reason."""
         self._is_stopping = True
-        self.fail_all("the server is shutting down")
+        self.fail_all(reason)
         stopping = [replica.stop(seconds) for replica in self.replicas]
         await asyncio.gather(*stopping, self._readers.stop())
 
@@ -282,6 +304,10 @@ class Supervisor:
                 if (paused := self._open.get(number)) is not None:
                     paused.take_back()
                 self._send_waiting()
+            case PromptMoved() | Failed() if message.id in self._moving:
+                _, told = self._moving.pop(message.id)
+                if not told.done():
+                    told.set_result(message)
             case Failed():
                 self._hear_of_failure(message, replica)
             case _:
@@ -446,6 +472,9 @@ class Supervisor:
     def note_end(self, replica: Replica, ended: Ended | Exception, *, was_first: bool) -> None:
         """A worker's process is gone: what it had goes on elsewhere, or waits for the next one."""
         self._places.prefixes.forget(replica.number)
+        for number, (where, told) in self._moving.items():
+            if where == replica.number and not told.done():
+                told.set_result(Failed(number, WORKER_GONE, "the worker ended meanwhile"))
         for number in [n for n, g in self._leaving.items() if g.replica == replica.number]:
             del self._leaving[number]
         if is_fault(ended):

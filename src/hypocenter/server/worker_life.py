@@ -68,6 +68,8 @@ class Orders:
     #: Whether another worker waits, its packages imported and its device open.
     has_spare: bool = True
     worker: tuple[str, ...] = WORKER
+    #: What the log calls the model, where there are several.
+    label: str = ""
 
 
 def forms_name(orders: Orders) -> str:

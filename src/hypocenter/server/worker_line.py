@@ -13,6 +13,7 @@ where they lie, and the server has what tells of them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 import logging
@@ -27,6 +28,7 @@ import msgspec
 from hypocenter.base.errors import NotShareable
 from hypocenter.server.operating.log import tell
 from hypocenter.server.worker_life import KEEPER, Orders, WorkerLife
+from hypocenter.settings.cache_folder import forget_blocks_of
 from hypocenter.watch.child import Ended
 from hypocenter.wire.messages import (
     NO_REQUEST,
@@ -93,6 +95,8 @@ class WorkerLine:
         self._num_lost_spares = self._num_begun = 0
         #: The number of the spare that said so last.
         self._stands_by = 0
+        #: Of the worker that had the model last.
+        self._last_pid: int | None = None
         self._keeper: WorkerLife | None = None
         self._kept: KeptWeights | None = None
         #: Whether the weights are to be had from a keeper.
@@ -144,8 +148,12 @@ class WorkerLine:
             self._hand_over()
 
     def forget_blocks(self) -> None:
-        """What workers have left of the KV cache is in doubt; the next one begins with nothing."""
+        """What workers have left of the KV cache is in doubt; the next one begins with nothing of
+        it, and with what others wrote to disk."""
         self._blocks.forget()
+        if self._orders.config.disk_cache is not None and self._last_pid is not None:
+            with contextlib.suppress(OSError):
+                forget_blocks_of(Path(self._orders.config.disk_cache), self._last_pid)
 
     def forget_weights(self) -> None:
         """What a keeper has is in doubt; the next worker gets what another one reads anew."""
@@ -226,6 +234,7 @@ class WorkerLine:
 
     def _note_end(self, number: int, ended: Ended | Exception) -> None:
         if self._is_current(number):
+            self._last_pid = self.current.pid if self.current else None
             self.current = None
             self._on_ended(ended)
         elif self._spare is not None and self._spare.number == number and not self._is_stopping:

@@ -51,6 +51,12 @@ def folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+def forget_blocks_of(folder: Path, pid: int) -> None:
+    """Remove what a process wrote into a disk cache of KV blocks (`engine/disk_blocks.py`)."""
+    for path in folder.glob(f"*/*.{pid}.kv"):
+        path.unlink(missing_ok=True)
+
+
 def changeable_by_others(folder: Path) -> str:
     """Why others could change what lies in `folder`, or put another in its place; empty when none
     can. It need not be there yet; a link there may lead anywhere, so it is a reason.

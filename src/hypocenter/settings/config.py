@@ -420,6 +420,19 @@ class EngineConfig:
         cli=("--prefix-cache",),
         also_called=("cache_prompt", "enable_prefix_caching"),
     )
+    disk_cache: str | None = setting(
+        None,
+        OneText("none"),
+        "Folder where such beginnings are kept, to be found again by a server or program that is "
+        "started later; on the CPU.",
+        cli=("--disk-cache",),
+    )
+    disk_cache_mib: int = setting(
+        10240,
+        Whole(low=1, high=1 << 30),
+        "MiB that this folder may take.",
+        cli=("--disk-cache-mib",),
+    )
     state_checkpoints: int = setting(
         8,
         Whole(low=0, high=4096),
@@ -547,6 +560,8 @@ class EngineFields(TypedDict, total=False):
     max_batch_requests: int
     block_size: int
     prefix_cache: bool
+    disk_cache: str | None
+    disk_cache_mib: int
     state_checkpoints: int
     kv_tokens: int | None
     itl_target: float | None

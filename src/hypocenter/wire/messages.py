@@ -6,7 +6,8 @@ times and `Ready` once. A keeper of weights is told the same, and ends with `Kep
 `Start` tells to wait says `StandingBy` in place of `Ready`, and `Ready` when `TakeOver` has come.
 
 From then on each `Submit` is answered by `Accepted` and `News` up to a piece with an `ending`, by
-`Failed`, or by `Dropped` where it was cancelled before it began. So a request that is cancelled has
+`Failed`, or by `Dropped` where it was cancelled before it began. `MovePrompt` is answered by
+`PromptMoved` or `Failed`. So a request that is cancelled has
 an end, too: until the server hears of that, it counts as open. A worker is told token ids and
 forms that were read already, and never a text of a client's.
 
@@ -19,7 +20,7 @@ Ids are the server's, and one of a kind for as long as it lives.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -138,6 +139,25 @@ class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
     id: int
+
+
+class MovePrompt(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Save the blocks of these tokens to a file, restore those of a file, or erase them."""
+
+    id: int
+    action: Literal["save", "restore", "erase"]
+    path: str = ""
+    token_ids: tuple[int, ...] = ()
+    cache_salt: str = ""
+
+
+class PromptMoved(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """A `MovePrompt` was done; `num_tokens` were kept. `token_ids` are of a file that was read."""
+
+    id: int
+    num_tokens: int
+    num_bytes: int = 0
+    token_ids: tuple[int, ...] = ()
 
 
 class ReadingLimits(msgspec.Struct, frozen=True):
@@ -303,6 +323,9 @@ class EngineState(msgspec.Struct, frozen=True):
     num_steps: int = 0
     #: Forms of kernels that a GPU had to be given since the worker was ready.
     num_compiled: int = 0
+    #: Blocks that this worker read from disk, and wrote there.
+    num_disk_read: int = 0
+    num_disk_written: int = 0
 
 
 class News(msgspec.Struct, frozen=True, tag=True):
@@ -341,7 +364,9 @@ class FormRead(msgspec.Struct, frozen=True, tag=True):
     compiled: str
 
 
-ToWorker = Prepare | Start | TakeOver | Submit | Cancel
-ToServer = Loading | KeptWeights | StandingBy | Ready | Accepted | Failed | News | Dropped
+ToWorker = Prepare | Start | TakeOver | Submit | Cancel | MovePrompt
+ToServer = (
+    Loading | KeptWeights | StandingBy | Ready | Accepted | Failed | News | Dropped | PromptMoved
+)
 ToReader = StartReader | Ask | ReadForm
 FromReader = ReaderReady | Told | FormRead | Failed

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -53,8 +54,10 @@ from hypocenter.wire.messages import (
     Dropped,
     EngineState,
     Loading,
+    MovePrompt,
     Piece,
     Prepare,
+    PromptMoved,
     Ready,
     StandingBy,
     Start,
@@ -165,7 +168,33 @@ class ModelWorker:
                 request = self._requests.get(number)
                 if request is not None:
                     self._driver.cancel(request)
+            case MovePrompt():
+                moving = threading.Thread(target=self._move, args=[message], name="saved prompts")
+                moving.start()
         return message is not None
+
+    def _move(self, message: MovePrompt) -> None:
+        """Save, restore or erase a prompt, and say so; in a thread of its own, as it may take a
+        second."""
+        number, engine = message.id, self._llm.engine
+        try:
+            match message.action:
+                case "save":
+                    path = Path(message.path)
+                    told = engine.save_prompt(path, message.token_ids, message.cache_salt)
+                    self._outbox.put(PromptMoved(number, *told))
+                case "restore":
+                    ids, num_kept, num_bytes = engine.restore_prompt(
+                        Path(message.path), message.cache_salt
+                    )
+                    self._outbox.put(PromptMoved(number, num_kept, num_bytes, ids))
+                case "erase":
+                    num_kept = engine.erase_prompt(message.token_ids, message.cache_salt)
+                    self._outbox.put(PromptMoved(number, num_kept))
+        except OWN_ERRORS as error:
+            self._outbox.put(failure_for_client(number, error, self._model))
+        except BaseException as error:
+            die(error)
 
     def close(self) -> None:
         """End what is still open, and say so."""
@@ -238,6 +267,8 @@ class ModelWorker:
             cache.num_kept_blocks,
             self._engine.num_steps,
             self._engine.runner.num_compiled_since,
+            0 if cache.disk is None else cache.disk.num_read,
+            0 if cache.disk is None else cache.disk.num_written,
         )
 
     def _pieces_of(self, number: int) -> list[Piece | msgspec.Struct]:

@@ -10,24 +10,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hypocenter.base.errors import EXIT_OK, HypoError, UsageError
+from hypocenter.base.wording import count_text
 from hypocenter.cli.options import EngineOptions, message_of, naming_options
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.serve_options import ServeOptions
+from hypocenter.cli.served_models import NamedModel, ServedChoice
 from hypocenter.settings.config import DEFAULT_CONTEXT, EngineConfig
 from hypocenter.settings.environment import chosen_log
 from hypocenter.wire.messages import ServedModel
 
 if TYPE_CHECKING:
+    from hypocenter.server.hosting.terms import ModelTerms
     from hypocenter.server.operating.log import Sink
     from hypocenter.server.serve import ServerConfig
 
+#: --sleep-idle-seconds of who is not to sleep.
+_NEVER = -1.0
 #: Contexts that the KV cache holds unless it is told otherwise.
 _NUM_CONTEXTS = 4
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def serve(path: str, options: ServeOptions, engine: EngineConfig, *, quiet: bool) -> None:
-    """Serve a model until a signal comes; leaves with the server's exit code.
+def serve(
+    choice: ServedChoice, options: ServeOptions, engine: EngineConfig, *, quiet: bool
+) -> None:
+    """Serve models until a signal comes; leaves with the server's exit code.
 
     Raises UsageError for what cannot be served.
     """
@@ -39,8 +46,6 @@ def serve(path: str, options: ServeOptions, engine: EngineConfig, *, quiet: bool
             f"hypo serve needs {missing.name}, which is not installed: "
             "pip install 'hypocenter[server]'"
         ) from missing
-    if not Path(path).is_file():
-        raise UsageError(f"{path}: no such file")
     settings = LogSettings(
         level=options.log_level or chosen_log() or ("warning" if quiet else "info"),
         format=options.log_format,
@@ -50,7 +55,7 @@ def serve(path: str, options: ServeOptions, engine: EngineConfig, *, quiet: bool
         # It warns of each piece that is sent to a client that has left.
         logging.getLogger("asyncio").setLevel(logging.ERROR)
         try:
-            code = _serve(path, options, engine, sink, quiet=quiet)
+            code = _serve(choice, options, engine, sink, quiet=quiet)
         except HypoError as error:
             # On stderr it is told in any case; a log that is read by a program has it as well.
             if settings.file is not None or settings.format == "json":
@@ -61,19 +66,17 @@ def serve(path: str, options: ServeOptions, engine: EngineConfig, *, quiet: bool
 
 
 def _serve(
-    path: str, options: ServeOptions, engine: EngineConfig, sink: Sink, *, quiet: bool
+    choice: ServedChoice, options: ServeOptions, engine: EngineConfig, sink: Sink, *, quiet: bool
 ) -> int:
-    from hypocenter.device.choice import with_device, with_replicas
     from hypocenter.server.operating.log import tell
     from hypocenter.server.operating.signals import Renewal
     from hypocenter.server.serve import Listener
     from hypocenter.server.serve import serve as run_server
 
-    with naming_options(EngineOptions):
-        engine, choice = with_device(Path(path), engine, num_replicas=options.replicas)
-    engine, devices = with_replicas(engine, options.replicas)
-    config = replace(_config(path, options, engine), devices=devices)
-    name = (config.names or (Path(path).stem,))[0]
+    found = [_terms(model, options, engine) for model in choice.models]
+    first, why = found[0]
+    config = _config(options, tuple(terms for terms, _ in found), on_demand=choice.on_demand)
+    name = first.all_names[0]
     reads_keys = options.api_key_file is not None
     renewal = Renewal(sink, options.keys if reads_keys else None)
     if options.uds is None and options.host not in _LOOPBACK and not config.api_keys:
@@ -81,7 +84,7 @@ def _serve(
         message += "network may use the server"
         tell(logging.WARNING, "open_to_all", message)
     num_cpus = len(os.sched_getaffinity(0))
-    if engine.device == "cpu" and (engine.num_threads or 0) > num_cpus:
+    if first.engine.device == "cpu" and (engine.num_threads or 0) > num_cpus:
         message = f"-t/--threads is {engine.num_threads}, but this process may use {num_cpus} CPUs"
         tell(logging.WARNING, "too_many_threads", f"{message}: it takes {num_cpus}")
 
@@ -90,18 +93,64 @@ def _serve(
 
     with ProgressDisplay(quiet=quiet, say=say) as progress:
 
-        def announce(url: str, facts: ServedModel) -> None:
+        def announce(url: str, facts: ServedModel | None) -> None:
             progress.clear()
-            why = "" if choice is None else choice.reason
-            first, *others = greeting(url, facts, config, name, why)
-            tell(logging.INFO, "serving", first, url=url, model=name)
-            for line in others:
+            if facts is None:
+                lines = greeting_of_several(url, config)
+                tell(logging.INFO, "serving", lines[0], url=url, models=len(config.models))
+            else:
+                lines = greeting(url, facts, config, name, why)
+                tell(logging.INFO, "serving", lines[0], url=url, model=name)
+            for line in lines[1:]:
                 tell(logging.INFO, "hint", line)
 
         return run_server(config, Listener(progress, announce), renewal)
 
 
-def _config(path: str, options: ServeOptions, engine: EngineConfig) -> ServerConfig:
+def _terms(
+    model: NamedModel, options: ServeOptions, engine: EngineConfig
+) -> tuple[ModelTerms, str]:
+    """How a model is served, and why on its device, where that is not what was asked for.
+
+    Raises UsageError for what cannot be.
+    """
+    from hypocenter.device.choice import with_device, with_replicas
+    from hypocenter.server.hosting.terms import ModelTerms
+
+    table = model.table
+    parallel = options.parallel if table.parallel is None else table.parallel
+    num_replicas = options.replicas if table.replicas is None else table.replicas
+    engine = replace(
+        engine,
+        device=engine.device if table.device is None else table.device,
+        context_length=engine.context_length if table.ctx_size is None else table.ctx_size,
+        max_batch_requests=parallel,
+    )
+    with naming_options(EngineOptions):
+        engine, choice = with_device(Path(model.path), engine, num_replicas=num_replicas)
+    engine, devices = with_replicas(engine, num_replicas)
+    kv_tokens = options.kv_tokens if table.kv_tokens is None else table.kv_tokens
+    if kv_tokens is None and not engine.device.startswith(("cuda", "hip")):
+        context = engine.context_length or DEFAULT_CONTEXT
+        kv_tokens = context * min(_NUM_CONTEXTS, parallel)
+    idle = table.sleep_idle_seconds
+    idle = options.sleep_idle_seconds if idle is None else idle
+    names = model.names or (Path(model.path).stem,)
+    terms = ModelTerms(
+        path=str(Path(model.path).resolve()),
+        names=names,
+        engine=replace(engine, kv_tokens=kv_tokens),
+        devices=devices,
+        is_pinned=table.pinned or any(name in options.pin for name in names),
+        idle_seconds=None if idle == _NEVER else idle,
+        max_queued=options.max_queued if table.max_queued is None else table.max_queued,
+    )
+    return terms, "" if choice is None else choice.reason
+
+
+def _config(
+    options: ServeOptions, models: tuple[ModelTerms, ...], *, on_demand: bool
+) -> ServerConfig:
     """Raises UsageError for what cannot be."""
     from hypocenter.server.faults import folder_of
     from hypocenter.server.operating.listening import Certificate
@@ -113,30 +162,27 @@ def _config(path: str, options: ServeOptions, engine: EngineConfig) -> ServerCon
     if options.ssl_certfile is not None:
         key = None if options.ssl_keyfile is None else Path(options.ssl_keyfile).absolute()
         certificate = Certificate(Path(options.ssl_certfile).absolute(), key)
-    kv_tokens = options.kv_tokens
-    if kv_tokens is None and not engine.device.startswith(("cuda", "hip")):
-        context = engine.context_length or DEFAULT_CONTEXT
-        kv_tokens = context * min(_NUM_CONTEXTS, options.parallel)
+    save = options.slot_save_path
     return ServerConfig(
-        model=str(Path(path).resolve()),
-        engine=replace(engine, max_batch_requests=options.parallel, kv_tokens=kv_tokens),
+        models=models,
+        loads_on_demand=on_demand,
+        max_loaded=options.models_max,
         host=options.host,
         port=options.port,
         unix_socket=None if options.uds is None else Path(options.uds).absolute(),
         certificate=certificate,
         root_path=options.root_path,
-        names=options.served_model_name,
         api_keys=options.keys(),
         admin_key=options.admin(),
         cors_origins=options.cors_origin,
         allowed_hosts=options.allowed_host,
-        max_queued=options.max_queued,
         max_bodies_bytes=options.body_memory << 20,
         grace_seconds=options.grace,
         step_seconds=options.deadline,
         has_spare=options.spare,
         unread_seconds=options.timeout,
         bundles=folder_of(options.bundles),
+        slot_save_path=None if save is None else Path(save).absolute(),
         canary_minutes=options.canary_minutes,
         has_pages=options.webui,
         traces_endpoint=options.otlp_traces_endpoint or "",
@@ -158,9 +204,25 @@ def greeting(
         f"  device {facts.device}{f' ({why})' if why else ''}, KV cache of {kv_tokens} tokens: "
         f"{kv_tokens / facts.context_length:.3g} full contexts",
     ]
-    if len(config.devices) > 1:
-        lines.append(f"  replicas on {', '.join(config.devices)}; requests and cache are of all")
+    if len(devices := config.models[0].devices) > 1:
+        lines.append(f"  replicas on {', '.join(devices)}; requests and cache are of all")
     if config.unix_socket is not None:
         trust = "--cacert FILE " if config.certificate is not None else ""
         lines.append(f"  curl {trust}--unix-socket {config.unix_socket} {url}/v1/models")
+    return lines
+
+
+def greeting_of_several(url: str, config: ServerConfig) -> list[str]:
+    """The same, for models that are loaded when they are asked for."""
+    key = "the key of --api-key" if config.api_keys else "any"
+    pinned = [terms.all_names[0] for terms in config.models if terms.is_pinned]
+    at_once = f"at most {config.max_loaded} at once" if config.max_loaded else "all that have room"
+    lines = [
+        f"serving {count_text(len(config.models), 'model')} at {url}{config.root_path}",
+        f"  OPENAI_BASE_URL={url}{config.root_path}/v1",
+        f"  OPENAI_API_KEY={key}",
+        f"  loaded when a request names them, {at_once}: {url}{config.root_path}/v1/models",
+    ]
+    if pinned:
+        lines.append(f"  loaded now, to stay: {', '.join(pinned)}")
     return lines

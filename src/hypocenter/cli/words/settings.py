@@ -28,6 +28,8 @@ _ALTERNATIVES = (
 )
 #: The one that may be written as a table.
 _OF_VARIABLES = "--chat-template-kwargs"
+#: What is a table for each model, and no option.
+_OF_MODELS = "models"
 
 
 def fill(_app: App, _commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
@@ -91,11 +93,22 @@ def _of_environment(
 def _of_file(path: str, arguments: ArgumentCollection) -> Iterator[tuple[Argument, list[Token]]]:
     named = _options_by_name(arguments)
     for name, value in _read(path).items():
+        if name == _OF_MODELS:
+            continue
         where = f"{name} in {path}"
         argument = _option(name, where, named)
         if "--config" in argument.names:
             raise UsageError(f"{where} names another file; write its lines here instead")
         yield argument, _tokens(argument, name, _texts(argument, value, where), path)
+
+
+def tables_of_models(path: str) -> dict[str, dict[str, Any]]:
+    """The tables `[models.NAME]` of a file of settings, by name. Raises UsageError for a file that
+    is none, or where those are no tables."""
+    found = _read(path).get(_OF_MODELS, {})
+    if not isinstance(found, dict) or not all(isinstance(table, dict) for table in found.values()):
+        raise UsageError(f"models in {path} must be tables: [models.NAME]")
+    return found
 
 
 def _read(path: str) -> dict[str, Any]:

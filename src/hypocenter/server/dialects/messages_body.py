@@ -42,6 +42,9 @@ _BLOCKS: dict[str, frozenset[str]] = {
 _ASSISTANTS = frozenset({"thinking", "redacted_thinking", "tool_use"})
 _OF_TEXT = ("text", "document", "search_result")
 _TOOL = frozenset({"type", "name", "description", "input_schema", "strict"})
+#: Begins a line before Claude Code's system prompt that is for whoever bills; each time it differs.
+#: Anthropic's server reads it; no model is shown it.
+BILLING_LINE = "x-anthropic-billing-header:"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _CHOICE = frozenset({"type", "name", "disable_parallel_tool_use"})
 
@@ -110,7 +113,9 @@ def shows_thoughts(body: MessagesBody) -> bool:
 def _turns_of(body: MessagesBody, noted: Noted) -> TurnList:
     turns = TurnList()
     if body.system:
-        turns.say("system", _texts_of(body.system, "system", noted))
+        texts = _without_billing(_texts_of(body.system, "system", noted), noted)
+        if texts:
+            turns.say("system", texts)
     noted.require_room(len(body.messages), "messages")
     for number, message in enumerate(body.messages):
         where = f"messages[{number}]"
@@ -196,6 +201,16 @@ def _texts_of(content: object, where: str, noted: Noted) -> list[str]:
             raise refuse(kind, at, _OF_TEXT)
         texts.append(_text_of_block(block, kind, at, noted))
     return texts
+
+
+def _without_billing(texts: list[str], noted: Noted) -> list[str]:
+    """The texts of a system prompt without the line that is no part of it; behind a line that
+    differs each time nothing would be found in the prefix cache."""
+    if not texts or not texts[0].startswith(BILLING_LINE):
+        return texts
+    noted.pass_over(f"system.{BILLING_LINE.rstrip(':')}")
+    _, _, rest = texts[0].partition("\n")
+    return [rest, *texts[1:]] if rest else texts[1:]
 
 
 def _text_of_block(block: dict[str, Any], kind: str, at: str, noted: Noted) -> str:

@@ -46,8 +46,8 @@ async def create(request: Request) -> Response:
 
 async def count_tokens(request: Request) -> Response:
     """POST /v1/messages/count_tokens"""
-    service = service_of(request)
     data = await body_of(request)
+    service = service_of(request)
     async with service.bodies.decoding(len(data)):
         body, _ = await read_body(data, MessagesBody)
     facts = service.facts

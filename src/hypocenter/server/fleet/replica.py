@@ -40,10 +40,13 @@ Condition = Literal["loading", "ready", "lost"]
 
 
 class CannotStart(HypoError):
-    """Workers end before they are ready; `exit_code` is the last one's."""
+    """Workers end before they are ready; `exit_code` is the last one's, `kind` the class of the
+    error that it told, if it did."""
 
-    def __init__(self, exit_code: int, reason: str, settings: tuple[str, ...] = ()) -> None:
-        self.exit_code, self.settings = exit_code, settings
+    def __init__(
+        self, exit_code: int, reason: str, settings: tuple[str, ...] = (), kind: str = ""
+    ) -> None:
+        self.exit_code, self.settings, self.kind = exit_code, settings, kind
         super().__init__(reason)
 
 
@@ -85,7 +88,7 @@ class Replica:
 
     def __init__(self, numbers: ReplicaNumbers, orders: Orders, owner: Owner) -> None:
         self.number, self.device = numbers.number, orders.config.device
-        self._numbers, self._owner = numbers, owner
+        self._numbers, self._owner, self._label = numbers, owner, orders.label
         self.line = WorkerLine(
             orders, self._hear, self._note_end, owner.on_left, numbers.process_numbers
         )
@@ -106,9 +109,10 @@ class Replica:
 
     @property
     def name(self) -> str:
-        """As the log calls it; empty where there is only one."""
+        """As the log calls it; empty where there is only one, of one model."""
         is_one_of_many = self._numbers.num_replicas > 1
-        return f"replica {self.number} ({self.device})" if is_one_of_many else ""
+        replica = f"replica {self.number} ({self.device})" if is_one_of_many else ""
+        return " of ".join(filter(None, (replica, self._label)))
 
     @property
     def life(self) -> WorkerLife | None:
@@ -206,11 +210,11 @@ class Replica:
     def _stop_trying(self, ended: Ended | Exception) -> None:
         is_error = isinstance(ended, Exception)
         reason = str(ended) if is_error else f"the worker {how(ended)} while it loaded"
-        settings: tuple[str, ...] = ()
-        if self._load_error is not None:
-            reason, settings = self._load_error.message, self._load_error.settings
+        settings, kind = tuple[str, ...](), ""
+        if (told := self._load_error) is not None:
+            reason, settings, kind = told.message, told.settings, told.kind
         code = getattr(ended, "exit_code", None)  # of a process, or of a HypoError
-        error = CannotStart(code or EXIT_ERROR, reason, settings)
+        error = CannotStart(code or EXIT_ERROR, reason, settings, kind)
         self.is_lost = True
         was_first = self._first is not None and not self._first.done()
         self._owner.note_lost(self, error, was_first=was_first)
