@@ -19,6 +19,10 @@ def main() -> None:
     # Where Ctrl-C is ignored (a command in the background of a script), it stays ignored.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
+    if sys.argv[1:2] == ["serve"]:
+        from hypocenter.cli import early
+
+        early.begin(sys.argv[2:])
     from hypocenter.cli import app
 
     try:

@@ -17,6 +17,7 @@ from outside.terminal import TIMEOUT_SECONDS, assert_one_line, hypo_in_process
 from repository import DEMO
 
 from hypocenter.model import from_name
+from hypocenter.model.tensors import footprint
 
 NAME = "acme/demo-GGUF"
 
@@ -122,7 +123,7 @@ def test_a_model_is_chosen_for_the_memory_of_the_device(
 ) -> None:
     asked: dict[str, Any] = {}
     monkeypatch.setattr(from_name, "free_bytes_of", lambda device, environ: 7000)
-    monkeypatch.setattr(from_name, "host_room", lambda: SimpleNamespace(available_bytes=5000))
+    monkeypatch.setattr(footprint, "host_room", lambda: SimpleNamespace(available_bytes=5000))
     monkeypatch.setattr(from_name, "find_model", lambda name, **given: asked.update(given))
     from_name.file_of("acme/tiny", device=device)
     assert asked["room_bytes"] == room

@@ -332,6 +332,25 @@ HUGE = {
 SLOW = {"type": "integer", "multipleOf": 999983}
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (-9, "json_schema was not read: the process that reads it was ended by SIGKILL, and not"),
+        (-15, "json_schema was not read: the process that reads it was ended by SIGTERM, and not"),
+        (-24, "but reading it takes more than 5 s$"),
+        (-11, r"but reading it takes more than \d+ MiB of memory \(exit code -11\)"),
+    ],
+)
+def test_what_ended_the_process_that_reads_a_form_is_told(
+    monkeypatch: pytest.MonkeyPatch, code: int, said: str
+) -> None:
+    monkeypatch.setattr(grammar, "_MAX_SECONDS", 5.0)
+    done = subprocess.CompletedProcess([], code, b"")
+    monkeypatch.setattr(subprocess, "run", lambda *given, **named: done)
+    with pytest.raises(UsageError, match=said):
+        grammar._read("json_schema", "{}")
+
+
 def test_reading_a_form_has_limits(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar, "_MAX_SECONDS", 60.0)
     monkeypatch.setattr(grammar, "_MAX_BYTES", 64 << 20)

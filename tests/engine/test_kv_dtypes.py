@@ -134,7 +134,7 @@ def test_requests_that_share_and_give_way_get_what_they_get_alone(
 def test_needed_bytes_are_those_of_the_pages(
     kv_dtype: str, name: str, request: pytest.FixtureRequest
 ) -> None:
-    config = EngineConfig(context_length=64, kv_dtype=kv_dtype)
+    config = EngineConfig(context_length=64, kv_tokens=64, kv_dtype=kv_dtype)
     with open_gguf(request.getfixturevalue(name).path) as file:
         facts = read_architecture(file)
         needed = footprint.needed_bytes(file, facts, config, 64)["KV cache"]

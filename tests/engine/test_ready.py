@@ -6,8 +6,10 @@ import io
 import itertools
 import random
 import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -19,8 +21,9 @@ from hypocenter import LLM
 from hypocenter.base.tensor import DType
 from hypocenter.device import devices
 from hypocenter.device.forms import form_of
-from hypocenter.engine.ranks import program
+from hypocenter.engine.ranks import messages, program
 from hypocenter.engine.ranks.messages import Capture
+from hypocenter.engine.ranks.ranks import Ranks
 from hypocenter.engine.request import Request
 from hypocenter.engine.runner import Runner, _powers
 from hypocenter.model.offline.specimens import _facts
@@ -124,6 +127,46 @@ def test_a_rank_captures_when_it_is_told(gpu: CountingGpu) -> None:
     with ours, theirs:
         program._follow(cast(Any, Follower()), cast(Any, frames), ours)
     assert Follower.calls == ["capture"] * 2
+
+
+def test_what_a_rank_compiles_after_it_was_ready_is_counted_by_the_first() -> None:
+    class Follower:
+        config = EngineConfig(device="sim:h200")
+        num_compiled_since = 0
+
+        def run(self, batch: object) -> None:
+            self.num_compiled_since += 2 * (len(ran) == 1)
+            ran.append(batch)
+
+        def wait(self) -> None:
+            pass
+
+    ran: list[object] = []
+    arrays = dict.fromkeys(messages._ARRAYS, b"") | {"block_tables": bytes(4)}
+    step = messages.Step(arrays, 1, (), ids_on_device=False, is_long=False)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        program._follow(cast(Any, Follower()), cast(Any, io.BytesIO(as_frame(step) * 3)), theirs)
+        program._say(theirs, "it ends")
+        theirs.close()
+        first = Ranks.__new__(Ranks)
+        first._problems, first._num_compiled = {}, {2: 5}
+        first._heard = {1: threading.Event()}
+        with ours.makefile("rb") as reader:
+            first._listen(1, cast(Any, reader))
+    assert len(ran) == 3
+    assert first._heard[1].is_set()
+    assert first._problems == {1: "it ends"}
+    assert first.num_compiled_since == 5 + 2
+
+
+def test_what_ranks_compiled_is_part_of_the_runners_count(gpu: CountingGpu) -> None:
+    with LLM(device=gpu.name, max_batch_requests=4, context_length=512) as llm:
+        runner = llm.engine.runner
+        assert runner.num_compiled_since == 0
+        runner.ranks = cast(Any, SimpleNamespace(num_compiled_since=3))
+        assert runner.num_compiled_since == 3
+        runner.ranks = None
 
 
 def test_forms_that_an_index_has_loaded_are_not_planned_again(

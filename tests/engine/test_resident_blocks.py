@@ -33,7 +33,7 @@ from hypocenter.model.tensors.part_of_file import PartOfFile
 from hypocenter.model.tensors.table import Weights
 from hypocenter.model.tensors.weights import load_weights
 from hypocenter.settings.config import EngineConfig
-from hypocenter.wire.messages import KeptWeights, Start
+from hypocenter.wire.messages import KeptWeights, Start, WeightsWhole
 from hypocenter.worker import keeper
 
 PRINT = bytes(range(32))
@@ -186,7 +186,11 @@ def test_blocks_of_a_request_that_failed_are_not_left(path: str) -> None:
 
 
 def kept_by_keeper(path: Path, config: EngineConfig) -> KeptWeights:
-    return keeper._load(Start(str(path), config, has_spare=True), lambda what, share: None)
+    said = keeper.load(Start(str(path), config, has_spare=True), lambda what, share: None)
+    kept, whole = said
+    assert isinstance(kept, KeptWeights)
+    assert isinstance(whole, WeightsWhole)
+    return kept
 
 
 @pytest.mark.tier("sim")

@@ -301,7 +301,11 @@ def test_inspect_tells_of_states(model: FamilyModel, runner: Runner) -> None:
 def test_needed_bytes_are_those_that_are_allocated(name: str, tmp_path: Path) -> None:
     path = make_family(name, tmp_path).path
     config = EngineConfig(
-        context_length=40, max_batch_tokens=8, max_batch_requests=3, state_checkpoints=2
+        context_length=40,
+        kv_tokens=40,
+        max_batch_tokens=8,
+        max_batch_requests=3,
+        state_checkpoints=2,
     )
     with open_gguf(path) as file:
         facts = read_architecture(file)

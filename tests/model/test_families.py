@@ -256,7 +256,7 @@ def test_a_fault_in_the_file_shows(fault: Fault, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gemma4-e", "gemma4-experts", "deepseek2-lite", "deepseek2-v3"])
 def test_needed_bytes_are_those_of_layers_of_several_shapes(name: str, tmp_path: Path) -> None:
     model = make_family(name, tmp_path)
-    config = EngineConfig(context_length=40, max_batch_tokens=8, max_batch_requests=3)
+    config = EngineConfig(context_length=40, kv_tokens=40, max_batch_tokens=8, max_batch_requests=3)
     with open_gguf(model.path) as file:
         facts = read_architecture(file)
         needed = footprint.needed_bytes(file, facts, config, 40)

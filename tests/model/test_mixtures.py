@@ -229,7 +229,9 @@ def logits(runner: Runner, *sequences: list[int]) -> np.ndarray[Any, Any]:
 def test_needed_bytes_are_those_that_are_allocated(kind: DType, arch: str, tmp_path: Path) -> None:
     beside = {"blk.0.attn_q.scale": (1,)} if kind is DType.NVFP4 else {}
     path = write_experts(tmp_path / "experts.gguf", kind, arch=arch, shapes=beside)
-    config = EngineConfig(context_length=64, max_batch_tokens=70, max_batch_requests=3)
+    config = EngineConfig(
+        context_length=64, kv_tokens=64, max_batch_tokens=70, max_batch_requests=3
+    )
     with open_gguf(path) as file:
         facts = read_architecture(file)
         needed = footprint.needed_bytes(file, facts, config, 64)

@@ -22,7 +22,7 @@ from pretended.sharing_sim import NAME, SharingSim
 
 from faults.model import model_path
 from hypocenter import LLM
-from hypocenter.base.errors import BadModelFile, NotShareable
+from hypocenter.base.errors import BadModelFile, NotShareable, StaleLayout
 from hypocenter.base.tensor import DType
 from hypocenter.device import devices
 from hypocenter.device.limits import TABLE
@@ -30,7 +30,8 @@ from hypocenter.device.sim.sim import SimGpu
 from hypocenter.kernels.weights import packing
 from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.tensors.shared_weights import lend_weights
+from hypocenter.model.tensors import weight_layout
+from hypocenter.model.tensors.shared_weights import WeightLender
 from hypocenter.settings.config import EngineConfig
 from hypocenter.wire.messages import KeptWeights, SharedWeight
 
@@ -48,7 +49,7 @@ def sharing() -> Iterator[None]:
 
 def lent(path: Path, device: str = NAME) -> KeptWeights:
     with open_gguf(path) as file:
-        return lend_weights(file, read_architecture(file), device=device)
+        return WeightLender(file, read_architecture(file), device).fill()
 
 
 def test_a_model_on_weights_that_others_have_is_the_same(
@@ -84,6 +85,78 @@ def test_weights_of_a_file_that_is_another_now_are_not_taken(sharing: None, tmp_
         expected = llm.logits(PROMPT)
     with LLM(path, config, shared=kept) as llm:
         np.testing.assert_array_equal(llm.logits(PROMPT), expected)
+
+
+@pytest.fixture
+def layouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of layouts, empty at first."""
+    folder = tmp_path / "layouts"
+    folder.mkdir()
+    monkeypatch.setattr(weight_layout, "private_folder", lambda name: (folder, ""))
+    return folder
+
+
+def lender_of(path: Path) -> WeightLender:
+    file = open_gguf(path)
+    return WeightLender(file, read_architecture(file), NAME)
+
+
+def test_a_second_start_makes_ready_before_the_weights_are_read(
+    sharing: None, layouts: Path
+) -> None:
+    path = model_path("q8_0")
+    config = EngineConfig(device=NAME, context_length=32, max_batch_tokens=4)
+    with LLM(path, config) as llm:
+        expected = llm.logits(PROMPT)
+    first = lender_of(path)
+    assert first.plan() is None
+    kept = first.fill()
+    second = lender_of(path)
+    planned = second.plan()
+    assert planned is not None
+    assert planned.weights == kept.weights
+    with LLM(path, config, shared=planned) as llm:
+        assert not np.array_equal(llm.logits(PROMPT), expected), "nothing was read yet"
+        assert second.fill() == planned
+        np.testing.assert_array_equal(llm.logits(PROMPT), expected)
+
+
+def test_a_layout_that_is_not_that_of_the_file_is_noticed_and_forgotten(
+    sharing: None, layouts: Path
+) -> None:
+    path = model_path("q8_0")
+    lender_of(path).fill()
+    [kept] = layouts.iterdir()
+    layout = msgspec.json.decode(kept.read_bytes(), type=weight_layout.WeightLayout)
+    name, weight = sorted(layout.weights.items())[-1]
+    *parts, factor = weight.parts
+    assert isinstance(factor, float)
+    other = msgspec.structs.replace(weight, parts=(*parts, factor * 2))
+    changed = msgspec.structs.replace(layout, weights={**layout.weights, name: other})
+    kept.write_bytes(msgspec.json.encode(changed))
+    lender = lender_of(path)
+    assert lender.plan() is not None
+    with pytest.raises(StaleLayout, match="was packed otherwise than at the last start"):
+        lender.fill()
+    assert lender_of(path).plan() is None
+
+
+@pytest.mark.parametrize("what", ["damaged", "no folder", "not writable"])
+def test_without_a_layout_the_weights_are_read_first(
+    sharing: None, layouts: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    path = model_path("q8_0")
+    if what == "no folder":
+        monkeypatch.setattr(weight_layout, "private_folder", lambda name: (None, "not ours"))
+    if what == "not writable":
+        layouts.rmdir()
+    lender_of(path).fill()
+    if what == "damaged":
+        [kept] = layouts.iterdir()
+        kept.write_bytes(kept.read_bytes()[:-40])
+    lender = lender_of(path)
+    assert lender.plan() is None
+    assert lender.fill().weights
 
 
 def test_a_factor_beside_a_weight_is_lent_with_it(

@@ -152,7 +152,8 @@ def test_a_tensor_of_another_shape_than_the_whole_model_has_is_refused(tmp_path:
 def test_needed_bytes_are_those_that_are_allocated(file: GGUFFile) -> None:
     """Of every family: buffers of steps and pages of the cache, and not weights alone."""
     sizes: dict[str, Any] = {"max_batch_tokens": 8, "max_batch_requests": 3, "state_checkpoints": 2}
-    config, arch = EngineConfig(context_length=40, **sizes), read_architecture(file)
+    config = EngineConfig(context_length=40, kv_tokens=40, **sizes)
+    arch = read_architecture(file)
     needed = needed_bytes(file, arch, config, 40)
     held = resident_bytes(load_runner(file, config))
     angles_in_f64 = 40 * max(arch.rope.dim, arch.local_rope.dim) // 2 * 3 * 8

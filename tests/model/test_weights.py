@@ -211,7 +211,11 @@ def test_needed_bytes_are_those_that_are_allocated(
         },
     )
     config = EngineConfig(
-        context_length=context_length, kv_dtype=kv_dtype, max_batch_tokens=8, max_batch_requests=3
+        context_length=context_length,
+        kv_tokens=context_length,
+        kv_dtype=kv_dtype,
+        max_batch_tokens=8,
+        max_batch_requests=3,
     )
     with open_gguf(path) as file:
         needed = footprint.needed_bytes(file, read_architecture(file), config, context_length)
@@ -221,7 +225,9 @@ def test_needed_bytes_are_those_that_are_allocated(
 
 
 def test_needed_bytes_of_quantised_weights_count_the_codes_of_activations() -> None:
-    config = EngineConfig(context_length=64, max_batch_tokens=40, max_batch_requests=3)
+    config = EngineConfig(
+        context_length=64, kv_tokens=64, max_batch_tokens=40, max_batch_requests=3
+    )
     with open_gguf(DEMO) as file:
         facts = read_architecture(file)
         needed = footprint.needed_bytes(file, facts, config, 64)
@@ -235,7 +241,7 @@ def test_needed_bytes_of_quantised_weights_count_the_codes_of_activations() -> N
 def test_needed_bytes_count_activations_rounded_to_bf16(
     float_products: str, tmp_path: Path
 ) -> None:
-    config = EngineConfig(max_batch_tokens=40, float_products=float_products)
+    config = EngineConfig(max_batch_tokens=40, kv_tokens=64, float_products=float_products)
     with open_gguf(write_tiny(tmp_path / "tiny.gguf", in_f16=True)) as file:
         needed = footprint.needed_bytes(file, read_architecture(file), config, 64)
         runner = load_runner(file, config)

@@ -127,7 +127,7 @@ def test_a_reader_that_is_stopped_or_killed_is_noticed() -> None:
         asking = asyncio.ensure_future(other.answer(Ask(1, text="x y" * (1 << 19))))
         await asyncio.sleep(0.05)
         os.kill(other.pid, signal.SIGKILL)
-        with pytest.raises(ReaderEnded) as raised:
+        with pytest.raises(ReaderEnded, match=r"^it was ended by SIGKILL, and not by") as raised:
             await asking
         assert raised.value.is_innocent
         await other.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import signal
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from test_supervisor import (
     ORDERS,
     PretendedLife,
     PretendedReader,
+    ended,
     generation,
     life,
     run,
@@ -26,9 +28,11 @@ from test_supervisor import (
 )
 
 from hypocenter import EngineConfig, SamplingParams
+from hypocenter.server.fleet import twins
 from hypocenter.server.fleet.replica import MAX_FAILED_STARTS, CannotStart, Replica
 from hypocenter.server.generation import Generation, WorkerEvent
 from hypocenter.server.metrics import Metrics
+from hypocenter.server.operating import succession
 from hypocenter.server.supervisor import MAX_BLAMED, QUARANTINED, Supervisor
 from hypocenter.server.turns.places import Offer, Places
 from hypocenter.wire.messages import Accepted, Ending, EngineState, Failed, News, Piece, Submit
@@ -202,6 +206,85 @@ def test_the_others_go_on_with_what_a_lost_worker_had(life: type[PretendedLife])
     run(work())
 
 
+def test_the_others_go_on_while_a_silent_worker_is_ended(life: type[PretendedLife]) -> None:
+    """It may take seconds to write where it stands, and is blamed once."""
+
+    async def work() -> None:
+        supervisor = made(counted := list[tuple[str, int]]())
+        await supervisor.start()
+        first, second = (worker_of(replica) for replica in supervisor.replicas)
+        ones = [generation(supervisor, []) for _ in range(2)]
+        for one in ones:
+            supervisor.submit(one)
+            worker_of(supervisor.replicas[one.replica or 0]).say(Accepted(one.id, (5, 6)))
+        first.piece(ones[0].id, 7)
+        assert ones[0].replica == 0
+        first.be_late(3.0)
+        assert second.sent[-1] == Submit(ones[0].id, ones[0].params, (5, 6), output_ids=(7,))
+        assert supervisor.is_ready
+        assert not supervisor.replicas[0].takes_requests
+        assert len(life.starts) == 2, "its card is its own until it has ended"
+        assert counted == [("resumed", 0)]
+        later = generation(supervisor, [])
+        supervisor.submit(later)
+        assert later.replica == 1
+        first.be_late(4.0)
+        first.die(ended(number=signal.SIGABRT, hung_seconds=3.0))
+        await settle()
+        assert (ones[0].num_resumed, ones[0].num_blamed) == (1, 1)
+        assert counted == [("resumed", 0), ("fault", 0), ("restarted", 0)]
+        assert supervisor.replicas[0].num_failed_starts == 0
+        assert supervisor.replicas[0].takes_requests
+        await supervisor.stop(1)
+
+    run(work())
+
+
+def test_the_log_says_what_becomes_of_requests(
+    life: type[PretendedLife], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[str]()
+    monkeypatch.setattr(
+        succession, "tell", lambda level, event, message, **data: told.append(message)
+    )
+
+    async def work() -> None:
+        supervisor = made()
+        await supervisor.start()
+        first, second = (worker_of(replica) for replica in supervisor.replicas)
+        supervisor.submit(one := generation(supervisor, []))
+        canary = generation(supervisor, [])
+        canary.canary_of = 0
+        supervisor.submit(canary)
+        assert one.replica == 0
+        told.clear()
+        first.die(KILLED)
+        await settle()
+        of = "replica 0 (cpu): worker 1 was ended by SIGKILL"
+        assert told == [
+            f"{of}; 1 request goes on elsewhere",
+            f"{of}; worker {worker_of(supervisor.replicas[0]).pid} took over after 0.0 s, "
+            "no request waited for it",
+        ]
+        told.clear()
+        second.be_late(3.0)
+        assert told == [
+            f"replica 1 (cpu): worker {second.pid} is past its deadline after 3.0 s; "
+            "1 request goes on elsewhere"
+        ]
+        told.clear()
+        second.die(ended(number=signal.SIGABRT, hung_seconds=3.0))
+        worker_of(supervisor.replicas[0]).die(KILLED)
+        assert told == [
+            "replica 1 (cpu): worker 1 was ended, since a step ran for 3 seconds; "
+            "no request waits for another",
+            f"{of}; 1 request waits for another",
+        ]
+        await supervisor.stop(1)
+
+    run(work())
+
+
 def test_a_canary_is_asked_of_its_own_replica(life: type[PretendedLife]) -> None:
     async def work() -> None:
         supervisor = made()
@@ -329,6 +412,56 @@ def test_a_suspect_has_a_card_for_itself_and_others_go_on(life: type[PretendedLi
         last = generation(supervisor, [])
         supervisor.submit(last)
         assert last.replica == 0
+        await supervisor.stop(1)
+
+    run(work())
+
+
+def test_a_much_slower_twin_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[str]()
+    monkeypatch.setattr(twins, "tell", lambda level, event, message, **data: told.append(message))
+    seen = twins.Twins()
+    slow, even = {"a": 0.010, "b": 0.031}, {"a": 0.010, "b": 0.012}
+    seen.note("b", slow, 0.0)
+    seen.note("b", even, 20.0)
+    seen.note("b", slow, 25.0)
+    seen.note("b", slow, 50.0)
+    seen.note("a", slow, 54.0)
+    assert told == [], "it was slow for 25 s at a time"
+    for now in (56.0, 57.0, 90.0):
+        seen.note("b", slow, now)
+    assert told == [
+        "b is 3.1 times as slow as a, for 31 s: 31 and 10 ms between two tokens; it gets fewer "
+        "requests; see its clocks and who else uses it"
+    ]
+    seen.note("b", even, 100.0)
+    seen.note("b", slow, 101.0)
+    seen.note("b", slow, 140.0)
+    assert len(told) == 2, "it had recovered"
+
+
+def test_pieces_of_a_slow_card_are_compared_with_those_of_its_twins(
+    life: type[PretendedLife], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = list[tuple[str, dict[str, float]]]()
+    monkeypatch.setattr(
+        twins.Twins, "note", lambda self, name, gaps, now: noted.append((name, dict(gaps)))
+    )
+
+    async def work() -> None:
+        supervisor = made()
+        await supervisor.start()
+        first, second = supervisor.replicas
+        second.note_gap(0.5)
+        supervisor.submit(one := generation(supervisor, []))
+        worker_of(first).say(Accepted(one.id, (5, 6)))
+        worker_of(first).piece(one.id, 7)
+        worker_of(first).piece(one.id, 8)
+        assert [name for name, _ in noted] == [first.name]
+        assert noted[0][1] == {first.name: first.gap_seconds, second.name: 0.5}
+        worker_of(second).be_late(3.0)
+        worker_of(first).piece(one.id, 9)
+        assert list(noted[1][1]) == [first.name], "who is not ready is compared with nobody"
         await supervisor.stop(1)
 
     run(work())

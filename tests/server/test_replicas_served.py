@@ -20,8 +20,9 @@ def asked(number: int) -> dict[str, Any]:
     return {"prompt": prompt, "max_tokens": 60, "seed": number, "temperature": 1.0}
 
 
-def answers(served: Served, at_piece: threading.Barrier | None = None) -> list[str]:
-    """Each stream's text; all have a piece before any goes on past `at_piece`."""
+def answers(served: Served, number_of_signal: int = 0) -> list[str]:
+    """Each stream's text; with a signal all have a piece before the second worker gets it."""
+    at_piece = threading.Barrier(NUM_STREAMS + 1) if number_of_signal else None
     got = [""] * NUM_STREAMS
 
     def ask(number: int) -> None:
@@ -29,7 +30,7 @@ def answers(served: Served, at_piece: threading.Barrier | None = None) -> list[s
             first = next(events)
             if at_piece is not None:
                 at_piece.wait(60)
-                at_piece.wait(60)  # a worker is killed in between
+                at_piece.wait(60)  # the worker gets its signal in between
             got[number] = texts([first, *events])
 
     threads = [threading.Thread(target=ask, args=[number]) for number in range(NUM_STREAMS)]
@@ -38,7 +39,7 @@ def answers(served: Served, at_piece: threading.Barrier | None = None) -> list[s
     if at_piece is not None:
         at_piece.wait(60)
         replicas = served.get("/debug/requests", headers=KEY).json["replicas"]
-        os.kill(replicas[1]["worker_pid"], signal.SIGKILL)
+        os.kill(replicas[1]["worker_pid"], number_of_signal)
         at_piece.wait(60)
     for thread in threads:
         thread.join()
@@ -46,14 +47,22 @@ def answers(served: Served, at_piece: threading.Barrier | None = None) -> list[s
 
 
 @pytest.mark.tier("sim")
-def test_streams_go_on_elsewhere_when_a_replica_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda one: one.name)
+def test_streams_go_on_elsewhere_when_a_replica_is_gone(tmp_path: Path, number: int) -> None:
     words = ("--device", "cpu", "-c", "256", "-np", "8", "--admin-key", "key-of-the-admin")
-    with serving(tmp_path, *words, "--replicas", "2") as served:
+    with serving(tmp_path, *words, "--replicas", "2", "--deadline", "3") as served:
         while [one["state"] for one in served.get("/health").json["replicas"]] != ["ready"] * 2:
             pass
         expected = answers(served)
         assert all(expected)
-        assert answers(served, threading.Barrier(NUM_STREAMS + 1)) == expected
+        assert answers(served, number) == expected
+        moved = [line for line in served.stderr if " on elsewhere" in line]
+        assert len(moved) == 1, served.stderr
+        what = "was ended by SIGKILL" if number == signal.SIGKILL else "is past its deadline after"
+        assert what in moved[0]
+        assert "replica 1 (cpu)" in moved[0]
+        while "took over" not in "".join(served.stderr):
+            pass
         figures = served.get("/metrics").body.decode()
         counts = [
             float(line.split()[-1])

@@ -43,6 +43,7 @@ from hypocenter.wire.messages import (
     StandingBy,
     Submit,
     Told,
+    WeightsWhole,
 )
 
 FACTS = msgspec.structs.replace(
@@ -76,9 +77,17 @@ class PretendedLife:
     is_broken = False
 
     def __init__(
-        self, number: int, orders: Orders, hear: Any, note_end: Any, left: Any, program: Any
+        self,
+        number: int,
+        orders: Orders,
+        hear: Any,
+        note_late: Any,
+        note_end: Any,
+        left: Any,
+        program: Any,
     ) -> None:
         self.number, self.sent, self.program = number, list[Any](), program
+        self.be_late = note_late
         self.begun = list[KeptWeights | None]()
         self.pid = 1000 + number
         self.say, self._note_end = hear, note_end
@@ -541,7 +550,7 @@ def test_blocks_that_nobody_could_read_are_not_left(
         starting = asyncio.ensure_future(supervisor.start())
         await settle()
         for one in life.starts:
-            one.say(KeptWeights("", (), {}, 1.0))
+            one.say(KeptWeights("", (), {}))
         await settle()
         assert all(one.memory is None for one in life.starts)
         starting.cancel()
@@ -660,7 +669,13 @@ def test_other_answers_to_a_prompt_follow_with_the_first_piece(life: type[Preten
 
 WITH_SPARE = dataclasses.replace(ORDERS, has_spare=True)
 ON_GPU = dataclasses.replace(ORDERS, config=EngineConfig(device="cuda"))
-KEPT = KeptWeights("stamps", (), {}, 1.0)
+KEPT, WHOLE = KeptWeights("stamps", (), {}), WeightsWhole(1.0)
+
+
+def give(keeper: PretendedLife) -> None:
+    """It has the weights, and all their bytes."""
+    keeper.say(KEPT)
+    keeper.say(WHOLE)
 
 
 def test_the_spare_worker_takes_over(life: type[PretendedLife]) -> None:
@@ -717,7 +732,7 @@ def test_a_worker_on_a_gpu_waits_for_the_keeper_and_maps_what_it_has(
         assert (keeper.program, keeper.begun, first.begun) == (KEEPER, [None], [])
         keeper.say(Loading("loading weights", 0.5))
         assert supervisor.loading.share == 0.5
-        keeper.say(KEPT)
+        give(keeper)
         await starting
         assert first.begun == [KEPT]
         first.die()
@@ -730,7 +745,7 @@ def test_a_worker_on_a_gpu_waits_for_the_keeper_and_maps_what_it_has(
         await settle()
         other, last = life.starts[3:]
         assert (other.program, last.begun) == (KEEPER, [])
-        other.say(KEPT)
+        give(other)
         assert last.begun == [KEPT]
 
     run(work())
@@ -746,7 +761,7 @@ def test_on_a_gpu_the_spare_stands_by_with_the_model_and_takes_over(
         supervisor = make(orders=ON_GPU_WITH_SPARE)
         starting = asyncio.create_task(supervisor.start())
         await settle()
-        life.starts[0].say(KEPT)
+        give(life.starts[0])
         await starting
         await settle()
         _, first, spare = life.starts
@@ -774,7 +789,7 @@ def test_a_spare_with_no_room_beside_the_worker_waits_without_the_model(
         supervisor = make(orders=ON_GPU_WITH_SPARE)
         starting = asyncio.create_task(supervisor.start())
         await settle()
-        life.starts[0].say(KEPT)
+        give(life.starts[0])
         await starting
         await settle()
         life.starts[2].say(Failed(0, "OutOfMemory", "cuda: no room"))
@@ -795,7 +810,7 @@ def test_whose_memory_goes_with_the_keeper_does_not_take_over(life: type[Pretend
         supervisor = make(orders=ON_GPU_WITH_SPARE)
         starting = asyncio.create_task(supervisor.start())
         await settle()
-        life.starts[0].say(KEPT)
+        give(life.starts[0])
         await starting
         await settle()
         keeper, first, spare = life.starts
@@ -808,7 +823,7 @@ def test_whose_memory_goes_with_the_keeper_does_not_take_over(life: type[Pretend
         await settle()
         other = life.starts[4]
         assert (other.program, plain.begun) == (KEEPER, [])
-        other.say(KEPT)
+        give(other)
         assert (plain.begun, plain.waits) == ([KEPT], False)
         assert plain.memory != first.memory, "blocks lay in memory that is gone"
 
@@ -822,7 +837,7 @@ def test_weights_in_doubt_are_read_anew_before_the_next_worker_begins(
         supervisor = make(orders=ON_GPU_WITH_SPARE)
         starting = asyncio.create_task(supervisor.start())
         await settle()
-        life.starts[0].say(KEPT)
+        give(life.starts[0])
         await starting
         await settle()
         keeper, first, spare = life.starts
@@ -832,7 +847,7 @@ def test_weights_in_doubt_are_read_anew_before_the_next_worker_begins(
         [other] = [one for one in life.starts[3:] if one.program == KEEPER]
         waiting = next(one for one in life.starts[3:] if one.pid == pid_of(supervisor))
         assert (waiting.begun, supervisor.is_ready) == ([], False)
-        other.say(KEPT)
+        give(other)
         await settle()
         assert (waiting.begun, supervisor.is_ready) == ([KEPT], True)
         assert waiting.memory != first.memory
@@ -854,6 +869,77 @@ def test_where_memory_cannot_be_shared_each_worker_loads(life: type[PretendedLif
         await settle()
         assert life.starts[2].begun == [None]
         assert life.starts[2].program == WORKER
+
+    run(work())
+
+
+def test_a_worker_makes_ready_while_the_weights_are_read_and_runs_nothing(
+    life: type[PretendedLife],
+) -> None:
+    async def work() -> None:
+        supervisor = make(orders=ON_GPU_WITH_SPARE)
+        starting = asyncio.create_task(supervisor.start())
+        await settle()
+        keeper, first = life.starts
+        keeper.say(KEPT)
+        await settle()
+        assert first.begun == [KEPT]
+        assert (supervisor.is_ready, starting.done()) == (False, False), "nothing is there yet"
+        assert len(life.starts) == 2, "nobody stands by over weights that may never be there"
+        keeper.say(WHOLE)
+        await starting
+        assert supervisor.is_ready
+        await settle()
+        assert life.starts[2].begun == [KEPT]
+
+    run(work())
+
+
+@pytest.mark.parametrize("is_ready_before", [True, False])
+def test_a_keeper_that_dies_while_it_reads_takes_its_worker_with_it(
+    life: type[PretendedLife], is_ready_before: bool
+) -> None:
+    """What that has captured is over memory that was never filled."""
+
+    async def work() -> None:
+        supervisor = make(orders=ON_GPU)
+        starting = asyncio.create_task(supervisor.start())
+        await settle()
+        keeper, first = life.starts
+        keeper.say(KEPT)
+        if is_ready_before:
+            await settle()
+        keeper.say(Failed(0, "BadModelFile", "model.gguf: no such tensor"))
+        keeper.die(ended(code=2))
+        with pytest.raises(CannotStart, match="no such tensor"):
+            await starting
+        await settle()
+        assert first.is_dead
+        assert not supervisor.is_ready
+
+    run(work())
+
+
+def test_where_weights_lie_otherwise_than_known_all_begins_anew(
+    life: type[PretendedLife],
+) -> None:
+    async def work() -> None:
+        supervisor = make(counted := list[str](), ON_GPU)
+        starting = asyncio.create_task(supervisor.start())
+        await settle()
+        keeper, first = life.starts
+        keeper.say(KEPT)
+        await settle()
+        keeper.say(Failed(0, "StaleLayout", "blk.0 was packed otherwise"))
+        keeper.die(ended(code=1))
+        await settle()
+        assert first.is_dead
+        other, second = life.starts[2:]
+        assert (other.program, second.begun, starting.done()) == (KEEPER, [], False)
+        give(other)
+        await starting
+        assert (second.begun, second.is_first) == ([KEPT], True)
+        assert counted == [], "no worker of clients has died"
 
     run(work())
 

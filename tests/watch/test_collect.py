@@ -42,7 +42,7 @@ from hypocenter.record.gap import Gap
 from hypocenter.record.ring_writer import RingWriter
 from hypocenter.record.run_records import DeviceRecord, ModelRecord, ProcessRecord
 from hypocenter.watch import child, collect, dead_runs, kernel_log
-from hypocenter.watch.child import Deadlines, Ended, watch
+from hypocenter.watch.child import Deadlines, Ended, Follower, environment_for, watch
 from hypocenter.watch.fault_text import fault_in, is_fault, with_kernel_log
 from hypocenter.watch.memory_killer import num_memory_kills, with_memory_kill
 from hypocenter.watch.redact import redact, redacted_command, redacted_text
@@ -548,7 +548,11 @@ def test_a_bundle_says_which_gpus_there_were_and_what_befell_them(
 
     with pytest.raises(OSError, match=r"\d+"):
         watch(
-            [sys.executable, "-c", ""], {**os.environ}, tmp_path, lambda data: None, on_start=fail
+            [sys.executable, "-c", ""],
+            {**os.environ},
+            tmp_path,
+            lambda data: None,
+            follower=Follower(fail),
         )
     assert Watched.num_closed == 2
 
@@ -839,6 +843,34 @@ def test_a_step_past_its_deadline_is_ended_with_its_stack(tmp_path: Path) -> Non
     assert made is not None
     assert made.kind == "hang"
     assert "in endless" in made.fault.stack
+
+
+def test_one_that_was_stopped_is_told_of_at_once_and_writes_its_stack(tmp_path: Path) -> None:
+    program = HANGING.format(folder=str(tmp_path / "1-1"))
+    program = program.replace("def endless", "os.kill(os.getpid(), signal.SIGSTOP)\ndef endless")
+    program = program.replace("import sys, time", "import os, signal, sys, time")
+    late = list[tuple[float, str]]()
+    state: Path | None = None
+
+    def note_start(pid: int) -> None:
+        nonlocal state
+        state = Path(f"/proc/{pid}/stat")
+
+    def note_late(seconds: float) -> None:
+        assert state is not None
+        late.append((seconds, state.read_text().rpartition(")")[2].split()[0]))
+
+    end = watch(
+        [sys.executable, "-c", program],
+        environment_for(tmp_path),
+        tmp_path,
+        lambda data: None,
+        Deadlines(first_step=60.0, step=0.3),
+        follower=Follower(note_start, note_late),
+    )
+    assert late == [(end.hung_seconds, "T")], "it is told of while it stands still"
+    assert end.signal == signal.SIGABRT, "not by force, at the end of its time"
+    assert "Fatal Python error: Aborted" in end.stderr
 
 
 DAMAGED = """

@@ -229,6 +229,16 @@ class OutOfBlocks(HypoError):
         )
 
 
+class NoHostMemory(OutOfBlocks):
+    """The KV cache has blocks left, but the machine has no memory for them."""
+
+    settings = ("kv_tokens",)
+
+    def __init__(self, num_needed: int, num_free: int, num_blocks: int, why: str) -> None:
+        super().__init__(num_needed, num_free, num_blocks)
+        self.args = (f"KV cache: {num_needed} blocks needed, but {num_free} can be had: {why}",)
+
+
 class BadLogits(HypoError):
     """The model gave a row of logits from which no token can be chosen.
 
@@ -292,6 +302,14 @@ class Unguardable(HypoError):
         self.expression = expression
         self.reason = reason
         super().__init__(f"{file}:{line}: {_bounded_text(expression)}: {reason}")
+
+
+class StaleLayout(HypoError):
+    """Weights were packed otherwise than the layout says that was kept of the same file."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"{name} was packed otherwise than at the last start")
 
 
 class NotShareable(HypoError):

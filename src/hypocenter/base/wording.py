@@ -26,6 +26,10 @@ def ending_of(returncode: int) -> str:
     return f"ended with exit code {returncode}"
 
 
+#: What somebody, or the kernel for lack of memory, ends a process with that did nothing wrong.
+FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+
+
 def signal_name(number: int) -> str:
     """SIGABRT and the like; `signal 99` for one that has no name here."""
     try:

@@ -60,6 +60,10 @@ class Backend(Protocol):
         """
         ...
 
+    def begin_map(self, handle: bytes) -> None:
+        """`map_shared` will be called with this handle; what takes long of that may begin."""
+        ...
+
     def map_shared(self, handle: bytes, num_bytes: int) -> int:
         """Where the memory of a handle of another process lies here. Raises NotShareable."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,13 @@ class Lender:
         self._device = device
         self.pieces: list[SharedPiece] = []
         self._address, self._used = 0, 0
+        #: Pieces that are taken and still empty: where each lies, and what others map it by.
+        self._ahead: deque[tuple[int, SharedPiece]] = deque()
+
+    def take_ahead(self, piece_bytes: Sequence[int]) -> tuple[SharedPiece, ...]:
+        """Take the pieces that will be filled, in their order. Raises OutOfMemory, NotShareable."""
+        self._ahead.extend(map(self._allocate, piece_bytes))
+        return tuple(piece for _, piece in self._ahead)
 
     def put(self, parts: tuple[Any, ...], name: str) -> tuple[SharedPart | float, ...]:
         """Copy the arrays among `parts`; where they lie. Raises NotShareable, DeviceFault."""
@@ -44,10 +52,17 @@ class Lender:
         )
 
     def _take_piece(self, num_bytes: int) -> None:
-        self._address, handle = call_device(self._device, "allocate_shared", num_bytes)
-        names_of(self._device)[self._address] = _LABEL
-        self.pieces.append(SharedPiece(handle, num_bytes))
+        if self._ahead and self._ahead[0][1].num_bytes == num_bytes:
+            self._address, piece = self._ahead.popleft()
+        else:
+            self._address, piece = self._allocate(num_bytes)
+        self.pieces.append(piece)
         self._used = 0
+
+    def _allocate(self, num_bytes: int) -> tuple[int, SharedPiece]:
+        address, handle = call_device(self._device, "allocate_shared", num_bytes)
+        names_of(self._device)[address] = _LABEL
+        return address, SharedPiece(handle, num_bytes)
 
     def _place_of(self, part: memory.PackedArray) -> SharedPart:
         offset = part.address - self._address

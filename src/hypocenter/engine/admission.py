@@ -92,6 +92,9 @@ class Admission:
         num_needed = -(-num_tokens // cache.block_size)
         if num_needed > cache.num_blocks:
             raise OutOfBlocks(num_needed, cache.num_blocks, cache.num_blocks)
+        cache.look_at_memory()
+        if num_needed > cache.num_reachable_blocks:
+            raise cache.shortage(num_needed)
         require_in_vocabulary("prompt", prompt_ids, runner.vocab_size)
         require_in_vocabulary("output", output_ids, runner.vocab_size)
 

@@ -49,7 +49,7 @@ class Engine(SteppingTurns):
         self.runner, self.tokenizer = runner, tokenizer
         slots = runner.num_state_slots, runner.num_checkpoints
         size = runner.num_blocks, runner.block_size
-        self.cache = KVCache(*size, runner.page_watch, runner.archive, *slots)
+        self.cache = KVCache(*size, runner.page_watch, runner.archive, *slots, growth=runner.growth)
         self.cache.disk = runner.disk if prefix_cache else None
         self._pace = runner.pace
         self.scheduler = Scheduler(
@@ -83,6 +83,7 @@ class Engine(SteppingTurns):
     def _step(self) -> int:
         steps = self._steps
         self._admit()
+        self.cache.look_at_memory()
         steps.drop_unwanted()
         step = steps.take_ahead()
         began = self._last_end if step else time.perf_counter()

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import reprlib
+import signal
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ import numpy as np
 
 from hypocenter.base.dtypes import Int32s
 from hypocenter.base.errors import BadSetting, GrammarError, TokenizerError, UsageError, Words
+from hypocenter.base.wording import FROM_OUTSIDE, signal_name
 from hypocenter.conversation.thoughts import marks_of_calls
 from hypocenter.kernels.sampling.draw import mask_of
 from hypocenter.model.text.chat_process import KEPT_VARIABLES
@@ -262,6 +264,13 @@ def _read(field: str, text: str) -> str:
         raise _bad_form(field, text, f"reading it takes more than {_MAX_SECONDS:g} s") from None
     except OSError as error:
         raise UsageError(f"{field} cannot be read: {command[0]}: {error.strerror}") from error
+    if done.returncode == -signal.SIGXCPU:
+        raise _bad_form(field, text, f"reading it takes more than {_MAX_SECONDS:g} s")
+    if -done.returncode in FROM_OUTSIDE:
+        raise UsageError(
+            f"{field} was not read: the process that reads it was ended by "
+            f"{signal_name(-done.returncode)}, and not by the form; ask again"
+        )
     if done.returncode:
         limit = f"reading it takes more than {_MAX_BYTES >> 20} MiB of memory"
         raise _bad_form(field, text, f"{limit} (exit code {done.returncode})")

@@ -156,4 +156,5 @@ def _bound_time(cpu_seconds: int) -> None:
         return
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
+    # At the second limit the kernel sends SIGKILL, as somebody from outside would.
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 5))

@@ -30,6 +30,7 @@ from hypocenter.base.errors import IntegrityError, OutOfBlocks
 from hypocenter.device.page_watch import PageWatch
 from hypocenter.engine.block_archive import BlockArchive
 from hypocenter.engine.disk_blocks import DiskBlocks
+from hypocenter.engine.host_growth import HostGrowth
 from hypocenter.engine.resident_blocks import ResidentBlocks
 from hypocenter.engine.state_slots import StateSlots
 from hypocenter.record.prefixes import NOBODY
@@ -124,12 +125,13 @@ class KVCache:
         archive: BlockArchive | None = None,
         num_state_slots: int = 0,
         num_checkpoints: int = 0,
+        growth: HostGrowth | None = None,
     ) -> None:
         assert num_blocks > 0, num_blocks
         assert block_size > 0, block_size
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._watch, self._archive = watch, archive
+        self._watch, self._archive, self._growth = watch, archive, growth
         #: What tells the process that has these blocks next what is in them, if one will.
         self._resident: ResidentBlocks | None = None
         #: Where blocks outlive the server, if they do.
@@ -139,6 +141,8 @@ class KVCache:
         self._blocks = [_Block() for _ in range(num_blocks)]
         # Taken from the end: low blocks first, and those given back last are used again first.
         self._blank = list(range(num_blocks - 1, -1, -1))
+        #: So many of them, the first ones, were never taken: they have no memory yet, if it grows.
+        self._num_fresh = num_blocks
         #: Kept and read by nobody; the one to go first comes first. A dict for its order.
         self._unread: dict[int, None] = {}
         self._kept: dict[bytes, int] = {}
@@ -146,8 +150,30 @@ class KVCache:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that `append` may take: the blank ones, and those kept that nobody reads."""
-        return len(self._blank) + len(self._unread)
+        """Blocks that `append` may take: the blank ones that there is memory for, and those kept
+        that nobody reads."""
+        return len(self._blank) - self._num_withheld + len(self._unread)
+
+    @property
+    def num_reachable_blocks(self) -> int:
+        """Blocks that a request could have if it were alone."""
+        return self.num_blocks - self._num_withheld
+
+    @property
+    def _num_withheld(self) -> int:
+        """Blank blocks that there is no memory for."""
+        return self._growth.num_withheld(self._num_fresh) if self._growth is not None else 0
+
+    def look_at_memory(self) -> None:
+        """See how many blocks may be written that never were."""
+        if self._growth is not None:
+            self._growth.look()
+
+    def shortage(self, num_needed: int) -> OutOfBlocks:
+        """Why so many blocks more cannot be had: the cache is full, or memory is."""
+        if self._growth is not None and self._num_withheld:
+            return self._growth.error(num_needed, self.num_free_blocks, self.num_blocks)
+        return OutOfBlocks(num_needed, self.num_free_blocks, self.num_blocks)
 
     @property
     def num_kept_blocks(self) -> int:
@@ -197,7 +223,7 @@ class KVCache:
         assert num_tokens > 0, num_tokens
         num_needed = self.num_blocks_to_append(request_id, num_tokens)
         if num_needed > self.num_free_blocks:
-            raise OutOfBlocks(num_needed, self.num_free_blocks, self.num_blocks)
+            raise self.shortage(num_needed)
         if self.states is not None and request_id not in self._tables:
             self.states.take(request_id)
         table = self._tables.setdefault(request_id, _Table())
@@ -243,12 +269,14 @@ class KVCache:
 
     def _fetch(self, digest: bytes) -> int | None:
         """Read a block back from the archive, if there is one blank: none is given up for that."""
-        if self._archive is None or digest not in self._archive or not self._blank:
+        if self._archive is None or digest not in self._archive:
+            return None
+        if len(self._blank) <= self._num_withheld:
             return None
         block_id = self._blank[-1]
         if not self._archive.fetch(digest, block_id):
             return None
-        self._blank.pop()
+        self._take_blank()
         self._keep_unread(digest, block_id, self._archive.made_with(digest))
         return block_id
 
@@ -264,7 +292,7 @@ class KVCache:
 
     def _blank_block(self, spared: Sequence[int]) -> int | None:
         """A block that is nobody's, if need be one that nobody reads and that is not `spared`."""
-        if not self._blank:
+        if len(self._blank) <= self._num_withheld:
             mine = set(spared)
             oldest = next((block_id for block_id in self._unread if block_id not in mine), None)
             if oldest is None:
@@ -272,7 +300,7 @@ class KVCache:
             self._clear(oldest)
             self._blocks[oldest] = _Block()
             self._blank.append(oldest)
-        return self._blank.pop()
+        return self._take_blank()
 
     def bring_back(self, digests: Sequence[bytes], put: Callable[[int, int], None]) -> int:
         """Keep the leading blocks that were saved before, as far as there is room; `put` fills a
@@ -322,6 +350,7 @@ class KVCache:
             self._kept[digest] = block_id
             self._unread[block_id] = None
         self._blank = [block_id for block_id in self._blank if block_id not in self._unread]
+        self._num_fresh = len(self._blank)
         if self._unread:
             current().record_blocks(NOBODY, tuple(self._unread), made_with=resident.made_with)
 
@@ -369,7 +398,7 @@ class KVCache:
                 self._kept[digest] = block_id
                 if self._watch is not None:
                     self._watch.note_kept(block_id, request_id)
-                if self._archive is not None:
+                if self._archive is not None and not self._num_withheld:
                     self._archive.put(digest, block_id)
                 if self._resident is not None:
                     self._resident.put(block_id, digest)
@@ -447,8 +476,8 @@ class KVCache:
 
     def _take_block(self, request_id: int) -> int:
         """A block for a request to own: blank, or what nobody has read for the longest time."""
-        if self._blank:
-            block_id = self._blank.pop()
+        if len(self._blank) > self._num_withheld:
+            block_id = self._take_blank()
         else:
             block_id = next(iter(self._unread))
             self._clear(block_id)
@@ -467,6 +496,14 @@ class KVCache:
             self._resident.forget(block_id)
         if self.disk is not None:
             self.disk.withdraw(digest)
+
+    def _take_blank(self) -> int:
+        block_id = self._blank.pop()
+        if len(self._blank) < self._num_fresh:
+            self._num_fresh -= 1
+            if self._growth is not None:
+                self._growth.note_taken()
+        return block_id
 
     def _drop(self, digest: bytes) -> None:
         """Nobody finds that block any more; a state behind it is of no use then."""

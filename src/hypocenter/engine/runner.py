@@ -35,6 +35,7 @@ from hypocenter.device.plan import Plan, bucket
 from hypocenter.engine.batch import Batch, BatchLimits, check_batch
 from hypocenter.engine.block_archive import DIGEST_BYTES, BlockArchive
 from hypocenter.engine.disk_blocks import DiskBlocks
+from hypocenter.engine.host_growth import HostGrowth
 from hypocenter.engine.pace import StepPace
 from hypocenter.engine.page_bytes import PageBytes
 from hypocenter.engine.ranks.ranks import Ranks
@@ -51,7 +52,13 @@ from hypocenter.model.gguf.file_types import quantisation_of
 from hypocenter.model.layers import decoder
 from hypocenter.model.layers.decoder import Decoder
 from hypocenter.model.layers.step_buffers import Cache, KVPages, StatePages, StepInputs
-from hypocenter.model.placement import context_length_of, kv_room, kv_tokens_in, require_gpu_room
+from hypocenter.model.placement import (
+    context_length_of,
+    kv_room,
+    kv_tokens_in,
+    require_gpu_room,
+    with_host_cache,
+)
 from hypocenter.model.tensors import footprint
 from hypocenter.model.tensors.part_of_file import PartOfFile
 from hypocenter.model.tensors.table import Weights
@@ -119,6 +126,7 @@ def load_runner(
     device = devices.open_device(config.device)
     current().record_model(file.path.name, facts.name, quantisation_of(file))
     if device == "cpu":
+        config = with_host_cache(file, facts, config)
         footprint.require_room(file, facts, config, context_length)
     elif kept is None and part.num_parts == 1 and (room := devices.room_of(device)) is not None:
         require_gpu_room(device, file, facts, config, room)
@@ -256,6 +264,8 @@ class Runner:
         self.archive: BlockArchive | None = None
         #: Where they outlive the server, if they do.
         self.disk: DiskBlocks | None = None
+        #: How far the cache may grow, where it takes its memory as it is written.
+        self.growth = self._growth_of(pages)
         #: What looks at blocks of the cache after each step, where launches are traced.
         self.page_watch = PageWatch(pages.each) if config.launch_mode == "traced" else None
         is_gpu = config.device != "cpu"
@@ -271,6 +281,12 @@ class Runner:
         self._group, self._num_compiled = group, 0
         self._plans: dict[_Key, Plan] = {}
         self._ran: dict[Plan, None] = {}
+
+    def _growth_of(self, pages: KVPages) -> HostGrowth | None:
+        if self.config.device != "cpu" or self.config.launch_mode != "off":
+            return None
+        num_bytes = sum(page.allocation.num_bytes for page in pages.each)
+        return HostGrowth(num_bytes // self.num_blocks)
 
     @functools.cached_property
     def _origin(self) -> tuple[bytes, str]:
@@ -498,8 +514,12 @@ class Runner:
 
     @property
     def num_compiled_since(self) -> int:
-        """How many forms of kernels a GPU had to be given since `compile`: each was waited for."""
-        return self._num_compiled_so_far() - self._num_compiled
+        """How many forms of kernels a GPU had to be given since `compile`: each was waited for.
+
+        Those of all ranks, where there are others.
+        """
+        num_of_others = self.ranks.num_compiled_since if self.ranks is not None else 0
+        return self._num_compiled_so_far() - self._num_compiled + num_of_others
 
     def _num_compiled_so_far(self) -> int:
         is_gpu = self.config.device != "cpu"

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from hypocenter.base.errors import IntegrityError, OutOfBlocks
+from hypocenter.base.errors import IntegrityError
 from hypocenter.engine.batch import Chunk
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.pace import StepPace
@@ -78,7 +78,8 @@ class Scheduler:
     def schedule(self) -> list[Chunk]:
         """The chunks of the next step, with room in the cache for each; at most one a request.
 
-        A request that cannot get a single block although it runs alone fails with OutOfBlocks.
+        A request that cannot get a single block although it runs alone fails with OutOfBlocks, or
+        NoHostMemory where there are blocks.
         """
         chunks: list[Chunk] = []
         while not chunks:
@@ -92,9 +93,10 @@ class Scheduler:
                     self._catch_up(request)
             for requests in self._kinds():
                 # In order of arrival: room for one may preempt those behind it, never those before.
+                left = self.max_batch_tokens
                 for request, num_tokens in self._shares(requests):
                     if request.state is State.RUNNING:
-                        self._take(request, num_tokens, chunks)
+                        left -= self._take(request, min(num_tokens, left), chunks)
                 if chunks:
                     break
             if not self.waiting:
@@ -182,7 +184,9 @@ class Scheduler:
         is_reading = [request.num_pending > 1 for request in running]
         budget = self.max_batch_tokens
         if self._pace is not None and any(is_reading):
-            budget = self._pace.room(is_reading.count(False))
+            pending = zip(running, is_reading, strict=True)
+            num_pending = sum(request.num_pending for request, reading in pending if reading)
+            budget = self._pace.room(is_reading.count(False), num_pending)
         left = budget - min(budget, is_reading.count(False))
         num_behind = sum(
             request.num_pending
@@ -205,20 +209,24 @@ class Scheduler:
             shares.append((request, num_tokens))
         return shares
 
-    def _take(self, request: Request, num_tokens: int, chunks: list[Chunk]) -> None:
-        """Append a chunk of the request of at most `num_tokens`, as large as the cache allows."""
-        wanted = min(num_tokens, self.max_batch_tokens - sum(c.num_tokens for c in chunks))
-        if wanted == 0:
-            return
-        num_fitting = self._make_room(request, wanted)
+    def _take(self, request: Request, num_tokens: int, chunks: list[Chunk]) -> int:
+        """Append a chunk of the request of at most `num_tokens`, as large as the cache allows.
+
+        Returns how many tokens it has.
+        """
+        if num_tokens == 0:
+            return 0
+        num_fitting = self._make_room(request, num_tokens)
         if num_fitting > 0:
             chunk = self._next_chunk(request, num_fitting)
             self.cache.append(request.id, chunk.num_tokens)
             request.mark_started()
             chunks.append(chunk)
-        elif self.running == [request]:
+            return chunk.num_tokens
+        if self.running == [request]:
             self.remove(request)
-            request.fail(OutOfBlocks(1, 0, self.cache.num_blocks))
+            request.fail(self.cache.shortage(1))
+        return 0
 
     def _next_chunk(self, request: Request, num_tokens: int) -> Chunk:
         """The next tokens of a request; less than asked for where two states are to be left.

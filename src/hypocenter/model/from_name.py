@@ -11,7 +11,6 @@ from hypocenter.base.package import bundled_model
 from hypocenter.device.choice import choose_device
 from hypocenter.hub.find import find_model
 from hypocenter.model.facts.families import FAMILIES
-from hypocenter.model.tensors.footprint import host_room
 from hypocenter.settings.config import AUTO, OnProgress, is_simulated
 
 
@@ -49,5 +48,7 @@ def _room_bytes(device: str) -> int | None:
         return None
     if device != "cpu":
         return free_bytes_of(device, os.environ)
+    from hypocenter.model.tensors.footprint import host_room  # which imports every kernel
+
     room = host_room()
     return None if room is None else room.available_bytes

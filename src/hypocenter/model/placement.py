@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hypocenter.base.errors import BadSetting, ModelTooLarge
 from hypocenter.base.wording import bytes_text
@@ -19,6 +20,8 @@ from hypocenter.settings.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
 #: Tokens that the KV cache holds at most where nobody says, if so many requests cannot fill it.
 #: Beyond that the lists of blocks on the host would cost more than kept prompts save.
 _MOST_KEPT_TOKENS = 1 << 20
+#: Of the memory that is available on a CPU's machine, what the KV cache may come to take.
+HOST_SHARE = 0.25
 #: What stays free of a GPU, unless `gpu_memory_fraction` leaves less.
 _FREE_SHARE = 0.1
 #: Less is not proposed: bits of a weight, and tokens of a context.
@@ -55,9 +58,31 @@ def _usable_bytes(config: EngineConfig, room: Room, own_bytes: int) -> int:
 
     A tenth of the GPU stays free where others have their part of it: contexts and buffers grow.
     """
-    fraction, limit = config.gpu_memory_fraction, room.limit_bytes
-    reserved = int(limit * min(1 - fraction, _FREE_SHARE))
-    return min(int(limit * fraction) - own_bytes, room.available_bytes - reserved)
+    most = int(room.limit_bytes * config.gpu_memory_fraction)
+    return min(most - own_bytes, room.available_bytes - reserved_bytes(config, room))
+
+
+def reserved_bytes(config: EngineConfig, room: Room) -> int:
+    """What the KV cache leaves of a GPU with `room`, besides what steps take."""
+    return int(room.limit_bytes * min(1 - config.gpu_memory_fraction, _FREE_SHARE))
+
+
+def with_host_cache(file: GGUFFile, facts: Architecture, config: EngineConfig) -> EngineConfig:
+    """The configuration with the KV cache that a CPU gets where nobody says how many tokens.
+
+    A quarter of the memory that is available beside weights and buffers, as far as requests can
+    fill it, and one context at least. It takes memory as it is written. Where launches are looked
+    at, or the system tells nothing of its memory, it is one context.
+    """
+    room = footprint.host_room()
+    if config.kv_tokens is not None or config.launch_mode != "off" or room is None:
+        return config
+    context_length = context_length_of(facts, config)
+    needed = footprint.needed_bytes(file, facts, config, context_length)
+    left = room.available_bytes - sum(needed.values()) + needed["KV cache"]
+    most = config.max_batch_requests * context_length
+    num_tokens = min(kv_tokens_in(int(max(left, 0) * HOST_SHARE), facts, config), most)
+    return replace(config, kv_tokens=num_tokens) if num_tokens > context_length else config
 
 
 def require_gpu_room(

@@ -60,6 +60,7 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 _FAILURES: dict[str, tuple[int, str | None]] = {
     "ContextOverflow": (400, "context_length_exceeded"),
     "OutOfBlocks": (400, "context_length_exceeded"),
+    "NoHostMemory": (503, "out_of_memory"),
     "UsageError": (400, None),
     "BadSetting": (400, None),
     "NoTokenLeft": (400, "no_token_left"),

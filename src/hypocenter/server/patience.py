@@ -8,16 +8,16 @@ from hypocenter.watch.child import Deadlines
 from hypocenter.wire.messages import (
     Dropped,
     Failed,
-    KeptWeights,
     News,
     Ready,
     StandingBy,
     Submit,
     ToServer,
+    WeightsWhole,
 )
 
 #: What a step that ends just before its deadline may still take to be told of.
-GRACE_SECONDS = 5.0
+GRACE_SECONDS = 2.0
 
 
 class Patience:
@@ -52,7 +52,7 @@ class Patience:
         """It has said something."""
         self._heard = now
         match message:
-            case Ready() | StandingBy() | KeptWeights():
+            case Ready() | StandingBy() | WeightsWhole():
                 self._is_loading = False
             case News():
                 self._num_steps = message.state.num_steps

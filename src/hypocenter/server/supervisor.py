@@ -34,13 +34,16 @@ from hypocenter.server.fleet.replica import (
     ReplicaNumbers,
     orders_of,
 )
+from hypocenter.server.fleet.twins import Twins
 from hypocenter.server.generation import NOBODY, Generation
 from hypocenter.server.operating.log import tell
+from hypocenter.server.operating.succession import Taken
 from hypocenter.server.reading.readers import Readers, ReadingProcess, process_maker
 from hypocenter.server.reading.request_reading import RequestReading
 from hypocenter.server.turns.places import Offer, Places
 from hypocenter.server.worker_life import Orders, is_fault
 from hypocenter.watch.child import Ended
+from hypocenter.watch.prepared import drop
 from hypocenter.wire.messages import (
     Accepted,
     Ask,
@@ -106,6 +109,7 @@ class Supervisor:
         self._reading = RequestReading(self._readers, self.next_id)
         self._places = Places()
         self._keeps_prefixes = orders.config.prefix_cache
+        self._twins = Twins()
         self.on_left = on_left
         numbers = itertools.count(1) if process_numbers is None else process_numbers
         all_orders = orders_of(orders, devices or (orders.config.device,))
@@ -139,6 +143,7 @@ class Supervisor:
         else:
             assert first_error is not None
             raise first_error
+        drop()  # of processes that were prepared, those that are not needed
         told = await asyncio.gather(
             *(replica.start() for replica in waiting), return_exceptions=True
         )
@@ -313,9 +318,10 @@ class Supervisor:
             case _:
                 pass
 
-    def num_open_of(self, replica: Replica) -> int:
-        """Requests that it goes on with, or that wait for any worker."""
-        return sum(g.replica in (None, replica.number) for g in self._open.values())
+    @property
+    def num_waiting(self) -> int:
+        """Requests of clients that no worker has."""
+        return sum(not generation.is_with_worker for generation in self.of_clients)
 
     def _hear_piece(self, piece: Piece, replica: Replica) -> bool:
         """Whether another request may get a place now, or may be tried beside this one."""
@@ -336,12 +342,24 @@ class Supervisor:
             generation.take(piece)
             if had_begun and piece.token_ids and generation.gap is not None:
                 replica.note_gap(generation.gap)
+                if len(self.replicas) > 1:
+                    self._note_twins(replica)
             self._drop_if_done(generation)
         else:
             generation.has_begun = True
             if piece.ending is not None:
                 del self._leaving[piece.id]
         return frees
+
+    def _note_twins(self, replica: Replica) -> None:
+        """Have it told where a card is much slower than another one."""
+        gaps = {
+            twin.name: twin.gap_seconds
+            for twin in self.replicas
+            if twin.is_ready and twin.gap_seconds is not None
+        }
+        if replica.name in gaps:
+            self._twins.note(replica.name, gaps, time.monotonic())
 
     def _is_pause(self, generation: Generation, piece: Piece) -> bool:
         """Whether it ends only because another client was to have its place."""
@@ -469,22 +487,37 @@ class Supervisor:
 
     # -- how workers end ---------------------------------------------------------------------------
 
-    def note_end(self, replica: Replica, ended: Ended | Exception, *, was_first: bool) -> None:
+    def note_late(self, replica: Replica) -> Taken:
+        """A worker is past a deadline: what it had goes on elsewhere while it is ended."""
+        return self._take_from(replica, was_fault=True)
+
+    def note_end(self, replica: Replica, ended: Ended | Exception, *, was_first: bool) -> Taken:
         """A worker's process is gone: what it had goes on elsewhere, or waits for the next one."""
+        if is_fault(ended):
+            self._on_event("fault", replica.number)
+        taken = self._take_from(replica, was_fault=is_fault(ended))
+        if isinstance(ended, Ended) and ended.num_memory_kills:
+            replica.line.forget_blocks()  # they were too much
+        if not was_first and replica.num_failed_starts < MAX_FAILED_STARTS:
+            self._on_event("restarted", replica.number)
+        return taken
+
+    def _take_from(self, replica: Replica, *, was_fault: bool) -> Taken:
+        """What a worker had goes on elsewhere, or waits."""
         self._places.prefixes.forget(replica.number)
         for number, (where, told) in self._moving.items():
             if where == replica.number and not told.done():
                 told.set_result(Failed(number, WORKER_GONE, "the worker ended meanwhile"))
         for number in [n for n, g in self._leaving.items() if g.replica == replica.number]:
             del self._leaving[number]
-        if is_fault(ended):
-            self._on_event("fault", replica.number)
-        self._blame(is_fault(ended), replica)
-        if self._is_memory_in_doubt(ended):
-            replica.line.forget_blocks()
-        if not was_first and replica.num_failed_starts < MAX_FAILED_STARTS:
-            self._on_event("restarted", replica.number)
+        had = [g for g in self.of_clients if g.replica == replica.number]
+        self._blame(replica, was_fault=was_fault)
+        if any(generation.num_blamed >= _SUSPECT for generation in self.generations):
+            replica.line.forget_blocks()  # what it left of the KV cache may be why it died
         self._send_waiting()
+        num_elsewhere = sum(generation.is_with_worker for generation in had)
+        num_ended = sum(generation.is_done for generation in had)
+        return Taken(num_elsewhere, len(had) - num_elsewhere - num_ended)
 
     def note_lost(self, replica: Replica, error: CannotStart, *, was_first: bool) -> None:
         """No worker is started there any more; when that is so everywhere, nothing is left."""
@@ -499,7 +532,7 @@ class Supervisor:
         message += f"no worker can be started there: {error}"
         tell(logging.ERROR, "replica_lost", message, replica=replica.number)
 
-    def _blame(self, was_fault: bool, replica: Replica) -> None:
+    def _blame(self, replica: Replica, *, was_fault: bool) -> None:
         """Note of all that were with the worker that it died, and give up whom that says enough."""
         for generation in self.generations:
             if generation.replica != replica.number:
@@ -517,11 +550,6 @@ class Supervisor:
                 )
             else:
                 self._on_event("resumed", replica.number)
-
-    def _is_memory_in_doubt(self, ended: Ended | Exception) -> bool:
-        """Whether what the worker left of the KV cache may be why it died, or was too much."""
-        was_too_much = isinstance(ended, Ended) and bool(ended.num_memory_kills)
-        return was_too_much or any(g.num_blamed >= _SUSPECT for g in self.generations)
 
     def _give_up(self, generation: Generation, kind: str, reason: str) -> None:
         self._open.pop(generation.id, None)

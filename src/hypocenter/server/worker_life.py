@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import logging
 import os
@@ -22,13 +23,14 @@ from pathlib import Path
 import msgspec
 
 from hypocenter.base import package
+from hypocenter.base.wording import FROM_OUTSIDE
 from hypocenter.record import ring
 from hypocenter.server.operating.log import WorkerWords, tell
 from hypocenter.server.operating.signals import FOR_THE_SERVER
 from hypocenter.server.patience import Patience
 from hypocenter.settings.config import EngineConfig
 from hypocenter.settings.environment import SECRETS, Environment
-from hypocenter.watch.child import Deadlines, Ended, environment_for, watch
+from hypocenter.watch.child import Deadlines, Ended, Follower, environment_for, watch
 from hypocenter.watch.dead_runs import watched_runs
 from hypocenter.wire.frames import LENGTH_BYTES, as_frame, body_bytes
 from hypocenter.wire.messages import (
@@ -46,10 +48,6 @@ from hypocenter.wire.messages import (
 WORKER: tuple[str, ...] = ("hypocenter.worker.worker",)
 #: The program of what has a GPU's weights.
 KEEPER: tuple[str, ...] = ("hypocenter.worker.keeper",)
-#: What somebody ends a process with on purpose.
-_BY_HAND = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-
-
 #: How long a process may take to write its stacks and end.
 _ABORT_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
@@ -84,8 +82,9 @@ def forms_name(orders: Orders) -> str:
 
 
 class WorkerLife:
-    """`on_message` is called in the event loop for each message; `on_ended` once, when the process
-    is gone; `on_left` in a thread of its own, with the folder of what it recorded, before that is
+    """`on_message` is called in the event loop for each message; `on_late` when it is past a
+    deadline, from where on nothing that it says is heard; `on_ended` once, when the process is
+    gone; `on_left` in a thread of its own, with the folder of what it recorded, before that is
     removed."""
 
     def __init__(
@@ -93,6 +92,7 @@ class WorkerLife:
         number: int,
         orders: Orders,
         on_message: Callable[[ToServer], None],
+        on_late: Callable[[float], None],
         on_ended: Callable[[Ended | Exception], None],
         on_left: Callable[[Path, Ended], None],
         program: tuple[str, ...] = WORKER,
@@ -101,12 +101,13 @@ class WorkerLife:
         self._program = program
         self.pid: int | None = None
         self._orders = orders
-        self._on_message, self._on_ended, self._on_left = on_message, on_ended, on_left
+        self._on_message, self._on_late = on_message, on_late
+        self._on_ended, self._on_left = on_ended, on_left
         self._loop = asyncio.get_running_loop()
         self._writer: asyncio.StreamWriter | None = None
         self._runs: Path | None = None
         self._path = orders.folder / f"{number}.sock"
-        self._is_over = self._is_stopping = False
+        self._is_over = self._is_stopping = self._is_late = False
         self._late_seconds: float | None = None
         self._thread: threading.Thread | None = None
         self._listener: asyncio.Server | None = None
@@ -164,8 +165,12 @@ class WorkerLife:
             self._writer.write(as_frame(message))
 
     def abort(self) -> None:
-        """End the process; Python writes the stack of every thread, even of one stuck in C."""
+        """End the process; Python writes the stack of every thread, even of one stuck in C.
+
+        One that was stopped goes on for that.
+        """
         self._send_signal(signal.SIGABRT)
+        self._send_signal(signal.SIGCONT)
         self._timer = self._loop.call_later(_ABORT_SECONDS, self.kill)
 
     def kill(self) -> None:
@@ -220,7 +225,7 @@ class WorkerLife:
             while not self._is_over:
                 header = await reader.readexactly(LENGTH_BYTES)
                 body = await reader.readexactly(body_bytes(header, MAX_FRAME_BYTES))
-                if not self._is_over:
+                if not self._is_over and not self._is_late:
                     message = decode(body)
                     has_told_why |= isinstance(message, Failed) and message.id == NO_REQUEST
                     self._patience.hear(message, self._loop.time())
@@ -243,6 +248,8 @@ class WorkerLife:
 
     def _look(self) -> None:
         """End a process that has owed a word for too long."""
+        if self._is_late:
+            return
         late = self._patience.seconds_late(self._loop.time())
         if late is None:
             self._timer = self._loop.call_later(_LOOK_SECONDS, self._look)
@@ -250,14 +257,23 @@ class WorkerLife:
         message = f"worker {self.number} (process {self.pid}) has said nothing for {late:.0f} s"
         tell(logging.ERROR, "worker_silent", message, worker=self.number, pid=self.pid)
         self._late_seconds = late
+        self._note_late(late)
         self.abort()
+
+    def _note_late(self, seconds: float) -> None:
+        """It is past a deadline and is ended: who waits for it need not wait for that."""
+        if not self._is_late and not self._is_over:
+            self._is_late = True
+            self._on_late(seconds)
 
     def _watch(self, path: str) -> None:
         # What is blocked in this thread is blocked in all that it starts.
         signal.pthread_sigmask(signal.SIG_BLOCK, FOR_THE_SERVER)
         environment = Environment.read()
         module, *arguments = self._program
-        command = [*package.module_command(module), *arguments, path, self._orders.model]
+        orders = self._orders
+        command = [*package.module_command(module), *arguments]
+        command += [path, orders.model, orders.config.device]
         words = WorkerWords(self.number)
         try:
             with watched_runs(environment.run_dir) as runs:
@@ -274,7 +290,7 @@ class WorkerLife:
                     words.take,
                     self._orders.deadlines,
                     subprocess.DEVNULL if sys.stderr is None else sys.stderr.fileno(),
-                    self._note_pid,
+                    Follower(self._note_pid, self._tell_late),
                 )
                 words.end()
                 self._runs = None
@@ -295,8 +311,15 @@ class WorkerLife:
         self.pid = pid
 
     def _tell(self, ended: Ended | Exception) -> None:
+        self._call(functools.partial(self._end, ended))
+
+    def _tell_late(self, seconds: float) -> None:
+        self._call(functools.partial(self._note_late, seconds))
+
+    def _call(self, work: Callable[[], None]) -> None:
+        """In the event loop, from the thread that watches."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-            self._loop.call_soon_threadsafe(self._end, ended)
+            self._loop.call_soon_threadsafe(work)
 
     def _end(self, ended: Ended | Exception) -> None:
         self._is_over = True
@@ -317,5 +340,7 @@ def is_fault(ended: Ended | Exception) -> bool:
     """Whether it died of something that it did, and was not ended from outside."""
     if isinstance(ended, Exception):
         return False
-    by_hand = ended.signal in _BY_HAND and not ended.num_memory_kills and ended.hung_seconds is None
+    by_hand = (
+        ended.signal in FROM_OUTSIDE and not ended.num_memory_kills and ended.hung_seconds is None
+    )
     return not by_hand

@@ -25,7 +25,7 @@ from typing import Literal
 
 import msgspec
 
-from hypocenter.base.errors import NotShareable
+from hypocenter.base.errors import NotShareable, StaleLayout
 from hypocenter.server.operating.log import tell
 from hypocenter.server.worker_life import KEEPER, Orders, WorkerLife
 from hypocenter.settings.cache_folder import forget_blocks_of
@@ -39,6 +39,7 @@ from hypocenter.wire.messages import (
     ServedModel,
     StandingBy,
     ToServer,
+    WeightsWhole,
 )
 
 #: Of the process that waits to take over.
@@ -74,21 +75,24 @@ class BlockMemory:
 class WorkerLine:
     """Starts workers, one after the other; `current` is the one that has the model or gets it.
 
-    `on_message` hears the current one; `on_ended` is called when it is gone, or when the weights
-    that it waits for cannot be loaded. `on_left` is that of `WorkerLife`. `numbers` are those of
-    its processes, shared where there are several lines.
+    `on_message` hears the current one; `on_late` is called when it is past a deadline, and
+    `on_ended` when it is gone, or when the weights that it waits for cannot be loaded. `on_left` is
+    that of `WorkerLife`. `numbers` are those of its processes, shared where there are several
+    lines.
     """
 
     def __init__(
         self,
         orders: Orders,
         on_message: Callable[[ToServer], None],
+        on_late: Callable[[float], None],
         on_ended: Callable[[Ended | Exception], None],
         on_left: Callable[[Path, Ended], None],
         numbers: Iterator[int] | None = None,
     ) -> None:
         self._orders = orders
-        self._on_message, self._on_ended, self._on_left = on_message, on_ended, on_left
+        self._on_message, self._on_late = on_message, on_late
+        self._on_ended, self._on_left = on_ended, on_left
         self._numbers = itertools.count(1) if numbers is None else numbers
         self.current: WorkerLife | None = None
         self._spare: WorkerLife | None = None
@@ -99,6 +103,9 @@ class WorkerLine:
         self._last_pid: int | None = None
         self._keeper: WorkerLife | None = None
         self._kept: KeptWeights | None = None
+        #: Whether all that the keeper has is there, and a worker that is ready before it is.
+        self._is_whole = False
+        self._early: Ready | None = None
         #: Whether the weights are to be had from a keeper.
         config = orders.config
         is_on_gpu = config.device.partition(":")[0] in ("cuda", "hip")
@@ -131,7 +138,7 @@ class WorkerLine:
     async def start_next(self) -> None:
         """Have another worker load the model; that of before is gone."""
         if self._is_shared and self._keeper is None:
-            self._kept = None
+            self._kept, self._is_whole = None, False
             self._keeper = self._make(self._hear_keeper, self._note_keeper_end, KEEPER)
             await self._keeper.start()
             self._keeper.begin(None)
@@ -187,6 +194,7 @@ class WorkerLine:
             number,
             self._orders,
             functools.partial(hear, number),
+            functools.partial(self._note_late, number),
             functools.partial(note_end, number),
             self._on_left,
             program,
@@ -211,8 +219,12 @@ class WorkerLine:
         if not self._is_current(number):
             self._hear_spare(number, message)
             return
-        if isinstance(message, Ready) and self._orders.config.kv_tokens is None:
-            self._note_cache(message.facts)
+        if isinstance(message, Ready):
+            if self._orders.config.kv_tokens is None:
+                self._note_cache(message.facts)
+            if self._is_shared and not self._is_whole:
+                self._early = message
+                return
         self._on_message(message)
 
     def _hear_spare(self, number: int, message: ToServer) -> None:
@@ -232,10 +244,14 @@ class WorkerLine:
         config = replace(self._orders.config, kv_tokens=num_tokens)
         self._orders = replace(self._orders, config=config)
 
+    def _note_late(self, number: int, seconds: float) -> None:
+        if self._is_current(number):
+            self._on_late(seconds)
+
     def _note_end(self, number: int, ended: Ended | Exception) -> None:
         if self._is_current(number):
             self._last_pid = self.current.pid if self.current else None
-            self.current = None
+            self.current = self._early = None
             self._on_ended(ended)
         elif self._spare is not None and self._spare.number == number and not self._is_stopping:
             self._spare = None
@@ -253,6 +269,15 @@ class WorkerLine:
             case KeptWeights():
                 self._kept = message
                 self._hand_over()
+            case WeightsWhole():
+                self._is_whole = True
+                early, self._early = self._early, None
+                if early is not None:
+                    self._on_message(early)
+            case Failed() if message.kind == StaleLayout.__name__:
+                said = f"the worker begins anew, and waits for the weights: {message.message}"
+                tell(logging.WARNING, "layout_stale", said)
+                self._begin_anew()
             case Failed() if message.kind == NotShareable.__name__:
                 said = f"each worker reads the weights anew: {message.message}"
                 tell(logging.WARNING, "no_keeper", said)
@@ -262,6 +287,15 @@ class WorkerLine:
                 self._on_message(msgspec.structs.replace(message, id=NO_REQUEST))
             case _:
                 pass
+
+    def _begin_anew(self) -> None:
+        """Without this keeper, and with another worker."""
+        self._drop_keeper()
+        waiting, self.current, self._early = self.current, None, None
+        if waiting is not None:
+            waiting.kill()
+            self._num_begun = 0
+            self._begin(self.start_next())
 
     def _hand_over(self) -> None:
         if self.current is not None:
@@ -275,12 +309,12 @@ class WorkerLine:
     def _note_keeper_end(self, number: int, ended: Ended | Exception) -> None:
         if self._keeper is None or self._keeper.number != number:
             return
-        was_needed, had_memory = self._is_shared and self._kept is None, self._kept is not None
+        was_needed, had_memory = self._is_shared and not self._is_whole, self._kept is not None
         self._drop_keeper()  # the next worker gets another one; this one has its memory still
         if self._is_stopping or not self._is_shared:
             return
         if was_needed and self.current is not None:
-            waiting, self.current = self.current, None
+            waiting, self.current, self._early = self.current, None, None
             waiting.kill()
             self._on_ended(ended)
         elif had_memory:

@@ -441,15 +441,16 @@ class EngineConfig:
     )
     kv_tokens: int | None = setting(
         None,
-        Whole(low=1, high=1 << 28, none="one context, and on a GPU what it has room for"),
+        Whole(low=1, high=1 << 28, none="what there is room for, on a CPU a quarter of it"),
         "Tokens that the KV cache holds, of all requests together.",
         cli_of_serve=("--kv-tokens",),
     )
     itl_target: float | None = setting(
         None,
-        RealNumber(low=1.0, high=60000.0, none="50 on a GPU"),
+        RealNumber(low=1.0, high=60000.0, none="told by what steps take, on a GPU"),
         "Milliseconds between two tokens of an answer, by which prompts of others are cut; by "
-        "default, on a GPU, 50 or 5 times a step without prompts.",
+        "default, on a GPU, 20 or 2.9 times a step without prompts, or what reads all that wait in "
+        "four steps.",
         cli=("--itl-target",),
     )
     gpu_memory_fraction: float = setting(

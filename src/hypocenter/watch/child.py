@@ -62,6 +62,19 @@ class Deadlines:
     idle: float = math.inf
 
 
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """Who has the command do work for others: a server, of its worker. Both are called in the
+    thread that watches.
+
+    `on_start` is told the process group's number. `on_late` is told of a step that is past its
+    deadline, and for how long it ran, before anything is asked of the process.
+    """
+
+    on_start: Callable[[int], object]
+    on_late: Callable[[float], object] = lambda seconds: None
+
+
 class Shrunk(NamedTuple):
     """A file that the command names and that became shorter while it ran."""
 
@@ -112,13 +125,12 @@ def watch(
     pass_on: Callable[[bytes], object],
     deadlines: Deadlines | None = None,
     stdout: int | None = None,
-    on_start: Callable[[int], object] | None = None,
+    follower: Follower | None = None,
 ) -> Ended:
     """Run `command` to its end; its stdin and stdout are ours, its stderr goes to `pass_on`.
 
-    `stdout` is the file descriptor that its stdout goes to instead. `on_start` is for a server's
-    worker: it is told the process group's number, and the command gets neither our terminal nor our
-    stdin.
+    `stdout` is the file descriptor that its stdout goes to instead. With a `follower` the command
+    gets neither our terminal nor our stdin.
     `runs` is where its recorders write, which tells when a step is past its deadline; the whole
     process group is ended then, and when this process ends. Where there is a GPU that can leave a
     core dump, it does so at a fault, and before a command that hangs is ended. Raises UsageError
@@ -128,15 +140,15 @@ def watch(
     begun, since, kills = time.time(), time.monotonic(), num_memory_kills()
     with gpu_dumps(environment, command) as dumps:
         armed = {**environment, **dumps.variables}
-        apart = on_start is not None
+        apart = follower is not None
         # GPUs are asked once the command has begun, while it loads what it needs.
         with (
             job.start_job(command, armed, stdout, apart=apart) as running,
             CardWatch() as card_watch,
         ):
-            child = _Child(running, pass_on, dumps)
-            if on_start is not None:
-                on_start(running.process.pid)
+            child = _Child(running, pass_on, dumps, follower)
+            if follower is not None:
+                follower.on_start(running.process.pid)
             with _handing_on(child):
                 hung = child.wait(runs, deadlines or Deadlines())
             cards = card_watch.end()
@@ -198,6 +210,7 @@ class _Child:
     job: job.TerminalJob
     pass_on: Callable[[bytes], object]
     dumps: GpuDumps
+    follower: Follower | None = None
     num_interrupts: int = 0
     #: Whether it was ended although no step of it was under way.
     is_idle: bool = False
@@ -231,6 +244,8 @@ class _Child:
                 beats = _beats(runs)
                 if late := _late_step(beats, deadlines, self._resumed):
                     pid, seconds = late
+                    if self.follower is not None:
+                        self.follower.on_late(seconds)
                     self._abort(pid)
                     return seconds
                 if (seconds := self._seconds_damaged()) > DAMAGED_SECONDS:
@@ -277,7 +292,8 @@ class _Child:
     def _abort(self, pid: int | None) -> None:
         """SIGABRT: Python writes the stack of every thread, even of one that is stuck in C.
 
-        Without a `pid` all processes of the group get it, for any of them may be who waits.
+        Without a `pid` all processes of the group get it, for any of them may be who waits. One
+        that is stopped must go on for that.
         """
         self._dump()
         with contextlib.suppress(OSError):
@@ -287,6 +303,7 @@ class _Child:
                 os.killpg(group, signal.SIGABRT)
             else:
                 os.kill(pid if os.getpgid(pid) == group else group, signal.SIGABRT)
+        self.job.send(signal.SIGCONT)
         stop = time.monotonic() + _ABORT_SECONDS
         # A shell ends at once, and what it started still writes.
         while time.monotonic() < stop and (self.job.process.poll() is None or not self._is_closed):

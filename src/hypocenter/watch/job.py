@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hypocenter.base.errors import UsageError
+from hypocenter.watch.prepared import take
 
 #: What a terminal stops a process with; SIGSTOP is somebody's own wish.
 _TERMINAL_STOPS = frozenset({signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
@@ -126,8 +127,9 @@ def start_job(
     `apart` has neither our stdin nor our terminal. Raises UsageError when
     there is no such command.
     """
+    process = take(command, environment, stdout) if apart else None
     try:
-        process = subprocess.Popen(
+        process = process or subprocess.Popen(
             list(command),
             env=dict(environment),
             stdin=subprocess.DEVNULL if apart else None,

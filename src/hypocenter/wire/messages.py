@@ -2,7 +2,8 @@
 
 A worker connects to its server's Unix socket, and is told by `Prepare` which device it will have.
 It may then wait for long, until `Start` says what to load. Then it says `Loading` any number of
-times and `Ready` once. A keeper of weights is told the same, and ends with `KeptWeights`. One that
+times and `Ready` once. A keeper of weights is told the same. It says `KeptWeights` once their
+memory is taken, and `WeightsWhole` once they are read: no request runs before. A worker that
 `Start` tells to wait says `StandingBy` in place of `Ready`, and `Ready` when `TakeOver` has come.
 
 From then on each `Submit` is answered by `Accepted` and `News` up to a piece with an `ending`, by
@@ -77,18 +78,23 @@ class SharedPiece(msgspec.Struct, frozen=True):
 class KeptWeights(msgspec.Struct, frozen=True, tag=True):
     """A model's packed matrices, by their names in the file and numbers of their parts.
 
-    `stamps` are those of the file that they are of, `seconds` what packing took. `pages` is memory
-    for the KV cache of `kv_tokens` tokens, zeroed; None where each worker has its own. Of a model
-    in parts these are of the first one, and `of_ranks` of the others.
+    Their bytes are there once `WeightsWhole` is said. `stamps` are those of the file that they are
+    of. `pages` is memory for the KV cache of `kv_tokens` tokens, zeroed; None where each worker has
+    its own. Of a model in parts these are of the first one, and `of_ranks` of the others.
     """
 
     stamps: str
     pieces: tuple[SharedPiece, ...]
     weights: dict[str, SharedWeight]
-    seconds: float
     pages: SharedPiece | None = None
     kv_tokens: int = 0
     of_ranks: tuple[KeptWeights, ...] = ()
+
+
+class WeightsWhole(msgspec.Struct, frozen=True, tag=True):
+    """All that `KeptWeights` names has its bytes; `seconds`: what packing took."""
+
+    seconds: float
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
@@ -366,7 +372,16 @@ class FormRead(msgspec.Struct, frozen=True, tag=True):
 
 ToWorker = Prepare | Start | TakeOver | Submit | Cancel | MovePrompt
 ToServer = (
-    Loading | KeptWeights | StandingBy | Ready | Accepted | Failed | News | Dropped | PromptMoved
+    Loading
+    | KeptWeights
+    | WeightsWhole
+    | StandingBy
+    | Ready
+    | Accepted
+    | Failed
+    | News
+    | Dropped
+    | PromptMoved
 )
 ToReader = StartReader | Ask | ReadForm
 FromReader = ReaderReady | Told | FormRead | Failed

@@ -2,7 +2,9 @@
 
 It runs no kernel of ours, so it outlives what workers die of.
 
-It says what it is doing, then `KeptWeights` once, and stays until its server goes.
+It says what it is doing, `KeptWeights` once their memory is taken and `WeightsWhole` once they are
+read, and stays until its server goes. Where a start before has left how they lie, workers make
+ready over that memory while it is filled.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from __future__ import annotations
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import BinaryIO
 
@@ -24,10 +27,16 @@ from hypocenter.model.facts.part import Part
 from hypocenter.model.facts.split import part_of
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
 from hypocenter.model.layers.step_buffers import lend_pages
-from hypocenter.model.placement import context_length_of, kv_room, kv_tokens_in, require_gpu_room
+from hypocenter.model.placement import (
+    context_length_of,
+    kv_room,
+    kv_tokens_in,
+    require_gpu_room,
+    reserved_bytes,
+)
 from hypocenter.model.tensors.footprint import num_kv_blocks, require_kv_dtype
 from hypocenter.model.tensors.part_of_file import PartOfFile
-from hypocenter.model.tensors.shared_weights import lend_weights
+from hypocenter.model.tensors.shared_weights import WeightLender
 from hypocenter.settings.config import KV_DTYPES, EngineConfig, OnProgress
 from hypocenter.wire.frames import as_frame, read_frame
 from hypocenter.wire.messages import (
@@ -37,12 +46,18 @@ from hypocenter.wire.messages import (
     Loading,
     Start,
     ToWorker,
+    WeightsWhole,
 )
 from hypocenter.worker.outbox import failure_of
+from hypocenter.worker.prepared import words_of
+
+#: What the GPU takes besides while it packs, with what its allocator keeps of that.
+_PACKING_BYTES = 2 << 30
 
 
 def main(words: Sequence[str]) -> int:
     """Serve the server whose socket is named; returns the exit code."""
+    words = words_of(words)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which tells us
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(words[0])
@@ -65,28 +80,35 @@ def _keep(connection: socket.socket, reader: BinaryIO) -> None:
         while True:
             message = msgspec.msgpack.decode(read_frame(reader, MAX_FRAME_BYTES), type=ToWorker)
             if isinstance(message, Start):
-                connection.sendall(as_frame(_load(message, report)))
+                for said in load(message, report):
+                    connection.sendall(as_frame(said))
     except (EOFError, ConnectionError):
         return
 
 
-def _load(start: Start, report: OnProgress) -> KeptWeights:
+def load(start: Start, report: OnProgress) -> Iterator[KeptWeights | WeightsWhole]:
     """The weights of each part of the model on the GPU of its rank, and memory for its KV cache.
 
     Raises ModelTooLarge before anything is read, where there is no room for it.
     """
-    config = start.config
+    began, config = time.monotonic(), start.config
     parts = []
     with open_gguf(start.model, config.override_kv) as file:
         for rank in range(config.tensor_parallel):
             own = replace(config, device=devices.open_device(device_of(config.device, rank)))
             parts.append(_Part(file, own, rank))
-        for part in parts:
-            part.lend(report)
+        is_planned = all(part.plan() for part in parts)
+        if not is_planned:
+            for part in parts:
+                part.fill(report)
         if (num_tokens := config.kv_tokens) is None:
             num_tokens = min(part.kv_tokens(has_spare=start.has_spare) for part in parts)
         first, *others = [part.with_cache(num_tokens) for part in parts]
-    return msgspec.structs.replace(first, of_ranks=tuple(others))
+        yield msgspec.structs.replace(first, of_ranks=tuple(others))
+        if is_planned:
+            for part in parts:
+                part.fill(report)
+        yield WeightsWhole(time.monotonic() - began)
 
 
 class _Part:
@@ -101,10 +123,22 @@ class _Part:
             self._facts = part_of(self._facts, part)
         elif (room := devices.room_of(config.device)) is not None:
             require_gpu_room(config.device, file, self._facts, config, room)
+        part_name = f"{rank} of {config.tensor_parallel}"
+        self._lender = WeightLender(self._file, self._facts, config.device, part_name)
+        self._lent: KeptWeights | None = None
 
-    def lend(self, report: OnProgress) -> None:
-        device = self._config.device
-        self._lent = lend_weights(self._file, self._facts, report, device=device)
+    def plan(self) -> bool:
+        """Whether it is known how the weights will lie; their memory is then taken.
+
+        Packing needs memory beside them, which a KV cache must leave.
+        """
+        room = devices.room_of(self._config.device)
+        if room is None or reserved_bytes(self._config, room) >= _PACKING_BYTES:
+            self._lent = self._lender.plan()
+        return self._lent is not None
+
+    def fill(self, report: OnProgress) -> None:
+        self._lent = self._lender.fill(report)
 
     def kv_tokens(self, *, has_spare: bool) -> int:
         """Tokens of KV cache for which this GPU has room, beside what steps of each worker take."""
@@ -122,6 +156,7 @@ class _Part:
         dtype, size = KV_DTYPES[config.kv_dtype], config.block_size
         require_kv_dtype(self._facts, config.kv_dtype)
         pages = lend_pages(self._facts, num_blocks, size, dtype, device=config.device)
+        assert self._lent is not None, "planned or filled"
         return msgspec.structs.replace(self._lent, pages=pages, kv_tokens=num_tokens)
 
 

@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -44,6 +45,7 @@ from hypocenter.engine.engine import Engine
 from hypocenter.engine.llm import LLM, read_prompts
 from hypocenter.engine.request import Request
 from hypocenter.engine.runner import load_forms
+from hypocenter.record.recorder import open_recorder
 from hypocenter.settings.config import EngineConfig
 from hypocenter.wire.frames import as_frame, read_frame
 from hypocenter.wire.messages import (
@@ -68,7 +70,10 @@ from hypocenter.wire.messages import (
 from hypocenter.worker.arrivals import Arrivals
 from hypocenter.worker.description import ending_of, facts_of
 from hypocenter.worker.outbox import Outbox, failure_for_client, failure_of
+from hypocenter.worker.prepared import words_of
 
+#: From the server's end on, what a worker may take for its own.
+_LEAVE_SECONDS = 2.0
 PromptLogprobs = tuple[TokenLogprob | None, ...] | None
 #: Errors that concern one request alone; the worker goes on.
 OWN_ERRORS = (
@@ -78,6 +83,7 @@ OWN_ERRORS = (
 
 def main(words: Sequence[str]) -> int:
     """Serve the server whose socket is named; returns the exit code."""
+    words = words_of(words)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which tells us
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(words[0])
@@ -97,21 +103,33 @@ def main(words: Sequence[str]) -> int:
 
 def _start(connection: socket.socket, reader: BinaryIO) -> ModelWorker | None:
     """A worker with its model, once it is asked for; None: it was never needed."""
-    prompts: PromptReader | None = None
-    while (message := _next(reader)) is not None:
-        match message:
-            case Prepare(device, forms, model, config):
-                devices.open_device(device)
-                if forms and config is not None:  # while a keeper reads the weights
-                    load_forms(device, forms)
-                    # What is given over the file's metadata must be read with the model.
-                    if config.override_kv:
-                        continue
-                    with contextlib.suppress(HypoError):  # it is told of when the model is loaded
-                        prompts = read_prompts(Path(model), config)
-            case Start():
-                return ModelWorker(connection, message, prompts)
+    preparing: Future[PromptReader | None] | None = None
+    with ThreadPoolExecutor(1, thread_name_prefix="prepare") as pool:
+        while (message := _next(reader)) is not None:
+            match message:
+                case Prepare(device, forms, _, config):
+                    devices.open_device(device)
+                    if forms and config is not None:  # while a keeper reads the weights
+                        preparing = pool.submit(_prepare, message, config)
+                case Start(_, config, kept):
+                    if kept is not None and kept.pages is not None:
+                        device = devices.open_device(config.device)
+                        devices.call_device(device, "begin_map", kept.pages.handle)
+                    prompts = preparing.result() if preparing is not None else None
+                    return ModelWorker(connection, message, prompts)
     return None
+
+
+def _prepare(message: Prepare, config: EngineConfig) -> PromptReader | None:
+    """Do what needs no weights; what the file says besides them, if that can be told by now."""
+    load_forms(message.device, message.forms)
+    open_recorder()  # which takes a tenth of a second
+    if config.override_kv:  # what is given over the file's metadata is read with the model
+        return None
+    try:
+        return read_prompts(Path(message.model), config)
+    except HypoError:  # it is told of when the model is loaded
+        return None
 
 
 class ModelWorker:
@@ -197,7 +215,11 @@ class ModelWorker:
             die(error)
 
     def close(self) -> None:
-        """End what is still open, and say so."""
+        """End what is still open, and say so. A step that takes longer is not waited for: its
+        server has gone, and nobody wants what it brings. The process ends then."""
+        leaving = threading.Timer(_LEAVE_SECONDS, os._exit, [EXIT_OK])
+        leaving.daemon = True
+        leaving.start()
         self._arrivals.close()
         self._llm.close()
         self._driver.join()

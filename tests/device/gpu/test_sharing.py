@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from typing import Any
 
 import pytest
@@ -83,3 +84,45 @@ def test_a_card_that_is_gone_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
         torch_gpu.open_gpu("cuda")
     assert "\n" not in str(gone.value)
     assert "For debugging" not in str(gone.value)
+
+
+class Mapping:
+    """A driver that maps memory when it is let, and counts how often it was asked."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.status, self.num_asked, self.may = status, 0, threading.Event()
+
+    def cuIpcOpenMemHandle_v2(self, address: Any, handle: Any, flags: ctypes.c_uint) -> int:
+        self.num_asked += 1
+        assert self.may.wait(20)
+        address._obj.value = 0x7000 + bytes(handle)[0]
+        return self.status
+
+
+def test_memory_of_others_is_mapped_while_something_else_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Mapping()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    gpu = TorchGpu("cuda", FakeTorch(), 0, named_gpu("sm_90"), environ={})
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(gpu, "_foreign", lambda *given: seen.append(given))
+    monkeypatch.setattr(gpu, "_know", lambda memory: seen[-1][0])
+    gpu.begin_map(bytes([5]) * 64)
+    driver.may.set()
+    assert gpu.map_shared(bytes([5]) * 64, 100) == 0x7005
+    assert (seen, driver.num_asked) == ([(0x7005, 100)], 1)
+    assert gpu.map_shared(bytes([6]) * 64, 100) == 0x7006, "one that was not begun"
+    assert driver.num_asked == 2
+
+
+def test_memory_that_cannot_be_mapped_is_told_of_to_who_maps_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Mapping(status=201)
+    driver.may.set()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    gpu = TorchGpu("cuda", FakeTorch(), 0, named_gpu("sm_90"), environ={})
+    gpu.begin_map(bytes(64))
+    with pytest.raises(NotShareable, match="cuIpcOpenMemHandle_v2 gave error 201"):
+        gpu.map_shared(bytes(64), 100)

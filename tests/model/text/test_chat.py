@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 import textwrap
@@ -241,6 +242,18 @@ def test_helper_that_was_killed_is_started_again() -> None:
         first.kill()
         first.wait()
         assert template.render(HELLO) == wanted
+
+
+def test_a_helper_that_somebody_kills_is_not_blamed_on_the_template() -> None:
+    with ChatTemplate(CHATML.source) as template:
+        template.render(HELLO)
+        helper = _helper(template)
+        os.kill(helper.pid, signal.SIGSTOP)
+        killing = threading.Timer(0.1, helper.kill)
+        killing.start()
+        with pytest.raises(TemplateError, match="was ended by SIGKILL, and not by the template"):
+            template.render(HELLO)
+        killing.join()
 
 
 def test_helper_starts_with_the_first_rendering_and_ends_with_close() -> None:

@@ -86,7 +86,7 @@ class Served:
     @property
     def worker_pid(self) -> int:
         """The one that has the model: the spare one came after it, whatever its number."""
-        program = f"hypocenter.worker.worker.*{os.sep}"
+        program = f"hypocenter.worker.worker (--prepared|.*{os.sep})"
         found = subprocess.run(
             ["pgrep", "-o", "-P", str(self.process.pid), "-f", program],
             capture_output=True, text=True, check=False,

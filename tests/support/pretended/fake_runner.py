@@ -68,6 +68,7 @@ class FakeRunner:
     vocab_size = VOCAB_SIZE
     token_ids = None  # on a device
     page_watch = None
+    growth = None
     archive = None
 
     def __init__(

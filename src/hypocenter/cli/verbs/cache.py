@@ -15,6 +15,7 @@ _MADE_ANEW = {
     "kernels": "machine code of CPU kernels",
     "triton": "machine code of GPU kernels",
     "weights": "packed weights of models",
+    "layouts": "where weights lie on GPUs",
     "lab": "models and kernels with planted faults",
 }
 

@@ -15,7 +15,7 @@ from hypocenter.cli.options import EngineOptions, message_of, naming_options
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.serve_options import ServeOptions
 from hypocenter.cli.served_models import NamedModel, ServedChoice
-from hypocenter.settings.config import DEFAULT_CONTEXT, EngineConfig
+from hypocenter.settings.config import DEFAULT_CONTEXT, EngineConfig, is_simulated
 from hypocenter.settings.environment import chosen_log
 from hypocenter.wire.messages import ServedModel
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: --sleep-idle-seconds of who is not to sleep.
 _NEVER = -1.0
-#: Contexts that the KV cache holds unless it is told otherwise.
+#: Contexts that the KV cache holds on a simulated GPU unless it is told otherwise.
 _NUM_CONTEXTS = 4
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -130,7 +130,7 @@ def _terms(
         engine, choice = with_device(Path(model.path), engine, num_replicas=num_replicas)
     engine, devices = with_replicas(engine, num_replicas)
     kv_tokens = options.kv_tokens if table.kv_tokens is None else table.kv_tokens
-    if kv_tokens is None and not engine.device.startswith(("cuda", "hip")):
+    if kv_tokens is None and is_simulated(engine.device):
         context = engine.context_length or DEFAULT_CONTEXT
         kv_tokens = context * min(_NUM_CONTEXTS, parallel)
     idle = table.sleep_idle_seconds

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from typing import Any
 
 from hypocenter.base.errors import BadSetting, MissingPackage, UsageError
+from hypocenter.device.gpu.context import begin_context
 
 _BUILDS = {"cuda": "NVIDIA (CUDA)", "hip": "AMD (HIP)", "cpu": "CPU"}
 
@@ -17,7 +19,9 @@ def find_gpu(name: str) -> tuple[Any, str, int]:
     Raises UsageError when torch is missing or built for another vendor, or when there is no such
     GPU; HypoError for a GPU of an architecture that no kernel is built for.
     """
-    vendor, index = _parse(name)
+    vendor, index = vendor_and_index(name)
+    if "torch" not in sys.modules:
+        begin_context(vendor, index)
     try:
         import torch
     except ImportError as error:
@@ -27,7 +31,8 @@ def find_gpu(name: str) -> tuple[Any, str, int]:
     return torch, vendor, index
 
 
-def _parse(name: str) -> tuple[str, int]:
+def vendor_and_index(name: str) -> tuple[str, int]:
+    """As torch has them. Raises BadSetting for what is no GPU's name."""
     found = re.fullmatch(r"(cuda|hip)(?::([0-9]{1,3}))?", name)
     if not found:
         raise BadSetting("device", name, "must be cuda, cuda:1, hip, hip:1 or the like")

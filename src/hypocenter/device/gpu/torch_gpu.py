@@ -12,8 +12,10 @@ import functools
 import logging
 import math
 import os
+import threading
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,6 +107,7 @@ class TorchGpu:
         streams = TorchStreams(torch, self._device)
         self.stream, self.record, self.wait = streams.stream, streams.record, streams.wait
         self.allocate_pinned, self._copied = streams.allocate_pinned, streams.begin_copy
+        self._mapping: dict[bytes, Future[int]] = {}  # by their handles, what is being mapped
         self._jits: dict[int, Any] = {}  # everything that has a launcher
         self._seen: CaptureWatch | None = None  # while a capture is under way
         self._compiled: Compiled | None = None  # from the first `compile` on
@@ -147,8 +150,23 @@ class TorchGpu:
         handle = shared.export(address)
         return self._know(self._foreign(address, num_bytes)), handle
 
+    def begin_map(self, handle: bytes) -> None:
+        """In a thread of its own: the driver needs a second for the KV cache of a large GPU."""
+        address: Future[int] = Future()
+
+        def open_handle() -> None:
+            try:
+                address.set_result(self._shared_memory().open(handle))
+            except Exception as error:  # whoever maps it hears of that
+                address.set_exception(error)
+
+        self._mapping[handle] = address
+        threading.Thread(target=open_handle, name="mapping", daemon=True).start()
+
     def map_shared(self, handle: bytes, num_bytes: int) -> int:
-        return self._know(self._foreign(self._shared_memory().open(handle), num_bytes))
+        begun = self._mapping.pop(handle, None)
+        address = self._shared_memory().open(handle) if begun is None else begun.result()
+        return self._know(self._foreign(address, num_bytes))
 
     def require_atomics(self, other: int) -> None:
         """Raises NotShareable where kernels take no atomic steps in memory of GPU `other`."""

@@ -192,6 +192,9 @@ class SimGpu:
     def allocate_shared(self, num_bytes: int) -> tuple[int, bytes]:
         raise NotShareable(self.name, "it is memory of this process")
 
+    def begin_map(self, handle: bytes) -> None:
+        pass
+
     def map_shared(self, handle: bytes, num_bytes: int) -> int:
         raise NotShareable(self.name, "it is memory of this process")
 

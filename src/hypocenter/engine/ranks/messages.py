@@ -27,9 +27,13 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
 
 class Word(msgspec.Struct, frozen=True, tag=True):
-    """The process is there, then its part is loaded; `problem`: what it ends by."""
+    """The process is there, then its part is loaded; `problem`: what it ends by.
+
+    From then on each says how many forms of kernels it has compiled since, whenever that is more.
+    """
 
     problem: str = ""
+    num_compiled: int = 0
 
 
 class Capture(msgspec.Struct, frozen=True, tag=True):

@@ -65,6 +65,7 @@ def _follow(runner: Runner, reader: BinaryIO, connection: socket.socket) -> None
     # This thread launches ahead of the GPU, so another one hears of what went wrong there.
     watch = threading.Thread(target=_wait_for, args=(waits, connection), daemon=True)
     watch.start()
+    num_compiled = 0
     while True:
         try:
             frame = read_frame(reader, MAX_FRAME_BYTES)
@@ -75,6 +76,9 @@ def _follow(runner: Runner, reader: BinaryIO, connection: socket.socket) -> None
             runner.capture()
             continue
         runner.run(message.batch())
+        if (num_now := runner.num_compiled_since) > num_compiled:
+            num_compiled = num_now
+            _say(connection, num_compiled=num_now)
         if is_sim:  # it runs when somebody waits, and a GPU by itself
             runner.wait()
         else:
@@ -90,9 +94,9 @@ def _wait_for(waits: SimpleQueue[Callable[[], object]], connection: socket.socke
             _end(connection, error)
 
 
-def _say(connection: socket.socket, problem: str = "") -> None:
+def _say(connection: socket.socket, problem: str = "", num_compiled: int = 0) -> None:
     with contextlib.suppress(OSError):  # of a first rank that has ended, with which this one ends
-        connection.sendall(as_frame(Word(problem)))
+        connection.sendall(as_frame(Word(problem, num_compiled)))
 
 
 def _leave() -> NoReturn:

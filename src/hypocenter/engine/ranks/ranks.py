@@ -48,6 +48,10 @@ class Ranks:
         self._lost: RankLost | None = None
         self._is_loaded = self._is_closing = False
         self._ended = threading.Event()
+        #: What each has said since it was loaded, and whether it has said all.
+        self._problems: dict[int, str] = {}
+        self._num_compiled: dict[int, int] = {}
+        self._heard = {rank: threading.Event() for rank in range(1, self.num_ranks)}
         self._group: Group | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
         self._sockets: list[socket.socket] = []
@@ -73,6 +77,11 @@ class Ranks:
         """Wait until all parts are loaded. Raises UsageError with what a rank says, RankLost."""
         self._hear()
         self._is_loaded = True
+        for rank, reader in enumerate(self._readers, start=1):
+            name = f"words of rank {rank}"
+            threading.Thread(
+                target=self._listen, args=[rank, reader], name=name, daemon=True
+            ).start()
 
     def _hear(self) -> None:
         """Wait for a word of each rank: the first says that it is there, the second loaded."""
@@ -83,6 +92,11 @@ class Ranks:
                 raise self._explain("loading", error) from error
             if problem:
                 raise UsageError(f"rank {rank} ({self._devices[rank]}): {problem}")
+
+    @property
+    def num_compiled_since(self) -> int:
+        """How many forms of kernels they had to compile since their parts were loaded."""
+        return sum(self._num_compiled.values())
 
     def run(self, batch: Batch) -> None:
         """Tell all ranks of a step; raises RankLost where one has ended."""
@@ -109,8 +123,14 @@ class Ranks:
     def close(self) -> None:
         """End the processes."""
         self._is_closing = True
-        for reader, connection in zip(self._readers, self._sockets, strict=True):
+        for connection in self._sockets:
+            with contextlib.suppress(OSError):  # it has ended
+                connection.shutdown(socket.SHUT_RDWR)  # which ends what is read there, too
+        for rank, reader in enumerate(self._readers, start=1):
+            if self._is_loaded:
+                self._heard[rank].wait(_END_SECONDS)
             reader.close()
+        for connection in self._sockets:
             connection.close()
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -150,13 +170,27 @@ class Ranks:
             return
         how = ending_of(process.returncode)
         if self._is_loaded:
-            with contextlib.suppress(EOFError, OSError, ValueError):  # most often it had no time
-                how = f"ended: {_word_of(self._readers[rank - 1])}"
+            self._heard[rank].wait(_END_SECONDS)
+            if rank in self._problems:  # most often it had no time
+                how = f"ended: {self._problems[rank]}"
         device = self._devices[rank]
         self._lost = self._lost or RankLost(device, rank, self.num_ranks, process.pid, how)
         self._ended.set()
         if self._group is not None:
             self._group.abort()
+
+    def _listen(self, rank: int, reader: BinaryIO) -> None:
+        """What a rank says from now on, up to its end."""
+        try:
+            while True:
+                word = _read_word(reader)
+                if word.problem:
+                    self._problems[rank] = word.problem
+                self._num_compiled[rank] = max(self._num_compiled.get(rank, 0), word.num_compiled)
+        except (EOFError, OSError, ValueError):  # it has ended, or we close
+            pass
+        finally:
+            self._heard[rank].set()
 
     def _explain(self, call: str, error: Exception) -> HypoError:
         """What became of a call that failed: most often another process has ended."""
@@ -169,8 +203,11 @@ class Ranks:
 
 
 def _word_of(reader: BinaryIO) -> str:
-    word: str = msgspec.msgpack.decode(read_frame(reader, MAX_FRAME_BYTES), type=Word).problem
-    return word
+    return _read_word(reader).problem
+
+
+def _read_word(reader: BinaryIO) -> Word:
+    return msgspec.msgpack.decode(read_frame(reader, MAX_FRAME_BYTES), type=Word)
 
 
 def device_of(device: str, rank: int) -> str:

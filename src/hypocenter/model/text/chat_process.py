@@ -22,6 +22,7 @@ from typing import IO, Any
 import msgspec
 
 from hypocenter.base.errors import TemplateError
+from hypocenter.base.wording import FROM_OUTSIDE, signal_name
 from hypocenter.model.text.chat_frames import Render, Reply, Setup
 from hypocenter.wire.frames import read_frame, write_frame
 
@@ -166,7 +167,12 @@ class RenderProcess:
         if elapsed >= allowed or process.returncode == -24:
             return TemplateError(f"{self.label}: not done after {allowed:g} s, the limit")
         status = process.returncode
-        how = f"signal {-status}" if status < 0 else f"exit status {status}"
+        if -status in FROM_OUTSIDE:
+            return TemplateError(
+                f"{self.label}: the helper process was ended by {signal_name(-status)}, and not by "
+                "the template; ask again"
+            )
+        how = signal_name(-status) if status < 0 else f"exit status {status}"
         return TemplateError(
             f"{self.label}: the helper process died ({how}); the template crashed it or took too "
             "much memory"

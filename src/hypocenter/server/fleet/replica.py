@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from hypocenter.base.errors import EXIT_ERROR, HypoError
-from hypocenter.server.operating.succession import Succession, how
+from hypocenter.server.operating.succession import Succession, Taken, how
 from hypocenter.server.worker_life import Orders, WorkerLife
 from hypocenter.server.worker_line import WorkerLine
 from hypocenter.watch.child import Ended
@@ -57,16 +57,22 @@ class Owner(Protocol):
         """A worker has said something of a request, or that it is ready."""
         ...
 
-    def note_end(self, replica: Replica, ended: Ended | Exception, *, was_first: bool) -> None:
-        """Its worker is gone; `was_first`: none was ready there before."""
+    def note_late(self, replica: Replica) -> Taken:
+        """Its worker is past a deadline, and is being ended; what has become of its requests."""
+        ...
+
+    def note_end(self, replica: Replica, ended: Ended | Exception, *, was_first: bool) -> Taken:
+        """Its worker is gone; `was_first`: none was ready there before. What has become of its
+        requests."""
         ...
 
     def note_lost(self, replica: Replica, error: CannotStart, *, was_first: bool) -> None:
         """No worker is started there any more; `was_first`: nobody heard of it being ready."""
         ...
 
-    def num_open_of(self, replica: Replica) -> int:
-        """Requests that wait for its next worker."""
+    @property
+    def num_waiting(self) -> int:
+        """Requests of clients that no worker has."""
         ...
 
     def on_left(self, folder: Path, ended: Ended) -> None:
@@ -90,10 +96,17 @@ class Replica:
         self.number, self.device = numbers.number, orders.config.device
         self._numbers, self._owner, self._label = numbers, owner, orders.label
         self.line = WorkerLine(
-            orders, self._hear, self._note_end, owner.on_left, numbers.process_numbers
+            orders,
+            self._hear,
+            self._note_late,
+            self._note_end,
+            owner.on_left,
+            numbers.process_numbers,
         )
         self.facts: ServedModel | None = None
         self.is_ready = self.is_lost = False
+        #: Whether its worker was ready, and is being ended since it is past a deadline.
+        self._is_late = False
         self.loading = Loading("starting", 0.0)
         self.state = EngineState()
         #: How the worker ended that no other one follows yet.
@@ -168,7 +181,7 @@ class Replica:
                 self.is_ready = True
                 self.num_failed_starts = 0
                 pid = self.life.pid if self.life else None
-                self._succession.tell_ready(pid, message.seconds, self._owner.num_open_of(self))
+                self._succession.tell_ready(pid, message.seconds, self._owner.num_waiting)
                 if self._first is not None and not self._first.done():
                     self._first.set_result(None)
             case News():
@@ -181,19 +194,27 @@ class Replica:
         if isinstance(message, Ready):
             self.line.start_spare()
 
+    def _note_late(self, seconds: float) -> None:
+        """Others go on with its requests at once; it may take seconds to write where it stands."""
+        if self.is_ready and not self._is_stopping:
+            self.is_ready, self._is_late = False, True
+            pid = self.life.pid if self.life else None
+            self._succession.tell_late(pid, seconds, self._owner.note_late(self))
+
     def _note_end(self, ended: Ended | Exception) -> None:
         """The worker's process is gone."""
-        was_ready, self.is_ready = self.is_ready, False
+        was_ready = self.is_ready or self._is_late
+        self.is_ready = self._is_late = False
         self.state = EngineState()
         if self._is_stopping:
             return
         self.last_ended = ended
         is_first = self._first is not None and not self._first.done()
-        if not is_first:  # of a start that failed its reason is told, and nothing else
-            self._succession.tell_lost(ended, self._owner.num_open_of(self))
         if not was_ready:
             self.num_failed_starts += 1
-        self._owner.note_end(self, ended, was_first=is_first)
+        taken = self._owner.note_end(self, ended, was_first=is_first)
+        if not is_first:  # of a start that failed its reason is told, and nothing else
+            self._succession.tell_lost(ended, taken)
         if is_first or self.num_failed_starts >= MAX_FAILED_STARTS:
             self._stop_trying(ended)
             return

@@ -13,6 +13,7 @@ import msgspec
 
 from hypocenter.base import package
 from hypocenter.base.errors import TokenizerError
+from hypocenter.base.wording import FROM_OUTSIDE, signal_name
 from hypocenter.wire.frames import LENGTH_BYTES, as_frame, body_bytes
 from hypocenter.wire.messages import (
     MAX_FRAME_BYTES,
@@ -38,8 +39,6 @@ _ONE_THREAD = {
     "RAYON_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-#: What somebody ends a process with who has nothing against what it reads.
-_BY_HAND = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 ReaderAnswer = Told | FormRead | Failed
 
@@ -132,7 +131,7 @@ class ReaderProcess:
         except BaseException:
             await self.close()  # an answer still to come would be taken for the next one
             raise
-        raise ReaderEnded(self._how(code, message), is_innocent=-code in _BY_HAND)
+        raise ReaderEnded(self._how(code, message), is_innocent=-code in FROM_OUTSIDE)
 
     async def _code(self) -> int:
         """How it ended, once its pipe did."""
@@ -151,5 +150,7 @@ class ReaderProcess:
             is_form = isinstance(message, ReadForm)
             seconds = limits.form_cpu_seconds if is_form else limits.text_cpu_seconds
             return f"it takes more than {seconds:g} s of processor time"
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if -code in FROM_OUTSIDE:
+            return f"it was ended by {signal_name(-code)}, and not by a limit of ours"
+        how = signal_name(-code) if code < 0 else f"exit code {code}"
         return f"it takes more than {limits.memory_bytes >> 20} MiB of memory ({how})"
