@@ -21,7 +21,7 @@ from faults.row import Platform, Role, Row
 from faults.table import slow_runs
 from faults.victim import SYMPTOMS, Victim
 from faults.victim import victims as registered
-from faults.victim_case import HarmlessCase, VictimCase
+from faults.victim_case import HarmlessCase, VictimCase, other_symptom
 from faults.victim_run import run_child
 from hypocenter.base.errors import UsageError
 from hypocenter.base.package import recorded_kernel_module
@@ -102,6 +102,15 @@ def test_harmless_changes_are_many_and_are_found_by_name() -> None:
     assert [one.name for one in find([names[0], "eps_is_one"])] == [names[0], "eps_is_one"]
     with pytest.raises(UsageError, match="no victim 'nobody'"):
         find(["nobody"])
+
+
+def test_another_symptom_is_wrong_but_where_memory_gives_other_numbers() -> None:
+    assert other_symptom(Platform.SIMULATED, "fault", "fault") == []
+    assert other_symptom(Platform.SIMULATED, "differs", "nonfinite") != []
+    assert other_symptom(Platform.EMULATED, "differs", "nonfinite") == []
+    assert other_symptom(Platform.EMULATED, "none", "nonfinite") == ["none instead of nonfinite"]
+    assert other_symptom(Platform.EMULATED, "differs", "fault") != []
+    assert other_symptom(Platform.CARD, "differs", "fault") == []
 
 
 @pytest.mark.tier("sim")

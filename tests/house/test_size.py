@@ -30,7 +30,7 @@ BUDGETS = {
     "coredump": 2_450,
     "watch": 3_000,
     "contracts": 900,
-    "device": 21_100,
+    "device": 22_000,
     "foreign": 9_400,
     "replay": 6_700,
     "check": 4_500,

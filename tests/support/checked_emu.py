@@ -1,11 +1,12 @@
 """Simulated GPUs of AMD's whose programs run twice: interpreted, and as machine code.
 
 As a plugin of pytest (`-p checked_emu`) it stands in for `sim:` devices of AMD's, so that whatever
-a test launches there is compared: of each program the bytes that the interpreter stores with the
-same bytes after the machine code. What the machine code stores elsewhere is not seen here. A line
-for each form of a kernel goes to the file that CHECKED_EMU names. CHECKED_EMU_TARGET is a target in
-place of the device's own. `odd` of a form are uses of registers and of LDS that nobody wrote, and
-races of waves: a kernel that is well has none.
+a test launches there is compared; where CHECKED_EMU_ALL is set for those of NVIDIA's, too. Compared
+are of each program the bytes that the interpreter stores with the same bytes after the machine
+code. What the machine code stores elsewhere is not seen here. A line for each form of a kernel goes
+to the file that CHECKED_EMU names. CHECKED_EMU_TARGET is a target in place of the device's own.
+`odd` of a form are uses of registers and of LDS that nobody wrote, and races of waves: a kernel
+that is well has none.
 """
 
 from __future__ import annotations
@@ -120,7 +121,8 @@ class CheckedEmu(EmuGpu):
 
     @staticmethod
     def _base_of(name: str) -> int:
-        return EmuGpu._base_of(name.replace("sim:", "emu:"))
+        emulated = name.replace("sim:", "emu:")
+        return EmuGpu._base_of(emulated if emulated in EXECUTED else EXECUTED[0])
 
     def _run_program(self, launch: QueuedLaunch, program: int) -> None:
         own = launch.values
@@ -177,9 +179,9 @@ def pytest_configure() -> None:
 
     def open_sim(name: str, seed: int = 0, **options: Any) -> SimGpu:
         emulated = name.replace("sim:", "emu:")
-        if emulated not in EXECUTED:
-            return plain(name, seed, **options)
         target = os.environ.get("CHECKED_EMU_TARGET", emulated.removeprefix("emu:"))
+        if emulated not in EXECUTED and "CHECKED_EMU_ALL" not in os.environ:
+            return plain(name, seed, **options)
         return CheckedEmu(name, named_gpu(target), seed, **options)
 
     sim.open_sim = open_sim

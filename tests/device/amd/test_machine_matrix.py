@@ -200,3 +200,152 @@ def test_a_changed_product_is_told(arch: str, name: str, change: Callable[[str],
     if change is _exchanged and re.search("bf8_fp8|fp8_bf8", name):
         name = re.sub("bf8_fp8|fp8_bf8", "fp8_fp8", name)  # it would be of other types, too
     assert _differing(arch, name, change) > 0
+
+
+_SPARSE = {
+    "gfx942": ["f32_16x16x32_f16", "f32_32x32x16_f16", "f32_16x16x32_bf16", "f32_32x32x16_bf16",
+               "i32_16x16x64_i8", "i32_32x32x32_i8", "f32_16x16x64_fp8_bf8",
+               "f32_32x32x32_bf8_fp8", "f32_16x16x64_fp8_fp8"],
+    "gfx950": ["f32_16x16x64_f16", "f32_32x32x32_f16", "f32_16x16x64_bf16", "f32_32x32x32_bf16",
+               "i32_16x16x128_i8", "i32_32x32x64_i8", "f32_16x16x128_fp8_bf8",
+               "f32_32x32x64_fp8_fp8", "f32_16x16x32_f16"],
+}  # fmt: skip
+SPARSE = [(arch, f"v_smfmac_{name}") for arch, names in _SPARSE.items() for name in names]
+
+
+def _sparse_differing(arch: str, name: str, which: int, *, shift: int = 0) -> int:
+    """How many numbers of D are not those of the product; `which` part of the indices is meant.
+
+    `shift` moves each number of A to another one of its four columns than the index says.
+    """
+    found = re.fullmatch(r"v_smfmac_(\w+?)_(\d+)x\d+x(\d+)_(\w+)", name)
+    assert found is not None
+    result, size, depth = found[1], int(found[2]), int(found[3])
+    first, _, second = found[4].partition("_")
+    rng, wave = np.random.default_rng(7), Wave(arch)
+    held = size * depth // 128
+    kept = _wholes(rng, (64, held))
+    pairs = rng.permuted(np.tile(np.arange(4), (64, held // 2, 1)), axis=2)[..., :2]
+    inner = np.sort(pairs, axis=2).reshape(64, held)
+    lane, place = _grid(64, held)
+    a = np.zeros((size, depth))
+    column = lane // size * 2 * held + place // 2 * 4 + (inner + shift) % 4
+    a[lane % size, column] = kept
+    b, c = _wholes(rng, (size, depth)), _wholes(rng, (size, size))
+    lane, place = _grid(64, 2 * held)
+    given = b[lane % size, lane // size * 2 * held + place]
+    made = _mfma_places(size, depth, 1, is_f64=False)[1]
+    index = (inner.astype(np.uint64) << (2 * np.arange(held, dtype=np.uint64))).sum(1)
+    wave.put(_A, _encoded(kept, first, arch))
+    wave.put(_B, _encoded(given, second or first, arch))
+    wave.put(_D, _encoded(c[made[..., 1], made[..., 2]], result, arch))
+    wave.put(_C, (index << np.uint64(2 * held * which)).astype(np.uint32)[:, None])
+    sizes = [_encoded(kept, first, arch)[0].nbytes // 4]
+    sizes.append(_encoded(given, second or first, arch)[0].nbytes // 4)
+    num = size * size // 64
+    line = (
+        f"{name} v[{_D}:{_D + num - 1}], v[{_A}:{_A + sizes[0] - 1}], v[{_B}:{_B + sizes[1] - 1}], "
+        f"v{_C} abid:{which}"
+    )
+    assert wave.run(line) == r.ALL_ENDED
+    have = _decoded(wave, result, num)
+    return int((have != (a @ b.T + c)[made[..., 1], made[..., 2]]).sum())
+
+
+@pytest.mark.parametrize(("arch", "name"), SPARSE)
+def test_a_sparse_product_is_that_of_the_whole_matrix(arch: str, name: str) -> None:
+    for which in range(2 if "i8" not in name and "fp8" not in name else 1):
+        assert _sparse_differing(arch, name, which) == 0
+    assert _sparse_differing(arch, name, 0, shift=1) > 0
+
+
+def test_each_part_of_a_register_of_indices_is_reached() -> None:
+    name = "v_smfmac_f32_16x16x32_f16"
+    assert [_sparse_differing("gfx942", name, which) for which in range(4)] == [0] * 4
+    assert _sparse_differing("gfx942", "v_smfmac_i32_16x16x64_i8", 1) == 0
+
+
+#: Sizes of numbers, by their code without a sign: the format's number for F8F6F4, and its bits.
+#: Source: OCP's Microscaling Formats, "FP6" and "FP4".
+_EIGHTH, _QUARTER = np.arange(8) / 8, np.arange(4) / 4
+_SMALL = {
+    2: (6, np.concatenate([_EIGHTH, 1 + _EIGHTH, 2 * (1 + _EIGHTH), 4 * (1 + _EIGHTH)])),
+    3: (6, np.concatenate([_QUARTER / 4, *((1 + _QUARTER) * 2.0**e for e in range(-2, 5))])),
+    4: (4, np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])),
+}
+
+
+def _small_codes(
+    rng: np.random.Generator, form: int, shape: tuple[int, ...]
+) -> tuple[Array, Array]:
+    """Numbers of a format, and the bits of each lane's as words of 32 bits."""
+    if form < 2:
+        values = _wholes(rng, shape)
+        return values, _encoded(values, ("fp8", "bf8")[form], "gfx950").view(np.uint32)
+    num_bits, sizes = _SMALL[form]
+    codes = rng.integers(0, 2**num_bits, shape)
+    half = 2 ** (num_bits - 1)
+    values = np.where(codes < half, sizes[codes % half], -sizes[codes % half])
+    bits = (codes[..., None] >> np.arange(num_bits) & 1).reshape(shape[0], -1)
+    return values, np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
+
+
+def _small_differing(size: int, forms: tuple[int, int], which: int, scaled_by: str) -> int:
+    """Of a product of small formats on gfx950: how many numbers of D differ."""
+    rng, wave, depth = np.random.default_rng(9), Wave("gfx950"), 2048 // size
+    matrices, widths = [], []
+    for register, form in zip((_A, _B), forms, strict=True):
+        values, words = _small_codes(rng, form, (64, 32))
+        wave.put(register, words)
+        widths.append(words.shape[1])
+        matrices.append(values)
+    scales = rng.integers(122, 133, (2, 64))
+    for register, exponents in zip((70, 71), scales, strict=True):
+        wave.put(register, (exponents.astype(np.uint32) << np.uint32(8 * which))[:, None])
+    lane, place = _grid(64, 32)
+    whole = np.zeros((2, size, depth))
+    for at, (values, form) in enumerate(zip(matrices, forms, strict=True)):
+        column = lane // size * 32 + place
+        if form < 2:
+            column = lane // size * 16 + place % 16 + place // 16 * (depth // 2)
+        whole[at, lane % size, column] = values
+        if scaled_by:  # of row i and 32 columns from 32 n on: lane i + size * n
+            of_blocks = 2.0 ** (scales[at].reshape(-1, size).T - 127.0)
+            whole[at] *= np.repeat(of_blocks, 32, axis=1)
+    c = _wholes(rng, (size, size))
+    made = _mfma_places(size, depth, 1, is_f64=False)[1]
+    wave.put(_C, c[made[..., 1], made[..., 2]].astype(np.float32))
+    num = size * size // 64
+    a, b = (f"v[{at}:{at + n - 1}]" for at, n in zip((_A, _B), widths, strict=True))
+    line = f"f32_{size}x{size}x{depth}_f8f6f4 v[{_D}:{_D + num - 1}], {a}, {b}"
+    line += f", v[{_C}:{_C + num - 1}]{scaled_by} cbsz:{forms[0]} blgp:{forms[1]}"
+    assert wave.run(f"v_mfma_{'scale_' if scaled_by else ''}{line}") == r.ALL_ENDED
+    wanted = (whole[0] @ whole[1].T + c).astype(np.float32)
+    return int((wave.get(_D, "f4", num) != wanted[made[..., 1], made[..., 2]]).sum())
+
+
+@pytest.mark.parametrize("forms", [(0, 0), (1, 0), (0, 4), (4, 1), (4, 4)])
+@pytest.mark.parametrize("size", [16, 32])
+def test_a_product_of_small_formats_is_that_of_whole_matrices(
+    size: int, forms: tuple[int, int]
+) -> None:
+    assert _small_differing(size, forms, 0, "") == 0
+    for which in range(4):
+        low, high = which & 1, which >> 1
+        bytes_of = f" op_sel:[{low},{low},0] op_sel_hi:[{high},{high},0]"
+        assert _small_differing(size, forms, which, f", v70, v71{bytes_of}") == 0
+    assert _small_differing(size, forms, 0, ", v71, v70 op_sel_hi:[0,0,0]") > 0
+
+
+@pytest.mark.parametrize("forms", [(2, 2), (3, 3), (2, 3)])
+def test_a_product_of_six_bits_is_that_of_whole_matrices(forms: tuple[int, int]) -> None:
+    assert _small_differing(16, forms, 0, "") == 0
+    assert _small_differing(32, forms, 0, "") == 0
+
+
+@pytest.mark.parametrize(("forms", "scaled_by"), [((2, 0), ""), ((3, 3), ", v70, v71")])
+def test_where_columns_of_six_bits_lie_beside_others_is_not_modelled(
+    forms: tuple[int, int], scaled_by: str
+) -> None:
+    with pytest.raises(AssertionError, match=r"F8F6F4, .*with operands of formats"):
+        _small_differing(16, forms, 0, scaled_by)

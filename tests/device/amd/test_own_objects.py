@@ -1,4 +1,5 @@
-"""Objects of the project's own kernels: decoded as LLVM writes them, and nothing not modelled."""
+"""Objects of the project's own kernels: decoded as LLVM writes them, nothing that is not modelled,
+and no wait that is missing."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import pytest
 from machine.amd_objects import TARGETS, Compiled, amd_forms, compiled, differing, first_forms
 from machine.amd_references import BITS, FLAGS, NUMBERS, WHOLE, flat
 
-from hypocenter.device.amd.lower import Lowering
+from hypocenter.device.amd.evidence.waits import missing_waits
+from hypocenter.device.amd.lower import Lowered, Lowering
 from hypocenter.device.amd.values.meanings import meanings
 
 #: Few instructions, and wide ones of memory, masks and matrices.
@@ -17,9 +19,8 @@ FAST = ("narrow_kernel", "rope_write_kernel", "head_linear_kernel")
 _DIVISION = {f"V_DIV_{step}_{form}" for step in ("SCALE", "FMAS") for form in ("F32", "F64")}
 
 
-def _problems(arch: str, given: Compiled) -> list[str]:
-    lowering = Lowering(arch, given.kernel.descriptor.wavefront)
-    return list(lowering.lower(given.instructions).problems.values())
+def _lowered(arch: str, given: Compiled) -> Lowered:
+    return Lowering(arch, given.kernel.descriptor.wavefront).lower(given.instructions)
 
 
 def _without_a_case(given: Compiled) -> set[str]:
@@ -40,7 +41,10 @@ def test_its_instructions_have_llvms_names_meanings_and_cases(
     for form in [first] if forms == "first" else others:
         given = compiled(form, arch)
         assert differing(given) == [], form.label
-        assert _problems(arch, given) == [], form.label
+        lowered = _lowered(arch, given)
+        assert lowered.problems == {}, form.label
+        num_lanes = given.kernel.descriptor.wavefront
+        assert missing_waits(lowered, arch, num_lanes) == [], form.label
         assert _without_a_case(given) == set(), form.label
 
 

@@ -62,6 +62,13 @@ class Wave:
 
     def run(self, text: str) -> int:
         """Run the lines to their end; returns why it stopped, as in `instruction_rows.py`."""
+        machine = self.machine(text)
+        why = int(run_workgroup(machine))
+        self.scc = int(machine.wave[0, r.SCC_BIT])
+        return why
+
+    def machine(self, text: str) -> r.Machine:
+        """The machine before the first of the lines; it shares what the wave has."""
         lowered = Lowering(self.arch, self.num_lanes).lower(assembled(text, self.arch))
         assert not lowered.problems, lowered.problems
         mask = self.active & ((1 << self.num_lanes) - 1)
@@ -86,9 +93,7 @@ class Wave:
             facts=np.array([self.num_lanes, 1 << 20, is_rdna, 0], np.int64),
         )
         machine.out[r.LOCAL_OUTSIDE_ROW] = -1
-        why = int(run_workgroup(machine))
-        self.scc = int(wave[0, r.SCC_BIT])
-        return why
+        return machine
 
     def put(self, register: int, values: Array) -> None:
         """Fill registers from `register` on: values[lanes, ...], a lane's bytes in a row."""

@@ -1,4 +1,4 @@
-"""Two kernels: one scales, and one is what a wrong compiler would make of it."""
+"""Kernels: one scales, one is what a wrong compiler would make of it, one has scaled products."""
 
 # mypy: ignore-errors
 # ruff: noqa: ANN001, ANN201
@@ -25,3 +25,18 @@ def copy_listed(table_ptr, out_ptr, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     source = tl.load(table_ptr + tl.program_id(0)).to(tl.pointer_type(tl.float32))
     tl.store(out_ptr + tl.program_id(0) * BLOCK + at, tl.load(source + at))
+
+
+@triton.jit
+def scaled_product(
+    a, b, of_a, of_b, out,
+    SIZE: tl.constexpr, DEPTH: tl.constexpr, A: tl.constexpr, B: tl.constexpr,
+    IN_A: tl.constexpr, IN_B: tl.constexpr,
+):  # fmt: skip
+    rows, blocks = tl.arange(0, SIZE), tl.arange(0, DEPTH // 32)
+    bytes_a, bytes_b = tl.arange(0, DEPTH // IN_A), tl.arange(0, DEPTH // IN_B)
+    left = tl.load(a + rows[:, None] * (DEPTH // IN_A) + bytes_a[None, :])
+    right = tl.load(b + bytes_b[:, None] * SIZE + rows[None, :])
+    scales = rows[:, None] * (DEPTH // 32) + blocks[None, :]
+    product = tl.dot_scaled(left, tl.load(of_a + scales), A, right, tl.load(of_b + scales), B)
+    tl.store(out + rows[:, None] * SIZE + rows[None, :], product)

@@ -180,10 +180,13 @@ class CheckedRun:
         given = MachineLaunch(
             shape.grid, shape.block, kernarg, shape.shared_bytes, MAX_INSTRUCTIONS
         )
-        self._execution = Execution(program, given, memory, _MAX_ACCESSES, watches_registers=True)
+        self._execution = Execution(
+            program, given, memory, _MAX_ACCESSES, watches_registers=True, is_alone=True
+        )
         local = kernel.descriptor.group_bytes + shape.shared_bytes
         self._watch = AccessWatch(() if only_local else memory.held, local)
         self._findings = MachineFindings(program, memory, local)
+        self._findings.note_waits(-(-given.num_threads // kernel.descriptor.wavefront))
 
     def run(
         self, budget_seconds: float, note: Callable[[BlockNumber], None] = lambda block: None

@@ -16,6 +16,7 @@ from hypocenter.check.machine.memory import ArgumentMemory, ArrayRegion, is_null
 from hypocenter.device.amd import instruction_rows as r
 from hypocenter.device.amd.decode import Instruction
 from hypocenter.device.amd.evidence.unset import AS_ADDRESS, AS_CHOICE, AS_DATA, register_name
+from hypocenter.device.amd.evidence.waits import Lack
 from hypocenter.device.amd.executor import MachineProgram
 from hypocenter.device.amd.fault import FaultKind, MachineFault
 from hypocenter.replay.findings import Finding, FindingKind, Site
@@ -25,9 +26,10 @@ BlockNumber = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class _At:
-    """Where something was seen: block and lane, and the byte `place` of an array."""
+    """Where something was seen: block (None: in all of them) and lane, and the byte `place` of an
+    array."""
 
-    block: BlockNumber
+    block: BlockNumber | None
     lane: int | None = None
     region: ArrayRegion | None = None
     place: int = 0
@@ -37,7 +39,7 @@ class _At:
 @dataclass(slots=True)
 class _Seen:
     finding: Finding
-    blocks: set[BlockNumber]
+    blocks: set[BlockNumber | None]
 
 
 #: What a register is used for; the numbers of `unset.py`.
@@ -45,6 +47,11 @@ _USED_AS = {
     AS_ADDRESS: "is used as an address",
     AS_DATA: "is stored",
     AS_CHOICE: "decides which way is gone",
+}
+#: What is done too early, of a register.
+_TOO_EARLY = {
+    Lack.READ: "is used before it has arrived",
+    Lack.WRITE: "is written before what was loaded into it has arrived",
 }
 #: A wave that makes more is taken to have no end; our emulator needs a minute for as many.
 MAX_INSTRUCTIONS = 1 << 24
@@ -59,7 +66,7 @@ class MachineFindings:
 
     def every(self) -> tuple[Finding, ...]:
         return tuple(
-            msgspec.structs.replace(seen.finding, num_programs=len(seen.blocks))
+            msgspec.structs.replace(seen.finding, num_programs=len(seen.blocks - {None}))
             for seen in self._seen.values()
         )
 
@@ -73,17 +80,42 @@ class MachineFindings:
             told = f"a trap ended wave {fault.wave}; {where}"
             self._note(FindingKind.ASSERTION, "trap", fault.instruction, at, told)
         elif fault.kind is FaultKind.ENDLESS:
-            told = (
-                f"wave {fault.wave} has not ended after {MAX_INSTRUCTIONS} instructions, and "
-                f"nothing that was run before it ends its wait; {where}"
-            )
-            self._note(FindingKind.WAITS_FOR_EVER, "launch", fault.instruction, at, told)
+            self._note_endless(fault)
         else:
             what = f" {fault.what}" if fault.what else ""
             encoding = fault.instruction.data.hex()
             raise HypoError(
                 f"{self._program.kernel.name}: {fault.kind}{what}: {where}, encoding {encoding}"
             )
+
+    def _note_endless(self, fault: MachineFault) -> None:
+        """A wave that goes round, which is proven to have no end, or one that takes too long."""
+        found, where = fault.round, self._code_text(fault.instruction)
+        at = _At(fault.workgroup)
+        if found is None:
+            told = (
+                f"wave {fault.wave} has not ended after {MAX_INSTRUCTIONS} instructions, and "
+                f"nothing that was run before it ends its wait; {where}"
+            )
+            self._note(FindingKind.WAITS_FOR_EVER, "launch", fault.instruction, at, told)
+            return
+        regions = {
+            region.address: (region, address - region.address)
+            for address in found.addresses
+            if (region := self._memory.region_of(address)) is not None
+        }
+        who = "no other wave can end it: it reads no memory"
+        if len(regions) == 1 and not found.reads_local:
+            ((region, place),) = regions.values()
+            at = _At(fault.workgroup, None, region, place)
+            who = f"only a write to element {_element_text(region, place)}, which it reads, ends it"
+        elif found.addresses or found.reads_local:
+            who = "only a write to what it reads ends it"
+        told = (
+            f"wave {fault.wave} goes round: after {found.num_instructions} more instructions all "
+            f"its registers are as they were, and {who}; {where}"
+        )
+        self._note(FindingKind.WAITS_FOR_EVER, "launch", fault.instruction, at, told)
 
     def _note_access(self, fault: MachineFault) -> None:
         region = self._memory.region_of(fault.address)
@@ -133,6 +165,22 @@ class MachineFindings:
             )
             at = _At(block, int(lane) if lane >= 0 else None)
             self._note(FindingKind.UNINITIALISED_READ, "register", instruction, at, detail)
+
+    def note_waits(self, num_waves: int) -> None:
+        """Waits that the code lacks, on some way through it: found by reading, not by running."""
+        for found in self._program.missing_waits:
+            if found.lack is Lack.BARRIER and num_waves < 2:
+                continue
+            what = "a write to shared memory is still under way at the barrier"
+            if found.lack is not Lack.BARRIER:
+                what = f"{found.register} {_TOO_EARLY[found.lack]}"
+            detail = (
+                f"{what}: {self._code_text(found.issued)}, and no wait of "
+                f"{' or '.join(found.counters)} before {self._code_text(found.at)}. Read from the "
+                "code: on one way through it"
+            )
+            operation = "barrier" if found.lack is Lack.BARRIER else "register"
+            self._note(FindingKind.MISSING_WAIT, operation, found.at, _At(None), detail)
 
     def note_oddity(
         self, oddity: Oddity, block: BlockNumber, block_of: Callable[[int], BlockNumber]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from hypocenter.device.amd.code_object import CodeObject, Kernel
 from hypocenter.device.amd.decode import Instruction, decode, family_of
 from hypocenter.device.amd.descriptor import USER_SGPRS
 from hypocenter.device.amd.evidence.core_dump import DumpedLaunch
+from hypocenter.device.amd.evidence.rounds import Round, round_of
 from hypocenter.device.amd.evidence.unset import (
     MAX_USES,
     NUM_MASKS,
@@ -28,6 +29,7 @@ from hypocenter.device.amd.evidence.unset import (
     fill_unset,
     note_mixing,
 )
+from hypocenter.device.amd.evidence.waits import MissingWait, missing_waits
 from hypocenter.device.amd.fault import FaultKind, MachineFault, WaveState, fault_of
 from hypocenter.device.amd.lower import Lowered, Lowering
 from hypocenter.device.amd.machine import run_workgroup
@@ -35,6 +37,8 @@ from hypocenter.device.amd.values.handlers import NUM_ROWS
 
 #: Instructions that a wave may take: then it is taken for one that never ends.
 MAX_INSTRUCTIONS = 1 << 27
+#: After so many a wave is first looked at for going round, and then after each time as many.
+_FIRST_LOOK, _NEXT_LOOK = 1 << 16, 8
 MAX_BLOCK_THREADS, MAX_SHARED_BYTES, MAX_SCRATCH_BYTES = 1024, 160 << 10, 1 << 17
 #: Where code and arguments lie on the device, far from what memory gives out.
 CODE_BASE, ARGUMENTS_BASE = 0x7F10_0000_0000, 0x7F20_0000_0000
@@ -150,6 +154,12 @@ class MachineProgram:
         pc = self.kernel.entry + (_PRELOAD_BYTES if descriptor.preload_words else 0)
         return int(np.flatnonzero(self.lowered.code[:, r.PC] == pc)[0])
 
+    @cached_property
+    def missing_waits(self) -> list[MissingWait]:
+        """What the code uses before it has arrived; no run shows it here."""
+        entries = (0, self.lowered.instruction_of[self.first_row])
+        return missing_waits(self.lowered, self.arch, self.kernel.descriptor.wavefront, entries)
+
 
 def prepare(code_object: CodeObject, kernel_name: str | None = None) -> MachineProgram:
     """A kernel, made ready. Raises BadCodeObject, Undecodable and MissingPackage."""
@@ -171,7 +181,8 @@ def _all_blocks(grid: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
 class Execution:
     """One launch. `max_log` is how many accesses are kept of each block; 0 keeps none.
 
-    With `watches_registers` uses of registers that nobody wrote are noted: see `unset.py`.
+    With `watches_registers` uses of registers that nobody wrote are noted: see `unset.py`. Where
+    the launch `is_alone`, nothing else changes its memory: a wave that goes round ends it at once.
     """
 
     def __init__(
@@ -182,6 +193,7 @@ class Execution:
         max_log: int = 0,
         *,
         watches_registers: bool = False,
+        is_alone: bool = False,
     ) -> None:
         _check(program, given)
         self.program, self.given, self._memory = program, given, memory
@@ -190,7 +202,7 @@ class Execution:
         self._num_waves = -(-given.num_threads // self._lanes)
         self._arguments = np.frombuffer(self._argument_bytes(), np.uint8)
         self._log = np.zeros((max_log, r.LOG_COLUMNS), np.int64)
-        self._watches_registers = watches_registers
+        self._watches_registers, self._is_alone = watches_registers, is_alone
         scratch = descriptor.private_bytes if descriptor.has_scratch else 0
         if descriptor.uses_dynamic_stack:
             scratch = max(scratch, 1 << 14)
@@ -216,6 +228,8 @@ class Execution:
         Where a block makes more accesses than are kept, none is: its log is empty.
         """
         machine = self._machine(block)
+        most = self.given.max_instructions
+        machine.facts[r.BUDGET] = min(_FIRST_LOOK, most) if self._is_alone else most
         while True:
             why = int(run_workgroup(machine))
             if why == r.ALL_ENDED:
@@ -226,8 +240,24 @@ class Execution:
                 self._memory.make_ready(address + max(size, 1) - 1)
             elif why == r.LOG_FULL:
                 machine = machine._replace(log=self._log[:0])
+            elif why == r.OVER_BUDGET and self._is_alone:
+                wave = int(machine.out[r.WAVE])
+                found = round_of(machine, wave, run_workgroup)
+                if found is not None or machine.facts[r.BUDGET] >= most:
+                    return machine, self._fault(machine, why, block, found)
+                machine.facts[r.BUDGET] = min(int(machine.facts[r.BUDGET]) * _NEXT_LOOK, most)
             else:
-                return machine, fault_of(machine, why, self.program.lowered, block, self._lanes)
+                return machine, self._fault(machine, why, block)
+
+    def _fault(
+        self,
+        machine: r.Machine,
+        why: int,
+        block: tuple[int, int, int],
+        found: Round | None = None,
+    ) -> MachineFault:
+        fault = fault_of(machine, why, self.program.lowered, block, self._lanes)
+        return replace(fault, round=found)
 
     def launch_to_dump(self) -> DumpedLaunch:
         """The launch as a core dump tells of it."""

@@ -10,6 +10,7 @@ import numpy as np
 from hypocenter.base.dtypes import Array
 from hypocenter.device.amd import instruction_rows as r
 from hypocenter.device.amd.decode import Instruction
+from hypocenter.device.amd.evidence.rounds import Round
 from hypocenter.device.amd.lower import Lowered
 
 
@@ -63,7 +64,8 @@ class MachineFault:
 
     `pc` is the instruction's address in the code object; `register` the operand that held the
     address, as AMD's assembler writes it, empty where there is none. For MEMORY: `address` and
-    `num_bytes` of the lane's access, and which memory. `what` names what is not modelled.
+    `num_bytes` of the lane's access, and which memory. `what` names what is not modelled. `round`
+    is that of a wave which goes round, where it was looked for.
     """
 
     kind: FaultKind
@@ -78,6 +80,7 @@ class MachineFault:
     space: str = ""
     register: str = ""
     what: str = ""
+    round: Round | None = None
 
     @property
     def pc(self) -> int:

@@ -110,8 +110,37 @@ LANE_SOURCE_KIND, LANE_OFFSET = 15, 16
     MAT_D,
     MAT_NEGATE,
     MAT_NEGATE_C,
-) = range(8, 23)
-F16, BF16, F32, F64, I8, U8, E4M3, E5M2, E4M3_FNUZ, E5M2_FNUZ, XF32 = range(11)
+    MAT_SPARSE,
+    MAT_INDEX,
+    MAT_INDEX_SHIFT,
+    MAT_SCALED,
+    MAT_SCALE_A,
+    MAT_SCALE_B,
+    MAT_SCALE_A_KIND,
+    MAT_SCALE_B_KIND,
+    MAT_SCALE_A_SHIFT,
+    MAT_SCALE_B_SHIFT,
+    MAT_HALVES,
+    MAT_HALVES_B,
+) = range(8, 35)
+(
+    F16,
+    BF16,
+    F32,
+    F64,
+    I8,
+    U8,
+    E4M3,
+    E5M2,
+    E4M3_FNUZ,
+    E5M2_FNUZ,
+    XF32,
+    E2M3,
+    E3M2,
+    E2M1,
+) = range(14)
+#: Bits of a number of a matrix, by type.
+MATRIX_BITS = (16, 16, 32, 64, 8, 8, 8, 8, 8, 8, 32, 6, 6, 4)
 MFMA, WMMA_11, WMMA_12 = range(3)
 
 NUM_COLUMNS = 52

@@ -66,6 +66,11 @@ _MATRIX = re.compile(
     r"V_(MFMA|WMMA)_(F64|F32|F16|BF16|I32)_(\d+)X\d+X(\d+)(?:_(\d+)B)?_"
     r"(F64|XF32|F32|F16|BF16|I8|IU8|FP8|BF8)(?:_(FP8|BF8))?"
 )
+#: D = A * B + D, where A holds two of each four numbers.
+_SPARSE = re.compile(r"V_SMFMAC_(F32|I32)_(\d+)X\d+X(\d+)_(F16|BF16|I8|FP8|BF8)(?:_(FP8|BF8))?")
+_SMALL = re.compile(r"V_MFMA_(SCALE_)?F32_(\d+)X\d+X(\d+)_F8F6F4")
+#: What CBSZ says of A and BLGP of B.
+_SMALL_TYPES = (r.E4M3, r.E5M2, r.E2M3, r.E3M2, r.E2M1)
 _TYPES = {
     "F64": r.F64,
     "F32": r.F32,
@@ -78,7 +83,13 @@ _TYPES = {
 
 
 def lower_matrix(lowering: KernelPlaces, each: Instruction, row: Array) -> None:
-    """MFMA and WMMA with dense operands."""
+    """MFMA, WMMA and SMFMAC."""
+    if found := _SPARSE.fullmatch(each.name):
+        _lower_sparse(lowering, each, row, found)
+        return
+    if found := _SMALL.fullmatch(each.name):
+        _lower_small(lowering, each, row, found)
+        return
     found = _MATRIX.fullmatch(each.name)
     if found is None or each.get("cbsz") or each.get("abid") or each.get("blgp"):
         raise NotModelled(f"{each.name}, or a broadcast of its blocks")
@@ -95,14 +106,75 @@ def lower_matrix(lowering: KernelPlaces, each: Instruction, row: Array) -> None:
     else:
         _check_wmma(lowering, each, found[2])
         row[r.MAT_PER_LANE] = depth if layout == r.WMMA_11 else depth // 2
-    acc = each.get("acc") if is_mfma else 0
-    high = 256 if is_mfma and each.get("acc_cd") else 0
-    row[r.MAT_A] = each.get("src0") - 256 + 256 * (acc & 1)
-    row[r.MAT_B] = each.get("src1") - 256 + 256 * (acc >> 1 & 1)
-    row[r.MAT_D] = each.get("vdst") - 256 + high
+    _places(each, row)
+    high = 256 if each.get("acc_cd") else 0
     kind = "f64" if found[2] == "F64" else "u32" if found[2] == "I32" else "f32"
     place = lowering.place(each.get("src2"), kind, each)
     row[r.MAT_C_KIND], row[r.MAT_C] = place[0], place[1] + (high if place[0] == r.VGPR else 0)
+
+
+def _places(each: Instruction, row: Array) -> None:
+    """Registers of A, B and D, accumulators from 256 on."""
+    acc = each.get("acc")
+    row[r.MAT_A] = each.get("src0") - 256 + 256 * (acc & 1)
+    row[r.MAT_B] = each.get("src1") - 256 + 256 * (acc >> 1 & 1)
+    row[r.MAT_D] = each.get("vdst") - 256 + (256 if each.get("acc_cd") else 0)
+
+
+def _lower_sparse(
+    lowering: KernelPlaces, each: Instruction, row: Array, found: re.Match[str]
+) -> None:
+    """Two bits for each number of A say which of its four columns it stands in; ABID, which part of
+    the register of these bits is meant."""
+    if each.get("cbsz") or each.get("blgp"):
+        raise NotModelled(f"{each.name} with CBSZ {each.get('cbsz')}")
+    size, depth = int(found[2]), int(found[3])
+    row[r.KIND], row[r.MAT_LAYOUT], row[r.MAT_SPARSE] = r.MATRIX, r.MFMA, 1
+    row[r.MAT_M], row[r.MAT_K], row[r.MAT_BLOCKS] = size, depth, 1
+    row[r.MAT_PER_LANE] = size * depth // 64
+    row[r.MAT_TYPE_A] = _type(lowering, found[4], each, 0)
+    row[r.MAT_TYPE_B] = _type(lowering, found[5] or found[4], each, 1)
+    row[r.MAT_RESULT] = _TYPES[found[1]]
+    _places(each, row)
+    row[r.MAT_C_KIND], row[r.MAT_C] = r.VGPR, row[r.MAT_D]
+    # Each number of A, of which a lane has half as many as of B, takes two bits.
+    num_bits = int(row[r.MAT_PER_LANE])
+    row[r.MAT_INDEX], row[r.MAT_INDEX_SHIFT] = each.get("src2") - 256, num_bits * each.get("abid")
+    if row[r.MAT_INDEX_SHIFT] + num_bits > 32:
+        raise NotModelled(f"{each.name} with ABID {each.get('abid')}")
+
+
+def _lower_small(
+    lowering: KernelPlaces, each: Instruction, row: Array, found: re.Match[str]
+) -> None:
+    """Operands of 8, 6 or 4 bits. Each 32 columns of A and rows of B may have a power of two as
+    their scale, a byte of a register of the lane that is the block's in order.
+
+    A lane has 32 columns in a row, of 8 bits twice 16: so Triton's compiler places them. Where
+    those of 6 bits lie is not known here; among each other that does not count.
+    """
+    types = each.get("cbsz"), each.get("blgp")
+    sixes = [kind in (2, 3) for kind in types]
+    if max(types) >= len(_SMALL_TYPES) or (any(sixes) and (found[1] or not all(sixes))):
+        how = "scaled, " if found[1] else ""
+        raise NotModelled(f"{each.name}, {how}with operands of formats {types[0]} and {types[1]}")
+    row[r.KIND], row[r.MAT_LAYOUT] = r.MATRIX, r.MFMA
+    row[r.MAT_M], row[r.MAT_K], row[r.MAT_BLOCKS] = int(found[2]), int(found[3]), 1
+    row[r.MAT_PER_LANE], row[r.MAT_RESULT] = 32, r.F32
+    row[r.MAT_TYPE_A], row[r.MAT_TYPE_B] = (_SMALL_TYPES[kind] for kind in types)
+    row[r.MAT_HALVES], row[r.MAT_HALVES_B] = (int(kind < 2) for kind in types)
+    _places(each, row)
+    place = lowering.place(each.get("src2"), "f32", each)
+    high = 256 if each.get("acc_cd") and place[0] == r.VGPR else 0
+    row[r.MAT_C_KIND], row[r.MAT_C] = place[0], place[1] + high
+    if not found[1]:
+        return
+    row[r.MAT_SCALED] = 1
+    for which, name in enumerate(("scale_src0", "scale_src1")):
+        place = lowering.place(each.get(name), "u32", each)
+        row[r.MAT_SCALE_A_KIND + which], row[r.MAT_SCALE_A + which] = place
+        byte = each.get("opsel") >> which & 1 | (each.get("opsel_hi") >> which & 1) << 1
+        row[r.MAT_SCALE_A_SHIFT + which] = 8 * byte
 
 
 def _check_wmma(lowering: KernelPlaces, each: Instruction, result: str) -> None:

@@ -1,4 +1,4 @@
-"""Matrix instructions: MFMA of CDNA, WMMA of RDNA3 and RDNA4.
+"""Matrix instructions: MFMA and SMFMAC of CDNA, WMMA of RDNA3 and RDNA4.
 
 Source of the layouts: AMD's matrix instruction calculator and the chapters "Matrix Arithmetic
 Instructions" of the CDNA3 manual and "Wave Matrix Multiply Accumulate" of the RDNA3 and RDNA4
@@ -68,6 +68,13 @@ def _element(m: Machine, w: int, register: int, lane: int, place: int, kind: int
     if kind == r.F16 or kind == r.BF16:
         half = np.int64(vgpr[register + place // 2, lane]) >> (16 * (place % 2)) & 0xFFFF
         return np.float64(as_f16(half) if kind == r.F16 else as_bf16(half))
+    if kind >= r.E2M3:
+        num_bits = 4 if kind == r.E2M1 else 6
+        at = num_bits * place
+        held = np.int64(vgpr[register + at // 32, lane])
+        if at % 32 + num_bits > 32:
+            held |= np.int64(vgpr[register + at // 32 + 1, lane]) << 32
+        return _small((held >> (at % 32)) & ((1 << num_bits) - 1), kind)
     byte = np.int64(vgpr[register + place // 4, lane]) >> (8 * (place % 4)) & 0xFF
     if kind == r.I8 or kind == r.U8:
         return np.float64(sign_extend(byte, 8) if kind == r.I8 else byte)
@@ -82,14 +89,67 @@ def _read(m: Machine, w: int, row: int, block: int, which: int) -> np.ndarray:
     register = code[r.MAT_A + which]
     kind = code[r.MAT_TYPE_A + which]
     values = np.empty((depth, size), np.float64)
+    if which == 0 and code[r.MAT_SPARSE]:
+        _read_sparse(m, w, row, values)
+        return values
     if kind == r.F16 and code[r.MAT_BLOCKS] == 1:
         _read_halves(m.vgpr[w], register, per_lane, values)
         return values
+    is_split = code[r.MAT_HALVES + which]
     for i in range(size):
         for k in range(depth):
             group = block + code[r.MAT_BLOCKS] * (k // per_lane)
-            values[k, i] = _element(m, w, register, i + size * group, k % per_lane, kind)
+            place = k % per_lane
+            if is_split:
+                group, place = k // 16 % (64 // size), k % 16 + k // (1024 // size) * 16
+            values[k, i] = _element(m, w, register, i + size * group, place, kind)
+    if code[r.MAT_SCALED]:
+        for i in range(size):
+            for k in range(depth):
+                values[k, i] *= _scale(m, w, row, which, i + size * (k // per_lane))
     return values
+
+
+@compile_inline
+def _scale(m: Machine, w: int, row: int, which: int, lane: int) -> float:
+    """E8M0: the exponent of a power of two, biased by 127; 255 is no number."""
+    code = m.code[row]
+    if code[r.MAT_SCALE_A_KIND + which] == r.VGPR:
+        value = np.int64(m.vgpr[w, code[r.MAT_SCALE_A + which], lane])
+    else:
+        value = scalar_value(m, w, code[r.MAT_SCALE_A_KIND + which], code[r.MAT_SCALE_A + which], 1)
+    exponent = (value >> code[r.MAT_SCALE_A_SHIFT + which]) & 255
+    return np.nan if exponent == 255 else 2.0 ** (exponent - 127)
+
+
+@compile_inline
+def _read_sparse(m: Machine, w: int, row: int, values: np.ndarray) -> None:
+    """A of SMFMAC: of each four columns the two numbers that are there, and zeros."""
+    code = m.code[row]
+    size, depth, held = code[r.MAT_M], code[r.MAT_K], code[r.MAT_PER_LANE] // 2
+    kind = code[r.MAT_TYPE_A]
+    values[:] = 0.0
+    for lane in range(64):
+        bits = np.int64(m.vgpr[w, code[r.MAT_INDEX], lane]) >> code[r.MAT_INDEX_SHIFT]
+        first = lane // size * 2 * held
+        for place in range(held):
+            k = first + place // 2 * 4 + ((bits >> (2 * place)) & 3)
+            if k < depth:
+                values[k, lane % size] += _element(m, w, code[r.MAT_A], lane, place, kind)
+
+
+@compile_inline
+def _small(bits: int, kind: int) -> float:
+    """Numbers of 6 and 4 bits, which have no infinity: E2M3, E3M2 and E2M1."""
+    num_fraction = 3 if kind == r.E2M3 else 2 if kind == r.E3M2 else 1
+    num_bits = 4 if kind == r.E2M1 else 6
+    bias = 3 if kind == r.E3M2 else 1
+    exponent = (bits >> num_fraction) & ((1 << (num_bits - 1 - num_fraction)) - 1)
+    fraction = np.float64(bits & ((1 << num_fraction) - 1)) / (1 << num_fraction)
+    size = (
+        fraction * 2.0 ** (1 - bias) if exponent == 0 else (1 + fraction) * 2.0 ** (exponent - bias)
+    )
+    return -size if (bits >> (num_bits - 1)) & 1 else size
 
 
 @compile_inline
