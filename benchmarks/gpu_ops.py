@@ -382,8 +382,8 @@ class _Make:
         plan = PlanBuilder(5, self.device)
         parts(plan, first)
         launch.run(plan.launches)
-        for name, made in first.made.items():
-            out = second.made[name]
+        for name, made in first.written.items():
+            out = second.written[name]
             if made is None or out is None:  # fragments are NVIDIA's alone
                 continue
             # Groups and columns up to the last unit, as far as both fill them.

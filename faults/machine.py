@@ -1,4 +1,4 @@
-"""Programs of `programs/` as AMD's machine code: what `hypo check --on` says of each.
+"""Programs of `programs/` and kernels of `hip/` as AMD's machine code: what `hypo check --on` says.
 
 Executed by our emulator of the machine code; not hardware. Truth is that of the program itself;
 `hypo check` names what it saw by a kind, and no fix, so four claims are judged and not five.
@@ -10,7 +10,8 @@ import dataclasses
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+import tomllib
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from faults.truth import Truth
 #: Of one run: machine code is slow here, and slower beside other work.
 _SECONDS = 900
 _OUTSIDE = ("out of bounds",)
+#: HIP kernels, each beside the launches of it and those of its healthy twin.
+HIP = Path(__file__).parent / "hip"
 #: Faults as people make them: what `hypo check` calls the access that it sees, of which it does not
 #: yet know why it was made, and the tensors that are accessed. Kernel and line are in the program.
 PLANTED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -98,7 +101,7 @@ def row_of(
     seconds: float,
 ) -> Row:
     """What the report of a run is worth; without one nothing is."""
-    roots = None if report is None else [_root(one) for one in report["findings"]]
+    roots = None if report is None else [root_of(one) for one in report["findings"]]
     problems = ["no report"] if report is None else list(_unexecuted(report))
     if code not in (0, 4):
         problems.append(f"exit code {code}")
@@ -113,6 +116,29 @@ def row_of(
         problems=problems,
     )
     return row.with_verdict(case.verdict(roots)) if role is Role.FAULT else row
+
+
+def hip_truths() -> dict[str, Truth]:
+    """What is right of each HIP kernel with a planted fault, as `hip/truth.toml` has it."""
+    rows = tomllib.loads((HIP / "truth.toml").read_text())
+    return {
+        name: Truth(
+            causes=(row["kind"],),
+            kernels=(name,),
+            arguments=(row["argument"],),
+            lines=(row["line"],),
+        )
+        for name, row in rows.items()
+    }
+
+
+def hip_verdict(name: str, findings: Iterable[Mapping[str, Any]]) -> Verdict:
+    """What the findings of a launch of a HIP kernel are worth; its twin's lines are not guilty."""
+    file, truth = HIP / f"{name}.hip", hip_truths()[name]
+    faulty, twin, _ = file.read_text().partition(f"{name}_healthy(")
+    assert twin, f"{file} has no healthy twin"
+    guilty = list(truth.places(str(file), faulty))
+    return judged([root_of(one) for one in findings], truth, guilty, has_fix=False)
 
 
 def machine_cases() -> Iterator[MachineCase]:
@@ -140,7 +166,7 @@ def _check(command: list[str], folder: Path) -> tuple[int | None, dict[str, Any]
     return ran.returncode, json_of(ran.stdout)
 
 
-def _root(finding: Mapping[str, Any]) -> Root:
+def root_of(finding: Mapping[str, Any]) -> Root:
     """A finding in the form in which causes are judged: its line, and the one that launched it."""
     site, launched = (finding["sites"] or [None])[0], finding["launched_at"]
     place = f"{launched['file']}:{launched['line']}" if launched else None

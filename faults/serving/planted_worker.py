@@ -100,7 +100,7 @@ def _write_far(plant: Plant) -> Callable[[Runner, Batch], Batch]:
             moment.append(time.monotonic() + chosen.uniform(0.0, plant.max_seconds))
         if not moment or time.monotonic() < moment[0] or not len(batch.slots):
             return batch
-        slot_elements = runner.facts.layers[0].kv_width
+        slot_elements = runner.arch.layers[0].kv_width
         far = _FAR_ELEMENTS if runner.config.device == "cpu" else _FAR_ELEMENTS // slot_elements
         return replace(batch, slots=alter(batch.slots, len(batch.slots) - 1, int(np.int32(far))))
 

@@ -14,11 +14,11 @@ from hypocenter.cli import machine
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.tool_options import BenchOptions
 from hypocenter.cli.verbs import bench
-from hypocenter.cli.verbs.bench import Measurement, ModelFacts, bandwidth_share, remarks, table
+from hypocenter.cli.verbs.bench import Measurement, ModelSize, bandwidth_share, remarks, table
 from hypocenter.engine.batch import Batch
 from hypocenter.settings.config import EngineConfig
 
-FACTS = ModelFacts("llama Q8_0", 1000, 500, bytes_per_token=1000)
+MODEL = ModelSize("llama Q8_0", 1000, 500, bytes_per_token=1000)
 STEP_SECONDS = 0.004
 
 
@@ -76,19 +76,19 @@ def test_no_share_is_above_one() -> None:
     def decode(speed: float, num: int = 1) -> Measurement:
         return Measurement("tg8", 8 * num, 0, num, (speed,))
 
-    assert bandwidth_share(FACTS, decode(50.0), 1e5) == pytest.approx(0.5)
-    assert bandwidth_share(FACTS, decode(200.0, num=4), 1e5) == pytest.approx(0.5)
-    assert bandwidth_share(FACTS, decode(101.0), 1e5) is None
-    assert bandwidth_share(FACTS, decode(50.0), None) is None
-    assert bandwidth_share(FACTS, Measurement("pp8", 8, 0, 1, (9.0,)), 1e5) is None
-    assert "%" not in table(FACTS, [decode(992.0)], 1e5, "cuda:0", 1)
-    lines = remarks(FACTS, [decode(992.0)], 1e5, _route("cuda:0"), 2.5)
+    assert bandwidth_share(MODEL, decode(50.0), 1e5) == pytest.approx(0.5)
+    assert bandwidth_share(MODEL, decode(200.0, num=4), 1e5) == pytest.approx(0.5)
+    assert bandwidth_share(MODEL, decode(101.0), 1e5) is None
+    assert bandwidth_share(MODEL, decode(50.0), None) is None
+    assert bandwidth_share(MODEL, Measurement("pp8", 8, 0, 1, (9.0,)), 1e5) is None
+    assert "%" not in table(MODEL, [decode(992.0)], 1e5, "cuda:0", 1)
+    lines = remarks(MODEL, [decode(992.0)], 1e5, _route("cuda:0"), 2.5)
     assert any("from caches" in line for line in lines)
     assert any("copied on the device" in line for line in lines)
 
 
 def test_a_simulated_gpu_has_no_bandwidth() -> None:
-    lines = remarks(FACTS, [], None, _route("sim:h200"), 2.5)
+    lines = remarks(MODEL, [], None, _route("sim:h200"), 2.5)
     assert lines[1] == "sim:h200 is simulated: its speed says nothing of a GPU"
 
 

@@ -20,7 +20,7 @@ def test_it_says_what_is_kept_and_why_not() -> None:
 
 
 def test_json_holds_the_same() -> None:
-    found = json.loads(hypo("warm", "--json", "-q", "-c", "16").stdout)
+    found = json.loads(hypo("warm", "--json", "-q").stdout)
     assert found["kernels_bytes"] > 1 << 20
     assert "64 MiB" in found["weights_not_kept"]
     assert Path(found["cache"]).is_dir()

@@ -1011,7 +1011,7 @@ def test_the_first_number_that_is_none_is_told_by_request_token_and_layer() -> N
     found = diagnose(run.bundle(statistics=(figures,)), without=(*NO_REPLAY, "ownership"))
     told = [text for one in found.hypotheses for text in one.evidence]
     assert (
-        "the first number that is none belongs to request 7, its token at position 1 in layer 3"
+        "the first NaN or infinity belongs to request 7, its token at position 1 in layer 3"
     ) in told
 
 

@@ -228,8 +228,7 @@ def test_another_model_or_setting_reads_nothing(path: str) -> None:
     for fields in (
         {"kv_dtype": "f16"},
         {"kv_dtype": "q8_0"},
-        {"kv_dtype": "f32"},
-        {"kv_dtype": "f32", "num_threads": 1},
+        {"kv_dtype": "f16", "num_threads": 1},
     ):
         with LLM(context_length=256, block_memory=path, **fields) as llm:
             assert llm.generate(TEXT, params).timings.num_cached_tokens == 0

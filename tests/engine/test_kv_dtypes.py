@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> FamilyModel:
 
 @pytest.fixture(scope="module")
 def latents(tmp_path_factory: pytest.TempPathFactory) -> FamilyModel:
-    """One whose latents and turned parts are whole blocks."""
+    """One whose latents and rotated parts are whole blocks."""
     with pytest.MonkeyPatch.context() as patched:
         family = _deepseek2(
             "DeepseekV2",
@@ -89,7 +89,7 @@ def test_logits_are_those_of_keys_and_values_that_gguf_rounds(
 
 @each
 @pytest.mark.parametrize("name", ["model", "latents"])
-@pytest.mark.tier("sim", fast=lambda case: (case.kv_dtype == "q8_0") == (case.name == "model"))
+@pytest.mark.tier("sim", fast=lambda case: (case.kv_dtype == "q8_0") == (case.name == "latents"))
 def test_bits_hang_on_no_chunk_page_or_thread(
     kv_dtype: str, name: str, request: pytest.FixtureRequest
 ) -> None:
@@ -136,12 +136,12 @@ def test_needed_bytes_are_those_of_the_pages(
 ) -> None:
     config = EngineConfig(context_length=64, kv_tokens=64, kv_dtype=kv_dtype)
     with open_gguf(request.getfixturevalue(name).path) as file:
-        facts = read_architecture(file)
-        needed = footprint.needed_bytes(file, facts, config, 64)["KV cache"]
+        arch = read_architecture(file)
+        needed = footprint.needed_bytes(file, arch, config, 64)["KV cache"]
         pages = load_runner(file, config)._pages.each
     assert needed == sum(page.data.nbytes for page in pages)
     assert needed == sum(page.allocation.num_bytes for page in pages)
-    in_f16 = 64 * facts.kv_bytes_per_token(DType.F16)
+    in_f16 = 64 * arch.kv_bytes_per_token(DType.F16)
     assert needed * 64 == in_f16 * {"q8_0": 34, "q4_0": 18}[kv_dtype]
 
 

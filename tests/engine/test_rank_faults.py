@@ -53,6 +53,7 @@ def report_of(plant: str, folder: Path) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.tier("sim")  # `tests/doctor/test_other_ranks.py` has the records alone
 def test_the_fault_of_another_rank_is_found_in_its_own_record(tmp_path: Path) -> None:
     report = report_of(WRONG_SLOTS, tmp_path)
     root = report["roots"][0]

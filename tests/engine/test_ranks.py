@@ -160,7 +160,7 @@ def test_tokens_are_drawn_by_the_first_rank_and_known_to_all(
 
 
 @pytest.mark.parametrize("mode", ["checked", "guarded", "traced"])
-@pytest.mark.tier("sim", fast=lambda case: case.mode == "guarded")
+@pytest.mark.tier("sim", fast=lambda case: case.mode == "checked")
 def test_parts_run_in_other_modes_with_the_same_tokens(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,10 +212,10 @@ def test_a_part_has_its_rows_and_columns_of_each_tensor(
 ) -> None:
     model = small("llama", tmp_path, monkeypatch)
     with open_gguf(model.path) as file:
-        facts = read_architecture(file)
-        parts = [PartOfFile(file, facts, Part(rank, 2)) for rank in range(2)]
-        whole = part_of(facts, Part(1, 2))
-        assert whole.num_heads == facts.num_heads // 2
+        arch = read_architecture(file)
+        parts = [PartOfFile(file, arch, Part(rank, 2)) for rank in range(2)]
+        whole = part_of(arch, Part(1, 2))
+        assert whole.num_heads == arch.num_heads // 2
         for name, axis in (("attn_q", 0), ("attn_output", 1), ("ffn_up", 0), ("ffn_down", 1)):
             name = f"blk.1.{name}.weight"
             shape = parts[0].tensors[name].shape
@@ -234,16 +234,16 @@ def test_a_part_of_more_than_there_are_heads_of_keys_has_the_one_that_its_heads_
     """phi3 has queries, keys and values in one tensor."""
     model = small(name, tmp_path, monkeypatch, 1, **FOUR_HEADS)
     with open_gguf(model.path) as file:
-        facts = read_architecture(file)
-        shape = facts.layers[0]
-        assert (facts.num_heads, shape.num_kv_heads) == (4, 2)
-        split = part_of(facts, Part(3, 4))
+        arch = read_architecture(file)
+        shape = arch.layers[0]
+        assert (arch.num_heads, shape.num_kv_heads) == (4, 2)
+        split = part_of(arch, Part(3, 4))
         assert (split.num_heads, split.layers[0].num_kv_heads) == (1, 1)
         tensor = "attn_qkv" if name == "phi3" else "attn_k"
         whole = file.raw(f"blk.0.{tensor}.weight").view(np.float32)
-        whole = whole.reshape(-1, shape.head_dim, facts.width)  # a head each
+        whole = whole.reshape(-1, shape.head_dim, arch.width)  # a head each
         for rank in range(4):
-            own = PartOfFile(file, facts, Part(rank, 4))
+            own = PartOfFile(file, arch, Part(rank, 4))
             tensors = own.tensors[f"blk.0.{tensor}.weight"]
             got = own.raw(f"blk.0.{tensor}.weight").view(np.float32).reshape(tensors.shape)
             of_keys = rank // 2

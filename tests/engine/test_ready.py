@@ -26,7 +26,7 @@ from hypocenter.engine.ranks.messages import Capture
 from hypocenter.engine.ranks.ranks import Ranks
 from hypocenter.engine.request import Request
 from hypocenter.engine.runner import Runner, _powers
-from hypocenter.model.offline.specimens import _facts
+from hypocenter.model.offline.specimens import architecture_of
 from hypocenter.model.tensors.specimen_weights import undefined_weights
 from hypocenter.settings.config import EngineConfig, SamplingParams
 from hypocenter.wire.frames import as_frame
@@ -203,15 +203,15 @@ FAMILIES = ("llama", "gemma2", "gpt-oss", "qwen35", "deepseek2", "falcon-h1", "q
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.tier("sim", fast=lambda case: case.family == "gemma2")
 def test_a_few_layers_are_launched_in_all_forms_of_the_model(gpu: CountingGpu, family: str) -> None:
-    facts = _facts(family)
-    if facts.recurrence is None:
-        shape = facts.layers[0]
+    arch = architecture_of(family)
+    if arch.recurrence is None:
+        shape = arch.layers[0]
         layers = [shape, shape, replace(shape, window=64), shape, shape, shape]
-        facts = replace(facts, layers=tuple(layers))
-    shape = facts.layers[0]
-    facts = replace(facts, rope=replace(facts.rope, dim=shape.head_dim - shape.rank))
+        arch = replace(arch, layers=tuple(layers))
+    shape = arch.layers[0]
+    arch = replace(arch, rope=replace(arch.rope, dim=shape.head_dim - shape.rank))
     config = EngineConfig(device=gpu.name, max_batch_requests=8, kv_tokens=4096)
-    runner = Runner(facts, undefined_weights(facts, DType.Q4_K, gpu.name), config, 4096)
+    runner = Runner(arch, undefined_weights(arch, DType.Q4_K, gpu.name), config, 4096)
     runner.compile()
     assert runner.num_compiled_since == 0
     sizes = list(_powers(runner.max_batch_tokens))

@@ -259,8 +259,8 @@ def test_what_a_rank_maps_is_what_it_would_pack(sharing: None, rank: int) -> Non
     kept = kept_by_keeper(model_path(), config)
     own = [kept, *kept.of_ranks][rank]
     with open_gguf(model_path()) as whole:
-        facts, part = read_architecture(whole), Part(rank, 2)
-        file, of_part = PartOfFile(whole, facts, part), part_of(facts, part)
+        arch, part = read_architecture(whole), Part(rank, 2)
+        file, of_part = PartOfFile(whole, arch, part), part_of(arch, part)
         packed = load_weights(file, of_part, 32, device=NAME)
         mapped = load_weights(file, of_part, 32, device=NAME, shared=own)
     assert bytes_of(mapped) == bytes_of(packed) != {}

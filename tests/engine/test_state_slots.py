@@ -308,10 +308,10 @@ def test_needed_bytes_are_those_that_are_allocated(name: str, tmp_path: Path) ->
         state_checkpoints=2,
     )
     with open_gguf(path) as file:
-        facts = read_architecture(file)
-        needed = footprint.needed_bytes(file, facts, config, 40)
+        arch = read_architecture(file)
+        needed = footprint.needed_bytes(file, arch, config, 40)
         held = resident_bytes(load_runner(file, config))
-    angles_in_f64 = 40 * facts.rope.dim // 2 * 3 * 8
+    angles_in_f64 = 40 * arch.rope.dim // 2 * 3 * 8
     assert sum(needed.values()) == held + angles_in_f64
 
 

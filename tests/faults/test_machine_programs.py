@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from faults.catalogue import chosen
-from faults.machine import PLANTED, MachineCase, machine_cases, row_of
+from faults.machine import HIP, PLANTED, MachineCase, hip_truths, hip_verdict, machine_cases, row_of
 from faults.row import Platform, Role
 from hypocenter.base.errors import UsageError
 
@@ -80,3 +80,41 @@ def test_it_runs_on_the_emulator_alone_and_only_when_asked() -> None:
     assert chosen(["machine"], Platform.EMULATED, has_card=False)
     with pytest.raises(UsageError, match="machine runs on emu:mi300x only"):
         chosen(["machine"], None, has_card=True)
+
+
+def _hip_finding(name: str) -> dict[str, Any]:
+    """What is right of a HIP kernel: its guilty line is the first of two that read alike."""
+    (kind,), (argument,), (line,) = (
+        getattr(hip_truths()[name], claim) for claim in ("causes", "arguments", "lines")
+    )
+    file = HIP / f"{name}.hip"
+    at = next(n for n, text in enumerate(file.read_text().splitlines(), 1) if line in text)
+    return {
+        "kind": kind,
+        "kernel": name,
+        "argument": argument or None,
+        "sites": [{"file": str(file), "line": at}],
+        "launched_at": None,
+        "detail": "",
+    }
+
+
+@pytest.mark.parametrize("name", sorted(hip_truths()))
+def test_a_hip_kernel_is_judged_by_the_same_claims(name: str) -> None:
+    right = _hip_finding(name)
+    assert hip_verdict(name, [right]).says == "right"
+    assert hip_verdict(name, []).says == "silent"
+    site = right["sites"][0]
+    for wrong in (
+        {"kind": "assertion"},
+        {"kernel": f"{name}_healthy"},
+        {"argument": "another"},
+        {"sites": [site | {"line": 1}]},
+    ):
+        assert hip_verdict(name, [right | wrong]).says == "false", wrong
+
+
+def test_the_line_of_the_healthy_twin_is_not_guilty() -> None:
+    right = _hip_finding("missing_barrier")
+    twin = [{**right["sites"][0], "line": 13}]
+    assert hip_verdict("missing_barrier", [right | {"sites": twin}]).says == "false"

@@ -86,6 +86,7 @@ def test_a_wild_index_is_proven_by_the_integers_that_a_guarded_run_keeps(
     assert json.loads(capfd.readouterr().out)["roots"] == [root]
 
 
+@pytest.mark.tier("sim")  # of floats as of integers, which the test above has
 def test_a_float_that_leads_astray_is_proven_by_what_a_guarded_run_keeps(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

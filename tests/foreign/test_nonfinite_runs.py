@@ -55,6 +55,7 @@ def report(
 
 
 @pytest.mark.parametrize("option", ["--nan", "--again", "--suspect"])
+@pytest.mark.tier("sim", fast=lambda case: case.option == "--nan")  # ways: `test_again.py`
 def test_the_lane_of_a_kernel_is_named_that_made_it(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -35,7 +35,7 @@ BUDGETS = {
     "replay": 6_700,
     "check": 4_500,
     "doctor": 22_900,
-    "kernels": 16_200,
+    "kernels": 16_350,
     "hub": 1_650,
     "model": 11_400,
     "engine": 7_000,

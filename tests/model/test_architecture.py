@@ -32,15 +32,15 @@ def refusal(folder: Path, name: str, **metadata: Any) -> BadModelFile:
 
 
 def test_a_sound_file_is_read(tmp_path: Path) -> None:
-    facts = read(tmp_path)
-    assert (facts.num_draft_layers, len(facts.layers), facts.layers[0].head_dim) == (0, 1, 10)
-    assert facts.attn_scale == 1 / math.sqrt(10)
-    assert facts.layers[0].window == 0
+    arch = read(tmp_path)
+    assert (arch.num_draft_layers, len(arch.layers), arch.layers[0].head_dim) == (0, 1, 10)
+    assert arch.attn_scale == 1 / math.sqrt(10)
+    assert arch.layers[0].window == 0
 
 
 def test_draft_layers_are_taken_off_and_one_layer_stays(tmp_path: Path) -> None:
-    facts = read(tmp_path, metadata={"block_count": 3, "nextn_predict_layers": 2})
-    assert (facts.num_layers, facts.num_draft_layers) == (1, 2)
+    arch = read(tmp_path, metadata={"block_count": 3, "nextn_predict_layers": 2})
+    assert (arch.num_layers, arch.num_draft_layers) == (1, 2)
     for num_drafts in (1, 16):
         error = refusal(tmp_path, "llama", nextn_predict_layers=num_drafts)
         assert error.field == "llama.nextn_predict_layers"
@@ -130,8 +130,8 @@ def test_yarn_needs_a_base_above_one(base: float, tmp_path: Path) -> None:
 def test_a_window_that_the_family_does_not_explain_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=f"{name}.attention.sliding_window is 8, but for"):
         read(tmp_path, name, metadata={"attention.sliding_window": 8})
-    facts = read(tmp_path, name, metadata={"attention.sliding_window": 0})
-    assert facts.layers[0].window == 0
+    arch = read(tmp_path, name, metadata={"attention.sliding_window": 0})
+    assert arch.layers[0].window == 0
 
 
 def test_a_llama_file_with_a_window_in_some_layers_is_refused(tmp_path: Path) -> None:
@@ -142,8 +142,8 @@ def test_a_llama_file_with_a_window_in_some_layers_is_refused(tmp_path: Path) ->
 
 def test_which_layers_turn_queries_and_keys(tmp_path: Path) -> None:
     def turned(name: str, **keys: Any) -> str:
-        facts = read(tmp_path, name, metadata={"block_count": 8, **keys})
-        return "".join("x" if facts.is_rotated(layer) else "." for layer in range(8))
+        arch = read(tmp_path, name, metadata={"block_count": 8, **keys})
+        return "".join("x" if arch.is_rotated(layer) else "." for layer in range(8))
 
     assert turned("llama") == "xxxxxxxx"
     assert turned("llama", **{"rope.dimension_count": 0}) == "........"
@@ -164,8 +164,8 @@ def test_a_granite_file_may_switch_positions_off(name: str, tmp_path: Path) -> N
 
 def test_queries_grow_beyond_the_original_context_alone(tmp_path: Path) -> None:
     keys = {"attention.temperature_scale": 0.1, "rope.scaling.original_context_length": 16}
-    facts = read(tmp_path, "mistral3", metadata=keys)
-    assert (facts.scales_queries(16), facts.scales_queries(17)) == (False, True)
+    arch = read(tmp_path, "mistral3", metadata=keys)
+    assert (arch.scales_queries(16), arch.scales_queries(17)) == (False, True)
     assert not read(tmp_path, "llama", metadata=keys).scales_queries(64)
     keys["rope.dimension_count"] = 4
     limit = r"temperature_scale is .*of heads of 10 columns all must be rotated, and 4 are"
@@ -189,8 +189,8 @@ def test_logits_are_multiplied_or_divided(tmp_path: Path) -> None:
 def test_a_window_may_be_named_layer_by_layer(tmp_path: Path) -> None:
     keys = {"attention.sliding_window": 8, "block_count": 5}
     named = {**keys, "attention.sliding_window_pattern": [True, True, True, False, True]}
-    facts = read(tmp_path, "olmo2", metadata=named)
-    assert [shape.window for shape in facts.layers] == [8, 8, 8, 0, 8]
+    arch = read(tmp_path, "olmo2", metadata=named)
+    assert [shape.window for shape in arch.layers] == [8, 8, 8, 0, 8]
     named["attention.sliding_window_pattern"] = [True, True, False, False, True]
     with pytest.raises(UnsupportedModel, match=r"sliding_window_pattern is .*must be 4"):
         read(tmp_path, "olmo2", metadata=named)
@@ -210,12 +210,12 @@ def _gemma4(num_layers: int = 2, **changes: Any) -> dict[str, Any]:
 
 
 def test_layers_may_differ_in_shape(tmp_path: Path) -> None:
-    facts = read(tmp_path, "gemma4", metadata=_gemma4())
-    assert facts.layers == (LayerShape(2, 6, 16, 8), LayerShape(1, 12, 32, 0))
-    assert (facts.attn_scale, facts.rope.dim, facts.local_rope.dim) == (1, 12, 6)
+    arch = read(tmp_path, "gemma4", metadata=_gemma4())
+    assert arch.layers == (LayerShape(2, 6, 16, 8), LayerShape(1, 12, 32, 0))
+    assert (arch.attn_scale, arch.rope.dim, arch.local_rope.dim) == (1, 12, 6)
     # Keys of 2 heads of 6 and values padded to 16; of 1 of 12 and 16.
-    assert facts.kv_bytes_per_token(DType.F16) == 2 * (2 * (6 + 16) + 12 + 16)
-    assert (facts.widest_q, facts.widest_kv, facts.dense_width) == (24, 12, 32)
+    assert arch.kv_bytes_per_token(DType.F16) == 2 * (2 * (6 + 16) + 12 + 16)
+    assert (arch.widest_q, arch.widest_kv, arch.dense_width) == (24, 12, 32)
 
 
 @pytest.mark.parametrize(

@@ -258,19 +258,19 @@ def test_needed_bytes_are_those_of_layers_of_several_shapes(name: str, tmp_path:
     model = make_family(name, tmp_path)
     config = EngineConfig(context_length=40, kv_tokens=40, max_batch_tokens=8, max_batch_requests=3)
     with open_gguf(model.path) as file:
-        facts = read_architecture(file)
-        needed = footprint.needed_bytes(file, facts, config, 40)
+        arch = read_architecture(file)
+        needed = footprint.needed_bytes(file, arch, config, 40)
         runner = load_runner(file, config)
-    angles_in_f64 = 40 * facts.rope.dim // 2 * 3 * 8
+    angles_in_f64 = 40 * arch.rope.dim // 2 * 3 * 8
     held = resident_bytes(runner)
     assert sum(needed.values()) == held + angles_in_f64
 
 
 def test_a_token_reads_one_row_of_the_embeddings_of_layers(tmp_path: Path) -> None:
     with open_gguf(make_family("gemma4-e", tmp_path).path) as file:
-        facts = bench.model_facts(file)
+        model = bench.model_size(file)
         shape = inspect.collect(file, None)["architecture"]
         table = file.tensors["per_layer_token_embd.weight"].num_bytes
-    assert facts.num_bytes - facts.bytes_per_token == table
+    assert model.num_bytes - model.bytes_per_token == table
     assert shape["head_dim"] == [20, 36] * 3
     assert (shape["num_kv_heads"], shape["ffn_width"]) == (1, [176] * 3 + [352] * 3)

@@ -27,10 +27,10 @@ from hypocenter.settings.config import EngineConfig
 
 @pytest.mark.parametrize("repair", REPAIRS, ids=lambda repair: repair.label)
 def test_keys_that_files_lack_or_call_otherwise(repair: Repair, tmp_path: Path) -> None:
-    found = _facts(repair, repair.found, tmp_path)
-    assert found == _facts(repair, repair.meant, tmp_path)
+    found = _read(repair, repair.found, tmp_path)
+    assert found == _read(repair, repair.meant, tmp_path)
     try:
-        other = _facts(repair, _otherwise(repair.meant), tmp_path)
+        other = _read(repair, _otherwise(repair.meant), tmp_path)
     except BadModelFile:
         return  # it is read, and contradicts others
     assert found != other, "the key means nothing"
@@ -47,7 +47,7 @@ def _otherwise(keys: Keys) -> Keys:
     return {key: others[type(value)](value) for key, value in keys.items()}
 
 
-def _facts(repair: Repair, keys: Keys, folder: Path) -> Architecture:
+def _read(repair: Repair, keys: Keys, folder: Path) -> Architecture:
     metadata = {**repair.base, **keys}
     path = write_tiny(
         folder / "tiny.gguf", repair.arch, metadata=metadata, num_layers=repair.num_layers
@@ -170,11 +170,11 @@ def test_tensors_that_files_hold_otherwise(
     path = rewritten(model.path, tmp_path / "other.gguf", changed)
     assert names[0] != names[1]
     with open_gguf(path) as file:
-        facts = read_architecture(file)
-        check_tensors(file, facts)
-        needed = needed_bytes(file, facts, EngineConfig(), 64)
+        arch = read_architecture(file)
+        check_tensors(file, arch)
+        needed = needed_bytes(file, arch, EngineConfig(), 64)
     with open_gguf(model.path) as file:
-        weights = needed_bytes(file, facts, EngineConfig(), 64)["weights"]
+        weights = needed_bytes(file, arch, EngineConfig(), 64)["weights"]
     assert needed["weights"] == pytest.approx(weights, rel=0.1)
     ids = model.token_ids[:24]
     ours = engine_logits(path, ids, 64)

@@ -62,11 +62,11 @@ def test_a_shared_beginning_does_not_change_a_bit(model: FamilyModel) -> None:
 
 def test_the_cache_holds_a_latent_for_all_heads(model: FamilyModel) -> None:
     with open_gguf(model.path) as file:
-        facts = read_architecture(file)
-    assert facts.latent is not None
-    assert (facts.latent.rank, facts.latent.cached_dim) == (40, 56)
+        arch = read_architecture(file)
+    assert arch.latent is not None
+    assert (arch.latent.rank, arch.latent.cached_dim) == (40, 56)
     # Keys of 56, and values of 40 that are padded to 48, in three layers.
-    assert facts.kv_bytes_per_token(DType.F16) == 3 * 2 * (56 + 48)
+    assert arch.kv_bytes_per_token(DType.F16) == 3 * 2 * (56 + 48)
 
 
 def as_older(family: Family) -> Family:
@@ -152,15 +152,15 @@ def test_quantised_weights_of_heads(
 
 
 def _of_sizes(family: Family, sizes: tuple[int, int, int, int], *, is_split: bool) -> Family:
-    rank, turned, plain, value = sizes
+    rank, rotated, plain, value = sizes
     names = "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"
     keys = {
         **family.metadata,
         "attention.kv_lora_rank": rank,
-        "rope.dimension_count": turned,
-        "attention.key_length": rank + turned,
+        "rope.dimension_count": rotated,
+        "attention.key_length": rank + rotated,
         "attention.value_length": rank,
-        "attention.key_length_mla": plain + turned,
+        "attention.key_length_mla": plain + rotated,
         "attention.value_length_mla": value,
     }
     config = {**family.config, **dict(zip(names, sizes, strict=True))}

@@ -57,11 +57,11 @@ def test_room_for_any_axes_is_reckoned(
 ) -> None:
     """Loading refuses them; it comes after the look at the memory."""
     with open_gguf(files["deepseek2-lite"]) as file:
-        facts = read_architecture(file)
+        arch = read_architecture(file)
         info = next(iter(file.tensors.values()))
         lie = replace(info, name=f"blk.1.{kind}.weight", shape=axes)
         file._tensors = MappingProxyType({**file.tensors, lie.name: lie})
-        needed = footprint.needed_bytes(file, facts, CONFIG, 40)
+        needed = footprint.needed_bytes(file, arch, CONFIG, 40)
     assert needed["weights"] > 0
 
 

@@ -233,10 +233,10 @@ def test_needed_bytes_are_those_that_are_allocated(kind: DType, arch: str, tmp_p
         context_length=64, kv_tokens=64, max_batch_tokens=70, max_batch_requests=3
     )
     with open_gguf(path) as file:
-        facts = read_architecture(file)
-        needed = footprint.needed_bytes(file, facts, config, 64)
+        model = read_architecture(file)
+        needed = footprint.needed_bytes(file, model, config, 64)
         held = resident_bytes(load_runner(file, config))
-    assert sum(needed.values()) == held + 64 * facts.rope.dim // 2 * 3 * 8
+    assert sum(needed.values()) == held + 64 * model.rope.dim // 2 * 3 * 8
 
 
 @pytest.mark.tier("sim")
@@ -282,10 +282,10 @@ def test_a_token_that_is_no_number_leaves_its_neighbours_alone(tmp_path: Path) -
 def test_a_token_reads_the_experts_that_it_takes(tmp_path: Path) -> None:
     path = write_experts(tmp_path / "experts.gguf", DType.Q8_0)
     with open_gguf(path) as file:
-        facts = bench.model_facts(file)
+        model = bench.model_size(file)
         report = inspect.collect(file, None)
     stacks = 3 * 2 * NUM_EXPERTS * DType.Q8_0.num_bytes(EXPERT_WIDTH * WIDTH)
-    assert facts.num_bytes - facts.bytes_per_token == stacks * (NUM_EXPERTS - NUM_USED) // 8
+    assert model.num_bytes - model.bytes_per_token == stacks * (NUM_EXPERTS - NUM_USED) // 8
     experts = json.loads(json.dumps(report["architecture"]["experts"]))
     assert (experts["choice"]["num_experts"], experts["width"]) == (NUM_EXPERTS, EXPERT_WIDTH)
     assert report["problem"] is None

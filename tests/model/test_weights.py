@@ -40,8 +40,8 @@ SMAPS = Path("/proc/self/smaps")
 
 def load(folder: Path, name: str = "llama", **changes: Any) -> Weights:
     with open_gguf(write_tiny(folder / "tiny.gguf", name, **changes)) as file:
-        facts = read_architecture(file)
-        return load_weights(file, facts, facts.context_length)
+        arch = read_architecture(file)
+        return load_weights(file, arch, arch.context_length)
 
 
 @pytest.mark.parametrize(
@@ -229,11 +229,11 @@ def test_needed_bytes_of_quantised_weights_count_the_codes_of_activations() -> N
         context_length=64, kv_tokens=64, max_batch_tokens=40, max_batch_requests=3
     )
     with open_gguf(DEMO) as file:
-        facts = read_architecture(file)
-        needed = footprint.needed_bytes(file, facts, config, 64)
+        arch = read_architecture(file)
+        needed = footprint.needed_bytes(file, arch, config, 64)
         runner = load_runner(file, config)
     assert runner._decoder._operands.operands.codes is not None
-    angles_in_f64 = 64 * facts.layers[0].head_dim // 2 * 3 * 8
+    angles_in_f64 = 64 * arch.layers[0].head_dim // 2 * 3 * 8
     assert sum(needed.values()) == resident_bytes(runner) + angles_in_f64
 
 

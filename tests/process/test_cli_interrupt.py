@@ -93,6 +93,7 @@ main()
     assert (done.returncode, done.stderr) == (130, "hypo: interrupted\n")
 
 
+@pytest.mark.tier("sim")  # compiles kernels anew
 def test_while_kernels_compile(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*AS_A_PERSON, "run", "-p", "import os", "-n", "2", "-t", "1"],

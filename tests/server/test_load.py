@@ -84,7 +84,7 @@ def test_a_server_that_refuses_or_is_not_there(served: Served) -> None:
 
 
 @pytest.mark.parametrize("cause", ["SIGKILL", "illegal access"])
-@pytest.mark.tier("sim")  # test_poison.py has workers that die beside others in the fast tier
+@pytest.mark.tier("sim")  # `test_serve.py` has one that dies and its successor
 def test_workers_are_killed_and_no_answer_changes(cause: str) -> None:
     asked = ("--kills", "2", "--streams", "3", "--tokens", "40")
     if cause == "SIGKILL":

@@ -68,6 +68,7 @@ def said(events: list[Any]) -> tuple[Any, ...]:
     return texts(events), tokens, [value for one in found for value in one["token_logprobs"]]
 
 
+@pytest.mark.tier("sim")  # of the engine: `test_invariance.py`, `test_grammar.py`
 def test_each_of_64_streams_gets_the_tokens_that_it_gets_alone(crowded: Served) -> None:
     bodies = [body_of(number) for number in range(NUM_STREAMS)]
     left = {n: n for n in range(0, NUM_STREAMS, 5)}  # left behind so many pieces
@@ -152,6 +153,7 @@ def everything_from(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
+@pytest.mark.tier("sim")  # waits for seconds
 def test_who_takes_nothing_keeps_its_place_for_a_while_and_then_is_left(tmp_path: Path) -> None:
     words = ("-np", "4", "--max-queued", "0", "--timeout", "2", "--admin-key", "boss")
     with serving(tmp_path, *words) as served:

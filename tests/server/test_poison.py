@@ -38,6 +38,7 @@ def prompt(number: int) -> str:
     return f"def read_{number}(path):\n"
 
 
+@pytest.mark.tier("sim")  # `test_supervisor.py` has the rule, with pretended workers
 def test_a_poison_is_quarantined_and_others_have_their_tokens(
     tmp_path: Path, expected: list[str]
 ) -> None:

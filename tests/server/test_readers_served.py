@@ -15,6 +15,10 @@ from typing import Any
 import pytest
 from outside.served import Reply, Served, serving
 
+#: The rules have tests of their own: `test_readers.py`, `test_reader_process.py`,
+#: `test_fair_order.py`, and of salts `tests/engine/test_prefix_cache.py`.
+pytestmark = pytest.mark.tier("sim")
+
 ANN, BOB = ({"Authorization": f"Bearer {name}"} for name in ("ann", "bob"))
 PROMPT = "import os\nimport sys\n\n\ndef read_lines(path):\n    with open(path) as file:\n"
 MAX_OPEN = 12

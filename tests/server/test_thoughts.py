@@ -282,6 +282,7 @@ def test_another_worker_goes_on_within_a_thought() -> None:
         assert (told.is_chat, told.prompt_ids) == (True, (5, 6))
 
 
+@pytest.mark.tier("sim")
 def test_a_server_tells_templates_what_clients_ask_for(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "hi"}]
     body = {"messages": messages, "max_tokens": 4, "temperature": 0}

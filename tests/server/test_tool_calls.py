@@ -23,6 +23,10 @@ from hypocenter.conversation.harmony import NOTHING, AnswerDelta, Channels
 from hypocenter.conversation.thoughts import AnswerReader, make_answer_reader, reads_calls_of, split
 from hypocenter.conversation.tools import MAX_CALLS, MAX_TOOLS, check_tools
 from hypocenter.engine.conversations import AnswerRules
+from hypocenter.model.text.chat import CHATML
+from hypocenter.server.api_error import ApiError
+from hypocenter.server.bodies.chat_fields import asked_answer
+from hypocenter.server.fields import ChatBody
 
 FIND = {
     "type": "function",
@@ -308,6 +312,9 @@ def deltas_of(served: Served, body: dict[str, Any]) -> list[dict[str, Any]]:
     return [event["choices"][0] for event in events[:-1]]
 
 
+@pytest.mark.tier(
+    "sim"
+)  # tags are told by the server of the other tests, channels by readers alone
 def test_a_server_tells_calls_in_channels(tmp_path: Path) -> None:
     path = "/v1/chat/completions"
     body = {"messages": HELLO, "tools": [FIND], "grammar": grammar(CALL)}
@@ -383,7 +390,7 @@ def test_a_server_tells_calls_in_tags(served: Served) -> None:
     assert "tool_calls" not in off[0]["message"]
 
 
-def test_what_cannot_be_asked_of_tools_is_refused_by_name(served: Served, tmp_path: Path) -> None:
+def test_what_cannot_be_asked_of_tools_is_refused_by_name(served: Served) -> None:
     path = "/v1/chat/completions"
     body = {"messages": HELLO, "max_tokens": 4}
     for more, param, said in [
@@ -401,9 +408,11 @@ def test_what_cannot_be_asked_of_tools_is_refused_by_name(served: Served, tmp_pa
     assert served.post("/v1/completions", plain).json["error"]["param"] == "tools"
     empty = served.post(path, body | {"tools": [], "tool_choice": "auto"})
     assert empty.status == 200
-    with serving(tmp_path, str(DEMO), "--chat-template", "chatml", "-t", "1") as other:
-        refused = other.post(path, body | {"tools": [FIND]})
-        assert refused.json["error"]["param"] == "tools"
-        assert "read are those of gpt-oss, Hermes" in refused.json["error"]["message"]
-        off = other.post(path, body | {"tools": [FIND], "tool_choice": "none"})
-        assert off.status == 200
+
+
+def test_a_template_whose_calls_nobody_reads_is_offered_no_tools() -> None:
+    with pytest.raises(ApiError, match="read are those of gpt-oss, Hermes") as refused:
+        asked_answer(ChatBody(messages=HELLO, tools=[FIND]), CHATML)
+    assert (refused.value.status, refused.value.param) == (400, "tools")
+    off = asked_answer(ChatBody(messages=HELLO, tools=[FIND], tool_choice="none"), CHATML)
+    assert off.tools is None

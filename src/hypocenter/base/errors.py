@@ -90,15 +90,15 @@ class MissingPackage(UsageError):
 
 
 def as_exception(error: BaseException) -> Exception:
-    """The same, or what tells of it where it would end whoever is told (SystemExit and others)."""
+    """The same, or an error about it where it would end whoever gets it (SystemExit and others)."""
     if isinstance(error, Exception):
         return error
-    told = HypoError(
+    wrapped = HypoError(
         f"{type(error).__name__} was raised in the thread that steps, and ended this request; "
         "submit it again"
     )
-    told.__cause__ = error
-    return told
+    wrapped.__cause__ = error
+    return wrapped
 
 
 class Words(str):

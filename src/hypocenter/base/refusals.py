@@ -1,4 +1,4 @@
-"""Why a launch or a copy was not made, as facts: a struct for each demand that can be broken.
+"""Why a launch or a copy was refused, as data: a struct for each demand that can be broken.
 
 Made where the check fails, carried by `LaunchRejected` and `CopyRejected`, recorded, and told apart
 by the doctor by their types. Their sentences are made here, by `__str__`, and read by nobody.
@@ -108,9 +108,9 @@ class TooShort(Refusal, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         reach = "" if self.start is None else f"from byte {self.start} "
-        made = f", made at {self.site}," if self.site else ""
+        where_made = f", made at {self.site}," if self.site else ""
         return self._sentence(
-            f"reaches {reach}to byte {self.end_bytes}, but its allocation{made} has "
+            f"reaches {reach}to byte {self.end_bytes}, but its allocation{where_made} has "
             f"{self.num_bytes}"
         )
 

@@ -97,7 +97,7 @@ class Escalation:
     seconds: float = EXAMINE_SECONDS
     #: That of the first run.
     exit_code: int = 0
-    _made: list[RunMade] = field(default_factory=list)
+    _runs: list[RunMade] = field(default_factory=list)
     _examined: dict[int, ExaminedRun] = field(default_factory=dict)
 
     def run(self) -> ExaminedRun | None:
@@ -118,7 +118,7 @@ class Escalation:
             if examined is None:
                 self._tell(RunMade(name=way.name, ended=how(ended), found="nothing was recorded"))
             else:
-                self._examined[len(self._made)] = examined
+                self._examined[len(self._runs)] = examined
                 found = _found_text(examined)
                 self._tell(RunMade(name=way.name, ended=how(ended), found=found))
                 if examined.diagnosis.is_proven:
@@ -154,8 +154,8 @@ class Escalation:
         return any(".cpp:" in line and _CHECK in line for line in first.bundle.stderr.splitlines())
 
     def _tell(self, run: RunMade) -> None:
-        self._made.append(run)
-        say(f"run {len(self._made)}, {run_text(run)}")
+        self._runs.append(run)
+        say(f"run {len(self._runs)}, {run_text(run)}")
 
     def _left_out(self, way: Way) -> str:
         """Why this way can tell nothing more; empty where it may."""
@@ -192,7 +192,7 @@ class Escalation:
         ended = watch(
             command, {**environment, **way.variables}, runs, pass_on, self.deadlines, self.stdout
         )
-        made = collect.collect(
+        bundle = collect.collect(
             runs,
             ended,
             suspect=True,
@@ -200,26 +200,26 @@ class Escalation:
             fault_before=self._fault_before(),
             reports=sanitizers.reports_below(runs) if way.is_checked else (),
         )
-        if made is None or (made.fault.kind == "none" and not _tells(made)):
+        if bundle is None or (bundle.fault.kind == "none" and not _has_evidence(bundle)):
             return ended, None
         if way.is_waited_for:
-            made = self._with_dump_before(made)
-        return ended, examine(made, self.seconds)
+            bundle = self._with_dump_before(bundle)
+        return ended, examine(bundle, self.seconds)
 
-    def _with_dump_before(self, made: Bundle) -> Bundle:
+    def _with_dump_before(self, bundle: Bundle) -> Bundle:
         """Adds what the GPU left when the command was run as it is, if it ended the same way.
 
         Beside CUPTI no dump is written; that one names kernel, line and machine code.
         """
         first = self._examined.get(0)
-        if first is None or made.gpu_stops or made.fault.kind != first.bundle.fault.kind:
-            return made
-        if made.fault.error_kind is not first.bundle.fault.error_kind:
-            return made
+        if first is None or bundle.gpu_stops or bundle.fault.kind != first.bundle.fault.kind:
+            return bundle
+        if bundle.fault.error_kind is not first.bundle.fault.error_kind:
+            return bundle
         stops = tuple(
             msgspec.structs.replace(stop, is_of_run_before=True) for stop in first.bundle.gpu_stops
         )
-        return msgspec.structs.replace(made, gpu_stops=stops)
+        return msgspec.structs.replace(bundle, gpu_stops=stops)
 
     def _fault_before(self) -> FaultRecord | None:
         """How the command ended as it is; None for that run itself."""
@@ -238,25 +238,27 @@ class Escalation:
         best = max(self._examined, key=rank)
         runs = [
             msgspec.structs.replace(run, is_told=number == best)
-            for number, run in enumerate(self._made)
+            for number, run in enumerate(self._runs)
         ]
-        told = self._examined[best]
-        return ExaminedRun(told.bundle, msgspec.structs.replace(told.diagnosis, runs=tuple(runs)))
+        examined = self._examined[best]
+        return ExaminedRun(
+            examined.bundle, msgspec.structs.replace(examined.diagnosis, runs=tuple(runs))
+        )
 
 
-def _tells(made: Bundle) -> bool:
-    told = Launched | MaskedOff | Disordered | OrderWatched | NumbersWatched
-    return any(isinstance(event, told) for event in made.events) or bool(made.reports)
+def _has_evidence(bundle: Bundle) -> bool:
+    evidence = Launched | MaskedOff | Disordered | OrderWatched | NumbersWatched
+    return any(isinstance(event, evidence) for event in bundle.events) or bool(bundle.reports)
 
 
-def examine(made: Bundle, seconds: float) -> ExaminedRun:
+def examine(bundle: Bundle, seconds: float) -> ExaminedRun:
     """What the doctor makes of a bundle, of which it sees only what can be saved and loaded."""
     # With it Triton has its interpreter where a replay has its own; the command has it still.
     interpreted = os.environ.pop("TRITON_INTERPRET", None)
     try:
         with tempfile.TemporaryDirectory(prefix="hypo-again-") as folder:
             place = Path(folder) / "bundle"
-            bundles.save(made, place)
+            bundles.save(bundle, place)
             loaded = bundles.load(place)
         # The command has run its own kernels' text a moment ago; so may their replay.
         return ExaminedRun(loaded, diagnose(loaded, allow_source=True, seconds=seconds))
@@ -269,9 +271,14 @@ def _found_text(examined: ExaminedRun) -> str:
     """What a run showed: the cause, or the launch that failed where each was waited for."""
     text = headline(examined.diagnosis)
     bundle = examined.bundle
-    made = [event for event in bundle.events if isinstance(event, Launched)]
+    launches = [event for event in bundle.events if isinstance(event, Launched)]
     is_blocking = launch_blocking(bundle.environment) is not None
-    if is_blocking and made and bundle.fault.kind != "none" and not examined.diagnosis.is_proven:
-        last = made[-1]
+    if (
+        is_blocking
+        and launches
+        and bundle.fault.kind != "none"
+        and not examined.diagnosis.is_proven
+    ):
+        last = launches[-1]
         text += f"; launch {last.step} failed: {last.launch.kernel} at {last.launch.site}"
     return text

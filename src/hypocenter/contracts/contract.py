@@ -58,7 +58,7 @@ class Contract:
 
     @functools.cached_property
     def check(self) -> Check:
-        """check(**arguments) -> symbols; raises LaunchRejected. Looks at host-side facts only."""
+        """check(**arguments) -> symbols; raises LaunchRejected. Reads no data of a device."""
         return compile_check(self.kernel, self._demands, self._fail)
 
     @functools.cached_property
@@ -125,7 +125,7 @@ class Contract:
         """Names of the tensor arguments that the kernel writes, or reads and writes."""
         return tuple(arg.name for arg in self.args if arg.access in ("write", "both"))
 
-    def num_live(self, name: str, counts: Array, facts: Symbols) -> int | None:
+    def num_live(self, name: str, counts: Array, symbols: Symbols) -> int | None:
         """How many rows of argument `name` are live, by the values of `counts`.
 
         None where its first axis does not count the rows of a step.
@@ -137,7 +137,7 @@ class Contract:
         rows = args[name].axes[0].removeprefix(">=").strip()
         if rows != index.bound.removesuffix(" + 1"):
             return None
-        return int(counts[index.live(facts)][0])
+        return int(counts[index.live(symbols)][0])
 
     def num_rows(self, shapes: Mapping[str, tuple[int, ...]]) -> int | None:
         """How many rows the step has room for, by the shapes of arguments; None without counts."""

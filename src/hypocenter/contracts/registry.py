@@ -12,7 +12,7 @@ from hypocenter.contracts.contract import Contract, named_contracts
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Declaration, LaunchRecord
 
-_MADE = re.compile(r"\bContract\(")
+_CALL = re.compile(r"\bContract\(")
 
 
 @functools.cache
@@ -21,7 +21,7 @@ def contract_modules() -> tuple[str, ...]:
     return tuple(
         module_name(path)
         for path in (*module_files("contracts"), *module_files("kernels"))
-        if not path.stem.endswith(("_cpu", "_gpu", "contract")) and _MADE.search(path.read_text())
+        if not path.stem.endswith(("_cpu", "_gpu", "contract")) and _CALL.search(path.read_text())
     )
 
 

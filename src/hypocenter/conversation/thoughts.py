@@ -233,21 +233,21 @@ class Thoughts:
 def variables(chat_template: str, reasoning: str) -> dict[str, Any]:
     """The variables by which this template is told to think so; `reasoning` is of `REASONING`.
 
-    Raises BadSetting for a template that cannot be told so.
+    Raises BadSetting for a template that has no such switch.
     """
     if reasoning not in REASONING:
         raise BadSetting("reasoning", reasoning, f"must be one of {', '.join(REASONING)}")
     if reasoning == "auto":
         return {}
     known = names(chat_template)
-    told: dict[str, Any] = {name: reasoning != "off" for name in _SWITCHES if name in known}
+    switches: dict[str, Any] = {name: reasoning != "off" for name in _SWITCHES if name in known}
     if _EFFORT in known and reasoning not in ("on", "off"):
-        told[_EFFORT] = reasoning
-    if not told:
+        switches[_EFFORT] = reasoning
+    if not switches:
         may_be = "low, medium or high, or nothing at all" if _EFFORT in known else "left out"
         limit = f"must be {may_be}: the model's chat template has no such switch"
         raise BadSetting("reasoning", reasoning, limit)
-    return told
+    return switches
 
 
 def without_needless(chat_template: str, variables: Mapping[str, Any]) -> dict[str, Any]:

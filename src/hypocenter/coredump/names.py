@@ -35,6 +35,8 @@ def source_name(symbol: str) -> str:
 
 
 class _Symbol:
+    """A mangled symbol, read from left to right; IndexError where it ends too early."""
+
     def __init__(self, text: str, at: int) -> None:
         self._text, self._at = text, at
 
@@ -64,8 +66,8 @@ class _Symbol:
             self._at += 2
             parts.append("std")
         elif letter == "I" and parts:
-            told = list(dict.fromkeys(n for n in self._arguments() if not _PLAIN.fullmatch(n)))
-            shown = [name[:_MAX_ARGUMENT_CHARS] for name in told[:_MAX_ARGUMENTS]]
+            names = dict.fromkeys(n for n in self._arguments() if not _PLAIN.fullmatch(n))
+            shown = [name[:_MAX_ARGUMENT_CHARS] for name in [*names][:_MAX_ARGUMENTS]]
             parts[-1] += f"<{', '.join(shown) or '...'}>"
         else:
             raise _Unknown

@@ -88,7 +88,7 @@ class Admission:
         if not prompt_ids:
             raise UsageError("the prompt has no tokens; give it at least one")
         if (num_tokens := len(prompt_ids) + len(output_ids)) > runner.context_length:
-            raise ContextOverflow(num_tokens, runner.context_length, runner.facts.context_length)
+            raise ContextOverflow(num_tokens, runner.context_length, runner.arch.context_length)
         num_needed = -(-num_tokens // cache.block_size)
         if num_needed > cache.num_blocks:
             raise OutOfBlocks(num_needed, cache.num_blocks, cache.num_blocks)

@@ -99,17 +99,17 @@ class Conversations:
             )
         ids: list[int] = []
         current().record_asked(messages, chat_template_kwargs, tools)
-        told = self._variables
+        template_variables = self._variables
         if chat_template_kwargs is not None:
             require_variables(chat_template_kwargs)
-            told = {**told, **chat_template_kwargs}
+            template_variables = {**template_variables, **chat_template_kwargs}
         if tools and not reads_calls_of(self._source):
             raise UsageError(f"tools must be left out: {FORMATS_READ}")
         if continue_final_message:
             self.continued_part(messages)  # or a template would be asked in vain
         parts = self._template.render_parts(
             messages,
-            variables=told,
+            variables=template_variables,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -175,16 +175,16 @@ class Conversations:
         return self._tokenizer.decode(prompt_ids[-PROMPT_END_CHARS:], skip_special=False)
 
     def _variables_of(self, config: EngineConfig) -> dict[str, object]:
-        """What the template is told in each conversation; raises UsageError for what it knows not.
+        """The template's variables in each conversation. Raises UsageError for unknown ones.
 
         A model without a template has no use for them.
         """
         given = dict(config.chat_template_kwargs or {})
         if self._template is None:
             return {}
-        told = variables(self._source, config.reasoning) | given
-        self._template.check_variables(told)
-        return told
+        template_variables = variables(self._source, config.reasoning) | given
+        self._template.check_variables(template_variables)
+        return template_variables
 
 
 class PromptReader:

@@ -274,10 +274,10 @@ def _read(field: str, text: str) -> str:
     if done.returncode:
         limit = f"reading it takes more than {_MAX_BYTES >> 20} MiB of memory"
         raise _bad_form(field, text, f"{limit} (exit code {done.returncode})")
-    told = json.loads(done.stdout)
-    if "reason" in told:
-        raise _bad_form(field, text, told["reason"])
-    return str(told["compiled"])
+    reply = json.loads(done.stdout)
+    if "reason" in reply:
+        raise _bad_form(field, text, reply["reason"])
+    return str(reply["compiled"])
 
 
 def _import_folders() -> list[str]:

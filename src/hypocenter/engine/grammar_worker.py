@@ -42,10 +42,10 @@ def main(memory_bytes: int, cpu_seconds: int) -> None:
     bound_memory(memory_bytes)
     _bound_time(cpu_seconds)
     try:
-        told = {"compiled": read_form(asked["field"], asked["text"])}
+        reply = {"compiled": read_form(asked["field"], asked["text"])}
     except Unreadable as error:
-        told = {"reason": str(error)}
-    json.dump(told, sys.stdout)
+        reply = {"reason": str(error)}
+    json.dump(reply, sys.stdout)
 
 
 def read_form(field: str, text: str) -> str:

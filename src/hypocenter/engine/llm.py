@@ -118,7 +118,7 @@ class LLM:
             runner = stack.enter_context(
                 loaded_runner(file, config, progress, shared, block_memory)
             )
-            if lost := lost_window(file, runner.facts.name, runner.context_length):
+            if lost := lost_window(file, runner.arch.name, runner.context_length):
                 log.warning("%s", lost)
             file.require_overrides_read()
             self._engine = Engine(

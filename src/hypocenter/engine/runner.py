@@ -109,33 +109,33 @@ def load_runner(
     """
     part, group, kept = seat.part, seat.group, seat.kept
     config = _on_a_device(file, config)
-    facts = read_architecture(file)
+    arch = read_architecture(file)
     if kept is not None and kept.stamps != repr(file.stamps):
         kept = None  # of a file that is another one now
     if part.num_parts > 1:
-        whole, facts = facts, part_of(facts, part)
+        whole, arch = arch, part_of(arch, part)
         file = PartOfFile(file, whole, part)
     if kept is not None and kept.pages is not None:
         config = replace(config, kv_tokens=kept.kv_tokens)
-    context_length = context_length_of(facts, config)
+    context_length = context_length_of(arch, config)
     in_bf16 = config.float_products == "bf16"
-    if in_bf16 and DType.BF16 not in footprint.held_dtypes(file, facts, in_bf16=True):
+    if in_bf16 and DType.BF16 not in footprint.held_dtypes(file, arch, in_bf16=True):
         limit = f"{file.path} has no matrix of F16 or BF16 of an even number of columns; use exact"
         raise BadSetting("float_products", "bf16", limit)
-    footprint.require_kv_dtype(facts, config.kv_dtype)
+    footprint.require_kv_dtype(arch, config.kv_dtype)
     device = devices.open_device(config.device)
-    current().record_model(file.path.name, facts.name, quantisation_of(file))
+    current().record_model(file.path.name, arch.name, quantisation_of(file))
     if device == "cpu":
-        config = with_host_cache(file, facts, config)
-        footprint.require_room(file, facts, config, context_length)
+        config = with_host_cache(file, arch, config)
+        footprint.require_room(file, arch, config, context_length)
     elif kept is None and part.num_parts == 1 and (room := devices.room_of(device)) is not None:
-        require_gpu_room(device, file, facts, config, room)
+        require_gpu_room(device, file, arch, config, room)
     if group is not None:
         open_peer_sum(group, device)
     set_num_threads(_num_threads(config))  # they pack the weights, too
     weights = load_weights(
         file,
-        facts,
+        arch,
         context_length,
         progress,
         device=device,
@@ -143,8 +143,8 @@ def load_runner(
         shared=kept,
     )
     if config.kv_tokens is None and (room := devices.room_of(device)) is not None:
-        config = _with_cache(config, facts, kv_room(file, facts, config, room), group)
-    runner = Runner(facts, weights, config, context_length, replace(seat, kept=kept))
+        config = _with_cache(config, arch, kv_room(file, arch, config, room), group)
+    runner = Runner(arch, weights, config, context_length, replace(seat, kept=kept))
     runner.model_stamps = repr(file.stamps)
     if block_memory and device == "cpu":
         runner.open_archive(block_memory)
@@ -196,7 +196,7 @@ class Runner:
 
     def __init__(
         self,
-        facts: Architecture,
+        arch: Architecture,
         weights: Weights,
         config: EngineConfig,
         context_length: int,
@@ -206,20 +206,20 @@ class Runner:
         group, kept = seat.group, seat.kept
         #: The processes that hold the other parts of the model, if it has any.
         self.ranks = seat.ranks
-        self.facts, self.weights, self.config = facts, weights, config
-        self.vocab_size = facts.vocab_size
+        self.arch, self.weights, self.config = arch, weights, config
+        self.vocab_size = arch.vocab_size
         self.context_length = context_length
         self.block_size = config.block_size
         self.num_blocks = footprint.num_kv_blocks(config, context_length)
         self.max_batch_tokens = config.step_tokens
         self.max_batch_requests = config.max_batch_requests
         #: For requests and for checkpoints; 0 where no layer carries a state.
-        self.num_state_slots, self.num_checkpoints = footprint.num_state_slots(config, facts)
+        self.num_state_slots, self.num_checkpoints = footprint.num_state_slots(config, arch)
         self._ledger = StateLedger(self.num_state_slots, self.num_checkpoints)
         num_slots = self.num_state_slots + self.num_checkpoints
         self._limits = BatchLimits(
             max_batch_tokens=config.step_tokens,
-            vocab_size=facts.vocab_size,
+            vocab_size=arch.vocab_size,
             context_length=context_length,
             num_blocks=self.num_blocks,
             block_size=config.block_size,
@@ -237,7 +237,7 @@ class Runner:
         if kept is not None and kept.pages is not None:
             self._room = LentRoom(config.device, kept.pages)
         pages = KVPages.allocate(
-            facts,
+            arch,
             self.num_blocks,
             config.block_size,
             KV_DTYPES[config.kv_dtype],
@@ -248,10 +248,10 @@ class Runner:
         #: The bytes of the model's file, as `GGUFFile.stamps` has them; empty where it has no file.
         self.model_stamps = ""
         self._decoder = Decoder(
-            facts,
+            arch,
             weights,
             self._inputs,
-            Cache(pages, StatePages.allocate(facts, num_slots, device=config.device)),
+            Cache(pages, StatePages.allocate(arch, num_slots, device=config.device)),
             config.step_tokens,
             config.attention,
             group,
@@ -300,9 +300,7 @@ class Runner:
         config = replace(self.config, disk_cache=None, disk_cache_mib=1)
         depends_on = (code, model, config, on, first.shape, first.dtype)
         fingerprint = hashlib.blake2b(repr(depends_on).encode(), digest_size=DIGEST_BYTES).digest()
-        return fingerprint, settings_digest(
-            model, self.facts, self.config.kv_dtype, self.block_size
-        )
+        return fingerprint, settings_digest(model, self.arch, self.config.kv_dtype, self.block_size)
 
     @functools.cached_property
     def _sums(self) -> BlockSums | None:
@@ -455,7 +453,7 @@ class Runner:
     @property
     def longrope_threshold(self) -> int | None:
         """Texts of more tokens are rotated by other factors (longrope); None: there are none."""
-        return self.facts.rope.original_context if self.weights.ropes.long is not None else None
+        return self.arch.rope.original_context if self.weights.ropes.long is not None else None
 
     def wait(self) -> None:
         """Wait until everything that was launched has run; on the CPU it has."""
@@ -682,10 +680,10 @@ def _on_a_device(file: GGUFFile, config: EngineConfig) -> EngineConfig:
 
 
 def _with_cache(
-    config: EngineConfig, facts: Architecture, num_bytes: int, group: Group | None
+    config: EngineConfig, arch: Architecture, num_bytes: int, group: Group | None
 ) -> EngineConfig:
     """The configuration with as large a KV cache as there is room for, on every rank."""
     if group is not None:
-        told = group.swap(num_bytes.to_bytes(8, "little"))
-        num_bytes = min(int.from_bytes(word, "little") for word in told)
-    return replace(config, kv_tokens=kv_tokens_in(num_bytes, facts, config))
+        words = group.swap(num_bytes.to_bytes(8, "little"))
+        num_bytes = min(int.from_bytes(word, "little") for word in words)
+    return replace(config, kv_tokens=kv_tokens_in(num_bytes, arch, config))

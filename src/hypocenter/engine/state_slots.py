@@ -115,8 +115,8 @@ class StateSlots:
         """
         slot = self._blank_slot(request_id, lasts)
         if slot is not None:
-            made = Checkpoint(slot, request_id, num_tokens, lasts)
-            self._pending.setdefault(request_id, []).append(made)
+            checkpoint = Checkpoint(slot, request_id, num_tokens, lasts)
+            self._pending.setdefault(request_id, []).append(checkpoint)
         return slot
 
     def _blank_slot(self, request_id: int, lasts: bool) -> int | None:
@@ -181,9 +181,11 @@ class StateSlots:
                 f"states: requests {sorted(having)} have slots, but {sorted(owners)} have blocks"
             )
         self._check_slots([*self._free, *self._of_request.values()], 0, self.num_running)
-        pending = [made for several in self._pending.values() for made in several]
+        pending = [checkpoint for several in self._pending.values() for checkpoint in several]
         read = [source.checkpoint for source in self._sources.values()]
-        checkpoints = {id(made): made for made in (*pending, *self._kept.values(), *read)}
+        checkpoints = {
+            id(checkpoint): checkpoint for checkpoint in (*pending, *self._kept.values(), *read)
+        }
         taken = [checkpoint.slot for checkpoint in checkpoints.values()]
         self._check_slots([*self._blank, *taken], self.num_running, self.num_checkpoints)
         for digest, checkpoint in self._kept.items():

@@ -120,18 +120,18 @@ def remove(wanted: RemoteName, other_folder: Path | None) -> Removed:
     cache = hub_folder() if isinstance(wanted, HubName) or other_folder is None else other_folder
     removed = Removed([], 0, [])
     for model in models:
-        taken = [_take(cache, path, removed) for path in model.files]
+        taken = [_remove_file(cache, path, removed) for path in model.files]
         if any(taken) and model.name not in removed.names:
             removed.names.append(model.name)
-    taken = [_take(cache, path, removed) for path in partial]
+    are_gone = [_remove_file(cache, path, removed) for path in partial]
     if isinstance(wanted, HubName):
-        taken.append(_take_folder(repository_folder(wanted.repository), removed))
-    if removed.left and not removed.names and not any(taken):
+        are_gone.append(_remove_folder(repository_folder(wanted.repository), removed))
+    if removed.left and not removed.names and not any(are_gone):
         raise HubError(f"nothing of {wanted} was removed: {removed.left[0]}")
     return removed
 
 
-def _take(cache: Path, path: Path, removed: Removed) -> bool:
+def _remove_file(cache: Path, path: Path, removed: Removed) -> bool:
     """Remove a file, and of a link also the blob that it alone leads to; whether it is gone."""
     *parts, name = path.relative_to(cache).parts
     try:
@@ -144,7 +144,7 @@ def _take(cache: Path, path: Path, removed: Removed) -> bool:
         if blob is None:
             removed.num_bytes += num_bytes
         else:
-            _take_blob(cache, parts[0], blob, removed)
+            _remove_blob(cache, parts[0], blob, removed)
         with open_folder(cache, parts[:-1]) as above, contextlib.suppress(OSError):
             os.rmdir(parts[-1], dir_fd=above)  # only when it is empty
     except ThroughLink as found:
@@ -156,7 +156,7 @@ def _take(cache: Path, path: Path, removed: Removed) -> bool:
     return True
 
 
-def _take_blob(cache: Path, repository: str, blob: Path, removed: Removed) -> None:
+def _remove_blob(cache: Path, repository: str, blob: Path, removed: Removed) -> None:
     """Remove a blob of `repository`, unless another link leads to it; nothing that lies elsewhere.
 
     The blob may be a link itself, to a store that several repositories share: the link goes.
@@ -180,7 +180,7 @@ def _take_blob(cache: Path, repository: str, blob: Path, removed: Removed) -> No
         removed.num_bytes += found.st_size
 
 
-def _take_folder(folder: Path, removed: Removed) -> bool:
+def _remove_folder(folder: Path, removed: Removed) -> bool:
     """Remove a repository's folder once it has no model; whether it is gone."""
     if not folder.is_dir() or any(map(_variants_in, (folder / "snapshots").glob("*"))):
         return False

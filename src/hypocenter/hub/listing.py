@@ -91,7 +91,7 @@ def hub_question(what: str, url: str) -> Question:
 
 
 def require_success(answer: HubAnswer, name: HubName) -> None:
-    """Raises HubError for an answer that is none, in the words for the code that it gives."""
+    """Raises HubError for a status of failure; the hub's own code decides what it says."""
     if answer.status in (200, 206):
         return
     what, host = answer.question.what, answer.question.host

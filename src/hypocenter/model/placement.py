@@ -28,26 +28,26 @@ _FREE_SHARE = 0.1
 _LEAST_BITS, _LEAST_CONTEXT = 2.0, 256
 
 
-def context_length_of(facts: Architecture, config: EngineConfig) -> int:
+def context_length_of(arch: Architecture, config: EngineConfig) -> int:
     """The context that a model runs with. Raises BadSetting above the trained one."""
     wanted = config.context_length
     if wanted is None:
-        return min(facts.context_length, DEFAULT_CONTEXT)
-    if wanted > facts.context_length:
-        limit = f"the model was trained for {facts.context_length}; take at most that"
+        return min(arch.context_length, DEFAULT_CONTEXT)
+    if wanted > arch.context_length:
+        limit = f"the model was trained for {arch.context_length}; take at most that"
         raise BadSetting("context_length", wanted, limit)
     return wanted
 
 
 def kv_room(
-    file: GGUFFile, facts: Architecture, config: EngineConfig, room: Room, num_workers: int = 1
+    file: GGUFFile, arch: Architecture, config: EngineConfig, room: Room, num_workers: int = 1
 ) -> int:
     """Bytes for the KV cache on a GPU with `room`, once the model's weights are there.
 
     What a step of each of `num_workers` needs is left, and so much that `gpu_memory_fraction` of
     all is in use by this model. What others use is theirs.
     """
-    needed = footprint.needed_bytes(file, facts, config, context_length_of(facts, config))
+    needed = footprint.needed_bytes(file, arch, config, context_length_of(arch, config))
     of_steps = sum(needed.values()) - needed["weights"] - needed["KV cache"]
     own = min(needed["weights"], room.limit_bytes - room.available_bytes)
     return max(_usable_bytes(config, room, own) - of_steps * num_workers, 0)
@@ -86,20 +86,20 @@ def with_host_cache(file: GGUFFile, facts: Architecture, config: EngineConfig) -
 
 
 def require_gpu_room(
-    device: str, file: GGUFFile, facts: Architecture, config: EngineConfig, room: Room
+    device: str, file: GGUFFile, arch: Architecture, config: EngineConfig, room: Room
 ) -> None:
     """Raises ModelTooLarge, with what would fit, for a model that a GPU with `room` cannot hold.
 
     Weights are counted as in the file; as a GPU has them they are no smaller.
     """
-    needed = footprint.needed_bytes(file, facts, config, context_length_of(facts, config))
+    needed = footprint.needed_bytes(file, arch, config, context_length_of(arch, config))
     needed["weights"] = sum(info.num_bytes for info in file.tensors.values())
     num_bytes, used = sum(needed.values()), room.limit_bytes - room.available_bytes
     usable = _usable_bytes(config, room, 0)
     if num_bytes <= usable:
         return
     of_steps = num_bytes - needed["weights"] - needed["KV cache"]
-    ways = list(_caches_that_fit(usable - of_steps - needed["weights"], facts, config))
+    ways = list(_caches_that_fit(usable - of_steps - needed["weights"], arch, config))
     if (for_weights := usable - of_steps - needed["KV cache"]) > 0:
         num_weights = sum(math.prod(info.shape) for info in file.tensors.values())
         bits = 8 * for_weights / num_weights
@@ -111,15 +111,15 @@ def require_gpu_room(
     raise ModelTooLarge(device, num_bytes, used, room.limit_bytes, parts, settings, fits)
 
 
-def _caches_that_fit(num_bytes: int, facts: Architecture, config: EngineConfig) -> Iterator[str]:
+def _caches_that_fit(num_bytes: int, arch: Architecture, config: EngineConfig) -> Iterator[str]:
     """KV caches of so much memory, by their type: contexts of one request, or of all as asked."""
     setting = "context_length" if config.kv_tokens is None else "kv_tokens"
-    wanted = config.kv_tokens or context_length_of(facts, config)
+    wanted = config.kv_tokens or context_length_of(arch, config)
     for name, dtype in sorted(
-        footprint.kv_dtypes_for(facts).items(), key=lambda kind: -facts.kv_bytes_per_token(kind[1])
+        footprint.kv_dtypes_for(arch).items(), key=lambda kind: -arch.kv_bytes_per_token(kind[1])
     ):
-        per_token = facts.kv_bytes_per_token(dtype)
-        own = facts.kv_bytes_per_token(KV_DTYPES[config.kv_dtype])
+        per_token = arch.kv_bytes_per_token(dtype)
+        own = arch.kv_bytes_per_token(KV_DTYPES[config.kv_dtype])
         num_tokens = min(num_bytes // per_token, wanted) if per_token else 0
         num_tokens -= num_tokens % config.block_size
         if per_token > own or num_tokens < _LEAST_CONTEXT:
@@ -130,13 +130,13 @@ def _caches_that_fit(num_bytes: int, facts: Architecture, config: EngineConfig) 
             return
 
 
-def kv_tokens_in(num_bytes: int, facts: Architecture, config: EngineConfig) -> int:
+def kv_tokens_in(num_bytes: int, arch: Architecture, config: EngineConfig) -> int:
     """Tokens of a KV cache of so many bytes, where nobody says how many it holds.
 
     It is at least one context, and for a single request no more than that.
     """
-    context_length = context_length_of(facts, config)
-    per_token = facts.kv_bytes_per_token(KV_DTYPES[config.kv_dtype])
+    context_length = context_length_of(arch, config)
+    per_token = arch.kv_bytes_per_token(KV_DTYPES[config.kv_dtype])
     if config.max_batch_requests == 1 or not per_token:
         return context_length
     most = max(config.max_batch_requests * context_length, _MOST_KEPT_TOKENS)

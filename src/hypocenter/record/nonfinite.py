@@ -104,7 +104,7 @@ class NonFinite(Event, frozen=True, kw_only=True, tag=True):
 
 
 class NumberEnd(enum.StrEnum):
-    """How a number that is none came to matter."""
+    """How NaN or infinity came to matter."""
 
     #: The host read it: `item`, `tolist`, or its text.
     READ = "read"

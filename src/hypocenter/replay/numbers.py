@@ -198,7 +198,7 @@ def _address(
 
 
 def _mask_of_made(operation: str, operands: tuple[Array, ...], result: Array) -> Array | None:
-    """Where an operation gave NaN of numbers that are none, or infinity of finite ones."""
+    """Where an operation gave NaN of numbers that are not NaN, or infinity of finite ones."""
     if operation in _PASSING and not (operation == "cast" and operands):
         return None
     floats = [part for part in operands if part.dtype.kind == "f"]

@@ -220,8 +220,8 @@ def setting(default: _T, kind: ValueKind, help: str, **more: Any) -> _T:
 
     Typed as its default, which is how `dataclasses.field` is typed.
     """
-    made = functools.partial(Setting, default=default, kind=kind, help=help, **more)
-    declared: Any = field(default=default, metadata={_SETTING: made})
+    make = functools.partial(Setting, default=default, kind=kind, help=help, **more)
+    declared: Any = field(default=default, metadata={_SETTING: make})
     return declared  # type: ignore[no-any-return]
 
 

@@ -30,12 +30,12 @@ def facts_of(llm: LLM, path: Path, config: EngineConfig) -> ServedModel:
 
     return ServedModel(
         name=name if isinstance(name, str) else path.stem,
-        architecture=runner.facts.name,
+        architecture=runner.arch.name,
         quantisation=quantisation,
         num_parameters=num_parameters,
         file_bytes=path.stat().st_size,
         context_length=runner.context_length,
-        trained_length=runner.facts.context_length,
+        trained_length=runner.arch.context_length,
         vocab_size=runner.vocab_size,
         bos_id=id_or_none(tokenizer.bos_id),
         eos_id=id_or_none(tokenizer.eos_id),

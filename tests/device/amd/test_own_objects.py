@@ -6,7 +6,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from machine.amd_objects import TARGETS, Compiled, amd_forms, compiled, differing, first_forms
+from machine.amd_objects import (
+    TARGETS,
+    Compiled,
+    amd_forms,
+    compiled,
+    differing,
+    first_forms,
+    kernel_names,
+)
 from machine.amd_references import BITS, FLAGS, NUMBERS, WHOLE, flat
 
 from hypocenter.device.amd.evidence.waits import missing_waits
@@ -33,11 +41,12 @@ def _without_a_case(given: Compiled) -> set[str]:
 @pytest.mark.tier("amd", fast=lambda case: case.forms == "first" and case.name in FAST)
 @pytest.mark.parametrize("forms", ["first", "others"])
 @pytest.mark.parametrize("arch", TARGETS)
-@pytest.mark.parametrize("name", first_forms())
+@pytest.mark.parametrize("name", kernel_names())
 def test_its_instructions_have_llvms_names_meanings_and_cases(
     name: str, arch: str, forms: str
 ) -> None:
-    first, *others = (each for each in amd_forms() if each.name == name)
+    first = first_forms()[name]
+    others = (each for each in amd_forms() if each.name == name and each is not first)
     for form in [first] if forms == "first" else others:
         given = compiled(form, arch)
         assert differing(given) == [], form.label
@@ -46,6 +55,11 @@ def test_its_instructions_have_llvms_names_meanings_and_cases(
         num_lanes = given.kernel.descriptor.wavefront
         assert missing_waits(lowered, arch, num_lanes) == [], form.label
         assert _without_a_case(given) == set(), form.label
+
+
+@pytest.mark.tier("amd")
+def test_each_kernel_is_launched_on_amds_gpus() -> None:
+    assert sorted(first_forms()) == kernel_names()
 
 
 def test_an_instruction_of_another_name_is_told() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ops import guard_pages
-from ops.kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turned
+from ops.kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, transposed
 
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import memory
@@ -53,7 +53,7 @@ class _Case:
     has_sinks: bool = False
     #: 0: values are as long as keys.
     value_dim: int = 0
-    lay: Callable[[str, Array], Tensor] = turned
+    lay: Callable[[str, Array], Tensor] = transposed
     k: list[Array] = field(init=False)
     v: list[Array] = field(init=False)
     q: list[Array] = field(init=False)
@@ -214,7 +214,7 @@ def test_a_token_has_its_bits_in_any_company_on_any_pages(
     assert len(chunk + tokens) * num_kv_heads >= MANY_PAIRS
     np.testing.assert_array_equal(bits(together[len(chunk) :]), bits(alone))
     for block_size in (32, 128):
-        for case.lay in (tensor, turned):
+        for case.lay in (tensor, transposed):
             paged = case.run(chunk + tokens, block_size)
             np.testing.assert_array_equal(bits(paged), bits(together))
 

@@ -340,8 +340,8 @@ def _attention_bound(q: Array, k: Array, v: Array, scale: float, softcap: float)
 def _attended(case: _Case, scale: float, window: int, softcap: float) -> dict[str, Array]:
     """[batch, heads, head_dim] of the fused op and of the parts, through the decoder's buffers."""
     wide = case.num_heads * case.head_dim
-    facts = replace(_FACTS, layers=(LayerShape(1, case.head_dim, 64),), num_heads=case.num_heads)
-    unfused = UnfusedAttention.allocate(facts, case.batch, 3, MAX_CONTEXT, device=DEVICE)
+    arch = replace(_FACTS, layers=(LayerShape(1, case.head_dim, 64),), num_heads=case.num_heads)
+    unfused = UnfusedAttention.allocate(arch, case.batch, 3, MAX_CONTEXT, device=DEVICE)
     q = rows_tensor("q", case.q.reshape(case.batch, -1))
     live, rows = counts(case.batch), tensor("rows", case.rows)
     positions, tables = tensor("positions", case.positions), tensor("tables", case.tables)

@@ -8,7 +8,7 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from ops import guard_pages
-from ops.kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turned
+from ops.kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, transposed
 
 from hypocenter.base.errors import LaunchRejected
 from hypocenter.base.tensor import DType, Tensor
@@ -123,18 +123,18 @@ def test_a_block_with_what_is_no_number_is_none(dtype: DType, wrong: float) -> N
 
 
 @both
-def test_latents_lie_behind_what_is_turned(dtype: DType) -> None:
-    rank, num_turned, slots = 96, 64, _slots(9, 2, 16)
-    caches = _caches(dtype, 2, rank + num_turned, 16, 1, value_dim=rank)
-    turned_part, latent = _numbers(9, num_turned, 4), _numbers(9, rank, 5)
+def test_latents_lie_behind_what_is_rotated(dtype: DType) -> None:
+    rank, num_rotated, slots = 96, 64, _slots(9, 2, 16)
+    caches = _caches(dtype, 2, rank + num_rotated, 16, 1, value_dim=rank)
+    rotated_part, latent = _numbers(9, num_rotated, 4), _numbers(9, rank, 5)
     launch(
         lambda p: latent_write.latent_write(
-            p, rows_tensor("turned", turned_part), rows_tensor("latent", latent),
+            p, rows_tensor("rotated", rotated_part), rows_tensor("latent", latent),
             tensor("slots", slots), *caches, counts(9), rank=rank,
         ),
         9,
     )  # fmt: skip
-    key = np.concatenate([turned_part, latent], axis=1)
+    key = np.concatenate([rotated_part, latent], axis=1)
     for cache, x in zip(caches, (key, latent), strict=True):
         np.testing.assert_array_equal(_rows(cache, slots), _blocks(x, dtype, 1))
 
@@ -168,7 +168,7 @@ class _Case:
             if cache.name == "k_cache":
                 pages, numbers = pages.swapaxes(2, 3), numbers.swapaxes(2, 3)
             cache.data.view(np.uint8)[:] = pages
-            floats.append(turned(cache.name, np.ascontiguousarray(numbers)))
+            floats.append(transposed(cache.name, np.ascontiguousarray(numbers)))
         self.floats = tuple(floats)
         self.q = rng.standard_normal((length, self.num_heads * head_dim)).astype(np.float32)
 

@@ -88,18 +88,18 @@ def test_bytes_are_those_of_gguf(dtype: DType, head_dim: int, block_size: int) -
 
 
 @both
-def test_latents_lie_behind_what_is_turned(dtype: DType) -> None:
-    rank, num_turned, slots = 96, 64, _slots(7, 2, 16)
-    caches = _caches(dtype, 2, rank + num_turned, 16, 1, value_dim=rank)
-    turned_part, latent = _numbers(7, num_turned, 4), _numbers(7, rank, 5)
+def test_latents_lie_behind_what_is_rotated(dtype: DType) -> None:
+    rank, num_rotated, slots = 96, 64, _slots(7, 2, 16)
+    caches = _caches(dtype, 2, rank + num_rotated, 16, 1, value_dim=rank)
+    rotated_part, latent = _numbers(7, num_rotated, 4), _numbers(7, rank, 5)
     launch(
         lambda p: latent_write.latent_write(
-            p, rows_tensor("turned", turned_part), rows_tensor("latent", latent),
+            p, rows_tensor("rotated", rotated_part), rows_tensor("latent", latent),
             tensor("slots", slots), *caches, counts(7), rank=rank,
         ),
         7,
     )  # fmt: skip
-    key = np.concatenate([turned_part, latent], axis=1)
+    key = np.concatenate([rotated_part, latent], axis=1)
     for cache, x in zip(caches, (key, latent), strict=True):
         np.testing.assert_array_equal(_rows(cache, slots), _blocks(x, dtype, 1))
 

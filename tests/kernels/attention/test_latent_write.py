@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ops import kernel_launch
 from ops.kernel_forms import FORMS, use_form
-from ops.kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turned
+from ops.kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, transposed
 
 from hypocenter.base.errors import LaunchRejected
 from hypocenter.device.copies import to_host
@@ -35,11 +35,11 @@ def write(
     ]
     if kind is np.float16:
         caches = [cache.view(np.uint16) for cache in caches]
-    lay = turned if kernel_launch.device == "cpu" else tensor
+    lay = transposed if kernel_launch.device == "cpu" else tensor
     keys, values = (lay(name, x) for name, x in zip(("k_cache", "v_cache"), caches, strict=True))
     given = [
         rows_tensor(name, np.concatenate([x, np.full((2, x.shape[1]), np.nan, np.float32)]))
-        for name, x in (("turned", first), ("latent", latent))
+        for name, x in (("rotated", first), ("latent", latent))
     ]
     at = tensor("slots", np.array([*slots, 1 << 20, -1], np.int32))
     launch(
@@ -59,15 +59,15 @@ def write(
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16])
-@pytest.mark.parametrize(("num_turned", "rank"), [(6, 20), (64, 512), (1, 16)])
-def test_latents_stand_in_both_caches(num_turned: int, rank: int, kind: Any) -> None:
+@pytest.mark.parametrize(("num_rotated", "rank"), [(6, 20), (64, 512), (1, 16)])
+def test_latents_stand_in_both_caches(num_rotated: int, rank: int, kind: Any) -> None:
     rng = np.random.default_rng(rank)
     slots = [37, 0, 79]
     first, latent = (
-        rng.standard_normal((3, width)).astype(np.float32) for width in (num_turned, rank)
+        rng.standard_normal((3, width)).astype(np.float32) for width in (num_rotated, rank)
     )
     keys, values = write(first, latent, slots, kind)
-    key: Array = np.full((NUM_BLOCKS, 1, num_turned + rank, BLOCK_SIZE), 7, kind)
+    key: Array = np.full((NUM_BLOCKS, 1, num_rotated + rank, BLOCK_SIZE), 7, kind)
     value: Array = np.full((NUM_BLOCKS, 1, BLOCK_SIZE, rank), 7, kind)
     for row, slot in enumerate(slots):
         block, within = divmod(slot, BLOCK_SIZE)

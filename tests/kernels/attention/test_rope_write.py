@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from models.tiny_gguf import write_tiny
 from ops import kernel_launch
-from ops.kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, turned
+from ops.kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, transposed
 
 from hypocenter.base.errors import LaunchRejected
 from hypocenter.base.tensor import DType, Tensor
@@ -190,7 +190,7 @@ def test_a_norm_that_is_too_short_is_refused() -> None:
 def test_pages_of_a_cpu_may_lie_in_either_order(form: dict[str, Any], is_f16: bool) -> None:
     wanted = Case.right(**form, is_f16=is_f16)
     launch(wanted.together, wanted.q.shape[0])
-    fused, parts = (Case.right(**form, is_f16=is_f16, lay=turned) for _ in range(2))
+    fused, parts = (Case.right(**form, is_f16=is_f16, lay=transposed) for _ in range(2))
     launch(fused.together, fused.q.shape[0])
     launch(parts.one_by_one, parts.q.shape[0])
     for name in ("k_cache", "v_cache"):
@@ -219,9 +219,9 @@ def test_other_orders_are_refused() -> None:
 
 def test_pages_of_a_head_lie_together_on_a_cpu(tmp_path: Path) -> None:
     with open_gguf(write_tiny(tmp_path / "tiny.gguf")) as file:
-        facts = read_architecture(file)
-    facts = replace(facts, layers=(replace(facts.layers[0], num_kv_heads=3),))
-    pages = KVPages.allocate(facts, 5, BLOCK_SIZE, DType.F16, device=kernel_launch.device)
+        arch = read_architecture(file)
+    arch = replace(arch, layers=(replace(arch.layers[0], num_kv_heads=3),))
+    pages = KVPages.allocate(arch, 5, BLOCK_SIZE, DType.F16, device=kernel_launch.device)
     for cache in (*pages.keys, *pages.values):
         page, width = cache.shape[2] * cache.shape[3], cache.shape[3]
         outer = (page, 5 * page) if kernel_launch.device == "cpu" else (3 * page, page)

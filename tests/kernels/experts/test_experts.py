@@ -470,8 +470,8 @@ def test_experts_gate_codes_is_the_products_and_their_gate(
 
     launch(joined, num_tokens)
     rows = np.concatenate([np.arange(f, f + s) for _, f, s in groups_of(table)])
-    for name, made in apart.made.items():
-        other = at_once.made[name]
+    for name, made in apart.written.items():
+        other = at_once.written[name]
         assert made is not None
         assert other is not None
         wanted, found = (by_row(to_host(one), name)[rows] for one in (made, other))

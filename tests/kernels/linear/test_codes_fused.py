@@ -29,7 +29,7 @@ from hypocenter.kernels.attention.attention import TileScratch, attention
 from hypocenter.kernels.linear import quantise as quantise_op
 from hypocenter.kernels.linear.linear import linear_several
 from hypocenter.kernels.linear.linear_gate import linear_gate_codes
-from hypocenter.kernels.linear.operands import Operands, Product, reads_made_alone
+from hypocenter.kernels.linear.operands import Operands, Product, reads_operands_alone
 from hypocenter.kernels.linear.quantise import quantise
 from hypocenter.kernels.rowwise import activation, norm
 from hypocenter.kernels.rowwise.activation import activate, activate_codes, gate, gate_codes
@@ -55,7 +55,7 @@ def room(num_rows: int, width: int) -> Operands:
     if into.halves is not None:
         fragments = tensor("fragments", np.zeros(into.halves.shape, np.uint16))
         into = dataclasses.replace(into, fragments=fragments)
-    for one in into.made.values():
+    for one in into.written.values():
         assert one is not None
         copies.to_device(one, np.full(one.shape, 77, KINDS[one.dtype]))
     return into
@@ -63,11 +63,11 @@ def room(num_rows: int, width: int) -> Operands:
 
 def same(parts: Operands, at_once: Operands, width: int, num_live: int) -> None:
     """Equal in the rows that are live, to the end of the last unit; else untouched."""
-    for name, made in parts.made.items():
-        other = at_once.made[name]
-        assert made is not None
+    for name, written in parts.written.items():
+        other = at_once.written[name]
+        assert written is not None
         assert other is not None
-        found, wanted = copies.to_host(other), copies.to_host(made)
+        found, wanted = copies.to_host(other), copies.to_host(written)
         if kernel_launch.device == "cpu":  # where rows lie in tiles
             np.testing.assert_array_equal(bits_of(found), bits_of(wanted))
             assert (bits_of(wanted) != bits_of(np.array(77, wanted.dtype))).any() == (num_live > 0)
@@ -277,9 +277,9 @@ def test_codes_are_all_that_is_read_where_every_weight_is_of_blocks() -> None:
     floats = weight_tensor(DType.F32, np.zeros((2, 256), np.uint8), 64)
     halves = dataclasses.replace(floats, dtype=DType.F16)
     for device in ("cpu", SIM):
-        assert reads_made_alone([blocks, blocks], device)
-        assert not reads_made_alone([blocks, floats], device)
-        assert reads_made_alone([blocks, halves], device) == (device != "cpu")
+        assert reads_operands_alone([blocks, blocks], device)
+        assert not reads_operands_alone([blocks, floats], device)
+        assert reads_operands_alone([blocks, halves], device) == (device != "cpu")
 
 
 def test_what_cannot_hold_the_codes_is_refused(device: str) -> None:
@@ -327,8 +327,10 @@ def test_contracts_say_how_far_rounded_rows_are_filled(num_rows: int) -> None:
         (quantise_op.SCALED, {"width": narrow}),
         (attention_op.FOLD_ROUND, {"num_heads": 6, "value_dim": 32}),
     ):
-        made = {name: one for name, one in room(num_rows, wide).made.items() if one is not None}
-        shapes = {name: one.shape for name, one in made.items()}
+        written = {
+            name: one for name, one in room(num_rows, wide).written.items() if one is not None
+        }
+        shapes = {name: one.shape for name, one in written.items()}
         for name in ("rounded", "fragments"):
             assert contract.shape_of(name, shapes, facts) == (num_rows, 256), (
                 contract.kernel,

@@ -63,8 +63,8 @@ def test_values_stand_for_the_files_own_and_beside_them(tmp_path: Path) -> None:
         "x.flag": True,
     }
     with open_gguf(path, given) as file:
-        facts = read_architecture(file)
-        assert (facts.context_length, facts.layers[0].window) == (32, 8)
+        arch = read_architecture(file)
+        assert (arch.context_length, arch.layers[0].window) == (32, 8)
         assert file.text("general.name") == "né"
         assert file.flag("x.flag") is True
         assert file.metadata[WINDOW] == 8
@@ -91,8 +91,8 @@ def test_a_value_that_nothing_reads_is_refused_with_the_nearest_key() -> None:
 def test_the_engine_runs_by_them() -> None:
     with LLM(override_kv={"llama.rope.freq_base": 7.0}) as other, LLM() as own:
         ids = own.encode("import os")
-        assert other.engine.runner.facts.rope.base == 7.0
-        assert own.engine.runner.facts.rope.base != 7.0
+        assert other.engine.runner.arch.rope.base == 7.0
+        assert own.engine.runner.arch.rope.base != 7.0
         wanted = own.generate(ids, max_tokens=8, ignore_eos=True).token_ids
         assert other.generate(ids, max_tokens=8, ignore_eos=True).token_ids != wanted
 

@@ -5,6 +5,8 @@ llama.cpp itself compares in `tests/peer`, on the vocabulary of a family.
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
 import json
 import random
@@ -30,7 +32,8 @@ TEXTS: list[str] = json.loads((ROOT / "tests/fixtures/tokenizers/texts.json").re
 MARKS = {"<|channel>": 4, "<channel|>": 4, "<turn|>": 3, "<|think|>": 3}
 
 
-def _vocabulary(num_merges: int = 300) -> dict[str, Any]:
+@functools.cache
+def vocabulary(num_merges: int = 300) -> dict[str, Any]:
     """Most frequent pairs of the texts, merged one after the other; rare characters have none."""
     words = [list(line) for text in TEXTS for line in text.replace(" ", "▁").split("\n") if line]
     chars = Counter(itertools.chain(*words))
@@ -69,39 +72,43 @@ def _merged(word: list[str], pair: tuple[str, str]) -> list[str]:
     return made
 
 
-VOCABULARY = _vocabulary()
-IDS = {text: index for index, text in enumerate(VOCABULARY["tokens"])}
-RANKS = {
-    tuple(line.split(" ")): rank for rank, line in reversed([*enumerate(VOCABULARY["merges"])])
-}
+@functools.cache
+def ids_of_texts() -> dict[str, int]:
+    return {text: index for index, text in enumerate(vocabulary()["tokens"])}
+
+
+@functools.cache
+def ranks_of_merges() -> dict[tuple[str, ...], int]:
+    merges = [*enumerate(vocabulary()["merges"])]
+    return {tuple(line.split(" ")): rank for rank, line in reversed(merges)}
 
 
 def _reference(text: str, *, keeps_breaks: bool = True) -> list[int]:
     """Lines and runs of line feeds; the pair of lowest rank first, the leftmost of equals."""
     ids: list[int] = []
     for line in re.findall(r"\n+|[^\n]+", text.replace(" ", "▁")):
-        is_kept = keeps_breaks and line[0] == "\n" and line in IDS
+        is_kept = keeps_breaks and line[0] == "\n" and line in ids_of_texts()
         word = [line] if is_kept else list(line)
         while True:
             ranked = [
-                (RANKS[pair], at)
+                (ranks_of_merges()[pair], at)
                 for at, pair in enumerate(itertools.pairwise(word))
-                if pair in RANKS
+                if pair in ranks_of_merges()
             ]
             if not ranked:
                 break
             _, at = min(ranked)
             word[at : at + 2] = [word[at] + word[at + 1]]
         for symbol in word:
-            spelled = [IDS[f"<0x{byte:02X}>"] for byte in symbol.encode()]
-            ids += [IDS[symbol]] if symbol in IDS else spelled
+            spelled = [ids_of_texts()[f"<0x{byte:02X}>"] for byte in symbol.encode()]
+            ids += [ids_of_texts()[symbol]] if symbol in ids_of_texts() else spelled
     return ids
 
 
 def _load(folder: Path, *, model: str = "gemma4", **changes: Any) -> Tokenizer:
     path = folder / "vocabulary.gguf"
     extra = changes.pop("extra", {})
-    _TOOL["write_vocabulary"](path, {**VOCABULARY, **changes}, model, extra)
+    _TOOL["write_vocabulary"](path, {**vocabulary(), **changes}, model, extra)
     with open_gguf(path) as file:
         return load_tokenizer(file)
 
@@ -123,11 +130,11 @@ def test_ids_are_those_of_the_rules(tmp_path: Path) -> None:
 def test_ids_are_those_of_the_library(tmp_path: Path) -> None:
     """As the model's own tokenizer.json has it: blanks replaced, nothing cut beforehand."""
     tokenizer = _load(tmp_path)
-    vocabulary = {text: index for text, index in IDS.items() if text not in MARKS}
-    merges = [(left, right) for left, right in RANKS]
-    merges.sort(key=lambda pair: RANKS[pair])
+    in_words = {text: index for text, index in ids_of_texts().items() if text not in MARKS}
+    merges = [(left, right) for left, right in ranks_of_merges()]
+    merges.sort(key=lambda pair: ranks_of_merges()[pair])
     library = LibraryTokenizer(
-        BPE(vocab=vocabulary, merges=merges, byte_fallback=True, fuse_unk=True, unk_token="<unk>")
+        BPE(vocab=in_words, merges=merges, byte_fallback=True, fuse_unk=True, unk_token="<unk>")
     )
     library.normalizer = Replace(" ", "▁")
     for text in _texts():
@@ -144,15 +151,15 @@ def test_any_text_comes_back(tmp_path: Path) -> None:
 
 def test_marks_of_channels_are_shown_and_no_text_of_a_user_makes_them(tmp_path: Path) -> None:
     tokenizer = _load(tmp_path)
-    marks = [IDS["<|channel>"], IDS["<channel|>"]]
+    marks = [ids_of_texts()["<|channel>"], ids_of_texts()["<channel|>"]]
     assert tokenizer.encode("<|channel><channel|>", add_special=False, parse_special=True) == marks
     assert not {*marks} & {*tokenizer.encode("<|channel><channel|>")}
-    assert tokenizer.decode([*marks, IDS["<turn|>"]]) == "<|channel><channel|>"
-    assert IDS["<turn|>"] in tokenizer.end_ids
+    assert tokenizer.decode([*marks, ids_of_texts()["<turn|>"]]) == "<|channel><channel|>"
+    assert ids_of_texts()["<turn|>"] in tokenizer.end_ids
 
 
 def test_control_tokens_that_mark_thoughts_are_shown(tmp_path: Path) -> None:
-    known = _vocabulary()
+    known = copy.deepcopy(vocabulary())
     for text in ("<think>", "</think>"):
         known["tokens"].append(text)
         known["kinds"].append(3)
@@ -170,10 +177,10 @@ def test_bos_begins_every_text_whatever_the_file_says(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_spelled_is_refused(tmp_path: Path) -> None:
-    tokens = [text.replace("<0x", "<0y") for text in VOCABULARY["tokens"]]
-    kinds = [1 if kind == 6 else kind for kind in VOCABULARY["kinds"]]
+    tokens = [text.replace("<0x", "<0y") for text in vocabulary()["tokens"]]
+    kinds = [1 if kind == 6 else kind for kind in vocabulary()["kinds"]]
     tokenizer = _load(tmp_path, tokens=tokens, kinds=kinds)
-    assert tokenizer.encode("a", add_special=False) == [IDS["a"]]
+    assert tokenizer.encode("a", add_special=False) == [ids_of_texts()["a"]]
     with pytest.raises(TokenizerError, match=r"U\+1F9FF\) has no token"):
         tokenizer.encode("\U0001f9ff")
 
@@ -187,7 +194,7 @@ def test_it_has_no_pre_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("has_kinds", [True, False])
 def test_sarvam_merges_line_feeds_too_and_has_no_bos(tmp_path: Path, *, has_kinds: bool) -> None:
     """Its files are gpt2 files, whose converters take byte tokens for words."""
-    kinds = [kind if has_kinds or kind != 6 else 1 for kind in VOCABULARY["kinds"]]
+    kinds = [kind if has_kinds or kind != 6 else 1 for kind in vocabulary()["kinds"]]
     of_sarvam = {"tokenizer.ggml.pre": "sarvam-moe"}
     tokenizer = _load(tmp_path, model="gpt2", kinds=kinds, extra=of_sarvam)
     for text in _texts():

@@ -89,7 +89,7 @@ def tensor(name: str, values: Array) -> Tensor:
     return made
 
 
-def turned(name: str, values: Array) -> Tensor:
+def transposed(name: str, values: Array) -> Tensor:
     """As `tensor`, with the second axis outermost, as CPU caches lie."""
     made = memory.allocate_transposed(name, "test", _KINDS[values.dtype.name], values.shape)
     copies.to_device(made, values)

@@ -88,7 +88,7 @@ class FakeRunner:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.context_length = context_length
-        self.facts = SimpleNamespace(context_length=context_length)  # trained for no more
+        self.arch = SimpleNamespace(context_length=context_length)  # trained for no more
         self.max_batch_tokens = max_batch_tokens
         self.max_batch_requests = max_batch_requests
         self.batches: list[Batch] = []

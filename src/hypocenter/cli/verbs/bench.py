@@ -64,7 +64,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class ModelFacts:
+class ModelSize:
     """What the left columns say. `bytes_per_token`: the weights that a token reads."""
 
     name: str
@@ -79,7 +79,7 @@ def bench(path: str, options: BenchOptions, config: EngineConfig, *, as_json: bo
     needed = max(options.depth) + max(*options.num_prompt, options.num_generate)
     needed = max(needed, num_sequences * _room(max(options.depth) + options.num_generate, config))
     with open_gguf(path, config.override_kv) as file:
-        facts = model_facts(file)
+        model = model_size(file)
         trained = read_architecture(file).context_length
     if needed > trained:
         raise UsageError(
@@ -106,14 +106,14 @@ def bench(path: str, options: BenchOptions, config: EngineConfig, *, as_json: bo
         bandwidth = bandwidth_of(route)
         progress.clear()
         if as_json:
-            show_json(as_object(facts, results, bandwidth, route, load_seconds))
+            show_json(as_object(model, results, bandwidth, route, load_seconds))
         else:
-            show(table(facts, results, bandwidth, route.device, route.num_threads))
-            for line in remarks(facts, results, bandwidth, route, load_seconds):
+            show(table(model, results, bandwidth, route.device, route.num_threads))
+            for line in remarks(model, results, bandwidth, route, load_seconds):
                 say(line)
 
 
-def model_facts(file: GGUFFile) -> ModelFacts:
+def model_size(file: GGUFFile) -> ModelSize:
     """Read from the tensors. The embedding is read whole only where it is the output head too, and
     that of single layers never; of the experts a token reads those that it takes."""
     infos = file.tensors.values()
@@ -129,7 +129,7 @@ def model_facts(file: GGUFFile) -> ModelFacts:
     stacks = sum(info.num_bytes for info in infos if len(info.shape) == 3)
     num_experts = file.integer(f"{arch}.expert_count", 1, low=1) if stacks else 1
     num_used = file.integer(f"{arch}.expert_used_count", num_experts, low=1, high=num_experts)
-    return ModelFacts(
+    return ModelSize(
         name=f"{arch} {max(by_type, key=lambda name: by_type[name])}",
         num_bytes=num_bytes,
         num_params=sum(math.prod(info.shape) for info in infos),
@@ -148,7 +148,7 @@ def bandwidth_of(route: Route) -> float | None:
 
 
 def remarks(
-    facts: ModelFacts,
+    model: ModelSize,
     results: list[Measurement],
     bandwidth: float | None,
     route: Route,
@@ -163,10 +163,10 @@ def remarks(
     )
     lines.append(
         f"memory bandwidth {bandwidth / 1e9:.1f} GB/s, {how}; a step of decoding reads "
-        f"{facts.bytes_per_token / 1e6:.1f} MB of weights ({route.weight_dtype} times "
+        f"{model.bytes_per_token / 1e6:.1f} MB of weights ({route.weight_dtype} times "
         f"{route.activation_dtype}, {route.instruction_set})"
     )
-    if any(_share(facts, result, bandwidth) > 1 for result in results if _is_decode(result)):
+    if any(_share(model, result, bandwidth) > 1 for result in results if _is_decode(result)):
         lines.append("no share where the weights come faster than memory gives them: from caches")
     return lines
 
@@ -185,7 +185,7 @@ def read_bandwidth(num_threads: int, num_bytes: int) -> float:
 
 
 def table(
-    facts: ModelFacts,
+    model: ModelSize,
     results: list[Measurement],
     bandwidth: float | None,
     device: str,
@@ -195,16 +195,16 @@ def table(
     header = ("model", "size", "params", "backend", "threads", "test", "t/s", "of bandwidth")
     rows = [header]
     for result in results:
-        share = bandwidth_share(facts, result, bandwidth)
+        share = bandwidth_share(model, result, bandwidth)
         rows.append(
             (
-                facts.name,
-                f"{facts.num_bytes / 2**20:.2f} MiB"
-                if facts.num_bytes < 2**30
-                else f"{facts.num_bytes / 2**30:.2f} GiB",
-                f"{facts.num_params / 1e6:.2f} M"
-                if facts.num_params < 1e9
-                else f"{facts.num_params / 1e9:.2f} B",
+                model.name,
+                f"{model.num_bytes / 2**20:.2f} MiB"
+                if model.num_bytes < 2**30
+                else f"{model.num_bytes / 2**30:.2f} GiB",
+                f"{model.num_params / 1e6:.2f} M"
+                if model.num_params < 1e9
+                else f"{model.num_params / 1e9:.2f} B",
                 device.upper(),
                 str(num_threads),
                 result.name,
@@ -222,16 +222,14 @@ def table(
     return "\n".join([lines[0], "|" + "|".join(rules) + "|", *lines[1:]])
 
 
-def bandwidth_share(
-    facts: ModelFacts, result: Measurement, bandwidth: float | None
-) -> float | None:
+def bandwidth_share(model: ModelSize, result: Measurement, bandwidth: float | None) -> float | None:
     """Share of `bandwidth` (bytes/s) that reading each weight once a step takes.
 
     None for prompts, and above 1: then the weights did not come from memory, or the figure lies.
     """
     if bandwidth is None or not _is_decode(result):
         return None
-    share = _share(facts, result, bandwidth)
+    share = _share(model, result, bandwidth)
     return share if share <= 1 else None
 
 
@@ -239,8 +237,8 @@ def _is_decode(result: Measurement) -> bool:
     return result.name.startswith("tg")
 
 
-def _share(facts: ModelFacts, result: Measurement, bandwidth: float) -> float:
-    return result.mean / result.num_sequences * facts.bytes_per_token / bandwidth
+def _share(model: ModelSize, result: Measurement, bandwidth: float) -> float:
+    return result.mean / result.num_sequences * model.bytes_per_token / bandwidth
 
 
 def batch_of(
@@ -385,7 +383,7 @@ def read_bytes() -> int:
 
 
 def as_object(
-    facts: ModelFacts,
+    model: ModelSize,
     results: list[Measurement],
     bandwidth: float | None,
     route: Route,
@@ -397,12 +395,12 @@ def as_object(
             **asdict(result),
             "mean": result.mean,
             "deviation": result.deviation,
-            "bandwidth_share": bandwidth_share(facts, result, bandwidth),
+            "bandwidth_share": bandwidth_share(model, result, bandwidth),
         }
         for result in results
     ]
     return {
-        "model": facts,
+        "model": model,
         "load_seconds": load_seconds,
         "bytes_per_second": bandwidth,
         "route": route,

@@ -10,8 +10,8 @@ from hypocenter.cli.output import show, show_json
 from hypocenter.settings.cache_folder import folder_bytes, private_folder
 from hypocenter.settings.environment import Environment
 
-#: Folders of the cache whose content is made anew when it is needed.
-_MADE_ANEW = {
+#: Folders of the cache and what they hold; all of it is computed again when it is needed.
+_HOLDS = {
     "kernels": "machine code of CPU kernels",
     "triton": "machine code of GPU kernels",
     "weights": "packed weights of models",
@@ -32,15 +32,14 @@ def cache(*, clear: bool, as_json: bool) -> None:
     Raises OSError for what cannot be removed.
     """
     if clear:
-        for name in _MADE_ANEW:
+        for name in _HOLDS:
             folder, _ = private_folder(name)
             if folder is not None:
                 shutil.rmtree(folder)
     environment = Environment.read()
-    folders = {name: environment.cache_dir / name for name in _MADE_ANEW}
+    folders = {name: environment.cache_dir / name for name in _HOLDS}
     parts = [
-        _Part(str(folder), _MADE_ANEW[name], folder_bytes(folder))
-        for name, folder in folders.items()
+        _Part(str(folder), _HOLDS[name], folder_bytes(folder)) for name, folder in folders.items()
     ]
     if as_json:
         show_json(parts)

@@ -55,7 +55,7 @@ def env(*, as_json: bool) -> None:
 
 
 def collect(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> dict[str, Any]:
-    """The facts as plain data. `root` is where /dev, /proc and /sys are looked for."""
+    """The report as plain data. `root` is where /dev, /proc and /sys are looked for."""
     versions: dict[str, str | None] = {
         "python": platform.python_version(),
         "hypocenter": package.version(),

@@ -73,7 +73,7 @@ def export_launch(
 def _choose(
     bundle: Bundle, index: BundleIndex, step: int | None, launch: int | None, allow_source: bool
 ) -> tuple[Place, list[str], Finding | None, tuple[SolvedEntry, ...]]:
-    """The launch, what goes wrong there in lines of text, as facts where it was replayed, and what
+    """The launch, what goes wrong there in lines of text, its finding if replayed, and what
     of its tensors follows from where a GPU stopped."""
     if step is None and launch is None:
         diagnosis = diagnose(bundle, allow_source=allow_source)
@@ -102,8 +102,8 @@ def _expectation(
     findings = [finding for finding in (example.shown, example.outside) if finding is not None]
     if not findings and root.file:
         lines.append(f"{root.file}:{root.line}: {root.expression or ''}")
-    told = _lines(findings[:1] if example.shown is example.outside else findings)
-    return lines + told, example.outside or example.shown
+    shown = _lines(findings[:1] if example.shown is example.outside else findings)
+    return lines + shown, example.outside or example.shown
 
 
 def _with_entries(bundle: Bundle, place: Place, entries: Sequence[SolvedEntry]) -> BundleIndex:

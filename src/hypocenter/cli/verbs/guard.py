@@ -86,9 +86,9 @@ def _report(ended: Ended, runs: Path) -> GuardReport:
     unseen: list[Gap] = [*foreign_runs.notes(runs)]
     num_launches = num_guarded = num_seen = 0
     for run, bundle in bundles:
-        made = foreign_runs.num_launches(run)
-        num_seen += bool(made)
-        num_launches += made
+        num_of_run = foreign_runs.num_launches(run)
+        num_seen += bool(num_of_run)
+        num_launches += num_of_run
         num_guarded += sum(check.num_runs for check in run.checks if check.name == "guard")
         unguarded += [event for event in run.events if isinstance(event, RanUnguarded)]
         findings += _findings_of(run, bundle)

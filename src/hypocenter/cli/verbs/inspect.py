@@ -37,7 +37,7 @@ def inspect(path: str, context_length: int | None, *, check: bool, as_json: bool
         if check:
             with ProgressDisplay() as progress:
                 checked = inspection.check(file, progress)
-            report["check"] = _check_facts(checked)
+            report["check"] = _check_report(checked)
         lines = inspection.metadata_lines(file)
     if as_json:
         show_json(report)
@@ -55,16 +55,16 @@ def inspect(path: str, context_length: int | None, *, check: bool, as_json: bool
 
 
 def collect(file: GGUFFile, context_length: int | None) -> dict[str, Any]:
-    """The facts as plain data; `architecture` and `memory` say why where we cannot run the file."""
+    """The report as data; `architecture` and `memory` say why where we cannot run the file."""
     counts = inspection.type_counts(file)
-    facts: Architecture | None = None
+    arch: Architecture | None = None
     problem = None
     try:
-        facts = read_architecture(file)
+        arch = read_architecture(file)
         try:
             from hypocenter.model.tensors.tensor_reader import check_tensors  # loads the compiler
 
-            check_tensors(file, facts)
+            check_tensors(file, arch)
         except (UnsupportedModel, BadModelFile) as error:
             problem = str(error)  # what the file says of itself is right, and shown
     except (UnsupportedModel, BadModelFile) as error:
@@ -84,13 +84,13 @@ def collect(file: GGUFFile, context_length: int | None) -> dict[str, Any]:
             "num_bytes": weight_bytes,
             "by_type": [{**asdict(count), "dtype": count.dtype.name} for count in counts],
         },
-        "architecture": _architecture(facts) if facts else None,
-        "memory": _memory(facts, inspection.loaded_bytes(file), context_length) if facts else None,
+        "architecture": _architecture(arch) if arch else None,
+        "memory": _memory(arch, inspection.loaded_bytes(file), context_length) if arch else None,
         "problem": problem,
     }
 
 
-def _architecture(facts: Architecture) -> dict[str, Any]:
+def _architecture(arch: Architecture) -> dict[str, Any]:
     names = (
         "name",
         "num_layers",
@@ -99,13 +99,13 @@ def _architecture(facts: Architecture) -> dict[str, Any]:
         "vocab_size",
         "context_length",
     )
-    experts = asdict(facts.experts) if facts.experts else None
+    experts = asdict(arch.experts) if arch.experts else None
     each = {
-        name: [getattr(shape, name) for shape in facts.layers]
+        name: [getattr(shape, name) for shape in arch.layers]
         for name in ("num_kv_heads", "head_dim", "ffn_width", "window")
     }
     shapes = {name: _one_or_all(values) for name, values in each.items()}
-    return {name: getattr(facts, name) for name in names} | shapes | {"experts": experts}
+    return {name: getattr(arch, name) for name in names} | shapes | {"experts": experts}
 
 
 def _one_or_all(values: list[int]) -> int | list[int]:
@@ -114,25 +114,25 @@ def _one_or_all(values: list[int]) -> int | list[int]:
 
 
 def _memory(
-    facts: Architecture, weight_bytes: int, context_length: int | None
+    arch: Architecture, weight_bytes: int, context_length: int | None
 ) -> dict[str, int | bool]:
     """Bytes of weights, of KV cache and state of one request that fills the context, and of the
     states that are kept for others."""
-    length = context_length or min(facts.context_length, DEFAULT_CONTEXT)
+    length = context_length or min(arch.context_length, DEFAULT_CONTEXT)
     per_token = {
-        name: facts.kv_bytes_per_token(dtype) for name, dtype in kv_dtypes_for(facts).items()
+        name: arch.kv_bytes_per_token(dtype) for name, dtype in kv_dtypes_for(arch).items()
     }
     return {
         "context_length": length,
-        "beyond_trained_length": length > facts.context_length,
+        "beyond_trained_length": length > arch.context_length,
         "weight_bytes": weight_bytes,
-        "state_bytes": facts.state_bytes,
-        "checkpoints_bytes": EngineConfig().state_checkpoints * facts.state_bytes,
+        "state_bytes": arch.state_bytes,
+        "checkpoints_bytes": EngineConfig().state_checkpoints * arch.state_bytes,
         **{f"kv_{name}_bytes": length * num for name, num in per_token.items()},
     }
 
 
-def _check_facts(report: inspection.TensorsReport) -> dict[str, Any]:
+def _check_report(report: inspection.TensorsReport) -> dict[str, Any]:
     return {
         "num_tensors": report.num_tensors,
         "num_floats": report.num_floats,

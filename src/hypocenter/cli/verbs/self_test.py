@@ -67,13 +67,13 @@ def self_test(words: Sequence[str], options: DoctorOptions, *, as_json: bool) ->
                 "--self-test, which plants a fault into a Triton program,", package
             )
     say("running a small program with one wrong index; its fault is wanted")
-    made = _break_program()
-    diagnosis = diagnose(made, allow_source=True)  # the text is ours
+    bundle = _break_program()
+    diagnosis = diagnose(bundle, allow_source=True)  # the text is ours
     result = SelfTest(
-        runs_on=_device_of(made),
+        runs_on=_device_of(bundle),
         is_proven=any(map(_is_planted, diagnosis.roots)),
         found=diagnosis.roots[0].sentence if diagnosis.roots else "no root cause is proven",
-        sources=tuple(_sources(made, diagnosis)),
+        sources=tuple(_sources(bundle, diagnosis)),
         seconds=diagnosis.seconds,
     )
     if as_json:
@@ -98,9 +98,9 @@ def _break_program() -> Bundle:
             ended = watch(
                 module_command(_PROGRAM), environment, runs, _ignore, deadlines, nowhere.fileno()
             )
-        made = collect.collect(runs, ended, suspect=True)
-        assert made is not None  # of what is suspected there is always one
-        bundles.save(made, Path(folder) / "bundle")
+        bundle = collect.collect(runs, ended, suspect=True)
+        assert bundle is not None  # of what is suspected there is always one
+        bundles.save(bundle, Path(folder) / "bundle")
         return bundles.load(Path(folder) / "bundle")
 
 
@@ -113,11 +113,11 @@ def _ignore(data: bytes) -> None:
     """The traceback of a planted fault is no news."""
 
 
-def _device_of(made: Bundle) -> str:
-    if made.device == "interpreter":
+def _device_of(bundle: Bundle) -> str:
+    if bundle.device == "interpreter":
         return "Triton's interpreter, for there is no GPU"
-    name = made.limits.get("name") if made.limits else None
-    return str(name or made.device or "no device was recorded")
+    name = bundle.limits.get("name") if bundle.limits else None
+    return str(name or bundle.device or "no device was recorded")
 
 
 def _is_planted(root: RootCause) -> bool:
@@ -129,16 +129,16 @@ def _is_planted(root: RootCause) -> bool:
     )
 
 
-def _sources(made: Bundle, diagnosis: Diagnosis) -> Iterator[Source]:
-    launches = foreign_runs.launches(made.events)
+def _sources(bundle: Bundle, diagnosis: Diagnosis) -> Iterator[Source]:
+    launches = foreign_runs.launches(bundle.events)
     yield Source(
         "launches",
         bool(launches),
         f"{count_text(len(launches), 'launch', 'launches')} recorded"
         if launches
-        else _why_unrecorded(made),
+        else _why_unrecorded(bundle),
     )
-    fault = made.fault
+    fault = bundle.fault
     yield Source(
         "fault",
         fault.kind != "none",
@@ -152,7 +152,7 @@ def _sources(made: Bundle, diagnosis: Diagnosis) -> Iterator[Source]:
         else "neither runtime nor kernel reported it",
     )
     yield Source("stack", bool(fault.stack), "of Python" if fault.stack else "none on stderr")
-    reasons = {gap.what: gap.reason for gap in made.missing}
+    reasons = {gap.what: gap.reason for gap in bundle.missing}
     yield Source(
         "core dump of the GPU",
         bool(diagnosis.sights),
@@ -173,9 +173,9 @@ def _sources(made: Bundle, diagnosis: Diagnosis) -> Iterator[Source]:
     )
 
 
-def _why_unrecorded(made: Bundle) -> str:
-    told = [gap for gap in made.missing if gap.what.startswith("the launches of process")]
-    return str(told[0]) if told else "none was recorded"
+def _why_unrecorded(bundle: Bundle) -> str:
+    lost = [gap for gap in bundle.missing if gap.what.startswith("the launches of process")]
+    return str(lost[0]) if lost else "none was recorded"
 
 
 def _table(result: SelfTest) -> str:

@@ -93,13 +93,13 @@ def _serve(
 
     with ProgressDisplay(quiet=quiet, say=say) as progress:
 
-        def announce(url: str, facts: ServedModel | None) -> None:
+        def announce(url: str, model: ServedModel | None) -> None:
             progress.clear()
-            if facts is None:
+            if model is None:
                 lines = greeting_of_several(url, config)
                 tell(logging.INFO, "serving", lines[0], url=url, models=len(config.models))
             else:
-                lines = greeting(url, facts, config, name, why)
+                lines = greeting(url, model, config, name, why)
                 tell(logging.INFO, "serving", lines[0], url=url, model=name)
             for line in lines[1:]:
                 tell(logging.INFO, "hint", line)
@@ -190,19 +190,19 @@ def _config(
 
 
 def greeting(
-    url: str, facts: ServedModel, config: ServerConfig, name: str, why: str = ""
+    url: str, model: ServedModel, config: ServerConfig, name: str, why: str = ""
 ) -> list[str]:
     """What a person needs to point a client there; `why` the model runs on its device."""
-    kv_tokens = facts.num_blocks * facts.block_size
+    kv_tokens = model.num_blocks * model.block_size
     key = "the key of --api-key" if config.api_keys else "any"
     lines = [
-        f"serving {facts.name} at {url}{config.root_path}",
+        f"serving {model.name} at {url}{config.root_path}",
         f"  OPENAI_BASE_URL={url}{config.root_path}/v1",
         f"  OPENAI_API_KEY={key}",
-        f"  model {name}, {facts.context_length} tokens of context, {facts.max_requests} "
+        f"  model {name}, {model.context_length} tokens of context, {model.max_requests} "
         "requests at once",
-        f"  device {facts.device}{f' ({why})' if why else ''}, KV cache of {kv_tokens} tokens: "
-        f"{kv_tokens / facts.context_length:.3g} full contexts",
+        f"  device {model.device}{f' ({why})' if why else ''}, KV cache of {kv_tokens} tokens: "
+        f"{kv_tokens / model.context_length:.3g} full contexts",
     ]
     if len(devices := config.models[0].devices) > 1:
         lines.append(f"  replicas on {', '.join(devices)}; requests and cache are of all")

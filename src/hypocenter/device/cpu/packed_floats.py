@@ -109,9 +109,11 @@ def add_step(
 
 
 _PRODUCTS = (
-    (types.float32, types.float32), (types.float32, types.uint16), (types.float32, types.int32),
+    (types.float32, types.float32),
+    (types.float32, types.uint16),
+    (types.float32, types.int32),
     (types.int16, types.int32),
-)  # fmt: skip
+)
 
 
 def _even(builder: Any, words: Any) -> Any:

@@ -61,9 +61,15 @@ _TYPES: dict[str, Any] = {
     "float8_e5m2fnuz": tl.float8e5b16,
 }  # fmt: skip
 _ANNOTATED = {
-    "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
-    "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
-}  # fmt: skip
+    "i8": "int8",
+    "i16": "int16",
+    "i32": "int32",
+    "i64": "int64",
+    "u8": "uint8",
+    "u16": "uint16",
+    "u32": "uint32",
+    "u64": "uint64",
+}
 
 _BUSY = threading.Lock()
 

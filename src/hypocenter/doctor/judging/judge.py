@@ -4,7 +4,7 @@ Every rung says what it proved, whatever others did. Here alone is decided what 
 
 1. What explains how the run ended stands before what does not.
 2. What the good run has as well is no reason why this run differs from it, and stands last.
-3. A number that is none is a sight of what made it: any other cause stands before it.
+3. NaN and infinity only show what made them: any other cause stands before them.
 4. Of what is left the earliest place is the root. A step's inputs come before its launches.
 5. At one place a check of that launch tells more than that the good run had another result there.
    So does a check of the one line in which a kernel is not the good run's, whichever launch of it

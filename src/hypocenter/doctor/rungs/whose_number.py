@@ -23,7 +23,7 @@ def whose(case: Case, use: LaunchMade, index: tuple[int, ...] | None) -> tuple[s
         if start <= token < start + request.num_tokens:
             position = request.first_position + token - start
             return (
-                f"the first number that is none belongs to request {request.id}, its token at "
+                f"the first NaN or infinity belongs to request {request.id}, its token at "
                 f"position {position}{in_layer}",
             )
         start += request.num_tokens

@@ -1,4 +1,4 @@
-"""How an operation came to give a number that is none: from its name and the values it read there.
+"""Why an operation gave NaN or infinity: by its name and the values that it read there.
 
 What is found is tried: the operation is made again as it was, and with one fact changed
 (`trial.py`).
@@ -35,7 +35,7 @@ _ATTENTION = "_scaled_dot_product"
 
 @dataclass(slots=True)
 class Found:
-    """What is to be told of an operation (`record/nonfinite.py:NonFinite`)."""
+    """What is recorded of such an operation, as `record/nonfinite.py:NonFinite`."""
 
     op: SeenOp
     kind: NumberKind
@@ -103,7 +103,7 @@ def operand_at(name: str, tensor: Any, at: int, value: float | None = None) -> O
 def explain(
     torch: Any, op: SeenOp, number: int, after: Any, at: int, pairs: Sequence[tuple[str, Any]]
 ) -> Found:
-    """Why element `at` of result `number` (`after`) is none; `pairs` are the tensors it read."""
+    """Why element `at` of result `number` (`after`) is NaN or infinite; `pairs`: what it read."""
     result = operand_at("result", after, at)
     if op.is_launch:
         wanted = op.results[number]

@@ -395,16 +395,16 @@ def _on_cpu(
         parts = memory.rows(parts, 0, 0)
     width, pair_width = num_heads * value_dim, num_heads // num_kv_heads * value_dim
     fused = codes if may_be_few and pair_width % 32 == 0 and width % 64 == 0 else None
-    made = {} if fused is None else fused.made
+    written = {} if fused is None else fused.written
     plan.add(
         _PAIRS if fused is None else _PAIRS_CODES,
         **arguments,
         parts=parts,
         **layout.arguments,
-        **(made or attention_cpu.NO_CODES),
+        **(written or attention_cpu.NO_CODES),
     )
     if parts.num_elements:
-        _fold_on_cpu(plan, arguments, parts, layout, made)
+        _fold_on_cpu(plan, arguments, parts, layout, written)
     if codes is not None and fused is None:
         quantise(plan, arguments["out"], width, codes, arguments["counts"])
 
@@ -414,19 +414,19 @@ def _fold_on_cpu(
     arguments: dict[str, Any],
     parts: Tensor,
     layout: attention_cpu.Layout,
-    made: dict[str, Tensor | None],
+    written: dict[str, Tensor | None],
 ) -> None:
     _, num_kv_heads, _, block_size = arguments["k_cache"].shape
     names = ("positions", "counts", "out", "num_heads", "window", "sinks")
     plan.add(
-        _FOLD_PAIRS_CODES if made else _FOLD_PAIRS,
+        _FOLD_PAIRS_CODES if written else _FOLD_PAIRS,
         parts=parts,
         num_kv_heads=num_kv_heads,
         value_dim=arguments["value_dim"],
         **layout.arguments,
         **{name: arguments[name] for name in names},
         max_context=arguments["block_tables"].shape[1] * block_size,
-        **(made or attention_cpu.NO_CODES),
+        **(written or attention_cpu.NO_CODES),
     )
 
 
@@ -451,7 +451,7 @@ def _on_gpu(
     reads = {name: arguments[name] for name in ("positions", "counts", "window")}
     reads |= tiles | {"value_dim": value_dim, "sinks": sinks}
     if codes is not None and is_plain:
-        plan.add(_FOLD_ROUND, **reads, **codes.made)
+        plan.add(_FOLD_ROUND, **reads, **codes.written)
         return
     plan.add(_FOLD, **reads, out=out)
     if codes is not None:

@@ -108,9 +108,15 @@ def _num_tiles(position: int, window: int) -> int:
 
 @inline
 def _transpose(
-    q: Any, q_at: int, transposed: Any, transposed_at: int, group: int, num_padded: int, heads: int,
+    q: Any,
+    q_at: int,
+    transposed: Any,
+    transposed_at: int,
+    group: int,
+    num_padded: int,
+    heads: int,
     head_dim: int,
-) -> None:  # fmt: skip
+) -> None:
     """Lay q out as `tile` reads it: blocks [head_dim, heads]."""
     for head in range(num_padded):
         at = transposed_at + head // heads * heads * head_dim + head % heads

@@ -17,7 +17,7 @@ from hypocenter.kernels.attention.kv_write import caches
 
 _OTHERS = (
     Scalar("rank", "rank > 0", "must be above 0"),
-    Arg("turned", (DType.F32,), "num_tokens, >= head_dim - rank"),
+    Arg("rotated", (DType.F32,), "num_tokens, >= head_dim - rank"),
     Arg("latent", (DType.F32,), "num_tokens, >= -(-rank // 16) * 16"),
     Arg(
         "slots",
@@ -53,7 +53,7 @@ _LATENT_WRITE, _LATENT_WRITE_BLOCKS = (
 
 def latent_write(
     plan: PlanBuilder,
-    turned: Tensor,
+    rotated: Tensor,
     latent: Tensor,
     slots: Tensor,
     k_cache: Tensor,
@@ -62,14 +62,14 @@ def latent_write(
     *,
     rank: int,
 ) -> None:
-    """Append the write of turned f32 [num_tokens, >= head_dim - rank] and latent f32 [num_tokens,
+    """Append the write of rotated f32 [num_tokens, >= head_dim - rank] and latent f32 [num_tokens,
     >= rank] at `slots`, which are as in `kv_write`; caches of one KV head, as in `kv_write`."""
     plan.add(
         _LATENT_WRITE_BLOCKS if k_cache.dtype.is_quantised else _LATENT_WRITE,
         k_cache=k_cache,
         v_cache=v_cache,
         rank=rank,
-        turned=turned,
+        rotated=rotated,
         latent=latent,
         slots=slots,
         counts=counts,

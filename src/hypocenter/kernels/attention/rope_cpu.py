@@ -34,9 +34,15 @@ def turn_head(
 
 @cpu_kernel
 def rope(
-    x: Any, counts: Any, positions: Any, cos: Any, sin: Any, num_heads: int, head_dim: int,
+    x: Any,
+    counts: Any,
+    positions: Any,
+    cos: Any,
+    sin: Any,
+    num_heads: int,
+    head_dim: int,
     neighbours: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Formula: (a, b) = (a cos - b sin, a sin + b cos) for each pair of columns, in place, with
     the angles of the token's position; pairs are neighbours, or halves.
     Shapes: x f32 [num_tokens, >= num_heads * head_dim]; counts i32 [2]; positions i32

@@ -12,9 +12,16 @@ from hypocenter.kernels.attention.rope_cpu import pair, rotate, turn_head
 
 @inline
 def _write_key(
-    k: Any, at: int, cos: Any, sin: Any, angles: int, half: int, neighbours: bool, k_cache: Any,
+    k: Any,
+    at: int,
+    cos: Any,
+    sin: Any,
+    angles: int,
+    half: int,
+    neighbours: bool,
+    k_cache: Any,
     place: int,
-) -> None:  # fmt: skip
+) -> None:
     """The keys of a head, rotated, to its slot, whose first element is at `place`."""
     head_dim, block_size = k_cache.shape[2], k_cache.shape[3]
     for i in range(half):

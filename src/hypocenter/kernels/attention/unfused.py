@@ -69,7 +69,7 @@ def _is_hidden(values: Symbols) -> Array:
 
 
 _KEYS = Reach("up to the length of each sequence", lambda values: _is_key(values)[:, None, :, None])
-_TURNED = Reach(_KEYS.of, lambda values: _is_key(values)[:, None, None])
+_TRANSPOSED = Reach(_KEYS.of, lambda values: _is_key(values)[:, None, None])
 _OWN_KEYS = Reach("up to the length of each token's sequence", _has_score)
 _HIDDEN = Reach("where a token must not see a key of its sequence", _is_hidden)
 
@@ -128,7 +128,7 @@ EXPAND_VALUES = Contract(
 TRANSPOSE = Contract(
     "transpose",
     Arg("x", _F32, "num_sequences, num_heads, max_context, head_dim"),
-    Arg("out", _F32, "num_sequences, num_heads, head_dim, max_context", "write", reach=_TURNED),
+    Arg("out", _F32, "num_sequences, num_heads, head_dim, max_context", "write", reach=_TRANSPOSED),
     _LENGTHS,
     Apart("out", "x"),
 )

@@ -69,9 +69,15 @@ def expand_kernel(
 
 @triton.jit
 def transpose_kernel(
-    x_ptr, lengths_ptr, out_ptr, num_heads, max_context, head_dim, WIDE: tl.constexpr,
+    x_ptr,
+    lengths_ptr,
+    out_ptr,
+    num_heads,
+    max_context,
+    head_dim,
+    WIDE: tl.constexpr,
     TILE: tl.constexpr,
-):  # fmt: skip
+):
     """Formula: out[s, h, d, c] = x[s, h, c, d].
     Shapes: x f32 [num_sequences, num_heads, max_context, head_dim]; lengths i32
     [num_sequences]; out f32 [num_sequences, num_heads, head_dim, max_context].

@@ -89,22 +89,24 @@ class PeerSum:
         from hypocenter.kernels.collective import peer_sum_gpu
 
         if x.num_elements <= _MOST_PACKETS:
-            facts = self._facts(x, self.packets, self.packet_turns)
+            arguments = self._arguments(x, self.packets, self.packet_turns)
             sizes: tuple[int, ...] = (x.num_elements, self.packets.here.shape[1])
             kernel, contract = peer_sum_gpu.sum_by_packets_kernel, BY_PACKETS
             options = _options(x.num_elements, _PACKETS_OF_PROGRAM, num_warps=4)
         elif x.num_elements <= _MOST_VALUES:
             flags = self.flags
-            facts = self._facts(x, self.values, self.value_turns)
-            facts |= {"flags_here": flags.here, "flags_there": flags.there}
+            arguments = self._arguments(x, self.values, self.value_turns)
+            arguments |= {"flags_here": flags.here, "flags_there": flags.there}
             sizes = (x.num_elements, self.values.here.shape[1], flags.here.shape[1])
             kernel, contract = peer_sum_gpu.sum_by_chunks_kernel, BY_CHUNKS
             options = _options(x.num_elements, _CHUNK, num_warps=8)
         else:
             return None
-        return prepare_gpu(kernel, (*facts.values(), *sizes), options, contract, facts, self.device)
+        return prepare_gpu(
+            kernel, (*arguments.values(), *sizes), options, contract, arguments, self.device
+        )
 
-    def _facts(self, x: Tensor, lane: Lane, turns: Tensor) -> dict[str, Tensor]:
+    def _arguments(self, x: Tensor, lane: Lane, turns: Tensor) -> dict[str, Tensor]:
         """The arguments, in the order of both kernels' parameters."""
         here, there = lane.here, lane.there
         return {"x": x, "here": here, "there": there, "turns": turns, "stop": self.stop.tensor}

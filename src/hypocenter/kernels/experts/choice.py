@@ -1,4 +1,4 @@
-"""How experts are chosen by their scores: the facts, and the rule in float64; launches nothing.
+"""How experts are chosen by their scores: parameters, and the rule in float64; launches nothing.
 
 Softmax scores (Shazeer et al., arXiv 1701.06538) or sigmoid scores with a bias that decides the
 choice and not the weight (DeepSeek-V3, arXiv 2412.19437). Ties go to the expert that comes first,

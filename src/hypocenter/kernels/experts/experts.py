@@ -233,7 +233,7 @@ def experts_gate_codes(
         width=width,
         **_arguments_of(table),
         **x.read,
-        **{f"gated_{name}": one for name, one in into.made.items()},
+        **{f"gated_{name}": one for name, one in into.written.items()},
         kind=GATES[kind],
         per_expert=-(-width // ROWS_PER_ITEM),
         num_used=table.shape.num_used,

@@ -17,9 +17,16 @@ from hypocenter.kernels.weights.row_groups import ROWS_PER_ITEM
 
 @cpu_kernel
 def experts_float(
-    x: Any, experts: Any, firsts: Any, sizes: Any, found: Any, weight: Any, per_expert: int,
-    bias: Any, out: Any,
-) -> None:  # fmt: skip
+    x: Any,
+    experts: Any,
+    firsts: Any,
+    sizes: Any,
+    found: Any,
+    weight: Any,
+    per_expert: int,
+    bias: Any,
+    out: Any,
+) -> None:
     """Formula: out = x @ weight[expert].T (+ bias[expert]) for the rows of each group; an
     expert has `per_expert` items.
     Shapes: x f32 [num_rows, >= k] or, beside weight of bf16, bits of bf16; experts, firsts and

@@ -165,9 +165,9 @@ class ExpertsTable:
         num_used = shape.num_used
 
         def fill(name: str, values: list[int], *sizes: int) -> Tensor:
-            made = allocate(f"expert_{name}", "decoder", DType.I32, sizes, device=shape.device)
-            to_device(made, np.array(values, np.int32).reshape(sizes))
-            return made
+            table = allocate(f"expert_{name}", "decoder", DType.I32, sizes, device=shape.device)
+            to_device(table, np.array(values, np.int32).reshape(sizes))
+            return table
 
         ids, order = rows(self.ids, 0, 1), list(range(num_used))
         return ExpertsTable(

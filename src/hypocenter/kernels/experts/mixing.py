@@ -55,8 +55,8 @@ def reference(
     total: np.ndarray[Any, Any] = parts.sum(axis=1)
     if shared is not None:
         total = total + shared * weights[:, -1:]
-    made: np.ndarray[Any, Any] = x + total
-    return made
+    mixed: np.ndarray[Any, Any] = x + total
+    return mixed
 
 
 def mix(

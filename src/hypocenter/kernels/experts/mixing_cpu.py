@@ -16,9 +16,16 @@ _ZERO = np.float32(0)
 
 @inline
 def _mix_columns(
-    x: Any, expert_rows: Any, places: Any, weights: Any, shared: Any, row: int, begin: int,
-    end: int, accumulate: bool,
-) -> None:  # fmt: skip
+    x: Any,
+    expert_rows: Any,
+    places: Any,
+    weights: Any,
+    shared: Any,
+    row: int,
+    begin: int,
+    end: int,
+    accumulate: bool,
+) -> None:
     num_used = places.shape[1]
     for k in range(begin, end, 16):
         total = splat(_ZERO)
@@ -37,9 +44,15 @@ def _mix_columns(
 
 @cpu_kernel
 def mix(
-    x: Any, expert_rows: Any, places: Any, weights: Any, shared: Any, counts: Any, width: int,
+    x: Any,
+    expert_rows: Any,
+    places: Any,
+    weights: Any,
+    shared: Any,
+    counts: Any,
+    width: int,
     accumulate: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Formula: x[t] (+)= sum over j of weights[t, j] expert_rows[places[t, j]], plus weights[t,
     num_used] shared[t], added in that order.
     Shapes: x f32 [num_tokens, >= width]; expert_rows f32 [num_rows, >= width]; places i32

@@ -42,8 +42,8 @@ def reference(x: np.ndarray[Any, Any], weight: np.ndarray[Any, Any]) -> np.ndarr
     float64: [num_tokens, num_heads, what is left of x and num_outputs]."""
     num_inputs = weight.shape[1]
     wide = x.astype(np.float64)
-    made = np.einsum("thi,hio->tho", wide[..., :num_inputs], weight.astype(np.float64))
-    out: np.ndarray[Any, Any] = np.concatenate([wide[..., num_inputs:], made], axis=2)
+    product = np.einsum("thi,hio->tho", wide[..., :num_inputs], weight.astype(np.float64))
+    out: np.ndarray[Any, Any] = np.concatenate([wide[..., num_inputs:], product], axis=2)
     return out
 
 

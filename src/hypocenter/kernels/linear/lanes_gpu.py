@@ -29,7 +29,7 @@ def fold_chains(part):
 
 
 @triton.jit
-def _four(at, mask, IS_EVEN: tl.constexpr, LANES: tl.constexpr):  # fmt: skip
+def _four(at, mask, IS_EVEN: tl.constexpr, LANES: tl.constexpr):
     """Four neighbours of each lane, by one load."""
     at = at[:, None] + tl.arange(0, 4)[None, :]
     words = tl.load(at) if IS_EVEN else tl.load(at, mask=mask[:, None], other=0)
@@ -46,8 +46,14 @@ def _two(at, mask, IS_EVEN: tl.constexpr):
 
 
 @triton.jit
-def _lane_scales(at, mask, PER_WORD: tl.constexpr, GROUP: tl.constexpr, IS_EVEN: tl.constexpr,
-                 LANES: tl.constexpr):  # fmt: skip
+def _lane_scales(
+    at,
+    mask,
+    PER_WORD: tl.constexpr,
+    GROUP: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    LANES: tl.constexpr,
+):
     """Words of scales, a pair each, that a lane's four words take: as many as there are."""
     if PER_WORD == 8 and GROUP == 16:
         return _four(at, mask, IS_EVEN, LANES)

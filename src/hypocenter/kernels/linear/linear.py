@@ -204,7 +204,7 @@ def _launch(
     dtype, on_cpu = products[0].weight.dtype, plan.device == "cpu"
     if dtype.is_quantised:
         ops = _OF_CODES
-        arguments |= operands.read if on_cpu else operands.made
+        arguments |= operands.read if on_cpu else operands.written
     elif (rounded := operands.rounded_for(dtype)) is not None:
         ops = _OF_ROUNDED
         arguments |= {"rounded": rounded, "row_scales": operands.row_scales, "fragments": None}

@@ -116,9 +116,15 @@ def linear_float(
 
 @always_inline
 def _add_minima(
-    totals: Any, records: Any, at: int, step: int, smalls: Any, x_weighted: Any, tile: int,
+    totals: Any,
+    records: Any,
+    at: int,
+    step: int,
+    smalls: Any,
+    x_weighted: Any,
+    tile: int,
     x_at: int,
-) -> Any:  # fmt: skip
+) -> Any:
     if is_halved(records):
         low = load_minimum(records, at, 2 * step, smalls)
         high = load_minimum(records, at, 2 * step + 1, smalls)
@@ -147,9 +153,15 @@ def _add_step(
 
 @inline
 def add_item(
-    kept: Any, x_codes: Any, x_scales: Any, x_sums: Any, x_weighted: Any, row: int, records: Any,
+    kept: Any,
+    x_codes: Any,
+    x_scales: Any,
+    x_sums: Any,
+    x_weighted: Any,
+    row: int,
+    records: Any,
     item: int,
-) -> None:  # fmt: skip
+) -> None:
     """Add 64 outputs of as many rows as is kept totals of: what is read of x serves four groups."""
     num_records, steps = records.shape[1], num_steps(records)
     first, lane = row // x_codes.shape[2] * x_codes.shape[1], row % x_codes.shape[2]

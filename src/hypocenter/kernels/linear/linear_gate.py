@@ -82,5 +82,5 @@ def linear_gate_codes(
         width=width,
         kind=GATES[kind],
         **x.read,
-        **{f"gated_{name}": one for name, one in into.made.items()},
+        **{f"gated_{name}": one for name, one in into.written.items()},
     )

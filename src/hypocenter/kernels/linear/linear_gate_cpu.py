@@ -51,9 +51,16 @@ def _rows(
 
 @inline
 def gate_item(
-    x: Any, first: int, end: int, records: Any, item: int, kind: int, column: int, width: int,
+    x: Any,
+    first: int,
+    end: int,
+    records: Any,
+    item: int,
+    kind: int,
+    column: int,
+    width: int,
     into: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Codes of columns `column` and 63 more of rows first .. end - 1, by items 2 * `item` and
     2 * `item` + 1 of two weights that lie by turns."""
     row, tile = first, x[0].shape[2]

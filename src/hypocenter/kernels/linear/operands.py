@@ -135,7 +135,7 @@ class Operands:
             buffer: Tensor | None = getattr(self, name)
             if buffer is None:
                 return None
-            is_tiled = self.weighted is not None and name in self.made
+            is_tiled = self.weighted is not None and name in self.written
             if buffer is self.fragments and num_rows > FEW_ROWS:
                 return None
             if is_tiled:
@@ -145,17 +145,17 @@ class Operands:
         return Operands(*(part(field.name) for field in fields(self)))
 
     @property
-    def made(self) -> dict[str, Tensor | None]:
-        """What holds the codes or, on a GPU, the halves, by its names in contracts."""
+    def written(self) -> dict[str, Tensor | None]:
+        """Where kernels write codes or, on a GPU, halves of x, by the names in their contracts."""
         if self.weighted is None:
-            made = {"rounded": self.halves, "row_scales": self.row_scales}
-            return made | {"fragments": self.fragments}
-        made = {"codes": self.codes, "scales": self.scales, "sums": self.sums}
-        return made | {"weighted": self.weighted}
+            written = {"rounded": self.halves, "row_scales": self.row_scales}
+            return written | {"fragments": self.fragments}
+        written = {"codes": self.codes, "scales": self.scales, "sums": self.sums}
+        return written | {"weighted": self.weighted}
 
     @property
     def read(self) -> dict[str, Tensor | None]:
-        """What holds the codes, by the names of contracts whose kernels read them."""
+        """Where kernels read codes, by the names in their contracts."""
         read = {"codes": self.codes, "x_scales": self.scales, "sums": self.sums}
         return read | {"weighted": self.weighted}
 
@@ -197,7 +197,7 @@ def _as_tiles(operand: Tensor, num_rows: int, turn: int, most: int) -> Tensor:
     return stretch(operand, tuple(shape), place * pitch)
 
 
-def reads_made_alone(weights: Iterable[Tensor], device: str) -> bool:
+def reads_operands_alone(weights: Iterable[Tensor], device: str) -> bool:
     """Whether products with `weights` read nothing of x but its codes or, on a GPU, its halves.
 
     Then what makes x may make these, and x is never written.

@@ -20,7 +20,7 @@ from hypocenter.contracts.demands import COUNT, Arg, Index, Rule, Scalar, live_c
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.linear import quantise_cpu
-from hypocenter.kernels.linear.operands import GROUP, Operands, reads_made_alone
+from hypocenter.kernels.linear.operands import GROUP, Operands, reads_operands_alone
 from hypocenter.kernels.rowwise.embedding import gather
 from hypocenter.kernels.weights.packing import Packed
 from hypocenter.kernels.weights.row_groups import padded_rows
@@ -133,7 +133,7 @@ def quantise(
     """Append the codes of x f32 [num_rows, >= width] or, on a GPU, its halves; `is_plain`: these
     are x itself, which is known to have room in f16."""
     plan.add(
-        _QUANTISE, x=x, counts=counts, count=count, width=width, is_plain=is_plain, **into.made
+        _QUANTISE, x=x, counts=counts, count=count, width=width, is_plain=is_plain, **into.written
     )
 
 
@@ -165,10 +165,10 @@ def prepare_operands(
     in_bf16 = {"rounded": into.bits, "row_scales": into.row_scales, "fragments": None}
     for dtype, packed in found.items():
         if dtype in (DType.F16, DType.BF16):
-            made = into.made if dtype is DType.F16 else in_bf16
+            written = into.written if dtype is DType.F16 else in_bf16
             width = packed.num_columns
             plan.add(
-                _QUANTISE, x=x, counts=counts, count=count, width=width, is_plain=False, **made
+                _QUANTISE, x=x, counts=counts, count=count, width=width, is_plain=False, **written
             )
 
 
@@ -187,12 +187,12 @@ def gather_operands(
     equals. out f32 [num_rows, as wide as x] holds the rows themselves afterwards where these are
     read as well, and else nothing. The result has the bits of `gather` and `prepare_operands`.
     """
-    if plan.device == "cpu" or not reads_made_alone(weights, plan.device):
+    if plan.device == "cpu" or not reads_operands_alone(weights, plan.device):
         gather(plan, x, sources, out, counts)
         prepare_operands(plan, out, weights, into, counts, count=1)
         return
     width = next(iter(weights)).data.num_columns
-    plan.add(_GATHER_ROUND, x=x, sources=sources, counts=counts, width=width, **into.made)
+    plan.add(_GATHER_ROUND, x=x, sources=sources, counts=counts, width=width, **into.written)
 
 
 def reference(

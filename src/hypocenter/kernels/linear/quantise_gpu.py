@@ -39,9 +39,16 @@ def store_halves(values, column, stop, rounded_row, fragments_row, HAS_FRAGMENTS
 
 @triton.jit
 def store_rounded(
-    values, column, width, row, rounded_ptr, row_scales_ptr, fragments_ptr, pitch,
+    values,
+    column,
+    width,
+    row,
+    rounded_ptr,
+    row_scales_ptr,
+    fragments_ptr,
+    pitch,
     HAS_FRAGMENTS: tl.constexpr,
-):  # fmt: skip
+):
     """Store a whole row of f32 `values`, 0 from `width` on, as f16 with its scale."""
     up, down = power_of(tl.max(tl.maximum(tl.abs(values), 0.0), axis=0))
     tl.store(row_scales_ptr + row, down)

@@ -17,8 +17,15 @@ LOW, HIGH = tl.constexpr(0x1010), tl.constexpr(0x3232)
 
 
 @triton.jit
-def nibbles(word, scale, low, FIRST: tl.constexpr, LAST: tl.constexpr, ZERO: tl.constexpr,
-             HAS_MINIMA: tl.constexpr):  # fmt: skip
+def nibbles(
+    word,
+    scale,
+    low,
+    FIRST: tl.constexpr,
+    LAST: tl.constexpr,
+    ZERO: tl.constexpr,
+    HAS_MINIMA: tl.constexpr,
+):
     """Eight codes of a word as four pairs of f16: 1024 + a code, or 16 of them, is its bits.
 
     FIRST and LAST say which half of `scale` (and `low`) the first and the last four take.

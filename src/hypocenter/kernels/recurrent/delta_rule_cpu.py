@@ -69,9 +69,16 @@ def _read(state: Any, at: int, pitch: int, x: Any, key: int, key_dim: int) -> An
 
 @inline
 def _change(
-    state: Any, at: int, pitch: int, x: Any, key: int, query: int, key_dim: int, decay: Any,
+    state: Any,
+    at: int,
+    pitch: int,
+    x: Any,
+    key: int,
+    query: int,
+    key_dim: int,
+    decay: Any,
     deltas: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """Decay the state, add a delta at a key, and read it at a query: as `_read`."""
     d0, d1, d2, d3 = deltas
     o0 = o1 = o2 = o3 = splat(np.float32(0))

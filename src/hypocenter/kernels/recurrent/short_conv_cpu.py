@@ -37,9 +37,15 @@ def _keep(
 
 @inline
 def _input(
-    x: Any, first: int, offset: int, state: Any, base: int, num_kept: int, position: int,
+    x: Any,
+    first: int,
+    offset: int,
+    state: Any,
+    base: int,
+    num_kept: int,
+    position: int,
     column: int,
-) -> Any:  # fmt: skip
+) -> Any:
     """16 channels of what came `offset` tokens behind the first: of the step, kept, or zeros."""
     if offset >= 0:
         return load(x, (first + offset) * x.shape[1] + column)

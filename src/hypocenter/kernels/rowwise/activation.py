@@ -176,7 +176,7 @@ def gate_codes(
     """
     require_kind(kind)
     plan.add(
-        _GATE_CODES, gate=gate, up=up, counts=counts, width=width, kind=GATES[kind], **into.made
+        _GATE_CODES, gate=gate, up=up, counts=counts, width=width, kind=GATES[kind], **into.written
     )
 
 
@@ -195,7 +195,9 @@ def activate_codes(
     x f32 [num_tokens, >= width], kind as in `activate`; `into` as in `quantise.Operands`.
     """
     require_kind(kind, ACTIVATIONS)
-    plan.add(_ACTIVATE_CODES, x=x, counts=counts, width=width, kind=ACTIVATIONS[kind], **into.made)
+    plan.add(
+        _ACTIVATE_CODES, x=x, counts=counts, width=width, kind=ACTIVATIONS[kind], **into.written
+    )
 
 
 def require_kind(kind: str, kinds: Collection[str] = GATES) -> None:

@@ -71,9 +71,16 @@ def gate(gate: Any, up: Any, counts: Any, kind: int) -> None:
 
 @cpu_kernel
 def gate_codes(
-    gate: Any, up: Any, counts: Any, kind: int, width: int, codes: Any, scales: Any, sums: Any,
+    gate: Any,
+    up: Any,
+    counts: Any,
+    kind: int,
+    width: int,
+    codes: Any,
+    scales: Any,
+    sums: Any,
     weighted: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Formula: codes = quantise(kind(gate) up), as the kernels gate and quantise make it.
     Shapes: gate and up f32 [num_rows, >= width]; counts i32 [2]; codes i32 [num_tiles,
     num_groups, tile, 8], scales f32 [num_tiles, num_groups, tile], sums i32 and weighted f32

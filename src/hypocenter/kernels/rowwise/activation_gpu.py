@@ -166,9 +166,14 @@ def gate_round_kernel(
 
 @triton.jit
 def activate_kernel(
-    x_ptr, counts_ptr, width, KIND: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    x_ptr,
+    counts_ptr,
+    width,
+    KIND: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+    WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """Formula: x = kind(x), in place: gelu, or max(x, 0)**2.
     Shapes: x f32 [num_rows, width]; counts i32 [2].
     Source: Hendrycks and Gimpel, arXiv 1606.08415; So et al., arXiv 2109.08668.
@@ -219,9 +224,15 @@ def activate_round_kernel(
 
 @triton.jit(do_not_specialize=["count"])
 def scale_kernel(
-    x_ptr, counts_ptr, count, factor, width, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    x_ptr,
+    counts_ptr,
+    count,
+    factor,
+    width,
+    OVERLAPS: tl.constexpr,
+    WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """Formula: x = factor x, in place.
     Shapes: x f32 [num_rows, width]; counts i32 [2].
     """
@@ -237,9 +248,15 @@ def scale_kernel(
 
 @triton.jit(do_not_specialize=["count"])
 def softcap_kernel(
-    x_ptr, counts_ptr, count, cap, width, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    x_ptr,
+    counts_ptr,
+    count,
+    cap,
+    width,
+    OVERLAPS: tl.constexpr,
+    WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """Formula: x = cap tanh(x / cap), in place, with tanh(y) = 2 sigmoid(2 y) - 1.
     Shapes: x f32 [num_rows, width]; counts i32 [2].
     Source: Gemma 2, arXiv 2408.00118, section 2.

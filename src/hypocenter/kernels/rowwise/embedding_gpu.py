@@ -88,9 +88,15 @@ def lookup_codes_kernel(
 
 @triton.jit
 def gather_kernel(
-    x_ptr, rows_ptr, counts_ptr, out_ptr, width, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    x_ptr,
+    rows_ptr,
+    counts_ptr,
+    out_ptr,
+    width,
+    OVERLAPS: tl.constexpr,
+    WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """Formula: out[i] = x[rows[i]], for i < counts[1].
     Shapes: x f32 [num_rows, width]; rows i32 [num_logit_rows]; counts i32 [2]; out f32
     [num_logit_rows, width].
@@ -108,9 +114,15 @@ def gather_kernel(
 
 @triton.jit
 def narrow_kernel(
-    x_ptr, counts_ptr, out_ptr, x_stride, width, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
+    x_ptr,
+    counts_ptr,
+    out_ptr,
+    x_stride,
+    width,
+    OVERLAPS: tl.constexpr,
+    WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """Formula: out[i] = x[i, :width], for i < counts[1].
     Shapes: x f32 [num_logit_rows, >= width]; counts i32 [2]; out f32 [num_logit_rows, width].
     """

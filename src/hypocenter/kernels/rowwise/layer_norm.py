@@ -127,5 +127,5 @@ def layer_norm_codes(
         count=count,
         width=width,
         eps=eps,
-        **into.made,
+        **into.written,
     )

@@ -50,9 +50,16 @@ def _factor(x: Any, at: int, eps: float, width: int, mean: float) -> float:
 
 @inline
 def _normalise(
-    x: Any, at: int, weight: Any, bias: Any, first: int, column: int, width: int, mean: float,
+    x: Any,
+    at: int,
+    weight: Any,
+    bias: Any,
+    first: int,
+    column: int,
+    width: int,
+    mean: float,
     factor: float,
-) -> Any:  # fmt: skip
+) -> Any:
     """16 columns of a row that begins at `at`, its weights and biases at `first`; 0 behind its
     width, even of an undefined row."""
     left = width - column
@@ -64,9 +71,16 @@ def _normalise(
 
 @cpu_kernel
 def layer_norm(
-    x: Any, counts: Any, count: int, weight: Any, bias: Any, eps: float, out: Any, width: int,
+    x: Any,
+    counts: Any,
+    count: int,
+    weight: Any,
+    bias: Any,
+    eps: float,
+    out: Any,
+    width: int,
     num_heads: int,
-) -> None:  # fmt: skip
+) -> None:
     """Formula: out = (x - mean(x)) / sqrt(mean((x - mean(x))**2) + eps) weight + bias, head by
     head.
     Shapes: x and out f32 [num_rows, >= num_heads * width]; weight and bias f32 [num_heads *

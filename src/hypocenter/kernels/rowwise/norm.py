@@ -117,5 +117,5 @@ def rms_norm_codes(
         count=count,
         width=width,
         eps=eps,
-        **into.made,
+        **into.written,
     )

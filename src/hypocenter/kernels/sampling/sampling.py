@@ -214,8 +214,8 @@ def _prepare(logits: Tensor, draws: Sequence[TokenChoice]) -> launch.Launch:
         np.empty(len(draws), np.int32),
     )
     parallel = len(draws) >= _MIN_PARALLEL_ROWS
-    facts = {"logits": logits, "num_draws": len(draws)}
-    return launch.prepare(_sample_cpu, arguments, CONTRACT, facts, parallel=parallel)
+    checked = {"logits": logits, "num_draws": len(draws)}
+    return launch.prepare(_sample_cpu, arguments, CONTRACT, checked, parallel=parallel)
 
 
 def _as_outcome(token_id: int, num_bad: int, row: int, vocab_size: int) -> int | BadLogits:

@@ -281,9 +281,15 @@ def sample_bias_kernel(
 
 @triton.jit
 def sample_penalise_kernel(
-    keys_ptr, settings_ptr, context_ids_ptr, output_counts_ptr, context_starts_ptr, vocab_size,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    keys_ptr,
+    settings_ptr,
+    context_ids_ptr,
+    output_counts_ptr,
+    context_starts_ptr,
+    vocab_size,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Formula: l = l repeat where l <= 0, else l / repeat; then l = l - (count frequency +
     presence) where count > 0, for each token of the context.
     Shapes: keys i64 [num_rows, vocab_size]; settings i64 [num_rows, 8], bits of float64;
@@ -465,9 +471,15 @@ def _weights(keys_ptr, state, setting, token, vocab_size):
 
 @triton.jit
 def sample_weights_kernel(
-    keys_ptr, states_ptr, settings_ptr, parts_ptr, vocab_size, num_blocks,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    keys_ptr,
+    states_ptr,
+    settings_ptr,
+    parts_ptr,
+    vocab_size,
+    num_blocks,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Formula: parts[row, block, 0] = sum of exp((l - highest) / temperature) over the tokens of
     the block that every filter keeps.
     Shapes: keys i64 [num_rows, vocab_size]; states i64 [num_rows, NUM_STATES]; settings i64

@@ -237,28 +237,28 @@ class DeviceSampler:
         is_masked: bool,
     ) -> Plan:
         builder = PlanBuilder(num_rows, self._device)
-        facts = {"logits": logits}
+        arguments = {"logits": logits}
         buffers = self._buffers | {"next_ids": self._next_ids}
         if not is_masked:
             buffers.pop("masks", None)
         for name, tensor in buffers.items():
-            facts[name] = memory.rows(tensor, 0, num_rows + (name in _STARTS))
+            arguments[name] = memory.rows(tensor, 0, num_rows + (name in _STARTS))
         no_masks: dict[str, Any] = {} if is_masked else {"masks": None}
-        sizes = {"vocab_size": logits.shape[1], "num_blocks": facts["parts"].shape[1]}
+        sizes = {"vocab_size": logits.shape[1], "num_blocks": arguments["parts"].shape[1]}
         if filters is None:
-            _add(builder, _GREEDY[is_masked], facts, **no_masks, **sizes)
+            _add(builder, _GREEDY[is_masked], arguments, **no_masks, **sizes)
         else:
-            facts |= self._context | self._biases
+            arguments |= self._context | self._biases
             by_count, by_mass, num_context_blocks, num_bias_blocks = filters
-            _add(builder, _KEYS[is_masked], facts, **no_masks, **sizes)
+            _add(builder, _KEYS[is_masked], arguments, **no_masks, **sizes)
             if num_bias_blocks:
-                rows = {"parts": facts["parts"], "vocab_size": sizes["vocab_size"]}
-                _add(builder, _ADD_BIASES, facts, num_bias_blocks=num_bias_blocks, **rows)
+                rows = {"parts": arguments["parts"], "vocab_size": sizes["vocab_size"]}
+                _add(builder, _ADD_BIASES, arguments, num_bias_blocks=num_bias_blocks, **rows)
             searches = {"by_count": by_count, "by_mass": by_mass}
             blocks = {"num_context_blocks": num_context_blocks}
-            _add(builder, _FILTERS[is_masked], facts, **blocks, **searches, **sizes)
+            _add(builder, _FILTERS[is_masked], arguments, **blocks, **searches, **sizes)
         mark(builder)
-        plan = Plan(builder, facts["outcomes"])
+        plan = Plan(builder, arguments["outcomes"])
         plan.name = f"sampler, {num_rows} rows, {'greedy' if filters is None else 'filtered'}"
         if is_masked:
             plan.name += ", masked"

@@ -148,8 +148,8 @@ def pack_units(
 
     def fill(rows: slice) -> None:
         start, blocks = rows.start, unpack(there(raw[rows]), dtype, num_columns)
-        made = _words(blocks, layout, width)
-        words[start // CODE_LANES : start // CODE_LANES + len(made)] = made
+        packed = _words(blocks, layout, width)
+        words[start // CODE_LANES : start // CODE_LANES + len(packed)] = packed
         _put(exact, start, _of_groups(blocks, layout), width // layout.group)
         if (lows := blocks.minima) is not None:
             _put(exact_minima, start, lows, width // layout.group)

@@ -1,4 +1,4 @@
-"""An architecture as facts: what a GGUF file's metadata says that the one decoder must know.
+"""An architecture: what a GGUF file's metadata says that the one decoder must know.
 
 Keys are those of the GGUF specification; what is fixed per family is in `families.py`.
 """
@@ -96,7 +96,7 @@ class Architecture:
     #: Of norms within layers that carry a state: what those see has no residual scale.
     mixer_eps: float = 1e-5
     latent: Latent | None = None
-    #: Which part of the model these are the facts of.
+    #: The share of the model that this describes.
     part: Part = WHOLE
 
     @property
@@ -209,7 +209,7 @@ class Architecture:
 
 
 def read_architecture(file: GGUFFile) -> Architecture:
-    """Read and cross-check the facts of a model file.
+    """Read what a model file says of its architecture, and cross-check it.
 
     Raises UnsupportedModel for an architecture we do not run, BadModelFile when metadata
     contradict each other or the shapes of the tensors.

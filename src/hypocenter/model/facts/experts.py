@@ -1,4 +1,4 @@
-"""A mixture of experts as facts: what a GGUF file's metadata says of it.
+"""A mixture of experts: what a GGUF file's metadata says of it.
 
 Keys are those of the GGUF specification; what is fixed per family follows llama.cpp's src/models.
 """

@@ -1,4 +1,4 @@
-"""Keys and values in a latent (DeepSeek-V2, arXiv 2405.04434), as facts of a GGUF file's metadata.
+"""Keys and values in a latent (DeepSeek-V2, arXiv 2405.04434), as a GGUF file's metadata say.
 
 Keys follow llama.cpp (src/models/deepseek2.cpp and its conversion scripts). Files of two kinds say
 the same: older ones give the sizes of heads as they are multiplied out, and newer ones those of the
@@ -14,7 +14,7 @@ from hypocenter.base.errors import BadModelFile, UnsupportedModel
 from hypocenter.model.gguf.file import GGUFFile
 
 #: Columns of a latent and of the part of a key that is rotated, which attention's kernels can hold.
-_RANKS, _TURNED = (2, 512), (2, 64)
+_RANKS, _ROTATED = (2, 512), (2, 64)
 _MAX_COLUMNS = 1 << 12
 #: Converters write a tenth of the number that the formula has.
 _OF_LOG_MULTIPLIER = 10
@@ -61,7 +61,7 @@ def read_latent(file: GGUFFile, name: str, num_heads: int, max_width: int) -> La
     can hold or nobody here computes.
     """
     rank = _count(file, f"{name}.attention.kv_lora_rank", _RANKS)
-    rope_dim = _count(file, f"{name}.rope.dimension_count", _TURNED)
+    rope_dim = _count(file, f"{name}.rope.dimension_count", _ROTATED)
     if rope_dim % 2:
         raise BadModelFile(file.path, f"{name}.rope.dimension_count", rope_dim, "must be even")
     is_split = f"{name}.attention.key_length_mla" in file.metadata

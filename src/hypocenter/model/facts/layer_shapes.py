@@ -108,8 +108,8 @@ def read_shapes(
     key = "attention.head_count_kv"
     kv_heads = (1,) * num_blocks
     if latent is None:
-        # Layers without attention may have none; what they are told is of no use to anybody.
-        low = 0 if family.recurrence is not None and family.recurrence.is_told_by_heads else 1
+        # Layers without attention may have none; what theirs say means nothing.
+        low = 0 if family.recurrence is not None and family.recurrence.is_given_by_heads else 1
         kv_heads = _each_layer(file, name, key, MAX_HEADS, num_blocks, default=num_heads, low=low)
         kv_heads = tuple(count or max(kv_heads) or 1 for count in kv_heads)
     for num_kv_heads in kv_heads:

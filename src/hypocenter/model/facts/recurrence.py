@@ -1,4 +1,4 @@
-"""Layers with a state instead of attention, as facts: what a GGUF file's metadata says of them.
+"""Layers with a state instead of attention: what a GGUF file's metadata says of them.
 
 Keys and what is fixed per family follow llama.cpp (src/models/qwen35.cpp, qwen3next.cpp, and the
 conversion scripts).
@@ -43,7 +43,7 @@ class RecurrenceOfFamily:
     stands_beside: bool = False
 
     @property
-    def is_told_by_heads(self) -> bool:
+    def is_given_by_heads(self) -> bool:
         """Whether files say which layers have attention by giving the others no heads."""
         return self.is_convolution or (self.is_state_space and not self.stands_beside)
 

@@ -1,4 +1,4 @@
-"""What the facts of one part of a model are, and which models have no such parts."""
+"""The architecture of one rank's shard of a model, and which models have no shards."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.facts.part import Part
 
 
-def part_of(facts: Architecture, part: Part) -> Architecture:
-    """The facts of one part of a model. Raises BadSetting where it cannot be split so."""
+def part_of(arch: Architecture, part: Part) -> Architecture:
+    """The architecture of one shard. Raises BadSetting where the model cannot be split so."""
     num_parts = part.num_parts
     if num_parts == 1:
-        return facts
-    if problem := _obstacle(facts):
-        raise cannot_split(facts, num_parts, problem)
-    counts = {"heads": facts.num_heads}
-    for shape in facts.layers:
+        return arch
+    if problem := _obstacle(arch):
+        raise cannot_split(arch, num_parts, problem)
+    counts = {"heads": arch.num_heads}
+    for shape in arch.layers:
         if shape.num_kv_heads >= num_parts or num_parts % shape.num_kv_heads:
             counts["key-value heads"] = shape.num_kv_heads
         counts["inner columns"] = shape.ffn_width
         for what, count in counts.items():
             if count % num_parts:
                 problem = f"{count} {what} have no {num_parts} equal parts"
-                raise cannot_split(facts, num_parts, problem)
-    experts = facts.experts
+                raise cannot_split(arch, num_parts, problem)
+    experts = arch.experts
     if experts is not None:
         for width in (experts.width, experts.shared_width):
             if width % num_parts:
                 problem = f"experts of {width} inner columns have no {num_parts} equal parts"
-                raise cannot_split(facts, num_parts, problem)
+                raise cannot_split(arch, num_parts, problem)
         experts = replace(
             experts,
             width=experts.width // num_parts,
@@ -43,25 +43,25 @@ def part_of(facts: Architecture, part: Part) -> Architecture:
             num_kv_heads=max(shape.num_kv_heads // num_parts, 1),
             ffn_width=shape.ffn_width // num_parts,
         )
-        for shape in facts.layers
+        for shape in arch.layers
     )
     return replace(
-        facts,
-        num_heads=facts.num_heads // num_parts,
+        arch,
+        num_heads=arch.num_heads // num_parts,
         layers=layers,
         experts=experts,
         part=part,
     )
 
 
-def _obstacle(facts: Architecture) -> str:
+def _obstacle(arch: Architecture) -> str:
     """Why models like this one are not split; empty where they are."""
-    family = facts.family
-    if facts.latent is not None:
+    family = arch.family
+    if arch.latent is not None:
         return "its heads share one latent"
-    if facts.recurrence is not None:
+    if arch.recurrence is not None:
         return "its layers carry states"
-    if facts.input_width:
+    if arch.input_width:
         return "its layers have embeddings of their own"
     if family.wide_qk_norm:
         return "a norm goes over all heads"
@@ -70,7 +70,7 @@ def _obstacle(facts: Architecture) -> str:
     return ""
 
 
-def cannot_split(facts: Architecture, num_parts: int, problem: str) -> BadSetting:
+def cannot_split(arch: Architecture, num_parts: int, problem: str) -> BadSetting:
     """The error that says why a model has no such parts."""
-    limit = f"{facts.name} cannot be split so: {problem}; take 1"
+    limit = f"{arch.name} cannot be split so: {problem}; take 1"
     return BadSetting("tensor_parallel", num_parts, limit)

@@ -1,4 +1,4 @@
-"""Mamba-2 layers as facts: what a GGUF file's metadata say of them, and of all heads with a state.
+"""Mamba-2 layers: what a GGUF file's metadata say of them, and of all heads with a state.
 
 Keys follow llama.cpp (src/models/granite-hybrid.cpp, falcon-h1.cpp, and the conversion scripts).
 """

@@ -89,16 +89,16 @@ def require_model(file: OpenFile) -> None:
 
 def _of_head(head: bytes, num_bytes: int) -> tuple[str, str]:
     small = head.lower()
-    for magic, told in _SIGNATURES:
+    for magic, description in _SIGNATURES:
         if small.startswith(magic):
-            return told
+            return description
     text = small.lstrip(b"\xef\xbb\xbf \t\r\n")
     length = int.from_bytes(head[:8], "little")
     if head[8:9] == b"{" and 2 <= length <= num_bytes - 8:
         return "a safetensors file", _CONVERT
-    for begin, told in _TEXTS:
+    for begin, description in _TEXTS:
         if text.startswith(begin):
-            return told
+            return description
     if head[257:262] == b"ustar":
         return "a tar archive", _UNPACK
     if b"blk." in head[8:32]:  # a count, a length, and the name of a tensor

@@ -39,32 +39,32 @@ class Activations:
     gated_input: Tensor | None = None
 
     @classmethod
-    def allocate(cls, facts: Architecture, max_tokens: int, *, device: str) -> Activations:
+    def allocate(cls, arch: Architecture, max_tokens: int, *, device: str) -> Activations:
         def wide(name: str, width: int) -> Tensor:
             return allocate(
                 name, "decoder", DType.F32, (max_tokens, padded_rows(width)), device=device
             )
 
-        heads, kv_heads = facts.widest_q, facts.widest_kv
+        heads, kv_heads = arch.widest_q, arch.widest_kv
 
         def both(width: int) -> tuple[Tensor, Tensor]:
             return wide("gate", width), wide("up", width)
 
-        inner = facts.input_width
-        gate, up = both(facts.dense_width)
+        inner = arch.input_width
+        gate, up = both(arch.dense_width)
         return cls(
-            x=wide("x", facts.width),
-            hidden=wide("hidden", facts.width),
+            x=wide("x", arch.width),
+            hidden=wide("hidden", arch.width),
             q=wide("q", heads),
             k=wide("k", kv_heads),
             v=wide("v", kv_heads),
-            attended=wide("attended", facts.widest_attended),
+            attended=wide("attended", arch.widest_attended),
             gate=gate,
             up=up,
-            attn_gate=wide("attn_gate", heads if facts.family.gates_attention else 0),
-            narrower=tuple(both(width) for width in facts.dense_widths[1:]),
+            attn_gate=wide("attn_gate", heads if arch.family.gates_attention else 0),
+            narrower=tuple(both(width) for width in arch.dense_widths[1:]),
             layer_inputs=tuple(
-                wide(f"layer_input.{index}", inner) for index in range(facts.num_layers) if inner
+                wide(f"layer_input.{index}", inner) for index in range(arch.num_layers) if inner
             ),
             token_input=wide("token_input", inner) if inner else None,
             gated_input=wide("gated_input", inner) if inner else None,
@@ -107,11 +107,11 @@ class LogitsBuffers:
     """Rows of logits that all plans share, for a result is valid until the next run only."""
 
     def __init__(
-        self, facts: Architecture, most_requests: int, device: str, group: Group | None = None
+        self, arch: Architecture, most_requests: int, device: str, group: Group | None = None
     ) -> None:
         """`group`: those that hold the other parts of the model, if it has any."""
-        self._facts, self._most_requests, self._device = facts, most_requests, device
-        self._group, self._num_columns = group, facts.part.share_of(facts.vocab_size)
+        self._arch, self._most_requests, self._device = arch, most_requests, device
+        self._group, self._num_columns = group, arch.part.share_of(arch.vocab_size)
         self._buffers: dict[tuple[str, int], Tensor] = {}
 
     def product(self, num_rows: int) -> Tensor:
@@ -120,17 +120,17 @@ class LogitsBuffers:
 
     def finish(self, plan: PlanBuilder, logits: Tensor, counts: Tensor) -> Tensor:
         """Append what makes logits of the product: f32 [num_rows, vocab_size]."""
-        facts = self._facts
-        if facts.logit_scale != 1:
-            scale(plan, logits, 1 / facts.logit_scale, counts, count=1)
-        if facts.final_softcap:
-            softcap(plan, logits, facts.final_softcap, counts, count=1)
-        if self._group is not None and self._num_columns != facts.vocab_size:
+        arch = self._arch
+        if arch.logit_scale != 1:
+            scale(plan, logits, 1 / arch.logit_scale, counts, count=1)
+        if arch.final_softcap:
+            softcap(plan, logits, arch.final_softcap, counts, count=1)
+        if self._group is not None and self._num_columns != arch.vocab_size:
             return self._join_parts(plan, self._group, logits, counts)
-        if facts.vocab_size == logits.shape[1]:
+        if arch.vocab_size == logits.shape[1]:
             return logits
         # Padding has the logit 0, which a sampler would take for a token.
-        narrowed = self._rows("logits", logits.shape[0], facts.vocab_size)
+        narrowed = self._rows("logits", logits.shape[0], arch.vocab_size)
         narrow(plan, logits, narrowed, counts)
         return narrowed
 
@@ -139,7 +139,7 @@ class LogitsBuffers:
         num_rows = part.shape[0]
         parts = self._rows("logits of parts", group.num_ranks * num_rows, part.shape[1])
         all_gather(plan, group, part, parts)
-        logits = self._rows("logits", num_rows, self._facts.vocab_size)
+        logits = self._rows("logits", num_rows, self._arch.vocab_size)
         join(plan, parts, logits, counts, num_columns=self._num_columns)
         return logits
 

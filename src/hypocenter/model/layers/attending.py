@@ -19,14 +19,14 @@ class Attending:
 
     def __init__(
         self,
-        facts: Architecture,
+        arch: Architecture,
         inputs: StepInputs,
         pages: KVPages,
         max_tokens: int,
         route: str,
     ) -> None:
         """`route` is one of config.ATTENTIONS; raises UsageError for parts on the CPU."""
-        self._facts, self._inputs = facts, inputs
+        self._arch, self._inputs = arch, inputs
         self._unfused: UnfusedAttention | None = None
         # By what layers differ in: the shape of their pages.
         self._gpu_tiles: dict[tuple[int, ...], TileScratch] = {}
@@ -35,18 +35,18 @@ class Attending:
         if route == "parts" and pages.keys:
             max_context = max_blocks * pages.keys[0].shape[3]
             self._unfused = UnfusedAttention.allocate(
-                facts, max_tokens, num_sequences, max_context, device=device
+                arch, max_tokens, num_sequences, max_context, device=device
             )
             return
         most = bucket(num_sequences, max_tokens)
         for keys, values in pages.kinds:
             if device == "cpu":
                 self._cpu_tiles[keys.shape] = allocate_tile_scratch(
-                    keys, values, max_tokens, facts.num_heads, max_blocks
+                    keys, values, max_tokens, arch.num_heads, max_blocks
                 )
             else:
                 self._gpu_tiles[keys.shape] = TileScratch.allocate(
-                    keys, values, most, facts.num_heads, max_blocks, device=device
+                    keys, values, most, arch.num_heads, max_blocks, device=device
                 )
 
     @property
@@ -85,7 +85,7 @@ class Attending:
             positions=inputs.positions,
             out=b.attended,
             counts=inputs.counts,
-            scale=self._facts.attn_scale,
+            scale=self._arch.attn_scale,
             **settings,
         )
         if self._unfused is not None:
@@ -100,7 +100,7 @@ class Attending:
         attention(
             plan,
             **given.by_name,
-            num_heads=self._facts.num_heads,
+            num_heads=self._arch.num_heads,
             num_sequences=num_sequences,
             partial=tiles,
             parts=self._cpu_tiles.get(keys.shape),

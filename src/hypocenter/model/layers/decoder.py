@@ -1,4 +1,4 @@
-"""The one decoder: a transformer as facts describe it, written as ops over Tensors.
+"""The one decoder: a transformer as its architecture describes it, written as ops over Tensors.
 
 Its plain Python runs once per shape bucket and leaves a plan; it never touches data.
 """
@@ -50,7 +50,7 @@ class Decoder(LayerOps):
 
     def __init__(
         self,
-        facts: Architecture,
+        arch: Architecture,
         weights: Weights,
         inputs: StepInputs,
         cache: Cache,
@@ -63,38 +63,38 @@ class Decoder(LayerOps):
         `attention` is one of config.ATTENTIONS; raises UsageError for parts on the CPU.
         """
         self.weights, self.inputs, self.pages = weights, inputs, cache.pages
-        self._page_of = {layer: at for at, layer in enumerate(facts.attention_layers)}
-        self._state_net = allocate_net(facts, inputs, cache.states, max_tokens)
+        self._page_of = {layer: at for at, layer in enumerate(arch.attention_layers)}
+        self._state_net = allocate_net(arch, inputs, cache.states, max_tokens)
         device, num_sequences = inputs.counts.device, inputs.block_tables.shape[0]
-        self._logits_buffers = LogitsBuffers(facts, num_sequences, device, group)
-        self._buffers = Activations.allocate(facts, max_tokens, device=device)
-        widest = max(facts.width, facts.mixer_width, facts.dense_width)
+        self._logits_buffers = LogitsBuffers(arch, num_sequences, device, group)
+        self._buffers = Activations.allocate(arch, max_tokens, device=device)
+        widest = max(arch.width, arch.mixer_width, arch.dense_width)
         operands = Operands.allocate(
             weights.dtypes, max_tokens, widest, device=device, in_bf16=weights.in_bf16
         )
-        super().__init__(facts, inputs.counts, operands, group)
+        super().__init__(arch, inputs.counts, operands, group)
         #: Apart from those, which other threads still read.
         self._gated = RotatingOperands(
             Operands.allocate(
-                weights.dtypes if device == "cpu" and facts.dense_width else (),
+                weights.dtypes if device == "cpu" and arch.dense_width else (),
                 max_tokens,
-                facts.dense_width,
+                arch.dense_width,
                 device=device,
             )
         )
         self._mixture = MixtureBuffers.allocate(
-            facts,
+            arch,
             [layer.mixture for layer in weights.layers if layer.mixture is not None],
             max_tokens,
             device=device,
             in_bf16=weights.in_bf16,
         )
-        self._attending = Attending(facts, inputs, cache.pages, max_tokens, attention)
+        self._attending = Attending(arch, inputs, cache.pages, max_tokens, attention)
         is_fused = self._attending.is_fused
-        self._heads = Heads(facts, weights.ropes, inputs, is_fused=is_fused)
+        self._heads = Heads(arch, weights.ropes, inputs, is_fused=is_fused)
         of_long = weights.ropes.of_long_texts()
-        self._heads_of_long = Heads(facts, of_long, inputs, is_fused=is_fused)
-        self._latent = LatentAttention.allocate(facts, inputs, weights.ropes.whole, max_tokens)
+        self._heads_of_long = Heads(arch, of_long, inputs, is_fused=is_fused)
+        self._latent = LatentAttention.allocate(arch, inputs, weights.ropes.whole, max_tokens)
 
     def multiplied_as(self, weight: Tensor) -> DType:
         """The type in which activations are multiplied with a weight."""
@@ -108,7 +108,7 @@ class Decoder(LayerOps):
         for index, layer in enumerate(self.weights.layers):
             page = self._page_of.get(index)
             pages = None if page is None else (self.pages.keys[page], self.pages.values[page])
-            parts = layer, self.facts.layers[index], pages, inputs[index] if inputs else None
+            parts = layer, self.arch.layers[index], pages, inputs[index] if inputs else None
             of_kind.setdefault(likeness(parts), index)
         return frozenset({*of_kind.values(), len(self.weights.layers) - 1})
 
@@ -132,10 +132,10 @@ class Decoder(LayerOps):
         b = self._buffers.first(num_tokens)
         for turns in (self._operands, self._gated):
             turns.begin()
-        inputs, facts, counts = self.inputs, self.facts, self.inputs.counts
+        inputs, arch, counts = self.inputs, self.arch, self.inputs.counts
         lookup(plan, inputs.token_ids, self.weights.token_table, b.x, counts)
-        if facts.embedding_scale != 1:
-            scale(plan, b.x, facts.embedding_scale, counts)
+        if arch.embedding_scale != 1:
+            scale(plan, b.x, arch.embedding_scale, counts)
         inputs_of = [w.layer_input for w in self.weights.layers if w.layer_input is not None]
         if inputs_of:
             products = zip(inputs_of, b.layer_inputs, strict=True)
@@ -179,7 +179,7 @@ class Decoder(LayerOps):
         heads: Heads,
         net: StateNet | None,
     ) -> None:
-        facts = self.facts
+        arch = self.arch
         pairs = [(w.q, b.q, w.q_bias), (w.k, b.k, w.k_bias), (w.v, b.v, w.v_bias)]
         pairs.append((w.attn_gate, b.attn_gate, None))
         products = [(one, out, bias) for one, out, bias in pairs if one is not None]
@@ -192,11 +192,11 @@ class Decoder(LayerOps):
             weights += w.mixer.read
             products += net.products(w.mixer)
         norm = Norm(w.attn_norm, w.attn_norm_bias)
-        read, made = self._norm(plan, b.x, norm, b.hidden, *weights)
-        self._linear(plan, read, *products, ready=made)
+        normed, x_codes = self._norm(plan, b.x, norm, b.hidden, *weights)
+        self._linear(plan, normed, *products, ready=x_codes)
         if w.is_parallel:
             # x is read no more, so what this adds to it may come before attention's part.
-            self._dense(plan, b, index, w, read, made)
+            self._dense(plan, b, index, w, normed, x_codes)
         if net is not None and w.mixer is not None:
             self._add_mixed(plan, b, net, index, w.mixer)
         page = self._page_of[index]
@@ -208,14 +208,14 @@ class Decoder(LayerOps):
             b,
             keys,
             values,
-            window=facts.layers[index].window,
-            softcap=facts.attn_softcap,
+            window=arch.layers[index].window,
+            softcap=arch.attn_softcap,
             codes=codes,
             sinks=w.sinks,
         )
         attended = b.attended
         if w.attn_gate is not None:
-            width, attended = facts.q_width(index), b.attn_gate
+            width, attended = arch.q_width(index), b.attn_gate
             codes = self._gate(plan, attended, b.attended, "sigmoid", w.attn_output, width)
         self._into_residual(
             plan,
@@ -238,16 +238,14 @@ class Decoder(LayerOps):
         """b.x += what attention makes of it whose cache holds latents."""
         w = layer.latent
         assert w is not None
-        read, made = self._norm(plan, b.x, Norm(layer.attn_norm), b.hidden, *w.read)
-        self._linear(plan, read, *latent.products(w, b), ready=made)
+        normed, x_codes = self._norm(plan, b.x, Norm(layer.attn_norm), b.hidden, *w.read)
+        self._linear(plan, normed, *latent.products(w, b), ready=x_codes)
         if w.q_up is not None:
             self._linear(plan, latent.norm_queries(plan, w), (w.q_up, latent.heads, None))
         keys, values = self.pages.keys[index], self.pages.values[index]
         latent.prepare(plan, b, w, keys, values)
-        value_dim = self.facts.layers[index].value_dim
-        attend(
-            plan, b, keys, values, window=0, softcap=self.facts.attn_softcap, value_dim=value_dim
-        )
+        value_dim = self.arch.layers[index].value_dim
+        attend(plan, b, keys, values, window=0, softcap=self.arch.attn_softcap, value_dim=value_dim)
         expanded = latent.expand(plan, w, b.attended)
         self._into_residual(plan, b, expanded, BranchEnd(w.output), ready=None)
 
@@ -257,8 +255,8 @@ class Decoder(LayerOps):
         """b.x += what a layer makes of it that carries a state."""
         w = layer.mixer
         assert w is not None
-        read, made = self._norm(plan, b.x, Norm(layer.attn_norm), b.hidden, *w.read)
-        self._linear(plan, read, *net.products(w), ready=made)
+        normed, x_codes = self._norm(plan, b.x, Norm(layer.attn_norm), b.hidden, *w.read)
+        self._linear(plan, normed, *net.products(w), ready=x_codes)
         self._add_mixed(plan, b, net, index, w)
 
     def _add_mixed(
@@ -282,8 +280,8 @@ class Decoder(LayerOps):
         norm = Norm(w.ffn_norm, w.ffn_norm_bias)
         if w.mixture is None:
             assert w.dense is not None
-            x, made = self._norm(plan, b.x, norm, b.hidden, *w.dense.read)
-            self._dense(plan, b, index, w, x, made)
+            normed, x_codes = self._norm(plan, b.x, norm, b.hidden, *w.dense.read)
+            self._dense(plan, b, index, w, normed, x_codes)
             return
         assert mixture is not None
         if w.mixture.beside is not None:
@@ -299,13 +297,13 @@ class Decoder(LayerOps):
         index: int,
         w: LayerWeights,
         x: Tensor,
-        made: Operands | None,
+        x_codes: Operands | None,
     ) -> None:
-        """b.x += what the dense feed-forward makes of x; `made` as in `_gate_up`."""
+        """b.x += what the dense feed-forward makes of x; `x_codes` as in `_gate_up`."""
         assert w.dense is not None
-        width = self.facts.layers[index].ffn_width
+        width = self.arch.layers[index].ffn_width
         b = b.of_width(width)
-        codes = self._gate_up(plan, b, w.dense, x, made, width)
+        codes = self._gate_up(plan, b, w.dense, x, x_codes, width)
         end = BranchEnd(w.dense.down, w.dense.down_bias, w.post_ffn_norm)
         self._into_residual(plan, b, b.gate, end, ready=codes, is_last=not w.is_parallel)
 
@@ -313,20 +311,20 @@ class Decoder(LayerOps):
         self, plan: PlanBuilder, b: Activations, norm: Tensor, w: Mixture, mixture: MixtureBuffers
     ) -> None:
         """x += what experts make of x, normed."""
-        facts, counts = self.facts, self.inputs.counts
-        rms_norm(plan, b.x, norm, facts.norm_eps, b.hidden, counts, width=facts.width)
+        arch, counts = self.arch, self.inputs.counts
+        rms_norm(plan, b.x, norm, arch.norm_eps, b.hidden, counts, width=arch.width)
         mixture.choose(plan, b.hidden, w, counts, self._operands.next(b.x.shape[0]))
         mixture.give(plan, b.hidden, w.experts)
         mixture.apply_experts(plan, w.experts)
         if w.shared is not None:
-            assert facts.experts is not None
+            assert arch.experts is not None
             assert mixture.shared is not None
-            b = b.of_width(facts.experts.shared_width)
-            x, made = self._norm(plan, b.hidden, Norm(None), b.hidden, *w.shared.read)
-            codes = self._gate_up(plan, b, w.shared, x, made, facts.experts.shared_width)
+            b = b.of_width(arch.experts.shared_width)
+            x, x_codes = self._norm(plan, b.hidden, Norm(None), b.hidden, *w.shared.read)
+            codes = self._gate_up(plan, b, w.shared, x, x_codes, arch.experts.shared_width)
             self._linear(plan, b.gate, (w.shared.down, mixture.shared, None), ready=codes)
         has_shared = w.shared is not None
-        adds = facts.part.is_first
+        adds = arch.part.is_first
         mixture.mix_into(plan, b.x, counts, with_shared=has_shared, accumulate=adds)
         self._reduce(plan, b.x)
 
@@ -344,18 +342,16 @@ class Decoder(LayerOps):
         assert w.dense is not None
         assert w.post_ffn_norm is not None
         assert mixture.shared is not None
-        counts, both, width = self.inputs.counts, mixture.shared, self.facts.layers[index].ffn_width
+        counts, both, width = self.inputs.counts, mixture.shared, self.arch.layers[index].ffn_width
         b = b.of_width(width)
-        norm = partial(
-            rms_norm, plan, eps=self.facts.norm_eps, counts=counts, width=self.facts.width
-        )
+        norm = partial(rms_norm, plan, eps=self.arch.norm_eps, counts=counts, width=self.arch.width)
         norm(b.x, norms.router, out=b.hidden)
         mixture.choose(plan, b.hidden, w.mixture, counts, self._operands.next(b.x.shape[0]))
         norm(b.x, norms.experts, out=b.hidden)
         mixture.give(plan, b.hidden, w.mixture.experts)
         mixture.apply_experts(plan, w.mixture.experts)
-        x, made = self._norm(plan, b.x, Norm(w.ffn_norm), b.hidden, *w.dense.read)
-        codes = self._gate_up(plan, b, w.dense, x, made, width)
+        normed, x_codes = self._norm(plan, b.x, Norm(w.ffn_norm), b.hidden, *w.dense.read)
+        codes = self._gate_up(plan, b, w.dense, normed, x_codes, width)
         self._linear(plan, b.gate, (w.dense.down, both, None), ready=codes)
         norm(both, norms.dense, out=both)
         mixture.mix_into(plan, b.hidden, counts, with_shared=False, accumulate=False)
@@ -374,21 +370,21 @@ class Decoder(LayerOps):
         """
         assert b.token_input is not None
         assert b.gated_input is not None
-        facts, counts, inner = self.facts, self.inputs.counts, self.facts.input_width
-        eps, kind = facts.norm_eps, facts.family.activation
+        arch, counts, inner = self.arch, self.inputs.counts, self.arch.input_width
+        eps, kind = arch.norm_eps, arch.family.activation
         norm = partial(rms_norm, plan, counts=counts, accumulate=True)
         lookup(plan, self.inputs.token_ids, w.table, b.token_input, counts)
-        wide_eps = eps * facts.width
+        wide_eps = eps * arch.width
         norm(projected, w.projection_norm, eps=wide_eps, out=b.token_input, width=inner)
-        x, made = self._norm(plan, b.x, Norm(None), b.hidden, w.gate)
-        self._linear(plan, x, (w.gate, b.gated_input, None), ready=made)
+        x, x_codes = self._norm(plan, b.x, Norm(None), b.hidden, w.gate)
+        self._linear(plan, x, (w.gate, b.gated_input, None), ready=x_codes)
         codes = self._codes(b.gated_input, w.output)
         if codes is None:
             gate(plan, b.gated_input, b.token_input, kind, counts)
         else:
             gate_codes(plan, b.gated_input, b.token_input, kind, codes, counts, width=inner)
         self._linear(plan, b.gated_input, (w.output, b.hidden, None), ready=codes)
-        norm(b.hidden, w.output_norm, eps=2 * eps / inner, out=b.x, width=facts.width)
+        norm(b.hidden, w.output_norm, eps=2 * eps / inner, out=b.x, width=arch.width)
 
     def _gate_up(
         self,
@@ -396,27 +392,27 @@ class Decoder(LayerOps):
         b: Activations,
         w: FeedForward,
         x: Tensor,
-        made: Operands | None,
+        x_codes: Operands | None,
         width: int,
     ) -> Operands | None:
-        """What `down` reads: codes or, where there are none, b.gate; `made` holds the codes of
+        """What `down` reads: codes or, where there are none, b.gate; `x_codes` holds the codes of
         x, where these are all that is read of it."""
-        counts, kind = self.inputs.counts, self.facts.family.activation
+        counts, kind = self.inputs.counts, self.arch.family.activation
         if w.gate_up is not None:
-            assert made is not None
+            assert x_codes is not None
             into = self._gated.next(b.x.shape[0])
-            linear_gate_codes(plan, made, w.gate_up, kind, into, counts, width=width)
+            linear_gate_codes(plan, x_codes, w.gate_up, kind, into, counts, width=width)
             return into
         assert w.up is not None
         if w.gate is None:
-            self._linear(plan, x, (w.up, b.gate, w.up_bias), ready=made)
+            self._linear(plan, x, (w.up, b.gate, w.up_bias), ready=x_codes)
             codes = self._codes(b.gate, w.down)
             if codes is None:
                 activate(plan, b.gate, kind, counts)
             else:
                 activate_codes(plan, b.gate, kind, codes, counts, width=width)
             return codes
-        self._linear(plan, x, (w.gate, b.gate, w.gate_bias), (w.up, b.up, w.up_bias), ready=made)
+        self._linear(plan, x, (w.gate, b.gate, w.gate_bias), (w.up, b.up, w.up_bias), ready=x_codes)
         return self._gate(plan, b.gate, b.up, kind, w.down, width)
 
     def _logits(self, plan: PlanBuilder, b: Activations, num_logit_rows: int) -> Tensor:
@@ -425,7 +421,7 @@ class Decoder(LayerOps):
         logits = self._logits_buffers.product(num_logit_rows)
         gather(plan, b.x, self.inputs.logit_rows, hidden, counts)
         norm = Norm(weights.output_norm, weights.output_norm_bias)
-        read, made = self._norm(plan, hidden, norm, hidden, weights.output, count=1)
+        normed, x_codes = self._norm(plan, hidden, norm, hidden, weights.output, count=1)
         product = (weights.output, logits, weights.output_bias)
-        self._linear(plan, read, product, count=1, ready=made)
+        self._linear(plan, normed, product, count=1, ready=x_codes)
         return self._logits_buffers.finish(plan, logits, counts)

@@ -20,10 +20,10 @@ class Heads:
     """Norms heads, turns them by their positions, and puts k and v into the cache."""
 
     def __init__(
-        self, facts: Architecture, ropes: RopeTables, inputs: StepInputs, *, is_fused: bool
+        self, arch: Architecture, ropes: RopeTables, inputs: StepInputs, *, is_fused: bool
     ) -> None:
         """`is_fused`: turning and writing may be one launch."""
-        self._facts, self._ropes, self._inputs, self._is_fused = facts, ropes, inputs, is_fused
+        self._arch, self._ropes, self._inputs, self._is_fused = arch, ropes, inputs, is_fused
 
     def prepare(
         self,
@@ -37,19 +37,19 @@ class Heads:
         """Append what makes queries of b.q, and keys and values in pages of b.k and b.v."""
         if w.v_norm is not None:
             source = b.k if w.v is None else b.v
-            self._norm(plan, source, w.v_norm, b.v, index, self._facts.layers[index].num_kv_heads)
-        facts, has_own = self._facts, self._facts.layers[index].kv_source is None
-        is_alike = self._ropes.query is None and not facts.family.norms_after_rope and has_own
+            self._norm(plan, source, w.v_norm, b.v, index, self._arch.layers[index].num_kv_heads)
+        arch, has_own = self._arch, self._arch.layers[index].kv_source is None
+        is_alike = self._ropes.query is None and not arch.family.norms_after_rope and has_own
         # Blocks are made of heads that have been rotated whole.
-        if facts.is_rotated(index) and is_alike and self._is_fused and not keys.dtype.is_quantised:
+        if arch.is_rotated(index) and is_alike and self._is_fused and not keys.dtype.is_quantised:
             self._write_at_once(plan, b, index, w, keys, values)
             return
-        if not facts.family.norms_after_rope:
+        if not arch.family.norms_after_rope:
             self._norm_both(plan, b, index, w)
         self._turn_and_write(plan, b, index, w, keys, values)
 
     def _table(self, index: int) -> tuple[Tensor, Tensor]:
-        is_local = self._facts.is_local(index)
+        is_local = self._arch.is_local(index)
         return self._ropes.local if is_local else self._ropes.whole
 
     def _write_at_once(
@@ -62,13 +62,13 @@ class Heads:
         values: Tensor,
     ) -> None:
         """q normed and rotated, and k, as well, and v in the cache, by one launch on a GPU."""
-        facts, inputs = self._facts, self._inputs
+        arch, inputs = self._arch, self._inputs
         norms = None
         if w.q_norm is not None or w.k_norm is not None:
-            if facts.family.wide_qk_norm or facts.family.norms_by_head:
+            if arch.family.wide_qk_norm or arch.family.norms_by_head:
                 self._norm_both(plan, b, index, w)
             else:
-                norms = HeadNorms(w.q_norm, w.k_norm, facts.norm_eps)
+                norms = HeadNorms(w.q_norm, w.k_norm, arch.norm_eps)
         rope_write(
             plan,
             b.q,
@@ -80,30 +80,30 @@ class Heads:
             keys,
             values,
             inputs.counts,
-            num_heads=facts.num_heads,
-            head_dim=facts.layers[index].head_dim,
-            style=facts.family.rope_style,
+            num_heads=arch.num_heads,
+            head_dim=arch.layers[index].head_dim,
+            style=arch.family.rope_style,
             norms=norms,
         )
 
     def _norm_both(self, plan: PlanBuilder, b: Activations, index: int, w: LayerWeights) -> None:
         """q and k normed, where they are."""
-        facts = self._facts
+        arch = self._arch
         for x, norm, num_heads in (
-            (b.q, w.q_norm, facts.num_heads),
-            (b.k, w.k_norm, facts.layers[index].num_kv_heads),
+            (b.q, w.q_norm, arch.num_heads),
+            (b.k, w.k_norm, arch.layers[index].num_kv_heads),
         ):
-            if norm is not None and facts.family.norms_by_head:
+            if norm is not None and arch.family.norms_by_head:
                 assert w.head_norm_bias is not None
                 layer_norm(
                     plan,
                     x,
                     norm,
                     w.head_norm_bias,
-                    facts.norm_eps,
+                    arch.norm_eps,
                     x,
                     self._inputs.counts,
-                    width=facts.layers[index].head_dim,
+                    width=arch.layers[index].head_dim,
                     num_heads=num_heads,
                 )
             elif norm is not None:
@@ -113,10 +113,10 @@ class Heads:
         self, plan: PlanBuilder, x: Tensor, norm: Tensor, out: Tensor, index: int, num_heads: int
     ) -> None:
         """out = x, normed head by head or all heads together."""
-        counts, width = self._inputs.counts, self._facts.layers[index].head_dim
-        if self._facts.family.wide_qk_norm:
+        counts, width = self._inputs.counts, self._arch.layers[index].head_dim
+        if self._arch.family.wide_qk_norm:
             width, num_heads = num_heads * width, 1
-        eps = self._facts.norm_eps
+        eps = self._arch.norm_eps
         rms_norm(plan, x, norm, eps, out, counts, width=width, num_heads=num_heads)
 
     def _turn_and_write(
@@ -129,12 +129,12 @@ class Heads:
         values: Tensor,
     ) -> None:
         """q rotated by its positions; k, rotated likewise, and v in their slots of the cache."""
-        facts, ropes, inputs = self._facts, self._ropes, self._inputs
+        arch, ropes, inputs = self._arch, self._ropes, self._inputs
         positions, slots, counts = inputs.positions, inputs.slots, inputs.counts
-        shape, family, table = facts.layers[index], facts.family, self._table(index)
-        is_rotated, has_own = facts.is_rotated(index), shape.kv_source is None
+        shape, family, table = arch.layers[index], arch.family, self._table(index)
+        is_rotated, has_own = arch.is_rotated(index), shape.kv_source is None
         of_q, of_k = (
-            (b.q, facts.num_heads, ropes.query or table),
+            (b.q, arch.num_heads, ropes.query or table),
             (b.k, shape.num_kv_heads, table),
         )
         for x, num_heads, rotated_by in (of_q, of_k) if has_own else (of_q,):

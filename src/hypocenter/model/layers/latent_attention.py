@@ -33,7 +33,7 @@ class LatentAttention:
     part of a key that is rotated and b.v the latent.
     """
 
-    facts: Architecture
+    arch: Architecture
     inputs: StepInputs
     table: RopeTable
     heads: Tensor
@@ -41,10 +41,10 @@ class LatentAttention:
 
     @classmethod
     def allocate(
-        cls, facts: Architecture, inputs: StepInputs, table: RopeTable, max_tokens: int
+        cls, arch: Architecture, inputs: StepInputs, table: RopeTable, max_tokens: int
     ) -> LatentAttention | None:
         """None for a model whose cache has keys and values of each KV head."""
-        latent, device = facts.latent, inputs.counts.device
+        latent, device = arch.latent, inputs.counts.device
         if latent is None:
             return None
 
@@ -52,9 +52,9 @@ class LatentAttention:
             shape = (max_tokens, padded_rows(width))
             return allocate(name, "decoder", DType.F32, shape, device=device)
 
-        heads = wide("latent_heads", facts.num_heads * latent.widest)
+        heads = wide("latent_heads", arch.num_heads * latent.widest)
         queries = wide("latent_queries", latent.query_rank) if latent.query_rank else None
-        return cls(facts, inputs, table, heads, queries)
+        return cls(arch, inputs, table, heads, queries)
 
     def first(self, num_rows: int) -> LatentAttention:
         """The same for a bucket of `num_rows` tokens."""
@@ -64,11 +64,11 @@ class LatentAttention:
     def products(self, w: LatentWeights, b: Activations) -> tuple[tuple[Tensor, Tensor, None], ...]:
         """Weights that a layer's input is multiplied with, and where the results go."""
         q = self.heads if self.queries is None else self.queries
-        return (w.q, q, None), (w.latent, b.v, None), (w.turned, b.k, None)
+        return (w.q, q, None), (w.latent, b.v, None), (w.rotated, b.k, None)
 
     def norm_queries(self, plan: PlanBuilder, w: LatentWeights) -> Tensor:
         """Append the norm of what queries come of; that, which `w.q_up` is to make them of."""
-        latent = self.facts.latent
+        latent = self.arch.latent
         assert latent is not None
         assert self.queries is not None
         assert w.q_norm is not None
@@ -79,14 +79,14 @@ class LatentAttention:
         self, plan: PlanBuilder, b: Activations, w: LatentWeights, keys: Tensor, values: Tensor
     ) -> None:
         """Append what makes queries in b.q and fills the pages."""
-        facts, inputs, latent = self.facts, self.inputs, self.facts.latent
+        arch, inputs, latent = self.arch, self.inputs, self.arch.latent
         assert latent is not None
-        counts, rank, turned = inputs.counts, latent.rank, latent.rope_dim
+        counts, rank, rotated = inputs.counts, latent.rank, latent.rope_dim
         self._norm(plan, b.v, w.norm, rank)
-        head_linear(plan, self.heads, w.keys, b.q, counts, num_outputs=rank, num_kept=turned)
+        head_linear(plan, self.heads, w.keys, b.q, counts, num_outputs=rank, num_kept=rotated)
         for x, num_heads, head_dim in (
-            (b.q, facts.num_heads, latent.cached_dim),
-            (b.k, 1, turned),
+            (b.q, arch.num_heads, latent.cached_dim),
+            (b.k, 1, rotated),
         ):
             rotate(
                 plan,
@@ -96,13 +96,13 @@ class LatentAttention:
                 counts,
                 num_heads=num_heads,
                 head_dim=head_dim,
-                style=facts.family.rope_style,
+                style=arch.family.rope_style,
             )
         latent_write(plan, b.k, b.v, inputs.slots, keys, values, counts, rank=rank)
 
     def expand(self, plan: PlanBuilder, w: LatentWeights, attended: Tensor) -> Tensor:
         """Append what makes values of attention's result; those, head by head."""
-        latent = self.facts.latent
+        latent = self.arch.latent
         assert latent is not None
         head_linear(
             plan,
@@ -116,4 +116,4 @@ class LatentAttention:
 
     def _norm(self, plan: PlanBuilder, x: Tensor, weight: Tensor, width: int) -> None:
         # Latents are not what layers add to, which may be kept smaller than it is.
-        rms_norm(plan, x, weight, self.facts.mixer_eps, x, self.inputs.counts, width=width)
+        rms_norm(plan, x, weight, self.arch.mixer_eps, x, self.inputs.counts, width=width)

@@ -9,7 +9,7 @@ from hypocenter.device.group import Group
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.collective.collectives import all_reduce
 from hypocenter.kernels.linear.linear import linear_several
-from hypocenter.kernels.linear.operands import Operands, Product, reads_made_alone
+from hypocenter.kernels.linear.operands import Operands, Product, reads_operands_alone
 from hypocenter.kernels.linear.quantise import quantise
 from hypocenter.kernels.rowwise.activation import gate, gate_codes
 from hypocenter.kernels.rowwise.layer_norm import layer_norm, layer_norm_codes
@@ -38,10 +38,10 @@ class LayerOps:
     """Appends them to plans of one model, whose `counts` are those of the step."""
 
     def __init__(
-        self, facts: Architecture, counts: Tensor, operands: Operands, group: Group | None
+        self, arch: Architecture, counts: Tensor, operands: Operands, group: Group | None
     ) -> None:
         """`operands`: what products read; `group`: those that hold the model's other parts."""
-        self.facts, self._counts, self._group = facts, counts, group
+        self.arch, self._counts, self._group = arch, counts, group
         self._operands = RotatingOperands(operands)
 
     def _gate(
@@ -71,16 +71,16 @@ class LayerOps:
         Of several parts of a model each has a sum of its own, and x counts with the first: `also`
         says that this part has put another sum there already, `is_last` that none comes behind it.
         """
-        facts, counts = self.facts, self._counts
+        arch, counts = self.arch, self._counts
         if branch.norm is None:
-            adds = also or facts.part.is_first
+            adds = also or arch.part.is_first
             self._linear(plan, x, (branch.weight, b.x, branch.bias), accumulate=adds, ready=ready)
             if is_last:
                 self._reduce(plan, b.x)
             return
         self._linear(plan, x, (branch.weight, b.hidden, branch.bias), ready=ready)
         self._reduce(plan, b.hidden)
-        eps, width = facts.norm_eps, facts.width
+        eps, width = arch.norm_eps, arch.width
         rms_norm(plan, b.hidden, branch.norm, eps, b.x, counts, width=width, accumulate=True)
 
     def _reduce(self, plan: PlanBuilder, x: Tensor) -> None:
@@ -90,7 +90,7 @@ class LayerOps:
 
     def _codes(self, x: Tensor, *weights: Tensor) -> Operands | None:
         """Where the codes of rows like x's go that are all that products with `weights` read."""
-        if not reads_made_alone(weights, self._counts.device):
+        if not reads_operands_alone(weights, self._counts.device):
             return None
         return self._operands.next(x.shape[0])
 
@@ -105,7 +105,7 @@ class LayerOps:
     ) -> tuple[Tensor, Operands | None]:
         """What products with `weights` read of x, normed where there is a norm: a tensor, for
         which `hidden` is room, and its codes where these are all of it that they read."""
-        counts, eps, width = self._counts, self.facts.norm_eps, self.facts.width
+        counts, eps, width = self._counts, self.arch.norm_eps, self.arch.width
         codes = self._codes(x, *weights)
         weight, bias = norm
         if weight is None:

@@ -17,7 +17,7 @@ from hypocenter.kernels.experts.grouping import group
 from hypocenter.kernels.experts.mixing import mix
 from hypocenter.kernels.experts.routing import route
 from hypocenter.kernels.linear.linear import linear_several
-from hypocenter.kernels.linear.operands import Operands, Product, reads_made_alone
+from hypocenter.kernels.linear.operands import Operands, Product, reads_operands_alone
 from hypocenter.kernels.linear.quantise import gather_operands, prepare_operands
 from hypocenter.kernels.rowwise.activation import gate, gate_codes
 from hypocenter.kernels.weights.row_groups import padded_rows
@@ -50,7 +50,7 @@ class MixtureBuffers:
     @classmethod
     def allocate(
         cls,
-        facts: Architecture,
+        arch: Architecture,
         mixtures: Iterable[Mixture],
         max_tokens: int,
         *,
@@ -58,7 +58,7 @@ class MixtureBuffers:
         in_bf16: bool,
     ) -> MixtureBuffers | None:
         """What layers with these mixtures want; None where there are none."""
-        experts, stacks = facts.experts, [mixture.experts for mixture in mixtures]
+        experts, stacks = arch.experts, [mixture.experts for mixture in mixtures]
         if experts is None or not stacks:
             return None
         choice = experts.choice
@@ -75,18 +75,18 @@ class MixtureBuffers:
         is_split = any(stack.gate_up is None for stack in stacks)
         downs = [stack.down for stack in stacks]
         table = ExpertsTable.allocate(shape)
-        has_shared = experts.shared_width > 0 or facts.is_dense(facts.num_layers - 1)
+        has_shared = experts.shared_width > 0 or arch.is_dense(arch.num_layers - 1)
         return cls(
             experts=experts,
-            width=facts.width,
-            activation=facts.family.activation,
+            width=arch.width,
+            activation=arch.family.activation,
             table=table,
             logits=floats("router_logits", max_tokens, choice.num_experts + choice.has_gate),
-            sorted_x=floats("expert_rows", shape.num_rows, facts.width),
+            sorted_x=floats("expert_rows", shape.num_rows, arch.width),
             gate=floats("expert_gate", shape.num_rows, experts.width) if is_split else None,
             up=floats("expert_up", shape.num_rows, experts.width) if is_split else None,
-            shared=floats("shared", max_tokens, facts.width) if has_shared else None,
-            operands=operands((weight for stack in stacks for weight in stack.read), facts.width),
+            shared=floats("shared", max_tokens, arch.width) if has_shared else None,
+            operands=operands((weight for stack in stacks for weight in stack.read), arch.width),
             gated=operands(downs, experts.width),
             of_one_token=None if device == "cpu" else table.of_one_token(),
         )
@@ -121,11 +121,11 @@ class MixtureBuffers:
         hidden: Tensor,
         weights: Mixture,
         counts: Tensor,
-        made: Operands,
+        operands: Operands,
     ) -> None:
         """Append which experts the tokens of `hidden` take, and where their rows lie."""
         router = Product(weights.router, self.logits, weights.router_bias)
-        linear_several(plan, hidden, [router], counts, made)
+        linear_several(plan, hidden, [router], counts, operands)
         route(
             plan,
             self.logits,
@@ -170,7 +170,7 @@ class MixtureBuffers:
             Product(weights.up, self.up, weights.up_bias),
         )
         experts_linear(plan, x, both, table, self.operands)
-        if reads_made_alone([weights.down], plan.device):
+        if reads_operands_alone([weights.down], plan.device):
             gate_codes(
                 plan,
                 self.gate,

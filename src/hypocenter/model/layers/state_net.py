@@ -15,22 +15,22 @@ StateNet = DeltaNet | ConvNet | SpaceNet
 
 
 def allocate_net(
-    facts: Architecture, inputs: StepInputs, states: StatePages | None, max_tokens: int
+    arch: Architecture, inputs: StepInputs, states: StatePages | None, max_tokens: int
 ) -> StateNet | None:
     """Makes it with buffers for `max_tokens` tokens; None for a model whose layers carry no state.
 
     inputs and states are those of the decoder's steps, which must be there where a layer carries a
     state.
     """
-    recurrence = facts.recurrence
+    recurrence = arch.recurrence
     if recurrence is None:
         return None
     assert states is not None
     if isinstance(recurrence, Convolution):
         return ConvNet.allocate(recurrence, inputs, states, max_tokens)
     if isinstance(recurrence, StateSpace):
-        return SpaceNet.allocate(recurrence, facts.mixer_eps, inputs, states, max_tokens)
-    return DeltaNet.allocate(recurrence, facts.mixer_eps, inputs, states, max_tokens)
+        return SpaceNet.allocate(recurrence, arch.mixer_eps, inputs, states, max_tokens)
+    return DeltaNet.allocate(recurrence, arch.mixer_eps, inputs, states, max_tokens)
 
 
 def first_of(net: StateNet | None, num_tokens: int, num_sequences: int | None) -> StateNet | None:

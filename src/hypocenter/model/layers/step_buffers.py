@@ -94,7 +94,7 @@ class KVPages:
     @classmethod
     def allocate(
         cls,
-        facts: Architecture,
+        arch: Architecture,
         num_blocks: int,
         block_size: int,
         dtype: DType,
@@ -106,10 +106,10 @@ class KVPages:
         are no whole blocks of `dtype`."""
         keys: list[Tensor] = []
         values: list[Tensor] = []
-        for index in facts.attention_layers:
-            shape = facts.layers[index]
+        for index in arch.attention_layers:
+            shape = arch.layers[index]
             if shape.kv_source is not None:
-                source = facts.attention_layers.index(shape.kv_source)
+                source = arch.attention_layers.index(shape.kv_source)
                 keys.append(keys[source])
                 values.append(values[source])
                 continue
@@ -138,13 +138,13 @@ def _pages(
 
 
 def lend_pages(
-    facts: Architecture, num_blocks: int, block_size: int, dtype: DType, *, device: str
+    arch: Architecture, num_blocks: int, block_size: int, dtype: DType, *, device: str
 ) -> SharedPiece:
     """Zeroed memory for `KVPages.allocate`, and a sum of each block. Raises NotShareable,
     OutOfMemory."""
     num_bytes = room_bytes(num_blocks * 8)
-    for index in facts.attention_layers:
-        shape = facts.layers[index]
+    for index in arch.attention_layers:
+        shape = arch.layers[index]
         if shape.kv_source is None:
             per_head = num_blocks * shape.num_kv_heads * block_size
             of_keys, of_values = per_head * shape.head_dim, per_head * shape.value_pitch
@@ -164,9 +164,9 @@ class StatePages:
     states: dict[int, Tensor]
 
     @classmethod
-    def allocate(cls, facts: Architecture, num_slots: int, *, device: str) -> StatePages | None:
+    def allocate(cls, arch: Architecture, num_slots: int, *, device: str) -> StatePages | None:
         """None for a model whose layers carry none."""
-        recurrence = facts.recurrence
+        recurrence = arch.recurrence
         if recurrence is None:
             return None
 
@@ -176,7 +176,7 @@ class StatePages:
             sizes = (num_slots, *recurrence.shapes[kind])
             return {
                 layer: allocate(f"{kind}.{layer}", "states", DType.F32, sizes, device=device)
-                for layer in facts.state_layers
+                for layer in arch.state_layers
             }
 
         return cls(pages("conv"), pages("state"))

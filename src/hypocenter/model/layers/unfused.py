@@ -68,7 +68,7 @@ class UnfusedAttention:
     @classmethod
     def allocate(
         cls,
-        facts: Architecture,
+        arch: Architecture,
         max_tokens: int,
         num_sequences: int,
         max_context: int,
@@ -81,19 +81,19 @@ class UnfusedAttention:
         def floats(name: str, *shape: int) -> Tensor:
             return allocate(name, "decoder", DType.F32, shape, device=device)
 
-        heads = (num_sequences, facts.num_heads)
+        heads = (num_sequences, arch.num_heads)
 
         def room_for(head_dim: int, value_dim: int) -> _Expanded:
             return _Expanded(
                 keys=floats("keys", *heads, max_context, head_dim),
-                transposed=floats("turned_keys", *heads, head_dim, max_context),
+                transposed=floats("transposed_keys", *heads, head_dim, max_context),
                 values=floats("values", *heads, max_context, value_dim),
             )
 
-        sizes = {shape.head_dim: shape.value_dim for shape in facts.layers}
+        sizes = {shape.head_dim: shape.value_dim for shape in arch.layers}
         return cls(
             lengths=allocate("lengths", "decoder", DType.I32, (num_sequences,), device=device),
-            scores=floats("scores", max_tokens, facts.num_heads, max_context),
+            scores=floats("scores", max_tokens, arch.num_heads, max_context),
             expanded={head_dim: room_for(head_dim, size) for head_dim, size in sizes.items()},
         )
 

@@ -32,14 +32,14 @@ from hypocenter.model.layers.decoder import Decoder
 from hypocenter.model.layers.step_buffers import Cache, KVPages, StatePages, StepInputs
 from hypocenter.model.tensors.specimen_weights import allocate_undefined, undefined_weights
 
-# One model for each kernel variant that a family's facts bring.
+# One model for each kernel variant that a family brings.
 _MODELS: tuple[tuple[str, str, dict[str, float]], ...] = (
     ("llama", "normal rope, silu", {}),
     ("qwen3", "neox rope, norms on q and k", {}),
     ("gemma2", "gelu, post norms, soft caps", {"attn_softcap": 50.0, "final_softcap": 30.0}),
 )
 
-# Mixtures: softmax and sigmoid scores, with what else each of their facts brings.
+# Mixtures: softmax and sigmoid scores, with what else each of them brings.
 _MIXTURES: dict[str, Experts] = {
     "qwen3moe": Experts(ExpertChoice(128, 8), width=768),
     "qwen2moe": Experts(
@@ -108,8 +108,8 @@ def project_specimens() -> tuple[Specimen, ...]:
 def vendor_specimens(vendor: str) -> Iterator[Specimen]:
     """The specimens that one vendor's GPUs are launched with, a form as often as it is met."""
     of_model = partial(_of_model, vendor)
-    for family, _, facts in _MODELS:
-        yield from of_model(family, DType.Q8_0, DType.F16, facts)
+    for family, _, arch in _MODELS:
+        yield from of_model(family, DType.Q8_0, DType.F16, arch)
     for dtype in UNITS:
         yield from of_model("llama", dtype, DType.F32)
     for dtype in (DType.F16, DType.Q8_0):
@@ -321,33 +321,33 @@ class AbstractModel:
         It has a sequence for each 4096 tokens, but at least 32, and some logit rows where nobody
         says.
         """
-        facts = self._architecture()
+        arch = self._architecture()
         group = None if self.part is WHOLE else AbsentGroup(self.part.rank, self.part.num_parts)
         gpu = AbstractGpu(self.vendor)
         devices.use_backend(gpu)
-        num_sequences, has_states = max(32, num_tokens >> 12), facts.recurrence is not None
+        num_sequences, has_states = max(32, num_tokens >> 12), arch.recurrence is not None
         inputs = StepInputs.allocate(
             num_tokens, num_sequences, max_blocks, device=gpu.name, has_states=has_states
         )
         num_blocks = max(4096, num_tokens // 4, max_blocks)
-        pages = KVPages.allocate(facts, num_blocks, 16, self.kv_dtype, device=gpu.name)
-        cache = Cache(pages, StatePages.allocate(facts, num_sequences, device=gpu.name))
-        weights = undefined_weights(facts, self.dtype, gpu.name)
-        decoder = Decoder(facts, weights, inputs, cache, num_tokens, self.attention, group)
+        pages = KVPages.allocate(arch, num_blocks, 16, self.kv_dtype, device=gpu.name)
+        cache = Cache(pages, StatePages.allocate(arch, num_sequences, device=gpu.name))
+        weights = undefined_weights(arch, self.dtype, gpu.name)
+        decoder = Decoder(arch, weights, inputs, cache, num_tokens, self.attention, group)
         some = max(min(num_tokens, 4), num_tokens // 16)
         return decoder.plan(num_tokens, some if num_logit_rows is None else num_logit_rows)
 
     def _architecture(self) -> Architecture:
-        facts, of_layer = _facts(self.family), {}
+        arch, of_layer = architecture_of(self.family), {}
         for name, value in self.changes.items():
             if name in LayerShape.__dataclass_fields__:
                 of_layer[name] = value
             else:
-                facts = replace(facts, **{name: value})
-        shape = replace(facts.layers[0], **of_layer)
-        rope = replace(facts.rope, dim=shape.head_dim - shape.rank)
-        facts = replace(facts, layers=(shape,) * facts.num_layers, rope=rope)
-        return part_of(facts, self.part)
+                arch = replace(arch, **{name: value})
+        shape = replace(arch.layers[0], **of_layer)
+        rope = replace(arch.rope, dim=shape.head_dim - shape.rank)
+        arch = replace(arch, layers=(shape,) * arch.num_layers, rope=rope)
+        return part_of(arch, self.part)
 
 
 def _of_model(
@@ -397,7 +397,7 @@ def form_of(specimen: Specimen) -> tuple[object, ...]:
     )
 
 
-def _facts(family: str) -> Architecture:
+def architecture_of(family: str) -> Architecture:
     rope, latent = Rope(base=500000.0, dim=128), _LATENTS.get(family)
     recurrence = _RECURRENCES.get(family)
     shape = LayerShape(num_kv_heads=8, head_dim=128, ffn_width=14336)

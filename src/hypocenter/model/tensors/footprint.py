@@ -31,16 +31,16 @@ def num_kv_blocks(config: EngineConfig, context_length: int) -> int:
     return -(-(config.kv_tokens or context_length) // config.block_size)
 
 
-def num_state_slots(config: EngineConfig, facts: Architecture) -> tuple[int, int]:
+def num_state_slots(config: EngineConfig, arch: Architecture) -> tuple[int, int]:
     """Slots of states: for requests that run, and for checkpoints; 0 where no layer has any."""
-    if facts.recurrence is None:
+    if arch.recurrence is None:
         return 0, 0
     return config.max_batch_requests, config.state_checkpoints if config.prefix_cache else 0
 
 
-def kv_dtypes_for(facts: Architecture) -> dict[str, DType]:
+def kv_dtypes_for(arch: Architecture) -> dict[str, DType]:
     """The members of `KV_DTYPES` of which all heads of a model are whole blocks."""
-    shapes = [facts.layers[layer] for layer in facts.attention_layers]
+    shapes = [arch.layers[layer] for layer in arch.attention_layers]
     return {
         name: dtype
         for name, dtype in KV_DTYPES.items()
@@ -48,12 +48,12 @@ def kv_dtypes_for(facts: Architecture) -> dict[str, DType]:
     }
 
 
-def require_kv_dtype(facts: Architecture, name: str) -> None:
+def require_kv_dtype(arch: Architecture, name: str) -> None:
     """Raises BadSetting where heads of a model are no whole blocks of a type of `KV_DTYPES`."""
-    if name in (known := kv_dtypes_for(facts)):
+    if name in (known := kv_dtypes_for(arch)):
         return
     num_columns = KV_DTYPES[name].block_elements
-    shapes = [facts.layers[layer] for layer in facts.attention_layers]
+    shapes = [arch.layers[layer] for layer in arch.attention_layers]
     sizes = {size for shape in shapes for size in (shape.head_dim, shape.value_dim)}
     odd = min(size for size in sizes if size % num_columns)
     limit = f"heads of {odd} columns are no whole blocks of {num_columns}; use {' or '.join(known)}"
@@ -61,52 +61,52 @@ def require_kv_dtype(facts: Architecture, name: str) -> None:
 
 
 def needed_bytes(
-    file: GGUFFile, facts: Architecture, config: EngineConfig, context_length: int
+    file: GGUFFile, arch: Architecture, config: EngineConfig, context_length: int
 ) -> dict[str, int]:
     """Bytes by purpose that a model takes for a context of `context_length` tokens, on the CPU.
 
     What packing a tensor holds for a moment, a slab of its rows, is not counted.
     """
-    table, num_blocks = tensor_table(facts, file.tensors), num_kv_blocks(config, context_length)
-    num_running, num_checkpoints = num_state_slots(config, facts)
-    per_token = facts.kv_bytes_per_token(KV_DTYPES[config.kv_dtype])
-    of_attention = facts.widest_q, facts.widest_attended, facts.widest_kv, facts.widest_kv
-    widths = (*(facts.width, *facts.dense_widths) * 2, *of_attention)
-    per_logit_row = padded_rows(facts.vocab_size)
-    if facts.vocab_size % padded_rows(1):
-        per_logit_row += facts.vocab_size
+    table, num_blocks = tensor_table(arch, file.tensors), num_kv_blocks(config, context_length)
+    num_running, num_checkpoints = num_state_slots(config, arch)
+    per_token = arch.kv_bytes_per_token(KV_DTYPES[config.kv_dtype])
+    of_attention = arch.widest_q, arch.widest_attended, arch.widest_kv, arch.widest_kv
+    widths = (*(arch.width, *arch.dense_widths) * 2, *of_attention)
+    per_logit_row = padded_rows(arch.vocab_size)
+    if arch.vocab_size % padded_rows(1):
+        per_logit_row += arch.vocab_size
     numbers_per_token = sum(padded_rows(width) for width in widths)
-    if facts.input_width:
-        numbers_per_token += (facts.num_layers + 2) * padded_rows(facts.input_width)
-    if facts.family.gates_attention:
-        numbers_per_token += padded_rows(facts.widest_q)
-    if (latent := facts.latent) is not None:
-        numbers_per_token += padded_rows(facts.num_heads * latent.widest)
+    if arch.input_width:
+        numbers_per_token += (arch.num_layers + 2) * padded_rows(arch.input_width)
+    if arch.family.gates_attention:
+        numbers_per_token += padded_rows(arch.widest_q)
+    if (latent := arch.latent) is not None:
+        numbers_per_token += padded_rows(arch.num_heads * latent.widest)
         numbers_per_token += padded_rows(latent.query_rank)
-    if (recurrence := facts.recurrence) is not None:
+    if (recurrence := arch.recurrence) is not None:
         numbers_per_token += sum(padded_rows(width) for width in recurrence.buffer_widths)
     activations = config.step_tokens * numbers_per_token
     logits = config.max_batch_requests * per_logit_row
     max_context = min(num_blocks * config.block_size, context_length)
     parts = sum(
-        num_part_floats(config.step_tokens, facts.num_heads, *of_pages, max_context)
-        for of_pages in {(shape.num_kv_heads, shape.value_pitch) for shape in facts.layers}
+        num_part_floats(config.step_tokens, arch.num_heads, *of_pages, max_context)
+        for of_pages in {(shape.num_kv_heads, shape.value_pitch) for shape in arch.layers}
     )
     in_bf16, max_rows = config.float_products == "bf16", config.step_tokens
-    held = held_dtypes(file, facts, in_bf16=in_bf16)
+    held = held_dtypes(file, arch, in_bf16=in_bf16)
     # What all products read, and codes of what gates let through.
-    widest = max(facts.width, facts.mixer_width, facts.dense_width)
+    widest = max(arch.width, arch.mixer_width, arch.dense_width)
     operands = operand_bytes(held, max_rows, widest, in_bf16=in_bf16)
-    operands += operand_bytes(held, max_rows, facts.dense_width, in_bf16=False)
+    operands += operand_bytes(held, max_rows, arch.dense_width, in_bf16=False)
     mixture = 0
-    if facts.experts is not None:
-        mixture = _mixture_bytes(file, facts, table, facts.experts, max_rows, in_bf16=in_bf16)
+    if arch.experts is not None:
+        mixture = _mixture_bytes(file, arch, table, arch.experts, max_rows, in_bf16=in_bf16)
     return {
         "weights": _weight_bytes(file, table),
         "KV cache": num_blocks * config.block_size * per_token,
-        **({"states": num_running * facts.state_bytes} if recurrence else {}),
-        **({"checkpoints": num_checkpoints * facts.state_bytes} if recurrence else {}),
-        "rope tables": _rope_bytes(facts, context_length),
+        **({"states": num_running * arch.state_bytes} if recurrence else {}),
+        **({"checkpoints": num_checkpoints * arch.state_bytes} if recurrence else {}),
+        "rope tables": _rope_bytes(arch, context_length),
         "activations": (activations + logits + parts) * _F32_BYTES + operands + mixture,
     }
 
@@ -133,7 +133,7 @@ def _dtype_of(file: GGUFFile, spec: TensorSpec) -> DType | None:
 
 def _mixture_bytes(
     file: GGUFFile,
-    facts: Architecture,
+    arch: Architecture,
     table: TensorTable,
     experts: Experts,
     max_rows: int,
@@ -141,12 +141,12 @@ def _mixture_bytes(
     in_bf16: bool,
 ) -> int:
     """What `MixtureBuffers` holds for steps of `max_rows` tokens."""
-    choice, pitch, inner = experts.choice, padded_rows(facts.width), padded_rows(experts.width)
+    choice, pitch, inner = experts.choice, padded_rows(arch.width), padded_rows(experts.width)
     shape = ExpertsShape(max_rows, choice.num_experts, choice.num_used, "cpu")
     numbers = max_rows * (3 * choice.num_used + 1) + 3 * shape.most_groups + shape.num_rows
     numbers += 3 + choice.num_experts
     numbers += max_rows * padded_rows(choice.num_experts + choice.has_gate)
-    has_shared = experts.shared_width > 0 or facts.is_dense(facts.num_layers - 1)
+    has_shared = experts.shared_width > 0 or arch.is_dense(arch.num_layers - 1)
     numbers += shape.num_rows * pitch + (max_rows * pitch if has_shared else 0)
     read: set[DType] = set()
     given: set[DType] = set()
@@ -163,24 +163,24 @@ def _mixture_bytes(
         if len(known) < len(parts):
             continue  # told of when they are loaded
         is_split |= "mixture.experts.up_bias" in dtypes or not may_join(known)
-        read |= {held_as(dtype, facts.width, in_bf16=in_bf16) for dtype in known[:2]}
+        read |= {held_as(dtype, arch.width, in_bf16=in_bf16) for dtype in known[:2]}
         given.add(held_as(known[2], experts.width, in_bf16=in_bf16))
     if is_split:
         numbers += 2 * shape.num_rows * inner
-    operands = operand_bytes(read, shape.num_rows, facts.width, in_bf16=in_bf16)
+    operands = operand_bytes(read, shape.num_rows, arch.width, in_bf16=in_bf16)
     operands += operand_bytes(given, shape.num_rows, experts.width, in_bf16=in_bf16)
     return numbers * _F32_BYTES + operands
 
 
 def require_room(
-    file: GGUFFile, facts: Architecture, config: EngineConfig, context_length: int
+    file: GGUFFile, arch: Architecture, config: EngineConfig, context_length: int
 ) -> None:
     """Raise ModelTooLarge when `needed_bytes` exceed the memory that is available.
 
     Where the system tells nothing of its memory, nothing is checked.
     """
     room = host_room()
-    needed = needed_bytes(file, facts, config, context_length)
+    needed = needed_bytes(file, arch, config, context_length)
     num_bytes = sum(needed.values())
     if room is None or num_bytes <= room.available_bytes:
         return
@@ -201,22 +201,22 @@ def host_room(root: Path = Path("/")) -> Room | None:
     return min(rooms, key=lambda room: room.available_bytes, default=None)
 
 
-def held_dtypes(file: GGUFFile, facts: Architecture, *, in_bf16: bool) -> set[DType]:
+def held_dtypes(file: GGUFFile, arch: Architecture, *, in_bf16: bool) -> set[DType]:
     """The types that the CPU holds the matrices as that activations are multiplied with."""
     return {
         held_as(dtype, spec.shape[-1], in_bf16=in_bf16)
-        for spec in tensor_table(facts, file.tensors)
+        for spec in tensor_table(arch, file.tensors)
         if spec.kind is TensorKind.MATRIX and (dtype := _dtype_of(file, spec)) is not None
     }
 
 
-def _rope_bytes(facts: Architecture, context_length: int) -> int:
+def _rope_bytes(arch: Architecture, context_length: int) -> int:
     """Tables of cosines and sines in f32, and the f64 angles, cosines and sines of one."""
-    pairs = [facts.rope.dim // 2] * (1 + facts.scales_queries(context_length))
-    if facts.local_rope != facts.rope:
-        pairs.append(facts.local_rope.dim // 2)
-    if facts.rope.scaling == "longrope" and context_length > facts.rope.original_context:
-        pairs.append(facts.rope.dim // 2)
+    pairs = [arch.rope.dim // 2] * (1 + arch.scales_queries(context_length))
+    if arch.local_rope != arch.rope:
+        pairs.append(arch.local_rope.dim // 2)
+    if arch.rope.scaling == "longrope" and context_length > arch.rope.original_context:
+        pairs.append(arch.rope.dim // 2)
     return context_length * (sum(pairs) * 2 * _F32_BYTES + max(pairs) * 3 * 8)
 
 

@@ -28,7 +28,7 @@ from hypocenter.model.tensors.tensor_spec import (
 class LatentWeights:
     """Attention with latents: matrices packed, norms f32 padded to 64.
 
-    `q` makes queries, or what `q_up` makes them of, normed; `latent` and `turned` make what the
+    `q` makes queries, or what `q_up` makes them of, normed; `latent` and `rotated` make what the
     cache holds. By head, f16 or f32 [num_heads, inputs, outputs padded to 64]: `keys` makes queries
     of latents and `values` makes values of them.
     """
@@ -37,7 +37,7 @@ class LatentWeights:
     q_norm: Tensor | None = None
     q_up: Tensor | None = None
     latent: Tensor
-    turned: Tensor
+    rotated: Tensor
     norm: Tensor
     keys: Tensor
     values: Tensor
@@ -46,7 +46,7 @@ class LatentWeights:
     @property
     def read(self) -> tuple[Tensor, ...]:
         """What its input is multiplied with."""
-        return self.q, self.latent, self.turned
+        return self.q, self.latent, self.rotated
 
     @property
     def matrices(self) -> tuple[Tensor, ...]:
@@ -62,7 +62,7 @@ def latent_tensors(arch: Architecture, latent: Latent) -> Iterator[TensorSpec]:
         yield matrix("attn_q_a.weight", "latent.q", low, width)
     else:
         yield matrix("attn_q.weight", "latent.q", q_rows, width)
-    counts = {"latent.latent": rank, "latent.turned": latent.rope_dim}
+    counts = {"latent.latent": rank, "latent.rotated": latent.rope_dim}
     yield matrices("attn_kv_a_mqa.weight", counts, width)
     plain, value_dim = latent.plain_dim, latent.value_dim
     keys = Loaded("latent.keys", (num_heads, plain, rank))

@@ -40,20 +40,20 @@ class _Cut:
 class PartOfFile(GGUFFile):
     """An open model of which only the tensors of one part are seen, cut to size.
 
-    `facts` are those of the whole model, and `part_of` has had no objection.
+    `arch` describes the whole model, and `part_of` has had no objection.
     """
 
-    def __init__(self, whole: GGUFFile, facts: Architecture, part: Part) -> None:
+    def __init__(self, whole: GGUFFile, arch: Architecture, part: Part) -> None:
         """Raises BadSetting where a part would end within a block of quantised weights,
         BadModelFile for a tensor of a wrong shape."""
         super().__init__(whole._open())
-        self._whole, self._facts, self._part = whole, facts, part
+        self._whole, self._arch, self._part = whole, arch, part
         self._cuts: dict[str, _Cut] = {}
         infos = dict(whole.tensors)
-        if facts.vocab_size % part.num_parts == 0 and "output.weight" not in infos:
+        if arch.vocab_size % part.num_parts == 0 and "output.weight" not in infos:
             infos["output.weight"] = infos["token_embd.weight"]
         # Whatever is too much or missing is refused when the part is loaded.
-        tables = tensor_table(facts, infos), tensor_table(part_of(facts, part), infos)
+        tables = tensor_table(arch, infos), tensor_table(part_of(arch, part), infos)
         for of_whole, of_part in zip(*tables, strict=True):
             if (info := infos.get(of_whole.name)) is not None:
                 infos[of_whole.name] = self._cut(info, of_whole, of_part)
@@ -102,7 +102,7 @@ class PartOfFile(GGUFFile):
         num_parts = self._part.num_parts
         if num_columns % (per_block * num_parts):
             problem = f"{num_columns} columns of {info.name} are no {num_parts} parts of whole "
-            raise cannot_split(self._facts, num_parts, f"{problem}blocks of {per_block}")
+            raise cannot_split(self._arch, num_parts, f"{problem}blocks of {per_block}")
         return num_columns // per_block
 
     def _keep(

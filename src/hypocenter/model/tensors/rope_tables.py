@@ -47,30 +47,30 @@ class RopeTableReader:
     def __init__(
         self,
         file: GGUFFile,
-        facts: Architecture,
+        arch: Architecture,
         read: Callable[[str, tuple[int, ...]], np.ndarray[Any, Any]],
         device: str,
     ) -> None:
-        self._file, self._facts, self._read, self._device = file, facts, read, device
+        self._file, self._arch, self._read, self._device = file, arch, read, device
 
     def tables(self, context_length: int) -> RopeTables:
         """The tables of so many positions; raises BadModelFile for what no table can be made of."""
-        facts, long = self._facts, None
+        arch, long = self._arch, None
         if "rope_factors_long.weight" in self._file.tensors:
             of_short, of_long = (
                 self._checked_divisors(f"rope_factors_{kind}.weight") for kind in ("short", "long")
             )
-            cos, sin = self._angles("rope", facts.rope, context_length, of_short)
-            if context_length > facts.rope.original_context:
-                angles = self._angles("long_rope", facts.rope, context_length, of_long)
+            cos, sin = self._angles("rope", arch.rope, context_length, of_short)
+            if context_length > arch.rope.original_context:
+                angles = self._angles("long_rope", arch.rope, context_length, of_long)
                 long = self._place("long_rope", *angles)
         else:
-            cos, sin = self._angles("rope", facts.rope, context_length, self._divisors())
+            cos, sin = self._angles("rope", arch.rope, context_length, self._divisors())
         whole = local = self._place("rope", cos, sin)
-        if facts.local_rope != facts.rope:
-            angles = self._angles("local_rope", facts.local_rope, context_length, None)
+        if arch.local_rope != arch.rope:
+            angles = self._angles("local_rope", arch.local_rope, context_length, None)
             local = self._place("local_rope", *angles)
-        if not facts.scales_queries(context_length):
+        if not arch.scales_queries(context_length):
             return RopeTables(whole, local, long=long)
         growth = self._query_scales(context_length)[:, None]
         scaled = ((cos * growth).astype(np.float32), (sin * growth).astype(np.float32))
@@ -81,9 +81,9 @@ class RopeTableReader:
 
         Formula: llama.cpp, `llm_graph_input_attn_temp`.
         """
-        facts = self._facts
-        num_contexts = 1 + np.arange(context_length) // facts.rope.original_context
-        scales: np.ndarray[Any, Any] = 1 + facts.query_growth * np.log(num_contexts)
+        arch = self._arch
+        num_contexts = 1 + np.arange(context_length) // arch.rope.original_context
+        scales: np.ndarray[Any, Any] = 1 + arch.query_growth * np.log(num_contexts)
         return scales
 
     def _divisors(self) -> np.ndarray[Any, Any] | None:
@@ -93,7 +93,7 @@ class RopeTableReader:
         return self._checked_divisors("rope_freqs.weight")
 
     def _checked_divisors(self, name: str) -> np.ndarray[Any, Any]:
-        values = self._read(name, (self._facts.rope.dim // 2,))
+        values = self._read(name, (self._arch.rope.dim // 2,))
         wrong = np.flatnonzero(~((values > 0) & (values < np.inf)))
         if len(wrong):
             first = int(wrong[0])
@@ -102,47 +102,47 @@ class RopeTableReader:
         return values
 
     def _angles(
-        self, name: str, facts: Rope, context_length: int, divisors: np.ndarray[Any, Any] | None
+        self, name: str, rotation: Rope, context_length: int, divisors: np.ndarray[Any, Any] | None
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        attn_factor = self._attn_factor(facts)
+        attn_factor = self._attn_factor(rotation)
         with np.errstate(over="ignore", invalid="ignore"):  # looked for below
             cos, sin = rope.tables(
                 context_length,
-                facts.dim,
-                facts.base,
-                scaling=facts.scaling,
-                factor=facts.factor,
-                original_context=facts.original_context,
+                rotation.dim,
+                rotation.base,
+                scaling=rotation.scaling,
+                factor=rotation.factor,
+                original_context=rotation.original_context,
                 attn_factor=attn_factor,
-                beta_fast=facts.beta_fast,
-                beta_slow=facts.beta_slow,
+                beta_fast=rotation.beta_fast,
+                beta_slow=rotation.beta_slow,
                 divisors=divisors,
-                rounds_ramp=facts.rounds_ramp,
+                rounds_ramp=rotation.rounds_ramp,
             )
         if not (np.isfinite(cos).all() and np.isfinite(sin).all()):
             raise BadModelFile(
                 self._file.path,
                 "rope scaling",
-                f"base {facts.base}, factor {facts.factor}, attn_factor {attn_factor}",
+                f"base {rotation.base}, factor {rotation.factor}, attn_factor {attn_factor}",
                 f"the {name} table must be finite",
             )
         return cos, sin
 
-    def _attn_factor(self, facts: Rope) -> float:
+    def _attn_factor(self, rotation: Rope) -> float:
         """Files may leave it out; longrope then follows from the two context lengths.
 
         The tables of yarn have a factor of their own, of which `log_multiplier` takes some back
         (DeepSeek's mscale_all_dim; transformers, `_compute_yarn_parameters`).
         """
-        if facts.log_multiplier and facts.scaling == "yarn" and facts.factor > 1:
-            taken = 1 + 0.1 * facts.log_multiplier * math.log(facts.factor)
-            return (facts.attn_factor or 1.0) / taken
-        if facts.attn_factor:
-            return facts.attn_factor
-        stretch = self._facts.context_length / facts.original_context
-        if facts.scaling != "longrope" or stretch <= 1:
+        if rotation.log_multiplier and rotation.scaling == "yarn" and rotation.factor > 1:
+            taken = 1 + 0.1 * rotation.log_multiplier * math.log(rotation.factor)
+            return (rotation.attn_factor or 1.0) / taken
+        if rotation.attn_factor:
+            return rotation.attn_factor
+        stretch = self._arch.context_length / rotation.original_context
+        if rotation.scaling != "longrope" or stretch <= 1:
             return 1.0
-        return math.sqrt(1 + math.log(stretch) / math.log(facts.original_context))
+        return math.sqrt(1 + math.log(stretch) / math.log(rotation.original_context))
 
     def _place(self, name: str, cos: np.ndarray[Any, Any], sin: np.ndarray[Any, Any]) -> RopeTable:
         pair = []

@@ -107,7 +107,7 @@ class LayerWeights:
     q: Tensor | None = None
     #: None: the layer reads keys and values of another.
     k: Tensor | None = None
-    #: None: likewise, or values are made of what `k` gives.
+    #: None: likewise, or values are tensors of what `k` gives.
     v: Tensor | None = None
     q_bias: Tensor | None = None
     k_bias: Tensor | None = None
@@ -124,7 +124,7 @@ class LayerWeights:
     #: Of layer norms, which these make of norms that are there.
     attn_norm_bias: Tensor | None = None
     ffn_norm_bias: Tensor | None = None
-    #: Zeros for all heads, where layer norms are made of each: these have no biases.
+    #: Zeros for all heads, where layer norms are tensors of each: these have no biases.
     head_norm_bias: Tensor | None = None
     #: A score for each head.
     sinks: Tensor | None = None
@@ -180,10 +180,10 @@ class LayerWeights:
         return tuple(found)
 
 
-def layer_of(made: Mapping[str, Tensor], scale: float = 1.0) -> LayerWeights:
+def layer_of(tensors: Mapping[str, Tensor], scale: float = 1.0) -> LayerWeights:
     """A layer of its tensors by place: a field of the layer, or of a group of it (`dense.up`)."""
     groups: dict[str, dict[str, Tensor]] = {}
-    for place, tensor in made.items():
+    for place, tensor in tensors.items():
         group, _, field = place.rpartition(".")
         groups.setdefault(group, {})[field] = tensor
 
@@ -283,7 +283,7 @@ def tensor_table(arch: Architecture, names: Container[str]) -> TensorTable:
 
 
 def _norms_heads(arch: Architecture, names: Container[str]) -> bool:
-    """Whether layer norms, which add biases, are made of each head."""
+    """Whether layer norms, which add biases, are tensors of each head."""
     return arch.family.norms_by_head and any(
         f"blk.{layer}.attn_{part}_norm.weight" in names
         for layer in arch.attention_layers
@@ -312,7 +312,7 @@ def _first(arch: Architecture, names: Container[str]) -> Iterator[TensorSpec]:
 
 
 def _last(arch: Architecture, names: Container[str]) -> Iterator[TensorSpec]:
-    """What logits are made with, and what divides the angles of rotations."""
+    """What logits are tensors with, and what divides the angles of rotations."""
     num_tokens = arch.part.share_of(arch.vocab_size)
     if "output.weight" in names:
         output = matrix("output.weight", "output", num_tokens, arch.width)

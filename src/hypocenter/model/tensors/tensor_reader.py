@@ -38,18 +38,17 @@ class TensorReader:
     def __init__(
         self, file: GGUFFile, architecture: Architecture, progress: OnProgress | None
     ) -> None:
-        self.file, self.facts, self.progress = file, architecture, progress
+        self.file, self.arch, self.progress = file, architecture, progress
         self.taken: set[str] = set()
 
     def refuse_unused(self) -> None:
         for name in self.file.tensors:
-            if name not in self.taken and not self.facts.passes_over(name):
+            if name not in self.taken and not self.arch.passes_over(name):
                 raise UnsupportedModel(
                     self.file.path,
                     "tensor",
                     name,
-                    f"{self.facts.name} models of {self.facts.num_layers} layers have no such "
-                    "tensor",
+                    f"{self.arch.name} models of {self.arch.num_layers} layers have no such tensor",
                 )
 
     def look_for(self, spec: TensorSpec) -> None:
@@ -77,7 +76,7 @@ class TensorReader:
         for count in counts:
             if count % dtype.block_elements:
                 limit = f"blocks of {dtype.block_elements} columns must not span two layers"
-                field = f"{self.facts.name}.embedding_length_per_layer_input"
+                field = f"{self.arch.name}.embedding_length_per_layer_input"
                 raise UnsupportedModel(self.file.path, field, count, limit)
         raw = self._raw(spec.name, dtype).reshape(spec.shape[0], -1)
         ends = np.cumsum([dtype.num_bytes(count) for count in counts])[:-1]
@@ -167,11 +166,11 @@ class TensorReader:
         if "_exps." in name and first in self.file.tensors:
             limit = f"experts lie one by one there ({first}), as converters wrote until April 2024"
             return BadModelFile(self.file.path, name, MISSING, limit, "convert the model again")
-        return BadModelFile(self.file.path, name, MISSING, f"a {self.facts.name} model needs it")
+        return BadModelFile(self.file.path, name, MISSING, f"a {self.arch.name} model needs it")
 
     def _scale_of(self, name: str) -> str | None:
         """The tensor of factors of a weight of NVFP4, one for the whole or for each expert."""
-        scale, experts = _beside(name, "scale"), self.facts.family.experts
+        scale, experts = _beside(name, "scale"), self.arch.family.experts
         is_of_mixing = experts is not None and experts.stands_beside and "_exps" in name
         return scale if scale in self.file.tensors and not is_of_mixing else None
 

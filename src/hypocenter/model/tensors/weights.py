@@ -104,19 +104,19 @@ class Loader(TensorReader):
         self, index: int, specs: Sequence[TensorSpec], first: Mapping[str, Tensor]
     ) -> LayerWeights:
         """One layer, with what stands for it before all layers."""
-        made, prefix = self.take(specs), f"layers.{index}."
+        tensors, prefix = self.take(specs), f"layers.{index}."
         for place, tensor in first.items():
             if place.startswith(prefix):
-                made[place.removeprefix(prefix)] = tensor
+                tensors[place.removeprefix(prefix)] = tensor
         if "input_norm" in first:
-            made["layer_input.projection_norm"] = first["input_norm"]
+            tensors["layer_input.projection_norm"] = first["input_norm"]
         numbers = [spec for spec in specs if spec.kind is TensorKind.NUMBER]
         scales = [float(self.values(spec.name, spec.shape)[0]) for spec in numbers]
-        return layer_of(made, math.prod(scales))
+        return layer_of(tensors, math.prod(scales))
 
     def take(self, specs: Sequence[TensorSpec]) -> dict[str, Tensor]:
         """What tensors of the file become, by place, but for numbers and what makes tables."""
-        made: dict[str, Tensor] = {}
+        loaded: dict[str, Tensor] = {}
         to_join = self._to_join(specs)
         joined = {spec for both in to_join.values() for spec in both}
         for spec in specs:
@@ -124,8 +124,8 @@ class Loader(TensorReader):
                 continue
             is_router = spec.kind is TensorKind.ROUTER
             tensors = self._router(spec, specs) if is_router else self._load(spec)
-            made |= zip((part.place for part in spec.loaded), tensors, strict=True)
-        return made | {place: self._join(both) for place, both in to_join.items()}
+            loaded |= zip((part.place for part in spec.loaded), tensors, strict=True)
+        return loaded | {place: self._join(both) for place, both in to_join.items()}
 
     def _load(self, spec: TensorSpec) -> Sequence[Tensor]:
         """What one tensor of the file becomes."""
@@ -255,19 +255,21 @@ class Loader(TensorReader):
 
     def _by_head(self, spec: TensorSpec) -> list[Tensor]:
         """Small matrices for each head as f16 or f32: f32 where f16 has no room for them."""
-        facts, dtype = self.facts, self.file.tensors[spec.name].dtype
-        assert facts.latent is not None
+        arch, dtype = self.arch, self.file.tensors[spec.name].dtype
+        assert arch.latent is not None
         numbers = self.numbers(spec.name, spec.shape)
-        made = []
+        matrices = []
         for part, values in zip(
-            spec.loaded, by_head(facts.latent, facts.num_heads, numbers), strict=True
+            spec.loaded, by_head(arch.latent, arch.num_heads, numbers), strict=True
         ):
             is_half = dtype not in (DType.F32, DType.BF16)
             is_half = is_half and float(np.abs(values).max()) <= _LARGEST_HALF
             padded = np.zeros(padded_shape(part.shape), np.float16 if is_half else np.float32)
             padded[..., : part.shape[-1]] = values
-            made.append(self._place_array(f"{spec.name} ({part.place.rpartition('.')[2]})", padded))
-        return made
+            matrices.append(
+                self._place_array(f"{spec.name} ({part.place.rpartition('.')[2]})", padded)
+            )
+        return matrices
 
     def _place_array(self, name: str, values: np.ndarray[Any, Any]) -> Tensor:
         """Numbers of f32 or f16 as they are."""

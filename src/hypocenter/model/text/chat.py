@@ -157,43 +157,43 @@ class ChatTemplate:
         Encode each part with `parse_special=is_template` and join the ids: then no message and no
         variable can write a control token. Unless the text of one is among what they make, there is
         a single part.
-        User-defined tokens, such as `<think>`, are read in any text and not told apart.
+        User-defined tokens, such as `<think>`, are read in any text, whoever wrote it.
         Tools, keys of arguments, names and ids may not have such a text at all.
-        How it is told apart is in `control_tokens.py`. Raises as `render` does, and TemplateError
-        when the template rewrites messages so that it cannot be told apart.
+        How the two are distinguished is in `control_tokens.py`. Raises as `render` does, and
+        TemplateError when the template rewrites messages so that the two cannot be distinguished.
         """
         checked = self._check_conversation(messages)
         known = self.check_variables({} if variables is None else variables)
-        told_tools = self._check_tools(tools)
+        tools_given = self._check_tools(tools)
         if continue_final_message:
             add_generation_prompt = False
             checked = [*checked[:-1], with_end_mark(checked)]
         render = functools.partial(
-            self._process.render, add_generation_prompt=add_generation_prompt, tools=told_tools
+            self._process.render, add_generation_prompt=add_generation_prompt, tools=tools_given
         )
-        parts = self._told_apart(checked, known, told_tools, render)
+        parts = self._render_marked(checked, known, tools_given, render)
         return up_to_end_mark(parts, self.name) if continue_final_message else parts
 
-    def _told_apart(
+    def _render_marked(
         self,
         checked: list[CheckedMessage],
         known: dict[str, Any],
-        told_tools: list[dict[str, Any]] | None,
+        tools_given: list[dict[str, Any]] | None,
         render: Callable[..., str],
     ) -> list[tuple[str, bool]]:
         plain = render(checked, variables=known)
         occurrences = self._control.occurrences(plain)
         if not occurrences:
             return [(plain, True)]
-        given = json.dumps([checked, known, told_tools], ensure_ascii=False)
+        given = json.dumps([checked, known, tools_given], ensure_ascii=False)
         for characters in self._control.choices:
             table = stand_ins(characters, [plain, self.source, given])
             changed = [_translate_message(message, table) for message in checked]
-            told = {name: _translate(value, table) for name, value in known.items()}
-            if (changed, told) == (checked, known):
+            translated = {name: _translate(value, table) for name, value in known.items()}
+            if (changed, translated) == (checked, known):
                 return [(plain, True)]
             try:
-                marked = render(changed, variables=told)
+                marked = render(changed, variables=translated)
             except TemplateError:
                 continue  # it renders the real messages, so it reacts to these characters
             if put_back(marked, table) == plain:

@@ -56,7 +56,7 @@ def nonfinite(case: Case) -> list[Claim]:
     if not watched:
         if case.bundle.fault.error_kind is not ErrorKind.NOT_A_NUMBER:
             return []
-        told = f"the program found a number that is none itself, and ended there; {_ASK}"
+        told = f"the program found NaN or infinity itself, and ended there; {_ASK}"
         return [row(Cause.NONFINITE_VALUE, Verdict.INCONCLUSIVE, NAME, told)]
     for event in watched:
         _leave_unseen(case, event)
