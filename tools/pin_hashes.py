@@ -44,7 +44,7 @@ BY_SCRIPTS = {
     "peers": ("scikit_build_core", "cmake", "ninja"),  # scripts/test-peers
     "clients": (  # scripts/test-clients
         "openai", "lm-eval[api]", "litellm", "langchain-openai", "schemathesis", "pytest",
-        "pydantic-ai-slim[openai]", "anthropic",
+        "pydantic-ai-slim[openai]", "anthropic", "ollama",
     ),
     "ray-tests": ("ray[serve]", "aiohttp", "pytest", "hypothesis"),  # scripts/test-ray
 }  # fmt: skip

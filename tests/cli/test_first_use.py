@@ -247,6 +247,7 @@ def _help(*words: str) -> list[str]:
         (["bench"], "Usage: hypo bench [OPTIONS] [MODEL]"),
         (["kernels"], "Usage: hypo kernels [OPTIONS] [FILE]"),
         (["demo"], "Usage: hypo demo"),
+        (["embed"], "Usage: hypo embed [OPTIONS] MODEL [TEXTS...]"),
         (["kill-serve"], "Usage: hypo kill-serve [OPTIONS] [MODEL]"),
     ],
 )

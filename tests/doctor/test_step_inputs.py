@@ -138,6 +138,21 @@ def test_logits_that_are_kept_come_behind_those_that_are_drawn_from() -> None:
     assert not found_in(bundle).is_clean  # nobody keeps any
 
 
+def test_a_row_that_is_kept_may_be_the_last_one() -> None:
+    """As of a text whose last token stands for it; the first one instead is the wrong row."""
+    keeping = msgspec.structs.replace(FIRST, samples=False, num_kept=1, first_kept=1)
+    for rows, is_clean in (([2, 1], True), ([2, 0], False)):
+        run = run_of_two(logit_rows=rows, counts=[3, 2])
+        events = tuple(
+            msgspec.structs.replace(event, requests=(keeping, SECOND))
+            if isinstance(event, Stepped)
+            else event
+            for event in run.events
+        )
+        bundle = msgspec.structs.replace(run.bundle(DIFFERS), events=events)
+        assert found_in(bundle).is_clean == is_clean
+
+
 def test_a_record_from_before_these_fields_says_nothing_of_logit_rows() -> None:
     run = run_of_two(logit_rows=[2, 1])
     old = tuple(

@@ -15,20 +15,33 @@ from hypocenter.engine.batch import Chunk, make_batch
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.request import AnswerPlan, Request, State
 from hypocenter.engine.scheduler import Scheduler
+from hypocenter.model.facts.pooling import Pooling
 from hypocenter.settings.config import SamplingParams
 
 
 def make_scheduler(
-    num_blocks: int = 100, max_batch_tokens: int = 10, max_batch_requests: int = 4
+    num_blocks: int = 100,
+    max_batch_tokens: int = 10,
+    max_batch_requests: int = 4,
+    *,
+    reads_whole: bool = False,
 ) -> Scheduler:
     return Scheduler(
         KVCache(num_blocks, 4),
         max_batch_tokens=max_batch_tokens,
         max_batch_requests=max_batch_requests,
+        reads_whole=reads_whole,
     )
 
 
-def make_request(request_id: int, num_tokens: int, *, keeps_logits: bool = False) -> Request:
+def make_request(
+    request_id: int,
+    num_tokens: int,
+    *,
+    keeps_logits: bool = False,
+    pooling: Pooling | None = None,
+    num_first: int | None = None,
+) -> Request:
     return Request(
         request_id,
         [100 * request_id + n for n in range(num_tokens)],
@@ -37,7 +50,9 @@ def make_request(request_id: int, num_tokens: int, *, keeps_logits: bool = False
             text=AnswerText(cast(Any, FakeDetokenizer()), SamplingParams(), None),
             end_ids=frozenset(),
             context_length=10_000,
-            keeps_logits=keeps_logits,
+            keeps_logits=keeps_logits or pooling is not None,
+            pooling=pooling,
+            num_first=num_first,
         ),
     )
 
@@ -58,6 +73,44 @@ def step(scheduler: Scheduler) -> list[tuple[int, int, int]]:
             chunk.request.accept(5)
     scheduler.check_integrity()
     return [(chunk.request.id, chunk.start, chunk.stop) for chunk in chunks]
+
+
+def test_texts_that_are_read_whole_are_never_cut() -> None:
+    """A later one that fits runs beside those before it; one that does not is first in the next."""
+    scheduler = make_scheduler(reads_whole=True)
+    add(scheduler, [4, 5, 6, 1])
+    done = [[(number, stop) for number, start, stop in step(scheduler)] for _ in range(1)]
+    assert done == [[(0, 4), (1, 5), (3, 1)]]
+    for request in [r for r in scheduler.running if r.num_computed]:
+        scheduler.finish(request, "length")
+    assert step(scheduler) == [(2, 0, 6)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "kept"),
+    [("all", [0, 1, 2, 3, 4, 5, 6]), ("first", [0, 4]), ("last", [3, 6])],
+)
+def test_rows_that_stand_for_a_text(rows: Any, kept: list[int]) -> None:
+    scheduler = make_scheduler(reads_whole=True)
+    pooling = Pooling("mean", rows)
+    for number, length in enumerate((4, 3)):
+        scheduler.add(make_request(number, length, pooling=pooling, num_first=2))
+    batch = make_batch(scheduler.schedule(), scheduler.cache)
+    assert batch.logit_rows.tolist() == kept
+    assert batch.text_kinds.tolist() == [0, 0, 1, 1, 0, 0, 1]
+    assert batch.last_seen.tolist() == [3, 3, 3, 3, 2, 2, 2]
+
+
+def test_a_text_in_parts_keeps_its_last_row_alone() -> None:
+    scheduler = make_scheduler(max_batch_tokens=3)
+    request = make_request(0, 7, pooling=Pooling("last", "last"))
+    scheduler.add(request)
+    kept = []
+    while not request.has_read_all:
+        [chunk] = scheduler.schedule()
+        kept.append(make_batch([chunk], scheduler.cache).logit_rows.tolist())
+        request.advance(chunk.num_tokens)
+    assert kept == [[], [], [0]]
 
 
 def test_a_long_prompt_runs_in_chunks_and_then_token_by_token() -> None:

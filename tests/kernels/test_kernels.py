@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -447,6 +448,40 @@ def test_activate(kind: str) -> None:
     assert np.isnan(got[4, 0])
     exact = activation.activated_reference(x, kind)
     assert np.nanmax(np.abs(got - exact) / (np.abs(exact) + 1e-3)) < 32 * EPS
+
+
+def test_activate_by_the_normal_distribution() -> None:
+    """The formula is 7.5e-8 off for each |x|, and rounded some times."""
+    x = np.random.default_rng(7).standard_normal((5, 129)).astype(np.float32) * 4
+    x[0, :4] = (0, -0.0, 40, -40)
+    x[4, 0] = np.nan
+    out = rows_tensor("x", x)
+    launch(lambda p: activation.activate(p, out, "gelu_erf", counts(5)), 5)
+    got = to_host(out)[:, :129]
+    assert np.isnan(got[4, 0])
+    exact = activation.activated_reference(x, "gelu_erf")
+    assert np.nanmax(np.abs(got - exact) - np.abs(x) * (7.5e-8 + 4 * EPS)) <= 0
+    tanh = activation.activated_reference(x[1:4], "gelu")
+    assert np.abs(tanh - exact[1:4]).max() > 1e-4, "it is another function"
+
+
+@pytest.mark.parametrize("width", [48, 300])
+def test_rows_of_a_table_are_added(width: int) -> None:
+    rng = np.random.default_rng(9)
+    x, table = (rng.standard_normal((n, width)).astype(np.float32) for n in (4, 7))
+    out, ids = rows_tensor("x", x), np.array([6, 0, 6, 3], np.int32)
+    launch(
+        lambda p: embedding.add_rows(
+            p, out, rows_tensor("table", table), tensor("rows", ids), counts(3)
+        ),
+        4,
+    )
+    np.testing.assert_array_equal(to_host(out)[:3, :width], (x + table[ids])[:3])
+    np.testing.assert_array_equal(to_host(out)[3, :width], x[3])
+    add = partial(embedding.add_rows, x=rows_tensor("wide", np.ones((4, 512))), counts=counts(3))
+    narrow, all_ids = rows_tensor("table", table), tensor("rows", ids)
+    with pytest.raises(LaunchRejected, match="along axis 1"):
+        launch(lambda p: add(p, table=narrow, rows=all_ids), 4)
 
 
 def test_scale_and_softcap_touch_live_rows_only() -> None:

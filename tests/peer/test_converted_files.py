@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from models.family_table import FAMILIES
 
-from hypocenter.model.facts.families import FAMILIES as OUR_FAMILIES
 from hypocenter.model.gguf.file import open_gguf
 from peer.comparison import CONVERTED_KINDS, ConvertedRow, Peer, converted_row
-from peer.converted import NAMES, UNMADE, Converter, make_converted
+from peer.converted import NAMES, UNMADE, WRITING, Converter, make_converted
 from peer.rows import keep
 
 #: Largest logit difference from transformers over largest logit, where both sum in f32 and all
@@ -53,7 +52,7 @@ def _limit(row: ConvertedRow) -> float:
 
 def test_every_architecture_is_converted() -> None:
     names = {name.removeprefix("odd/") for name in NAMES}
-    assert {FAMILIES[name].arch for name in names} == set(OUR_FAMILIES)
+    assert {FAMILIES[name].arch for name in names} == set(WRITING)
 
 
 @pytest.mark.parametrize(("name", "said"), UNMADE.items())

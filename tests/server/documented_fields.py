@@ -1,4 +1,5 @@
-"""The request fields that others document for completions, chats, messages and responses.
+"""The request fields that others document for completions, chats, messages, responses, vectors,
+scores and Ollama's own routes.
 
 Names only, as they were in November 2026. Sources:
 
@@ -9,7 +10,10 @@ Names only, as they were in November 2026. Sources:
   https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html; its older `guided_*`
 - llama-server: the README of its server at https://github.com/ggml-org/llama.cpp; OpenAI's
   routes take there what its `/completion` takes
-- Ollama: https://docs.ollama.com/api/openai-compatibility
+- Ollama: https://docs.ollama.com/api/openai-compatibility, https://docs.ollama.com/api and
+  https://docs.ollama.com/modelfile
+- Jina: https://api.jina.ai/redoc, rerank; Cohere: https://docs.cohere.com/reference/rerank
+- text-embeddings-inference: https://huggingface.github.io/text-embeddings-inference, /rerank
 """
 
 from __future__ import annotations
@@ -79,7 +83,46 @@ _OF_RESPONSES = {
     "context_management conversation image moderation prompt prompt_cache_key prompt_cache_options "
     "prompt_cache_retention safety_identifier service_tier user",
 }
+_OF_EMBEDDINGS = {
+    "OpenAI": "input model dimensions encoding_format user",
+    "vLLM": "input model dimensions encoding_format user truncate_prompt_tokens truncation_side "
+    "add_special_tokens priority request_id normalize use_activation embed_dtype endianness "
+    "mm_processor_kwargs",
+    "llama-server": "input content model encoding_format embd_normalize",
+    "Ollama": "input model dimensions encoding_format user",
+}
+_OF_RERANK = {
+    "Jina": "model query documents top_n return_documents return_embeddings",
+    "Cohere": "model query documents top_n max_tokens_per_doc priority rank_fields "
+    "return_documents max_chunks_per_doc",
+    "vLLM": "model query documents top_n truncate_prompt_tokens user mm_processor_kwargs priority "
+    "use_activation max_tokens_per_doc",
+    "llama-server": "model query documents texts top_n return_text",
+    "text-embeddings-inference": "query texts raw_scores return_text",
+}
+_OF_OLLAMAS_CHATS = {
+    "Ollama": "model messages tools format options stream keep_alive think logprobs top_logprobs "
+    "truncate shift",
+}
+_OF_OLLAMAS_PROMPTS = {
+    "Ollama": "model prompt suffix images format options system template stream raw keep_alive "
+    "context think logprobs top_logprobs truncate shift",
+}
+_OF_OLLAMAS_TEXTS = {"Ollama": "model input truncate options keep_alive dimensions"}
+#: Ollama's page of the parameters of a model file, which `options` may hold, and its type Options.
+OPTIONS_OF_OLLAMA = [
+    *("num_keep", "seed", "num_predict", "top_k", "top_p", "min_p", "typical_p", "repeat_last_n"),
+    *("temperature", "repeat_penalty", "presence_penalty", "frequency_penalty"),
+    *("penalize_newline", "stop", "numa", "num_ctx", "num_batch", "num_gpu", "main_gpu"),
+    *("use_mmap", "num_thread", "mirostat", "mirostat_eta", "mirostat_tau", "tfs_z"),
+    *("draft_num_predict", "low_vram", "f16_kv", "logits_all", "vocab_only", "use_mlock"),
+]
 _TABLES = {
+    "embeddings": (_OF_EMBEDDINGS,),
+    "rerank": (_OF_RERANK,),
+    "ollama-chat": (_OF_OLLAMAS_CHATS,),
+    "ollama-generate": (_OF_OLLAMAS_PROMPTS,),
+    "ollama-embed": (_OF_OLLAMAS_TEXTS,),
     "chat": (_OF_BOTH, _OF_CHATS, _FROM_ELSEWHERE),
     "completions": (_OF_BOTH, _OF_COMPLETIONS, _FROM_ELSEWHERE),
     "messages": (_OF_MESSAGES,),

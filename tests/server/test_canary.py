@@ -18,7 +18,7 @@ SAME = tuple(range(5, 5 + NUM_ANSWER))
 
 
 class Facts:
-    context_length, vocab_size = 4096, 300
+    context_length, vocab_size, pooling = 4096, 300, ""
 
 
 class PretendedReplica:
@@ -179,3 +179,11 @@ def test_it_is_asked_on_time_and_after_each_restart(monkeypatch: pytest.MonkeyPa
         return counts
 
     assert asyncio.run(work()) == [1, 1, 2, 2, 2, 2, 3]
+
+
+def test_a_model_that_writes_nothing_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canaries, "_LOOK_SECONDS", 0.001)
+    supervisor = PretendedSupervisor(SAME)
+    supervisor.replica.facts = types.SimpleNamespace(pooling="mean")
+    asyncio.run(asyncio.wait_for(make(supervisor, minutes=1.0).run(), 5))
+    assert supervisor.asked == []

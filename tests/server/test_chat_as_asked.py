@@ -184,8 +184,8 @@ def test_the_ids_of_an_answer_are_told(served: Served) -> None:
 
 
 def test_what_is_not_here_is_told_with_what_is(served: Served) -> None:
-    message = served.post("/api/chat", {}).json["error"]["message"]
-    assert message == "there is no /api/chat here; OpenAI's /v1/chat/completions is"
+    message = served.post("/infill", {}).json["error"]["message"]
+    assert message == "there is no /infill here; OpenAI's /v1/chat/completions is"
     assert served.get("/v1/other").json["error"]["message"] == "there is no /v1/other here"
     wrong = asked(served, model="qwen:latest")
     assert wrong.status == 404

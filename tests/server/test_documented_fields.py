@@ -8,15 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from documented_fields import documented
+from documented_fields import OPTIONS_OF_OLLAMA, documented
 
 from hypocenter.server.api_error import ApiError
 from hypocenter.server.bodies.field_table import ALLOWED_IN_ONE, HARMLESS, REFUSED, TOLD
 from hypocenter.server.bodies.sampling_fields import chat_params, completion_params
-from hypocenter.server.dialects import messages_body, responses_body
+from hypocenter.server.dialects import messages_body, ollama_body, responses_body
 from hypocenter.server.dialects.messages_body import MessagesBody
+from hypocenter.server.dialects.ollama_body import OllamaChatBody, OllamaGenerateBody
+from hypocenter.server.dialects.ollama_routes import EmbedBody
 from hypocenter.server.dialects.responses_body import ResponsesBody
 from hypocenter.server.fields import ChatBody, CompletionBody, read_body
+from hypocenter.server.vectors.bodies import EmbeddingBody, RerankBody
 from hypocenter.settings.config import SamplingParams
 
 BODIES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -25,21 +28,30 @@ BODIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "messages": (MessagesBody, {"messages": [{"role": "user", "content": "hi"}]}),
     "responses": (ResponsesBody, {"input": "hi"}),
 }
+#: Bodies of what no answer is sampled by, or under names of their own.
+OTHERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "embeddings": (EmbeddingBody, {"input": "hi"}),
+    "rerank": (RerankBody, {"query": "hi", "documents": ["ho"]}),
+    "ollama-chat": (OllamaChatBody, {"messages": [{"role": "user", "content": "hi"}]}),
+    "ollama-generate": (OllamaGenerateBody, {"prompt": "hi"}),
+    "ollama-embed": (EmbedBody, {"input": "hi"}),
+}
+ALL = BODIES | OTHERS
 #: That change nothing on one route, and are read on another.
-READ_ON_ONE = {"responses": {"metadata", "store"}}
+READ_ON_ONE = {"responses": {"metadata", "store"}, "ollama-embed": {"truncate"}}
 #: What no field of these takes for a value that changes nothing.
 ODD: tuple[Any, ...] = ("x", 7, ["x"], {"x": 1})
 
 
 def read(route: str, **more: Any) -> tuple[Any, list[str]]:
-    kind, least = BODIES[route]
+    kind, least = ALL[route]
     read: tuple[Any, list[str]] = asyncio.run(read_body(json.dumps(least | more).encode(), kind))
     return read
 
 
-@pytest.mark.parametrize("route", BODIES)
+@pytest.mark.parametrize("route", ALL)
 def test_every_documented_field_has_one_standing(route: str) -> None:
-    known = set(BODIES[route][0].__struct_fields__)
+    known = set(ALL[route][0].__struct_fields__)
     for whose, name in documented(route):
         if name in known:
             continue
@@ -49,9 +61,9 @@ def test_every_documented_field_has_one_standing(route: str) -> None:
     assert known & {*HARMLESS, *TOLD} == READ_ON_ONE.get(route, set())
 
 
-@pytest.mark.parametrize("route", BODIES)
+@pytest.mark.parametrize("route", ALL)
 def test_the_reading_of_a_body_keeps_to_the_table(route: str) -> None:
-    known = set(BODIES[route][0].__struct_fields__)
+    known = set(ALL[route][0].__struct_fields__)
     for name in {name for _, name in documented(route)} - known | REFUSED.keys() - known:
         if name in HARMLESS or name in TOLD:
             for value in ODD:
@@ -73,6 +85,39 @@ def test_the_reading_of_a_body_keeps_to_the_table(route: str) -> None:
             for one in allowed:
                 assert json.dumps(one, separators=(",", ":")) in error["message"], name
             assert REFUSED[name].instead in error["message"]
+
+
+def test_every_option_of_ollama_has_one_standing() -> None:
+    tables = (ollama_body.SAMPLED, ollama_body.HARMLESS, ollama_body.REFUSED, ollama_body.TOLD)
+    for name in OPTIONS_OF_OLLAMA:
+        assert [name in table for table in tables].count(True) == 1, name
+    assert {name for table in tables for name in table} == set(OPTIONS_OF_OLLAMA)
+
+
+def test_options_of_ollama_keep_to_their_table() -> None:
+    def chat(**options: Any) -> tuple[Any, list[str]]:
+        body, _ = read("ollama-chat", model="m", options=options)
+        return ollama_body.chat_of(body, "")
+
+    values = {"stop": ["x"], "seed": 3, "top_k": 3, "num_predict": 3}
+    for name, field in ollama_body.SAMPLED.items():
+        value = values.get(name, 0.5)
+        made, ignored = chat(**{name: value})
+        assert (getattr(made, field), ignored) == (value, []), name
+        with pytest.raises(ApiError, match="options"):
+            chat(**{name: {"x": 1}})
+    for name in (*ollama_body.HARMLESS, *ollama_body.TOLD):
+        told = [f"options.{name}"] if name in ollama_body.TOLD else []
+        assert chat(**{name: 7})[1] == told
+    for name, allowed in ollama_body.REFUSED.items():
+        for value in allowed:
+            assert chat(**{name: value})[1] == []
+        with pytest.raises(ApiError, match=f"options.{name} is not supported by this server"):
+            chat(**{name: 17.5})
+    assert chat(num_predict=-2)[0].max_tokens == -1
+    assert chat(frob=1)[1] == ["options.frob"]
+    plain = chat_params(chat()[0])
+    assert (plain.temperature, plain.top_k, plain.top_p) == (0.8, 40, 0.9)
 
 
 def test_a_field_that_nobody_knows_is_named() -> None:

@@ -117,7 +117,7 @@ def test_tools_choices_and_forms() -> None:
         ({"input": [{"type": "reasoning", "content": 1}]}, "content must be a list"),
         ({"input": [{"type": "reasoning", "encrypted_content": "thought:é"}]}, "not as it was"),
         ({"tools": [{"type": "mcp"}]}, "tools\\[0\\].type is 'mcp'"),
-        ({"tools": [{"type": "custom", "name": "x"}]}, "take free text are not offered"),
+        ({"tools": [{"type": "code_interpreter"}]}, "that are run here are not offered"),
         ({"text": {"format": {"type": "xml"}}}, "text.format is"),
         ({"text": {"format": 1}}, "text.format is 1, but must be an object"),
         ({"reasoning": {"effort": 1}}, "reasoning.effort is 1"),

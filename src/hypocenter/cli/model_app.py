@@ -9,7 +9,7 @@ from cyclopts import Group, Parameter
 
 from hypocenter.base.errors import UsageError
 from hypocenter.base.package import bundled_model
-from hypocenter.cli.options import AsJson, Quiet
+from hypocenter.cli.options import AsJson, EngineOptions, Quiet, TextOptions
 
 #: MODEL of every verb that takes one.
 Model = Annotated[
@@ -52,6 +52,30 @@ class ModelOptions:
         from hypocenter.cli.verbs.models import model_file
 
         return model_file(name, is_hub=way == "-hf", device=device, quiet=quiet)
+
+
+def embed(
+    model: Annotated[
+        str,
+        Parameter(help="GGUF file, or OWNER/NAME[:QUANT] of a hub, that gives vectors or scores."),
+    ],
+    /,
+    *texts: Annotated[str, Parameter(help="Texts, or with --query documents.")],
+    options: TextOptions | None = None,
+    engine: EngineOptions | None = None,
+    json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Print the vector of each text, or with --query a score, the best first.
+
+    A model that writes text gives vectors with --pooling mean or last.
+    """
+    from hypocenter.cli.verbs import embed as cli_embed
+
+    engine = engine or EngineOptions()
+    config = engine.config()  # refused before a model is fetched
+    path = ModelOptions().path(model, device=engine.device, quiet=quiet)
+    cli_embed.embed(path, texts, config, options or TextOptions(), as_json=json, quiet=quiet)
 
 
 def pull(

@@ -49,6 +49,7 @@ def as_whole(text: str) -> int:
 _SAMPLING = settings_of(SamplingParams)
 _ENGINE = settings_of(EngineConfig)
 _PROMPT_GROUP = Group("Prompt", sort_key=1)
+_TEXTS_GROUP = Group("Texts", sort_key=1)
 _SAMPLING_GROUP = Group("Sampling", sort_key=2)
 _ENGINE_GROUP = Group("Engine", sort_key=3)
 OUTPUT_GROUP = Group("Output", sort_key=9)
@@ -334,3 +335,30 @@ def _text_of(path: str, what: str, max_chars: int) -> str:
     if not 0 < len(text) <= max_chars:
         raise UsageError(f"{path} is no {what.removeprefix('a ')}: up to {max_chars} characters")
     return text
+
+
+@Parameter(name="*", group=_TEXTS_GROUP)
+@dataclass(frozen=True)
+class TextOptions:
+    """What `hypo embed` reads beside the texts of its line, and what it makes of them."""
+
+    file: Annotated[
+        str | None,
+        Parameter(name=("-f", "--file"), help="A file with a text on each line; - is stdin."),
+    ] = None
+    query: Annotated[
+        str | None,
+        Parameter(name="--query", help="Rank the texts by how well they answer this."),
+    ] = None
+    dimensions: Annotated[
+        int | None,
+        Parameter(
+            name="--dimensions",
+            converter=whole_number,
+            help="Keep so many numbers of a vector, its first ones.",
+        ),
+    ] = None
+    raw: Annotated[
+        bool,
+        Parameter(name="--raw", help="Do not divide vectors by their lengths.", **SWITCH),
+    ] = False

@@ -48,6 +48,7 @@ VERBS = (
     "inspect",
     "serve",
     "bench",
+    "embed",
     "bench-serve",
     "kill-serve",
     "warm",

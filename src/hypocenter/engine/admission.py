@@ -44,6 +44,9 @@ class RequestTerms:
     turn_ids: frozenset[int] = frozenset()
     form: str = ""
     bad_word_ids: Sequence[Sequence[int]] | None = None
+    #: Whether a vector is made of the prompt, or a score, and how many of its tokens are the query.
+    embeds: bool = False
+    num_first: int | None = None
 
 
 PLAIN = RequestTerms()
@@ -66,22 +69,42 @@ class Admission:
     ) -> Request:
         """A checked request; raises what `Engine.request` does."""
         runner, tokenizer = self._runner, self._tokenizer
+        pooling = runner.arch.pooling
+        self._require_kind(terms)
         self._require_room(prompt_ids, terms.output_ids)
         digests = BlockDigests(self._cache.block_size, terms.cache_salt)
         plan = AnswerPlan(
             text=AnswerText(tokenizer.detokenizer(at_start=False), params, terms.reader),
             end_ids=tokenizer.end_ids | terms.turn_ids,
             context_length=runner.context_length,
-            keeps_logits=terms.keeps_logits,
+            keeps_logits=terms.keeps_logits or pooling is not None,
             block_digests=digests if self._has_prefix_cache else None,
             matcher=self._grammars.matcher(params, terms.output_ids, terms.call_form, terms.form),
             rules=token_rules(params, tokenizer, runner.vocab_size, terms.bad_word_ids),
             output_ids=terms.output_ids,
             longrope_threshold=runner.longrope_threshold,
+            pooling=pooling,
+            # A model that knows one kind of text has no row for another.
+            num_first=terms.num_first if runner.arch.num_text_kinds > 1 else None,
         )
         request = Request(next(self._request_ids), prompt_ids, params, plan)
         self._cache.prefetch(request.digests_to_adopt(self._cache.block_size))
         return request
+
+    def _require_kind(self, terms: RequestTerms) -> None:
+        """Raises UsageError where a model that writes is to give a vector, or the reverse."""
+        arch = self._runner.arch
+        if terms.embeds and arch.pooling is None:
+            raise UsageError(
+                f"this {arch.name} model writes text and gives no vectors; open it with pooling "
+                "mean or last to have some of it, or take an embedding model"
+            )
+        if arch.pooling is not None and not terms.embeds:
+            what = "scores of documents" if arch.pooling.scores else "vectors of texts"
+            raise UsageError(
+                f"this {arch.name} model gives {what} and writes no text (pooling "
+                f"{arch.pooling.kind}); open one that writes"
+            )
 
     def _require_room(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
         runner, cache = self._runner, self._cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -49,6 +49,16 @@ class Batch:
     states: BatchStates | None = None
     #: Whether its texts are rotated as texts beyond the original context are; all of them or none.
     is_long: bool = False
+    #: Of each token, which of its request's two texts it is of, 0 or 1, where vectors are made.
+    text_kinds: Int32s = field(default_factory=lambda: np.zeros(0, np.int32))
+
+    @property
+    def last_seen(self) -> Int32s:
+        """Of each token, the position of the last one of its text, all of which the batch has."""
+        last = np.zeros(len(self.block_tables), np.int32)
+        np.maximum.at(last, self.sequence_rows, self.positions)
+        seen: Int32s = last[self.sequence_rows]
+        return seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +98,24 @@ class Chunk:
 
     @property
     def num_kept(self) -> int:
-        """Its first so many tokens have logits that the request keeps."""
-        return max(min(self.stop, self.request.num_kept) - self.start, 0)
+        """So many of its tokens have logits that the request keeps, from `first_kept` on."""
+        return max(min(self.stop, self.request.num_kept) - self.first_kept, 0)
+
+    @property
+    def first_kept(self) -> int:
+        """The position of the first of these."""
+        return max(self.start, self.request.first_kept)
 
     @property
     def token_ids(self) -> list[int]:
         """Its tokens; 0 for one that only the device knows."""
         return [0] if self.ids_on_device else self.request.token_ids[self.start : self.stop]
+
+    @property
+    def text_kinds(self) -> list[int]:
+        """Of each of its tokens, whether it is of the first text or the second one."""
+        num_first = max(min(self.stop, self.request.num_first) - self.start, 0)
+        return [0] * num_first + [1] * (self.num_tokens - num_first)
 
     def record(self, row: int, cache: KVCache) -> RequestRecord:
         """What is written down of it, which has row `row` of the block table."""
@@ -112,6 +133,7 @@ class Chunk:
             left_by=begin.checkpoint.owner if begin else None,
             samples=self.samples,
             num_kept=self.num_kept,
+            first_kept=self.first_kept - self.start if self.num_kept else 0,
             digest="" if self.ids_on_device else self.request.digest(),
         )
 
@@ -129,11 +151,15 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
     sequence_rows: list[int] = []
     drawn_rows: list[int] = []
     kept_rows: list[int] = []
+    text_kinds: list[int] = []
     tables, requests = [], []
     is_recorded = current().is_on
     for row, chunk in enumerate(chunks):
         placement = cache.retrieve(chunk.request.id, chunk.start, chunk.stop)
-        kept_rows += range(len(token_ids), len(token_ids) + chunk.num_kept)
+        first_kept = len(token_ids) + chunk.first_kept - chunk.start
+        kept_rows += range(first_kept, first_kept + chunk.num_kept)
+        if chunk.request.pooling is not None:
+            text_kinds += chunk.text_kinds
         token_ids += chunk.token_ids
         positions += range(chunk.start, chunk.stop)
         slots += placement.slots
@@ -160,6 +186,7 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
         ids_on_device=any(chunk.ids_on_device for chunk in chunks),
         states=_states_of(chunks, cache.states) if cache.states else None,
         is_long=chunks[0].request.uses_long_factors,
+        text_kinds=np.array(text_kinds, np.int32),
     )
 
 

@@ -6,6 +6,7 @@ Needs a model's tokenizer and its chat template, and no weights. The engine's ow
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,9 @@ from hypocenter.model.text.chat import ChatTemplate, load_chat_template
 from hypocenter.model.text.tokenizer import Tokenizer, load_tokenizer
 from hypocenter.record.recorder import current
 from hypocenter.settings.config import EngineConfig, SamplingParams
+
+#: Where a template of pairs takes them in; llama.cpp's converter writes it so.
+_PLACES = re.compile(r"(\{query\}|\{document\})")
 
 
 @dataclass(frozen=True)
@@ -197,6 +201,8 @@ class PromptReader:
         #: Of the file that was read.
         self.stamps = file.stamps
         self.tokenizer = load_tokenizer(file, config.tokenizer_pre)
+        #: How a query and a document become one text, in files of models that need it.
+        self._rerank_template = file.text("tokenizer.chat_template.rerank", "")
         self.chat_template = load_chat_template(file, self.tokenizer, config.chat_template)
         self.conversations = Conversations(file.path, self.tokenizer, self.chat_template, config)
 
@@ -213,6 +219,27 @@ class PromptReader:
                 "the prompt is empty, and this model begins without a BOS token; give it some text"
             )
         return ids
+
+    def encode_pair(self, query: str, document: str) -> tuple[Sequence[int], int | None]:
+        """The token ids of a query with a document that it may find, and how many of them are the
+        query's; None where one text is made of both, as the file's template says.
+
+        Raises UsageError where the file does not say how they are read together.
+        """
+        template = self._rerank_template
+        if not template:
+            return self.tokenizer.encode_pair(query, document)
+        parts, texts = _PLACES.split(template), {"{query}": query, "{document}": document}
+        said = [texts.get(part, part) for part in parts]
+        marks = self.tokenizer.control_texts
+        if not any(mark in text for text in (query, document) for mark in marks):
+            # One text, for tokens may span what is put in and what stands around it.
+            return self.tokenizer.encode("".join(said), parse_special=True), None
+        ids: list[int] = []
+        for part, text in zip(parts, said, strict=True):
+            is_own = part not in texts
+            ids += self.tokenizer.encode(text, add_special=False, parse_special=is_own)
+        return ids, None
 
     def close(self) -> None:
         """End the process that renders the template."""

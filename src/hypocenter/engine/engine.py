@@ -57,10 +57,12 @@ class Engine(SteppingTurns):
             max_batch_tokens=runner.max_batch_tokens,
             max_batch_requests=runner.max_batch_requests,
             pace=self._pace,
+            reads_whole=runner.arch.family.sees_all,
         )
         self._last_end = 0.0  # of a step, by the clock of the machine
-        self._has_prefix_cache = prefix_cache
-        self._admission = Admission(runner, tokenizer, self.cache, has_prefix_cache=prefix_cache)
+        # What a token is there depends on those behind it.
+        self._has_prefix_cache = has_cache = prefix_cache and not runner.arch.family.sees_all
+        self._admission = Admission(runner, tokenizer, self.cache, has_prefix_cache=has_cache)
         self._steps = Steps(runner, self.scheduler, tokenizer, path, launch_mode)
         self.num_steps = 0  # that have run
         self._closed = False

@@ -41,7 +41,9 @@ from hypocenter.engine.conversations import (
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
 from hypocenter.engine.runner import loaded_runner
+from hypocenter.engine.text_head import Floats, vector_of
 from hypocenter.model.facts.layer_shapes import lost_window
+from hypocenter.model.facts.pooling import Pooling
 from hypocenter.model.from_name import file_of
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.gguf.identity import require_model
@@ -288,6 +290,99 @@ class LLM:
         )
         self._engine.complete([request])
         return np.concatenate(request.logits)
+
+    @overload
+    def embed(  # type: ignore[overload-overlap]
+        self, texts: str, *, dimensions: int | None = None, normalise: bool = True
+    ) -> Floats: ...
+    @overload
+    def embed(
+        self, texts: Sequence[int], *, dimensions: int | None = None, normalise: bool = True
+    ) -> Floats: ...
+    @overload
+    def embed(
+        self, texts: Sequence[Prompt], *, dimensions: int | None = None, normalise: bool = True
+    ) -> list[Floats]: ...
+
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        normalise: bool = True,
+    ) -> Floats | list[Floats]:
+        """The vector of a text or of token ids, f32 [embedding_size]; of several, all together and
+        in order. Without pooling it is f32 [num_tokens, embedding_size].
+
+        `dimensions` keeps the first so many numbers, which models that were trained for it allow;
+        `normalise` divides each vector by its length. Raises UsageError for a model that gives no
+        vectors, and what `generate` raises for a prompt.
+        """
+        require("normalise", normalise, "True or False", bool)
+        self.embedding_size_for(dimensions)
+        is_one = is_one_prompt(texts)
+        prompts = [cast(Prompt, texts)] if is_one else cast("Sequence[Prompt]", texts)
+        requests = []
+        for place, prompt in enumerate(prompts):
+            with noting_place("text", place, len(prompts)):
+                requests.append(self.text_request(self.encode(prompt)))
+        self._engine.complete(requests)
+        vectors = [vector_of(request, dimensions, normalise=normalise) for request in requests]
+        return vectors[0] if is_one else vectors
+
+    def rerank(self, query: str, documents: Sequence[str]) -> list[float]:
+        """How well each document answers the query, by the model's own scale: the more the better.
+
+        Raises UsageError for a model that gives no scores, and what `generate` raises for a prompt.
+        """
+        require("query", query, "a text", str)
+        self.require_scores()
+        requests = []
+        for place, document in enumerate(documents):
+            with noting_place("document", place, len(documents)):
+                require("document", document, "a text", str)
+                requests.append(self.text_request(*self.encode_pair(query, document)))
+        self._engine.complete(requests)
+        return [float(vector_of(request, normalise=False)[0]) for request in requests]
+
+    def encode_pair(self, query: str, document: str) -> tuple[Sequence[int], int | None]:
+        """The token ids that `rerank` runs for a document, and how many of them are the query's;
+        None where the model makes no difference. Raises UsageError for a model without pairs."""
+        return self._prompts.encode_pair(query, document)
+
+    def text_request(self, ids: Sequence[int], num_first: int | None = None) -> Request:
+        """A checked request for the vector of a text, or the score of a pair whose first so many
+        tokens are the query."""
+        terms = RequestTerms(embeds=True, num_first=num_first)
+        with recording_defects():
+            return self._engine.request(ids, SamplingParams(max_tokens=0), terms)
+
+    @property
+    def pooling(self) -> Pooling | None:
+        """How vectors or scores come of texts; None: the model writes."""
+        return self._engine.runner.arch.pooling
+
+    def embedding_size_for(self, dimensions: int | None) -> int:
+        """How long vectors are of which so many numbers are kept (None: all). Raises BadSetting,
+        and UsageError for a model that gives scores."""
+        size = self._engine.runner.text_head.num_columns
+        if self.pooling is not None and self.pooling.scores:
+            raise UsageError(
+                f"{self._path} gives scores of documents and no vectors; rank documents with it"
+            )
+        if dimensions is None:
+            return size
+        require("dimensions", dimensions, "a whole number", int)
+        if not 1 <= dimensions <= size:
+            raise BadSetting("dimensions", dimensions, f"must be from 1 to {size}")
+        return dimensions
+
+    def require_scores(self) -> None:
+        """Raises UsageError for a model that gives none."""
+        if self.pooling is None or not self.pooling.scores:
+            raise UsageError(
+                f"{self._path} has no head that scores a document; take a reranking model"
+            )
 
     def encode_chat(
         self,

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hypocenter.engine.answer_text import AnswerText
     from hypocenter.engine.grammar import Matcher
     from hypocenter.engine.kv_cache import KVCache
+    from hypocenter.model.facts.pooling import Pooling
 
 
 class State(enum.Enum):
@@ -58,8 +59,10 @@ class AnswerPlan:
     Without `block_digests` it neither reads what the cache keeps nor leaves it anything. A
     `matcher` holds the output to a form, and `rules` say what single tokens may come. A text of
     more than `longrope_threshold` tokens is rotated by other factors (LongRoPE); None: there are
-    none. What was begun elsewhere goes on behind the `output_ids` it had sent there: they are not
-    sent again, and with the same seed what follows is what would have followed there.
+    none. With a `pooling` a vector is made of the prompt, of which the first `num_first` tokens are
+    one text, and the others a second one (all are the first when None). What was begun elsewhere
+    goes on behind the `output_ids` it had sent there: they are not sent again, and with the same
+    seed what follows is what would have followed there.
     """
 
     text: AnswerText
@@ -71,6 +74,8 @@ class AnswerPlan:
     rules: TokenRules | None = None
     output_ids: Sequence[int] = ()
     longrope_threshold: int | None = None
+    pooling: Pooling | None = None
+    num_first: int | None = None
 
 
 class Request:
@@ -85,6 +90,9 @@ class Request:
     computed was rotated, where a long text has others.
     """
 
+    #: What became of its prompt, where a vector is made of that.
+    vector: npt.NDArray[Any] | None = None
+
     def __init__(
         self,
         request_id: int,
@@ -97,7 +105,7 @@ class Request:
         # Every choice of one request is made with one seed, which its completion names.
         seed = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
         self.params = replace(params, seed=seed)
-        self.keeps_logits = plan.keeps_logits
+        self.keeps_logits, self.pooling = plan.keeps_logits, plan.pooling
         self.matcher, self.rules = plan.matcher, plan.rules
         self.logits: list[npt.NDArray[Any]] = []  # f32 [num_tokens of a chunk, vocab_size] each
         self.logprobs: list[TokenLogprob] = []
@@ -121,7 +129,7 @@ class Request:
         self._block_digests = plan.block_digests
         self._longrope_threshold, self.uses_long_factors = plan.longrope_threshold, False
         self._end_ids = ending_ids(params, plan.end_ids)
-        self._context_length = plan.context_length
+        self._context_length, self._num_first = plan.context_length, plan.num_first
         self._text = plan.text
         self._digest: KeyedDigest | None = None
         self._num_digested = 0
@@ -160,10 +168,23 @@ class Request:
     @property
     def num_kept(self) -> int:
         """The first so many positions have logits that are kept, or are read for logprobs."""
+        if self.pooling is not None and self.pooling.rows == "first":
+            return 1
         if self.keeps_logits:
             return len(self.prompt_ids)
         # The logits of a position tell of the token after it.
         return 0 if self.params.prompt_logprobs is None else len(self.prompt_ids) - 1
+
+    @property
+    def num_first(self) -> int:
+        """So many tokens of its prompt are of the first text."""
+        return len(self.prompt_ids) if self._num_first is None else self._num_first
+
+    @property
+    def first_kept(self) -> int:
+        """The first position that is, of those before `num_kept`."""
+        is_last = self.pooling is not None and self.pooling.rows == "last"
+        return len(self.prompt_ids) - 1 if is_last else 0
 
     @property
     def all_prompt_logprobs(self) -> tuple[TokenLogprob | None, ...] | None:
@@ -173,7 +194,8 @@ class Request:
     @property
     def has_read_all(self) -> bool:
         """Whether nothing is left to run for a request that gets no further token."""
-        return self.is_full and self.num_computed >= self.num_kept
+        num_wanted = self.num_kept if self.pooling is None else len(self.prompt_ids)
+        return self.is_full and self.num_computed >= num_wanted
 
     @property
     def goes_on(self) -> bool:
@@ -211,9 +233,8 @@ class Request:
         One token is left to be computed, for its logits; and where all logits of the prompt are
         wanted, nothing of it may be left out.
         """
-        if self.num_kept:
-            return []
-        return self._digests_of((len(self.token_ids) - 1) // block_size)
+        num_tokens = self.first_kept if self.num_kept else len(self.token_ids) - 1
+        return self._digests_of(num_tokens // block_size)
 
     def digests_to_keep(self, block_size: int) -> list[bytes]:
         """The digests of the full blocks that are computed."""

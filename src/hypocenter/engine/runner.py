@@ -42,6 +42,7 @@ from hypocenter.engine.ranks.ranks import Ranks
 from hypocenter.engine.resident_blocks import ResidentBlocks
 from hypocenter.engine.sampler import launches_on_device, launches_on_host
 from hypocenter.engine.state_ledger import StateLedger, sequence_starts, spans_of
+from hypocenter.engine.text_head import TextHead
 from hypocenter.kernels.collective.collectives import broadcast
 from hypocenter.kernels.collective.peer_sum import open_peer_sum
 from hypocenter.model.facts.architecture import Architecture, read_architecture
@@ -58,6 +59,7 @@ from hypocenter.model.placement import (
     kv_tokens_in,
     require_gpu_room,
     with_host_cache,
+    with_whole_texts,
 )
 from hypocenter.model.tensors import footprint
 from hypocenter.model.tensors.part_of_file import PartOfFile
@@ -109,7 +111,8 @@ def load_runner(
     """
     part, group, kept = seat.part, seat.group, seat.kept
     config = _on_a_device(file, config)
-    arch = read_architecture(file)
+    arch = read_architecture(file, config.pooling)
+    config = with_whole_texts(arch, config)
     if kept is not None and kept.stamps != repr(file.stamps):
         kept = None  # of a file that is another one now
     if part.num_parts > 1:
@@ -174,7 +177,8 @@ def loaded_runner(
         seat = Seat(kept=shared)
         yield load_runner(file, config, progress, block_memory=block_memory, seat=seat)
         return
-    part_of(read_architecture(file), Part(0, config.tensor_parallel))  # refuses before all else
+    arch = read_architecture(file, config.pooling)
+    part_of(arch, Part(0, config.tensor_parallel))  # refuses before all else
     of_others = shared.of_ranks if shared is not None else ()
     with contextlib.closing(Ranks(file.path, config, of_others)) as ranks:
         group = ranks.join(devices.open_device(config.device))
@@ -208,6 +212,8 @@ class Runner:
         self.ranks = seat.ranks
         self.arch, self.weights, self.config = arch, weights, config
         self.vocab_size = arch.vocab_size
+        #: What makes vectors of texts, in models that do.
+        self.text_head = TextHead(arch, weights.head)
         self.context_length = context_length
         self.block_size = config.block_size
         self.num_blocks = footprint.num_kv_blocks(config, context_length)
@@ -232,6 +238,7 @@ class Runner:
             min(self.num_blocks, -(-context_length // config.block_size)),
             device=config.device,
             has_states=self.num_state_slots > 0,
+            sees_all=arch.family.sees_all,
         )
         self._room: LentRoom | None = None
         if kept is not None and kept.pages is not None:
@@ -275,7 +282,9 @@ class Runner:
         )
         #: By which steps are cut that read prompts while others answer; None: they are not.
         self.pace: StepPace | None = None
-        if config.itl_target is not None or config.device.partition(":")[0] in ("cuda", "hip"):
+        if arch.family.sees_all:
+            pass  # no text is cut, and none has an answer
+        elif config.itl_target is not None or config.device.partition(":")[0] in ("cuda", "hip"):
             target = None if config.itl_target is None else config.itl_target / 1000
             self.pace = StepPace(target, config.step_tokens)
         self._group, self._num_compiled = group, 0
@@ -386,7 +395,8 @@ class Runner:
         return self.config.device == "cpu" and not self.num_state_slots
 
     def run(self, batch: Batch) -> Tensor:
-        """Logits f32 [num_logit_rows, vocab_size] of the batch's logit rows.
+        """Logits f32 [num_logit_rows, vocab_size] of the batch's logit rows, or what a model
+        without logits says of these, f32 [num_logit_rows, width padded to 64].
 
         They are valid until the next run. A batch without logit rows gives an empty tensor, one
         with `ids_on_device` takes the ids that lie in `token_ids`. Raises LaunchRejected when an
@@ -427,6 +437,8 @@ class Runner:
                 (sequences.checkpoint_stops, states.checkpoint_stops),
                 (sequences.sequence_starts, starts),
             ]
+        if inputs.last_seen is not None and inputs.text_kinds is not None:
+            filled += [(inputs.last_seen, batch.last_seen), (inputs.text_kinds, batch.text_kinds)]
         filled_by_device = inputs.token_ids if batch.ids_on_device else None
         current().record_step(plan, filled, batch.requests, filled_by_device=filled_by_device)
         inputs.shared.put(filled, is_recorded=True)

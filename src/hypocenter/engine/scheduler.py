@@ -35,8 +35,11 @@ class Scheduler:
         max_batch_tokens: int,
         max_batch_requests: int,
         pace: StepPace | None = None,
+        reads_whole: bool = False,
     ) -> None:
+        """`reads_whole`: a prompt is not cut, for which a step has room."""
         self.cache = cache
+        self._reads_whole = reads_whole
         self.max_batch_tokens = max_batch_tokens
         self.max_batch_requests = max_batch_requests
         self._pace = pace  # of steps in which prompts are read beside answers
@@ -183,6 +186,8 @@ class Scheduler:
         """
         is_reading = [request.num_pending > 1 for request in running]
         budget = self.max_batch_tokens
+        if self._reads_whole:
+            return _whole_shares(running, budget)
         if self._pace is not None and any(is_reading):
             pending = zip(running, is_reading, strict=True)
             num_pending = sum(request.num_pending for request, reading in pending if reading)
@@ -309,3 +314,13 @@ class Scheduler:
             cache.remove(request.id)  # what it computed itself is kept, or kept already
             request.adopt(cache.adopt(request.id, found))
             request.record_blocks(cache, 0, len(found))
+
+
+def _whole_shares(running: list[Request], budget: int) -> list[tuple[Request, int]]:
+    """As many whole prompts as fit into a step, in order of arrival."""
+    shares = []
+    for request in running:
+        if request.num_pending <= budget:
+            shares.append((request, request.num_pending))
+            budget -= request.num_pending
+    return shares

@@ -190,7 +190,17 @@ class Steps:
             if request.done:
                 self._scheduler.remove(request)
             elif request.has_read_all:
-                self._scheduler.finish(request, "length")
+                with self._failing_alone(request), recording_defects():
+                    self._pool(request)
+                if request.error is None:
+                    self._scheduler.finish(request, "length")
+
+    def _pool(self, request: Request) -> None:
+        """Make the vector of what was kept of its prompt, where one is wanted."""
+        if request.pooling is not None:
+            rows = np.concatenate(request.logits)
+            request.vector = self._runner.text_head.vector(rows)
+            request.logits.clear()
 
     @contextlib.contextmanager
     def _failing_alone(self, request: Request) -> Iterator[None]:

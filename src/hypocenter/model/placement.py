@@ -39,6 +39,18 @@ def context_length_of(arch: Architecture, config: EngineConfig) -> int:
     return wanted
 
 
+def with_whole_texts(arch: Architecture, config: EngineConfig) -> EngineConfig:
+    """The configuration with steps that have room for a whole text, where a token sees those behind
+    it. Raises BadSetting for smaller ones."""
+    context_length = context_length_of(arch, config)
+    if not arch.family.sees_all or config.step_tokens >= context_length:
+        return config
+    if config.max_batch_tokens is not None:
+        limit = f"a text of up to {context_length} tokens is read in one step; take at least that"
+        raise BadSetting("max_batch_tokens", config.max_batch_tokens, limit)
+    return replace(config, max_batch_tokens=context_length)
+
+
 def kv_room(
     file: GGUFFile, arch: Architecture, config: EngineConfig, room: Room, num_workers: int = 1
 ) -> int:

@@ -148,8 +148,9 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     Where layers carry a state, `state_slot` is its slot. Its first step may read the checkpoint in
     slot `state_source`, which the request `left_by` has left; None: it goes on from its own.
 
-    `samples`: a token is drawn from the logits of its last one. The first `num_kept` of those that
-    run have logits that are kept. Both are None in bundles from before these fields.
+    `samples`: a token is drawn from the logits of its last one. Of those that run `num_kept` have
+    logits that are kept, from number `first_kept` on. The first two are None in bundles from before
+    these fields.
 
     `digest` is a keyed one over all its token ids so far (`keyed_digest.py`): equal runs of one
     machine have equal digests, and without its key nobody can try what the text was.
@@ -167,6 +168,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     left_by: int | None = None
     samples: bool | None = None
     num_kept: int | None = None
+    first_kept: int = 0
 
 
 class ArgumentDeclaration(msgspec.Struct, frozen=True, kw_only=True):

@@ -225,6 +225,9 @@ class ModelMeta(msgspec.Struct):
     n_params: int
     n_vocab: int
     size: int
+    #: What it makes of texts in place of an answer, and how long its vectors are; null: it answers.
+    pooling: str | None = None
+    n_embd: int | None = None
 
 
 class ModelStatus(msgspec.Struct, omit_defaults=True):

@@ -28,10 +28,14 @@ from hypocenter.server.dialects import (
     messages_answers,
     messages_form,
     messages_routes,
+    ollama_answers,
+    ollama_routes,
     responses_answers,
     responses_routes,
 )
 from hypocenter.server.dialects.messages_body import MessagesBody
+from hypocenter.server.dialects.ollama_body import OllamaChatBody, OllamaGenerateBody
+from hypocenter.server.dialects.ollama_form import NDJSON
 from hypocenter.server.dialects.responses_body import ResponsesBody
 from hypocenter.server.fields import ChatBody, CompletionBody
 from hypocenter.server.hosting import model_routes, slot_routes
@@ -42,9 +46,14 @@ from hypocenter.server.operating.access import AccessLog, Prefix
 from hypocenter.server.pages import links, reports
 from hypocenter.server.pages.pages import Pages, is_visit
 from hypocenter.server.routes import ClientLeft
+from hypocenter.server.vectors import routes as vector_routes
+from hypocenter.server.vectors.answers import Embeddings, Ranking, ScoredText
+from hypocenter.server.vectors.bodies import EmbeddingBody, RerankBody
 
 #: Answered before a model is loaded.
-EARLY_PATHS = frozenset({"/health", "/ready", "/metrics", "/version", "/openapi.json"})
+EARLY_PATHS = frozenset(
+    {"/health", "/ready", "/metrics", "/version", "/openapi.json", "/api/version"}
+)
 #: What only the admin key opens.
 ADMIN_PATHS = ("/debug/", "/models/")
 _ID = re.compile(r"[\x21-\x7e]{1,128}", re.ASCII)
@@ -133,6 +142,13 @@ TABLE = (
         responses_answers.ResponseObject,
     ),
     Endpoint(
+        "GET",
+        "/v1/responses/{name}/input_items",
+        responses_routes.input_items,
+        "what a response that is kept was asked with",
+        responses_answers.InputItems,
+    ),
+    Endpoint(
         "DELETE",
         "/v1/responses/{name}",
         responses_routes.delete,
@@ -165,6 +181,98 @@ TABLE = (
         messages_answers.TokenCount,
         MessagesBody,
         error=messages_answers.MessageError,
+    ),
+    *(
+        Endpoint("POST", path, vector_routes.embed, "vectors of texts", Embeddings, EmbeddingBody)
+        for path in ("/v1/embeddings", "/embeddings")
+    ),
+    *(
+        Endpoint(
+            "POST",
+            path,
+            vector_routes.rerank,
+            "documents, the best first",
+            Ranking | list[ScoredText],
+            RerankBody,
+        )
+        for path in ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/reranking", "/reranking")
+    ),
+    Endpoint(
+        "POST",
+        "/api/chat",
+        ollama_routes.chat,
+        "answers a conversation, as Ollama has it",
+        ollama_answers.OllamaChatAnswer,
+        OllamaChatBody,
+        ollama_answers.OllamaChatAnswer,
+        error=ollama_answers.OllamaError,
+        stream_media=NDJSON,
+    ),
+    Endpoint(
+        "POST",
+        "/api/generate",
+        ollama_routes.generate,
+        "answers a prompt, as Ollama has it",
+        ollama_answers.OllamaText,
+        OllamaGenerateBody,
+        ollama_answers.OllamaText,
+        error=ollama_answers.OllamaError,
+        stream_media=NDJSON,
+    ),
+    *(
+        Endpoint(
+            method, f"/api/{path}", endpoint, what, answer, body, error=ollama_answers.OllamaError
+        )
+        for method, path, endpoint, what, answer, body in (
+            (
+                "POST",
+                "embed",
+                ollama_routes.embed,
+                "vectors of texts, as Ollama has it",
+                ollama_answers.OllamaEmbeddings,
+                ollama_routes.EmbedBody,
+            ),
+            (
+                "POST",
+                "embeddings",
+                ollama_routes.embeddings,
+                "the vector of a text",
+                ollama_answers.OllamaEmbedding,
+                ollama_routes.EmbeddingsBody,
+            ),
+            (
+                "POST",
+                "show",
+                ollama_routes.show,
+                "what the model is",
+                ollama_answers.OllamaShown,
+                ollama_routes.ShowBody,
+            ),
+            (
+                "GET",
+                "tags",
+                ollama_routes.tags,
+                "the model, under each name",
+                ollama_answers.OllamaModels,
+                None,
+            ),
+            (
+                "GET",
+                "ps",
+                ollama_routes.running,
+                "the model, which is loaded",
+                ollama_answers.RunningModels,
+                None,
+            ),
+            (
+                "GET",
+                "version",
+                ollama_routes.version_of,
+                "the version of Ollama that is spoken",
+                ollama_answers.OllamaVersion,
+                None,
+            ),
+        )
     ),
     Endpoint(
         "POST",
@@ -410,7 +518,8 @@ def _header(scope: Scope, name: bytes) -> str:
 
 
 #: Routes by which clients of other servers ask for the same.
-_ELSEWHERE = frozenset({"/api/chat", "/api/generate", "/completion", "/infill"})
+_ELSEWHERE = frozenset({"/completion", "/infill"})
+_OLLAMAS = "/api/"
 
 
 async def _answer_api_error(request: Request, error: Exception) -> Response:
@@ -446,5 +555,7 @@ async def _answer_defect(request: Request, defect: Exception) -> Response:
 
 def _response(error: ApiError, path: str) -> Response:
     """The answer that says what is wrong, in the form that clients of that path read."""
+    if path.startswith(_OLLAMAS):
+        return error.response(ollama_answers.OllamaError(error.message))
     is_message = path == messages_form.PATH or path.startswith(f"{messages_form.PATH}/")
     return error.response(messages_form.error_of(error) if is_message else None)

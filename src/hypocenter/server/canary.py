@@ -77,6 +77,8 @@ class Canary:
         while True:
             pid = replica.life.pid if replica.is_ready and replica.life else None
             is_due = time.monotonic() - asked_at >= self._seconds
+            if replica.facts is not None and replica.facts.pooling:
+                return  # it answers nothing
             if pid is not None and (is_due or pid != asked_pid):
                 asked_pid, asked_at = pid, time.monotonic()
                 await self.ask(replica)

@@ -164,7 +164,7 @@ class ChatBody(SharedBody, kw_only=True):
     return_token_ids: bool | None = None
 
 
-_BodyType = TypeVar("_BodyType", bound=SharedBody)
+_BodyType = TypeVar("_BodyType", bound=msgspec.Struct)
 
 
 async def read_body(data: bytes | bytearray, kind: type[_BodyType]) -> tuple[_BodyType, list[str]]:

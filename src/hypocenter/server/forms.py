@@ -44,6 +44,9 @@ class AnswerForm(ABC):
     Each piece is told to either `note` or `piece`, in order.
     """
 
+    #: Of its stream.
+    media_type = "text/event-stream"
+
     @abstractmethod
     def note(self, choice: Choice, piece: Piece) -> None:
         """Hear of a piece of an answer that is sent whole."""
@@ -284,16 +287,19 @@ class ChatForm(_ChunkForm):
     def _logprobs(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         if choice.generation.params.logprobs is None:
             return None
-        return ChatLogprobs(
-            [
-                LogprobEntry(*_entry(token), [TopLogprobEntry(*_entry(top)) for top in token.top])
-                for token in logprobs
-            ]
-        )
+        return ChatLogprobs(logprob_entries(logprobs))
 
 
 def _line(value: dict[str, Any] | msgspec.Struct) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def logprob_entries(logprobs: Sequence[TokenLogprob]) -> list[LogprobEntry]:
+    """Log probabilities as OpenAI's chats and responses have them."""
+    return [
+        LogprobEntry(*_entry(token), [TopLogprobEntry(*_entry(top)) for top in token.top])
+        for token in logprobs
+    ]
 
 
 def _call_delta(choice: Choice, piece: CallPiece) -> CallDelta:

@@ -36,6 +36,13 @@ class AskedAnswer(NamedTuple):
     ignored: Sequence[str] = ()
 
 
+class QueryAndDocument(NamedTuple):
+    """Two texts that are read together."""
+
+    query: str
+    document: str
+
+
 class Manner(NamedTuple):
     """How an answer is sent: in pieces or whole, with its figures, with the ids of all tokens; and
     what was passed over."""
@@ -53,7 +60,8 @@ WHOLE = Manner()
 class AnswerOrder:
     """What one body asks for; whose it is and how it came is not known here.
 
-    `prompts` are texts, token ids or conversations, and each is answered `num_choices` times.
+    `prompts` are texts, token ids, conversations, or queries with a document each, and each is
+    answered `num_choices` times; or where it `embeds`, they become vectors or scores.
     `params` have a seed of their own for each choice. `asked` is of the answer to a conversation.
     """
 
@@ -70,6 +78,7 @@ class AnswerOrder:
     priority: int = 0
     #: Of the only answer, the tokens that were sent by another server.
     sent_ids: tuple[int, ...] = ()
+    embeds: bool = False
 
     @property
     def num_answers(self) -> int:
@@ -90,7 +99,7 @@ class Generation:
     id: int
     name: str
     params: SamplingParams
-    prompt: str | tuple[int, ...] = ""
+    prompt: str | QueryAndDocument | tuple[int, ...] = ""
     messages: tuple[dict[str, Any], ...] | None = None
     cache_salt: str = ""
     #: What is wanted of the answer to a conversation.
@@ -99,7 +108,10 @@ class Generation:
     #: The replica that is asked, if it is the server's own: it takes no place from anybody, and
     #: waits in the engine.
     canary_of: int | None = None
-    #: Tokens of the prompt that are kept, its last ones; 0: all.
+    #: Whether a vector is asked for, or a score, and how many tokens of the prompt are its query.
+    embeds: bool = False
+    num_first: int | None = None
+    #: Tokens of the prompt that are kept, its last ones; 0: all. Of a vector's its first ones.
     max_prompt_tokens: int = 0
     #: Of its client's own, the lowest comes first.
     priority: int = 0
@@ -152,8 +164,8 @@ class Generation:
         if self.asked is not None:
             self.offers_tools, self.continues = bool(self.asked.tools), self.asked.continues
             self.text_parameters = self.asked.text_parameters or {}
-        if isinstance(self.prompt, tuple):
-            self.prompt_ids = self._keep_last(self.prompt)
+        if isinstance(self.prompt, tuple) and not isinstance(self.prompt, QueryAndDocument):
+            self.prompt_ids = self._cut(self.prompt)
             self.is_text_read = not self.params.bad_words
         self.is_read = self.is_text_read and self.params.constraint is None
 
@@ -164,13 +176,18 @@ class Generation:
         call_form: str = "",
     ) -> None:
         """Its text was read, and is forgotten."""
-        self.prompt_ids, self.bad_word_ids = self._keep_last(prompt_ids), bad_word_ids
+        self.prompt_ids, self.bad_word_ids = self._cut(prompt_ids), bad_word_ids
         self.is_text_read = True
         self.call_form = call_form
         self._forget_text()
 
-    def _keep_last(self, prompt_ids: tuple[int, ...]) -> tuple[int, ...]:
-        return prompt_ids[-self.max_prompt_tokens :]
+    def _cut(self, prompt_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """So much of a prompt as is kept: its end, or of a text for a vector its beginning, and the
+        token that ends it."""
+        most = self.max_prompt_tokens
+        if not self.embeds or not 0 < most < len(prompt_ids):
+            return prompt_ids[-most:]
+        return (*prompt_ids[: most - 1], prompt_ids[-1])
 
     @property
     def is_canary(self) -> bool:
@@ -212,6 +229,8 @@ class Generation:
             continues=self.continues,
             form=self.form,
             bad_word_ids=self.bad_word_ids,
+            embeds=self.embeds,
+            num_first=self.num_first,
         )
 
     @property

@@ -44,6 +44,8 @@ class Choice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     ending: Ending | None = None
+    #: What a text became in place of an answer, as a worker says it.
+    vector: bytes = b""
     #: Characters sent so far, of prompt and answer.
     num_chars: int = 0
     #: Its news that came last, as long as nobody has taken it.
@@ -109,6 +111,7 @@ class Inquiry:
                     max_prompt_tokens=order.max_prompt_tokens,
                     priority=order.priority,
                     output_ids=list(order.sent_ids),
+                    embeds=order.embeds,
                 )
                 choice = Choice(len(self.choices), generation)
                 generation.listener = self._listener(choice)
@@ -178,7 +181,7 @@ class Inquiry:
                 choice.calls += event.calls
                 choice.call_ids += [new_name("call") for piece in event.calls if piece.name]
                 choice.logprobs += event.logprobs or ()
-                choice.ending = event.ending
+                choice.ending, choice.vector = event.ending, event.vector
                 num_open -= event.ending is not None
                 yield choice, event
         finally:

@@ -40,6 +40,8 @@ class Endpoint:
     is_open: bool = False
     error: Any = ErrorAnswer
     names_events: bool = False
+    #: What a stream is sent as.
+    stream_media: str = "text/event-stream"
 
 
 def document(entries: Sequence[Endpoint], version: str, root_path: str = "") -> dict[str, Any]:
@@ -81,7 +83,7 @@ def _operation(entry: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
                 "properties": {"event": {"type": "string"}, "data": events},
                 "required": ["event", "data"],
             }
-        content["text/event-stream"] = {"schema": events}
+        content[entry.stream_media] = {"schema": events}
     error = {
         "description": "what is wrong, in the form that the route's clients read",
         "content": {"application/json": {"schema": schema_of[repr(entry.error)]}},

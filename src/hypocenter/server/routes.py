@@ -280,8 +280,14 @@ async def order_of(request: Request, read: _Reader) -> AnswerOrder:
 
 
 def inquire(request: Request, prefix: str, order: AnswerOrder) -> Inquiry:
-    """The request of this client for that. Raises ApiError where there is no room for it."""
+    """The request of this client for that. Raises ApiError where there is no room for it, or the
+    model writes nothing."""
     service, client = service_of(request), client_of(request)
+    if service.facts.pooling and not order.embeds:
+        gives = "scores of documents" if service.facts.pooling == "rank" else "vectors of texts"
+        route = "/v1/rerank" if service.facts.pooling == "rank" else "/v1/embeddings"
+        message = f"{order.model} gives {gives} and writes none; ask it at {route}"
+        raise ApiError(400, message, param="model")
     if order.num_answers > service.max_open:
         raise ApiError(
             400,
@@ -298,19 +304,9 @@ def inquire(request: Request, prefix: str, order: AnswerOrder) -> Inquiry:
 async def respond(request: Request, inquiry: Inquiry, form: AnswerForm, manner: Manner) -> Response:
     """Run it: whole, or in pieces once its prompt was accepted."""
     service = service_of(request)
-    # Clients choose these names: nothing in them ends a header, or is what none may hold.
-    named = ", ".join(manner.ignored).encode("unicode_escape")[:500].decode().strip()
-    headers = {"x-ignored-fields": named} if manner.ignored else {}
-    service.tell_of_ignored(manner.ignored)
+    headers = headers_of_ignored(service, manner.ignored)
     inquiry.form = form
-    service.open[inquiry.name] = inquiry
-    service.clients[inquiry.name] = client_of(request)
-    service.common.num_asked += 1
-    request.state.inquiry = inquiry
-    if service.traces is not None:
-        inquiry.trace_headers = trace_headers(request.headers)
-    for choice in inquiry.choices:
-        choice.generation.watcher = service.metrics.note
+    _enter(request, inquiry)
     try:
         if not manner.is_stream:
             answering = _answer_whole(service, inquiry, form, headers, request.state.body)
@@ -321,7 +317,45 @@ async def respond(request: Request, inquiry: Inquiry, form: AnswerForm, manner: 
         _abandon(service, inquiry, error)
         raise
     lines = _stream(service, inquiry, form, wants_usage=manner.wants_usage)
-    return StreamingResponse(lines, headers={**_SSE, **headers}, media_type="text/event-stream")
+    return StreamingResponse(lines, headers={**_SSE, **headers}, media_type=form.media_type)
+
+
+def headers_of_ignored(service: Service, ignored: Sequence[str]) -> dict[str, str]:
+    """The header that names fields that were passed over; the log does so once."""
+    service.tell_of_ignored(ignored)
+    # Clients choose these names: nothing in them ends a header, or is what none may hold.
+    named = ", ".join(ignored).encode("unicode_escape")[:500].decode().strip()
+    return {"x-ignored-fields": named} if ignored else {}
+
+
+def _enter(request: Request, inquiry: Inquiry) -> None:
+    """It is open from now on, and counts."""
+    service = service_of(request)
+    service.open[inquiry.name] = inquiry
+    service.clients[inquiry.name] = client_of(request)
+    service.common.num_asked += 1
+    request.state.inquiry = inquiry
+    if service.traces is not None:
+        inquiry.trace_headers = trace_headers(request.headers)
+    for choice in inquiry.choices:
+        choice.generation.watcher = service.metrics.note
+
+
+async def run_whole(request: Request, inquiry: Inquiry) -> None:
+    """Run it to its end. Raises ApiError, and ClientLeft."""
+
+    async def run() -> None:
+        await inquiry.accept()
+        async for _ in inquiry.pieces():
+            pass
+
+    _enter(request, inquiry)
+    try:
+        await until_left(request, run())
+    except BaseException as error:
+        _abandon(service_of(request), inquiry, error)
+        raise
+    service_of(request).remember(inquiry, "completed")
 
 
 async def _answer_whole(

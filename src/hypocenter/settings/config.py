@@ -77,6 +77,9 @@ MAX_RANKS = 16
 _RANKS_NEED_GPUS = "a CPU has all cores for one model; use 1, or a device such as cuda or hip"
 KV_DTYPES = {"f16": DType.F16, "f32": DType.F32, "q8_0": DType.Q8_0, "q4_0": DType.Q4_0}
 _BLOCKS_ARE_FUSED = "parts of attention read no blocks; use f16 or f32, or attention fused"
+#: How a text becomes one vector: not at all, the mean of its tokens, its first or last one, or a
+#: score. The order is that of the GGUF format.
+POOLINGS = ("none", "mean", "cls", "last", "rank")
 MAX_TOKENS = 1 << 31
 DEFAULT_CONTEXT = 4096
 #: Most tokens of a step where nobody says. On an H200 a prompt of 2,048 in one step takes 8 % less
@@ -501,6 +504,14 @@ class EngineConfig:
         "medium, high, xhigh. Some models have no choice.",
         cli=("--reasoning",),
     )
+    pooling: str | None = setting(
+        None,
+        OneOf("as the model's file says", known=POOLINGS),
+        "Give vectors of texts and write none: none, a vector for each token; mean, of all; cls, "
+        "of the first; last; or rank, a score. By default as the file of such a model says.",
+        cli=("--pooling",),
+        also_called=("pooling_type",),
+    )
     launch_mode: str = setting(
         "off",
         OneOf(known=LAUNCH_MODES),
@@ -573,6 +584,7 @@ class EngineFields(TypedDict, total=False):
     chat_template_kwargs: dict[str, Any] | None
     override_kv: dict[str, Any] | None
     reasoning: str
+    pooling: str | None
     launch_mode: str
     attention: str
     float_products: str

@@ -141,6 +141,9 @@ class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     continues: MessagePart = ""
     form: str = ""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    #: Whether a vector is asked for, or a score, and how many tokens of the prompt are its query.
+    embeds: bool = False
+    num_first: int | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -193,13 +196,15 @@ class Ask(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """A question for the tokens of `text`, the prompt of `messages`, or else the text of
     `token_ids`.
 
-    `is_prompt`: of a request, so that only ids are told, also those of `bad_words`. A prompt of
+    `pair`: a document that `text`, a query, is read together with. `is_prompt`: of a request, so
+    that only ids are told, also those of `bad_words`. A prompt of
     `messages` may have `max_chars`; 0: any number. The bytes of each token are told where they are
     asked for.
     """
 
     id: int
     text: str | None = None
+    pair: str | None = None
     messages: tuple[dict[str, Any], ...] | None = None
     token_ids: tuple[int, ...] = ()
     add_special: bool = True
@@ -257,6 +262,10 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     #: The most tokens of one step.
     step_tokens: int
     longest_token_bytes: int
+    #: What it makes of texts in place of an answer (`POOLINGS`), and how long its vectors are;
+    #: empty: it answers.
+    pooling: str = ""
+    embedding_size: int = 0
 
 
 class StandingBy(msgspec.Struct, frozen=True, tag=True):
@@ -316,6 +325,8 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
     ending: Ending | None = None
     reasoning: str = ""
     calls: tuple[CallPiece, ...] = ()
+    #: Numbers of f32, little-endian, where a vector or a score was asked for.
+    vector: bytes = b""
 
 
 class EngineState(msgspec.Struct, frozen=True):
@@ -359,6 +370,8 @@ class Told(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     token_ids: tuple[int, ...] = ()
     pieces: tuple[bytes, ...] = ()
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    #: Of a pair, so many of the tokens are the query's.
+    num_first: int | None = None
     #: The form of the answer's calls, which is still to be read; empty: they are free.
     call_form: str = ""
 

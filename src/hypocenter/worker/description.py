@@ -49,6 +49,8 @@ def facts_of(llm: LLM, path: Path, config: EngineConfig) -> ServedModel:
         num_blocks=runner.num_blocks,
         step_tokens=runner.max_batch_tokens,
         longest_token_bytes=max(len(tokenizer.piece(i)) for i in range(tokenizer.vocab_size)),
+        pooling="" if llm.pooling is None else llm.pooling.kind,
+        embedding_size=0 if llm.pooling is None else runner.text_head.num_columns,
     )
 
 

@@ -33,6 +33,7 @@ from hypocenter.model.placement import (
     kv_tokens_in,
     require_gpu_room,
     reserved_bytes,
+    with_whole_texts,
 )
 from hypocenter.model.tensors.footprint import num_kv_blocks, require_kv_dtype
 from hypocenter.model.tensors.part_of_file import PartOfFile
@@ -115,8 +116,9 @@ class _Part:
     """What one GPU has of the model."""
 
     def __init__(self, file: GGUFFile, config: EngineConfig, rank: int) -> None:
-        self._config, self._facts, self._file = config, read_architecture(file), file
-        context_length_of(self._facts, config)  # raises before anything is read
+        self._facts, self._file = read_architecture(file, config.pooling), file
+        # Raises before anything is read.
+        self._config = config = with_whole_texts(self._facts, config)
         if config.tensor_parallel > 1:
             part = Part(rank, config.tensor_parallel)
             self._file = PartOfFile(file, self._facts, part)

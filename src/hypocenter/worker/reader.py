@@ -106,6 +106,9 @@ class Reader:
                 continue_final_message=bool(question.continues),
                 max_chars=max_chars,
             )
+        elif question.text is not None and question.pair is not None:
+            ids, num_first = self._prompts.encode_pair(question.text, question.pair)
+            return Told(question.id, token_ids=tuple(ids), num_first=num_first)
         elif question.text is None:
             ids = question.token_ids
         elif question.is_prompt:

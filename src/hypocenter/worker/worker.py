@@ -265,6 +265,8 @@ class ModelWorker:
             turn_ids=turn_ids,
             form=message.form,
             bad_word_ids=message.bad_word_ids,
+            embeds=message.embeds,
+            num_first=message.num_first,
         )
         return self._llm.engine.request(message.prompt_ids, message.params, terms)
 
@@ -312,6 +314,7 @@ class ModelWorker:
                     ending_of(request) if delta.finish_reason is not None else None,
                     delta.reasoning,
                     delta.calls,
+                    _vector_of(request) if delta.finish_reason is not None else b"",
                 )
             )
         if done:
@@ -321,6 +324,11 @@ class ModelWorker:
                     die(request.error)
                 pieces.append(failure_for_client(number, request.error, self._model))
         return pieces
+
+
+def _vector_of(request: Request) -> bytes:
+    """The vector that came of a request, or its score; nothing of one for an answer."""
+    return b"" if request.vector is None else request.vector.astype("<f4").tobytes()
 
 
 def _require_servable(llm: LLM, config: EngineConfig) -> None:

@@ -88,7 +88,13 @@ class FakeRunner:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.context_length = context_length
-        self.arch = SimpleNamespace(context_length=context_length)  # trained for no more
+        self.arch = SimpleNamespace(  # trained for no more, and it writes
+            name="fake",
+            context_length=context_length,
+            pooling=None,
+            num_text_kinds=0,
+            family=SimpleNamespace(sees_all=False),
+        )
         self.max_batch_tokens = max_batch_tokens
         self.max_batch_requests = max_batch_requests
         self.batches: list[Batch] = []

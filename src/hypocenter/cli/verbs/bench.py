@@ -80,7 +80,7 @@ def bench(path: str, options: BenchOptions, config: EngineConfig, *, as_json: bo
     needed = max(needed, num_sequences * _room(max(options.depth) + options.num_generate, config))
     with open_gguf(path, config.override_kv) as file:
         model = model_size(file)
-        trained = read_architecture(file).context_length
+        trained = read_architecture(file, config.pooling).context_length
     if needed > trained:
         raise UsageError(
             f"the tests need {needed} positions, but the model was trained for {trained}; "

@@ -8,8 +8,10 @@ import numpy as np
 
 from hypocenter.device.cpu.lang import cpu_kernel, inline, prange
 from hypocenter.device.cpu.vector import (
+    absolute,
     add,
     div,
+    exp2,
     fma,
     get,
     larger,
@@ -20,12 +22,18 @@ from hypocenter.device.cpu.vector import (
     smaller,
     splat,
     store,
+    sub,
     tanh,
 )
 from hypocenter.kernels.linear.quantise_cpu import num_parts_of, num_tiles_of, part_of, put_codes
 
 _TWICE_SQRT_2_OVER_PI = np.float32(1.5957691216057308)
 _CUBIC = np.float32(0.044715)
+# Half of Abramowitz and Stegun's 7.1.26, for x over the root of 2.
+_ERF_STEP = np.float32(0.23164189)
+_ERF_1, _ERF_2, _ERF_3 = np.float32(0.127414796), np.float32(-0.142248368), np.float32(0.7107068705)
+_ERF_4, _ERF_5 = np.float32(-0.7265760135), np.float32(0.5307027145)
+_HALF_LOG2_E = np.float32(0.7213475204444817)
 _STEEP, _LIMIT, _ONE = np.float32(1.702), np.float32(7), np.float32(1)
 
 
@@ -33,6 +41,19 @@ _STEEP, _LIMIT, _ONE = np.float32(1.702), np.float32(7), np.float32(1)
 def _gelu(x: Any) -> Any:
     cubic = fma(mul(splat(_CUBIC), mul(x, x)), x, x)
     return mul(x, sigmoid(mul(splat(_TWICE_SQRT_2_OVER_PI), cubic)))
+
+
+@inline
+def _gelu_erf(x: Any) -> Any:
+    """What is above 0 of x, less |x| times the normal distribution's integral beyond |x|."""
+    size = absolute(x)
+    t = div(splat(_ONE), fma(splat(_ERF_STEP), size, splat(_ONE)))
+    series = fma(splat(_ERF_5), t, splat(_ERF_4))
+    series = fma(series, t, splat(_ERF_3))
+    series = fma(series, t, splat(_ERF_2))
+    series = mul(fma(series, t, splat(_ERF_1)), t)
+    tail = mul(series, exp2(mul(splat(-_HALF_LOG2_E), mul(x, x))))
+    return sub(larger(splat(np.float32(0)), x), mul(size, tail))
 
 
 @inline
@@ -110,13 +131,15 @@ def _activate(x: Any, kind: int) -> Any:
     """kind(x), `kind` being a number of ACTIVATIONS; NaN stays what it is."""
     if kind == 1:
         return _gelu(x)
+    if kind == 6:
+        return _gelu_erf(x)
     positive = larger(splat(np.float32(0)), x)
     return mul(positive, positive)
 
 
 @cpu_kernel
 def activate(x: Any, counts: Any, kind: int) -> None:
-    """Formula: x = kind(x), in place: gelu, or max(x, 0)**2.
+    """Formula: x = kind(x), in place: gelu, gelu_erf, or max(x, 0)**2.
     Shapes: x f32 [num_rows, width]; counts i32 [2].
     Source: Hendrycks and Gimpel, arXiv 1606.08415; So et al., arXiv 2109.08668.
     """

@@ -20,7 +20,7 @@ _BLOCK = 256
 _MAX_ROW = 16384
 #: What `activation.py` calls these kinds.
 _GELU, _CLAMPED, _SIGMOID = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4)
-_PLAIN = tl.constexpr(5)
+_PLAIN, _GELU_ERF = tl.constexpr(5), tl.constexpr(6)
 
 
 @triton.jit
@@ -75,6 +75,12 @@ def gate_kernel(
 def _activate(x, KIND: tl.constexpr):
     if KIND == _GELU:
         return _gate(x, 1.0, KIND)
+    elif KIND == _GELU_ERF:
+        size = tl.abs(x)  # of Abramowitz and Stegun's 7.1.26, half, for x over the root of 2
+        t = 1.0 / (1.0 + 0.23164189 * size)
+        series = 0.7107068705 + t * (-0.7265760135 + t * 0.5307027145)
+        tail = t * (0.127414796 + t * (-0.142248368 + t * series)) * tl.exp(-0.5 * x * x)
+        return tl.where(x < 0, 0.0, x) - size * tail
     else:
         positive = tl.where(x < 0, 0.0, x)  # NaN stays what it is
         return positive * positive
@@ -174,7 +180,7 @@ def activate_kernel(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Formula: x = kind(x), in place: gelu, or max(x, 0)**2.
+    """Formula: x = kind(x), in place: gelu, gelu_erf, or max(x, 0)**2.
     Shapes: x f32 [num_rows, width]; counts i32 [2].
     Source: Hendrycks and Gimpel, arXiv 1606.08415; So et al., arXiv 2109.08668.
     """

@@ -36,6 +36,20 @@ GATHER = Contract(
     Apart("out", "x"),
     Rule("width % 16 == 0", "rows must be padded to whole vectors"),
 )
+ADD_ROWS = Contract(
+    "add_rows",
+    Arg("x", (DType.F32,), "num_tokens, width", "both"),
+    Arg("table", (DType.F32,), "num_rows, width"),
+    Arg(
+        "rows",
+        (DType.I32,),
+        ">= num_tokens",
+        index=Index("num_rows", "the table", live=live_rows("rows")),
+    ),
+    live_counts("num_tokens", 0),
+    Apart("x", "table"),
+    Rule("width % 16 == 0", "rows must be padded to whole vectors"),
+)
 NARROW = Contract(
     "narrow",
     Arg("out", (DType.F32,), "num_logit_rows, width", "write"),
@@ -59,6 +73,12 @@ _GATHER = Op(
     GATHER,
     cpu=embedding_cpu.gather,
     gpu="rowwise.embedding_gpu.launch_gather",
+    work_per_row=lambda x: x.shape[1],
+)
+_ADD_ROWS = Op(
+    ADD_ROWS,
+    cpu=embedding_cpu.add_rows,
+    gpu="rowwise.embedding_gpu.launch_add_rows",
     work_per_row=lambda x: x.shape[1],
 )
 _NARROW = Op(
@@ -90,6 +110,11 @@ def lookup(
 def gather(plan: PlanBuilder, x: Tensor, rows: Tensor, out: Tensor, counts: Tensor) -> None:
     """Append out[i] = x[rows[i]] for i < counts[1]; x and out f32 of the same width."""
     plan.add(_GATHER, x=x, out=out, rows=rows, counts=counts)
+
+
+def add_rows(plan: PlanBuilder, x: Tensor, table: Tensor, rows: Tensor, counts: Tensor) -> None:
+    """Append x[i] += table[rows[i]] for i < counts[0]; x and table f32 of the same width."""
+    plan.add(_ADD_ROWS, x=x, table=table, rows=rows, counts=counts)
 
 
 def narrow(plan: PlanBuilder, x: Tensor, out: Tensor, counts: Tensor) -> None:

@@ -18,7 +18,7 @@ from hypocenter.device.cpu.packed_codes import (
     num_steps,
 )
 from hypocenter.device.cpu.packed_floats import columns_of, load_column
-from hypocenter.device.cpu.vector import get, load, pick, put, splat, store, store_first
+from hypocenter.device.cpu.vector import add, get, load, pick, put, splat, store, store_first
 from hypocenter.kernels.weights.row_groups import GROUPS_PER_ITEM, LANES, ROWS_PER_ITEM
 
 _ZERO = np.float32(0)
@@ -79,6 +79,19 @@ def gather(x: Any, rows: Any, counts: Any, out: Any) -> None:
         source = np.int64(get(rows, i)) * width
         for k in range(0, width, 16):
             store(out, i * width + k, load(x, source + k))
+
+
+@cpu_kernel
+def add_rows(x: Any, table: Any, rows: Any, counts: Any) -> None:
+    """Formula: x[i] += table[rows[i]], for i < counts[0].
+    Shapes: x f32 [num_tokens, width]; table f32 [num_rows, width]; rows i32 [num_tokens]; counts
+    i32 [2].
+    """
+    width = x.shape[1]
+    for i in prange(get(counts, 0)):
+        source = np.int64(get(rows, i)) * width
+        for k in range(0, width, 16):
+            store(x, i * width + k, add(load(x, i * width + k), load(table, source + k)))
 
 
 @cpu_kernel

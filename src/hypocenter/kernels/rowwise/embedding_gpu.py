@@ -113,6 +113,33 @@ def gather_kernel(
 
 
 @triton.jit
+def add_rows_kernel(
+    x_ptr,
+    table_ptr,
+    rows_ptr,
+    counts_ptr,
+    width,
+    OVERLAPS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Formula: x[i] += table[rows[i]], for i < counts[0].
+    Shapes: x f32 [num_tokens, width]; table f32 [num_rows, width]; rows i32 [num_tokens]; counts
+    i32 [2].
+    """
+    follow(OVERLAPS)
+    row = tl.program_id(0)
+    if row >= tl.load(counts_ptr):
+        return
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    source = as_offset(tl.load(rows_ptr + row), WIDE)
+    at = as_offset(row, WIDE) * width + column
+    added = tl.load(table_ptr + source * width + column, mask=inside, other=0.0)
+    tl.store(x_ptr + at, tl.load(x_ptr + at, mask=inside, other=0.0) + added, mask=inside)
+
+
+@triton.jit
 def narrow_kernel(
     x_ptr,
     counts_ptr,
@@ -173,6 +200,13 @@ def launch_gather(plan: BoundPlan, out: Tensor) -> None:
     num_rows, width = out.shape
     grid = (num_rows, triton.cdiv(width, _BLOCK))
     plan.add_gpu(gather_kernel, grid=grid, width=width, BLOCK=_BLOCK)
+
+
+def launch_add_rows(plan: BoundPlan, x: Tensor) -> None:
+    """Append add_rows: one program for 256 columns of each token of the bucket."""
+    num_rows, width = x.shape
+    grid = (num_rows, triton.cdiv(width, _BLOCK))
+    plan.add_gpu(add_rows_kernel, grid=grid, width=width, BLOCK=_BLOCK)
 
 
 def launch_narrow(plan: BoundPlan, out: Tensor) -> None:

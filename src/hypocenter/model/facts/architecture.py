@@ -27,14 +27,18 @@ from hypocenter.model.facts.layer_shapes import (
     refuse_sections,
 )
 from hypocenter.model.facts.part import WHOLE, Part
+from hypocenter.model.facts.pooling import Pooling, read_pooling
 from hypocenter.model.facts.recurrence import AnyRecurrence, layers_with_state, read_recurrence
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.identity import require_model
 
 MAX_LAYERS = 1024
 MAX_VOCAB = 1 << 21
+MAX_TEXT_KINDS = 1 << 10
 # Digits of ASCII without leading zeros: one layer has one name.
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\.(.+)")
+#: What a model that makes vectors, or scores, may have besides.
+_OTHER_ENDS = ("output.", "cls.", "dense_")
 #: What layers add may be scaled so; beyond, nothing of it or of the rest would be left in f32.
 RESIDUAL_SCALES = (1e-3, 1e3)
 #: Kernels compute in f32: numbers beyond would be 0 or infinite there, though not in the file.
@@ -96,6 +100,10 @@ class Architecture:
     #: Of norms within layers that carry a state: what those see has no residual scale.
     mixer_eps: float = 1e-5
     latent: Latent | None = None
+    #: How a text becomes one vector, or a score; None: the model writes text.
+    pooling: Pooling | None = None
+    #: Kinds of texts that have an embedding; 0: none has.
+    num_text_kinds: int = 0
     #: The share of the model that this describes.
     part: Part = WHOLE
 
@@ -188,7 +196,10 @@ class Architecture:
 
     def passes_over(self, name: str) -> bool:
         """Whether a tensor is not loaded: one of the layers that only propose tokens, or what
-        would make keys and values in a layer that reads those of another."""
+        would make keys and values in a layer that reads those of another; where the model makes
+        vectors, what would make logits or other heads' results."""
+        if self.pooling is not None and name.startswith(_OTHER_ENDS):
+            return True
         found = _LAYER_TENSOR.fullmatch(name)
         if found is None:
             return False
@@ -200,19 +211,27 @@ class Architecture:
 
     def kv_bytes_per_token(self, dtype: DType) -> int:
         """Bytes of one position in a KV cache of `dtype`, of which heads must be whole blocks."""
-        shapes = [self.layers[layer] for layer in self.attention_layers]
+        shapes = [self.layers[layer] for layer in self.layers_with_pages]
         return sum(
             shape.num_kv_heads * sum(map(dtype.num_bytes, (shape.head_dim, shape.value_pitch)))
             for shape in shapes
-            if shape.kv_source is None
         )
 
+    @property
+    def layers_with_pages(self) -> tuple[int, ...]:
+        """The layers that keep keys and values of their own. Where a text is read in one step, they
+        are of no use behind their layer, and one place does for all."""
+        own = [x for x in self.attention_layers if self.layers[x].kv_source is None]
+        return tuple(own[:1] if self.family.sees_all else own)
 
-def read_architecture(file: GGUFFile) -> Architecture:
+
+def read_architecture(file: GGUFFile, pooling: str | None = None) -> Architecture:
     """Read what a model file says of its architecture, and cross-check it.
 
+    `pooling` stands over what the file says of that.
+
     Raises UnsupportedModel for an architecture we do not run, BadModelFile when metadata
-    contradict each other or the shapes of the tensors.
+    contradict each other or the shapes of the tensors, BadSetting for a pooling that it has not.
     """
     require_model(file)
     name = file.text("general.architecture")
@@ -220,14 +239,15 @@ def read_architecture(file: GGUFFile) -> Architecture:
         # Nobody wrote that name by hand, so it is no slip of another one.
         limit = f"hypocenter runs {', '.join(FAMILIES)}"
         raise UnsupportedModel(file.path, "general.architecture", name, limit)
-    return _Reader(file, name).read()
+    return _Reader(file, name, pooling).read()
 
 
 class _Reader:
     """Reads `{architecture}.*` keys with their bounds."""
 
-    def __init__(self, file: GGUFFile, name: str) -> None:
+    def __init__(self, file: GGUFFile, name: str, pooling: str | None) -> None:
         self.file, self.name, self.family = file, name, FAMILIES[name]
+        self.pooling = pooling
 
     def read(self) -> Architecture:
         refuse_sections(self.file, self.name, self.family)
@@ -256,7 +276,7 @@ class _Reader:
             width=width,
             num_heads=num_heads,
             vocab_size=self._vocab_size(width),
-            context_length=self._count("context_length", MAX_CONTEXT),
+            context_length=self._context_length(layers),
             # All that layers add is scaled alike, so what they add to may be divided instead.
             norm_eps=self._norm_eps() / residual_scale**2,
             mixer_eps=self._norm_eps(),
@@ -290,7 +310,27 @@ class _Reader:
                 is_bare=self.family.is_bare,
             ),
             latent=latent,
+            pooling=read_pooling(self.file, self.name, self.family, width, self.pooling),
+            num_text_kinds=self._num_text_kinds(),
         )
+
+    def _context_length(self, layers: tuple[LayerShape, ...]) -> int:
+        """Positions of a text. A window to both sides is half as far to each; we run texts that are
+        no longer than that, of which each token sees all."""
+        context_length = self._count("context_length", MAX_CONTEXT)
+        window = max(shape.window for shape in layers) if self.family.sees_all else 0
+        return min(context_length, window // 2 + 1) if window else context_length
+
+    def _num_text_kinds(self) -> int:
+        """Rows of what kinds of texts add to the embedding; files may lack it."""
+        table = self.file.tensors.get("token_types.weight")
+        if table is None or not self.family.norms_sums:
+            return 0
+        num_kinds = table.shape[0] if len(table.shape) == 2 else 1
+        if not 1 <= num_kinds <= MAX_TEXT_KINDS:
+            field = "token_types.weight rows"
+            raise BadModelFile.out_of_range(self.file.path, field, num_kinds, 1, MAX_TEXT_KINDS)
+        return num_kinds
 
     def _layers(self) -> tuple[int, int]:
         """How many layers decode, and how many behind them draft."""
@@ -399,6 +439,8 @@ class _Reader:
         if self.family.has_scales and not self.file.flag(
             f"{self.name}.rope.scaling.finetuned", True
         ):
+            dim = 0
+        if self.family.learns_positions:
             dim = 0
         if dim % 2:
             raise self._bad_field("rope.dimension_count", dim, "must be even")

@@ -106,6 +106,13 @@ class Family:
     has_sinks: bool = False
     #: Whether attention's result is gated before it is multiplied, by a half of what makes q.
     gates_attention: bool = False
+    #: Whether a token sees those behind it too, as in encoders of texts.
+    sees_all: bool = False
+    #: Whether norms follow what attention and feed-forward have added to, and the embedding, which
+    #: kinds of texts add to (BERT).
+    norms_sums: bool = False
+    #: Whether positions have an embedding of their own, and turn nothing.
+    learns_positions: bool = False
     #: Whether files may raise the base of rotations by how far a context was stretched, as
     #: llama.cpp's src/models/hunyuan-vl.cpp reads it.
     scales_base: bool = False
@@ -229,5 +236,17 @@ FAMILIES: dict[str, Family] = {
         experts=ExpertsOfFamily(normalises=False, are_optional=True, has_bias=True),
     ),
     "minicpm3": Family("neox", has_latent=True, fixed_scales=FixedScales(12.0, 1.4, 256)),
+    # No logits: what these make of a text is a vector, or a score.
+    "bert": Family(
+        "neox", activation="gelu_erf", layer_norms=True, pre_norms=False, has_gate=False,
+        output_norm="", sees_all=True, norms_sums=True, learns_positions=True,
+    ),
+    "nomic-bert": Family(
+        "neox", layer_norms=True, pre_norms=False, output_norm="", sees_all=True, norms_sums=True,
+    ),
+    "gemma-embedding": Family(
+        "neox", activation="gelu", qk_norm=True, post_norms=True, scaled_embedding=True,
+        has_window=True, window_pattern=6, plain_window=True, window_base=10000.0, sees_all=True,
+    ),
     "olmoe": Family("neox", wide_qk_norm=True, experts=ExpertsOfFamily(normalises=False)),
 }  # fmt: skip

@@ -61,6 +61,8 @@ def _obstacle(arch: Architecture) -> str:
         return "its heads share one latent"
     if arch.recurrence is not None:
         return "its layers carry states"
+    if arch.pooling is not None:
+        return "it makes vectors of texts"
     if arch.input_width:
         return "its layers have embeddings of their own"
     if family.wide_qk_norm:

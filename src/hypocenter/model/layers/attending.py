@@ -27,6 +27,8 @@ class Attending:
     ) -> None:
         """`route` is one of config.ATTENTIONS; raises UsageError for parts on the CPU."""
         self._arch, self._inputs = arch, inputs
+        #: A token sees the keys up to there: up to itself, or all of its text.
+        self._last_seen = inputs.positions if inputs.last_seen is None else inputs.last_seen
         self._unfused: UnfusedAttention | None = None
         # By what layers differ in: the shape of their pages.
         self._gpu_tiles: dict[tuple[int, ...], TileScratch] = {}
@@ -58,7 +60,7 @@ class Attending:
         """Append what a step needs once."""
         if self._unfused is not None:
             inputs = self._inputs
-            self._unfused.measure(plan, inputs.sequence_rows, inputs.positions, inputs.counts)
+            self._unfused.measure(plan, inputs.sequence_rows, self._last_seen, inputs.counts)
 
     def attend(
         self,
@@ -82,7 +84,7 @@ class Attending:
             v_cache=values,
             block_tables=inputs.block_tables,
             sequence_rows=inputs.sequence_rows,
-            positions=inputs.positions,
+            positions=self._last_seen,
             out=b.attended,
             counts=inputs.counts,
             scale=self._arch.attn_scale,

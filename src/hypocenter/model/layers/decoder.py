@@ -23,7 +23,8 @@ from hypocenter.kernels.rowwise.activation import (
     gate_codes,
     scale,
 )
-from hypocenter.kernels.rowwise.embedding import gather, lookup
+from hypocenter.kernels.rowwise.embedding import add_rows, gather, lookup
+from hypocenter.kernels.rowwise.layer_norm import layer_norm
 from hypocenter.kernels.rowwise.norm import rms_norm
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.layers.activations import Activations, LogitsBuffers, RotatingOperands
@@ -132,10 +133,8 @@ class Decoder(LayerOps):
         b = self._buffers.first(num_tokens)
         for turns in (self._operands, self._gated):
             turns.begin()
-        inputs, arch, counts = self.inputs, self.arch, self.inputs.counts
-        lookup(plan, inputs.token_ids, self.weights.token_table, b.x, counts)
-        if arch.embedding_scale != 1:
-            scale(plan, b.x, arch.embedding_scale, counts)
+        counts = self.inputs.counts
+        self._embed(plan, b)
         inputs_of = [w.layer_input for w in self.weights.layers if w.layer_input is not None]
         if inputs_of:
             products = zip(inputs_of, b.layer_inputs, strict=True)
@@ -165,9 +164,26 @@ class Decoder(LayerOps):
             mark_layer(plan, index, len(self.weights.layers))
         if not num_logit_rows:
             return Plan(plan, b.x)
-        logits = self._logits(plan, b, num_logit_rows)
+        finish = self._logits if self.weights.makes_logits else self._features
+        result = finish(plan, b, num_logit_rows)
         mark(plan)
-        return Plan(plan, logits)
+        return Plan(plan, result)
+
+    def _embed(self, plan: PlanBuilder, b: Activations) -> None:
+        """b.x = the embedding of each token, with what positions and kinds of texts add, normed."""
+        inputs, arch, w = self.inputs, self.arch, self.weights.additions
+        lookup(plan, inputs.token_ids, self.weights.token_table, b.x, inputs.counts)
+        if arch.embedding_scale != 1:
+            scale(plan, b.x, arch.embedding_scale, inputs.counts)
+        if w is None:
+            return
+        if w.positions is not None:
+            add_rows(plan, b.x, w.positions, inputs.positions, inputs.counts)
+        if w.kinds is not None:
+            assert inputs.text_kinds is not None
+            add_rows(plan, b.x, w.kinds, inputs.text_kinds, inputs.counts)
+        width, eps = arch.width, arch.norm_eps
+        layer_norm(plan, b.x, w.norm, w.norm_bias, eps, b.x, inputs.counts, width=width)
 
     def _attention(
         self,
@@ -221,7 +237,12 @@ class Decoder(LayerOps):
             plan,
             b,
             attended,
-            BranchEnd(w.attn_output, w.attn_output_bias, w.post_attn_norm),
+            BranchEnd(
+                w.attn_output,
+                w.attn_output_bias,
+                w.post_attn_norm,
+                Norm(w.attn_sum_norm, w.attn_sum_norm_bias),
+            ),
             ready=codes,
             also=w.is_parallel,
         )
@@ -304,7 +325,8 @@ class Decoder(LayerOps):
         width = self.arch.layers[index].ffn_width
         b = b.of_width(width)
         codes = self._gate_up(plan, b, w.dense, x, x_codes, width)
-        end = BranchEnd(w.dense.down, w.dense.down_bias, w.post_ffn_norm)
+        sum_norm = Norm(w.ffn_sum_norm, w.ffn_sum_norm_bias)
+        end = BranchEnd(w.dense.down, w.dense.down_bias, w.post_ffn_norm, sum_norm)
         self._into_residual(plan, b, b.gate, end, ready=codes, is_last=not w.is_parallel)
 
     def _mix(
@@ -414,6 +436,21 @@ class Decoder(LayerOps):
             return codes
         self._linear(plan, x, (w.gate, b.gate, w.gate_bias), (w.up, b.up, w.up_bias), ready=x_codes)
         return self._gate(plan, b.gate, b.up, kind, w.down, width)
+
+    def _features(self, plan: PlanBuilder, b: Activations, num_rows: int) -> Tensor:
+        """What the last layer says of tokens, f32 [num_rows, width padded to 64]."""
+        arch, counts, w = self.arch, self.inputs.counts, self.weights
+        found = rows(b.hidden, 0, num_rows)
+        gather(plan, b.x, self.inputs.logit_rows, found, counts)
+        if w.output_norm is None:
+            return found
+        eps, width = arch.norm_eps, arch.width
+        if w.output_norm_bias is None:
+            rms_norm(plan, found, w.output_norm, eps, found, counts, width=width, count=1)
+        else:
+            norm = w.output_norm, w.output_norm_bias
+            layer_norm(plan, found, *norm, eps, found, counts, width=width, count=1)
+        return found
 
     def _logits(self, plan: PlanBuilder, b: Activations, num_logit_rows: int) -> Tensor:
         weights, counts = self.weights, self.inputs.counts

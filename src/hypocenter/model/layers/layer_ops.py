@@ -26,12 +26,13 @@ class Norm(NamedTuple):
 
 
 class BranchEnd(NamedTuple):
-    """The weight and bias of the product that ends a branch of the residual stream, and the weight
-    of a root mean square norm behind it."""
+    """The weight and bias of the product that ends a branch of the residual stream, the weight of a
+    root mean square norm behind it, or a layer norm behind the sum."""
 
     weight: Tensor
     bias: Tensor | None = None
     norm: Tensor | None = None
+    sum_norm: Norm = Norm(None)
 
 
 class LayerOps:
@@ -77,6 +78,9 @@ class LayerOps:
             self._linear(plan, x, (branch.weight, b.x, branch.bias), accumulate=adds, ready=ready)
             if is_last:
                 self._reduce(plan, b.x)
+            weight, bias = branch.sum_norm
+            if weight is not None and bias is not None:
+                layer_norm(plan, b.x, weight, bias, arch.norm_eps, b.x, counts, width=arch.width)
             return
         self._linear(plan, x, (branch.weight, b.hidden, branch.bias), ready=ready)
         self._reduce(plan, b.hidden)

@@ -24,7 +24,9 @@ class StepInputs:
     max_blocks]; logit_rows [max_tokens]; counts: how many tokens and how many logit rows are live.
     state_slots, state_sources, checkpoint_slots and checkpoint_stops [max_sequences], and
     sequence_starts [max_sequences + 1], are there where layers carry a state
-    (`kernels/recurrent/sequences.py`). All lie in `shared`, which fills them.
+    (`kernels/recurrent/sequences.py`). last_seen and text_kinds [max_tokens] are there where a
+    token sees those behind it: the position of the last one, and which of two texts it is of. All
+    lie in `shared`, which fills them.
     """
 
     token_ids: Tensor
@@ -40,6 +42,8 @@ class StepInputs:
     checkpoint_slots: Tensor | None = None
     checkpoint_stops: Tensor | None = None
     sequence_starts: Tensor | None = None
+    last_seen: Tensor | None = None
+    text_kinds: Tensor | None = None
 
     @classmethod
     def allocate(
@@ -50,6 +54,7 @@ class StepInputs:
         *,
         device: str,
         has_states: bool = False,
+        sees_all: bool = False,
     ) -> StepInputs:
         each_token = ("token_ids", "positions", "slots", "sequence_rows", "logit_rows")
         shapes = {
@@ -57,6 +62,7 @@ class StepInputs:
             "counts": (2,),
             **(dict.fromkeys(_OF_STATES, (max_sequences,)) if has_states else {}),
             **({"sequence_starts": (max_sequences + 1,)} if has_states else {}),
+            **(dict.fromkeys(("last_seen", "text_kinds"), (max_tokens,)) if sees_all else {}),
             "block_tables": (max_sequences, max_blocks),
         }
         shared = Inputs("inputs", "step", shapes, device=device)
@@ -74,7 +80,8 @@ class StepInputs:
 class KVPages:
     """The paged cache of layers with attention; layouts as in `kernels/attention/kv_write.py`.
 
-    A layer that reads what another keeps has the pages of that one.
+    A layer that reads what another keeps has the pages of that one, and where texts are read in one
+    step all have the same.
     """
 
     keys: tuple[Tensor, ...]
@@ -108,8 +115,10 @@ class KVPages:
         values: list[Tensor] = []
         for index in arch.attention_layers:
             shape = arch.layers[index]
-            if shape.kv_source is not None:
-                source = arch.attention_layers.index(shape.kv_source)
+            if index not in arch.layers_with_pages:
+                source = 0
+                if shape.kv_source is not None:
+                    source = arch.attention_layers.index(shape.kv_source)
                 keys.append(keys[source])
                 values.append(values[source])
                 continue
@@ -143,12 +152,11 @@ def lend_pages(
     """Zeroed memory for `KVPages.allocate`, and a sum of each block. Raises NotShareable,
     OutOfMemory."""
     num_bytes = room_bytes(num_blocks * 8)
-    for index in arch.attention_layers:
+    for index in arch.layers_with_pages:
         shape = arch.layers[index]
-        if shape.kv_source is None:
-            per_head = num_blocks * shape.num_kv_heads * block_size
-            of_keys, of_values = per_head * shape.head_dim, per_head * shape.value_pitch
-            num_bytes += sum(room_bytes(dtype.num_bytes(size)) for size in (of_keys, of_values))
+        per_head = num_blocks * shape.num_kv_heads * block_size
+        of_keys, of_values = per_head * shape.head_dim, per_head * shape.value_pitch
+        num_bytes += sum(room_bytes(dtype.num_bytes(size)) for size in (of_keys, of_values))
     return lend_room(device, num_bytes, "shared KV cache (kv_cache)")
 
 

@@ -25,6 +25,7 @@ from hypocenter.model.facts.families import FAMILIES
 from hypocenter.model.facts.latent import Latent
 from hypocenter.model.facts.layer_shapes import LayerShape
 from hypocenter.model.facts.part import WHOLE, Part
+from hypocenter.model.facts.pooling import Pooling
 from hypocenter.model.facts.recurrence import AnyRecurrence, Convolution, Recurrence
 from hypocenter.model.facts.split import part_of
 from hypocenter.model.facts.state_space import StateSpace
@@ -128,6 +129,7 @@ def vendor_specimens(vendor: str) -> Iterator[Specimen]:
     yield from _of_attention(vendor)
     yield from _of_mixtures(vendor)
     yield from _of_layer_norms(vendor)
+    yield from _of_encoders(vendor)
     yield from _of_gpt_oss(vendor)
     yield from _of_states(vendor)
     yield from _of_latents(vendor)
@@ -182,6 +184,15 @@ def _of_layer_norms(vendor: str) -> Iterator[Specimen]:
         yield from _own_specimens(
             ("layer_norm", "activate"), plan, f"{dtype.name.lower()}, layer norms, no gate"
         )
+
+
+def _of_encoders(vendor: str) -> Iterator[Specimen]:
+    """What the embedding of a token gets added, and an activation of theirs."""
+    changes = {"num_text_kinds": 2, "pooling": Pooling("mean", "all")}
+    of_both = (DType.F32, DType.Q8_0), (1, 64, 1 << 20)
+    for dtype, num_tokens in itertools.product(*of_both):
+        plan = AbstractModel(vendor, "bert", dtype, DType.F16, changes).plan(num_tokens)
+        yield from _own_specimens(("add_rows", "activate"), plan, f"{dtype.name.lower()}, encoders")
 
 
 def _of_gpt_oss(vendor: str) -> Iterator[Specimen]:
@@ -327,7 +338,12 @@ class AbstractModel:
         devices.use_backend(gpu)
         num_sequences, has_states = max(32, num_tokens >> 12), arch.recurrence is not None
         inputs = StepInputs.allocate(
-            num_tokens, num_sequences, max_blocks, device=gpu.name, has_states=has_states
+            num_tokens,
+            num_sequences,
+            max_blocks,
+            device=gpu.name,
+            has_states=has_states,
+            sees_all=arch.family.sees_all,
         )
         num_blocks = max(4096, num_tokens // 4, max_blocks)
         pages = KVPages.allocate(arch, num_blocks, 16, self.kv_dtype, device=gpu.name)

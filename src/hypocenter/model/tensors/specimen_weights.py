@@ -13,7 +13,7 @@ from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.facts.families import FAMILIES
 from hypocenter.model.facts.state_space import StateSpace
 from hypocenter.model.tensors.rope_tables import RopeTables
-from hypocenter.model.tensors.table import Weights, layer_of, tensor_table
+from hypocenter.model.tensors.table import Weights, additions_of, layer_of, tensor_table
 from hypocenter.model.tensors.tensor_spec import (
     PACKED,
     Loaded,
@@ -58,11 +58,13 @@ def undefined_weights(arch: Architecture, dtype: DType, device: str) -> Weights:
     return Weights(
         token_table=first["token_table"],
         layers=tuple(layer_of(tensors_of(specs), scale) for specs in table.layers),
-        output_norm=last["output_norm"],
+        output_norm=last.get("output_norm"),
         output=last.get("output", first["token_table"]),
         ropes=RopeTables((cos, sin), (cos, sin)),
         num_bytes=0,
         output_norm_bias=last.get("output_norm_bias"),
+        makes_logits=arch.pooling is None,
+        additions=additions_of(first),
     )
 
 
@@ -75,7 +77,7 @@ def _undefined_tensor(kind: TensorKind, part: Loaded, dtype: DType, device: str)
     if kind is TensorKind.BY_HEAD:
         of_heads = DType.F32 if dtype is DType.F32 else DType.F16
         return allocate_undefined(part.place, of_heads, shape, device)
-    if kind is not TensorKind.TAPS:
+    if kind not in (TensorKind.TAPS, TensorKind.ROWS):
         shape = (math.prod(shape),)
     return allocate_undefined(part.place, DType.F32, shape, device)
 

@@ -7,12 +7,14 @@ Names and layouts follow the GGUF specification and llama.cpp's src/models.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from hypocenter.base.dtypes import Array
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.facts.experts import Experts
+from hypocenter.model.facts.pooling import Pooling
 from hypocenter.model.tensors.latent_weights import LatentWeights, latent_tensors
 from hypocenter.model.tensors.mixer_weights import MIXERS, MixerWeights, mixer_tensors
 from hypocenter.model.tensors.rope_tables import RopeTables
@@ -24,6 +26,8 @@ from hypocenter.model.tensors.tensor_spec import (
     constant,
     matrices,
     matrix,
+    of_head,
+    rows,
     vector,
 )
 
@@ -126,6 +130,11 @@ class LayerWeights:
     ffn_norm_bias: Tensor | None = None
     #: Zeros for all heads, where layer norms are tensors of each: these have no biases.
     head_norm_bias: Tensor | None = None
+    #: Of layer norms behind what attention, and the feed-forward, have added to.
+    attn_sum_norm: Tensor | None = None
+    attn_sum_norm_bias: Tensor | None = None
+    ffn_sum_norm: Tensor | None = None
+    ffn_sum_norm_bias: Tensor | None = None
     #: A score for each head.
     sinks: Tensor | None = None
     v_norm: Tensor | None = None
@@ -212,29 +221,56 @@ def layer_of(tensors: Mapping[str, Tensor], scale: float = 1.0) -> LayerWeights:
     )
 
 
+class Additions(NamedTuple):
+    """What the embedding of a token gets added, f32 [num_rows, width padded to 64] each, and the
+    layer norm behind that: rows by its position, and by the kind of its text."""
+
+    norm: Tensor
+    norm_bias: Tensor
+    positions: Tensor | None = None
+    kinds: Tensor | None = None
+
+
+def additions_of(made: Mapping[str, Tensor]) -> Additions | None:
+    """What the embedding gets added, of the tensors before the layers by their places."""
+    parts = {
+        place.removeprefix("additions."): tensor
+        for place, tensor in made.items()
+        if place.startswith("additions.")
+    }
+    return Additions(**parts) if parts else None
+
+
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All tensors of a model. `output` is the token table where the model ties the two.
+    """All tensors of a model. `output` is the token table where the model ties the two, or makes no
+    logits.
 
     `in_bf16`: BF16 matrices are multiplied by activations rounded to bf16.
     """
 
     token_table: Tensor
     layers: tuple[LayerWeights, ...]
-    output_norm: Tensor
+    #: None: what the last layer gives is normed there.
+    output_norm: Tensor | None
     output: Tensor
     ropes: RopeTables
     num_bytes: int
     in_bf16: bool = False
     output_norm_bias: Tensor | None = None
     output_bias: Tensor | None = None
+    additions: Additions | None = None
+    #: What the host makes of rows that stand for texts, f32, by name.
+    head: Mapping[str, Array] = field(default_factory=dict)
+    #: Whether the token table, or another, makes logits.
+    makes_logits: bool = True
     #: Why the packed matrices are not on disk for the next start; empty when they are.
     not_kept: str = ""
 
     @property
     def dtypes(self) -> frozenset[DType]:
         """The types of the matrices that activations are multiplied with; routers are F32."""
-        found = {self.output.dtype}
+        found = {self.output.dtype} if self.makes_logits else set()
         for layer in self.layers:
             found |= {matrix.dtype for matrix in layer.matrices}
         return frozenset(found)
@@ -294,7 +330,17 @@ def _norms_heads(arch: Architecture, names: Container[str]) -> bool:
 def _first(arch: Architecture, names: Container[str]) -> Iterator[TensorSpec]:
     """What tokens are looked up in, and by what layers with embeddings of their own make these."""
     table = matrix("token_embd.weight", "token_table", arch.vocab_size, arch.width)
-    yield table if "output.weight" not in names else replace(table, kind=TensorKind.TABLE)
+    is_tied = "output.weight" not in names and arch.pooling is None
+    yield table if is_tied else replace(table, kind=TensorKind.TABLE)
+    if arch.family.norms_sums:
+        yield vector("token_embd_norm.weight", "additions.norm", arch.width)
+        yield from _norm_bias(arch, "token_embd_norm", "additions.norm", lambda x: x in names)
+        if arch.family.learns_positions:
+            num_positions = arch.context_length
+            yield rows("position_embd.weight", "additions.positions", num_positions, arch.width)
+        if arch.num_text_kinds:
+            num_kinds = arch.num_text_kinds
+            yield rows("token_types.weight", "additions.kinds", num_kinds, arch.width)
     inner, num_layers = arch.input_width, arch.num_layers
     if not inner:
         return
@@ -314,12 +360,15 @@ def _first(arch: Architecture, names: Container[str]) -> Iterator[TensorSpec]:
 def _last(arch: Architecture, names: Container[str]) -> Iterator[TensorSpec]:
     """What logits are tensors with, and what divides the angles of rotations."""
     num_tokens = arch.part.share_of(arch.vocab_size)
-    if "output.weight" in names:
+    if arch.pooling is not None:
+        yield from _head(arch.pooling, names)
+    elif "output.weight" in names:
         output = matrix("output.weight", "output", num_tokens, arch.width)
         yield replace(output, is_optional=True)
-    yield vector(f"{arch.family.output_norm}.weight", "output_norm", arch.width)
-    yield from _norm_bias(arch, "output_norm", "output_norm", lambda name: name in names)
-    if "output.bias" in names:
+    if arch.family.output_norm:
+        yield vector(f"{arch.family.output_norm}.weight", "output_norm", arch.width)
+        yield from _norm_bias(arch, "output_norm", "output_norm", lambda name: name in names)
+    if "output.bias" in names and arch.pooling is None:
         yield vector("output.bias", "output_bias", num_tokens, is_optional=True)
     names_of_divisors: tuple[str, ...] = ("rope_freqs.weight",)
     if "rope_factors_long.weight" in names:
@@ -327,6 +376,15 @@ def _last(arch: Architecture, names: Container[str]) -> Iterator[TensorSpec]:
     for name in names_of_divisors:
         if name in names or name == "rope_factors_short.weight":
             yield TensorSpec(name, (arch.rope.dim // 2,), TensorKind.DIVISORS)
+
+
+def _head(pooling: Pooling, names: Container[str]) -> Iterator[TensorSpec]:
+    """What the host makes of a text's row: another vector, or scores."""
+    for name, shape in pooling.shapes.items():
+        yield of_head(name, *shape)
+        bias = name.removesuffix(".weight") + ".bias"
+        if bias in names:
+            yield of_head(bias, shape[0])
 
 
 def _of_layer(
@@ -338,7 +396,11 @@ def _of_layer(
         yield from _attention(arch, index, has)
     if family.pre_norms:
         yield vector("attn_norm.weight", "attn_norm", width)
-    yield from _norm_bias(arch, "attn_norm", "attn_norm", has)
+        yield from _norm_bias(arch, "attn_norm", "attn_norm", has)
+    if family.norms_sums:
+        for name, place in (("attn_output", "attn_sum"), ("layer_output", "ffn_sum")):
+            yield vector(f"{name}_norm.weight", f"{place}_norm", width)
+            yield from _norm_bias(arch, f"{name}_norm", f"{place}_norm", has)
     if index in arch.attention_layers:
         yield from _qk_norms(arch, index)
     yield vector(

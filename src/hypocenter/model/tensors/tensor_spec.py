@@ -25,6 +25,10 @@ class TensorKind(enum.Enum):
     ROUTER = enum.auto()
     #: Vectors of f32, each padded with zeros to a multiple of 64.
     VECTOR = enum.auto()
+    #: Rows of f32, each padded with zeros to a multiple of 64, which are looked up and added.
+    ROWS = enum.auto()
+    #: What the host makes of the few rows that stand for a text: as f32, on no device.
+    HEAD = enum.auto()
     #: The factors of a convolution, f32 [num_taps, channels padded to 64].
     TAPS = enum.auto()
     #: A small matrix for each head, f16 or f32 [num_heads, inputs, outputs padded to 64].
@@ -152,6 +156,17 @@ def constant(value: int, place: str, length: int) -> TensorSpec:
     return TensorSpec(
         f"norm of {value}", shape, TensorKind.CONSTANT, (Loaded(place, shape),), value=value
     )
+
+
+def rows(name: str, place: str, num_rows: int, width: int) -> TensorSpec:
+    """Rows that are added to activations."""
+    shape = (num_rows, width)
+    return TensorSpec(name, shape, TensorKind.ROWS, (Loaded(place, shape),))
+
+
+def of_head(name: str, *shape: int) -> TensorSpec:
+    """What the host multiplies or adds to rows that stand for texts."""
+    return TensorSpec(name, shape, TensorKind.HEAD, (Loaded(name, shape),))
 
 
 def taps(name: str, place: str, num_channels: int, num_taps: int) -> TensorSpec:

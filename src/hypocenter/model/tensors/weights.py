@@ -20,7 +20,13 @@ from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.tensors.latent_weights import by_head
 from hypocenter.model.tensors.packed_weights import PackedWeights
 from hypocenter.model.tensors.rope_tables import RopeTableReader
-from hypocenter.model.tensors.table import LayerWeights, Weights, layer_of, tensor_table
+from hypocenter.model.tensors.table import (
+    LayerWeights,
+    Weights,
+    additions_of,
+    layer_of,
+    tensor_table,
+)
 from hypocenter.model.tensors.tensor_reader import TensorReader
 from hypocenter.model.tensors.tensor_spec import PACKED, TensorKind, TensorSpec, padded_shape
 from hypocenter.settings.config import OnProgress
@@ -59,14 +65,19 @@ def load_weights(
             loader.layer(index, specs, first) for index, specs in enumerate(table.layers)
         )
         last = loader.take(table.last)
+        heads = [spec for spec in table.last if spec.kind is TensorKind.HEAD]
+        head = {spec.name: loader.numbers(spec.name, spec.shape) for spec in heads}
         ropes = RopeTableReader(file, architecture, loader.values, device).tables(context_length)
         loader.refuse_unused()
         kept.finish()
     return Weights(
         token_table=first["token_table"],
         layers=layers,
-        output_norm=last["output_norm"],
+        output_norm=last.get("output_norm"),
         output=last.get("output", first["token_table"]),  # some models tie the two
+        makes_logits=architecture.pooling is None,
+        additions=additions_of(first),
+        head=head,
         ropes=ropes,
         num_bytes=num_bytes,
         in_bf16=in_bf16,
@@ -120,7 +131,7 @@ class Loader(TensorReader):
         to_join = self._to_join(specs)
         joined = {spec for both in to_join.values() for spec in both}
         for spec in specs:
-            if spec in joined:
+            if spec in joined or spec.kind is TensorKind.HEAD:
                 continue
             is_router = spec.kind is TensorKind.ROUTER
             tensors = self._router(spec, specs) if is_router else self._load(spec)
@@ -133,9 +144,11 @@ class Loader(TensorReader):
             return self._pack(spec)
         if spec.kind is TensorKind.VECTOR:
             return self._vectors(spec)
-        if spec.kind is TensorKind.TAPS:
+        if spec.kind in (TensorKind.TAPS, TensorKind.ROWS):
+            values = self.values(spec.name, spec.shape)
+            values = values.T if spec.kind is TensorKind.TAPS else values
             padded = np.zeros(padded_shape(spec.loaded[0].shape), np.float32)
-            padded[:, : spec.shape[0]] = self.values(spec.name, spec.shape).T
+            padded[:, : values.shape[1]] = values
             return [self._place_array(spec.name, padded)]
         if spec.kind is TensorKind.BY_HEAD:
             return self._by_head(spec)

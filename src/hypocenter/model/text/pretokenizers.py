@@ -239,7 +239,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = dict(
 
 #: Names that say that text is not cut at all: characters are merged, as `blank_bpe.py` does it.
 UNCUT = frozenset({"sarvam-moe"})
-#: Names of llama.cpp whose models make embeddings or scores of texts, and generate none.
+#: Names of llama.cpp whose models make embeddings of texts, by architectures that are not run here.
 OF_EMBEDDINGS = frozenset(
     {"granite-embed-multi-311m", "jina-v1-en", "jina-v2-code", "roberta-bpe", "whitespace"}
 )
@@ -248,7 +248,7 @@ OF_EMBEDDINGS = frozenset(
 def known_names(wrong: str) -> str:
     """The sentence that answers an unknown name: the nearest known one, then all of them."""
     if wrong in OF_EMBEDDINGS:
-        return "models with it make embeddings or scores, and hypocenter runs those that write text"
+        return "models with it make embeddings, and hypocenter does not run their architecture"
     known = sorted({*PRE_TOKENIZERS, *UNCUT})
     nearest = difflib.get_close_matches(wrong, known, n=1)
     guess = f"did you mean {nearest[0]!r}? " if nearest else ""

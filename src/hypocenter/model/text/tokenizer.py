@@ -1,6 +1,7 @@
 """Turns text into token ids and back with the tokenizer that a GGUF file carries; owns no template.
 
-Two forms: byte BPE (`gpt2`), run by the `tokenizers` library, and the score-driven `llama` form.
+Forms: byte BPE (`gpt2`), run by the `tokenizers` library, the score-driven `llama` form, and those
+of encoders (`word_pieces.py`).
 Ids equal llama.cpp's, except that text never becomes a control token by merging. What is wrong or
 unknown is refused: there is no fallback that would tokenise differently from the model's training.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from tokenizers import Regex
@@ -37,6 +39,7 @@ from hypocenter.model.text.pretokenizers import (
 from hypocenter.model.text.special_texts import SpecialTexts
 from hypocenter.model.text.spm import BLANK, ScoreEncoder
 from hypocenter.model.text.vocabulary import BYTE_TOKEN, TokenKind, Vocabulary, read_vocabulary
+from hypocenter.model.text.word_pieces import unigram_encoder, word_piece_encoder
 
 #: More text than any context holds, and less than makes the regex engine give up (10^7 retries).
 MAX_TEXT_CHARS = 1 << 22
@@ -69,7 +72,10 @@ def load_tokenizer(file: GGUFFile, pre: str | None = None) -> Tokenizer:
         if (pre or file.text("tokenizer.ggml.pre", None)) in UNCUT:
             return _load_uncut(file)
         return _load_gpt2(file, _choose_pre(file, pre))
-    limit = "hypocenter runs 'gpt2' (byte BPE), 'llama' (SentencePiece with scores) and 'gemma4'"
+    limit = (
+        "hypocenter runs 'gpt2' (byte BPE), 'llama' (SentencePiece with scores), 'gemma4', 'bert' "
+        "(WordPiece) and 't5' (Unigram)"
+    )
     if model in OF_EMBEDDINGS:
         limit = known_names(model)
     raise UnsupportedModel(file.path, "tokenizer.ggml.model", model, limit)
@@ -89,6 +95,8 @@ class Tokenizer:
         add_space_prefix: bool = False,
         strip_after: frozenset[int] = frozenset(),
     ) -> None:
+        #: What stands between the two texts of a pair; empty: the model has no pairs.
+        self.between: tuple[int, ...] = ()
         self.vocab_size = len(words.texts)
         self.bos_id = words.roles.get("bos")
         self.eos_id = words.roles.get("eos")
@@ -135,6 +143,18 @@ class Tokenizer:
         if add_special and self.add_eos and self.eos_id is not None:
             ids.append(self.eos_id)
         return ids
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        """Ids of two texts that are read together, and how many of them are the first one's, what
+        stands between included. Raises UsageError for a model that has no such pairs."""
+        if not self.between:
+            raise UsageError("the tokenizer of this model joins no two texts")
+        begin = self.encode(first, add_special=False)
+        if self.add_bos and self.bos_id is not None:
+            begin.insert(0, self.bos_id)
+        begin += self.between
+        end = self.encode(second, add_special=False)
+        return begin + end + ([] if self.eos_id is None else [self.eos_id]), len(begin)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of `ids` as a `Detokenizer` gives it; raises TokenizerError for an id outside."""
@@ -297,7 +317,57 @@ def _load_uncut(file: GGUFFile) -> Tokenizer:
     return Tokenizer(words, encoder, pieces, add_bos=add_bos, add_eos=add_eos)
 
 
-_WITHOUT_PRE = {"llama": _load_llama, "gemma4": _load_gemma4}
+def _load_bert(file: GGUFFile) -> Tokenizer:
+    """A text is a class, its tokens and a separator: what others call BOS and EOS."""
+    words = read_vocabulary(file, "bert")
+    named = {role: words.roles.get(role) for role in ("cls", "seperator")}
+    roles = dict(words.roles)
+    # Older files name BOS alone, and newer ones may say of it what chats need.
+    if named["cls"] is not None:
+        roles["bos"] = named["cls"]
+    if named["seperator"] is not None:
+        roles["eos"] = named["seperator"]
+    words = replace(words, roles=roles)
+    add_bos, _ = _read_additions(file, words, True)
+    if "eos" not in roles:
+        limit = "every text of this model ends with it"
+        raise BadModelFile(file.path, "tokenizer.ggml.seperator_token_id", MISSING, limit)
+    adds_end = file.flag("tokenizer.ggml.add_sep_token", True)
+    made = Tokenizer(
+        words,
+        word_piece_encoder(file, words),
+        _pieces(words, _bytes_of_text),
+        add_bos=add_bos,
+        add_eos=adds_end,
+        add_space_prefix=True,
+    )
+    made.between = (roles["eos"],)
+    return made
+
+
+def _load_t5(file: GGUFFile) -> Tokenizer:
+    words = read_vocabulary(file, "t5")
+    prefix = file.flag("tokenizer.ggml.add_space_prefix", True)
+    add_bos, add_eos = _read_additions(file, words, False)
+    end = words.roles.get("eos")
+    made = Tokenizer(
+        words,
+        unigram_encoder(file, words, add_space_prefix=prefix),
+        _pieces(words, _bytes_of_text),
+        add_bos=add_bos,
+        add_eos=add_eos,
+        add_space_prefix=prefix,
+    )
+    made.between = () if end is None else (end, words.roles.get("seperator", end))
+    return made
+
+
+_WITHOUT_PRE = {
+    "llama": _load_llama,
+    "gemma4": _load_gemma4,
+    "bert": _load_bert,
+    "t5": _load_t5,
+}
 
 
 def _read_merges(file: GGUFFile, words: Vocabulary) -> list[tuple[str, str]]:

@@ -107,14 +107,19 @@ _VISIBLE_TEXTS = (
 )  # fmt: skip
 # The format spells it "seperator".
 _ROLES = (
-    "bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask",
+    "bos", "cls", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask",
     *_INFILL_TEXTS,
 )  # fmt: skip
 #: Those by which texts begin and answers end.
 _NEEDED_ROLES = frozenset({"bos", "eos", "eot", "eom"})
 #: What first files call them.
 _OLD_ROLES = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
-_SPM_DEFAULTS = {"bos": 1, "eos": 2, "unknown": 0}
+#: Of files that name none, by their form.
+_DEFAULT_ROLES = {
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "bert": {"bos": 101, "unknown": 100, "seperator": 102},
+    "t5": {"eos": 1, "unknown": 2},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +175,7 @@ def read_vocabulary(file: GGUFFile, model: str) -> Vocabulary:
             raise _bad_field(file, f"token {index}", texts[index], limit)
     _retype_marks(texts, kinds)
     scores = _read_scores(file, len(texts))
-    roles = _read_roles(file, len(texts), _SPM_DEFAULTS if model == "llama" else {})
+    roles = _read_roles(file, len(texts), _DEFAULT_ROLES.get(model, {}))
     return _assign(Vocabulary(texts, ids, kinds, scores, roles))
 
 

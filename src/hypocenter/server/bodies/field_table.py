@@ -101,6 +101,14 @@ REFUSED: Mapping[str, RefusedField] = {
     "template": RefusedField(("",), "start the server with --chat-template"),
     "think": RefusedField(instead=_THINK),
     "thinking": RefusedField(instead=_THINK),
+    # -- of vectors and scores
+    "embed_dtype": RefusedField(("float32",)),
+    "endianness": RefusedField(("native", "little")),
+    "max_chunks_per_doc": RefusedField(instead="cut the documents"),
+    "max_tokens_per_doc": RefusedField(instead="cut the documents"),
+    "rank_fields": RefusedField((["text"],), "a document is a text"),
+    "raw_scores": RefusedField((True,), "scores are the model's own"),
+    "return_embeddings": RefusedField((False,)),
     # -- fields of another body
     "parallel_tool_calls": RefusedField((True, False)),
     "reasoning": RefusedField(instead="/v1/chat/completions has it"),
@@ -142,6 +150,8 @@ HARMLESS = (
 #: every model: they wish for a style that no template here is told of, or for figures on the way.
 TOLD = (
     "return_progress",
+    "shift",
+    "truncate",
     "timings_per_token",
     "verbosity",
     # -- of Anthropic, and of OpenAI's responses

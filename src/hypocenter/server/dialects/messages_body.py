@@ -35,7 +35,7 @@ _BLOCKS: dict[str, frozenset[str]] = {
     "thinking": frozenset({"type", "thinking", "signature"}),
     "redacted_thinking": frozenset({"type"}),
     "tool_use": frozenset({"type", "id", "name", "input"}),
-    "tool_result": frozenset({"type", "tool_use_id", "content"}),
+    "tool_result": frozenset({"type", "tool_use_id", "content", "is_error"}),
     "document": frozenset({"type", "source", "title", "context"}),
     "search_result": frozenset({"type", "source", "title", "content"}),
 }
@@ -164,7 +164,9 @@ def _add_blocks(turns: TurnList, role: str, content: list[Any], where: str, note
             turns.call(text_of(block, "id", at), text_of(block, "name", at), as_json(given))
         elif kind == "tool_result":
             said = _texts_of(block.get("content") or "", f"{at}.content", noted)
-            turns.result(text_of(block, "tool_use_id", at), "\n".join(said))
+            # Templates have no other place for it.
+            opening = "Error: " if block.get("is_error") is True else ""
+            turns.result(text_of(block, "tool_use_id", at), opening + "\n".join(said))
         else:
             noted.pass_over(f"messages[].content[{kind}]")  # nobody else can read it
     if texts:

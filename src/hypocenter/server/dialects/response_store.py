@@ -23,14 +23,15 @@ _ENTRY_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class KeptResponse:
-    """A response as JSON; the conversation up to its end, for another one to go on; its items by
-    their ids."""
+    """A response as JSON; the conversation up to its end, for another one to go on, of which the
+    first `num_asked` messages were there before; its items by their ids."""
 
     client: str
     response: bytes
     messages: bytes
     items: dict[str, bytes]
     until: float
+    num_asked: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -64,11 +65,13 @@ class ResponseStore:
         response: bytes,
         messages: Sequence[dict[str, Any]],
         items: dict[str, bytes],
+        num_asked: int = 0,
     ) -> None:
         """Keep a response, unless it is larger than half of what all may take."""
         self._expire()
         until = self._clock() + KEPT_SECONDS
-        kept = KeptResponse(client, response, msgspec.json.encode(messages), items, until)
+        told = msgspec.json.encode(messages)
+        kept = KeptResponse(client, response, told, items, until, num_asked)
         if kept.num_bytes > self._max_bytes // 2:
             return
         self._kept.setdefault(client, OrderedDict())[name] = kept

@@ -11,11 +11,13 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from hypocenter.server.answers import LogprobEntry
+
 
 class OutputText(msgspec.Struct, tag_field="type", tag="output_text"):
     text: str
     annotations: list[Any] = []
-    logprobs: list[Any] = []
+    logprobs: list[LogprobEntry] = []
 
 
 class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text"):
@@ -37,6 +39,14 @@ class FunctionCall(msgspec.Struct, tag_field="type", tag="function_call"):
     status: str
 
 
+class CustomToolCall(msgspec.Struct, tag_field="type", tag="custom_tool_call"):
+    id: str
+    call_id: str
+    name: str
+    input: str
+    status: str
+
+
 class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
     id: str
     status: str
@@ -45,7 +55,7 @@ class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning"):
     encrypted_content: str | UnsetType = UNSET
 
 
-OutputItem = OutputMessage | FunctionCall | ReasoningItem
+OutputItem = OutputMessage | FunctionCall | CustomToolCall | ReasoningItem
 
 
 class InputDetails(msgspec.Struct):
@@ -98,6 +108,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     text: dict[str, Any]
     tool_choice: Any
     tools: list[Any]
+    top_logprobs: int
     top_p: float
     truncation: Literal["disabled"] = "disabled"
 
@@ -123,4 +134,15 @@ class ResponseEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
     text: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
-    logprobs: list[Any] | UnsetType = UNSET
+    input: str | UnsetType = UNSET
+    logprobs: list[LogprobEntry] | UnsetType = UNSET
+
+
+class InputItems(msgspec.Struct, kw_only=True):
+    """What a response was asked with, the conversation before it included."""
+
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

@@ -9,13 +9,21 @@ from __future__ import annotations
 import base64
 import binascii
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from hypocenter.conversation.message_fields import CALLS, THOUGHT
 from hypocenter.server.api_error import ApiError
-from hypocenter.server.dialects.turns import Noted, TurnList, mapping_of, refuse, text_of
+from hypocenter.server.dialects.turns import (
+    Noted,
+    TurnList,
+    as_json,
+    mapping_of,
+    refuse,
+    text_of,
+)
 from hypocenter.server.fields import ChatBody, JsonSchema, ResponseFormat, SharedBody
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -24,17 +32,23 @@ _ITEMS: dict[str, frozenset[str]] = {
     "message": frozenset({"type", "role", "content", "id", "status"}),
     "function_call": frozenset({"type", "call_id", "name", "arguments", "id", "status"}),
     "function_call_output": frozenset({"type", "call_id", "output", "id", "status"}),
+    "custom_tool_call": frozenset({"type", "call_id", "name", "input", "id", "status"}),
+    "custom_tool_call_output": frozenset({"type", "call_id", "output", "id", "status"}),
     "reasoning": frozenset({"type", "content", "summary", "encrypted_content", "id", "status"}),
     "item_reference": frozenset({"type", "id"}),
 }
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 _PART = frozenset({"type", "text", "refusal", "annotations", "logprobs"})
 _TOOL = frozenset({"type", "name", "description", "parameters", "strict"})
+_CUSTOM_TOOL = frozenset({"type", "name", "description", "format"})
+#: What a tool that takes free text has as its only parameter.
+_INPUT = "input"
 #: Tools of the server that clients offer to every model; the model is not told of them.
 _PASSED_OVER = ("web_search", "web_search_preview")
 #: How a thought begins that a client keeps as `encrypted_content`.
 _SEALED = "thought:"
 ENCRYPTED = "reasoning.encrypted_content"
+LOGPROBS = "message.output_text.logprobs"
 
 
 class ResponsesBody(SharedBody, kw_only=True):
@@ -48,6 +62,7 @@ class ResponsesBody(SharedBody, kw_only=True):
     reasoning: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
     include: list[str] | None = None
+    top_logprobs: int | None = None
     store: bool | None = None
     metadata: dict[str, str] | None = None
     truncation: str | None = None
@@ -97,7 +112,7 @@ def chat_of(
         shared["response_format"] = form
     noted.others(body.reasoning or {}, frozenset({"effort"}), "reasoning")
     for name in body.include or ():
-        if name != ENCRYPTED:
+        if name not in (ENCRYPTED, LOGPROBS):
             noted.pass_over(f"include[{name}]")
     if body.truncation not in (None, "disabled"):
         noted.pass_over("truncation")
@@ -116,8 +131,15 @@ def chat_of(
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=effort,
         chat_template_kwargs=body.chat_template_kwargs,
+        logprobs=tells_logprobs(body) or None,
+        top_logprobs=body.top_logprobs if tells_logprobs(body) else None,
     )
     return chat, turns.messages, noted.names
+
+
+def tells_logprobs(body: ResponsesBody) -> bool:
+    """Whether texts come with the log probabilities of their tokens."""
+    return LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
 
 
 def _add_input(
@@ -172,7 +194,11 @@ def _add_item(turns: TurnList, item: dict[str, Any], where: str, noted: Noted) -
         case "function_call":
             name, arguments = text_of(item, "name", where), text_of(item, "arguments", where)
             turns.call(text_of(item, "call_id", where), name, arguments)
-        case "function_call_output":
+        case "custom_tool_call":
+            given = {_INPUT: text_of(item, "input", where)}
+            call_id, name = text_of(item, "call_id", where), text_of(item, "name", where)
+            turns.call(call_id, name, as_json(given))
+        case "function_call_output" | "custom_tool_call_output":
             said = _texts_of(item.get("output"), f"{where}.output", noted)
             turns.result(text_of(item, "call_id", where), "\n".join(said))
         case _:
@@ -233,11 +259,14 @@ def _tools_of(body: ResponsesBody, noted: Noted) -> list[dict[str, Any]] | None:
         if isinstance(kind, str) and kind.startswith(_PASSED_OVER):
             noted.pass_over(f"tools[{kind}]")
             continue
+        if kind == "custom":
+            tools.append(_function_of_text(tool, noted))
+            continue
         if kind != "function":
             raise ApiError(
                 400,
-                f"tools[{number}].type is {reprlib.repr(kind)}, but tools that are run here or "
-                "take free text are not offered; give functions",
+                f"tools[{number}].type is {reprlib.repr(kind)}, but tools that are run here are "
+                "not offered; give functions, or custom tools",
                 param="tools",
             )
         noted.others(tool, _TOOL, "tools[]")
@@ -250,12 +279,45 @@ def _tools_of(body: ResponsesBody, noted: Noted) -> list[dict[str, Any]] | None:
     return tools
 
 
+def _function_of_text(tool: dict[str, Any], noted: Noted) -> dict[str, Any]:
+    """A tool that takes free text, as a function of one text. A grammar of it is passed over."""
+    noted.others(tool, _CUSTOM_TOOL, "tools[]")
+    form = tool.get("format")
+    if isinstance(form, dict) and form.get("type") != "text":
+        noted.pass_over("tools[].format")
+    parameters = {
+        "type": "object",
+        "properties": {_INPUT: {"type": "string"}},
+        "required": [_INPUT],
+        "additionalProperties": False,
+    }
+    function = {"name": tool.get("name"), "parameters": parameters}
+    if tool.get("description") is not None:
+        function["description"] = tool["description"]
+    return {"type": "function", "function": function}
+
+
+def custom_names(body: ResponsesBody) -> frozenset[str]:
+    """The names of tools that take free text."""
+    custom = (tool for tool in body.tools or () if tool.get("type") == "custom")
+    return frozenset(name for tool in custom if isinstance(name := tool.get("name"), str))
+
+
+def text_given(arguments: str) -> str:
+    """The text that a tool is given which takes one; what is no such call stays as it is."""
+    try:
+        given = msgspec.json.decode(arguments, type=dict[str, str])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return arguments
+    return given.get(_INPUT, arguments)
+
+
 def _choice_of(given: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
     """`tool_choice` as a chat has it, which says what is wrong with it."""
     if not isinstance(given, dict):
         return given
     match given.get("type"):
-        case "function":
+        case "function" | "custom":
             return _name_function(given)
         case "allowed_tools":
             tools = given.get("tools")
@@ -289,3 +351,25 @@ def _form_of(body: ResponsesBody, noted: Noted) -> ResponseFormat | None:
         "json_schema with a schema",
         param="text",
     )
+
+
+def items_of(messages: Sequence[dict[str, Any]], name: str) -> Iterator[dict[str, Any]]:
+    """The messages of a conversation as items, with ids of the response of that name."""
+    for place, message in enumerate(messages):
+        at = f"{name}_{place}"
+        role = message["role"]
+        if role == "tool":
+            called = {"call_id": message["tool_call_id"], "output": message["content"]}
+            yield {"type": "function_call_output", "id": f"fco_{at}", **called}
+            continue
+        if thought := message.get(THOUGHT):
+            parts = [{"type": "reasoning_text", "text": thought}]
+            yield {"type": "reasoning", "id": f"rs_{at}", "content": parts, "summary": []}
+        content, kind = message["content"], "output_text" if role == "assistant" else "input_text"
+        texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+        if any(texts):
+            parts = [{"type": kind, "text": text} for text in texts]
+            yield {"type": "message", "id": f"msg_{at}", "role": role, "content": parts}
+        for number, call in enumerate(message.get(CALLS) or ()):
+            called = {"call_id": call["id"], **call["function"]}
+            yield {"type": "function_call", "id": f"fc_{at}_{number}", **called}

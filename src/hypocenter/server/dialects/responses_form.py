@@ -8,13 +8,19 @@ from typing import Any
 
 import msgspec
 
-from hypocenter.server.answers import AnswerTimings
+from hypocenter.server.answers import AnswerTimings, LogprobEntry
 from hypocenter.server.api_error import ApiError
 from hypocenter.server.dialects import responses_answers as said
 from hypocenter.server.dialects.blocks import BlockChange, BlockKind, SpokenBlock, SpokenBlocks
-from hypocenter.server.dialects.responses_body import ENCRYPTED, ResponsesBody, seal
+from hypocenter.server.dialects.responses_body import (
+    ENCRYPTED,
+    ResponsesBody,
+    custom_names,
+    seal,
+    text_given,
+)
 from hypocenter.server.dialects.turns import TurnList
-from hypocenter.server.forms import AnswerForm
+from hypocenter.server.forms import AnswerForm, logprob_entries
 from hypocenter.server.inquiry import Choice, Inquiry, new_name
 from hypocenter.wire.messages import Piece
 
@@ -42,8 +48,9 @@ class ResponseTerms:
         return ENCRYPTED in (self.body.include or ())
 
 
-#: Takes the response as JSON, the conversation to its end, and its items by their ids.
-Keep = Callable[[bytes, list[dict[str, Any]], dict[str, bytes]], None]
+#: Takes the response as JSON, the conversation to its end, its items by their ids, and how many of
+#: the conversation's messages were asked with.
+Keep = Callable[[bytes, list[dict[str, Any]], dict[str, bytes], int], None]
 
 
 class ResponseForm(AnswerForm):
@@ -53,7 +60,11 @@ class ResponseForm(AnswerForm):
         self._inquiry, self._request, self._keep = inquiry, request, keep
         self._blocks = SpokenBlocks()
         self._ids: list[str] = []
+        self._custom = custom_names(request.body)
         self._num_thought_tokens = 0
+        #: Of each text, by the place of its block, and of the piece that came last.
+        self._logprobs: dict[int, list[LogprobEntry]] = {}
+        self._newest: list[LogprobEntry] = []
         self._num_events = 0
 
     # -- AnswerForm --------------------------------------------------------------------------------
@@ -76,7 +87,8 @@ class ResponseForm(AnswerForm):
                 case BlockChange.BEGINS:
                     lines += self._begins(block)
                 case BlockChange.GROWS:
-                    lines.append(self._grows(block, text))
+                    if not self._takes_text(block):  # that comes whole
+                        lines.append(self._grows(block, text))
                 case BlockChange.ENDS:
                     lines += self._ends(block)
         return lines
@@ -119,6 +131,7 @@ class ResponseForm(AnswerForm):
             text=body.text or {"format": {"type": "text"}},
             tool_choice=body.tool_choice or "auto",
             tools=body.tools or [],
+            top_logprobs=body.top_logprobs or 0,
             top_p=request.top_p,
         )
 
@@ -128,6 +141,11 @@ class ResponseForm(AnswerForm):
         news = self._blocks.take(choice, piece)
         for block in self._blocks.all[len(self._ids) :]:
             self._ids.append(new_name(_PREFIXES[block.kind]))
+        self._newest = []
+        texts = [block for _, block, text in news if text and block.kind is BlockKind.TEXT]
+        if texts and piece.logprobs:
+            self._newest = logprob_entries(piece.logprobs)
+            self._logprobs.setdefault(texts[-1].index, []).extend(self._newest)
         return news
 
     def _finish(self) -> bytes:
@@ -136,7 +154,8 @@ class ResponseForm(AnswerForm):
         encoded = msgspec.json.encode(response)
         if self._request.is_kept:
             items = {item.id: msgspec.json.encode(item) for item in response.output}
-            self._keep(encoded, self._conversation(), items)
+            num_asked = len(self._request.messages)
+            self._keep(encoded, self._conversation(), items, num_asked)
         return encoded
 
     def _status(self) -> str:
@@ -168,15 +187,23 @@ class ResponseForm(AnswerForm):
         """A block as an item; one that has only begun says nothing."""
         name, text = self._ids[block.index], "" if has_begun else block.text
         status = _OPEN if has_begun else self._status_of(block)
+        if self._takes_text(block):
+            given = text_given(text)
+            return said.CustomToolCall(name, block.call_id, block.name, given, status)
         if block.kind is BlockKind.CALL:
             return said.FunctionCall(name, block.call_id, block.name, text, status)
         if block.kind is BlockKind.TEXT:
-            content = [] if has_begun else [said.OutputText(text)]
+            told = self._logprobs.get(block.index, [])
+            content = [] if has_begun else [said.OutputText(text, logprobs=told)]
             return said.OutputMessage(name, status, content)
         thought = said.ReasoningItem(name, status, [] if has_begun else [said.ReasoningText(text)])
         if self._request.seals_thoughts and not has_begun:
             thought.encrypted_content = seal(text)
         return thought
+
+    def _takes_text(self, block: SpokenBlock) -> bool:
+        """Whether it calls a tool that takes free text."""
+        return block.kind is BlockKind.CALL and block.name in self._custom
 
     def _begins(self, block: SpokenBlock) -> list[bytes]:
         item = self._item(block, has_begun=True)
@@ -191,19 +218,29 @@ class ResponseForm(AnswerForm):
             return self._of_item("response.function_call_arguments.delta", block, delta=text)
         if block.kind is BlockKind.THOUGHT:
             return self._of_part("response.reasoning_text.delta", block, delta=text)
-        return self._of_part("response.output_text.delta", block, delta=text, logprobs=[])
+        told = self._newest
+        return self._of_part("response.output_text.delta", block, delta=text, logprobs=told)
 
     def _ends(self, block: SpokenBlock) -> list[bytes]:
         text = block.text
-        if block.kind is BlockKind.CALL:
+        if self._takes_text(block):
+            named, given = "response.custom_tool_call_input", text_given(text)
+            lines = [
+                self._of_item(f"{named}.delta", block, delta=given),
+                self._of_item(f"{named}.done", block, input=given),
+            ]
+        elif block.kind is BlockKind.CALL:
             called = "response.function_call_arguments.done"
             lines = [self._of_item(called, block, name=block.name, arguments=text)]
         elif block.kind is BlockKind.THOUGHT:
             lines = [self._of_part("response.reasoning_text.done", block, text=text)]
         else:
-            lines = [self._of_part("response.output_text.done", block, text=text, logprobs=[])]
+            told = self._logprobs.get(block.index, [])
+            lines = [self._of_part("response.output_text.done", block, text=text, logprobs=told)]
         if block.kind is not BlockKind.CALL:
             part = _part(block, text)
+            if isinstance(part, said.OutputText):
+                part.logprobs = self._logprobs.get(block.index, [])
             lines.append(self._of_part("response.content_part.done", block, part=part))
         item = self._item(block)
         done = self._line("response.output_item.done", output_index=block.index, item=item)

@@ -14,8 +14,8 @@ from hypocenter.server.api_error import ApiError, json_response
 from hypocenter.server.bodies.orders import order_of_chat
 from hypocenter.server.dialects import responses_form
 from hypocenter.server.dialects.response_store import KeptResponse
-from hypocenter.server.dialects.responses_answers import Deleted
-from hypocenter.server.dialects.responses_body import ResponsesBody, chat_of
+from hypocenter.server.dialects.responses_answers import Deleted, InputItems
+from hypocenter.server.dialects.responses_body import ResponsesBody, chat_of, items_of
 from hypocenter.server.dialects.responses_form import ResponseForm
 from hypocenter.server.fields import read_body
 from hypocenter.server.generation import AnswerOrder
@@ -87,6 +87,40 @@ async def get(request: Request) -> Response:
             400, "stream is true, but a response is streamed while it is made alone", param="stream"
         )
     return _tell(request, request.path_params["name"])
+
+
+async def input_items(request: Request) -> Response:
+    """GET /v1/responses/NAME/input_items"""
+    name = request.path_params["name"]
+    kept = _find_kept(request, name)
+    if kept is None:
+        raise _unknown(name)
+    messages: list[dict[str, Any]] = msgspec.json.decode(kept.messages)
+    items = list(items_of(messages[: kept.num_asked], name))
+    query = request.query_params
+    if query.get("order", "desc") == "desc":
+        items.reverse()
+    if (after := query.get("after")) is not None:
+        places = [place for place, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise ApiError(400, f"after is {after[:100]!r}, which is no item of it", param="after")
+        items = items[places[0] + 1 :]
+    page = items[: _limit_of(query.get("limit", "20"))]
+    return json_response(
+        InputItems(
+            data=page,
+            first_id=page[0]["id"] if page else None,
+            last_id=page[-1]["id"] if page else None,
+            has_more=len(page) < len(items),
+        )
+    )
+
+
+def _limit_of(given: str) -> int:
+    limit = int(given) if given.isdecimal() and len(given) < 4 else 0
+    if not 1 <= limit <= 100:
+        raise ApiError(400, f"limit is {given[:100]!r}, but must be from 1 to 100", param="limit")
+    return limit
 
 
 async def cancel(request: Request) -> Response:

@@ -336,6 +336,8 @@ def _card(host: Host, name: str) -> ModelCard:
             n_params=facts.num_parameters,
             n_vocab=facts.vocab_size,
             size=facts.file_bytes,
+            pooling=facts.pooling or None,
+            n_embd=facts.embedding_size or None,
         )
     return ModelCard(
         id=name,

@@ -233,7 +233,7 @@ def size_of(question: Ask | ReadForm) -> int:
     """Characters and tokens, and the entries of messages and tools."""
     if isinstance(question, ReadForm):
         return len(question.text)
-    size = len(question.text or "") + len(question.token_ids)
+    size = len(question.text or "") + len(question.pair or "") + len(question.token_ids)
     size += sum(map(len, question.bad_words))
     return size + _size(question.messages) + _size(question.tools)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hypocenter.base.errors import ContextOverflow, TooMuchText
-from hypocenter.server.generation import AskedAnswer, Generation
+from hypocenter.server.generation import AskedAnswer, Generation, QueryAndDocument
 from hypocenter.server.reading.readers import Readers
 from hypocenter.wire.messages import Ask, Failed, FormRead, ReadForm, ServedModel, Told
 
@@ -34,9 +34,13 @@ class RequestReading:
 
     async def _read_text(self, generation: Generation, facts: ServedModel) -> Failed | None:
         most = facts.context_length * facts.longest_token_bytes
-        prompt = generation.prompt
-        if isinstance(prompt, str) and len(prompt) > most:
-            error = TooMuchText("prompt", len(prompt), most)
+        prompt, pair = generation.prompt, ""
+        num_chars = len(prompt) if isinstance(prompt, str) else 0
+        if is_pair := isinstance(prompt, QueryAndDocument):
+            num_chars = sum(map(len, prompt))
+            prompt, pair = prompt
+        if num_chars > most:
+            error = TooMuchText("prompt", num_chars, most)
             return Failed(generation.id, type(error).__name__, str(error), error.field)
         asked = generation.asked or AskedAnswer()
         field = generation.params.constraint[0] if generation.params.constraint else ""
@@ -44,6 +48,7 @@ class RequestReading:
             Ask(
                 self._next_id(),
                 text=prompt if isinstance(prompt, str) else None,
+                pair=pair if is_pair else None,
                 messages=generation.messages,
                 token_ids=() if isinstance(prompt, str) else prompt,
                 template_variables=asked.template_variables,
@@ -61,6 +66,7 @@ class RequestReading:
         if isinstance(told, Failed):
             return Failed(generation.id, told.kind, told.message, told.field)
         assert isinstance(told, Told), "it was asked for tokens"
+        generation.num_first = told.num_first
         generation.note_read(told.token_ids, told.bad_word_ids, told.call_form)
         return None
 

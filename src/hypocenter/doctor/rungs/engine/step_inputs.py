@@ -159,7 +159,7 @@ def _logit_rows(requests: tuple[RequestRecord, ...]) -> list[tuple[int, RequestR
             drawn.append((start + request.num_tokens - 1, request, "draws from its last token"))
         kept += [
             (start + number, request, "keeps the logits of that token")
-            for number in range(min(request.num_kept or 0, request.num_tokens))
+            for number in range(request.first_kept, request.num_tokens)[: request.num_kept or 0]
         ]
         start += request.num_tokens
     return drawn + kept
