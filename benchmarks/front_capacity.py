@@ -84,8 +84,8 @@ def _ask(port: int, options: argparse.Namespace, num_tokens: int) -> int:
             selector.register(client, selectors.EVENT_READ, bytearray(8))
         while num_open:
             for key, _ in selector.select():
+                assert isinstance(key.fileobj, socket.socket)
                 client, last = key.fileobj, key.data
-                assert isinstance(client, socket.socket)
                 read = client.recv(1 << 16)
                 if not read:
                     raise SystemExit("a stream broke off")
@@ -117,13 +117,17 @@ def _ask_by_load(port: int, options: argparse.Namespace) -> tuple[int, dict[str,
 
 
 def _serve(options: argparse.Namespace) -> int:
+    from hypocenter.server.hosting.terms import ModelTerms
     from hypocenter.server.serve import Listener, ServerConfig, serve
     from hypocenter.settings.config import EngineConfig
 
-    config = ServerConfig(
-        model=str(bundled_model()),
+    terms = ModelTerms(
+        path=str(bundled_model()),
         engine=EngineConfig(device="cpu", max_batch_requests=options.streams),
         devices=("cpu",) * options.replicas,
+    )
+    config = ServerConfig(
+        models=(terms,),
         port=options.serve,
         has_spare=False,
         canary_minutes=0.0,

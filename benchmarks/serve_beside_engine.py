@@ -52,7 +52,7 @@ def _load(options: argparse.Namespace, wave: int, port: int = 0) -> Load:
 
 def _engine_speed(options: argparse.Namespace) -> float:
     """The median of the waves but the first, which captures and warms."""
-    speeds = []
+    speeds: list[float] = []
     with LLM(
         options.model,
         device=options.device,

@@ -48,7 +48,7 @@ def client(
 def name(client: ollama.Client) -> str:
     [one] = client.list().models
     assert one.model
-    return one.model
+    return str(one.model)
 
 
 def test_a_chat_whole_and_streamed_is_one(client: ollama.Client, name: str) -> None:

@@ -35,7 +35,7 @@ def test_every_launch_of_a_decoder_has_a_contract_that_the_doctor_knows() -> Non
         for launch in plan.launches:
             contract = launch.contract
             assert isinstance(contract, Contract)
-            found = contract_of(launch.kernel, list(launch.arch), contract.declaration)
+            found = contract_of(launch.kernel, list(launch.facts), contract.declaration)
             seen[launch.kernel] = seen.get(launch.kernel, True) and found is contract
     assert {kernel for kernel, is_known in seen.items() if not is_known} == set()
     assert len(seen) > 20

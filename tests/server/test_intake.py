@@ -391,7 +391,7 @@ def test_an_answer_is_framed_as_h11_frames_it(
         assert isinstance(answering.next_event(), h11.Request)
         assert isinstance(answering.next_event(), h11.EndOfMessage)
         parts = [h11.Data(data=part) for part in (b"one", b"", b"four")]
-        events = [h11.Response(status_code=200, headers=headers), *parts, h11.EndOfMessage()]
+        events = [h11.Response(status_code=200, headers=list(headers)), *parts, h11.EndOfMessage()]
         return b"".join(answering.send(event) or b"" for event in events)
 
     own = Parser(1000, lambda status, reason: None)

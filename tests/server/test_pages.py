@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 from repository import ROOT
-from test_strangers import Fake, bearer
+from test_strangers import Fake, bearer, hosting_of
 
 from hypocenter.server.app import make_app
 from hypocenter.server.faults import FaultKeeper
@@ -94,7 +94,7 @@ def test_a_browser_gets_a_page_without_a_key_and_a_client_what_it_got(
     assert ask(keyed, path, HTML, bearer("one"), method="POST").status == 404
     without = Fake().service
     without.has_pages = False
-    assert ask(make_app(without), path, HTML).status == 404
+    assert ask(make_app(hosting_of(without)), path, HTML).status == 404
     assert ask(Fake(root_path="/llm").app, f"/llm{path}", HTML).body == page.body
 
 

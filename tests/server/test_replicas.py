@@ -216,7 +216,7 @@ def test_the_others_go_on_while_a_silent_worker_is_ended(life: type[PretendedLif
         ones = [generation(supervisor, []) for _ in range(2)]
         for one in ones:
             supervisor.submit(one)
-            worker_of(supervisor.replicas[one.replica or 0]).say(Accepted(one.id, (5, 6)))
+            worker_of(supervisor.replicas[one.replica or 0]).say(Accepted(one.id))
         first.piece(ones[0].id, 7)
         assert ones[0].replica == 0
         first.be_late(3.0)
@@ -454,7 +454,7 @@ def test_pieces_of_a_slow_card_are_compared_with_those_of_its_twins(
         first, second = supervisor.replicas
         second.note_gap(0.5)
         supervisor.submit(one := generation(supervisor, []))
-        worker_of(first).say(Accepted(one.id, (5, 6)))
+        worker_of(first).say(Accepted(one.id))
         worker_of(first).piece(one.id, 7)
         worker_of(first).piece(one.id, 8)
         assert [name for name, _ in noted] == [first.name]
@@ -492,15 +492,15 @@ def test_gaps_tell_how_fast_a_card_is_and_restarts_do_not(life: type[PretendedLi
 
 
 def test_prompts_that_were_read_before_do_not_wait_as_new_ones_do() -> None:
-    """A worker reads of them their ends; that it knows the rest is a guess, and counts for little."""
+    """A worker reads their ends; that it knows the rest is a guess, and counts for little."""
     known, new = tuple(range(2000, 2400)), itertools.count(5000, 400)
 
     def num_at_once(ids: list[tuple[int, ...]]) -> int:
         cards = Cards(None, max_requests=40)
         cards.come(known)
         cards.fill()
-        for one in ids:
-            cards.come(one)
+        for prompt in ids:
+            cards.come(prompt)
         num = 0
         while (found := cards.places.next(cards.open, {}, cards.offers)) is not None:
             one, offer = found

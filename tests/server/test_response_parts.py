@@ -28,7 +28,7 @@ class Telling(Fake):
     def submit(self, generation: Generation) -> None:
         self.params = generation.params
         generation.note_read((5,), ())
-        generation.take(Accepted(1, (5,)))
+        generation.take(Accepted(1))
         told = None if generation.params.logprobs is None else (TOLD,)
         loop = asyncio.get_running_loop()
         loop.call_soon(generation.take, Piece(1, "", (6,), told, reasoning="hm"))
@@ -107,7 +107,7 @@ class Patching(Fake):
         assert generation.asked is not None
         self.messages, self.tools = generation.messages, generation.asked.tools
         generation.note_read((5,), ())
-        generation.take(Accepted(1, (5,)))
+        generation.take(Accepted(1))
         loop = asyncio.get_running_loop()
         for name, part in (("patch", '{"input": "a\\n'), ("", 'b"}')):
             loop.call_soon(generation.take, Piece(1, "", (6,), calls=(CallPiece(0, name, part),)))

@@ -38,9 +38,9 @@ class Embedding(Fake):
         found = VECTOR
         if isinstance(generation.prompt, QueryAndDocument):
             found = np.array([len(generation.prompt.document)], np.float32)
-        ids = generation.prompt if isinstance(generation.prompt, tuple) else (5, 6, 7)
-        generation.note_read((5, 6, 7) if not all(isinstance(i, int) for i in ids) else ids, ())
-        generation.take(Accepted(generation.id, (5,)))
+        ids = generation.prompt if isinstance(generation.prompt, tuple) else ()
+        generation.note_read(tuple(one for one in ids if isinstance(one, int)) or (5, 6, 7), ())
+        generation.take(Accepted(generation.id))
         piece = Piece(generation.id, "", (), ending=Ending("length"), vector=found.tobytes())
         asyncio.get_running_loop().call_soon(generation.take, piece)
 
@@ -160,7 +160,7 @@ class Answering(Fake):
 
     def submit(self, generation: Generation) -> None:
         generation.note_read((5, 6), ())
-        generation.take(Accepted(generation.id, (5, 6)))
+        generation.take(Accepted(generation.id))
         loop = asyncio.get_running_loop()
         for piece in (
             Piece(1, "", (1,), reasoning="hm"),
@@ -202,7 +202,7 @@ def test_ollamas_calls_come_whole_or_are_a_text(arguments: list[str], said: Any)
     class Calling(Answering):
         def submit(self, generation: Generation) -> None:
             generation.note_read((5,), ())
-            generation.take(Accepted(1, (5,)))
+            generation.take(Accepted(1))
             loop = asyncio.get_running_loop()
             for place, part in enumerate(arguments):
                 call = CallPiece(0, "" if place else "find", part)

@@ -30,7 +30,9 @@ class TextHead:
         """How long a vector is; of scores the first one is told."""
         if self._pooling is None or self._pooling.scores:
             return 1
-        return next((rows for rows, _ in reversed(self._pooling.shapes.values())), self._width)
+        return next(
+            (rows for rows, _ in reversed(list(self._pooling.shapes.values()))), self._width
+        )
 
     def vector(self, rows: Array) -> Floats:
         """The vector f32 [num_columns] of rows f32 [num_tokens, >= width], its score [1], or

@@ -26,7 +26,9 @@ def _answer(model: Path, device: str) -> tuple[list[int], list[float]]:
         )
     assert said.logprobs is not None
     assert said.prompt_logprobs is not None
-    scores = [each.logprob for each in (*said.prompt_logprobs[1:], *said.logprobs)]
+    each_token = (*said.prompt_logprobs[1:], *said.logprobs)
+    scores = [one.logprob for one in each_token if one is not None]
+    assert len(scores) == len(each_token)
     return list(said.token_ids), scores
 
 

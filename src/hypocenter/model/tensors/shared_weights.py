@@ -52,7 +52,7 @@ class WeightLender(TensorReader):
         """Pack all of them. Raises what `load_weights` raises, NotShareable, and StaleLayout where
         one does not come to lie where the plan has it."""
         self.progress = progress
-        for spec in tensor_table(self.facts, self.file.tensors):
+        for spec in tensor_table(self.arch, self.file.tensors):
             if spec.kind in PACKED:
                 self._lend(spec)
             else:

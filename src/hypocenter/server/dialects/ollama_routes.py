@@ -112,7 +112,7 @@ async def embed(request: Request) -> Response:
     async def read(data: bytes, model: ServedModel, names: Sequence[str]) -> VectorOrder:
         body, unknown = await read_body(data, EmbedBody)
         asked = EmbeddingBody(
-            input=body.input,
+            input=body.input if isinstance(body.input, str) else [*body.input],
             model=_served(body.model, names),
             dimensions=body.dimensions,
             truncate_prompt_tokens=None if body.truncate is False else -1,
