@@ -67,7 +67,8 @@ def _engine_speed(options: argparse.Namespace) -> float:
             )
             seconds = time.perf_counter() - began
             speeds.append(sum(len(one.token_ids) for one in found) / seconds)
-    return round(sorted(speeds[1:])[options.waves // 2], 1)
+    middle: float = sorted(speeds[1:])[options.waves // 2]
+    return round(middle, 1)
 
 
 def _serve_speed(options: argparse.Namespace) -> dict[str, Any]:

@@ -81,7 +81,8 @@ class ServeOptions:
     admin_key: Annotated[
         str | None,
         Parameter(
-            name="--admin-key", help="Key of the routes below /debug/; HYPO_ADMIN_KEY hides it."
+            name="--admin-key",
+            help="Key of the routes below /debug/ and /models/; HYPO_ADMIN_KEY hides it.",
         ),
     ] = None
     parallel: Annotated[
@@ -265,7 +266,7 @@ class ServeOptions:
     ] = None
 
     def admin(self) -> str | None:
-        """The key of the routes below /debug/, or None: they are closed."""
+        """The key of the routes below /debug/ and /models/, or None: they are closed."""
         return self.admin_key or Environment.read().admin_key or None
 
     def keys(self) -> tuple[str, ...]:

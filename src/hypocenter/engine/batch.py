@@ -54,7 +54,7 @@ class Batch:
 
     @property
     def last_seen(self) -> Int32s:
-        """Of each token, the position of the last one of its text, all of which the batch has."""
+        """The position of the last token of each token's text, all of which the batch has."""
         last = np.zeros(len(self.block_tables), np.int32)
         np.maximum.at(last, self.sequence_rows, self.positions)
         seen: Int32s = last[self.sequence_rows]
@@ -113,7 +113,7 @@ class Chunk:
 
     @property
     def text_kinds(self) -> list[int]:
-        """Of each of its tokens, whether it is of the first text or the second one."""
+        """The text, the first or the second one, that each of its tokens is of."""
         num_first = max(min(self.stop, self.request.num_first) - self.start, 0)
         return [0] * num_first + [1] * (self.num_tokens - num_first)
 

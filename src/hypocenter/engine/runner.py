@@ -149,10 +149,7 @@ def load_runner(
         config = _with_cache(config, arch, kv_room(file, arch, config, room), group)
     runner = Runner(arch, weights, config, context_length, replace(seat, kept=kept))
     runner.model_stamps = repr(file.stamps)
-    if block_memory and device == "cpu":
-        runner.open_archive(block_memory)
-    if config.disk_cache is not None and config.prefix_cache:
-        runner.open_disk_cache(config.disk_cache)
+    runner.open_outside_blocks(block_memory)
     num_tokens = runner.num_blocks * runner.block_size
     contexts = num_tokens / context_length
     _log.info("%s: KV cache of %d tokens: %.3g full contexts", device, num_tokens, contexts)
@@ -281,15 +278,16 @@ class Runner:
             is_gpu and config.launch_mode == "off" and devices.backend_of(config.device).runs_ahead
         )
         #: By which steps are cut that read prompts while others answer; None: they are not.
-        self.pace: StepPace | None = None
-        if arch.family.sees_all:
-            pass  # no text is cut, and none has an answer
-        elif config.itl_target is not None or config.device.partition(":")[0] in ("cuda", "hip"):
-            target = None if config.itl_target is None else config.itl_target / 1000
-            self.pace = StepPace(target, config.step_tokens)
+        self.pace = self._pace_of(arch)
         self._group, self._num_compiled = group, 0
         self._plans: dict[_Key, Plan] = {}
         self._ran: dict[Plan, None] = {}
+
+    def _pace_of(self, arch: Architecture) -> StepPace | None:
+        target, device = self.config.itl_target, self.config.device.partition(":")[0]
+        if arch.family.sees_all or (target is None and device not in ("cuda", "hip")):
+            return None  # where a text is seen whole, none is cut, and none has an answer
+        return StepPace(None if target is None else target / 1000, self.config.step_tokens)
 
     def _growth_of(self, pages: KVPages) -> HostGrowth | None:
         if self.config.device != "cpu" or self.config.launch_mode != "off":
@@ -360,6 +358,16 @@ class Runner:
             self.archive = BlockArchive(path, pages, fingerprint, max_bytes, settings)
         except OSError as error:
             _log.warning("blocks of the KV cache do not outlive this process: %s", error)
+
+    def open_outside_blocks(self, block_memory: str) -> None:
+        """Have what the cache keeps outlive this process, and the server, where that is asked for.
+
+        Raises as `open_disk_cache`.
+        """
+        if block_memory and self.config.device == "cpu":
+            self.open_archive(block_memory)
+        if self.config.disk_cache is not None and self.config.prefix_cache:
+            self.open_disk_cache(self.config.disk_cache)
 
     def open_disk_cache(self, folder: str) -> None:
         """Have what the cache keeps lie on disk, too. Raises UsageError for a folder that others

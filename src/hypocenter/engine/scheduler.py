@@ -317,7 +317,7 @@ class Scheduler:
 
 
 def _whole_shares(running: list[Request], budget: int) -> list[tuple[Request, int]]:
-    """As many whole prompts as fit into a step, in order of arrival."""
+    """The whole prompts that fit into a step, in order of arrival."""
     shares = []
     for request in running:
         if request.num_pending <= budget:

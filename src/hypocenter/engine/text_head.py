@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 
-from hypocenter.base.dtypes import Array
+from hypocenter.base.dtypes import Array, Float32s
 from hypocenter.base.errors import BadLogits
 from hypocenter.engine.request import Request
 from hypocenter.model.facts.architecture import Architecture
-
-Floats = npt.NDArray[np.float32]
 
 
 class TextHead:
@@ -34,7 +31,7 @@ class TextHead:
             (rows for rows, _ in reversed(list(self._pooling.shapes.values()))), self._width
         )
 
-    def vector(self, rows: Array) -> Floats:
+    def vector(self, rows: Array) -> Float32s:
         """The vector f32 [num_columns] of rows f32 [num_tokens, >= width], its score [1], or
         without pooling f32 [num_tokens, num_columns].
 
@@ -50,7 +47,7 @@ class TextHead:
             raise BadLogits(0, num_bad, found.size)
         return found
 
-    def _scores(self, row: Floats) -> Floats:
+    def _scores(self, row: Float32s) -> Float32s:
         """The first of a head's scores; of several labels its probability."""
         scores = self._through(row, "tanh")
         if len(scores) > 1:
@@ -58,7 +55,7 @@ class TextHead:
             scores = weights / weights.sum()
         return scores[:1]
 
-    def _through(self, x: Floats, between: str) -> Floats:
+    def _through(self, x: Float32s, between: str) -> Float32s:
         """`x` through the head's matrices, and what stands `between` them."""
         assert self._pooling is not None
         names = list(self._pooling.shapes)
@@ -72,17 +69,17 @@ class TextHead:
         return x
 
 
-def vector_of(request: Request, dimensions: int | None = None, *, normalise: bool) -> Floats:
+def vector_of(request: Request, dimensions: int | None = None, *, normalise: bool) -> Float32s:
     """What came of a request for a vector, cut and divided by its length as asked. Raises the
     request's own error."""
     if request.error is not None:
         raise request.error
     assert request.vector is not None, "it ran to its end"
-    vector: Floats = request.vector
-    return normalised(vector, dimensions) if normalise else vector[..., :dimensions]
+    vector: Float32s = request.vector
+    return of_unit_length(vector, dimensions) if normalise else vector[..., :dimensions]
 
 
-def normalised(vectors: Floats, num_columns: int | None = None) -> Floats:
+def of_unit_length(vectors: Float32s, num_columns: int | None = None) -> Float32s:
     """The first so many columns of each vector, divided by their length; of zeros, zeros."""
     cut = vectors[..., :num_columns]
     lengths = np.sqrt(np.square(cut, dtype=np.float64).sum(axis=-1, keepdims=True))

@@ -116,7 +116,7 @@ KNOWN: dict[str, str] = {
     "(default: it is used where it has been compiled)",
     "HYPO_INSTRUCTIONS": "path that CPU kernels take: " + ", ".join(INSTRUCTIONS),
     "HYPO_API_KEY": "key that clients of hypo serve must have, and that bench-serve sends",
-    "HYPO_ADMIN_KEY": "key of the routes of hypo serve below /debug/",
+    "HYPO_ADMIN_KEY": "key of the routes of hypo serve below /debug/ and /models/",
     "HYPO_RUN_DIR": "folder for what runs record (default: /dev/shm/hypo-UID)",
 }
 

@@ -65,7 +65,7 @@ def serve(run_below: str | None) -> None:
     made.run("stdio")
 
 
-class Tools:
+class ServedTools:
     """What agents may call; `run_below` is the folder whose files may be run, if there is one."""
 
     def __init__(self, run_below: Path | None) -> None:
@@ -109,7 +109,9 @@ class Tools:
         _require_seconds(seconds)
         path = file_below(self._run_below, file)
         given = arguments or []
-        if len(given) > _MAX_ARGUMENTS or any(len(one) > _MAX_ARGUMENT_CHARS for one in given):
+        if len(given) > _MAX_ARGUMENTS or any(
+            len(argument) > _MAX_ARGUMENT_CHARS for argument in given
+        ):
             raise ToolFailed(
                 f"at most {_MAX_ARGUMENTS} arguments of {_MAX_ARGUMENT_CHARS} characters are taken"
             )
@@ -126,7 +128,7 @@ def make_server(run_below: Path | None) -> MCPServer:
     server = MCPServer(
         package.NAME, version=package.version(), instructions=_INSTRUCTIONS, log_level="WARNING"
     )
-    tools = Tools(run_below)
+    tools = ServedTools(run_below)
     reads = ToolAnnotations(
         read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
     )

@@ -153,7 +153,7 @@ def activated_reference(x: np.ndarray[Any, Any], kind: str) -> np.ndarray[Any, A
     if kind == "gelu":
         return reference(x, np.ones_like(x), kind)
     if kind == "gelu_erf":
-        integrals = [0.5 * (1 + math.erf(value / math.sqrt(2))) for value in x.ravel().tolist()]
+        integrals = [0.5 * (1 + math.erf(value / math.sqrt(2))) for value in np.ravel(x)]
         product: np.ndarray[Any, Any] = x * np.reshape(integrals, x.shape)
         return product
     out: np.ndarray[Any, Any] = np.maximum(x.astype(np.float64), 0) ** 2

@@ -19,8 +19,8 @@ from hypocenter.settings.config import POOLINGS
 SCORING = ("cls.weight", "cls.output.weight")
 DENSE = ("dense_2.weight", "dense_3.weight")
 #: Tokens of a text that count: the first, the last, or all.
-Rows = Literal["first", "last", "all"]
-_ROWS: dict[str, Rows] = {"none": "all", "mean": "all", "cls": "first", "last": "last"}
+PooledRows = Literal["first", "last", "all"]
+_ROWS: dict[str, PooledRows] = {"none": "all", "mean": "all", "cls": "first", "last": "last"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Pooling:
     """
 
     kind: str
-    rows: Rows
+    rows: PooledRows
     shapes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
@@ -66,14 +66,14 @@ def read_pooling(
             limit = "a model with pooling rank needs it"
             raise BadModelFile(file.path, SCORING[0], MISSING, limit)
         raise BadSetting("pooling", kind, "the file has no head that scores; take mean or last")
-    of_scores: Rows = "first" if family.sees_all else "last"
+    of_scores: PooledRows = "first" if family.sees_all else "last"
     return Pooling(kind, _ROWS.get(kind, of_scores), shapes)
 
 
 def _shapes(
     file: GGUFFile, names: tuple[str, ...], width: int
 ) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Of each matrix that is there, its shape: the first one takes rows of `width`, the next one
+    """The shape of each matrix that is there: the first one takes rows of `width`, the next one
     what that gives."""
     for name in names:
         if (info := file.tensors.get(name)) is None:

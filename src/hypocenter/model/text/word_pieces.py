@@ -69,10 +69,10 @@ def unigram_encoder(file: GGUFFile, words: Vocabulary, *, add_space_prefix: bool
     cleaning = _cleaning(file)
 
     def library(scheme: str) -> LibraryTokenizer:
-        made = LibraryTokenizer(Unigram(scored, _unknown(file, words), byte_fallback=False))
-        made.normalizer = cleaning
-        made.pre_tokenizer = pre_tokenizers.Metaspace(BLANK, prepend_scheme=scheme)
-        return made
+        tokenizer = LibraryTokenizer(Unigram(scored, _unknown(file, words), byte_fallback=False))
+        tokenizer.normalizer = cleaning
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(BLANK, prepend_scheme=scheme)
+        return tokenizer
 
     plain = library("never")
     return LibraryEncoder(library("always") if add_space_prefix else plain, plain)

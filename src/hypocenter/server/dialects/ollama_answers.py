@@ -15,13 +15,13 @@ class OllamaError(msgspec.Struct):
     error: str
 
 
-class CalledTool(msgspec.Struct):
+class OllamaCall(msgspec.Struct):
     name: str
     arguments: dict[str, Any]
 
 
 class ToolCalled(msgspec.Struct):
-    function: CalledTool
+    function: OllamaCall
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True):

@@ -95,14 +95,14 @@ def chat_of(body: OllamaChatBody, chat_template: str) -> tuple[ChatBody, list[st
         _message_of(message, f"messages[{place}]")
         for place, message in enumerate(body.messages or ())
     ]
-    shared, ignored = _shared(body, chat_template)
+    shared, ignored = _common_fields(body, chat_template)
     return ChatBody(**shared, messages=messages, tools=body.tools or None), ignored
 
 
 def chat_of_prompt(body: OllamaGenerateBody, chat_template: str) -> tuple[ChatBody, list[str]]:
     """A question as a chat, and what was passed over. Raises ApiError."""
     _require_text_alone(body)
-    shared, ignored = _shared(body, chat_template)
+    shared, ignored = _common_fields(body, chat_template)
     said = [{"role": "system", "content": body.system}] if body.system else []
     messages = [*said, {"role": "user", "content": body.prompt}]
     return ChatBody(**shared, messages=messages), ignored
@@ -111,7 +111,7 @@ def chat_of_prompt(body: OllamaGenerateBody, chat_template: str) -> tuple[ChatBo
 def order_of_text(body: OllamaGenerateBody, name: str, unknown: Sequence[str]) -> AnswerOrder:
     """A text that is gone on with as it stands. Raises ApiError."""
     _require_text_alone(body)
-    shared, ignored = _shared(body, "")
+    shared, ignored = _common_fields(body, "")
     return AnswerOrder(
         [body.prompt],
         chat_params(ChatBody(**shared, messages=[])),
@@ -120,7 +120,7 @@ def order_of_text(body: OllamaGenerateBody, name: str, unknown: Sequence[str]) -
     )
 
 
-def _shared(body: OllamaBody, chat_template: str) -> tuple[dict[str, Any], list[str]]:
+def _common_fields(body: OllamaBody, chat_template: str) -> tuple[dict[str, Any], list[str]]:
     """The fields of a chat's body, and what was passed over."""
     if body.logprobs:
         message = "logprobs is not supported by this route; /v1/chat/completions tells them"

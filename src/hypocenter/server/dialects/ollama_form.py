@@ -13,7 +13,7 @@ from hypocenter.server.answers import AnswerTimings
 from hypocenter.server.api_error import ApiError
 from hypocenter.server.dialects.blocks import BlockChange, BlockKind, SpokenBlock, SpokenBlocks
 from hypocenter.server.dialects.ollama_answers import (
-    CalledTool,
+    OllamaCall,
     OllamaChatAnswer,
     OllamaError,
     OllamaMessage,
@@ -117,7 +117,7 @@ def _message_of_call(block: SpokenBlock) -> OllamaMessage:
         given = msgspec.json.decode(block.text or "{}", type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return OllamaMessage(content=f"{block.name} {block.text}")
-    return OllamaMessage(tool_calls=[ToolCalled(CalledTool(block.name, given))])
+    return OllamaMessage(tool_calls=[ToolCalled(OllamaCall(block.name, given))])
 
 
 def _line(value: msgspec.Struct) -> bytes:

@@ -66,7 +66,7 @@ async def chat(request: Request) -> Response:
 
     async def read(data: bytes, model: ServedModel, names: Sequence[str]) -> AnswerOrder | str:
         body, unknown = await read_body(data, OllamaChatBody)
-        body.model = name = _served(body.model, names)
+        body.model = name = _name_among(body.model, names)
         if not body.messages:
             return name
         asked, ignored = chat_of(body, model.chat_template)
@@ -80,7 +80,7 @@ async def generate(request: Request) -> Response:
 
     async def read(data: bytes, model: ServedModel, names: Sequence[str]) -> AnswerOrder | str:
         body, unknown = await read_body(data, OllamaGenerateBody)
-        body.model = name = _served(body.model, names)
+        body.model = name = _name_among(body.model, names)
         if not body.prompt:
             return name
         if body.raw or not model.chat_template:
@@ -113,7 +113,7 @@ async def embed(request: Request) -> Response:
         body, unknown = await read_body(data, EmbedBody)
         asked = EmbeddingBody(
             input=body.input if isinstance(body.input, str) else [*body.input],
-            model=_served(body.model, names),
+            model=_name_among(body.model, names),
             dimensions=body.dimensions,
             truncate_prompt_tokens=None if body.truncate is False else -1,
         )
@@ -139,7 +139,7 @@ async def embeddings(request: Request) -> Response:
         body, unknown = await read_body(data, EmbeddingsBody)
         asked = EmbeddingBody(
             input=body.prompt,
-            model=_served(body.model, names),
+            model=_name_among(body.model, names),
             truncate_prompt_tokens=-1,
             embd_normalize=-1,
         )
@@ -182,7 +182,7 @@ async def show(request: Request) -> Response:
 
     async def read(data: bytes, model: ServedModel, names: Sequence[str]) -> str:
         body, _ = await read_body(data, ShowBody)
-        return _served(body.model or body.name, names)
+        return _name_among(body.model or body.name, names)
 
     name = await read_order(request, read)
     facts = service_of(request).facts
@@ -199,7 +199,7 @@ async def show(request: Request) -> Response:
             **({f"{arch}.embedding_length": facts.embedding_size} if facts.pooling else {}),
         },
         capabilities=_capabilities(facts),
-        modified_at=_started(service_of(request)),
+        modified_at=_start_time(service_of(request)),
     )
     return json_response(shown)
 
@@ -209,7 +209,7 @@ async def version_of(request: Request) -> Response:
     return json_response(said.OllamaVersion(SPOKEN_VERSION))
 
 
-def _served(name: str, names: Sequence[str]) -> str:
+def _name_among(name: str, names: Sequence[str]) -> str:
     """The name that is served; Ollama's clients put a tag behind it. Raises ApiError."""
     if not name:
         raise ApiError(400, "model is missing", param="model")
@@ -221,7 +221,7 @@ def _model(service: Service, name: str) -> said.OllamaModel:
     return said.OllamaModel(
         name=name,
         model=name,
-        modified_at=_started(service),
+        modified_at=_start_time(service),
         size=facts.file_bytes,
         details=_details(facts),
     )
@@ -250,5 +250,5 @@ def _size_text(num_parameters: int) -> str:
     return f"{num_parameters / size:.1f}{unit}"
 
 
-def _started(service: Service) -> str:
+def _start_time(service: Service) -> str:
     return datetime.fromtimestamp(service.started, UTC).isoformat().replace("+00:00", "Z")

@@ -82,7 +82,7 @@ class Pages:
         self._app, self._files = app, page_files()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        file = self._wanted(scope) if scope["type"] == "http" else None
+        file = self._file_for(scope) if scope["type"] == "http" else None
         if file is None:
             await self._app(scope, receive, send)
             return
@@ -93,7 +93,7 @@ class Pages:
             answer = Response(file.body, 200, headers, file.media_type)
         await answer(scope, receive, send)
 
-    def _wanted(self, scope: Scope) -> PageFile | None:
+    def _file_for(self, scope: Scope) -> PageFile | None:
         if scope["method"] not in ("GET", "HEAD"):
             return None
         path = scope["path"]

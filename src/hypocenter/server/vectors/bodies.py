@@ -23,14 +23,14 @@ from hypocenter.wire.messages import ServedModel
 MAX_INPUTS = 2048
 #: What is asked of the engine: to read a text, and to write nothing.
 _READ = SamplingParams(max_tokens=0, seed=0)
-Texts = str | list[str | TokenId | list[TokenId]]
+GivenTexts = str | list[str | TokenId | list[TokenId]]
 
 
 class EmbeddingBody(msgspec.Struct, kw_only=True):
     #: A text, texts, token ids, or lists of those.
-    input: Texts | None = None
+    input: GivenTexts | None = None
     #: llama-server's other name of it.
-    content: Texts | None = None
+    content: GivenTexts | None = None
     model: str = ""
     encoding_format: Literal["float", "base64"] | None = None
     #: So many numbers of a vector are kept, its first ones.
@@ -170,7 +170,7 @@ async def read_rerank(data: bytes, model: ServedModel, names: Sequence[str]) -> 
     )
 
 
-def _prompts(given: Texts) -> list[str | tuple[int, ...]]:
+def _prompts(given: GivenTexts) -> list[str | tuple[int, ...]]:
     """Each text, or its token ids. Raises ApiError."""
     if isinstance(given, str):
         return [given]

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from hypocenter.base.dtypes import Float32s
 from hypocenter.server.generation import AnswerOrder
 from hypocenter.server.inquiry import new_name
 from hypocenter.server.routes import (
@@ -38,7 +38,6 @@ from hypocenter.server.vectors.bodies import VectorOrder, read_embeddings, read_
 from hypocenter.wire.messages import ServedModel
 
 _Order = TypeVar("_Order")
-Floats = npt.NDArray[np.float32]
 #: Texts of one client that are open at once: others are to have their turns.
 _AT_ONCE = 32
 #: Numbers of vectors that are encoded between two others' turns: some milliseconds.
@@ -51,15 +50,15 @@ async def embed(request: Request) -> Response:
     vectors, usage = await vectors_of(request, asked)
     model = asked.order.model
 
-    def whole() -> bytes:
+    def encode_all() -> bytes:
         entries = [
-            EmbeddingEntry(index=index, embedding=_told(vector, in_base64=asked.is_base64))
+            EmbeddingEntry(index=index, embedding=_encode(vector, in_base64=asked.is_base64))
             for index, vector in enumerate(vectors)
         ]
         return msgspec.json.encode(Embeddings(model=model, data=entries, usage=usage))
 
     few = len(vectors) * asked.num_columns <= _FEW_NUMBERS
-    answer = whole() if few else await asyncio.to_thread(whole)
+    answer = encode_all() if few else await asyncio.to_thread(encode_all)
     return _json(request, answer, asked.order)
 
 
@@ -101,16 +100,16 @@ async def read_order(
         return await read(data, service.facts, service.names)
 
 
-async def vectors_of(request: Request, asked: VectorOrder) -> tuple[list[Floats], TextUsage]:
+async def vectors_of(request: Request, asked: VectorOrder) -> tuple[list[Float32s], TextUsage]:
     """The vectors as they are asked for, in order. Raises ApiError, and ClientLeft."""
     found, usage = await run_texts(request, asked.order)
     return [_cut(vector, asked) for vector in found], usage
 
 
-async def run_texts(request: Request, order: AnswerOrder) -> tuple[list[Floats], TextUsage]:
+async def run_texts(request: Request, order: AnswerOrder) -> tuple[list[Float32s], TextUsage]:
     """What became of each text, some at a time, and how many tokens these had."""
     service, prompts = service_of(request), order.prompts
-    found: list[Floats] = []
+    found: list[Float32s] = []
     num_tokens, size = 0, max(min(_AT_ONCE, service.max_open), 1)
     for first in range(0, len(prompts), size):
         some = replace(order, prompts=prompts[first : first + size])
@@ -121,7 +120,7 @@ async def run_texts(request: Request, order: AnswerOrder) -> tuple[list[Floats],
     return found, TextUsage(num_tokens, num_tokens)
 
 
-def _cut(vector: Floats, asked: VectorOrder) -> Floats:
+def _cut(vector: Float32s, asked: VectorOrder) -> Float32s:
     vector = vector[: asked.num_columns]
     if not asked.normalises:
         return vector
@@ -129,7 +128,7 @@ def _cut(vector: Floats, asked: VectorOrder) -> Floats:
     return vector if length == 0 else (vector / length).astype(np.float32)
 
 
-def _told(vector: Floats, *, in_base64: bool) -> list[float] | str:
+def _encode(vector: Float32s, *, in_base64: bool) -> list[float] | str:
     if in_base64:
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     numbers: list[float] = vector.tolist()
