@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn, Self, Unpack, cast, overload
 import numpy as np
 import numpy.typing as npt
 
+from hypocenter.base.dtypes import Float32s
 from hypocenter.base.errors import BadSetting, UsageError
 from hypocenter.base.results import Completion, Delta, Route
 from hypocenter.conversation.call_formats import text_parameters
@@ -41,7 +42,7 @@ from hypocenter.engine.conversations import (
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
 from hypocenter.engine.runner import loaded_runner
-from hypocenter.engine.text_head import Floats, vector_of
+from hypocenter.engine.text_head import vector_of
 from hypocenter.model.facts.layer_shapes import lost_window
 from hypocenter.model.facts.pooling import Pooling
 from hypocenter.model.from_name import file_of
@@ -294,15 +295,15 @@ class LLM:
     @overload
     def embed(  # type: ignore[overload-overlap]
         self, texts: str, *, dimensions: int | None = None, normalise: bool = True
-    ) -> Floats: ...
+    ) -> Float32s: ...
     @overload
     def embed(
         self, texts: Sequence[int], *, dimensions: int | None = None, normalise: bool = True
-    ) -> Floats: ...
+    ) -> Float32s: ...
     @overload
     def embed(
         self, texts: Sequence[Prompt], *, dimensions: int | None = None, normalise: bool = True
-    ) -> list[Floats]: ...
+    ) -> list[Float32s]: ...
 
     def embed(
         self,
@@ -310,7 +311,7 @@ class LLM:
         *,
         dimensions: int | None = None,
         normalise: bool = True,
-    ) -> Floats | list[Floats]:
+    ) -> Float32s | list[Float32s]:
         """The vector of a text or of token ids, f32 [embedding_size]; of several, all together and
         in order. Without pooling it is f32 [num_tokens, embedding_size].
 

@@ -333,7 +333,7 @@ def _load_bert(file: GGUFFile) -> Tokenizer:
         limit = "every text of this model ends with it"
         raise BadModelFile(file.path, "tokenizer.ggml.seperator_token_id", MISSING, limit)
     adds_end = file.flag("tokenizer.ggml.add_sep_token", True)
-    made = Tokenizer(
+    tokenizer = Tokenizer(
         words,
         word_piece_encoder(file, words),
         _pieces(words, _bytes_of_text),
@@ -341,8 +341,8 @@ def _load_bert(file: GGUFFile) -> Tokenizer:
         add_eos=adds_end,
         add_space_prefix=True,
     )
-    made.between = (roles["eos"],)
-    return made
+    tokenizer.between = (roles["eos"],)
+    return tokenizer
 
 
 def _load_t5(file: GGUFFile) -> Tokenizer:
@@ -350,7 +350,7 @@ def _load_t5(file: GGUFFile) -> Tokenizer:
     prefix = file.flag("tokenizer.ggml.add_space_prefix", True)
     add_bos, add_eos = _read_additions(file, words, False)
     end = words.roles.get("eos")
-    made = Tokenizer(
+    tokenizer = Tokenizer(
         words,
         unigram_encoder(file, words, add_space_prefix=prefix),
         _pieces(words, _bytes_of_text),
@@ -358,8 +358,8 @@ def _load_t5(file: GGUFFile) -> Tokenizer:
         add_eos=add_eos,
         add_space_prefix=prefix,
     )
-    made.between = () if end is None else (end, words.roles.get("seperator", end))
-    return made
+    tokenizer.between = () if end is None else (end, words.roles.get("seperator", end))
+    return tokenizer
 
 
 _WITHOUT_PRE = {
