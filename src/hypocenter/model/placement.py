@@ -79,7 +79,7 @@ def reserved_bytes(config: EngineConfig, room: Room) -> int:
     return int(room.limit_bytes * min(1 - config.gpu_memory_fraction, _FREE_SHARE))
 
 
-def with_host_cache(file: GGUFFile, facts: Architecture, config: EngineConfig) -> EngineConfig:
+def with_host_cache(file: GGUFFile, arch: Architecture, config: EngineConfig) -> EngineConfig:
     """The configuration with the KV cache that a CPU gets where nobody says how many tokens.
 
     A quarter of the memory that is available beside weights and buffers, as far as requests can
@@ -89,11 +89,11 @@ def with_host_cache(file: GGUFFile, facts: Architecture, config: EngineConfig) -
     room = footprint.host_room()
     if config.kv_tokens is not None or config.launch_mode != "off" or room is None:
         return config
-    context_length = context_length_of(facts, config)
-    needed = footprint.needed_bytes(file, facts, config, context_length)
+    context_length = context_length_of(arch, config)
+    needed = footprint.needed_bytes(file, arch, config, context_length)
     left = room.available_bytes - sum(needed.values()) + needed["KV cache"]
     most = config.max_batch_requests * context_length
-    num_tokens = min(kv_tokens_in(int(max(left, 0) * HOST_SHARE), facts, config), most)
+    num_tokens = min(kv_tokens_in(int(max(left, 0) * HOST_SHARE), arch, config), most)
     return replace(config, kv_tokens=num_tokens) if num_tokens > context_length else config
 
 

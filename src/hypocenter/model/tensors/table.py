@@ -231,11 +231,11 @@ class Additions(NamedTuple):
     kinds: Tensor | None = None
 
 
-def additions_of(made: Mapping[str, Tensor]) -> Additions | None:
+def additions_of(tensors: Mapping[str, Tensor]) -> Additions | None:
     """What the embedding gets added, of the tensors before the layers by their places."""
     parts = {
         place.removeprefix("additions."): tensor
-        for place, tensor in made.items()
+        for place, tensor in tensors.items()
         if place.startswith("additions.")
     }
     return Additions(**parts) if parts else None
