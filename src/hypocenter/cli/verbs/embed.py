@@ -49,7 +49,7 @@ def embed(
         if as_json:
             show_json({"results": found})
         else:
-            show("\n".join(f"{scores[n]:.6f}\t{n}\t{_one_line(texts[n])}" for n in best))
+            show("\n".join(f"{scores[n]:9.6f} {n:5} {_one_line(texts[n])}" for n in best))
     elif as_json:
         show_json({"embeddings": [vector.tolist() for vector in vectors]})
     else:
