@@ -618,6 +618,7 @@ def test_every_host_side_rung_is_needed() -> None:
         "good results",
         "compiled index",
         "tuned in place",
+        "stale addresses",
     } == {*HOST_RUNGS}
 
 

@@ -147,7 +147,7 @@ def test_what_python_may_give_beyond_an_option_is_not_said_of_the_option() -> No
 def test_an_async_model_says_where_the_rest_is() -> None:
     for name, told in (
         ("tokenizer", "its property llm has it"),
-        ("embed", "makes no embeddings"),
+        ("embed", "its property llm has it"),
         ("genrate", "did you mean generate?"),
     ):
         with pytest.raises(AttributeError, match=re.escape(told)):

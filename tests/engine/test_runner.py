@@ -20,7 +20,7 @@ from hypocenter.settings.config import EngineConfig
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
     with open_gguf(DEMO) as file:
-        yield load_runner(file, EngineConfig(context_length=64))
+        yield load_runner(file, EngineConfig(context_length=64, kv_tokens=64))
 
 
 def _batch(**changes: Any) -> Batch:

@@ -58,7 +58,6 @@ def test_a_call_answers_as_the_settings_do(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("embed", "makes no embeddings"),
         ("tokenize", "here it is called tokenizer.encode"),
         ("generate_async", "AsyncLLM has generate"),
         ("genrate", "did you mean generate?"),

@@ -18,7 +18,8 @@ import pytest
 import uvicorn
 from outside.served import Served, serving, texts
 
-from hypocenter.server.app import TABLE
+from hypocenter.server.app import ADMIN_PATHS, TABLE
+from hypocenter.server.pages import links
 from hypocenter.server.connection import MAX_HEADER_BYTES, Connection
 
 LONG = {"prompt": "import os\n", "temperature": 0, "max_tokens": 480, "ignore_eos": True}
@@ -69,10 +70,13 @@ def require_error(
 @pytest.mark.parametrize("entry", TABLE, ids=lambda entry: f"{entry.method} {entry.path}")
 def test_each_route_wants_a_key(served: Served, entry: Any) -> None:
     path = entry.path.replace("{name:path}", "demo-q8_0").replace("{name}", "x")
-    key = "boss" if path.startswith("/debug/") else "sesame"
+    key = "boss" if path.startswith(ADMIN_PATHS) else "sesame"
     body: Any = {} if entry.method == "POST" else None
     if path in ("/health", "/ready"):
         assert served.ask(entry.method, path).status == 200
+        return
+    if path.startswith(links.PATH):  # a link is its own key
+        assert served.ask(entry.method, path).status == 403
         return
     wrong: tuple[dict[str, str], ...] = (
         {},
@@ -82,6 +86,10 @@ def test_each_route_wants_a_key(served: Served, entry: Any) -> None:
     )
     for headers in wrong:
         reply = served.ask(entry.method, path, body, headers)
+        if path.startswith("/api/"):  # Ollama's error is its message
+            assert reply.status == 401
+            assert isinstance(reply.json["error"], str)
+            continue
         fields = ANTHROPICS_ERROR if path.startswith("/v1/messages") else OPENAIS_ERROR
         require_error((reply.status, reply.json), 401, fields=fields)
     headers = {"Authorization": f"Bearer {key}"}

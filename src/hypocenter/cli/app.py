@@ -353,9 +353,6 @@ def diff(
     cli_replay.diff(good, bad, as_json=json)
 
 
-finish_help(app)
-
-
 @app.command
 def mcp(
     *,
@@ -376,6 +373,9 @@ def mcp(
     from hypocenter.cli.verbs import mcp as cli_mcp
 
     cli_mcp.serve(run_below)
+
+
+finish_help(app)
 
 
 def own_verbs() -> set[str]:

@@ -63,6 +63,7 @@ VERBS = (
     "cache",
     "models",
     "pull",
+    "mcp",
 )
 #: What other programs call what is done here otherwise, or not yet.
 _OF_OTHERS = {

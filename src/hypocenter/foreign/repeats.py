@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hypocenter.base.dtypes import NUMPY_DTYPES
-from hypocenter.foreign.argument_facts import dtype_of, values_of
+from hypocenter.foreign.argument_facts import dtype_of, is_pinned, values_of
 from hypocenter.foreign.closed_kernels import is_closed
 from hypocenter.record.contents import MAX_OUTCOMES, CompiledCode, OtherBits
 from hypocenter.record.events import SourceRecord, Values
@@ -96,7 +96,7 @@ class Repeats:
             return None
         if not all(map(_is_torchs, tensors.values())) or not is_closed(sources):
             return None
-        if False:
+        if any(map(is_pinned, tensors.values())):
             return None  # a copy of it is no memory that a GPU reads by itself
         storages = {s.data_ptr(): s for t in tensors.values() for s in [t.untyped_storage()]}
         num_bytes = sum(int(storage.nbytes()) for storage in storages.values())

@@ -70,6 +70,7 @@ class FakeRunner:
     page_watch = None
     growth = None
     archive = None
+    disk = None
 
     def __init__(
         self,
