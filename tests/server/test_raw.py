@@ -19,8 +19,8 @@ import uvicorn
 from outside.served import Served, serving, texts
 
 from hypocenter.server.app import ADMIN_PATHS, TABLE
-from hypocenter.server.pages import links
 from hypocenter.server.connection import MAX_HEADER_BYTES, Connection
+from hypocenter.server.pages import links
 
 LONG = {"prompt": "import os\n", "temperature": 0, "max_tokens": 480, "ignore_eos": True}
 BODY = b'{"prompt": "import os", "max_tokens": 2, "temperature": 0}'

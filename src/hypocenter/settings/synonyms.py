@@ -30,7 +30,6 @@ _OURS = {
 }
 _FORMAT = "json_schema, json_object=True, grammar, regex or choice holds an answer to a form"
 _TOOLS = "LLM.chat takes tools and tool_choice"
-_NO_EMBEDDINGS = "hypocenter makes no embeddings; LLM.logits gives the logits of each token"
 _ASYNC = "AsyncLLM has generate, stream, chat and stream_chat for asyncio"
 #: What is asked for, to why it is not there and what is.
 _WAYS_OUT = {
@@ -52,8 +51,7 @@ _WAYS_OUT = {
         "seed": "it belongs to SamplingParams",
     },
     "LLM": {
-        "embed": _NO_EMBEDDINGS,
-        "create_embedding": _NO_EMBEDDINGS,
+        "create_embedding": "LLM.embed gives the vector of a text",
         "agenerate": _ASYNC,
         "generate_async": _ASYNC,
         "chat_async": _ASYNC,
