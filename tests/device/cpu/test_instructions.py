@@ -71,3 +71,20 @@ def test_an_unknown_path_is_refused_in_one_line() -> None:
 def test_the_path_of_this_process_is_what_was_asked_for() -> None:
     asked = os.environ.get("HYPO_INSTRUCTIONS")
     assert asked is None or instruction_set() == asked
+
+
+def test_the_emulator_of_amds_code_leaves_the_path_as_it_was_asked_for() -> None:
+    """numba reads what it compiles for once, and the emulator may be what has it compile first."""
+    program = """
+from hypocenter.device.amd.values import handlers
+from numba.core.registry import cpu_target
+cpu_target.target_context.codegen()
+from hypocenter.device.cpu.lang import instruction_set
+print(instruction_set())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "HYPO_INSTRUCTIONS": "plain"},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout == "plain\n"

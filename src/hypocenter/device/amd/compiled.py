@@ -9,6 +9,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+import hypocenter.device.cpu.numba_target  # noqa: F401  # before anything is compiled
 from hypocenter.device.cpu.code_cache import keep
 
 _I64 = ir.IntType(64)

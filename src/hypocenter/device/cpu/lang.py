@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import platform
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
@@ -28,30 +27,15 @@ from numba.extending import models, register_model
 
 from hypocenter.device.cpu import code_cache, instructions
 from hypocenter.device.cpu.items import items
+from hypocenter.device.cpu.numba_target import ASKED_FOR
 from hypocenter.device.cpu.whole_kernels import compile_part, compile_whole
-from hypocenter.settings.environment import Environment
 
 # By default libgomp's idle threads spin for milliseconds, and on cores that others use too they
 # keep the very thread they wait for from running: measured 3.6 tokens/s against 20.6 with this.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
-def _limit_instructions(name: str) -> str:
-    """Have numba compile for this machine less what HYPO_INSTRUCTIONS leaves out.
-
-    Returns the path that is asked for, if it is one of this machine's.
-    """
-    if not name or platform.machine() not in ("x86_64", "AMD64"):
-        return ""
-    allowed = instructions.limit_features(name, binding.get_host_cpu_features())
-    numba.config.CPU_NAME = binding.get_host_cpu_name()
-    numba.config.CPU_FEATURES = ",".join(
-        f"{'+' if has else '-'}{feature}" for feature, has in sorted(allowed.items())
-    )
-    return name
-
-
-_asked_for = _limit_instructions(Environment.read().instructions)
+_asked_for = ASKED_FOR
 
 
 def _load_tbb() -> bool:

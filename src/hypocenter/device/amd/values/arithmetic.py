@@ -16,6 +16,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
+import hypocenter.device.cpu.numba_target  # noqa: F401  # before anything is compiled
+
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _F32, _F64 = ir.FloatType(), ir.DoubleType()
 
