@@ -41,7 +41,8 @@ def client(
     words = (str(model), "--api-key", KEY, "--chat-template", TEMPLATE)
     with serving(tmp_path_factory.mktemp("ollama"), *words, python=python) as one:
         host = f"http://127.0.0.1:{one.port}"
-        yield ollama.Client(host=host, headers={"Authorization": f"Bearer {KEY}"})
+        with ollama.Client(host=host, headers={"Authorization": f"Bearer {KEY}"}) as client:
+            yield client
 
 
 @pytest.fixture(scope="module")

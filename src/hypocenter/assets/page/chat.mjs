@@ -118,11 +118,14 @@ class Chat extends Component {
   async follow(talk, node) {
     const controller = new AbortController();
     this.setState({ running: controller, status: ANSWERS });
+    saveTalk(talk);  // what was asked, before anything can go wrong
     const saving = setInterval(() => saveTalk(talk), SAVE_MS);
     const stopDrawing = this.draw();
     const error = await answer(node, this.key, controller.signal, (news) => {
       const status = news || ANSWERS;
-      if (status !== this.state.status) this.setState({ status });
+      if (status === this.state.status) return;
+      this.setState({ status });
+      saveTalk(talk);
     });
     clearInterval(saving);
     stopDrawing();
