@@ -426,6 +426,35 @@ def test_routes_of_models(caplog: pytest.LogCaptureFixture) -> None:
     run(work)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "a"}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ("/api/embed", {"input": "a"}),
+    ],
+)
+def test_routes_of_vectors_choose_a_model_too(path: str, body: dict[str, Any]) -> None:
+    """The models of these tests write text, which is said once the right one is loaded."""
+
+    async def work() -> None:
+        house = House("a", "b")
+        for name in ("b", "b:latest"):
+            status, told = await house.http("POST", path, {"model": name, **body})
+            assert status == 400, told
+        assert house.log == ["+b"]
+        status, told = await house.http("GET", "/api/tags")
+        assert [(one["name"], bool(one["size"])) for one in told["models"]] == [
+            ("a", False), ("b", True),
+        ]  # fmt: skip
+        status, told = await house.http("GET", "/api/ps")
+        assert [one["name"] for one in told["models"]] == ["b"]
+        status, told = await house.http("POST", path, {"model": "c", **body})
+        assert (status, "name one of: a, b" in str(told)) == (404, True)
+
+    run(work)
+
+
 def test_a_server_that_ends_tells_who_waits_for_a_model() -> None:
     async def work() -> None:
         house = House("a", "b", max_loaded=1)

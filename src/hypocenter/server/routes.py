@@ -40,7 +40,7 @@ from hypocenter.wire.messages import Ask, Failed, ServedModel, Told
 
 log = logging.getLogger("hypocenter.server")
 _Result = TypeVar("_Result")
-_Reader = Callable[[bytes, ServedModel, Sequence[str]], Awaitable[AnswerOrder]]
+_Order = TypeVar("_Order")
 #: A step that takes longer than this is no sign of health; the first ones compile.
 STEP_SECONDS = 30.0
 #: Ended requests that are remembered, for who asks after them.
@@ -269,7 +269,9 @@ async def chat(request: Request) -> Response:
     return await respond(request, inquiry, form, manner)
 
 
-async def order_of(request: Request, read: _Reader) -> AnswerOrder:
+async def order_of(
+    request: Request, read: Callable[[bytes, ServedModel, Sequence[str]], Awaitable[_Order]]
+) -> _Order:
     """What the body asks for. Raises ApiError."""
     if model_choice_of(request) is None:  # else the body says whose room it is
         service_of(request).require_room(1, client_of(request))

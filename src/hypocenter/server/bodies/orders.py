@@ -68,9 +68,13 @@ def order_of_chat(
 
 
 def served_name(name: str, served_names: Sequence[str]) -> str:
-    """The name that answers bear. Raises ApiError for one that is not served."""
-    if not name or name in served_names:
-        return name or served_names[0]
+    """The name that answers bear. Raises ApiError for one that is not served.
+
+    Ollama's clients put a tag behind it.
+    """
+    for known in (name, name.removesuffix(":latest")):
+        if not known or known in served_names:
+            return known or served_names[0]
     raise ApiError(
         404,
         f"the model {name[:200]!r} is not served here; name one of: {', '.join(served_names)}",

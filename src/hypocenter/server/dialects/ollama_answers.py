@@ -72,10 +72,10 @@ class OllamaEmbedding(msgspec.Struct):
 class ModelDetails(msgspec.Struct, kw_only=True):
     parent_model: str = ""
     format: str = "gguf"
-    family: str
-    families: list[str]
-    parameter_size: str
-    quantization_level: str
+    family: str = ""
+    families: list[str] = []
+    parameter_size: str = ""
+    quantization_level: str = ""
 
 
 class OllamaModel(msgspec.Struct, kw_only=True):

@@ -25,16 +25,17 @@ from hypocenter.server.dialects.ollama_body import (
 from hypocenter.server.dialects.ollama_form import OllamaForm, now_text
 from hypocenter.server.fields import read_body
 from hypocenter.server.generation import AnswerOrder
-from hypocenter.server.routes import Service, inquire, respond, service_of
+from hypocenter.server.hosting.host import Host
+from hypocenter.server.hosting.model_routes import hosting_of
+from hypocenter.server.routes import Service, inquire, order_of, respond, service_of
 from hypocenter.server.vectors.bodies import EmbeddingBody, VectorOrder, order_of_embeddings
-from hypocenter.server.vectors.routes import read_order, vectors_of
+from hypocenter.server.vectors.routes import vectors_of
 from hypocenter.wire.messages import ServedModel
 
 #: Clients compare it with the version that a route came with: these are that version's routes.
 SPOKEN_VERSION = "0.13.0"
 #: It stays for as long as the server does, which nobody knows.
 _NEVER = "9999-12-31T23:59:59Z"
-_LATEST = ":latest"
 _LARGE = ((1e9, "B"), (1e6, "M"), (1e3, "K"))
 
 
@@ -72,7 +73,7 @@ async def chat(request: Request) -> Response:
         asked, ignored = chat_of(body, model.chat_template)
         return order_of_chat(asked, [*unknown, *ignored], model, names)
 
-    return await _answer(request, await read_order(request, read), is_chat=True)
+    return await _answer(request, await order_of(request, read), is_chat=True)
 
 
 async def generate(request: Request) -> Response:
@@ -88,7 +89,7 @@ async def generate(request: Request) -> Response:
         asked, ignored = chat_of_prompt(body, model.chat_template)
         return order_of_chat(asked, [*unknown, *ignored], model, names)
 
-    return await _answer(request, await read_order(request, read), is_chat=False)
+    return await _answer(request, await order_of(request, read), is_chat=False)
 
 
 async def _answer(request: Request, order: AnswerOrder | str, *, is_chat: bool) -> Response:
@@ -119,7 +120,7 @@ async def embed(request: Request) -> Response:
         )
         return order_of_embeddings(asked, unknown, model, names)
 
-    asked = await read_order(request, read)
+    asked = await order_of(request, read)
     vectors, usage = await vectors_of(request, asked)
     return json_response(
         said.OllamaEmbeddings(
@@ -145,36 +146,22 @@ async def embeddings(request: Request) -> Response:
         )
         return order_of_embeddings(asked, unknown, model, names)
 
-    [vector], _ = await vectors_of(request, await read_order(request, read))
+    [vector], _ = await vectors_of(request, await order_of(request, read))
     return json_response(said.OllamaEmbedding(vector.tolist()))
 
 
 async def tags(request: Request) -> Response:
     """GET /api/tags"""
-    service = service_of(request)
-    return json_response(said.OllamaModels([_model(service, name) for name in service.names]))
+    hosts = hosting_of(request).hosts
+    listed = [_model(host, name) for host in hosts for name in host.service.names]
+    return json_response(said.OllamaModels(listed))
 
 
 async def running(request: Request) -> Response:
     """GET /api/ps"""
-    service = service_of(request)
-    facts = service.facts
-    return json_response(
-        said.RunningModels(
-            [
-                said.RunningModel(
-                    name=name,
-                    model=name,
-                    size=facts.file_bytes,
-                    details=_details(facts),
-                    expires_at=_NEVER,
-                    size_vram=0 if facts.device == "cpu" else facts.file_bytes,
-                    context_length=facts.context_length,
-                )
-                for name in service.names
-            ]
-        )
-    )
+    loaded = [host for host in hosting_of(request).hosts if host.is_loaded]
+    listed = [_running(host.service, name) for host in loaded for name in host.service.names]
+    return json_response(said.RunningModels(listed))
 
 
 async def show(request: Request) -> Response:
@@ -184,7 +171,7 @@ async def show(request: Request) -> Response:
         body, _ = await read_body(data, ShowBody)
         return _name_among(body.model or body.name, names)
 
-    name = await read_order(request, read)
+    name = await order_of(request, read)
     facts = service_of(request).facts
     arch = facts.architecture
     shown = said.OllamaShown(
@@ -210,20 +197,34 @@ async def version_of(request: Request) -> Response:
 
 
 def _name_among(name: str, names: Sequence[str]) -> str:
-    """The name that is served; Ollama's clients put a tag behind it. Raises ApiError."""
+    """The name that is served. Raises ApiError."""
     if not name:
         raise ApiError(400, "model is missing", param="model")
-    return served_name(name if name in names else name.removesuffix(_LATEST), names)
+    return served_name(name, names)
 
 
-def _model(service: Service, name: str) -> said.OllamaModel:
-    facts = service.facts
+def _model(host: Host, name: str) -> said.OllamaModel:
+    """What is told of a model; of one that was never loaded nothing is known but its name."""
+    facts = host.facts or host.service.supervisor.facts
     return said.OllamaModel(
         name=name,
         model=name,
-        modified_at=_start_time(service),
+        modified_at=_start_time(host.service),
+        size=0 if facts is None else facts.file_bytes,
+        details=said.ModelDetails() if facts is None else _details(facts),
+    )
+
+
+def _running(service: Service, name: str) -> said.RunningModel:
+    facts = service.facts
+    return said.RunningModel(
+        name=name,
+        model=name,
         size=facts.file_bytes,
         details=_details(facts),
+        expires_at=_NEVER,
+        size_vram=0 if facts.device == "cpu" else facts.file_bytes,
+        context_length=facts.context_length,
     )
 
 

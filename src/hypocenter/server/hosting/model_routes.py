@@ -25,7 +25,7 @@ class ModelBody(msgspec.Struct):
 
 async def health(request: Request) -> Response:
     """Whether what is loaded goes on; needs no key. A model that is not loaded is no ill."""
-    hosting = _hosting_of(request)
+    hosting = hosting_of(request)
     if not hosting.loads_on_demand:
         return await side_routes.health(request)
     if stuck := hosting.find_stuck():
@@ -35,7 +35,7 @@ async def health(request: Request) -> Response:
 
 async def readiness(request: Request) -> Response:
     """Whether a new request would be taken; needs no key, as probes have none."""
-    hosting = _hosting_of(request)
+    hosting = hosting_of(request)
     if not hosting.loads_on_demand:
         return await side_routes.readiness(request)
     if service_of(request).is_draining:
@@ -47,30 +47,30 @@ async def readiness(request: Request) -> Response:
 
 async def models(request: Request) -> Response:
     """GET /v1/models"""
-    return json_response(answers.Models(data=_hosting_of(request).cards()))
+    return json_response(answers.Models(data=hosting_of(request).cards()))
 
 
 async def model(request: Request) -> Response:
     """GET /v1/models/NAME"""
-    return json_response(_hosting_of(request).card(request.path_params["name"]))
+    return json_response(hosting_of(request).card(request.path_params["name"]))
 
 
 async def load(request: Request) -> Response:
     """POST /models/load waits until it is loaded."""
     body = await _read(request)
-    await _hosting_of(request).load(body.model)
+    await hosting_of(request).load(body.model)
     return json_response(answers.Done())
 
 
 async def unload(request: Request) -> Response:
     """POST /models/unload waits until its memory is free."""
     body = await _read(request)
-    await _hosting_of(request).unload(body.model, is_forced=body.force)
+    await hosting_of(request).unload(body.model, is_forced=body.force)
     return json_response(answers.Done())
 
 
 async def _read(request: Request) -> ModelBody:
-    if not _hosting_of(request).loads_on_demand:
+    if not hosting_of(request).loads_on_demand:
         raise ApiError(
             400,
             "this server's one model is always loaded; name several, or --sleep-idle-seconds",
@@ -80,7 +80,7 @@ async def _read(request: Request) -> ModelBody:
         return await decode_body(data, fields_of(data, ModelBody), ModelBody)
 
 
-def _hosting_of(request: Request) -> Hosting:
+def hosting_of(request: Request) -> Hosting:
     hosting = request.app.state.hosting
     assert isinstance(hosting, Hosting)
     return hosting

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,10 +17,9 @@ from hypocenter.base.dtypes import Float32s
 from hypocenter.server.generation import AnswerOrder
 from hypocenter.server.inquiry import new_name
 from hypocenter.server.routes import (
-    body_of,
-    client_of,
     headers_of_ignored,
     inquire,
+    order_of,
     run_whole,
     service_of,
 )
@@ -35,9 +33,7 @@ from hypocenter.server.vectors.answers import (
     TextUsage,
 )
 from hypocenter.server.vectors.bodies import VectorOrder, read_embeddings, read_rerank
-from hypocenter.wire.messages import ServedModel
 
-_Order = TypeVar("_Order")
 #: Texts of one client that are open at once: others are to have their turns.
 _AT_ONCE = 32
 #: Numbers of vectors that are encoded between two others' turns: some milliseconds.
@@ -46,7 +42,7 @@ _FEW_NUMBERS = 1 << 15
 
 async def embed(request: Request) -> Response:
     """POST /v1/embeddings"""
-    asked = await read_order(request, read_embeddings)
+    asked = await order_of(request, read_embeddings)
     vectors, usage = await vectors_of(request, asked)
     model = asked.order.model
 
@@ -64,7 +60,7 @@ async def embed(request: Request) -> Response:
 
 async def rerank(request: Request) -> Response:
     """POST /v1/rerank"""
-    asked = await read_order(request, read_rerank)
+    asked = await order_of(request, read_rerank)
     found, usage = await run_texts(request, asked.order)
     scores = [float(score[0]) for score in found]
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: asked.top_n]
@@ -87,17 +83,6 @@ async def rerank(request: Request) -> Response:
         name = new_name("rank")
         answer = Ranking(id=name, model=asked.order.model, results=results, usage=usage)
     return _json(request, msgspec.json.encode(answer), asked.order)
-
-
-async def read_order(
-    request: Request, read: Callable[[bytes, ServedModel, Sequence[str]], Awaitable[_Order]]
-) -> _Order:
-    """What the body asks for. Raises ApiError."""
-    service = service_of(request)
-    service.require_room(1, client_of(request))
-    data = await body_of(request)
-    async with service.bodies.decoding(len(data)):
-        return await read(data, service.facts, service.names)
 
 
 async def vectors_of(request: Request, asked: VectorOrder) -> tuple[list[Float32s], TextUsage]:
