@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from models.tiny_gguf import write_tiny
@@ -118,6 +119,42 @@ def test_kept_blocks_give_way_before_memory_is_taken_that_is_not_there(machine: 
     assert cache.blocks(2) == (1,)
     assert cache.find_kept([b"a" * 32, b"b" * 32]) == [0]
     cache.check_integrity()
+
+
+class Archive:
+    """Has each block that is asked for."""
+
+    def __contains__(self, digest: bytes) -> bool:
+        return True
+
+    def fetch(self, digest: bytes, block_id: int) -> bool:
+        return True
+
+    def made_with(self, digest: bytes) -> dict[str, str]:
+        return {}
+
+
+@pytest.mark.parametrize("from_archive", [False, True])
+def test_blocks_of_another_process_take_no_more_memory_than_there_is(
+    from_archive: bool, machine: Machine
+) -> None:
+    """What is copied into a block writes it, as a request would."""
+    machine.leave_blocks(2)
+    archive = cast(Any, Archive()) if from_archive else None
+    cache = KVCache(8, 4, archive=archive, growth=machine.growth())
+    cache.look_at_memory()
+    digests = [bytes([number]) * 32 for number in range(5)]
+    if from_archive:
+        found = cache.find_kept(digests)
+    else:
+        filled: list[int] = []
+        assert cache.bring_back(digests, lambda block_id, _: filled.append(block_id)) == 2
+        found = filled
+    assert found == [0, 1]
+    cache.check_integrity()
+    machine.time += 1.0
+    cache.look_at_memory()  # there is as much again
+    assert cache.num_free_blocks == 4, "two that nobody reads, and two that were never written"
 
 
 def test_without_figures_of_the_system_nothing_is_held_back() -> None:

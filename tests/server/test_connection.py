@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -727,6 +728,18 @@ def test_settings_that_make_no_sense_are_named() -> None:
     ):
         with pytest.raises(UsageError, match=message):
             ServerConfig(models=(ModelTerms(path="m", engine=EngineConfig()),), **cast(Any, more))
+
+
+@pytest.mark.parametrize("has_pages", [True, False])
+def test_each_model_has_what_the_server_was_told(has_pages: bool, tmp_path: Path) -> None:
+    async def work() -> list[bool]:
+        models = tuple(ModelTerms(path=name, engine=EngineConfig()) for name in "ab")
+        config = ServerConfig(models=models, has_pages=has_pages, loads_on_demand=True)
+        renewal = cast(Any, SimpleNamespace(sink=None))
+        hosting = serve._hosting(config, tmp_path, renewal, None)
+        return [host.service.has_pages for host in hosting.hosts]
+
+    assert asyncio.run(work()) == [has_pages] * 2
 
 
 def test_too_few_files_are_a_line_and_other_errors_are_not(
