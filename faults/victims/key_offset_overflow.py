@@ -14,8 +14,8 @@ from hypocenter.model.layers.step_buffers import KVPages
 FAR = 4_400_000
 
 
-def last_blocks(make: Any, cache: Any, *given: Any) -> None:
-    make(cache, *given)
+def last_blocks(make: Any, cache: Any, *given: Any, **more: Any) -> None:
+    make(cache, *given, **more)
     blocks: Any = {FAR + number: block for number, block in enumerate(cache._blocks)}
     cache._blocks, cache._blank = blocks, [FAR + number for number in cache._blank]
 
