@@ -47,6 +47,16 @@ NUM_TOKENS = 3
 CONFIG = {"context_length": 64, "max_batch_tokens": 4, "max_batch_requests": 2}
 
 
+def _require_keywords(around: Callable[..., Any], original: Callable[..., Any]) -> None:
+    """Raises UsageError where a function that stands around another lacks keywords of it."""
+    own = inspect.signature(around).parameters
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in own.values()):
+        return
+    for name, one in inspect.signature(original).parameters.items():
+        if one.kind is inspect.Parameter.KEYWORD_ONLY and name not in own:
+            raise UsageError(f"{around.__qualname__} takes no {name}, which {original} does")
+
+
 class Lab:
     """What `plant` and `twin` get: a run of the engine that they may change before it begins.
 
@@ -94,9 +104,13 @@ class Lab:
         return was
 
     def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        """Replace a function by `around(original, *args, **keywords)`."""
+        """Replace a function by `around(original, *args, **keywords)`.
+
+        Raises UsageError where `around` does not take a keyword that the function has.
+        """
         raw = vars(owner)[name]
         original = raw.__func__ if isinstance(raw, classmethod) else raw
+        _require_keywords(around, original)
 
         @functools.wraps(original)  # ops ask functions for the names of their parameters
         def call(*args: Any, **keywords: Any) -> Any:

@@ -209,10 +209,11 @@ def test_replicas_have_gpus_in_a_row(machine: Machine) -> None:
             devices(number)
 
 
-def test_replicas_divide_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replicas_divide_the_cores_and_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(9)))
     config, devices = with_replicas(EngineConfig(device="cpu"), 4)
     assert (config.num_threads, devices) == (2, ("cpu",) * 4)
+    assert config.cpu_memory_fraction == EngineConfig().cpu_memory_fraction / 4
     config, _ = with_replicas(EngineConfig(device="cpu", num_threads=3), 4)
     assert config.num_threads == 3
     with pytest.raises(UsageError, match="--replicas is 10, but must be at most 9"):

@@ -229,6 +229,7 @@ def test_a_cpus_cache_takes_a_quarter_of_what_is_available(
         assert tokens(others + 4 * 513 * per_token, **many) == 512, "whole blocks, by 16"
         assert tokens(1 << 36, **many) == 64 * 32, "what requests can fill"
         assert tokens(1 << 36, max_batch_requests=1) is None, "one context"
+        assert tokens(others + 4 * 512 * per_token, cpu_memory_fraction=0.125, **many) == 256
         assert tokens(others, **many) is None
         assert tokens(None, **many) is None
         assert tokens(1 << 36, kv_tokens=96, **many) == 96

@@ -82,7 +82,7 @@ def with_replicas(
     """What each of so many replicas is run with, and the device of each.
 
     GPUs in a row from the one that is named, as many for each as hold the model together. A CPU's
-    cores are divided. Raises UsageError where there are too few.
+    cores are divided, and what its KV cache may take. Raises UsageError where there are too few.
     """
     if not 1 <= num_replicas <= MAX_REPLICAS:
         raise UsageError(f"--replicas is {num_replicas}, but must be from 1 to {MAX_REPLICAS}")
@@ -97,7 +97,9 @@ def with_replicas(
                 "CPUs that this process may use"
             )
         num_threads = config.num_threads or num_cores // num_replicas
-        return replace(config, num_threads=num_threads), (device,) * num_replicas
+        share = config.cpu_memory_fraction / num_replicas
+        config = replace(config, num_threads=num_threads, cpu_memory_fraction=share)
+        return config, (device,) * num_replicas
     build, _, index = device.partition(":")
     first, num_needed = int(index or 0), num_replicas * num_parts
     own = [card for card in cards_now(root) if _DEVICE[card.vendor] == build]

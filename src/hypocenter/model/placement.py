@@ -20,8 +20,6 @@ from hypocenter.settings.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
 #: Tokens that the KV cache holds at most where nobody says, if so many requests cannot fill it.
 #: Beyond that the lists of blocks on the host would cost more than kept prompts save.
 _MOST_KEPT_TOKENS = 1 << 20
-#: Of the memory that is available on a CPU's machine, what the KV cache may come to take.
-HOST_SHARE = 0.25
 #: What stays free of a GPU, unless `gpu_memory_fraction` leaves less.
 _FREE_SHARE = 0.1
 #: Less is not proposed: bits of a weight, and tokens of a context.
@@ -82,8 +80,8 @@ def reserved_bytes(config: EngineConfig, room: Room) -> int:
 def with_host_cache(file: GGUFFile, arch: Architecture, config: EngineConfig) -> EngineConfig:
     """The configuration with the KV cache that a CPU gets where nobody says how many tokens.
 
-    A quarter of the memory that is available beside weights and buffers, as far as requests can
-    fill it, and one context at least. It takes memory as it is written. Where launches are looked
+    `cpu_memory_fraction` of the memory that is available beside weights and buffers, as far as
+    requests can fill it, and one context at least. It takes memory as it is written. Where launches are looked
     at, or the system tells nothing of its memory, it is one context.
     """
     room = footprint.host_room()
@@ -93,7 +91,9 @@ def with_host_cache(file: GGUFFile, arch: Architecture, config: EngineConfig) ->
     needed = footprint.needed_bytes(file, arch, config, context_length)
     left = room.available_bytes - sum(needed.values()) + needed["KV cache"]
     most = config.max_batch_requests * context_length
-    num_tokens = min(kv_tokens_in(int(max(left, 0) * HOST_SHARE), arch, config), most)
+    num_tokens = min(
+        kv_tokens_in(int(max(left, 0) * config.cpu_memory_fraction), arch, config), most
+    )
     return replace(config, kv_tokens=num_tokens) if num_tokens > context_length else config
 
 

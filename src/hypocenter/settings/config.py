@@ -462,6 +462,13 @@ class EngineConfig:
         "Share of a GPU's memory that the model may take, KV cache included, if others leave it.",
         cli=("--gpu-memory-fraction", "--gpu-memory-utilization"),
     )
+    cpu_memory_fraction: float = setting(
+        0.25,
+        RealNumber(low=0.001, high=0.9),
+        "Share of the memory that a CPU has left, beside the weights, that the KV cache may take; "
+        "replicas divide it.",
+        cli=("--cpu-memory-fraction",),
+    )
     kv_dtype: str = setting(
         "f16",
         OneOf(known=tuple(KV_DTYPES), folds_case=True),
@@ -578,6 +585,7 @@ class EngineFields(TypedDict, total=False):
     kv_tokens: int | None
     itl_target: float | None
     gpu_memory_fraction: float
+    cpu_memory_fraction: float
     kv_dtype: str
     tokenizer_pre: str | None
     chat_template: str | None
