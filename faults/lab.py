@@ -53,7 +53,8 @@ def _require_keywords(around: Callable[..., Any], original: Callable[..., Any]) 
     if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in own.values()):
         return
     for name, one in inspect.signature(original).parameters.items():
-        if one.kind is inspect.Parameter.KEYWORD_ONLY and name not in own:
+        is_often_named = one.default is not one.empty or one.kind is one.KEYWORD_ONLY
+        if is_often_named and name not in own:
             raise UsageError(f"{around.__qualname__} takes no {name}, which {original} does")
 
 

@@ -97,7 +97,8 @@ class ServeOptions:
         Parameter(
             name=_ENGINE["kv_tokens"].cli_of_serve,
             help=f"{_ENGINE['kv_tokens'].help} [default: on a CPU "
-            "--cpu-memory-fraction of what is available; on a GPU what --gpu-memory-fraction leaves]",
+            "--cpu-memory-fraction of what is available; on a GPU what "
+            "--gpu-memory-fraction leaves]",
         ),
     ] = None
     replicas: Annotated[

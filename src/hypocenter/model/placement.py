@@ -81,8 +81,8 @@ def with_host_cache(file: GGUFFile, arch: Architecture, config: EngineConfig) ->
     """The configuration with the KV cache that a CPU gets where nobody says how many tokens.
 
     `cpu_memory_fraction` of the memory that is available beside weights and buffers, as far as
-    requests can fill it, and one context at least. It takes memory as it is written. Where launches are looked
-    at, or the system tells nothing of its memory, it is one context.
+    requests can fill it, and one context at least. It takes memory as it is written. Where launches
+    are looked at, or the system tells nothing of its memory, it is one context.
     """
     room = footprint.host_room()
     if config.kv_tokens is not None or config.launch_mode != "off" or room is None:
