@@ -85,6 +85,27 @@ def test_four_parts_of_two_heads_of_keys_give_the_logits_of_the_whole(
     assert np.abs(ours - theirs).max() / np.abs(theirs).max() < TOLERANCE
 
 
+@pytest.mark.tier("sim")
+def test_of_four_parts_a_request_has_the_same_bits_alone_and_among_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library's sum of four parts depends on how many rows there are; ours does not."""
+    model = small("llama", tmp_path, monkeypatch, **FOUR_HEADS)
+    prompts = [list(model.token_ids[start : start + 3 + start]) for start in range(4)]
+    with LLM(
+        str(model.path), device=SIM, tensor_parallel=4, context_length=32, max_batch_tokens=32,
+        max_batch_requests=4, prefix_cache=False,
+    ) as llm:  # fmt: skip
+
+        def told(*of: list[int]) -> list[list[str]]:
+            outputs = llm.generate(list(of), max_tokens=3, temperature=0.0, logprobs=0)
+            return [[one.logprob.hex() for one in output.logprobs or ()] for output in outputs]
+
+        together = told(*prompts)
+        assert [len(one) for one in together] == [3] * 4
+        assert [told(prompt)[0] for prompt in prompts] == together
+
+
 #: Heads, those of keys and values, and parts: one head of keys each, copies of one, several each.
 DIVIDED = [(6, 3, 3), (6, 2, 6), (16, 8, 4), (8, 2, 8)]
 

@@ -9,7 +9,7 @@ from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device.group import Group
 from hypocenter.device.memory import allocate, rows
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.collective.collectives import all_gather, join
+from hypocenter.kernels.collective.collectives import all_gather, gathered_rows, join
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.rowwise.activation import scale, softcap
 from hypocenter.kernels.rowwise.embedding import narrow
@@ -79,6 +79,13 @@ class Activations:
         pairs = (self.gate, self.up), *self.narrower
         gate, up = next(pair for pair in pairs if pair[0].shape[1] == padded_rows(width))
         return replace(self, gate=gate, up=up)
+
+
+def allocate_gathered(arch: Architecture, max_tokens: int, device: str) -> Tensor | None:
+    """Where rows as wide as x of all parts are gathered, if that is how they are added."""
+    num_rows = gathered_rows(arch.part.num_parts, max_tokens)
+    shape = num_rows, padded_rows(arch.width)
+    return allocate("gathered", "decoder", DType.F32, shape, device=device) if num_rows else None
 
 
 def _first(buffers: Any, num_rows: int) -> Any:

@@ -27,7 +27,12 @@ from hypocenter.kernels.rowwise.embedding import add_rows, gather, lookup
 from hypocenter.kernels.rowwise.layer_norm import layer_norm
 from hypocenter.kernels.rowwise.norm import rms_norm
 from hypocenter.model.facts.architecture import Architecture
-from hypocenter.model.layers.activations import Activations, LogitsBuffers, RotatingOperands
+from hypocenter.model.layers.activations import (
+    Activations,
+    LogitsBuffers,
+    RotatingOperands,
+    allocate_gathered,
+)
 from hypocenter.model.layers.attending import Attending
 from hypocenter.model.layers.heads import Heads
 from hypocenter.model.layers.latent_attention import LatentAttention
@@ -73,7 +78,8 @@ class Decoder(LayerOps):
         operands = Operands.allocate(
             weights.dtypes, max_tokens, widest, device=device, in_bf16=weights.in_bf16
         )
-        super().__init__(arch, inputs.counts, operands, group)
+        gathered = allocate_gathered(arch, max_tokens, device)
+        super().__init__(arch, inputs.counts, operands, group, gathered)
         #: Apart from those, which other threads still read.
         self._gated = RotatingOperands(
             Operands.allocate(

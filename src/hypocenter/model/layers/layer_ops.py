@@ -39,10 +39,17 @@ class LayerOps:
     """Appends them to plans of one model, whose `counts` are those of the step."""
 
     def __init__(
-        self, arch: Architecture, counts: Tensor, operands: Operands, group: Group | None
+        self,
+        arch: Architecture,
+        counts: Tensor,
+        operands: Operands,
+        group: Group | None,
+        gathered: Tensor | None,
     ) -> None:
-        """`operands`: what products read; `group`: those that hold the model's other parts."""
+        """`operands`: what products read; `group`: those that hold the model's other parts, whose
+        sums are gathered in `gathered` where there are more than two."""
         self.arch, self._counts, self._group = arch, counts, group
+        self._gathered = gathered
         self._operands = RotatingOperands(operands)
 
     def _gate(
@@ -90,7 +97,7 @@ class LayerOps:
     def _reduce(self, plan: PlanBuilder, x: Tensor) -> None:
         """x = the sum of what all parts of the model have there."""
         if self._group is not None:
-            all_reduce(plan, self._group, x)
+            all_reduce(plan, self._group, x, self._counts, self._gathered)
 
     def _codes(self, x: Tensor, *weights: Tensor) -> Operands | None:
         """Where the codes of rows like x's go that are all that products with `weights` read."""

@@ -263,6 +263,10 @@ def _of_parts(vendor: str) -> Iterator[Specimen]:
         yield from _own_specimens(
             ("linear", "join"), plan, f"{dtype.name.lower()}, a part of a model"
         )
+    for num_tokens in counts:
+        model = AbstractModel(vendor, "llama", DType.Q8_0, DType.F16, part=Part(0, 4))
+        plan = model.plan(num_tokens)
+        yield from _own_specimens("add_parts", plan, "one of four parts of a model")
     yield from specimens(_of_two_gpus(vendor), "two GPUs")
 
 

@@ -10,6 +10,7 @@ from hypocenter.base.tensor import DType
 from hypocenter.base.wording import bytes_text
 from hypocenter.device.backend import Room
 from hypocenter.kernels.attention.attention_cpu import num_part_floats
+from hypocenter.kernels.collective.collectives import gathered_rows
 from hypocenter.kernels.experts.experts_table import ExpertsShape
 from hypocenter.kernels.linear.linear_gate import may_join
 from hypocenter.kernels.linear.operands import operand_bytes
@@ -85,6 +86,7 @@ def needed_bytes(
         numbers_per_token += padded_rows(latent.query_rank)
     if (recurrence := arch.recurrence) is not None:
         numbers_per_token += sum(padded_rows(width) for width in recurrence.buffer_widths)
+    numbers_per_token += gathered_rows(arch.part.num_parts, 1) * padded_rows(arch.width)
     activations = config.step_tokens * numbers_per_token
     logits = config.max_batch_requests * per_logit_row
     max_context = min(num_blocks * config.block_size, context_length)
