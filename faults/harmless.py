@@ -117,8 +117,8 @@ def a_request_before(lab: Lab) -> None:
 
 @_harmless("blocks of the cache are given out from the other end")
 def blocks_from_the_other_end(lab: Lab) -> None:
-    def turn(original: Any, cache: KVCache, *sizes: Any, **more: Any) -> None:
-        original(cache, *sizes, **more)
+    def turn(original: Any, cache: KVCache, *given: Any, **named: Any) -> None:
+        original(cache, *given, **named)
         cache._blank.reverse()
 
     lab.wrap(KVCache, "__init__", turn)

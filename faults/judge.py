@@ -144,8 +144,11 @@ def _is_among(place: tuple[str, int], places: Places) -> bool:
 
 
 def _is_same_file(one: str, other: str) -> bool:
-    """By as many folders as both tell: a report names no more of a path than it has to."""
-    parts = [PurePosixPath(path).parts[::-1] for path in (one, other)]
+    """By as many folders as both tell: a report names no more of a path than it has to.
+
+    It has "~" for the folder of the user, of whose own folders it tells none.
+    """
+    parts = [PurePosixPath(path.removeprefix("~/")).parts[::-1] for path in (one, other)]
     return all(a == b for a, b in zip(*parts, strict=False))
 
 

@@ -269,7 +269,8 @@ class Lab:
         return _Pointer(address, TORCH_NAMES[dtype.name])
 
     def engine_config(self) -> EngineConfig:
-        return EngineConfig(**self.config)
+        """A cache of one context wherever it runs: a real GPU's would have blocks of any number."""
+        return EngineConfig(**{"kv_tokens": self.config["context_length"], **self.config})
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,8 @@ class Program(Case):
 
     def _written_text(self, file: Path) -> str | None:
         """What a file holds that the program wrote, as it does for a compiler: a part of its own
-        text. None of any other file."""
+        text. None of any other file. A report has "~" for the folder of the user."""
+        file = file.expanduser()
         if file.name == self.file.name or not file.is_file():
             return None
         text = file.read_text("utf-8", errors="replace")

@@ -124,6 +124,47 @@ def test_the_values_are_those_that_were_there() -> None:
     assert "the replay of that program with stride = 1000003" in root_of("row_stride").proof.red
 
 
+def stopped_at(made: Bundle, row: int, stride: int) -> Bundle:
+    """The same, had the GPU stopped at another row, whose product with the stride wraps."""
+    [stop] = made.gpu_stops
+    wrong = next(warp for warp in stop.warps if warp.is_error or warp.exception)
+    assert wrong.block is not None
+    assert wrong.access is not None
+    wrapped = (row * stride + (1 << 31)) % (1 << 32) - (1 << 31)
+    moved = 4 * (wrapped - wrong.block[0] * 1_000_003)
+    access = msgspec.structs.replace(
+        wrong.access,
+        addresses={
+            lane: (at + moved) % (1 << 64) & wrong.access.known_bits
+            for lane, at in wrong.access.addresses.items()
+        },
+    )
+    warp = msgspec.structs.replace(wrong, block=(row, 0, 0), access=access)
+    stop = msgspec.structs.replace(
+        stop, warps=tuple(warp if one is wrong else one for one in stop.warps)
+    )
+    return msgspec.structs.replace(made, gpu_stops=(stop,))
+
+
+def test_a_stride_that_is_far_too_large_is_wrong_where_its_product_wraps_as_well() -> None:
+    [root] = examined(stopped_at(bundle("row_stride"), 3000, 1_000_003)).roots
+    assert (root.cause, root.argument) == (Cause.WRONG_STRIDE, "stride")
+    assert root.fix == "Pass 256 for stride: a stride of x"
+
+
+def test_where_the_stride_is_the_tensors_own_the_product_is_wrong() -> None:
+    """Of a tensor with such rows."""
+    made = bundle("row_stride")
+    wide = tuple(
+        msgspec.structs.replace(tensor, strides=(1_000_003, 256), extent_bytes=4 * 4097 * 1_000_003)
+        if tensor.strides == (256, 1)
+        else tensor
+        for tensor in made.tensors
+    )
+    found = examined(stopped_at(msgspec.structs.replace(made, tensors=wide), 3000, 1_000_003))
+    assert all(root.cause is not Cause.WRONG_STRIDE for root in found.roots)
+
+
 @pytest.mark.parametrize(
     "name", ["far_index", "vector_gather", "wild_bin", "kept_pointers", "pair_positions"]
 )

@@ -72,7 +72,9 @@ def test_a_new_program_is_one_file(tmp_path: Path) -> None:
     assert planted.verdict([root]).says == "false"
 
 
-def test_a_line_of_a_file_that_the_program_wrote_for_a_compiler_is_its_own(tmp_path: Path) -> None:
+def test_a_line_of_a_file_that_the_program_wrote_for_a_compiler_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = named("cuda_tail")
     file = tmp_path / "490a801c8c57e29d.cu"
     file.write_text(case.text.partition('r"""')[2].partition('"""')[0])
@@ -82,6 +84,8 @@ def test_a_line_of_a_file_that_the_program_wrote_for_a_compiler_is_its_own(tmp_p
         "file": str(file), "line": line, "fix": "Bound i: i < n",
     }  # fmt: skip
     assert case.verdict([root]).says == "right"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert case.verdict([root | {"file": f"~/{file.name}"}]).says == "right"
     culprit = {"place": f"{file}:{line + 1}"}
     assert case.verdict([root | {"line": line + 1, "culprit": culprit}]).says == "false"
     file.write_text(file.read_text() + "// of somebody else\n")

@@ -41,6 +41,8 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
         (lambda root: root | {"argument": "out_ptr"}, "argument", Claim.WRONG),
         (lambda root: root | {"argument": None}, "argument", Claim.MISSING),
         (lambda root: root | {"line": 20}, "line", Claim.WRONG),
+        (lambda root: root | {"file": "~/program/cache_rows.py"}, "", Claim.RIGHT),
+        (lambda root: root | {"file": "~/other/cache_rows.py"}, "line", Claim.MISSING),
         (lambda root: root | {"file": "other.py"}, "line", Claim.MISSING),
         (lambda root: root | {"file": "other.py"} | ELSEWHERE, "line", Claim.WRONG),
         (lambda root: root | {"file": "other.py"} | HERE, "", Claim.RIGHT),

@@ -67,6 +67,7 @@ WITHOUT_VICTIM: dict[Cause, str] = {
         (Cause.MISCOMPILED, Cause.FAULTY_GPU),
         "programs of others are compared; tests/doctor/test_compiled_code.py has both",
     ),
+    Cause.SHORT_OPERANDS: "only a GPU cuts them; tests/doctor/test_short_operands.py has numbers",
     Cause.WILD_POINTER: "a simulated GPU leaves no core dump; faults/programs/gpu/ has some",
 }
 
@@ -182,6 +183,13 @@ def test_every_defect_goes_in_and_out_again() -> None:
     assert left[0] == "hypocenter.kernels.attention.rope_gpu"
     assert left[1] == "_check"
     assert left[3].startswith("hypocenter.device")
+
+
+def test_a_cache_has_one_context_unless_a_victim_says_otherwise() -> None:
+    lab = Lab("cuda:0")
+    assert lab.engine_config().kv_tokens == lab.config["context_length"] == 64
+    lab.config["kv_tokens"] = 160
+    assert lab.engine_config().kv_tokens == 160
 
 
 def test_an_edit_that_finds_nothing_is_refused() -> None:

@@ -10,14 +10,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from recorded.bundles import Run
 
 from hypocenter.cli import app
-from hypocenter.cli.escalation import BLOCKING, WATCHED, Escalation, ExaminedRun, Way
+from hypocenter.cli.escalation import BLOCKING, WATCHED, Escalation, ExaminedRun, Way, with_site
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import GpuSight, Proof, RootCause, Verdict
 from hypocenter.doctor.doctor import LADDER, diagnose
+from hypocenter.doctor.report_parts import headline
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
+from hypocenter.record.driver_run import DriverKernel, DriverLaunch, DriverRun
+from hypocenter.record.events import Launched
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gpu_stop import SanitizerReport
 from hypocenter.watch.child import Deadlines, Ended
@@ -329,6 +333,7 @@ def test_a_run_that_can_tell_nothing_more_is_left_out_with_its_reason(
 AS_IT_IS, GUARDED, DRIVEN, CHECKED = (
     "as it is", "guarded", "with blocking launches, the driver watched", "below compute-sanitizer",
 )  # fmt: skip
+LAUNCHED = "a launch of Triton was recorded as well"
 ABORTED = "what():  kernel, /tmp/c/cab.main.cpp:24, index out of bounds: 0 <= tmp2 < 128L"
 
 
@@ -336,23 +341,30 @@ ABORTED = "what():  kernel, /tmp/c/cab.main.cpp:24, index out of bounds: 0 <= tm
     ("is_triton", "signal", "stderr", "ways"),
     [
         (True, None, "", [AS_IT_IS, GUARDED, DRIVEN, CHECKED]),
-        (False, None, "", [AS_IT_IS, DRIVEN, CHECKED, GUARDED]),
+        (False, None, "", [AS_IT_IS, DRIVEN, CHECKED]),
+        (False, None, LAUNCHED, [AS_IT_IS, DRIVEN, CHECKED, GUARDED]),
         (True, 6, ABORTED, [AS_IT_IS, "on one thread", GUARDED, DRIVEN, CHECKED]),
         (True, None, ABORTED, [AS_IT_IS, GUARDED, DRIVEN, CHECKED]),
         (True, 6, "double free", [AS_IT_IS, GUARDED, DRIVEN, CHECKED]),
     ],
-    ids=["Triton's", "another's", "threads", "an exception", "aborted"],
+    ids=["Triton's", "another's", "one of several", "threads", "an exception", "aborted"],
 )
 def test_the_way_that_can_tell_most_comes_first(
     is_triton: bool, signal: int | None, stderr: str, ways: list[str],
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 ) -> None:  # fmt: skip
     made: list[str] = []
+    recorded = Run()
+    launch = recorded.launch("add", {}, {}, source="def add(x):\n    pass\n")
+    launches = (recorded.emit(Launched, launch=launch),)
     sight = GpuSight(source="dump", exception="illegal", kernel="scatter", is_triton=is_triton)
     run = examined("crash", sights=(sight,))
     fault = FaultRecord(kind="crash", message="broke", signal=signal)
     run = ExaminedRun(
-        msgspec.structs.replace(run.bundle, fault=fault, stderr=stderr), run.diagnosis
+        msgspec.structs.replace(
+            run.bundle, fault=fault, stderr=stderr, events=launches if stderr == LAUNCHED else ()
+        ),
+        run.diagnosis,
     )
 
     def run_way(self: Escalation, way: Way) -> tuple[Ended, ExaminedRun]:
@@ -392,6 +404,66 @@ def test_a_report_of_a_sanitizer_is_joined_with_the_replay_of_its_program(
     assert found.roots == ()
     [row] = [row for row in found.hypotheses if row.verdict is Verdict.CONFIRMED]
     assert (row.cause, row.kernel, row.diagnostic) == (Cause.ACCESS_OUTSIDE, "pick", "sanitizer")
+
+
+def watched_run(*sites: str, more: int = 0, symbol: str = "_Z7scatterPl") -> DriverRun:
+    """Launches of one kernel at these lines; of `more` nothing is told any more."""
+    launches = tuple(
+        DriverLaunch(
+            seq=number, kernel=1, grid=(1, 1, 1), block=(32, 1, 1), shared_bytes=0, stream=0,
+            data=b"", site=site,
+        )
+        for number, site in enumerate(sites, 1)
+    )  # fmt: skip
+    kernel = DriverKernel(id=1, symbol=symbol, name="scatter(long*)")
+    return DriverRun(kernels=(kernel,), launches=launches, num_launches=len(sites) + more)
+
+
+REPORT = SanitizerReport(
+    tool="compute-sanitizer", problem="out of bounds", operation="store", width_bytes=4,
+    kernel="void ns::scatter<float>(long *)", file="scatter.cu", line=5,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("watched", "site"),
+    [
+        (watched_run("p.py:7", "p.py:7"), "p.py:7"),
+        (watched_run("p.py:7", "p.py:9"), ""),
+        (watched_run("p.py:7", ""), ""),
+        (watched_run("p.py:7", more=1), ""),  # of launches before nothing is known
+        (watched_run(), ""),
+        (None, ""),
+    ],
+    ids=["one line", "two lines", "one unknown", "some forgotten", "none", "no watch"],
+)
+def test_a_report_gets_the_line_that_launched_its_kernel_where_no_other_did(
+    watched: DriverRun | None, site: str
+) -> None:
+    assert with_site(REPORT, watched).launched_at == site
+    other = msgspec.structs.replace(REPORT, kernel="gather(long *)")
+    assert with_site(other, watched).launched_at == ""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [
+        ("scatter", "scatter"),
+        ("void ns::scatter<float, 4>(long *, int)", "scatter"),
+        ("__main__::gather[abi:v1,cw51](Array<float, (int)2>, int)", "gather"),
+    ],
+)
+def test_an_access_that_was_seen_is_told_with_its_kernel_and_line(kernel: str, name: str) -> None:
+    report = msgspec.structs.replace(REPORT, kernel=kernel, launched_at="p.py:7")
+    fault = FaultRecord(kind="crash", message="broke")
+    found = diagnose(Bundle(kind="crash", device="cuda:0", fault=fault, reports=(report,)))
+    assert not found.roots
+    told = (
+        f"no root cause is proven; confirmed: access outside its tensor by {name} at scatter.cu:5"
+    )
+    assert headline(found) == told
+    [row] = [row for row in found.hypotheses if row.verdict is Verdict.CONFIRMED]
+    assert row.evidence[1] == "p.py:7 launches it: so the driver's watch saw in another run"
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,13 @@ def attn_fwd(q_ptr, k_ptr, v_ptr, o_ptr, T, H, H_KV, scale, D: tl.constexpr, BM:
         at = (kv * T + rn[:, None]) * D + d[None, :]
         k = tl.load(k_ptr + at, mask=rn[:, None] < T, other=0.0)
         v = tl.load(v_ptr + at, mask=rn[:, None] < T, other=0.0)
-        s = tl.dot(q, tl.trans(k)) * scale
+        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         s = tl.where((rn[None, :] <= rm[:, None]) & (rn[None, :] < T), s, -float("inf"))
         m_new = tl.maximum(m, tl.max(s, axis=1))
         p = tl.exp(s - m_new[:, None])
         alpha = tl.exp(m - m_new)
         l = l * alpha + tl.sum(p, axis=1)
-        acc = acc * alpha[:, None] + tl.dot(p, v)
+        acc = acc * alpha[:, None] + tl.dot(p, v, input_precision="ieee")
         m = m_new
     tl.store(o_ptr + (h * T + rm[:, None]) * D + d[None, :], acc / l[:, None], mask=rm[:, None] < T)
 

@@ -16,7 +16,7 @@ def grouped_gemm(a_ptrs, b_ptrs, c_ptrs, M, N, K: tl.constexpr, BM: tl.constexpr
     rk = tl.arange(0, K)
     a = tl.load(a_ptr + rm[:, None] * K + rk[None, :], mask=rm[:, None] < M, other=0.0)
     b = tl.load(b_ptr + rk[:, None] * N + rn[None, :], mask=rn[None, :] < N, other=0.0)
-    tl.store(c_ptr + rm[:, None] * N + rn[None, :], tl.dot(a, b), mask=(rm[:, None] < M) & (rn[None, :] < N))
+    tl.store(c_ptr + rm[:, None] * N + rn[None, :], tl.dot(a, b, input_precision="ieee"), mask=(rm[:, None] < M) & (rn[None, :] < N))
 
 
 def table(tensors):

@@ -17,7 +17,7 @@ def matmul(a_ptr, b_ptr, bias_ptr, c_ptr, M, N, K, sam, sak, sbk, sbn, scm, scn,
                     mask=(rm < M)[:, None] & (rk < K)[None, :], other=0.0)
         b = tl.load(b_ptr + rk[:, None] * sbk + rn[None, :] * sbn,
                     mask=(rk < K)[:, None] & (rn < N)[None, :], other=0.0)
-        acc += tl.dot(a, b)
+        acc += tl.dot(a, b, input_precision="ieee")
     acc += tl.load(bias_ptr + rn, mask=rn < N, other=0.0)[None, :]
     tl.store(c_ptr + rm[:, None] * scm + rn[None, :] * scn, acc, mask=(rm < M)[:, None] & (rn < N)[None, :])
 

@@ -23,7 +23,7 @@ def linear_gelu(x_ptr, w_ptr, y_ptr, M, N, K, sxm, sxk, swn, swk, sym, syn,
     w_ptrs = w_ptr + (rn % N)[None, :] * swn + rk[:, None] * swk
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     for k in range(0, K, BK):
-        acc += tl.dot(tl.load(x_ptrs), tl.load(w_ptrs))
+        acc += tl.dot(tl.load(x_ptrs), tl.load(w_ptrs), input_precision="ieee")
         x_ptrs += BK * sxk
         w_ptrs += BK * swk
     acc = 0.5 * acc * (1.0 + tl.erf(acc * 0.7071067811865476))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 
 
@@ -36,3 +37,8 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def bare_name(kernel: str) -> str:
+    """The name of a kernel without what a compiler adds: result, namespace, types, arguments."""
+    return re.split(r"[(\[<]", kernel)[0].split("::")[-1].split(" ")[-1]

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from hypocenter.base.errors import ErrorKind
+from hypocenter.base.wording import bare_name
 from hypocenter.cli.child_run import environment_of, exit_code, how, pass_on
 from hypocenter.cli.output import say
 from hypocenter.doctor.diagnosis import Diagnosis, RunMade
@@ -25,8 +26,10 @@ from hypocenter.doctor.examining.time_limit import EXAMINE_SECONDS
 from hypocenter.doctor.report_parts import headline, run_text
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
+from hypocenter.record.driver_run import DriverRun
 from hypocenter.record.events import Launched, MaskedOff
 from hypocenter.record.fault_record import FaultRecord
+from hypocenter.record.gpu_stop import SanitizerReport
 from hypocenter.record.nonfinite import NumbersWatched
 from hypocenter.record.order_events import Disordered, OrderWatched
 from hypocenter.settings.environment import launch_blocking
@@ -135,11 +138,15 @@ class Escalation:
         A guard is put around Triton's launches alone. So where a kernel stopped that is none of
         these, the driver is watched first.
         """
-        first = self._examined.get(0)
-        sights = first.diagnosis.sights if first is not None else ()
-        if any(sight.exception and sight.kernel and not sight.is_triton for sight in sights):
+        if self._other_stopped():
             left.sort(key=lambda way: way.is_guarded)  # keeps the order of the others
         return left.pop(0)
+
+    def _other_stopped(self) -> bool:
+        """Whether a kernel that is none of Triton's stopped in the first run."""
+        first = self._examined.get(0)
+        sights = first.diagnosis.sights if first is not None else ()
+        return any(sight.exception and sight.kernel and not sight.is_triton for sight in sights)
 
     def _ended_at_number(self) -> bool:
         """Whether the command, run as it is, found NaN or infinity itself and ended there."""
@@ -160,6 +167,9 @@ class Escalation:
     def _left_out(self, way: Way) -> str:
         """Why this way can tell nothing more; empty where it may."""
         first = self._examined.get(0)
+        if way.is_guarded and first is not None and self._other_stopped():
+            has_launched = any(isinstance(event, Launched) for event in first.bundle.events)
+            return "" if has_launched else "no launch of Triton was recorded that it could guard"
         if way.name == WAYS[0].name or way.is_guarded or way.is_nan or way.is_single:
             return ""
         if first is None or first.bundle.fault.kind == "none":
@@ -198,7 +208,7 @@ class Escalation:
             suspect=True,
             with_prompts=self.with_prompts,
             fault_before=self._fault_before(),
-            reports=sanitizers.reports_below(runs) if way.is_checked else (),
+            reports=self._with_sites(sanitizers.reports_below(runs)) if way.is_checked else (),
         )
         if bundle is None or (bundle.fault.kind == "none" and not _has_evidence(bundle)):
             return ended, None
@@ -220,6 +230,12 @@ class Escalation:
             msgspec.structs.replace(stop, is_of_run_before=True) for stop in first.bundle.gpu_stops
         )
         return msgspec.structs.replace(bundle, gpu_stops=stops)
+
+    def _with_sites(self, reports: Sequence[SanitizerReport]) -> tuple[SanitizerReport, ...]:
+        """Adds the line that launched a kernel, where the driver was watched in a run before."""
+        seen = (run.bundle.driver_run for run in self._examined.values())
+        watched = next(filter(None, seen), None)
+        return tuple(with_site(report, watched) for report in reports)
 
     def _fault_before(self) -> FaultRecord | None:
         """How the command ended as it is; None for that run itself."""
@@ -244,6 +260,22 @@ class Escalation:
         return ExaminedRun(
             examined.bundle, msgspec.structs.replace(examined.diagnosis, runs=tuple(runs))
         )
+
+
+def with_site(report: SanitizerReport, watched: DriverRun | None) -> SanitizerReport:
+    """The report with the line that launched its kernel, where a watch has seen every launch, and
+    no other line that did."""
+    name = bare_name(report.kernel)
+    if watched is None or watched.num_graphs or watched.num_launches > len(watched.launches):
+        return report
+    sites = {
+        launch.site
+        for launch in watched.launches
+        if (kernel := watched.kernel_of(launch)) is not None
+        and name in (bare_name(kernel.name), bare_name(kernel.symbol))
+    }
+    only = sites.pop() if len(sites) == 1 and name else ""
+    return msgspec.structs.replace(report, launched_at=only)
 
 
 def _has_evidence(bundle: Bundle) -> bool:

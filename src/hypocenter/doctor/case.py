@@ -12,7 +12,7 @@ import numpy as np
 from hypocenter.base.dtypes import NUMPY_DTYPES, Array
 from hypocenter.base.errors import ErrorKind
 from hypocenter.doctor.beside.host_text import HostTexts, host_texts
-from hypocenter.doctor.diagnosis import Claim, GpuSight
+from hypocenter.doctor.diagnosis import Claim, FailedComparison, GpuSight
 from hypocenter.doctor.difference import RunDiff
 from hypocenter.doctor.examining.time_limit import TimeLimit
 from hypocenter.doctor.kernel_text import Access, accesses, parameters_stored
@@ -64,6 +64,8 @@ class Case:
         self.claims: list[Claim] = []
         #: Where GPUs stood by their own dumps, once a rung has looked.
         self.sights: list[GpuSight] = []
+        #: What the program itself found unequal, once a rung has looked.
+        self.compared: FailedComparison | None = None
         #: What could not be looked at; rungs add to it.
         self.unseen: dict[Gap, None] = dict.fromkeys(bundle.missing)
 

@@ -72,6 +72,7 @@ class Cause(enum.StrEnum):
     LOST_RANK = "process of another rank ended"
     MISCOMPILED = "wrong code of the compiler"
     FAULTY_GPU = "GPU that computes wrongly"
+    SHORT_OPERANDS = "operands cut to TF32"
     CARD_HARDWARE = "broken hardware of the GPU"
     WRONG_ANSWER = "wrong answer"
     CHANGED_LINE = "changed line of the engine"
@@ -212,6 +213,7 @@ CAUSES: dict[Cause, CauseRow] = {
         symptoms=_OF_VALUES, blames=Blame.LAUNCH, untested=_OUTCOMES
     ),
     Cause.FAULTY_GPU: CauseRow(symptoms=_OF_VALUES, untested=_OUTCOMES),
+    Cause.SHORT_OPERANDS: CauseRow(symptoms=frozenset(), blames=Blame.KERNEL),
     # -- of what launches are asked for
     Cause.EMPTY_LAUNCH: CauseRow(symptoms=_ERROR, blames=Blame.LAUNCH, tested_by=TestedBy.LIMITS),
     Cause.GRID_LIMIT: CauseRow(

@@ -34,7 +34,7 @@ class Hypothesis(msgspec.Struct, frozen=True, kw_only=True):
 
     `diagnostic` names the rung of the ladder that tested it; `is_unrecorded`: what would
     test it was not recorded of this program, and `evidence` says why. `is_observed`: the run
-    itself was seen to do it.
+    itself was seen to do it. `at` is the line (file:line) of the access that was seen, "" without.
     """
 
     cause: Cause
@@ -46,6 +46,7 @@ class Hypothesis(msgspec.Struct, frozen=True, kw_only=True):
     argument: str | None = None
     is_unrecorded: bool = False
     is_observed: bool = False
+    at: str = ""
 
 
 class Proof(msgspec.Struct, frozen=True):
@@ -196,6 +197,50 @@ class GpuSight(msgspec.Struct, frozen=True, kw_only=True):
     place: Place | None = None
 
 
+class LastWriter(msgspec.Struct, frozen=True, kw_only=True):
+    """The launch that stored an element last, by its replay: `kernel`, at `file`:`line`.
+
+    `value` is what the replay stored, None for an atomic addition. `gives_it`: that is what the
+    program found there; None where tensors that it read were replayed as zeros. `fed_by` are the
+    tensors that it read and the launches that wrote them before, in words.
+    """
+
+    kernel: str
+    parameter: str
+    place: Place
+    launched_at: str
+    program: tuple[int, int, int]
+    file: str
+    line: int
+    expression: str
+    value: int | float | None = None
+    gives_it: bool | None = None
+    fed_by: tuple[tuple[str, str], ...] = ()
+
+
+class ComparedElement(msgspec.Struct, frozen=True, kw_only=True):
+    """One side of a comparison that failed: what it held there, and who stored that."""
+
+    name: str
+    value: int | float
+    writer: LastWriter | None = None
+
+
+class FailedComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Two tensors that the program compared, and ended for: a place to look at, and no cause.
+
+    The fields are those of a ComparedUnequal.
+    """
+
+    site: str
+    compared_at: str
+    sides: tuple[ComparedElement, ComparedElement]
+    index: tuple[int, ...]
+    num_different: int
+    num_elements: int
+    is_first: bool
+
+
 class RunMade(msgspec.Struct, frozen=True, kw_only=True):
     """A run of a command that was run until a cause was proven: `name` says how.
 
@@ -215,7 +260,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     `surfaced` says where the fault showed and why there. `unseen` lists what could not be looked
     at, and what would make it possible; `consequences` what follows from the roots and is no cause
-    of its own. `sights` is where GPUs stood that left a dump. `answers` is None without a good run.
+    of its own. `sights` is where GPUs stood that left a dump, and `compared` what the program
+    itself found unequal before it ended. `answers` is None without a good run.
     `is_unexplained`: what is proven is a defect, and not one that the run can have ended by as it
     did. `runs` are those that the command took, where it was run again. `not_compared` says why
     nothing follows from the good run, where nothing does.
@@ -231,6 +277,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     unseen: tuple[Gap, ...] = ()
     consequences: tuple[str, ...] = ()
     sights: tuple[GpuSight, ...] = ()
+    compared: FailedComparison | None = None
     rungs: tuple[RungRecord, ...] = ()
     seconds: float = 0.0
     answers: Answers | None = None
@@ -310,6 +357,7 @@ def row(
     would_refute: str = "",
     kernel: str | None = None,
     argument: str | None = None,
+    at: str = "",
 ) -> Claim:
     """A hypothesis without a root cause."""
     return Claim(
@@ -321,5 +369,6 @@ def row(
             would_refute=would_refute,
             kernel=kernel,
             argument=argument,
+            at=at,
         )
     )

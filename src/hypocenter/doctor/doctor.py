@@ -54,6 +54,8 @@ from hypocenter.doctor.rungs.order.streams import order
 from hypocenter.doctor.rungs.refusals import refusals
 from hypocenter.doctor.rungs.replays import replays
 from hypocenter.doctor.rungs.seen.card_hardware import card_hardware
+from hypocenter.doctor.rungs.seen.failed_comparison import failed_comparison
+from hypocenter.doctor.rungs.seen.short_operands import short_operands
 from hypocenter.doctor.rungs.seen.stale_addresses import stale_addresses
 from hypocenter.doctor.rungs.seen.tuned_in_place import tuned_in_place
 from hypocenter.doctor.rungs.seen.unwritten_reads import unwritten_reads
@@ -95,6 +97,8 @@ LADDER: dict[str, Rung] = {
     "replay": replays,
     "tuned in place": tuned_in_place,
     "unwritten reads": unwritten_reads,
+    "failed comparison": failed_comparison,
+    "short operands": short_operands,
     "values": values,
     "first of the numbers": nonfinite,
     "compiled code": compiled_code,
@@ -179,6 +183,7 @@ def _climb(
         unseen=tuple(case.unseen),
         consequences=ordered.consequences,
         sights=tuple(case.sights),
+        compared=case.compared,
         rungs=tuple(rungs),
         seconds=time.perf_counter() - started,
         answers=case.good_diff.answers if case.good_diff else None,
@@ -293,4 +298,5 @@ def _merge(same: list[Hypothesis]) -> Hypothesis:
         argument=best.argument,
         is_unrecorded=best.is_unrecorded,
         is_observed=best.is_observed,
+        at=best.at,
     )

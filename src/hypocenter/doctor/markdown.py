@@ -13,6 +13,7 @@ from hypocenter.doctor.gpu_sight import sight_lines
 from hypocenter.doctor.report_parts import (
     COUNTED,
     HypothesisRow,
+    compared_rows,
     count_of_others,
     environment_rows,
     fix_rows,
@@ -53,6 +54,9 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     for root in diagnosis.roots:
         yield ""
         yield from _root(root)
+    if rows := compared_rows(diagnosis):
+        yield ""
+        yield f"**Look at.** {plain('. '.join(rows))}."
     yield ""
     yield f"**Symptom.** {plain(diagnosis.symptom)}"
     yield ""

@@ -14,6 +14,7 @@ from hypocenter.doctor.report_parts import (
     COUNTED,
     HypothesisRow,
     Origin,
+    compared_rows,
     count_of_others,
     environment_rows,
     fix_rows,
@@ -50,13 +51,7 @@ def report_text(
 
 
 def _text_lines(diagnosis: Diagnosis, origin: Origin, show_all: bool) -> Iterator[str]:
-    if not diagnosis.roots:
-        yield from _field("CAUSE", headline(diagnosis))
-        for text in what_would_help(diagnosis):
-            yield from _field("", text)
-    else:
-        for label, text in preambles(diagnosis):
-            yield from _field(label, text)
+    yield from _beginning_text(diagnosis)
     for number, root in enumerate(diagnosis.roots):
         if number:
             yield ""
@@ -94,6 +89,19 @@ def _text_lines(diagnosis: Diagnosis, origin: Origin, show_all: bool) -> Iterato
     if diagnosis.has_symptom or not diagnosis.is_clean:
         yield ""
         yield from _field("ATTACH", what_to_attach(origin))
+
+
+def _beginning_text(diagnosis: Diagnosis) -> Iterator[str]:
+    """What stands before the first cause; all that is known where there is none."""
+    if diagnosis.roots:
+        for label, text in preambles(diagnosis):
+            yield from _field(label, text)
+        return
+    yield from _field("CAUSE", headline(diagnosis))
+    for number, text in enumerate(compared_rows(diagnosis)):
+        yield from _field("" if number else "LOOK AT", text)
+    for text in what_would_help(diagnosis):
+        yield from _field("", text)
 
 
 def _sight_text(sight: GpuSight) -> Iterator[str]:

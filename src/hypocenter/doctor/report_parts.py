@@ -9,8 +9,9 @@ import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from hypocenter.base.wording import count_text
+from hypocenter.base.wording import bare_name, count_text
 from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.compared_text import compared_lines, compared_text
 from hypocenter.doctor.diagnosis import (
     WITH_VALUES,
     Diagnosis,
@@ -82,10 +83,12 @@ def _bare_found_text(diagnosis: Diagnosis) -> str:
         hypothesis for hypothesis in diagnosis.hypotheses if hypothesis.verdict is Verdict.CONFIRMED
     ]
     if confirmed:
-        causes = ", ".join(hypothesis.cause for hypothesis in confirmed)
-        return f"no root cause is proven; confirmed: {causes}"
+        causes = dict.fromkeys(map(_confirmed_text, confirmed))
+        return f"no root cause is proven; confirmed: {', '.join(causes)}"
     if diagnosis.sights:
         return f"no root cause is proven; {sight_text(diagnosis.sights[0])}"
+    if diagnosis.compared is not None:
+        return f"no root cause is proven; {compared_text(diagnosis.compared)}"
     if diagnosis.not_compared:
         return f"the runs cannot be compared: {diagnosis.not_compared}"
     if not diagnosis.has_symptom:
@@ -93,6 +96,21 @@ def _bare_found_text(diagnosis: Diagnosis) -> str:
             return "none found, but the kernels were not replayed"
         return "nothing found"
     return "no root cause is proven"
+
+
+def _confirmed_text(hypothesis: Hypothesis) -> str:
+    """The cause; of an access that was seen the kernel, without its signature, and the line."""
+    if not hypothesis.at:
+        return hypothesis.cause
+    by = f" by {bare_name(hypothesis.kernel)}" if hypothesis.kernel else ""
+    return f"{hypothesis.cause}{by} at {hypothesis.at}"
+
+
+def compared_rows(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """What the program itself found unequal, where nothing is proven that led there."""
+    if diagnosis.compared is None or diagnosis.roots:
+        return ()
+    return tuple(compared_lines(diagnosis.compared))
 
 
 def subject_of(root: RootCause) -> str:

@@ -68,6 +68,11 @@ def whose(file: str) -> _Whose:
     return _whose(file)
 
 
+def is_own(file: str) -> bool:
+    """Whether a file is the program's own."""
+    return _whose(file) is _OWN
+
+
 def _look_at(frame: FrameType) -> tuple[_Whose, str, CodeType]:
     code = frame.f_code
     if len(_known) >= _MAX_KNOWN:

@@ -13,7 +13,6 @@ import logging
 import os
 import sys
 import traceback
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import CodeType, FrameType, TracebackType
@@ -23,6 +22,7 @@ from hypocenter.device.limits import GpuLimits, present_gpu
 from hypocenter.foreign.argument_facts import INTERPRETER, device_and_stream, mark_undefined
 from hypocenter.foreign.asked_hooks import watch_asked
 from hypocenter.foreign.caller import caller_of_now
+from hypocenter.foreign.comparing.watch import Comparisons
 from hypocenter.foreign.compiled.session import COMPILER_MODULES, CompiledSession
 from hypocenter.foreign.driver.arming import GPU_MODULES, PROFILERS, Arming
 from hypocenter.foreign.graph_hooks import GraphWatch
@@ -34,6 +34,7 @@ from hypocenter.foreign.nonfinite.hooks import NumberHooks
 from hypocenter.foreign.ops.native import NativeOps
 from hypocenter.foreign.recorder import ForeignRecorder, LaunchPlace
 from hypocenter.foreign.repeats import Repeat
+from hypocenter.foreign.seen_memory import storages_are_kept
 from hypocenter.foreign.seen_reads import SeenReads, watch_methods, watch_reads
 from hypocenter.foreign.streams.install import can_watch
 from hypocenter.foreign.streams.session import OrderSession
@@ -78,6 +79,7 @@ class _State:
     numbers: NumberHooks
     driver: Arming
     compiled: CompiledSession
+    comparisons: Comparisons
     #: To be called when torch.compile has been loaded.
     on_compiler_loaded: Callable[[], None] = staticmethod(lambda: None)
 
@@ -91,6 +93,8 @@ def module_loaded(module: Any) -> None:
         _State.driver.watch_torch(module)
         environment = Environment.read()
         _watch_operations(module, environment)
+        if not environment.nan:  # each operation would count
+            _State.comparisons.watch(module)
     elif module.__name__ in GPU_MODULES:
         _watch_the_end()
         _State.driver.watch_module(module)
@@ -170,7 +174,7 @@ def recorder() -> ForeignRecorder | None:
             return None
         _State.recorder = ForeignRecorder(
             environment.run_dir,
-            sees_frees=_storages_are_kept(),
+            sees_frees=storages_are_kept(),
             is_guarded=_is_guarded_run() or environment.nan,
             looks_closely=environment.trace,
         )
@@ -204,18 +208,6 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
-
-
-def _storages_are_kept() -> bool:
-    """Whether torch's object for a storage lives as long as the storage, as of torch 2.1 on.
-
-    Of a program without torch, as one of numba's, there is none.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return False
-    tensor = torch.empty(1, device="cpu")
-    return weakref.ref(tensor.untyped_storage())() is not None
 
 
 def _attempt(do: Callable[..., Any], *args: Any) -> None:
@@ -268,6 +260,7 @@ _State.graphs = GraphWatch(recorder, _attempt)
 _State.numbers = NumberHooks(recorder, lambda: _State.graphs.captured_into is None)
 _State.driver = Arming(recorder, _attempt)
 _State.compiled = CompiledSession(recorder, _attempt)
+_State.comparisons = Comparisons(_recorder_now, _attempt_quietly)
 
 
 # -- launches -------------------------------------------------------------------------------------
@@ -568,6 +561,7 @@ def _note_end(error: BaseException, trace: TracebackType | None) -> None:
         return
     if refused is not None:
         opened.record_refusal(*refused, site)
+    _attempt_quietly(_State.comparisons.note_end, error, trace)
     opened.record_failure(call, text, site, is_statement=is_statement)
     if is_of_gpu:
         _blocks(opened)

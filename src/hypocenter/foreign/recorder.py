@@ -37,6 +37,7 @@ from hypocenter.foreign.seen_memory import (
 from hypocenter.foreign.seen_reads import SeenRead, SeenReads
 from hypocenter.record import ring
 from hypocenter.record.catalogue import sources_of
+from hypocenter.record.compared import ComparedUnequal
 from hypocenter.record.compiled_graph import FusedKernel
 from hypocenter.record.contents import LaunchOutcome, OtherBits
 from hypocenter.record.events import (
@@ -117,7 +118,7 @@ class ForeignRecorder:
         is_guarded: bool = False,
         looks_closely: bool = False,
     ) -> None:
-        self._looks_closely = looks_closely
+        self.keeps_contents = self._looks_closely = looks_closely
         self._log = RunLog(base, static_bytes)
         #: Told of a folder in which the recording begins anew.
         self.on_moved: Callable[[Path], None] = lambda _: None
@@ -463,6 +464,16 @@ class ForeignRecorder:
         """An event of `record/nonfinite.py`, with its own fields."""
         with self._lock:
             self._log.keep_event(event(**self._log.now(), **fields))
+
+    def record_compared(self, **fields: Any) -> None:
+        """A failed assertion has compared two tensors; fields of the event."""
+        with self._lock:
+            self._log.keep_event(ComparedUnequal(**self._log.now(), **fields))
+
+    def allocation_of(self, tensor: Any) -> int:
+        """The number of a tensor's memory, 0 where no launch was given it."""
+        with self._lock:
+            return self._memory.number_of(tensor.untyped_storage())
 
     def keep_outcome(self, outcome: LaunchOutcome) -> None:
         """What a launch was given, or gave, which others have put together."""

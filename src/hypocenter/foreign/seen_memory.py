@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sys
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
@@ -50,6 +51,18 @@ FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
 
 #: Names, lines that make them, and the codes, so that no other one gets their ids.
 _spelled: dict[tuple[int, int, str, tuple[str, ...]], tuple[str, str, CodeType]] = {}
+
+
+def storages_are_kept() -> bool:
+    """Whether torch's object for a storage lives as long as the storage, as of torch 2.1 on.
+
+    Of a program without torch, as one of numba's, there is none.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    tensor = torch.empty(1, device="cpu")
+    return weakref.ref(tensor.untyped_storage())() is not None
 
 
 @dataclass(slots=True, eq=False)
@@ -199,6 +212,14 @@ class SeenMemory:
             with contextlib.suppress(RuntimeError):  # of a GPU that has failed nothing can be read
                 self._look_into(tensor, number, given)
         return ArgumentRecord(parameter, number, cast)
+
+    def number_of(self, storage: Any) -> int:
+        """That of memory which a launch was given, 0 for any other."""
+        address = storage.data_ptr()
+        for (_, at), known in self._storages.items():
+            if at == address and self._is_same(known, storage):
+                return known.number
+        return 0
 
     def blocks(self, device: str, blocks: list[tuple[int, int, bool]]) -> None:
         """Memory of torch's allocator, as (address, bytes, whether it is in use)."""

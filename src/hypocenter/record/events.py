@@ -12,6 +12,7 @@ import msgspec
 
 from hypocenter.base.errors import ErrorKind
 from hypocenter.base.refusals import AnyRefusal
+from hypocenter.record.compared import ComparedUnequal
 from hypocenter.record.compiled_graph import FusedKernel, IndexMadeAgain
 from hypocenter.record.engine_events import (
     Answered,
@@ -483,6 +484,7 @@ AnyEvent = (
     | Tuned
     | UnwrittenRead
     | StaleAddress
+    | ComparedUnequal
     | StreamEvent
     | Captured
     | GraphReplayed
@@ -507,7 +509,7 @@ def is_lasting(event: AnyEvent) -> bool:
     if isinstance(event, Launched):
         return event.graph > 0
     of_memory = Allocated | Freed | Captured | MaskedOff | RanUnguarded | LostLaunch | Tuned
-    of_memory |= StaleAddress
+    of_memory |= StaleAddress | ComparedUnequal
     of_order = Disordered | OrderWatched
     of_numbers = NonFinite | NonFiniteReached | NumbersWatched | NumberRead
     of_compiler = FusedKernel | IndexMadeAgain

@@ -22,7 +22,8 @@ class SanitizerReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `operation` load, store or atomic; `block` is the program of a Triton kernel. `near_bytes` is
     how far behind the allocation at `near_address` the access was, negative before it; None where
-    the tool does not tell.
+    the tool does not tell. `launched_at` is the one line that launched the kernel in another run of
+    the command, in which the driver was watched; "" without such.
     """
 
     tool: str
@@ -37,6 +38,7 @@ class SanitizerReport(msgspec.Struct, frozen=True, kw_only=True):
     address: int | None = None
     near_address: int | None = None
     near_bytes: int | None = None
+    launched_at: str = ""
 
 
 class GpuFrame(msgspec.Struct, frozen=True):

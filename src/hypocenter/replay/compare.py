@@ -22,7 +22,7 @@ from hypocenter.replay.findings import Coverage, ReplayReport
 from hypocenter.replay.rebuild import Rebuilt
 from hypocenter.replay.recorded import replay_place
 from hypocenter.replay.source import kernel_of
-from hypocenter.replay.terms import KernelText, Schedule, SeenReplay
+from hypocenter.replay.terms import KernelText, ReadOperands, Schedule, SeenReplay
 
 #: How far a result may be off, as a share of the largest one of its tensor: sums in another order,
 #: functions that are not exact to the last bit, and matrix units that shorten their inputs.
@@ -94,9 +94,14 @@ class ReplayedOutcome:
 
 
 def replay_outcome(
-    index: BundleIndex, outcome: LaunchOutcome, *, allow_source: bool, budget_seconds: float
+    index: BundleIndex,
+    outcome: LaunchOutcome,
+    *,
+    allow_source: bool,
+    budget_seconds: float,
+    operands: ReadOperands | None = None,
 ) -> ReplayedOutcome:
-    """Replay a launch.
+    """Replay a launch; `operands` as in Schedule.
 
     Raises as `replay_place` does, and NotReplayed where it would be given something else than the
     launch was: what follows from a comparison would be of that.
@@ -137,7 +142,7 @@ def replay_outcome(
         index,
         place,
         text=KernelText(allow_source),
-        schedule=Schedule(budget_seconds=budget_seconds),
+        schedule=Schedule(budget_seconds=budget_seconds, operands=operands),
         seen=SeenReplay(keep),
     )
     return made

@@ -49,7 +49,7 @@ def replay_place(
     """Replay the launch at `place`, with `corrections` in place of what was recorded.
 
     Programs that index values make suspicious run first; past the budget the rest is a sample. Of
-    `schedule` this takes `programs` and `budget_seconds` alone; the record has the others.
+    `schedule` this takes `programs`, `budget_seconds` and `operands`; the record has the others.
     With `headroom` (and whenever an integer overflowed) offsets are also computed exactly, and the
     report says from which program on 32 bits are not enough. An access that hits somebody else's
     memory is told with its owner; one of memory that had been freed is of kind `freed memory`.
@@ -116,6 +116,7 @@ def _replay_launch(
                 budget_seconds,
                 max(2 * budget_seconds, MIN_PROGRAM_SECONDS),
                 launch.num_warps,
+                schedule.operands,
             ),
             observers=observers,
             headroom=headroom,

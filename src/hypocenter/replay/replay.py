@@ -186,6 +186,7 @@ class _Run:
         schedule: Schedule,
     ) -> None:
         self._program_seconds = schedule.program_seconds or PROGRAM_SECONDS
+        self._operands = schedule.operands
         self.jit, self.grid, self.memory = jit, grid, memory
         self.budget = schedule.budget_seconds
         self._first = {number for number in schedule.first if 0 <= number < math.prod(grid)}
@@ -207,8 +208,9 @@ class _Run:
         num_run = 0
         see = self.memory.see_numbers if self.memory.on_numbers is not None else None
         with interpreting(
-            self.memory, on_step=self._watch, on_numbers=see, watch=self.memory
-        ) as opened:
+            self.memory, on_step=self._watch, on_numbers=see, watch=self.memory,
+            operands=self._operands,
+        ) as opened:  # fmt: skip
             opened.set_grid(self.grid)
             self._values = self._bind(opened, values)
             order = self._order(total, programs, started)

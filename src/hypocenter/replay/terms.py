@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from hypocenter.replay.rebuild import Rebuilt
 
 
+#: Makes of the operands of a `tl.dot`, and the name of its precision, those that are multiplied.
+ReadOperands = Callable[[Array, Array, str], tuple[Array, Array]]
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """Which programs of a launch run, in which order, and for how long.
@@ -25,7 +29,7 @@ class Schedule:
     `programs` are linear numbers, x fastest; None is all, or, past `budget_seconds`, a sample.
     `first` are run before the others. A program may take `program_seconds`, or as many as
     `replay.py` says. Seconds are those of the processor. Of one of a single warp (`num_warps`) the
-    lanes go in step.
+    lanes go in step. `operands` is asked for those of each product.
     """
 
     programs: Collection[int] | None = None
@@ -33,6 +37,7 @@ class Schedule:
     budget_seconds: float | None = None
     program_seconds: float | None = None
     num_warps: int | None = None
+    operands: ReadOperands | None = None
 
 
 def _nowhere(address: int) -> tuple[int, int] | None:

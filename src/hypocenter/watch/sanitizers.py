@@ -25,9 +25,19 @@ def memcheck() -> str | None:
 
 
 def memcheck_command(program: str, command: Sequence[str], logs: Path) -> list[str]:
-    """The command below the tool, whose text goes to files in `logs` and not between its own."""
+    """The command below the tool, whose text goes to files in `logs` and not between its own.
+
+    Without stacks: they are not read, and a launch may have a million threads that stray.
+    """
     options = ["--tool", "memcheck", "--target-processes", "all"]
-    options += ["--print-limit", str(MAX_REPORTS), "--log-file", str(logs / f"{_LOG}%p")]
+    options += [
+        "--show-backtrace",
+        "no",
+        "--print-limit",
+        str(MAX_REPORTS),
+        "--log-file",
+        str(logs / f"{_LOG}%p"),
+    ]
     return [program, *options, *command]
 
 

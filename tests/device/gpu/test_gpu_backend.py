@@ -330,6 +330,27 @@ def test_too_much_shared_memory_is_refused_with_the_limit() -> None:
         launch(grid=(1,))
 
 
+def test_an_address_of_the_host_is_a_refused_launch() -> None:
+    fake = FakeTorch()
+    launch = opened(fake).launcher(FakeJit(fake.cuda, add))
+    fake.cuda.faults["launch"] = ValueError(
+        "Pointer argument (at 2) cannot be accessed from Triton (cpu tensor?)"
+    )
+    with pytest.raises(LaunchRejected) as caught:
+        launch(1, 2, grid=(3,))
+    assert str(caught.value).startswith("add_kernel: Pointer argument (at 2) cannot be accessed")
+    assert str(caught.value).endswith("(grid=(3,1,1), block=(128,1,1))")
+
+
+def test_another_value_error_of_a_launch_stays_as_it_is() -> None:
+    fake = FakeTorch()
+    launch = opened(fake).launcher(FakeJit(fake.cuda, add))
+    error = fake.cuda.faults["launch"] = ValueError("arange's range must be a power of 2")
+    with pytest.raises(ValueError, match="power of 2") as caught:
+        launch(1, 2, grid=(3,))
+    assert caught.value is error
+
+
 def test_a_launch_that_finds_an_older_fault_is_not_blamed() -> None:
     fake = FakeTorch()
     launch = opened(fake).launcher(FakeJit(fake.cuda, add))

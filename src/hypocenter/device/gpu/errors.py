@@ -6,12 +6,16 @@ took over CUDA's numbers and most of its names.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hypocenter.base.errors import DeviceFault, ErrorKind, HypoError, LaunchRejected
-from hypocenter.base.refusals import ResourceExceeded, RuntimeRefused
+from hypocenter.base.refusals import Refused, ResourceExceeded, RuntimeRefused
 from hypocenter.record.runtime_text import code_in, kind_of_code
+
+#: What Triton's launcher says of an address that the driver does not know, by its place.
+_POINTER = re.compile(r"Pointer argument \(at \d+\) cannot be accessed from Triton")
 
 # Number to the part of the name behind cudaError and hipError, where both have the same one.
 _NAMES: Mapping[int, str] = {
@@ -122,6 +126,9 @@ def launch_failure(
             way_out="use smaller tiles or fewer stages",
         )
         return LaunchRejected(kernel, exceeded)
+    if isinstance(error, ValueError):
+        is_pointer = _POINTER.search(str(error)) is not None
+        return LaunchRejected(kernel, Refused(what=f"{error} {shape}")) if is_pointer else None
     fault = runtime_fault(device.partition(":")[0], error)
     if fault is None:
         return None

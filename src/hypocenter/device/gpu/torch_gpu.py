@@ -363,8 +363,8 @@ class TorchGpu:
     def launcher(self, jit: Any) -> Callable[..., None]:
         """The function that launches a Triton kernel; what it does besides is decided here, once.
 
-        Raises LaunchRejected for a configuration that the GPU refuses, DeviceFault when the launch
-        finds that something before it has faulted.
+        Raises LaunchRejected for a configuration that the GPU refuses and for an address of the
+        host, DeviceFault when the launch finds that something before it has faulted.
         """
         self._jits[id(jit)] = jit
         if self._seen is not None:
@@ -587,12 +587,12 @@ def _after(first: Callable[[], object], launch: Callable[..., None]) -> Callable
 
 
 def _launch_errors() -> tuple[type[Exception], ...]:
-    """What a launch through Triton raises for what the runtime reports."""
+    """What a launch through Triton raises for what the runtime reports, or Triton refuses."""
     try:
         from hypocenter.device.triton_lang import triton
     except HypoError:
-        return (RuntimeError,)  # no Triton, so only a test's kernels
-    return (RuntimeError, triton.runtime.errors.OutOfResources)
+        return (RuntimeError, ValueError)  # no Triton, so only a test's kernels
+    return (RuntimeError, ValueError, triton.runtime.errors.OutOfResources)
 
 
 def _name_of(jit: Any) -> str:

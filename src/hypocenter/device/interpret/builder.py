@@ -64,6 +64,8 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
         #: that follows these.
         self.watch: Any = None
         self.following: type[Builder] | None = None
+        #: Who makes of the operands of a product, and its precision, those that are multiplied.
+        self.operands: Callable[[Array, Array, str], tuple[Array, Array]] | None = None
         #: Whether the load that is being made names an `other`; a scalar 0 gets lost in Triton.
         self.gives_other = False
 
@@ -169,6 +171,8 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
             bf16_to_f32(part.data) if part.dtype.scalar == tl.bfloat16 else part.data
             for part in (a, b)
         )
+        if self.operands is not None:
+            left, right = self.operands(left, right, rest[0].name)
         product = np.matmul(left.astype(np.float64), right.astype(np.float64))
         kind = acc.dtype.scalar
         if kind == tl.bfloat16:

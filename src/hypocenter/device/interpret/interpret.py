@@ -219,13 +219,15 @@ def interpreting(
     on_step: Callable[[], None] = lambda: None,
     on_numbers: OnNumbers | None = None,
     watch: Watch | None = None,
+    operands: Callable[[Array, Array, str], tuple[Array, Array]] | None = None,
 ) -> Iterator[Interpretation]:
     """Open Triton's language for running kernels in Python; restores it whatever happens.
 
     One at a time in a process: raises UsageError when one is open already, in this thread or in
     another. `on_step` is called each 4096 operations, or more often if asked, and may raise.
     `on_numbers` is told of results that are not finite (`numbers.py`). `watch` is told where lanes
-    go that a load leaves out, but for a run whose numbers are looked at.
+    go that a load leaves out, but for a run whose numbers are looked at. `operands` makes of the
+    two operands of a product, and the name of its precision, those that are multiplied.
     """
     if not _BUSY.acquire(blocking=False):
         raise UsageError(
@@ -240,6 +242,7 @@ def interpreting(
         if watch is not None:
             builder.watch = watch
             builder.following = Following if on_numbers is None else None
+        builder.operands = operands
         opened = Interpretation(memory, builder)
         _patch(changed, memory, builder, opened)
         # Triton's interpreter reduces by NumPy's nanmax, which warns of rows that are all NaN;

@@ -7,7 +7,7 @@ it. A launch that only passed the element on is asked where it had it from.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -108,8 +108,12 @@ def with_origin(case: Case, root: RootCause) -> RootCause:
 def last_writer(case: Case, use: LaunchMade, tensor: TensorRecord | None) -> LaunchMade | None:
     """Of the launches before the last one that may write to the memory of a tensor."""
     before = [made for made in case.launches if _is_before(made, use)]
-    writers = (made for made in reversed(before) if tensor and _may_write(case, made, tensor))
-    return next(writers, None)
+    return next(iter(writers_of(case, before, tensor.allocation) if tensor else ()), None)
+
+
+def writers_of(case: Case, launches: Sequence[LaunchMade], allocation: int) -> list[LaunchMade]:
+    """Of these launches those that may write to some memory, the last one first."""
+    return [made for made in reversed(launches) if _may_write(case, made, allocation)]
 
 
 def _element_of(case: Case, root: RootCause) -> _Element | None:
@@ -151,7 +155,7 @@ def _writer(case: Case, element: _Element, deadline: float) -> _Written | None:
     since: LaunchMade | None = None
     before = [use for use in case.launches if _is_before(use, element.use)]
     for made in reversed(before[-_MAX_LAUNCHES:]):
-        if _may_write(case, made, element.tensor):
+        if _may_write(case, made, element.tensor.allocation):
             candidates.append(made)
         held = _value_before(case, made, element)
         if held is not None and held != element.value:
@@ -189,11 +193,11 @@ def _host_write(case: Case, since: LaunchMade, element: _Element) -> str:
     return "an operation of torch or the host did"
 
 
-def _may_write(case: Case, made: LaunchMade, tensor: TensorRecord) -> bool:
-    """Whether a launch has memory of the tensor among what its kernel stores to."""
+def _may_write(case: Case, made: LaunchMade, allocation: int) -> bool:
+    """Whether a launch has that memory among what its kernel stores to."""
     written = case.written_by(made.launch)
     return any(
-        name in written and other.allocation == tensor.allocation
+        name in written and other.allocation == allocation
         for name, other in case.tensors_of(made.launch).items()
     )
 

@@ -12,6 +12,7 @@ from hypocenter.doctor.report_parts import (
     COUNTED,
     HypothesisRow,
     Origin,
+    compared_rows,
     count_of_others,
     environment_rows,
     hypothesis_rows,
@@ -33,6 +34,8 @@ def how_it_showed(bundle: Bundle, diagnosis: Diagnosis) -> Iterator[Html]:
     yield tag("p", tag("b", "Where it surfaced. "), sentence(diagnosis.surfaced))
     for text in diagnosis.consequences:
         yield tag("p", tag("b", "Follows from it. "), sentence(text))
+    for number, text in enumerate(compared_rows(diagnosis)):
+        yield tag("p", "" if number else tag("b", "Look at. "), sentence(text))
     for sight in diagnosis.sights:
         first, *rest = sight_lines(sight)
         yield tag("p", tag("b", "The GPU. "), prose(f"{first}."))

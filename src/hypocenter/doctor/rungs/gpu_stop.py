@@ -6,6 +6,7 @@ the parameters are; the replay of that one program says what leads there.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from typing import Any
 
@@ -261,18 +262,36 @@ def _claim_of_nothing(stopped: _Stop) -> Claim:
 def _wrong_stride(case: Case, stopped: _Stop, finding: Any) -> Claim | None:
     """A number of the launch that is larger than the stride or the size it should be, if one is.
 
-    Only numbers that the tensor itself has are tried: a smaller one always stays inside.
+    Only numbers that the tensor itself has are tried: a smaller one always stays inside. Where the
+    product left 32 bits, only a factor of it that is no stride nor size of the tensor may be wrong,
+    and a stride right: else it is the product that is.
     """
     use, tensor = stopped.use, case.tensor_of(stopped.use.launch, finding.argument or "")
-    if finding.is_overflow or tensor is None:
+    if tensor is None:
         return None
+    own = {*tensor.strides, *tensor.shape}
+    factors = _factors_of(finding) if finding.is_overflow else None
     for arg in use.launch.arguments:
         if arg.tensor is not None or isinstance(arg.value, bool) or not isinstance(arg.value, int):
             continue
-        for right in sorted({*tensor.strides, *tensor.shape} - {1}, reverse=True):
+        if factors is not None and (arg.name not in factors or arg.value in own):
+            continue
+        rights = own if factors is None else {*tensor.strides}
+        for right in sorted(rights - {1}, reverse=True):
             if 0 < right < arg.value and _is_clean_with(case, stopped, {arg.name: right}):
                 return _by_number(case, stopped, finding, tensor, (arg.name, arg.value, right))
     return None
+
+
+def _factors_of(finding: Any) -> set[str]:
+    """The names in the product that left 32 bits."""
+    if finding.origin is None:
+        return set()
+    try:
+        tree = ast.parse(finding.origin.expression, mode="eval")
+    except (SyntaxError, ValueError):
+        return set()
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def _is_clean_with(case: Case, stopped: _Stop, corrections: dict[str, Any]) -> bool:

@@ -1,10 +1,13 @@
 """Rungs: accesses that were seen to be wrong while they were made, by a guard or by a sanitizer.
 
 Who saw them says kernel, line, program and address: that is the red half. The program is replayed
-alone for what leads there, and for a green half.
+alone for what leads there, and for a green half; and with all others of its launch where no
+correction leaves what it wrote: another program may be the one that is to write that.
 """
 
 from __future__ import annotations
+
+import math
 
 import msgspec
 
@@ -30,6 +33,8 @@ from hypocenter.record.gpu_stop import SanitizerReport
 GUARD, SANITIZER = "guarded run", "sanitizer"
 #: Of the replays of one access, and accesses that are replayed.
 SECONDS, MAX_ACCESSES = 8.0, 4
+#: Programs of a launch that is replayed whole, where the program alone does not tell why.
+MAX_PROGRAMS = 256
 
 _OPEN = "what leads there, and which line is to be changed, is not proven"
 
@@ -72,9 +77,11 @@ def sanitizer(case: Case) -> list[Claim]:
             Verdict.CONFIRMED,
             SANITIZER,
             _report_text(report),
+            *filter(None, (_launch_text(report),)),
             _OPEN,
             would_refute="memory there that the tool does not know of",
             kernel=report.kernel or None,
+            at=f"{report.file}:{report.line}" if report.file else "",
         )
         for report in reports
     ]
@@ -91,6 +98,7 @@ def _by_replay(
         return []
     try:
         claims = claims_of_programs(case, use, (program,), SECONDS)
+        claims = _of_all_programs(case, use, claims) or claims
     except (MissingPackage, ImportError) as error:
         reason = f"needs the replay of launches: {error}"
     except HypoError as error:
@@ -99,6 +107,24 @@ def _by_replay(
         return [_with_sight(claim, told, name) for claim in claims if claim.root is not None]
     case.leave_unseen(Gap.not_examined(f"the program of {use.launch.kernel} at fault", reason))
     return []
+
+
+def _of_all_programs(case: Case, use: LaunchMade, alone: list[Claim]) -> list[Claim]:
+    """Why the access strays by the replay of the whole launch, where nothing told it before."""
+    num_programs = math.prod(use.launch.grid)
+    vague = [claim.root for claim in alone if claim.root is not None]
+    if not vague or num_programs > MAX_PROGRAMS or case.limit.left < SECONDS:
+        return []
+    if any(root.cause is not Cause.ACCESS_OUTSIDE for root in vague):
+        return []
+    sites = {(root.file, root.line, root.argument) for root in vague}
+    return [
+        claim
+        for claim in claims_of_programs(case, use, tuple(range(num_programs)), SECONDS)
+        if claim.root is not None
+        and claim.root.cause is not Cause.ACCESS_OUTSIDE
+        and (claim.root.file, claim.root.line, claim.root.argument) in sites
+    ]
 
 
 def _with_sight(claim: Claim, told: str, name: str) -> Claim:
@@ -177,6 +203,7 @@ def _access(finding: GuardFinding) -> Claim:
         would_refute="a kernel that is meant to leave the view that it was given",
         kernel=finding.kernel,
         argument=finding.argument,
+        at=f"{finding.file}:{finding.line}",
     )
 
 
@@ -199,6 +226,13 @@ def _launch_of(case: Case, report: SanitizerReport) -> LaunchMade | None:
         if use.launch.kernel == report.kernel.partition("(")[0] and inside:
             return use
     return None
+
+
+def _launch_text(report: SanitizerReport) -> str:
+    """The line that launched the kernel, which the tool does not tell."""
+    if not report.launched_at:
+        return ""
+    return f"{report.launched_at} launches it: so the driver's watch saw in another run"
 
 
 def _report_text(report: SanitizerReport) -> str:

@@ -1,0 +1,62 @@
+"""What the program itself found unequal, in sentences for every form of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hypocenter.doctor.diagnosis import ComparedElement, FailedComparison, LastWriter
+
+#: What none of it proves.
+OPEN = "which of the two is right, and what made the other, is not proven"
+
+
+def compared_lines(found: FailedComparison) -> Iterator[str]:
+    """The comparison with the element, and for each side who stored it there."""
+    yield f"{_element_text(found)}, compared at {found.compared_at}"
+    for side in found.sides:
+        if side.writer is not None:
+            yield _stored_text(found, side, side.writer)
+            if side.writer.fed_by:
+                made = ", ".join(f"{name} of {where}" for name, where in side.writer.fed_by)
+                yield f"it read {made}"
+    yield OPEN
+
+
+def compared_text(found: FailedComparison) -> str:
+    """The shortest: that the program found two things unequal."""
+    one, other = found.sides
+    return f"the program found {one.name} and {other.name} unequal at {found.site}"
+
+
+def _element_text(found: FailedComparison) -> str:
+    """One sentence: where the two sides differ, and how many elements do."""
+    one, other = found.sides
+    at = _at(found)
+    values = f"{one.name}{at} is {_number(one)} and {other.name}{at} {_number(other)}"
+    if found.num_elements == 1:
+        return values
+    which = "of which this is the first" if found.is_first else "this one most"
+    return f"{values}; {found.num_different} of {found.num_elements} elements differ, {which}"
+
+
+def _stored_text(found: FailedComparison, side: ComparedElement, writer: LastWriter) -> str:
+    name = f"{side.name}{_at(found)}"
+    by = f"{writer.kernel}, launched at {writer.launched_at}" if writer.launched_at else ""
+    by = by or writer.kernel
+    where = f"`{writer.expression}` at {writer.file}:{writer.line} in program {writer.program}"
+    stored = f"{name} was stored last by launch {writer.place.step} of {by}: {where}"
+    if writer.value is None:
+        return f"{stored}, which adds to what was there"
+    if writer.gives_it is None:
+        return f"{stored}; what it had read was not recorded, so whether it stored this is open"
+    if writer.gives_it:
+        return f"{stored}; its replay stores this number, too"
+    return f"{stored}; its replay stores {writer.value}: what was found came from elsewhere"
+
+
+def _at(found: FailedComparison) -> str:
+    return f"[{', '.join(map(str, found.index))}]" if found.index else ""
+
+
+def _number(side: ComparedElement) -> str:
+    return str(side.value) if isinstance(side.value, int) else f"{side.value:.6g}"

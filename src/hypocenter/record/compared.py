@@ -1,0 +1,49 @@
+"""A comparison of a program's own that came out unequal and ended it: two tensors, an element."""
+
+from __future__ import annotations
+
+import msgspec
+
+from hypocenter.record.engine_events import Event
+
+#: Elements that are kept beside the first.
+MAX_OTHERS = 16
+
+
+class ComparedSide(msgspec.Struct, frozen=True, kw_only=True):
+    """One of two tensors that were compared: how the program spells it, and what it held.
+
+    `value` is that of the element at which they differ, which lies at `address`. `allocation` is
+    the memory, where a launch was given it, else 0. Of whole numbers `others` are address and value
+    of some more elements that differ, the same ones on both sides. Of float numbers `data` are the
+    bytes of all elements, row by row; empty where they are many, or contents are not kept.
+    """
+
+    name: str
+    dtype: str
+    value: int | float
+    address: int = 0
+    allocation: int = 0
+    others: tuple[tuple[int, int], ...] = ()
+    data: bytes = b""
+
+
+class ComparedUnequal(Event, frozen=True, kw_only=True, tag=True):
+    """The assertion at `site` failed, which compared two tensors of `shape` at `compared_at`.
+
+    `num_different` of `num_elements` differ by more than the comparison allows. `index` is the
+    first of them; where it is not known what is allowed, that of the largest difference, and not
+    `is_first`. `rtol` (of the second side) and `atol` are what is allowed, None where that is not
+    known. What the sides held is from the end of the program, or from the comparison itself.
+    """
+
+    site: str
+    compared_at: str
+    sides: tuple[ComparedSide, ComparedSide]
+    shape: tuple[int, ...]
+    index: tuple[int, ...]
+    num_different: int
+    num_elements: int
+    is_first: bool = True
+    rtol: float | None = None
+    atol: float | None = None
