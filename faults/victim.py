@@ -57,13 +57,15 @@ class Victim(Planted):
     A guilty line stands once in all kernels, or is one of several that are equally guilty; there is
     none where the kernel is innocent. `source` is a public report of such a defect. `address` is
     what the report must say of the fault's address, where there is one. `on_card`: real hardware
-    has the defect too, which hangs on nothing that only a simulated GPU does.
+    has the defect too, which hangs on nothing that only a simulated GPU does. `as_machine_code` is
+    its symptom as AMD's machine code, where that is another one; the file says why.
     """
 
     truth: Truth
     source: str = ""
     address: str = ""
     on_card: bool = False
+    as_machine_code: str = ""
 
 
 def victims(names: Sequence[str] = ()) -> list[Victim]:

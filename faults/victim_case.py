@@ -28,15 +28,12 @@ from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 
 
-def other_symptom(platform: Platform, observed: str, declared: str) -> list[str]:
-    """What is wrong about a symptom: nothing on a card, whose memory need not fault.
-
-    AMD's buffer instructions read 0 outside of their buffer, where the interpreter has NaN.
-    """
-    allowed = {declared}
-    if platform is Platform.EMULATED and declared == "nonfinite":
-        allowed.add("differs")
-    is_right = platform is Platform.CARD or observed in allowed
+def other_symptom(platform: Platform, observed: str, victim: Victim) -> list[str]:
+    """What is wrong about a symptom: nothing on a card, whose memory need not fault."""
+    declared = victim.symptom
+    if platform is Platform.EMULATED and victim.as_machine_code:
+        declared = victim.as_machine_code
+    is_right = platform is Platform.CARD or observed == declared
     return [] if is_right else [f"{observed} instead of {declared}"]
 
 
@@ -86,7 +83,7 @@ class VictimCase(Case):
         )
         good = healthy.bundle if self.victim.symptom == "differs" else None
         found = _diagnosis(outcome.bundle, good)
-        problems = other_symptom(platform, observed, self.victim.symptom)
+        problems = other_symptom(platform, observed, self.victim)
         if found is not None and not _explains(found, self.victim.address):
             problems.append("the fault's address is not explained")
         roots = _roots(found)

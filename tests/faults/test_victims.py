@@ -105,13 +105,24 @@ def test_harmless_changes_are_many_and_are_found_by_name() -> None:
         find(["nobody"])
 
 
-def test_another_symptom_is_wrong_but_where_memory_gives_other_numbers() -> None:
-    assert other_symptom(Platform.SIMULATED, "fault", "fault") == []
-    assert other_symptom(Platform.SIMULATED, "differs", "nonfinite") != []
-    assert other_symptom(Platform.EMULATED, "differs", "nonfinite") == []
-    assert other_symptom(Platform.EMULATED, "none", "nonfinite") == ["none instead of nonfinite"]
-    assert other_symptom(Platform.EMULATED, "differs", "fault") != []
-    assert other_symptom(Platform.CARD, "differs", "fault") == []
+def test_another_symptom_is_wrong_but_where_a_victim_says_so_of_machine_code() -> None:
+    faults, has_nan = victim("grid_over_limit"), victim("nan_weight")
+    other = victim("sentinel_block")
+    assert (faults.symptom, has_nan.symptom, other.symptom) == ("error", "nonfinite", "nonfinite")
+    assert other_symptom(Platform.SIMULATED, "error", faults) == []
+    assert other_symptom(Platform.EMULATED, "differs", faults) == ["differs instead of error"]
+    assert other_symptom(Platform.SIMULATED, "differs", has_nan) != []
+    assert other_symptom(Platform.EMULATED, "differs", has_nan) == ["differs instead of nonfinite"]
+    assert other_symptom(Platform.SIMULATED, "nonfinite", other) == []
+    assert other_symptom(Platform.EMULATED, "differs", other) == []
+    assert other_symptom(Platform.EMULATED, "nonfinite", other) != []
+    assert other_symptom(Platform.CARD, "differs", faults) == []
+
+
+def test_only_a_known_symptom_is_declared_of_machine_code() -> None:
+    declared = {one.name: one.as_machine_code for one in ALL if one.as_machine_code}
+    assert declared == {"sentinel_block": "differs"}
+    assert set(declared.values()) <= set(SYMPTOMS)
 
 
 @pytest.mark.tier("sim")

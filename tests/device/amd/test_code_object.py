@@ -10,10 +10,11 @@ import pytest
 from repository import ROOT
 from specimens import gpu_specimens as specimens
 
-from hypocenter.base.errors import BadCodeObject
+from hypocenter.base.errors import BadCodeObject, HypoError
 from hypocenter.device.amd.bundle import code_of_bundle
 from hypocenter.device.amd.code_object import CodeObject, _source_names, read_code_object
 from hypocenter.device.amd.descriptor import read_descriptor
+from hypocenter.device.amd.executor import MachineProgram
 from hypocenter.device.amd.targets import AmdTarget, target_of_flags
 from hypocenter.device.limits import named_gpu
 from hypocenter.device.offline.compile import compile_source, triton_source
@@ -43,6 +44,16 @@ def test_what_clang_wrote_is_read(arch: str, wavefront: int, entry: int, code_by
     ]  # fmt: skip
     assert kernel.arguments[4].kind == "hidden_block_count_x"
     assert kernel.entry in held.text()[0]
+
+
+@pytest.mark.parametrize(("flushed", "mode"), [(0x30, "0xc0"), (0xC0, "0x30"), (0xF0, "0x0")])
+def test_code_that_flushes_denormals_is_refused_with_its_mode(flushed: int, mode: str) -> None:
+    held = read_code_object(BUNDLE, "saxpy.bundle", "gfx942")
+    kernel = held.kernel("saxpy")
+    rsrc1 = kernel.descriptor.rsrc1 & ~(flushed << 12)
+    changed = dataclasses.replace(kernel.descriptor, rsrc1=rsrc1)
+    with pytest.raises(HypoError, match=f"saxpy: float mode {mode} is not executed .*denormals$"):
+        MachineProgram(held, dataclasses.replace(kernel, descriptor=changed))
 
 
 def test_the_line_of_an_instruction_is_that_of_the_source() -> None:

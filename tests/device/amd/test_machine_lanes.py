@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from machine.amd_objects import TARGETS
-from machine.amd_wave import Wave
+from machine.amd_wave import Wave, assembled, num_lanes_of
 
 from hypocenter.base.dtypes import Array
 from hypocenter.device.amd import instruction_rows as r
+from hypocenter.device.amd import routes
+from hypocenter.device.amd.lower import Lowering
 
 _ACTIVE = 0xF0F7_3355_9BCD_EF17
 _ALL = (1 << 64) - 1
@@ -26,6 +29,7 @@ def _wave(arch: str, active: int = _ACTIVE) -> Wave:
 #: A DPP control: its text, the source of a lane (None for none), where it exists.
 _DPP: list[tuple[str, Callable[[int], int | None], tuple[str, ...]]] = [
     ("quad_perm:[2,0,3,1]", lambda n: n // 4 * 4 + (2, 0, 3, 1)[n % 4], TARGETS),
+    ("row_shl:1", lambda n: n + 1 if n % 16 < 15 else None, TARGETS),
     ("row_shl:3", lambda n: n + 3 if n % 16 + 3 < 16 else None, TARGETS),
     ("row_shr:5", lambda n: n - 5 if n % 16 >= 5 else None, TARGETS),
     ("row_ror:7", lambda n: n // 16 * 16 + (n - 7) % 16, TARGETS),
@@ -65,6 +69,13 @@ def test_dpp_takes_the_lane_of_its_control(arch: str) -> None:
                 line = f"v_mov_b32_dpp v1, v2 {end}{' bound_ctrl:1' if zero else ''}"
                 assert wave.run(line) == r.ALL_ENDED, line
                 np.testing.assert_array_equal(wave.vgpr, wanted, line)
+
+
+@pytest.mark.parametrize("is_rdna", [False, True])
+def test_a_control_that_is_none_of_dpps_has_no_table(is_rdna: bool) -> None:
+    others = [0x100, 0x110, 0x120, 0x131, 0x142 if is_rdna else 0x160, 0x144, 0x170, 0x1FF]
+    assert [routes.dpp_table(each, 64, is_rdna=is_rdna) for each in others] == [None] * len(others)
+    assert routes.dpp_table(0xFF, 64, is_rdna=is_rdna) == [n // 4 * 4 + 3 for n in range(64)]
 
 
 @pytest.mark.parametrize("reads_all", [False, True])
@@ -153,6 +164,45 @@ def test_a_swizzle_takes_the_lane_of_its_pattern(arch: str) -> None:
                 wanted[1, lane] = wave.vgpr[2, source] if _ACTIVE >> source & 1 else 0
         assert wave.run(f"ds_swizzle_b32 v1, v2 offset:{text}") == r.ALL_ENDED, text
         np.testing.assert_array_equal(wave.vgpr, wanted, text)
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+@pytest.mark.parametrize(("by", "kept"), [(3, 0), (1, 8), (31, 5), (0, 0), (16, 24)])
+def test_a_swizzle_turns_lanes_in_a_ring(by: int, kept: int, is_back: bool) -> None:
+    """Bits of a lane's number that are kept are its own, the others are those of a lane `by` on."""
+    offset = 0xC000 | is_back << 10 | by << 5 | kept
+    wanted = []
+    for lane in range(64):
+        turned = (lane + (-by if is_back else by)) % 32
+        bits = [(lane if kept >> i & 1 else turned) >> i & 1 for i in range(5)]
+        wanted.append(lane // 32 * 32 + sum(bit << i for i, bit in enumerate(bits)))
+    assert routes.swizzle_table(offset) == wanted
+    assert routes.swizzle_table(0xE000) is None
+    assert routes.swizzle_table(0xDFFF) is not None
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+def test_a_register_of_number_0_is_read_and_written_as_others_are(arch: str) -> None:
+    wave = _wave(arch, _ACTIVE & ~0x1FF)  # the first active lane has an odd number
+    wave.sgpr[4] = 7
+    before = wave.vgpr.copy()
+    lines = ["v_readlane_b32 s0, v2, 5", "v_readfirstlane_b32 s9, v0", "v_writelane_b32 v0, s4, 13"]
+    assert wave.run("\n".join(lines)) == r.ALL_ENDED
+    first = next(n for n in range(9, 64) if _ACTIVE >> n & 1)
+    assert first % 2 == 1
+    assert [int(wave.sgpr[0]), int(wave.sgpr[9])] == [before[2, 5], before[0, first]]
+    before[0, 13] = 7
+    np.testing.assert_array_equal(wave.vgpr, before)
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+def test_of_a_lane_that_is_read_into_nothing_only_rdna_knows(arch: str) -> None:
+    """Register 124 is none there, and M0 is 125; no assembler takes either of them here."""
+    given = assembled("v_readfirstlane_b32 s10, v2", arch)
+    for place in (124, 125):
+        changed = [replace(given[0], fields={**given[0].fields, "vdst": place}), *given[1:]]
+        row = Lowering(arch, num_lanes_of(arch)).lower(changed).code[0]
+        assert row[r.LANE_DEST] == (-1 if arch in RDNA and place == 124 else place)
 
 
 @pytest.mark.parametrize("arch", TARGETS)

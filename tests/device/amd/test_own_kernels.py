@@ -16,20 +16,40 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from machine.amd_objects import kernel_folders
 from repository import ROOT
 
 #: Largest difference, as a share of the largest value that the program stores into a tensor of the
 #: type; whole numbers are equal. A float32's is of sums in another order and of products of halves.
 BOUNDS = {"float32": 2.0**-14, "float16": 2.0**-10}
-ROOMS = ("attention", "experts", "linear", "recurrent", "test_kernels.py")
+#: Kernels that round the weights of keys to halves. Where an exponential is one float apart, its
+#: half may be the next one, which is 2^-10 of it; so much is a sum of products with it apart.
+HALF_WEIGHTS = ("attention_kernel", "attention_split_kernel")
+ROOMS = (
+    "attention", "experts", "linear", "recurrent", "sampling", "test_kernels.py", "test_moves.py",
+)  # fmt: skip
+#: They wait for another GPU while they run, which their tests play. As machine code beside the
+#: interpreter these tests were not seen to end; why is not known.
+NOT_COMPARED = ("sum_by_chunks_kernel", "sum_by_packets_kernel")
+#: Whose tests launch a kernel, where these are not those of its own folder.
+ELSEWHERE = {
+    **dict.fromkeys(("join_kernel", "mark_kernel", "narrow_kernel"), "test_moves.py"),
+    "linear_codes_few_kernel": "test_kernels.py",
+    "linear_codes_kernel": "test_kernels.py",
+    "linear_float_kernel": "test_kernels.py",
+    "gate_norm_kernel": "recurrent",
+    "gather_kernel": "sampling",
+}
 
 
 def _run(room: str, arch: str, folder: Path) -> list[dict[str, Any]]:
     found = folder / "found.jsonl"
     support = str(ROOT / "tests" / "support")
-    given = {**os.environ, "CHECKED_EMU": str(found), "CHECKED_EMU_TARGET": arch}
+    checked = {"CHECKED_EMU": str(found), "CHECKED_EMU_TARGET": arch, "CHECKED_EMU_ALL": "1"}
+    given = {**os.environ, **checked}
     line = [sys.executable, "-m", "pytest", "-q", "-p", "checked_emu", "-p", "no:cacheprovider"]
-    line += ["--tier=fast", "--tb=no", "-k", "mi300x", str(ROOT / "tests" / "kernels" / room)]
+    line += ["--tier=fast", "--tb=no", "-k", "not cpu and not thread and not guard"]
+    line += [str(ROOT / "tests" / "kernels" / room)]
     run = subprocess.run(
         line, env={**given, "PYTHONPATH": support}, cwd=ROOT, capture_output=True, text=True
     )
@@ -37,12 +57,30 @@ def _run(room: str, arch: str, folder: Path) -> list[dict[str, Any]]:
     return [json.loads(each) for each in found.read_text("utf-8").splitlines()]
 
 
+def _home_of(kernel: str, folder: str) -> str:
+    """The room whose tests launch a kernel of a folder of `kernels`."""
+    if kernel in ELSEWHERE:
+        return ELSEWHERE[kernel]
+    if folder == "rowwise":
+        return "linear" if "round" in kernel else "test_kernels.py"
+    return folder
+
+
+def _homes() -> dict[str, str]:
+    """Each kernel that is compared, and its room."""
+    folders = kernel_folders()
+    return {k: _home_of(k, folders[k]) for k in folders if k not in NOT_COMPARED}
+
+
 def beyond(forms: list[dict[str, Any]]) -> list[str]:
     """The forms that differ beyond the bounds, with by how much."""
     told = []
     for form in forms:
         for dtype, (_, num_other, _, share) in form["types"].items():
-            if num_other and share > BOUNDS.get(dtype, 0.0):
+            bound = BOUNDS.get(dtype, 0.0)
+            if form["kernel"] in HALF_WEIGHTS and dtype == "float32":
+                bound = BOUNDS["float16"]
+            if num_other and share > bound:
                 told.append(f"{form['form']}: {num_other} of {dtype} differ, by {share:.2g}")
     return told
 
@@ -54,9 +92,18 @@ def test_machine_code_gives_what_the_interpreter_gives(
     room: str, arch: str, tmp_path: Path
 ) -> None:
     forms = _run(room, arch, tmp_path)
-    assert forms
+    homes = _homes()
+    assert {kernel for kernel in homes if homes[kernel] == room} <= {e["kernel"] for e in forms}
     assert beyond(forms) == []
     assert {form["form"]: form["odd"] for form in forms if form["odd"]} == {}
+
+
+def test_each_kernel_has_a_room_in_which_it_is_compared() -> None:
+    homes = _homes()
+    assert set(homes.values()) <= set(ROOMS)
+    assert set(ELSEWHERE) <= set(homes)
+    assert not set(NOT_COMPARED) & set(homes)
+    assert set(NOT_COMPARED) <= set(kernel_folders())
 
 
 def test_a_difference_beyond_the_bound_is_told() -> None:
@@ -67,3 +114,9 @@ def test_a_difference_beyond_the_bound_is_told() -> None:
         "k {}: 1 of float32 differ", "k {}: 1 of int32 differ",
     ]  # fmt: skip
     assert beyond([{**form, "types": {"float32": [9, 1, 1.0, 2.0**-15]}}]) == []
+
+
+def test_a_half_is_allowed_where_weights_are_halves() -> None:
+    form = {"form": "k {}", "kernel": "attention_split_kernel", "arch": "gfx942"}
+    assert beyond([{**form, "types": {"float32": [9, 1, 1.0, 2.0**-11]}}]) == []
+    assert beyond([{**form, "types": {"float32": [9, 1, 1.0, 2.0**-9]}}]) != []

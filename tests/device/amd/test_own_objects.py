@@ -20,9 +20,12 @@ from machine.amd_references import BITS, FLAGS, NUMBERS, WHOLE, flat
 from hypocenter.device.amd.evidence.waits import missing_waits
 from hypocenter.device.amd.lower import Lowered, Lowering
 from hypocenter.device.amd.values.meanings import meanings
+from hypocenter.device.offline.specimen import Specimen
 
 #: Few instructions, and wide ones of memory, masks and matrices.
 FAST = ("narrow_kernel", "rope_write_kernel", "head_linear_kernel")
+#: In how many parts the forms are divided that are no kernel's first one.
+PARTS = 16
 #: Opcodes whose cases stand in `test_division.py`.
 _DIVISION = {f"V_DIV_{step}_{form}" for step in ("SCALE", "FMAS") for form in ("F32", "F64")}
 
@@ -38,23 +41,32 @@ def _without_a_case(given: Compiled) -> set[str]:
     return {name for name in names - _DIVISION if name in known and known[name] not in cases}
 
 
-@pytest.mark.tier("amd", fast=lambda case: case.forms == "first" and case.name in FAST)
-@pytest.mark.parametrize("forms", ["first", "others"])
+def _check(form: Specimen, arch: str) -> None:
+    given = compiled(form, arch)
+    assert differing(given) == [], form.label
+    lowered = _lowered(arch, given)
+    assert lowered.problems == {}, form.label
+    num_lanes = given.kernel.descriptor.wavefront
+    assert missing_waits(lowered, arch, num_lanes) == [], form.label
+    assert _without_a_case(given) == set(), form.label
+
+
+@pytest.mark.tier("amd", fast=lambda case: case.name in FAST)
 @pytest.mark.parametrize("arch", TARGETS)
 @pytest.mark.parametrize("name", kernel_names())
-def test_its_instructions_have_llvms_names_meanings_and_cases(
-    name: str, arch: str, forms: str
-) -> None:
-    first = first_forms()[name]
-    others = (each for each in amd_forms() if each.name == name and each is not first)
-    for form in [first] if forms == "first" else others:
-        given = compiled(form, arch)
-        assert differing(given) == [], form.label
-        lowered = _lowered(arch, given)
-        assert lowered.problems == {}, form.label
-        num_lanes = given.kernel.descriptor.wavefront
-        assert missing_waits(lowered, arch, num_lanes) == [], form.label
-        assert _without_a_case(given) == set(), form.label
+def test_its_instructions_have_llvms_names_meanings_and_cases(name: str, arch: str) -> None:
+    _check(first_forms()[name], arch)
+
+
+@pytest.mark.tier("amd")
+@pytest.mark.parametrize("part", range(PARTS), ids=lambda part: f"part{part + 1}of{PARTS}")
+@pytest.mark.parametrize("arch", TARGETS)
+def test_so_have_those_of_all_its_other_forms(arch: str, part: int) -> None:
+    """A part of a target is `scripts/test-amd -k "other_forms and gfx942 and part1of16"`."""
+    others = [form for form in amd_forms() if form is not first_forms()[form.name]]
+    assert len(others) >= PARTS
+    for form in others[part::PARTS]:
+        _check(form, arch)
 
 
 @pytest.mark.tier("amd")

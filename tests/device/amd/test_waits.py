@@ -117,6 +117,18 @@ LACKING = {
         "ds_load_b32 v2, v3\ns_wait_dscnt 0x0",
         (Lack.BARRIER, "S_BARRIER_SIGNAL", "", "dscnt"),
     ),
+    "words that go straight to LDS": (
+        "gfx942",
+        "global_load_lds_dword v[2:3], off\n{s_waitcnt vmcnt(0)}\ns_barrier\nds_read_b32 v1, v0\n"
+        "s_waitcnt lgkmcnt(0)",
+        (Lack.LOCAL, "DS_READ_B32", "", "vmcnt"),
+    ),
+    "words that go straight to LDS, round by round": (
+        "gfx950",
+        "1:\nbuffer_load_dwordx4 v2, s[4:7], 0 offen lds\n{s_waitcnt vmcnt(0)}\ns_barrier\n"
+        "ds_read_b32 v1, v0\ns_waitcnt lgkmcnt(0)\ns_cbranch_scc0 1b",
+        (Lack.LOCAL, "DS_READ_B32", "", "vmcnt"),
+    ),
     "one of two ways has no wait": (
         "gfx942",
         "global_load_dword v1, v0, s[2:3]\ns_cbranch_scc0 1f\n{s_waitcnt vmcnt(0)}\n"
@@ -157,6 +169,19 @@ QUIET = {
         "gfx942",
         "ds_read_b32 v1, v0\n" + "ds_read_b32 v2, v0\n" * 15 + "v_mov_b32 v3, v1",
     ),
+    "LDS of the round before is read meanwhile": (
+        "gfx942",
+        "global_load_lds_dword v[2:3], off\n1:\ns_waitcnt vmcnt(0)\ns_barrier\n"
+        "global_load_lds_dword v[2:3], off\nds_read_b32 v1, v0\ns_waitcnt lgkmcnt(0)\n"
+        "s_cbranch_scc0 1b",
+    ),
+    "two rounds of words for LDS are under way": (
+        "gfx942",
+        "global_load_lds_dword v[2:3], off\n1:\nglobal_load_lds_dword v[2:3], off\n"
+        "s_waitcnt vmcnt(1)\ns_barrier\nds_read_b32 v1, v0\ns_waitcnt lgkmcnt(0)\n"
+        "s_cbranch_scc0 1b",
+    ),
+    "nobody reads what goes to LDS": ("gfx942", "global_load_lds_dword v[2:3], off"),
     "behind the end nothing is used": (
         "gfx942", "global_load_dword v1, v0, s[2:3]\ns_endpgm\nv_mov_b32 v2, v1",
     ),

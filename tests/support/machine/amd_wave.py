@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 from triton.backends.amd.compiler import assemble_amdgcn
@@ -29,6 +30,7 @@ def num_lanes_of(arch: str) -> int:
     return 64 if FAMILIES[arch] == "cdna" else 32
 
 
+@cache
 def assembled(text: str, arch: str) -> list[Instruction]:
     """The instructions of some lines of assembly."""
     made: bytes = assemble_amdgcn(f".text\n{text}\ns_endpgm\n", arch, "")
@@ -45,7 +47,8 @@ def assembled(text: str, arch: str) -> list[Instruction]:
 @dataclass(slots=True)
 class Wave:
     """What a wave has: vgpr uint32[512, 64] with accumulators from 256 on, sgpr int64[128], LDS and
-    scratch as bytes, memory. `run` changes them in place."""
+    scratch as bytes, memory. `run` changes them in place, and leaves in `out` what the machine says
+    of its stop. `pages` are states of pages, the first of which is that of the first region."""
 
     arch: str
     vgpr: Array = field(default_factory=lambda: np.zeros((512, 64), np.uint32))
@@ -55,6 +58,8 @@ class Wave:
     memory: ArrayMemory = field(default_factory=ArrayMemory)
     scc: int = 0
     active: int = -1
+    out: Array = field(default_factory=lambda: np.zeros(16, np.int64))
+    pages: Array | None = None
 
     @property
     def num_lanes(self) -> int:
@@ -64,7 +69,7 @@ class Wave:
         """Run the lines to their end; returns why it stopped, as in `instruction_rows.py`."""
         machine = self.machine(text)
         why = int(run_workgroup(machine))
-        self.scc = int(machine.wave[0, r.SCC_BIT])
+        self.scc, self.out = int(machine.wave[0, r.SCC_BIT]), machine.out
         return why
 
     def machine(self, text: str) -> r.Machine:
@@ -76,10 +81,13 @@ class Wave:
         wave = np.zeros((1, 8), np.int64)
         wave[0, r.SCC_BIT] = self.scc
         is_rdna = FAMILIES[self.arch] != "cdna"
+        regions = self.memory.regions()
+        if self.pages is not None:
+            regions[0, 4] = self.pages.ctypes.data
         machine = r.Machine(
             code=lowered.code,
             tables=lowered.tables,
-            regions=self.memory.regions(),
+            regions=regions,
             sgpr=self.sgpr[None],
             vgpr=self.vgpr[None],
             wave=wave,

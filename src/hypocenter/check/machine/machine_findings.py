@@ -53,6 +53,7 @@ _TOO_EARLY = {
     Lack.READ: "is used before it has arrived",
     Lack.WRITE: "is written before what was loaded into it has arrived",
 }
+_OPERATIONS = {Lack.BARRIER: "barrier", Lack.LOCAL: "load"}
 #: A wave that makes more is taken to have no end; our emulator needs a minute for as many.
 MAX_INSTRUCTIONS = 1 << 24
 
@@ -172,14 +173,16 @@ class MachineFindings:
             if found.lack is Lack.BARRIER and num_waves < 2:
                 continue
             what = "a write to shared memory is still under way at the barrier"
-            if found.lack is not Lack.BARRIER:
+            if found.lack is Lack.LOCAL:
+                what = "shared memory is read before words of memory have arrived in it"
+            elif found.lack is not Lack.BARRIER:
                 what = f"{found.register} {_TOO_EARLY[found.lack]}"
             detail = (
                 f"{what}: {self._code_text(found.issued)}, and no wait of "
                 f"{' or '.join(found.counters)} before {self._code_text(found.at)}. Read from the "
                 "code: on one way through it"
             )
-            operation = "barrier" if found.lack is Lack.BARRIER else "register"
+            operation = _OPERATIONS.get(found.lack, "register")
             self._note(FindingKind.MISSING_WAIT, operation, found.at, _At(None), detail)
 
     def note_oddity(

@@ -27,6 +27,8 @@ from hypocenter.device.amd.lanes import exec_of, scalar_value
 PAGE_BITS, UNMAPPED, FRESH = 21, 0, 1
 #: Where flat addresses mean LDS and scratch, 4 GiB each.
 SHARED_BASE, PRIVATE_BASE = 1 << 48, 1 << 49
+#: Bytes of the widest access of a lane.
+_WIDEST = 16
 #: Rows of the machine that an access keeps addresses, host addresses and what is left out in.
 _ADDRESS, _HOST, _SKIP = 0, 448, 512
 
@@ -155,13 +157,21 @@ def _addresses(m: Machine, w: int, row: int) -> None:
 
 @compile_call
 def _buffer_addresses(m: Machine, w: int, row: int) -> None:
-    """Offsets go to the next row, for the check of bounds; -1 there for what is outside."""
+    """How many bytes are left of the buffer goes to the next row, 0 for what is outside.
+
+    CDNA counts bytes where an instruction has no index or the buffer no stride, else structures. Of
+    RDNA the descriptor says what is looked at: the structure, its number, nothing, or bytes. The
+    scalar offset is never part of it. Source: "Range Checking" of the RDNA3 manual, and the comment
+    on NUM_RECORDS in Mesa's `si_state.c`.
+    """
     code, rows = m.code[row], m.rows
     v, at = m.sgpr[w, code[r.BASE] : code[r.BASE] + 4], code[r.ADDRESS]
     base = v[0] | (v[1] & 0xFFFF) << 32
     stride = (v[1] >> 16) & 0x3FFF
     extra = scalar_value(m, w, code[r.SCALAR_OFFSET_KIND], code[r.SCALAR_OFFSET], 1)
-    is_raw = stride == 0 or (m.facts[r.IS_RDNA] == 1 and (v[3] >> 28) & 3 == 3)
+    checks = (v[3] >> 28) & 3 if m.facts[r.IS_RDNA] else 0
+    is_raw = checks == 3 or (checks == 0 and stride == 0)
+    is_raw = is_raw or (m.facts[r.IS_RDNA] == 0 and code[r.HAS_INDEX] == 0)
     for lane in range(64):
         index, offset = 0, code[r.OFFSET]
         if code[r.HAS_INDEX]:
@@ -170,8 +180,12 @@ def _buffer_addresses(m: Machine, w: int, row: int) -> None:
             offset += int(np.int64(m.vgpr[w, at + code[r.HAS_INDEX], lane]))
         if is_raw:
             left = v[2] - offset - index * stride
+        elif checks == 2:
+            left = _WIDEST if v[2] != 0 else 0
+        elif index < v[2]:
+            left = _WIDEST if checks == 1 else stride - offset
         else:
-            left = stride - offset if index < v[2] and v[2] != 0 else 0
+            left = 0
         rows[_ADDRESS + lane] = base + extra + index * stride + offset
         rows[64 + lane] = max(left, 0)
 
@@ -346,14 +360,22 @@ def _combine(m: Machine, row: int, old: int, given: int) -> int:
 
 @compile_call
 def _to_local(m: Machine, w: int, row: int, lane: int) -> None:
-    """A load straight to LDS: M0 and the offset say where lane 0's word goes, the others follow."""
+    """A load straight to LDS: M0 and the offset say where lane 0's word goes, the others follow.
+
+    What is narrower than a word fills a word. gfx950 has 160 KiB, which takes 18 bits of M0.
+    """
     code, size = m.code[row], m.code[row, r.NUM_BYTES]
     m0 = scalar_value(m, w, r.SGPR, code[r.RESULT], 1)
-    at = (m0 & 0xFFFF) + code[r.SECOND_OFFSET] + lane * max(size, 4)
+    at = (m0 & 0x3FFFF) + code[r.SECOND_OFFSET] + lane * max(size, 4)
     host = m.rows[_HOST + lane]
-    for i in range(size):
-        if at + i < m.lds.shape[0]:
-            m.lds[at + i] = load_bytes(host + i, 1) if host else 0
+    for i in range(0, size, 4):
+        value = 0
+        if host != 0 and m.rows[_SKIP + lane] < size - i:
+            value = load_bytes(host + i, min(size, 4))
+        if code[r.IS_SIGNED]:
+            value = value << (64 - 8 * size) >> (64 - 8 * size)
+        if at + i + 4 <= m.lds.shape[0]:
+            store_bytes(np.int64(m.lds.ctypes.data) + at + i, value, 4)
 
 
 @compile_call

@@ -26,8 +26,8 @@ _ROUTED = tuple(
 )
 _ADDED = {
     "cdna": ("MTBUF",),
-    "rdna3": (*_ROUTED, "MUBUF", "MTBUF"),
-    "rdna4": (*_ROUTED, "VBUFFER"),
+    "rdna3": (*_ROUTED, "MUBUF", "MTBUF", "LDSDIR", "EXP"),
+    "rdna4": (*_ROUTED, "VBUFFER", "VDSDIR", "VEXPORT"),
 }
 #: What stands for the first operand where lanes are routed to others. DPP8_ANY is DPP8 with the
 #: values of lanes that are not active.
@@ -157,7 +157,9 @@ def _is_routed_so(data: bytes, encoding: Any) -> bool:
 def _name(inst: Any) -> str:
     if hasattr(inst, "op"):
         return str(inst.op.name).removesuffix("_E32").removesuffix("_E64")
-    return f"{inst.opx.name}::{inst.opy.name}"
+    if hasattr(inst, "opx"):
+        return f"{inst.opx.name}::{inst.opy.name}"
+    return type(inst).__name__  # an export has one form
 
 
 def _fields(inst: Any) -> dict[str, int]:

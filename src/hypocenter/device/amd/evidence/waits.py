@@ -1,21 +1,24 @@
 """Waits that machine code lacks: found by reading it, on every way through it.
 
 Loads arrive later than the instructions behind them, unless a counter is waited for. The emulator's
-memory is immediate, so no run of it shows a wait that is missing; this pass does. Told are two:
+memory is immediate, so no run of it shows a wait that is missing; this pass does. Told are three:
 
 - a register is used, or written by something else, while a load into it is still under way;
-- a write to LDS is still under way at a barrier behind which LDS is read.
+- a write to LDS is still under way at a barrier behind which LDS is read;
+- a load puts words straight into LDS, LDS is read behind it, and no such read has a wait for loads
+  between. Where one has, a read without may be of words that were there before.
 
 Source: "Data Dependency Resolution" of the CDNA3 manual, "S_WAITCNT" of the RDNA3 manual, the wait
 counters of the RDNA4 manual, and "Memory Model" of LLVM's guide of the AMDGPU backend. What is left
-out: words that a load puts straight into LDS, and what another kernel reads.
+out: what another kernel reads, and EXPCNT, which counts exports and LDS as an operand. Neither is
+modelled: such an instruction stops the machine by its name.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hypocenter.device.amd import instruction_rows as r
@@ -33,13 +36,14 @@ class Lack(enum.Enum):
     READ = enum.auto()
     WRITE = enum.auto()
     BARRIER = enum.auto()
+    LOCAL = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
 class MissingWait:
     """An instruction that comes too early: `issued` is still under way, by one of `counters`.
 
-    `register` is AMD's name of one that both have; "" at a barrier.
+    `register` is AMD's name of one that both have; "" at a barrier and where LDS is read.
     """
 
     lack: Lack
@@ -133,6 +137,7 @@ class _Code:
         self.next: list[tuple[int, ...]] = []
         self.issues: list[tuple[_Stream, ...]] = []
         self.waits = [counters_left(each, self.family) for each in self.instructions]
+        self.loads_to_lds: list[int] = []
         self.writes_lds: list[bool] = []
         self.reads_lds: list[bool] = []
         for number, each in enumerate(self.instructions):
@@ -142,6 +147,8 @@ class _Code:
             self.kinds.append(kind)
             self.uses.append(uses_of(lowered.code[row : row + int(head[r.PARTS])], num_lanes))
             action, is_local = int(head[r.ACTION]), kind == r.LOCAL
+            if kind == r.MEMORY and action == r.TO_LOCAL:
+                self.loads_to_lds.append(number)
             self.writes_lds.append(is_local and action != r.LOAD)
             self.reads_lds.append(is_local and action != r.STORE)
             self.issues.append(self._streams_of(each, kind, action, bool(head[r.RETURNS])))
@@ -213,7 +220,11 @@ def missing_waits(
     for number in sorted(before):
         for each in _early(code, number, before[number]):
             found.setdefault(each.issued.pc, each)
-    return list(found.values())
+    for issuer in code.loads_to_lds:
+        if issuer in before and (reader := _reads_without_wait(code, issuer)) is not None:
+            issued, at = code.instructions[issuer], code.instructions[reader]
+            found[issued.pc] = MissingWait(Lack.LOCAL, at, issued, (code.counters.loads,))
+    return sorted(found.values(), key=lambda each: each.at.pc)
 
 
 def _join(held: _State, more: _State) -> bool:
@@ -278,12 +289,31 @@ def _is_barrier(code: _Code, number: int) -> bool:
 
 def _reads_behind(code: _Code, number: int) -> bool:
     """Whether LDS is read on some way from an instruction on."""
-    todo, seen = [number], {number}
+    return any(code.reads_lds[each] for each in _behind(code, [number]))
+
+
+def _reads_without_wait(code: _Code, issuer: int) -> int | None:
+    """The first instruction that reads LDS behind a load into it, where no wait for loads stands
+    before any that does."""
+    counter = code.counters.loads
+    limit = code.counters.limits[counter]
+    early = _behind(code, [issuer], ends=lambda each: code.waits[each].get(counter, limit) < limit)
+    waits = [each for each in early if code.waits[each].get(counter, limit) < limit]
+    if any(code.reads_lds[each] for each in _behind(code, waits)):
+        return None
+    return min((each for each in early if code.reads_lds[each]), default=None)
+
+
+def _behind(
+    code: _Code, starts: Sequence[int], ends: Callable[[int], bool] = lambda _: False
+) -> set[int]:
+    """Instructions that may follow some others; what follows one that `ends` the way does not."""
+    todo = list(starts)
+    seen: set[int] = set()
     while todo:
         for follower in code.next[todo.pop()]:
-            if code.reads_lds[follower]:
-                return True
             if follower not in seen:
                 seen.add(follower)
-                todo.append(follower)
-    return False
+                if not ends(follower):
+                    todo.append(follower)
+    return seen

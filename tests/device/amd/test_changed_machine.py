@@ -1,0 +1,119 @@
+"""Small mistakes planted in what moves memory and lanes: the cases of this folder must see them.
+
+A mistake is another operator, comparison, number or branch, or a line that is left out, in the
+machine's own functions or in those that read instructions. `pytest -s` prints the rate by group.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from machine.amd_changed import Case, Change, changes_of, is_found, planted
+
+from hypocenter.device.amd import access, lanes, lower_memory, lower_other, operands, routes
+
+#: Of what a group's functions must not see go by: the goal of the whole.
+SHARE_FOUND = 0.95
+#: In how many parts the mistakes of a group are tried.
+PARTS = 4
+
+
+@cache
+def _cases(*names: str) -> tuple[Case, ...]:
+    """Every case of some files of this folder."""
+    found: list[Case] = []
+    for name in names:
+        path = Path(__file__).with_name(f"{name}.py")
+        spec = importlib.util.spec_from_file_location(f"changed_{name}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module.__name__] = module
+        spec.loader.exec_module(module)
+        for word, test in vars(module).items():
+            if word.startswith("test_"):
+                found += [partial(test, **given) for given in _grid(test)]
+    return tuple(found)
+
+
+def _grid(test: Callable[..., None]) -> Iterator[dict[str, object]]:
+    """The arguments of a test, by its marks."""
+    axes = []
+    for mark in getattr(test, "pytestmark", ()):
+        if mark.name == "parametrize":
+            names, values = mark.args
+            names = (names,) if isinstance(names, str) else names
+            rows = [value if len(names) > 1 else (value,) for value in values]
+            axes.append([dict(zip(names, row, strict=True)) for row in rows])
+    for chosen in itertools.product(*axes):
+        yield {name: value for part in chosen for name, value in part.items()}
+
+
+_LANES = ("test_machine_lanes", "test_machine_scalar")
+_MEMORY = ("test_machine_memory", "test_machine_bounds", "test_machine_scalar")
+#: Module, its functions (all that are not left out), and the files whose cases must see a mistake.
+#: The log of accesses and what is left of a stop are those of `check`, and have its tests.
+GROUPS: dict[str, tuple[ModuleType, Callable[[str], bool], tuple[str, ...]]] = {
+    "lanes": (lanes, lambda name: True, _LANES),
+    "lanes of DPP": (operands, lambda name: name == "_gather", _LANES),
+    "routes of lanes": (routes, lambda name: True, _LANES),
+    "instructions on lanes": (
+        lower_other,
+        lambda n: n in ("lower_lanes", "lower_lds_lanes"),
+        _LANES,
+    ),
+    "memory": (access, lambda name: not name.startswith("_note"), _MEMORY),
+    "instructions on memory": (lower_memory, lambda name: True, _MEMORY),
+}
+#: Mistakes that change nothing, by function and what is done, and why.
+EQUIVALENT = {
+    ("_gather", "0 is 1"): "a lane of -1 is none before it is shifted by",
+    ("_in_row", "1 is 2"): "any negative number is no lane",
+    ("_whole_wave", "1 is 2"): "any negative number is no lane",
+    ("_move", "Lt is LtE"): "PERMUTE itself has gone another way",
+    ("_move", "2 is 3"): "what has the first bit has gone another way",
+    ("lane_operation", "1 is 2"): "of two words the register takes the lower one",
+    ("_select", "1 is 2"): "a lane's number is in the lower word",
+    ("_choose", "1 is 2"): "its sixteen numbers of four bits are in the lower word",
+}
+
+
+def _is_equivalent(change: Change) -> bool:
+    return (change.function, change.what) in EQUIVALENT
+
+
+def _changes(group: str) -> list[Change]:
+    module, is_meant, _ = GROUPS[group]
+    found = changes_of(module, [name for name in vars(module) if is_meant(name)])
+    return [change for change in found if not _is_equivalent(change)]
+
+
+@pytest.mark.tier("amd")
+@pytest.mark.parametrize("part", range(PARTS), ids=lambda part: f"part{part + 1}of{PARTS}")
+@pytest.mark.parametrize("group", GROUPS)
+def test_mistakes_are_seen(group: str, part: int) -> None:
+    cases, changes = list(_cases(*GROUPS[group][2])), _changes(group)[part::PARTS]
+    lost = [str(change) for change in changes if not is_found(change, cases)]
+    share = 1 - len(lost) / len(changes)
+    print(f"\n{group}, part {part + 1}: {len(changes) - len(lost)} of {len(changes)} seen")
+    print("\n".join(lost))
+    assert share >= SHARE_FOUND, lost
+
+
+def test_without_a_mistake_a_machine_of_python_passes() -> None:
+    with planted(None):
+        for case in _cases("test_machine_scalar")[:12]:
+            case()
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_mistake_is_seen(group: str) -> None:
+    change = _changes(group)[5]
+    assert is_found(change, list(_cases(*GROUPS[group][2])))
