@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ops import attention_bounds
 
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, devices, launch, memory
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import attention, attention_gpu
 from hypocenter.kernels.attention.attention_gpu import Form
+from hypocenter.verify import bounds
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 BEYOND_L2_BYTES = 256 << 20
@@ -109,7 +109,7 @@ class Problem:
         return self.out.data.clone().view(self.out.shape)
 
     def error(self, got: Any) -> float:
-        """Largest error against float64 over its bound, last layer: see `attention_bounds.py`."""
+        """Largest error against float64 over its bound, last layer: see `verify/bounds.py`."""
         torch = self.torch
         keys, values = (tensor.data.view(tensor.shape) for tensor in self.layers[-1])
         worst, per = 0.0, self.num_rows // self.num_sequences
@@ -123,13 +123,13 @@ class Problem:
             q = self.q.data.view(got.shape)[at, columns]
             is_f16 = self.layers[-1][0].dtype is DType.F16
             if is_f16:
-                q = torch.from_numpy(attention_bounds.as_f16(q.cpu().numpy())).cuda()
+                q = torch.from_numpy(bounds.as_f16(q.cpu().numpy())).cuda()
             scores = q.double() @ k.T * HEAD_DIM**-0.5
             position = torch.arange(self.context - per, self.context, device=k.device)
             hidden = torch.arange(self.context, device=k.device)[None] > position[:, None]
             weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=1)
             right = weights @ v
-            bound = (np.log2(self.context) + 4) * attention_bounds.EPS * (weights @ v.abs())
+            bound = (np.log2(self.context) + 4) * bounds.EPS * (weights @ v.abs())
             if is_f16:
                 spread = (weights @ v**2 - right**2).clamp(min=0).sqrt()
                 bound = bound + 2.0**-11 * spread

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from ops import attention_bounds
 from ops.kernel_launch import random_rows
 
 from hypocenter.base.tensor import WEIGHT_TYPES, DType, Tensor
@@ -26,6 +25,7 @@ from hypocenter.kernels.rowwise import activation, embedding, norm
 from hypocenter.kernels.weights import gpu_layout, packing
 from hypocenter.kernels.weights.block_types import dequantise
 from hypocenter.kernels.weights.row_groups import padded_rows
+from hypocenter.verify import bounds
 
 Array = np.ndarray[Any, Any]
 EPS = 2.0**-24
@@ -327,9 +327,8 @@ class _Make:
                 num_heads=heads, scale=scale, window=window, softcap=softcap,
             )  # fmt: skip
 
-        found = attention_bounds.expected(
-            q, k, v, scale, window, softcap, is_f16=dtype is DType.F16
-        )
+        scoring = bounds.Scoring(scale, window, softcap)
+        found = bounds.of_attention(q, k, v, scoring, is_f16=dtype is DType.F16)
         exact, bound = (values.reshape(num_tokens, -1) for values in found)
         return Case(
             "kv_write + attention",

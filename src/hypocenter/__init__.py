@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hypocenter.engine.async_stream import AsyncStream
     from hypocenter.engine.llm import LLM
     from hypocenter.settings.config import EngineConfig, SamplingParams
+    from hypocenter.verify.own.reference import reference
 
 __all__ = [
     "LLM",
@@ -30,6 +31,7 @@ __all__ = [
     "Timings",
     "TokenLogprob",
     "TopLogprob",
+    "reference",
 ]
 
 _NAME_TO_MODULE = {
@@ -45,6 +47,7 @@ _NAME_TO_MODULE = {
     "Timings": "hypocenter.base.results",
     "TokenLogprob": "hypocenter.base.results",
     "TopLogprob": "hypocenter.base.results",
+    "reference": "hypocenter.verify.own.reference",
 }
 
 

@@ -41,6 +41,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         "model": "settings wire conversation device kernels hub",
         "engine": "settings wire conversation record device kernels model",
         "worker": "settings wire record device model engine",
+        # Stands on both: whether a machine computes rightly.
+        "verify": (
+            "settings wire record contracts device foreign replay check doctor kernels model engine"
+        ),
         "server": "settings wire conversation record watch",
         "ray": "settings",
         # `__init__.py`: what it imports eagerly; inside a function it may import anything.
@@ -63,7 +67,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "torch": (
         "device/arrays.py", "device/group.py", "device/limits.py",
         "device/gpu/", "device/interpret/", "device/sim/",
-        "replay/", "check/",
+        "replay/", "check/", "verify/own/",
         "foreign/planted_gpu.py", "foreign/streams/install.py",
     ),
     "ray": ("ray/",),

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from ops import attention_bounds, kernel_launch
+from ops import kernel_launch
 from ops.kernel_forms import FORMS, use_form
 from ops.kernel_launch import (
     bits,
@@ -29,6 +29,7 @@ from hypocenter.kernels.attention import attention, kv_write, rope
 from hypocenter.kernels.linear import linear, operands, quantise
 from hypocenter.kernels.rowwise import activation, embedding, layer_norm, norm
 from hypocenter.kernels.weights import block_types, gpu_layout
+from hypocenter.verify import bounds
 
 EPS = 2.0**-24
 
@@ -47,18 +48,6 @@ def as_multiplied(x: np.ndarray, dtype: DType) -> np.ndarray:
     codes, scales, _ = quantise.reference(x)
     values: np.ndarray = codes.reshape(len(x), -1, 32).astype(np.float64) * scales[..., None]
     return values.reshape(len(x), -1)[:, : x.shape[1]]
-
-
-def rounding(raw: np.ndarray, dtype: DType) -> np.ndarray:
-    """How far weights, and x with them, may be off where scales and what comes of them are f16."""
-    blocks = block_types.unpack(
-        raw, dtype, raw.shape[1] // dtype.block_bytes * dtype.block_elements
-    )
-    sizes = np.abs(blocks.codes.reshape(len(raw), -1, blocks.group) * blocks.scales[..., None])
-    if (minima := blocks.minima) is not None:
-        sizes = sizes + np.abs(minima)[..., None]
-    found: np.ndarray = 3.01 * 2.0**-11 * sizes.reshape(len(raw), -1)
-    return found
 
 
 def group_steps(x: np.ndarray) -> np.ndarray:
@@ -131,7 +120,10 @@ def test_linear(dtype: DType, num_columns: int, num_rows: int, num_outputs: int)
     assert np.max(np.abs(got - exact) / size) <= (math.log2(num_columns) + 4) * EPS
     if is_rounded:
         # x, scale, minimum and their sum are each off by 2**-11 at most.
-        assert (np.abs(got - float_exact) <= given @ rounding(raw, dtype).T + 1e-5 * size).all()
+        assert (
+            np.abs(got - float_exact)
+            <= given @ bounds.of_block_rounding(raw, dtype).T + 1e-5 * size
+        ).all()
     elif dtype.is_quantised:
         # Codes are off by half a step at most, a step being 1 / 127 of the largest in its group.
         off = np.repeat(group_steps(x), 32, axis=1) / 2
@@ -242,7 +234,7 @@ def test_lookup_is_exact(dtype: DType, num_columns: int) -> None:
     error = np.abs(to_host(out)[:, :num_columns] - exact)
     if kernel_launch.device != "cpu" and dtype.block_elements == 256:
         # Products of two fields are rounded to f16, the scale and the minimum.
-        assert (error <= rounding(raw, dtype)[ids] * (2 / 3) + 64 * EPS * 8).all()
+        assert (error <= bounds.of_block_rounding(raw, dtype)[ids] * (2 / 3) + 64 * EPS * 8).all()
         return
     # scale * code + minimum in one rounding here, in two where both are stored.
     assert np.max(error / np.maximum(np.abs(exact), 1e-3)) <= (
@@ -416,8 +408,8 @@ def test_attention(
         ),
         num_tokens,
     )  # fmt: skip
-    exact, bound = attention_bounds.expected(
-        q, k, v, head_dim**-0.5, window, softcap,
+    exact, bound = bounds.of_attention(
+        q, k, v, bounds.Scoring(head_dim**-0.5, window, softcap),
         is_f16=dtype == "f16" and kernel_launch.device != "cpu",
     )  # fmt: skip
     got = to_host(out)[:, : heads * head_dim].reshape(exact.shape)

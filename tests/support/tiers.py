@@ -26,7 +26,8 @@ TIERS = {
     "fast": Tier(
         "test",
         ("house", "record", "order", "coredump", "watch", "device", "foreign", "kernels", "model",
-         "engine", "replay", "check", "doctor", "faults", "cli", "process", "server", "hub"),
+         "engine", "replay", "check", "doctor", "faults", "verify", "cli", "process", "server",
+         "hub"),
         "every room on the CPU and on simulated GPUs, the smallest shapes of each layout",
     ),
     "sim": Tier("test-sim", (), "the grids in full, and what compiles all kernels anew"),

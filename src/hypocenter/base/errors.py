@@ -18,6 +18,8 @@ EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_FAULT = 3
 EXIT_GATE = 4
+#: A check did not see an error that it planted itself, so what it found means nothing.
+EXIT_BLIND = 5
 EXIT_INTERRUPTED = 130
 #: What a shell reports for a program that SIGPIPE ended; nothing was lost that anyone wanted.
 EXIT_PIPE = 141

@@ -46,6 +46,7 @@ from hypocenter.cli.usage import (
     forgotten_dashes,
     usage_message,
 )
+from hypocenter.cli.verify_app import verify
 from hypocenter.cli.words.reading import in_our_words
 from hypocenter.cli.words.settings import fill
 
@@ -78,6 +79,7 @@ app.command(bench_serve)
 app.command(kill_serve)
 app.command(embed)
 app.command(pull)
+app.command(verify)
 app.command(models)
 app.register_install_completion_command(help="Complete commands and options in this shell.")
 

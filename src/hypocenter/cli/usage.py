@@ -23,7 +23,9 @@ Exit codes
   {EXIT_ERROR:<4} error: a bad model file, a failed read
   {EXIT_USAGE:<4} wrong usage: an option, a value, a missing file, a long prompt
   3    GPU fault; of the doctor any fault
-  4    a check failed: inspect, kernels, check, guard, replay, diff, kill-serve
+  4    a check failed: inspect, kernels, check, guard, replay, diff,
+       kill-serve, verify
+  5    verify did not see an error that it planted: believe nothing of it
   {EXIT_INTERRUPTED:<4} interrupted by Ctrl-C
   {EXIT_PIPE:<4} nobody reads the output"""
 _EPILOGUE_OF_A_VERB = "Exit codes and --debug: hypo --help"
@@ -55,6 +57,7 @@ VERBS = (
     "doctor",
     "guard",
     "check",
+    "verify",
     "demo",
     "replay",
     "diff",

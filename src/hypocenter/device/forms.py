@@ -82,6 +82,8 @@ def _kind(value: Any, *, is_free: bool = False) -> Hashable:
         return width, value % _ALIGNMENT == 0
     if isinstance(value, np.generic):
         return value.dtype.name
+    if isinstance(value, np.ndarray):
+        return value.dtype.name, value.ndim, value.ctypes.data % _ALIGNMENT == 0
     if isinstance(value, float) or value is None:
         return type(value).__name__
     address = value.data_ptr() if hasattr(value, "data_ptr") else value.address

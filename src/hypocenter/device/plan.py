@@ -37,12 +37,23 @@ MAX_NATIVE_ROWS = 64
 _tags = itertools.count(1)
 
 
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """An op as it was asked for, and its launches: what one says of the other is looked up here."""
+
+    op: Op
+    arguments: Mapping[str, Any]
+    launches: tuple[Launch, ...]
+
+
 class PlanBuilder:
     """Collects the launches that ops ask for. `num_rows` is the bucket: the most rows of a step."""
 
     def __init__(self, num_rows: int, device: str = "cpu") -> None:
         self.num_rows, self.device = num_rows, device
         self.launches: list[launch.Launch] = []
+        #: What was asked for, in order; marks are not among it.
+        self.calls: list[OpCall] = []
         #: Marks of the recorder (`kernels/mark.py`), each with the launch that it stands behind.
         self.marks: list[tuple[int, Runs]] = []
         #: Tells the marks of one plan from those of another.
@@ -53,7 +64,9 @@ class PlanBuilder:
 
         Raises LaunchRejected where a name is missing or nobody's, and where the contract is broken.
         """
+        num_launches = len(self.launches)
         op.bind(self, arguments)
+        self.calls.append(OpCall(op, arguments, tuple(self.launches[num_launches:])))
 
     def add_cpu(
         self,
@@ -139,6 +152,7 @@ class Plan:
 
     def __init__(self, builder: PlanBuilder, result: Tensor) -> None:
         self.launches = tuple(builder.launches)
+        self.calls = tuple(builder.calls)
         self.result = result
         #: What it is, for whoever reads a record of it.
         self.name = ""

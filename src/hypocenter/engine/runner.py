@@ -587,15 +587,20 @@ class Runner:
                     for is_long in lengths:
                         yield num_tokens, num_rows, is_one, is_long
 
-    def _launches_of_all_forms(self) -> list[Launch]:
-        """The launches that together have each form that steps and sampling ever ask for."""
+    def plans_of_all_forms(self) -> Iterator[Plan]:
+        """Plans that together hold a launch in each form that steps ask for. None is to be run as
+        a whole: layers that are launched like others are left out."""
         layers = self._decoder.unlike_layers
-        found: list[Launch] = []
         for num_tokens, num_rows, is_one, is_long in self._every_step():
             rows, _, num_sequences, _ = self._key(num_tokens, num_rows, is_one, is_long)
             # Of any number of rows, so that what is compiled here serves any number of requests.
             some = bucket(num_rows, rows) if num_rows else 0
-            plan = self._decoder.plan(rows, some, num_sequences, is_long=is_long, layers=layers)
+            yield self._decoder.plan(rows, some, num_sequences, is_long=is_long, layers=layers)
+
+    def _launches_of_all_forms(self) -> list[Launch]:
+        """The launches that together have each form that steps and sampling ever ask for."""
+        found: list[Launch] = []
+        for plan in self.plans_of_all_forms():
             found = distinct([*found, *plan.every_launch])
         if self._group is None or self.ranks is not None:
             device, size, most = self.config.device, self.vocab_size, self.max_batch_requests

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ops import attention_bounds, kernel_launch
+from ops import kernel_launch
 from ops.kernel_launch import bits, counts, launch, rows_tensor, tensor
 
 from hypocenter.base.errors import LaunchRejected
@@ -18,6 +18,7 @@ from hypocenter.device.copies import to_host
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import attention, attention_gpu
 from hypocenter.kernels.attention.attention import TileScratch
+from hypocenter.verify import bounds
 
 Array = np.ndarray[Any, Any]
 
@@ -126,8 +127,12 @@ def expected(
     dtype: str = "f16",
 ) -> tuple[Array, Array]:  # fmt: skip
     """What attention comes to, and how far it may be off; both [num_tokens, columns of out]."""
-    found = attention_bounds.expected(
-        one.q, one.k, one.v, one.q.shape[2] ** -0.5, window, softcap, sinks, is_f16=dtype == "f16"
+    found = bounds.of_attention(
+        one.q,
+        one.k,
+        one.v,
+        bounds.Scoring(one.q.shape[2] ** -0.5, window, softcap, sinks),
+        is_f16=dtype == "f16",
     )
     right, bound = (x.reshape(len(one.q), -1) for x in found)
     return right, bound

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from models.tiny_gguf import write_tiny
-from ops import attention_bounds, kernel_launch
+from ops import kernel_launch
 from ops.kernel_launch import Array, bits, counts, launch, rows_tensor, tensor
 
 from hypocenter.base.errors import LaunchRejected, UsageError
@@ -28,6 +28,7 @@ from hypocenter.model.facts.layer_shapes import LayerShape
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.layers.unfused import AttentionArguments, UnfusedAttention
 from hypocenter.settings.config import EngineConfig
+from hypocenter.verify import bounds
 
 EPS = 2.0**-24
 DEVICE = "sim:mi300x"
@@ -313,8 +314,8 @@ def test_fused_attention_agrees_with_its_parts(
         pair = k.transpose(1, 0, 2), v.transpose(1, 0, 2)
         exact = attention.reference(case.q[own], *pair, scale, window, softcap)
         bound = _attention_bound(case.q[own], k, v, scale, softcap)
-        right, off = attention_bounds.expected(
-            case.q[own], *pair, scale, window, softcap, is_f16=dtype == "f16"
+        right, off = bounds.of_attention(
+            case.q[own], *pair, bounds.Scoring(scale, window, softcap), is_f16=dtype == "f16"
         )
         assert np.max(np.abs(got["parts"][own] - exact)) <= bound
         assert (np.abs(got["fused"][own] - right) <= off + bound).all()

@@ -51,6 +51,11 @@ def report_html(
             tag("main", *_causes(case, diagnosis, origin), *_story(case, diagnosis, origin)),
         )
     )
+    return page_html(headline(diagnosis), body)
+
+
+def page_html(title: str, body: Html) -> str:
+    """A whole page of the house's style, which loads and runs nothing."""
     style = Html(STYLE)
     head = tag(
         "head",
@@ -59,7 +64,7 @@ def report_html(
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("meta", name="referrer", content="no-referrer"),
-        tag("title", headline(diagnosis)),
+        tag("title", title),
         tag("style", style),
     )
     return f"<!DOCTYPE html>\n{tag('html', head, tag('body', body), lang='en')}\n"

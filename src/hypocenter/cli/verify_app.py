@@ -1,0 +1,106 @@
+"""`hypo verify` as the command line has it: its words, and which verb does the work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Group, Parameter
+
+from hypocenter.base.errors import UsageError
+from hypocenter.cli.model_app import ModelOptions
+from hypocenter.cli.options import AsJson, EngineOptions, Quiet
+
+_GROUP = Group("Verification", sort_key=1)
+
+
+@Parameter(name="*", group=_GROUP)
+@dataclass(frozen=True)
+class VerifyOptions:
+    """How long is looked, and at what beside."""
+
+    quick: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Look for 20 s, not two minutes.")
+    ] = False
+    long: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Look for a quarter of an hour.")
+    ] = False
+    memory: Annotated[
+        bool,
+        Parameter(negative="", show_default=False, help="Write patterns into free memory, too."),
+    ] = False
+    arch: Annotated[str, Parameter(name="--arch", help="Of a file: the GPU that it sees.")] = (
+        "sm_90"
+    )
+    budget: Annotated[
+        float,
+        Parameter(name="--budget", help="Of a file: processor seconds for running programs."),
+    ] = 60.0
+    tests: Annotated[
+        str | None,
+        Parameter(
+            help="Of a file: write each smallest failing launch into this folder, as a test."
+        ),
+    ] = None
+    html: Annotated[str | None, Parameter(help="Also write a page to this new file.")] = None
+
+    @property
+    def effort(self) -> str:
+        """A key of EFFORTS; raises UsageError for both words."""
+        if self.quick and self.long:
+            raise UsageError("--quick and --long exclude each other; give one of them")
+        return "quick" if self.quick else "long" if self.long else "default"
+
+
+def verify(
+    model: Annotated[
+        str | None,
+        Parameter(
+            help="A model as of hypo run, the bundled one when left out; or FILE.py with kernels "
+            "of your own, which is run."
+        ),
+    ] = None,
+    /,
+    *,
+    models: ModelOptions | None = None,
+    options: VerifyOptions | None = None,
+    engine: EngineOptions | None = None,
+    json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Look whether this machine computes a model rightly.
+
+    Each form of a launch runs on drawn inputs and is held against float64. Then
+    logits are held against the CPU engine's, and the same work is repeated under
+    load. Each stage plants an error of known size and must see it. What was not
+    looked at is told. The exit code is 4 when something is wrong, and 5 when a
+    planted error was not seen.
+
+    Of FILE.py each launch runs on the CPU with every access checked, and is held
+    against the function that @hypocenter.reference(kernel) marks.
+    """
+    from hypocenter.cli.verbs import verify as cli_verify
+
+    engine, options = engine or EngineOptions(), options or VerifyOptions()
+    if model is not None and model.endswith(".py"):
+        cli_verify.verify_own(
+            Path(model),
+            options.arch,
+            options.budget,
+            Path(options.tests) if options.tests is not None else None,
+            page=options.html,
+            as_json=json,
+        )
+        return
+    effort, config = options.effort, engine.config()
+    path = (models or ModelOptions()).path(model, device=engine.device, quiet=quiet)
+    cli_verify.verify(
+        path,
+        config,
+        effort,
+        with_memory=options.memory,
+        page=options.html,
+        as_json=json,
+        quiet=quiet,
+    )

@@ -1,0 +1,141 @@
+"""`verify`: the stages in turn, each with its share of the time.
+
+Loads a model once on the device and once on the CPU; says nothing of what it did not look at.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hypocenter.device import devices
+from hypocenter.device.choice import with_device
+from hypocenter.device.cpu.lang import instruction_set
+from hypocenter.engine.runner import Runner, load_runner
+from hypocenter.model.gguf.file import GGUFFile, open_gguf
+from hypocenter.settings.config import EngineConfig, OnProgress
+from hypocenter.verify.ahead_stage import AheadStage
+from hypocenter.verify.kernel_stage import KernelStage
+from hypocenter.verify.logits_stage import LogitsStage
+from hypocenter.verify.machine.memory_stage import MemoryStage
+from hypocenter.verify.outcome import Stage, StageVerdict, Uncovered, Verification
+from hypocenter.verify.repeats_stage import RepeatsStage
+from hypocenter.verify.sampling_stage import SamplingStage
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long is looked, and which share of the time each stage may take, those before it
+    included."""
+
+    name: str
+    seconds: float
+
+
+EFFORTS = {
+    "quick": Effort("quick", 20.0),
+    "default": Effort("default", 120.0),
+    "long": Effort("long", 900.0),
+}
+#: Of the time, until when each stage may go on. What one leaves the next ones have.
+_UNTIL = {
+    "kernels": 0.5,
+    "logits": 0.7,
+    "sampling": 0.75,
+    "repeats": 0.85,
+    "ahead": 0.9,
+    "memory": 1.0,
+}
+#: Tokens of the KV cache: a context's worth, so that a large model's cache leaves room.
+_MAX_CONTEXT = 1024
+
+
+def verify(
+    path: str,
+    config: EngineConfig,
+    effort: Effort,
+    *,
+    with_memory: bool = False,
+    progress: OnProgress | None = None,
+) -> Verification:
+    """Look whether the device computes the model at `path` rightly.
+
+    The time begins when the model is loaded. Raises as `load_runner` does.
+    """
+    with open_gguf(Path(path)) as file:
+        config, _ = with_device(file.path, config)
+        config = _small(file, config)
+        runner = load_runner(file, config, progress)
+        on_cpu = None
+        if config.device != "cpu":
+            on_cpu = load_runner(file, replace(config, device="cpu"), progress)
+        try:
+            return _stages(file, runner, on_cpu, effort, with_memory, progress)
+        finally:
+            runner.release()
+
+
+def _small(file: GGUFFile, config: EngineConfig) -> EngineConfig:
+    """The configuration with a context that is long enough, where none was asked for."""
+    if config.context_length is not None:
+        return config
+    trained = file.metadata.get(f"{file.metadata.get('general.architecture')}.context_length")
+    most = min(int(trained), _MAX_CONTEXT) if isinstance(trained, int) else _MAX_CONTEXT
+    tokens = config.kv_tokens or 8 * most
+    return replace(config, context_length=most, kv_tokens=tokens)
+
+
+def _stages(
+    file: GGUFFile,
+    runner: Runner,
+    on_cpu: Runner | None,
+    effort: Effort,
+    with_memory: bool,
+    progress: OnProgress | None,
+) -> Verification:
+    started = time.perf_counter()
+    device = runner.config.device
+
+    def over_at(name: str) -> Callable[[], bool]:
+        if progress:
+            progress(f"verifying {name}", _UNTIL[name])
+        end = started + _UNTIL[name] * effort.seconds
+        return lambda: time.perf_counter() >= end
+
+    kernels = KernelStage(file, device, list(runner.plans_of_all_forms()))
+    stages = [kernels.run(over_at("kernels"))]
+    stages.append(LogitsStage(runner, on_cpu).run(over_at("logits")))
+    sampling = SamplingStage(device, runner.vocab_size, runner.max_batch_requests)
+    stages.append(sampling.run(over_at("sampling")))
+    stages.append(RepeatsStage(runner, kernels.units).run(over_at("repeats")))
+    stages.append(AheadStage(runner).run(over_at("ahead")))
+    if with_memory:
+        stages.append(MemoryStage(device).run(over_at("memory")))
+    else:
+        left = (Uncovered("free memory", "ask for it by --memory"),)
+        asks = "does free memory hold what is written to it?"
+        stages.append(Stage("memory", asks, StageVerdict.NOT_RUN, uncovered=left))
+    return Verification(
+        model=file.path.name,
+        device=device,
+        hardware=_hardware(device),
+        effort=effort.name,
+        budget_seconds=effort.seconds,
+        stages=tuple(stages),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _hardware(device: str) -> str:
+    """What the device is, for people."""
+    if device == "cpu":
+        return f"this machine's processor, {instruction_set()}"
+    limits = devices.backend_of(device).limits
+    name = limits.product if limits is not None else device
+    if device.startswith("sim:"):
+        return f"a simulated {name}: Triton's operations on this processor, no machine code"
+    if device.startswith("emu:"):
+        return f"an emulated {name}: AMD's machine code on this processor, not hardware"
+    return str(name)
