@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from hypocenter.base.results import Route
-from hypocenter.cli import machine
+from hypocenter import LLM
+from hypocenter.base.results import Completion, Route
+from hypocenter.cli import machine, measured_drafts
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.tool_options import BenchOptions
 from hypocenter.cli.verbs import bench
 from hypocenter.cli.verbs.bench import Measurement, ModelSize, bandwidth_share, remarks, table
 from hypocenter.engine.batch import Batch
+from hypocenter.engine.engine import Engine
+from hypocenter.engine.request import Request
 from hypocenter.settings.config import EngineConfig
 
 MODEL = ModelSize("llama Q8_0", 1000, 500, bytes_per_token=1000)
@@ -70,6 +74,31 @@ def test_sequences_lie_apart_in_the_cache() -> None:
     for batch in fed:
         at = batch.block_tables[0, batch.positions // 16] * 16 + batch.positions % 16
         assert np.array_equal(at, batch.slots)
+
+
+def test_drafts_are_measured_in_answers_that_are_known_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same tokens with drafts and without; a file's edit has right ones, and a trap none."""
+    said: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    complete = Engine.complete
+
+    def listen(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
+        found = complete(engine, requests)
+        said.setdefault(found[0].prompt_token_ids, []).append(found[0].token_ids)
+        return found
+
+    monkeypatch.setattr(Engine, "complete", listen)
+    with LLM(device="cpu", num_threads=1, spec="ngram") as llm:
+        pairs = {pair.name: pair for pair in measured_drafts.measure(llm, 80, 2, lambda *a: None)}
+        texts = {name: (prompt, answer) for name, prompt, answer in measured_drafts._texts(llm, 80)}
+    for prompt, answer in texts.values():
+        assert said[tuple(prompt)] == [tuple(answer)] * 6
+    assert [len(pair.without) for pair in pairs.values()] == [2, 2, 2]
+    assert pairs["edit"].num_accepted > 30
+    assert (pairs["random"].num_accepted, pairs["trap"].num_accepted) == (0, 0)
+    assert pairs["edit"].as_object()["num_drafted"] >= pairs["edit"].num_accepted
+    assert f"of {pairs['edit'].num_drafted} drafts right" in pairs["edit"].text
 
 
 def test_no_share_is_above_one() -> None:

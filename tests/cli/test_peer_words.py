@@ -113,7 +113,7 @@ def test_each_option_of_the_peers_is_renamed_taken_or_refused(verb: str) -> None
 def test_no_option_of_a_peer_was_lost() -> None:
     """The numbers change with the releases that the tables are taken from."""
     names = {peer: {name for name, _, _ in entries_of(peer)} for peer in PEERS}
-    assert {peer: len(found) for peer, found in names.items()} == {"llama_cpp": 448, "vllm": 366}
+    assert {peer: len(found) for peer, found in names.items()} == {"llama_cpp": 445, "vllm": 365}
 
 
 def test_each_word_stands_for_an_option_that_there_is() -> None:
@@ -206,7 +206,7 @@ def test_all_that_is_refused_is_told_at_once() -> None:
     assert_one_line(
         done.stderr,
         "hypo: hypo serve has no --prot (did you mean --port?), --lora (adapters are not applied",
-        "-md, --spec-type (there is no speculative decoding; leave it out)",
+        "-md, --spec-type (no model drafts for another; --spec ngram tries what the text had",
         "--temp (clients say it in each request",
         "; see hypo serve --help",
     )
@@ -228,6 +228,8 @@ def test_all_that_is_refused_is_told_at_once() -> None:
         ("-mu https://a.example/m.gguf", ["-m", "https://a.example/m.gguf"]),
         ("--no-enable-prefix-caching", ["--no-prefix-cache"]),
         ("--no-async-scheduling --no-enable-lora", []),
+        ("--spec-type ngram-simple --spec-draft-n-max 5", ["--spec", "ngram", "--draft-max", "5"]),
+        ("--spec-method ngram --spec-tokens 5", ["--spec", "ngram", "--draft-max", "5"]),
         ("--default-chat-template-kwargs {}", ["--chat-template-kwargs", "{}"]),
     ],
 )
@@ -247,7 +249,7 @@ def test_a_prompt_may_be_the_name_of_an_option() -> None:
         ("run -ctq q8_0", "-ctq (did you mean -ctk?)"),
         ("run --context 5", "hypo run has no --context; see"),
         ("serve --dtype bfloat16", "--dtype (weights keep the type that they have in the file"),
-        ("serve --speculative-config.method x", "--speculative-config.method (there is no"),
+        ("serve --speculative-config.method x", "--speculative-config.method (no model drafts"),
         ("serve --no-enable-chunked-prefill", "--no-enable-chunked-prefill (a long prompt"),
         ("serve --frobnicate", "hypo serve has no --frobnicate; see hypo serve --help"),
         ("bench -o csv", "-o (results are a table, or with --json one object)"),

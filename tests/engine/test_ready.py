@@ -99,6 +99,25 @@ def test_steps_of_a_token_each_are_graphs_before_the_first_request(gpu: Counting
         assert llm.engine.runner.route().num_graphs >= 8
 
 
+def test_steps_that_try_tokens_are_ready_as_well(gpu: CountingGpu) -> None:
+    """Alone and together; up to eight rows of one request are graphs before the first one comes."""
+    settings = EngineConfig(
+        device=gpu.name, max_batch_requests=8, context_length=512, kv_tokens=2048, spec="ngram"
+    )
+    with LLM(config=settings) as llm:
+        runner = llm.engine.runner
+        runner.capture()
+        assert gpu.num_graphs == 15
+        # What computes nothing says the same token again and again.
+        alone = llm.sample_requests([7] * 9, 1, SamplingParams(max_tokens=60, ignore_eos=True))
+        run_all(llm, alone)
+        assert alone[0].timings().num_drafted_tokens > 0
+        together = llm.sample_requests([7] * 9, 3, SamplingParams(max_tokens=60, ignore_eos=True))
+        run_all(llm, together + traffic(llm, 1))
+        assert any(request.timings().num_drafted_tokens for request in together)
+        assert (runner.num_compiled_since, gpu.met) == (0, {})
+
+
 def test_ranks_are_told_to_capture_before_the_first_step_is(gpu: CountingGpu) -> None:
     """Each step has collectives: who captures alone would wait for the others."""
     told: list[int] = []

@@ -15,7 +15,7 @@ from models.resident import resident_bytes
 from ops.kernel_launch import bits
 
 from hypocenter import LLM, EngineConfig, SamplingParams
-from hypocenter.base.errors import IntegrityError, LaunchRejected
+from hypocenter.base.errors import BadSetting, IntegrityError, LaunchRejected
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.tool_options import BenchOptions
 from hypocenter.cli.verbs import bench, inspect
@@ -148,6 +148,11 @@ def test_tokens_of_a_sequence_stand_together(
 ) -> None:
     with pytest.raises(LaunchRejected, match=name):
         StateLedger(4).check(BatchStates.own((5, 6), ids([2, 3])), ids(rows), ids(positions))
+
+
+def test_drafts_are_refused_for_states_cannot_be_taken_back(model: FamilyModel) -> None:
+    with pytest.raises(BadSetting, match="spec is 'ngram', but layers of this model carry states"):
+        LLM(model.path, SMALL, spec="ngram")
 
 
 def test_where_sequences_start() -> None:

@@ -23,7 +23,7 @@ MAX_PARAMETERS = 7
 BUDGETS = {
     "base": 2_000,
     "settings": 1_600,
-    "wire": 450,
+    "wire": 500,
     "conversation": 2_050,
     "record": 5_900,
     "order": 600,
@@ -38,7 +38,7 @@ BUDGETS = {
     "kernels": 16_500,
     "hub": 1_650,
     "model": 11_800,
-    "engine": 7_600,
+    "engine": 8_200,
     "worker": 1_050,
     "verify": 4_200,
     "server": 15_000,

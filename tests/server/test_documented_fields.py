@@ -140,6 +140,7 @@ SAMPLED: dict[str, tuple[Any, str, Any]] = {
     "seed": (3, "seed", 3),
     "stop": ("x", "stop", ("x",)),
     "include_stop_str_in_output": (True, "include_stop_str_in_output", True),
+    "drafts": (False, "drafts", False),
     "logit_bias": ({"3": 1.0}, "logit_bias", ((3, 1.0),)),
     "min_tokens": (2, "min_tokens", 2),
     "stop_token_ids": ([3], "stop_token_ids", (3,)),

@@ -39,7 +39,8 @@ class Start:
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    environ = {"HYPO_ADMIN_KEY": "boss", "HYPO_SERVE_PARALLEL": "16"}
+    # With drafts all answers are the same, so every test here is one of them, too.
+    environ = {"HYPO_ADMIN_KEY": "boss", "HYPO_SERVE_PARALLEL": "16", "HYPO_SERVE_SPEC": "ngram"}
     with started(tmp_path_factory.mktemp("served"), environ=environ) as served:
         health, early = served.get("/health"), served.post("/v1/completions", {"prompt": "a"})
         served.wait_ready()
@@ -61,6 +62,30 @@ def complete(served: Served, **body: Any) -> Any:
     reply = served.post("/v1/completions", {"prompt": PROMPT, "temperature": 0, **body})
     assert reply.status == 200, reply.body
     return reply.json
+
+
+def num_of(served: Served, figure: str) -> float:
+    """The sum of one of vLLM's figures of drafts."""
+    lines = served.get("/metrics").body.decode().splitlines()
+    name = f"vllm:spec_decode_num_{figure}_total"
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
+
+
+def test_drafts_are_counted_and_can_be_left_out(served: Served, llm: LLM) -> None:
+    figures = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
+    before = {figure: num_of(served, figure) for figure in figures}
+    prompt = "import os\nimport sys\nfrom pathlib"
+    answer = complete(served, prompt=prompt, max_tokens=200)
+    timings = answer["timings"]
+    assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
+    more = {figure: num_of(served, figure) - before[figure] for figure in figures}
+    assert more["draft_tokens"] == timings["draft_n"]
+    assert more["accepted_tokens"] == more["accepted_tokens_per_pos"] == timings["draft_n_accepted"]
+    assert 0 < more["drafts"] <= more["draft_tokens"]
+    plain = complete(served, prompt=prompt, max_tokens=200, drafts=False)
+    assert "draft_n" not in plain["timings"]
+    assert plain["choices"][0]["text"] == answer["choices"][0]["text"]
+    assert plain["choices"][0]["text"] == llm.generate(prompt, max_tokens=200).text
 
 
 def test_a_completion_is_what_the_model_says(served: Served, llm: LLM) -> None:

@@ -26,7 +26,8 @@ class Route(msgspec.Struct, frozen=True):
 class Timings(msgspec.Struct, frozen=True):
     """Wall-clock figures of one request; `num_prompt_tokens` counts tokens that really ran.
 
-    The other tokens of the prompt, `num_cached_tokens`, were in the KV cache already.
+    The other tokens of the prompt, `num_cached_tokens`, were in the KV cache already. Of the answer
+    `num_drafted_tokens` were tried before they were chosen, and `num_accepted_tokens` were chosen.
     """
 
     num_prompt_tokens: int
@@ -34,6 +35,8 @@ class Timings(msgspec.Struct, frozen=True):
     num_generated_tokens: int
     generation_seconds: float
     num_cached_tokens: int = 0
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     @property
     def prompt_tokens_per_second(self) -> float:

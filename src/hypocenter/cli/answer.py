@@ -71,11 +71,14 @@ def closing_line(completion: Completion) -> str:
     num_graphs = completion.route.num_graphs
     graphs = f"; {num_graphs} graph{'s' * (num_graphs > 1)} captured" if num_graphs else ""
     cached = f" after {timings.num_cached_tokens} cached" if timings.num_cached_tokens else ""
+    drafts = ""
+    if timings.num_drafted_tokens:
+        drafts = f"; {timings.num_accepted_tokens} of {timings.num_drafted_tokens} drafts right"
     return (
         f"prompt {_speed(timings.num_prompt_tokens, timings.prompt_tokens_per_second)}{cached}; "
         f"generation "
         f"{_speed(timings.num_generated_tokens, timings.generated_tokens_per_second)}; "
-        f"{completion.finish_reason}{graphs}"
+        f"{completion.finish_reason}{drafts}{graphs}"
     )
 
 

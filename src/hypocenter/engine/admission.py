@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hypocenter.base.errors import ContextOverflow, OutOfBlocks, UsageError
 from hypocenter.engine.answer_text import AnswerText
 from hypocenter.engine.arguments import require_in_vocabulary
+from hypocenter.engine.drafting.drafter import CPU_COSTS, GPU_COSTS, Drafter
 from hypocenter.engine.grammar import Grammars
 from hypocenter.engine.kv_cache import BlockDigests, KVCache
 from hypocenter.engine.request import AnswerPlan, Request
@@ -86,10 +87,17 @@ class Admission:
             pooling=pooling,
             # A model that knows one kind of text has no row for another.
             num_first=terms.num_first if runner.arch.num_text_kinds > 1 else None,
+            drafter=self._drafter(params),
         )
         request = Request(next(self._request_ids), prompt_ids, params, plan)
         self._cache.prefetch(request.digests_to_adopt(self._cache.block_size))
         return request
+
+    def _drafter(self, params: SamplingParams) -> Drafter | None:
+        config = self._runner.config
+        if config.spec == "off" or not params.drafts:
+            return None
+        return Drafter(config.draft_max, CPU_COSTS if config.device == "cpu" else GPU_COSTS)
 
     def _require_kind(self, terms: RequestTerms) -> None:
         """Raises UsageError where a model that writes is to give a vector, or the reverse."""

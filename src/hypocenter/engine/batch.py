@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -68,6 +69,9 @@ class Chunk:
     `samples`: a token is chosen after it. Settled here, because the request grows by it.
     `ids_on_device`: its one token is chosen by the step before, which may still run. A copy of its
     state is left in `checkpoint_slot`, as it is before the position `checkpoint_at` (0: nowhere).
+
+    Its last tokens are `drafts`, which are tried: a token is chosen before each, and after the
+    last one. `masks` say which may be, where a form or a rule does; there are none without drafts.
     """
 
     request: Request
@@ -77,6 +81,8 @@ class Chunk:
     ids_on_device: bool = False
     checkpoint_slot: int = 0
     checkpoint_at: int = 0
+    drafts: tuple[int, ...] = ()
+    masks: tuple[Int32s | None, ...] = ()
 
     @classmethod
     def next_of(cls, request: Request, num_tokens: int) -> Chunk:
@@ -92,9 +98,24 @@ class Chunk:
         slot, position = checkpoint
         return replace(self, checkpoint_slot=slot, checkpoint_at=position)
 
+    def trying(self, drafts: Sequence[int], masks: Sequence[Int32s | None]) -> Chunk:
+        """The same, with drafts behind its last token."""
+        stop = self.stop + len(drafts)
+        return replace(self, stop=stop, drafts=tuple(drafts), masks=tuple(masks))
+
     @property
     def num_tokens(self) -> int:
         return self.stop - self.start
+
+    @property
+    def num_drawn(self) -> int:
+        """How many tokens are chosen."""
+        return 1 + len(self.drafts) if self.samples else 0
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether it is the last token of an answer, and perhaps drafts."""
+        return self.num_tokens == 1 + len(self.drafts)
 
     @property
     def num_kept(self) -> int:
@@ -109,7 +130,9 @@ class Chunk:
     @property
     def token_ids(self) -> list[int]:
         """Its tokens; 0 for one that only the device knows."""
-        return [0] if self.ids_on_device else self.request.token_ids[self.start : self.stop]
+        if self.ids_on_device:
+            return [0]
+        return [*self.request.token_ids[self.start : self.stop], *self.drafts]
 
     @property
     def text_kinds(self) -> list[int]:
@@ -132,6 +155,7 @@ class Chunk:
             state_source=begin.checkpoint.slot if begin else None,
             left_by=begin.checkpoint.owner if begin else None,
             samples=self.samples,
+            num_drafts=len(self.drafts),
             num_kept=self.num_kept,
             first_kept=self.first_kept - self.start if self.num_kept else 0,
             digest="" if self.ids_on_device else self.request.digest(),
@@ -141,8 +165,8 @@ class Chunk:
 def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
     """Lay the chunks out as one batch.
 
-    Rows of the logits are in the order of the chunks: one of each chunk that samples, and then all
-    that are kept.
+    Rows of the logits are in the order of the chunks: of each chunk that samples its last token,
+    or that and its drafts, and then all that are kept.
     """
     # Lists, for most chunks are of one token, which Python adds sooner than numpy gets going.
     token_ids: list[int] = []
@@ -165,8 +189,7 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
         slots += placement.slots
         sequence_rows += [row] * chunk.num_tokens
         tables.append(placement.block_table)
-        if chunk.samples:
-            drawn_rows.append(len(token_ids) - 1)
+        drawn_rows += range(len(token_ids) - chunk.num_drawn, len(token_ids))
         if is_recorded:
             requests.append(chunk.record(row, cache))
     if len(tables) == 1:

@@ -58,6 +58,7 @@ class Engine(SteppingTurns):
             max_batch_requests=runner.max_batch_requests,
             pace=self._pace,
             reads_whole=runner.arch.family.sees_all,
+            drawn_rows=runner.drawn_rows,
         )
         self._last_end = 0.0  # of a step, by the clock of the machine
         # What a token is there depends on those behind it.
@@ -110,7 +111,7 @@ class Engine(SteppingTurns):
         one."""
         self._last_end = time.perf_counter()
         num_tokens = sum(chunk.num_tokens for chunk in chunks)
-        num_generating = sum(chunk.num_tokens == 1 for chunk in chunks)
+        num_generating = sum(chunk.num_tokens for chunk in chunks if chunk.is_answer)
         if self._pace is not None:
             self._pace.note(num_tokens, num_generating, self._last_end - began)
         if self.cache.disk is not None and num_tokens - num_generating >= self.cache.block_size:

@@ -185,6 +185,14 @@ class Matcher:
         self._field, self._matcher, self._known = field, matcher, known
         self._failure = ""
 
+    def copy(self) -> Matcher:
+        """Another one that stands where this one does."""
+        return Matcher(self._field, self._matcher.deep_copy(), self._known)
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self._failure)
+
     def mask(self) -> Int32s:
         """A bit for each token that may come next: token t is bit t % 32 of word t // 32.
 

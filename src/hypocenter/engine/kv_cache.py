@@ -1,6 +1,7 @@
 """Which blocks of the KV cache belong to which request; the cached numbers live with the runner.
 
     append    makes room for the next tokens of a request
+    take_back gives up the room of tokens that were tried, and are not the request's
     retrieve  tells where positions of a request lie
     remove    gives the blocks of a request back
     keep      hands full blocks of a request over to the cache, which others may read
@@ -230,6 +231,23 @@ class KVCache:
         if num_needed:
             table.grow([self._take_block(request_id) for _ in range(num_needed)])
         table.num_tokens += num_tokens
+
+    def take_back(self, request_id: int, num_tokens: int) -> None:
+        """The request has room for its first `num_tokens` tokens only; blocks behind go back.
+
+        They are its own: what is behind its tokens was never kept.
+        """
+        table = self._tables[request_id]
+        num_needed = -(-num_tokens // self.block_size)
+        assert table.num_offered <= num_tokens // self.block_size, (table.num_offered, num_tokens)
+        table.num_tokens = num_tokens
+        if num_needed == len(table.block_ids):
+            return
+        for block_id in reversed(table.block_ids[num_needed:]):
+            self._blocks[block_id] = _Block()
+            self._blank.append(block_id)
+        del table.block_ids[num_needed:]
+        table.show()
 
     def retrieve(self, request_id: int, start: int, stop: int) -> Placement:
         """The request's block table, and the slots of its positions start .. stop - 1."""

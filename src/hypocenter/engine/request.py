@@ -35,6 +35,7 @@ from hypocenter.settings.config import SamplingParams
 
 if TYPE_CHECKING:
     from hypocenter.engine.answer_text import AnswerText
+    from hypocenter.engine.drafting.drafter import Drafter, StepLoad
     from hypocenter.engine.grammar import Matcher
     from hypocenter.engine.kv_cache import KVCache
     from hypocenter.model.facts.pooling import Pooling
@@ -62,7 +63,7 @@ class AnswerPlan:
     none. With a `pooling` a vector is made of the prompt, of which the first `num_first` tokens are
     one text, and the others a second one (all are the first when None). What was begun elsewhere
     goes on behind the `output_ids` it had sent there: they are not sent again, and with the same
-    seed what follows is what would have followed there.
+    seed what follows is what would have followed there. A `drafter` says which tokens are tried.
     """
 
     text: AnswerText
@@ -76,6 +77,7 @@ class AnswerPlan:
     longrope_threshold: int | None = None
     pooling: Pooling | None = None
     num_first: int | None = None
+    drafter: Drafter | None = None
 
 
 class Request:
@@ -106,7 +108,7 @@ class Request:
         seed = secrets.randbits(_SEED_BITS) if params.seed is None else params.seed
         self.params = replace(params, seed=seed)
         self.keeps_logits, self.pooling = plan.keeps_logits, plan.pooling
-        self.matcher, self.rules = plan.matcher, plan.rules
+        self.matcher, self.rules, self.drafter = plan.matcher, plan.rules, plan.drafter
         self.logits: list[npt.NDArray[Any]] = []  # f32 [num_tokens of a chunk, vocab_size] each
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob] = []  # from the second token on
@@ -213,6 +215,34 @@ class Request:
             and len(self.token_ids) + 1 < self._context_length
             and self._is_long(len(self.token_ids) + 1) == self.uses_long_factors
         )
+
+    @property
+    def room_for_drafts(self) -> int:
+        """So many tokens may be tried behind the last one, with a token chosen after each.
+
+        A text that becomes long on the way is not computed as it would be then.
+        """
+        room = self._context_length - len(self.token_ids) - 1
+        if (limit := self.params.max_tokens) is not None:
+            room = min(room, limit - len(self.output_ids) - 1)
+        if self._longrope_threshold is not None and not self.uses_long_factors:
+            room = min(room, self._longrope_threshold - len(self.token_ids))
+        return max(room, 0)
+
+    def drafts(self, most: int, load: StepLoad) -> list[int]:
+        """Up to `most` tokens to try in a step of that load, for a request with a drafter."""
+        assert self.drafter is not None, self.id
+        return self.drafter.propose(self.token_ids, len(self.output_ids), most, load)
+
+    def is_awaited(self, load: StepLoad) -> bool:
+        """Whether the token that is being chosen is worth waiting for: drafts may follow it."""
+        if self.drafter is None or not (most := self.room_for_drafts):
+            return False
+        return self.drafter.is_awaited(self.token_ids, len(self.output_ids), most, load)
+
+    def ends_with(self, token_id: int) -> bool:
+        """Whether a token ends the answer."""
+        return token_id in self._end_ids
 
     @property
     def has_outgrown(self) -> bool:
@@ -375,6 +405,8 @@ class Request:
             prompt_seconds=first - started if first else 0.0,
             num_generated_tokens=len(self.output_ids),
             generation_seconds=self._last_token - first if first else 0.0,
+            num_drafted_tokens=self.drafter.num_drafted if self.drafter else 0,
+            num_accepted_tokens=self.drafter.num_accepted if self.drafter else 0,
         )
 
     def _logprobs_from(self, start: int) -> tuple[TokenLogprob, ...] | None:

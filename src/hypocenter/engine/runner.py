@@ -126,6 +126,7 @@ def load_runner(
         limit = f"{file.path} has no matrix of F16 or BF16 of an even number of columns; use exact"
         raise BadSetting("float_products", "bf16", limit)
     footprint.require_kv_dtype(arch, config.kv_dtype)
+    _require_no_states(arch, config)
     device = devices.open_device(config.device)
     current().record_model(file.path.name, arch.name, quantisation_of(file))
     if device == "cpu":
@@ -155,6 +156,13 @@ def load_runner(
     _log.info("%s: KV cache of %d tokens: %.3g full contexts", device, num_tokens, contexts)
     runner.compile(progress)
     return runner
+
+
+def _require_no_states(arch: Architecture, config: EngineConfig) -> None:
+    """Raises BadSetting where drafts are asked for that could not be taken back."""
+    if config.spec != "off" and arch.recurrence is not None:
+        limit = "layers of this model carry states, which cannot be taken back; use off"
+        raise BadSetting("spec", config.spec, limit)
 
 
 @contextlib.contextmanager
@@ -216,6 +224,8 @@ class Runner:
         self.num_blocks = footprint.num_kv_blocks(config, context_length)
         self.max_batch_tokens = config.step_tokens
         self.max_batch_requests = config.max_batch_requests
+        #: The most tokens that a step chooses.
+        self.drawn_rows = config.drawn_rows
         #: For requests and for checkpoints; 0 where no layer carries a state.
         self.num_state_slots, self.num_checkpoints = footprint.num_state_slots(config, arch)
         self._ledger = StateLedger(self.num_state_slots, self.num_checkpoints)
@@ -304,7 +314,8 @@ class Runner:
         first, device, model = self._pages.each[0], self.config.device, self.model_stamps
         on = instruction_set() if device == "cpu" else device
         code = source_hash(Path(decoder.__file__))  # of all that is computed, kernels included
-        config = replace(self.config, disk_cache=None, disk_cache_mib=1)
+        # What may be tried in a step changes no number.
+        config = replace(self.config, disk_cache=None, disk_cache_mib=1, spec="off", draft_max=1)
         depends_on = (code, model, config, on, first.shape, first.dtype)
         fingerprint = hashlib.blake2b(repr(depends_on).encode(), digest_size=DIGEST_BYTES).digest()
         return fingerprint, settings_digest(model, self.arch, self.config.kv_dtype, self.block_size)
@@ -503,7 +514,7 @@ class Runner:
         # All together: several processes compile what there is to be compiled.
         launches = [launch for plan in plans.values() for launch in plan.every_launch]
         if not is_gpu:
-            launches += launches_on_host(self.vocab_size, self.max_batch_requests)
+            launches += launches_on_host(self.vocab_size, self.drawn_rows)
         else:
             backend = devices.backend_of(self.config.device)
             is_indexed = backend.compiles and backend.has_all_forms
@@ -563,10 +574,12 @@ class Runner:
 
     def _keys_of_answers(self) -> Iterator[_Key]:
         """The keys of steps in which each request gets its next token: a token, a logit row."""
-        most = min(self.max_batch_requests, self.max_batch_tokens)
+        most = self.drawn_rows
         for num_tokens in _powers(most):
             yield self._key(num_tokens, num_tokens, num_tokens == 1)
-        if most > 1:  # and of those in which some read a prompt
+            if self.config.spec != "off" and num_tokens > 1:  # all tried for one request
+                yield self._key(num_tokens, num_tokens, is_one_sequence=True)
+        if self.max_batch_requests > 1:  # and of those in which some read a prompt
             for num_tokens in _powers(self.max_batch_tokens):
                 if num_tokens > most:
                     yield self._key(num_tokens, most, is_one_sequence=False)
@@ -603,7 +616,7 @@ class Runner:
         for plan in self.plans_of_all_forms():
             found = distinct([*found, *plan.every_launch])
         if self._group is None or self.ranks is not None:
-            device, size, most = self.config.device, self.vocab_size, self.max_batch_requests
+            device, size, most = self.config.device, self.vocab_size, self.drawn_rows
             found += launches_on_device(device, size, most, self.token_ids)
         return found
 
@@ -644,7 +657,7 @@ class Runner:
         rows = bucket(num_tokens, self.max_batch_tokens)
         # All rows are told apart: attention asks whether each token is of a sequence of its own.
         half = max(rows // 2, 1)
-        few = min(bucket(self.max_batch_requests, self.max_batch_tokens), half)
+        few = min(bucket(self.drawn_rows, self.max_batch_tokens), half)
         if num_logit_rows > 1:
             exact = bucket(num_logit_rows, rows)
             num_logit_rows = few if exact <= few else half if exact <= half else rows

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hypocenter.base.dtypes import Int32s
 from hypocenter.base.errors import BadLogits
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import memory
@@ -52,14 +51,18 @@ class Sampler:
     ) -> Callable[[], list[int | BadLogits]]:
         """What waits for the next token of each chunk's request, chosen from its row of `logits`.
 
-        Logits are f32 [num_chunks, vocab_size]. The random number depends on the request's seed
-        and on the position of the token alone: neither on the batch nor on how the request came to
-        stand there.
+        Logits are f32 [num_drawn, vocab_size]: a row of each chunk, and one more for each of its
+        drafts. What follows a draft is chosen as if that had been. The random number depends on the
+        request's seed and on the position of the token alone: neither on the batch nor on how the
+        request came to stand there.
         """
         if not chunks:  # then the step has no logits, whatever is in their place
             return list
-        draws = [_draw(chunk) for chunk in chunks]
-        _record(chunks, draws)
+        requests, draws = [], []
+        for chunk in chunks:
+            requests += [chunk.request.id] * chunk.num_drawn
+            draws += [_draw(chunk, number) for number in range(chunk.num_drawn)]
+        _record(requests, draws)
         if logits.device != "cpu" and self._on_device is None:
             from hypocenter.kernels.sampling.sampling_plan import DeviceSampler  # needs Triton
 
@@ -84,12 +87,12 @@ def launches_on_device(
     return every_launch(device, vocab_size, max_rows, next_ids)
 
 
-def _record(chunks: Sequence[Chunk], draws: Sequence[TokenChoice]) -> None:
+def _record(requests: Sequence[int], draws: Sequence[TokenChoice]) -> None:
     """Write down what the choices depend on beside the logits."""
     record = current()
     if record.is_on:
         record.record_draws(
-            tuple(chunk.request.id for chunk in chunks),
+            tuple(requests),
             tuple(draw.position for draw in draws),
             masks=tuple(digest_of(draw.mask) for draw in draws),
             biases=tuple(digest_of(draw.bias_ids, draw.biases) for draw in draws),
@@ -97,26 +100,35 @@ def _record(chunks: Sequence[Chunk], draws: Sequence[TokenChoice]) -> None:
         )
 
 
-def _draw(chunk: Chunk) -> TokenChoice:
+def _draw(chunk: Chunk, number: int) -> TokenChoice:
+    """What the choice of the token behind the first `number` drafts depends on."""
     request, rules = chunk.request, chunk.request.rules
-    form = None if request.matcher is None else request.matcher.mask()
-    draw = _draw_by_params(chunk, form)
-    if rules is None:
-        return draw
-    # The position tells how many tokens come before, also where the last one is not known yet.
-    mask = rules.mask(request.output_ids, chunk.stop - len(request.prompt_ids), form)
-    return replace(draw, mask=mask, bias_ids=rules.bias_ids, biases=rules.biases)
+    position = chunk.stop - len(chunk.drafts) + number
+    if chunk.drafts:
+        mask = chunk.masks[number]
+    else:
+        mask = None if request.matcher is None else request.matcher.mask()
+        if rules is not None:
+            # The position tells how many tokens come before, also where the last one is not known.
+            mask = rules.mask(request.output_ids, position - len(request.prompt_ids), mask)
+    draw = TokenChoice(request.params, position, mask=mask)
+    if has_penalties(request.params):
+        draw = _with_counts(draw, request.output_counts, chunk.drafts[:number])
+    if rules is not None:
+        draw = replace(draw, bias_ids=rules.bias_ids, biases=rules.biases)
+    return draw
 
 
-def _draw_by_params(chunk: Chunk, mask: Int32s | None) -> TokenChoice:
-    request = chunk.request
-    if not has_penalties(request.params):
-        return TokenChoice(request.params, chunk.stop, mask=mask)
-    counts = request.output_counts
-    return TokenChoice(
-        request.params,
-        position=chunk.stop,
+def _with_counts(
+    draw: TokenChoice, counts: Mapping[int, int], drafts: Sequence[int]
+) -> TokenChoice:
+    """The draw with the tokens before it: those of the request, and the drafts."""
+    if drafts:
+        counts = dict(counts)
+        for draft in drafts:
+            counts[draft] = counts.get(draft, 0) + 1
+    return replace(
+        draw,
         context_ids=np.fromiter(counts.keys(), np.int32, len(counts)),
         output_counts=np.fromiter(counts.values(), np.int32, len(counts)),
-        mask=mask,
     )

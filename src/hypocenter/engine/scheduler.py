@@ -17,6 +17,8 @@ from collections.abc import Sequence
 
 from hypocenter.base.errors import IntegrityError
 from hypocenter.engine.batch import Chunk
+from hypocenter.engine.drafting.drafter import StepLoad
+from hypocenter.engine.drafting.tried import with_drafts
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.pace import StepPace
 from hypocenter.engine.request import Request, State
@@ -36,12 +38,15 @@ class Scheduler:
         max_batch_requests: int,
         pace: StepPace | None = None,
         reads_whole: bool = False,
+        drawn_rows: int | None = None,
     ) -> None:
-        """`reads_whole`: a prompt is not cut, for which a step has room."""
+        """`reads_whole`: a prompt is not cut, for which a step has room. `drawn_rows`: the most
+        tokens that a step chooses; None: one of each request."""
         self.cache = cache
         self._reads_whole = reads_whole
         self.max_batch_tokens = max_batch_tokens
         self.max_batch_requests = max_batch_requests
+        self._drawn_rows = drawn_rows or max_batch_requests
         self._pace = pace  # of steps in which prompts are read beside answers
         # Both in order of arrival, and all that run came before all that wait.
         self.waiting: deque[Request] = deque()
@@ -101,7 +106,7 @@ class Scheduler:
                     if request.state is State.RUNNING:
                         left -= self._take(request, min(num_tokens, left), chunks)
                 if chunks:
-                    break
+                    return with_drafts(chunks, self.cache, left, self._drawn_rows)
             if not self.waiting:
                 break
         return chunks
@@ -115,8 +120,11 @@ class Scheduler:
         if (
             self.waiting
             or len(chunks) < len(self.running)
-            or not all(chunk.samples and chunk.request.goes_on for chunk in chunks)
+            or not all(
+                chunk.samples and not chunk.drafts and chunk.request.goes_on for chunk in chunks
+            )
             or self._num_blocks_for_each(requests) > self.cache.num_free_blocks
+            or self._is_better_awaited(requests)
         ):
             return []
         for request in requests:
@@ -126,6 +134,19 @@ class Scheduler:
             for chunk in chunks
         ]
         return [chunk.leaving(self._checkpoint(chunk, chunk.stop)) for chunk in following]
+
+    def _is_better_awaited(self, requests: list[Request]) -> bool:
+        """Whether several tokens may be tried once the next ones are known."""
+        load = StepLoad(len(requests), len(requests))
+        return any(request.is_awaited(load) for request in requests)
+
+    def take_back(self, chunk: Chunk, num_right: int) -> None:
+        """Of the drafts of a chunk that ran the first `num_right` are the request's tokens; of the
+        others nothing is left."""
+        request = chunk.request
+        if request.drafter is not None:
+            request.drafter.settle(len(chunk.drafts), num_right)
+        self.cache.take_back(request.id, request.num_computed)
 
     def _num_blocks_for_each(self, requests: list[Request]) -> int:
         """Blocks that one more token of each request takes."""

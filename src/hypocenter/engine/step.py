@@ -68,7 +68,7 @@ class Steps:
     ) -> None:
         self._runner, self._scheduler, self._tokenizer = runner, scheduler, tokenizer
         self._path = path
-        self.sampler = Sampler(runner.max_batch_requests, launch_mode, runner.token_ids)
+        self.sampler = Sampler(runner.drawn_rows, launch_mode, runner.token_ids)
         self.ahead: StepInFlight | None = None  # launched, and not waited for
 
     def route(self) -> Route:
@@ -84,14 +84,15 @@ class Steps:
         """Have the device begin; nothing is waited for."""
         logits = self._runner.run(make_batch(chunks, self._scheduler.cache))
         sampled = [chunk for chunk in chunks if chunk.samples]
-        wait = self.sampler.sample(memory.rows(logits, 0, len(sampled)), sampled)
+        num_drawn = sum(chunk.num_drawn for chunk in sampled)
+        wait = self.sampler.sample(memory.rows(logits, 0, num_drawn), sampled)
         # Asked for now, since the step after this one may overwrite them before it is waited for.
-        drawn = {
-            chunk.request.id: copies.to_host_later(memory.rows(logits, row, row + 1))
-            for row, chunk in enumerate(sampled)
-            if chunk.request.params.logprobs is not None
-        }
-        kept, start = {}, len(sampled)
+        drawn, kept, start = {}, {}, 0
+        for chunk in sampled:
+            if chunk.request.params.logprobs is not None:
+                rows = memory.rows(logits, start, start + chunk.num_drawn)
+                drawn[chunk.request.id] = copies.to_host_later(rows)
+            start += chunk.num_drawn
         for chunk in chunks:
             if chunk.num_kept:
                 rows = memory.rows(logits, start, start + chunk.num_kept)
@@ -172,19 +173,18 @@ class Steps:
         drawn = iter(outcomes)
         for chunk in step.chunks:
             request = chunk.request
-            outcome = next(drawn) if chunk.samples else None
+            chosen = list(itertools.islice(drawn, chunk.num_drawn))
             if request.done:  # it ended when this was launched already
                 continue
-            request.advance(chunk.num_tokens)
-            kept, row = step.kept.get(request.id), step.drawn.get(request.id)
+            request.advance(chunk.num_tokens - len(chunk.drafts))
+            waits = step.kept.get(request.id), step.drawn.get(request.id)
             # Copies are waited for out here: where one fails, the device has.
-            rows = None if kept is None else kept()
-            logits = None if row is None else row()[0]
+            rows, logits = (None if wait is None else wait() for wait in waits)
             with self._failing_alone(request), recording_defects():
                 if rows is not None:
                     self._keep(chunk, rows)
-                if outcome is not None:
-                    self._accept(request, outcome, logits)
+                if chosen:
+                    self._accept(chunk, chosen, logits)
             if request.error is None:
                 self._scheduler.keep(request)
             if request.done:
@@ -226,11 +226,28 @@ class Steps:
                 )
             ]
 
-    def _accept(self, request: Request, outcome: int | BadLogits, logits: Array | None) -> None:
-        """Take a token; `logits` f32 [vocab_size] are those it was drawn from, where asked for."""
-        if isinstance(outcome, BadLogits):
-            raise outcome
+    def _accept(self, chunk: Chunk, chosen: list[int | BadLogits], logits: Array | None) -> None:
+        """Take a token, and what was chosen behind each draft as far as these were right.
+
+        `logits` f32 [len(chosen), vocab_size] are those they were drawn from, where asked for.
+        """
+        request, num_right = chunk.request, 0
+        try:
+            for outcome, draft in itertools.zip_longest(chosen, chunk.drafts):
+                if isinstance(outcome, BadLogits):
+                    raise outcome
+                row = None if logits is None else logits[num_right]
+                self._take(request, outcome, row)
+                if outcome != draft or request.done:
+                    break
+                num_right += 1
+                request.advance(1)
+        finally:
+            if chunk.drafts:
+                self._scheduler.take_back(chunk, num_right)
+
+    def _take(self, request: Request, token_id: int, logits: Array | None) -> None:
         logprob, num_top = None, request.params.logprobs
         if logits is not None and num_top is not None:
-            logprob = token_logprob(logits, outcome, num_top, self._tokenizer.shown_piece)
-        request.accept(outcome, logprob)
+            logprob = token_logprob(logits, token_id, num_top, self._tokenizer.shown_piece)
+        request.accept(token_id, logprob)

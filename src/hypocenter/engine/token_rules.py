@@ -69,6 +69,9 @@ class TokenRules:
     `bias_ids` i32 [num_biases] and `biases` f64 are what `TokenChoice` has under these names.
     """
 
+    #: Whether a draft that may not come is left out before it is tried.
+    narrows_drafts = True
+
     def __init__(
         self,
         params: SamplingParams,
@@ -112,10 +115,20 @@ class TokenRules:
     def mask(
         self, output_ids: Sequence[int], num_output: int, form: Int32s | None
     ) -> Int32s | None:
+        """What `mask_or_raise` gives; where nothing is left all, and `require_token` raises."""
+        try:
+            return self.mask_or_raise(output_ids, num_output, form)
+        except NoTokenLeft as error:
+            self._failure = error
+            return None
+
+    def mask_or_raise(
+        self, output_ids: Sequence[int], num_output: int, form: Int32s | None
+    ) -> Int32s | None:
         """A bit for each token that may come behind `num_output` tokens; None where all may.
 
         `output_ids` are these tokens, where `needs_tokens`. `form` is the mask of the request's
-        form. Where nothing is left all is allowed here, and `require_token` raises.
+        form. Raises NoTokenLeft.
         """
         allowed = self._allowed if form is None else form
         if form is not None and self._allowed is not None:
@@ -126,8 +139,7 @@ class TokenRules:
         if completing:
             allowed = _without(self._everything if allowed is None else allowed, completing)
         if allowed is not None and not allowed.any():
-            self._failure = self._no_token_left()
-            return None
+            raise self._no_token_left()
         if num_output < self._num_min and self._ends:
             going_on = _without(self._everything if allowed is None else allowed, self._ends)
             allowed = going_on if going_on.any() else allowed

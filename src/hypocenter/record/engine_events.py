@@ -76,6 +76,8 @@ class BlocksNamed(Event, frozen=True, kw_only=True, tag=True):
 class Drawn(Event, frozen=True, kw_only=True, tag=True):
     """Tokens are about to be chosen: one of each of `requests`, in the order of their logits.
 
+    A request stands there once more for each of its drafts.
+
     `positions` are those that the tokens will have, on which their random numbers depend. The
     others are keyed digests of what the choice depends on beside the logits, each empty where it
     does not: which tokens are allowed, what is added to logits, which tokens came before.

@@ -149,9 +149,10 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     Where layers carry a state, `state_slot` is its slot. Its first step may read the checkpoint in
     slot `state_source`, which the request `left_by` has left; None: it goes on from its own.
 
-    `samples`: a token is drawn from the logits of its last one. Of those that run `num_kept` have
-    logits that are kept, from number `first_kept` on. The first two are None in bundles from before
-    these fields.
+    `samples`: a token is drawn from the logits of its last one. The last `num_drafts` of those that
+    run were tried before they were chosen, so a token is drawn before each of these, too. Of those
+    that run `num_kept` have logits that are kept, from number `first_kept` on. `samples` and
+    `num_kept` are None in bundles from before these fields.
 
     `digest` is a keyed one over all its token ids so far (`keyed_digest.py`): equal runs of one
     machine have equal digests, and without its key nobody can try what the text was.
@@ -170,6 +171,12 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
     samples: bool | None = None
     num_kept: int | None = None
     first_kept: int = 0
+    num_drafts: int = 0
+
+    @property
+    def first_drawn(self) -> int:
+        """The position of the first token that is drawn, where one is."""
+        return self.first_position + self.num_tokens - self.num_drafts
 
 
 class ArgumentDeclaration(msgspec.Struct, frozen=True, kw_only=True):

@@ -75,7 +75,10 @@ class Usage(msgspec.Struct):
 
 
 class AnswerTimings(msgspec.Struct):
-    """Under llama-server's names; `resumed` counts the workers that the answer outlived."""
+    """Under llama-server's names; `resumed` counts the workers that the answer outlived.
+
+    Those of drafts are there where some were tried.
+    """
 
     cache_n: int
     prompt_n: int
@@ -85,6 +88,8 @@ class AnswerTimings(msgspec.Struct):
     predicted_ms: float
     predicted_per_second: float
     resumed: int
+    draft_n: int | UnsetType = UNSET
+    draft_n_accepted: int | UnsetType = UNSET
 
 
 class CompletionLogprobs(msgspec.Struct):

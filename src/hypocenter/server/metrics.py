@@ -22,7 +22,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from hypocenter.server.fleet.replica import Replica
 from hypocenter.server.generation import Generation, WorkerEvent
 from hypocenter.server.supervisor import Supervisor
-from hypocenter.wire.messages import Failed, Piece
+from hypocenter.wire.messages import Ending, Failed, Piece
 
 _TO_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5,
              10, 20, 40, 80, 160, 640, 2560)  # fmt: skip
@@ -44,6 +44,13 @@ _COUNTERS = (
         "preempted",
         "vllm:num_preemptions",
         "Times that a running request gave its KV cache up for others.",
+    ),
+    ("drafts", "vllm:spec_decode_num_drafts", "Steps of ended requests that tried tokens."),
+    ("drafted", "vllm:spec_decode_num_draft_tokens", "Tokens that were tried in these."),
+    (
+        "accepted",
+        "vllm:spec_decode_num_accepted_tokens",
+        "Those of them that were chosen as well.",
     ),
 )
 _HISTOGRAMS = (
@@ -111,6 +118,8 @@ class _Figures:
         self.prompt, self.generated = self._of("prompt"), self._of("generated")
         self.queries, self.hits = self._of("queries"), self._of("hits")
         self.preempted = self._of("preempted")
+        self.drafts, self.drafted = self._of("drafts"), self._of("drafted")
+        self.accepted, self._accepted_at = self._of("accepted"), families["accepted_at"]
         self.first, self.between = self._of("first"), self._of("between")
         self.per_token, self.whole = self._of("per_token"), self._of("whole")
         self.prompt_sizes, self.sizes = self._of("prompt_sizes"), self._of("sizes")
@@ -123,6 +132,14 @@ class _Figures:
 
     def _of(self, attribute: str) -> Any:
         return self._families[attribute].labels(**self._labels)
+
+    def count_drafts(self, ending: Ending) -> None:
+        """What a request tried that has ended, if it did."""
+        self.drafts.inc(ending.num_drafts)
+        self.drafted.inc(ending.num_drafted)
+        self.accepted.inc(sum(ending.accepted_at))
+        for place, number in enumerate(ending.accepted_at):
+            self._accepted_at.labels(**self._labels, position=place).inc(number)
 
 
 class _Families:
@@ -141,6 +158,12 @@ class _Families:
             "vllm:request_success",
             "Requests that ended, by how: stop, length, abort (cancelled) or error.",
             [*labels, "finished_reason"],
+            registry=registry,
+        )
+        self.of_replicas["accepted_at"] = Counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Those of them by their place in what was tried, from 0 on.",
+            [*labels, "position"],
             registry=registry,
         )
         for attribute, name, text, buckets in _HISTOGRAMS:
@@ -237,6 +260,7 @@ class Metrics:
         figures.queries.inc(num_prompt)
         figures.hits.inc(piece.ending.num_cached_tokens)
         figures.preempted.inc(piece.ending.num_preemptions)
+        figures.count_drafts(piece.ending)
         figures.prompt_sizes.observe(num_prompt)
         figures.sizes.observe(num_out)
         figures.whole.observe(time.monotonic() - generation.submitted)

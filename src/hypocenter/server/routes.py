@@ -436,7 +436,11 @@ def _timings(inquiry: Inquiry) -> AnswerTimings:
     assert ending is not None, "all choices have ended"
     num_prompt = len(choice.generation.prompt_ids or ()) - ending.num_cached_tokens
     num_out = len(choice.generation.output_ids)
+    drafts: dict[str, int] = {}
+    if ending.num_drafted:
+        drafts = {"draft_n": ending.num_drafted, "draft_n_accepted": sum(ending.accepted_at)}
     return AnswerTimings(
+        **drafts,
         cache_n=ending.num_cached_tokens,
         prompt_n=num_prompt,
         prompt_ms=ending.prompt_seconds * 1e3,

@@ -81,6 +81,10 @@ _BLOCKS_ARE_FUSED = "parts of attention read no blocks; use f16 or f32, or atten
 #: score. The order is that of the GGUF format.
 POOLINGS = ("none", "mean", "cls", "last", "rank")
 MAX_TOKENS = 1 << 31
+#: Where tokens come from that a step tries before they are chosen.
+SPECS = ("off", "ngram")
+#: Up to 16 rows a GPU reads its weights once.
+MAX_DRAFTS = 15
 DEFAULT_CONTEXT = 4096
 #: Most tokens of a step where nobody says. On an H200 a prompt of 2,048 in one step takes 8 % less
 #: than in four; a token of another request waits for it as long.
@@ -324,6 +328,12 @@ class SamplingParams:
         "The answer ends with the stop string.",
         api=("include_stop_str_in_output",),
     )
+    drafts: bool = setting(
+        True,
+        Flag(),
+        "Try several tokens a step, where the model was opened with spec; the answer is the same.",
+        api=("drafts",),
+    )
 
     def __post_init__(self) -> None:
         settle(self)
@@ -369,6 +379,7 @@ class SamplingFields(TypedDict, total=False):
     min_tokens: int
     bad_words: Sequence[str]
     include_stop_str_in_output: bool
+    drafts: bool
 
 
 @declare_settings
@@ -547,6 +558,20 @@ class EngineConfig:
         "GPUs of this machine that hold the model together.",
         cli=("--tensor-parallel", "--tensor-parallel-size", "-tp"),
     )
+    spec: str = setting(
+        "off",
+        OneOf(known=SPECS),
+        "Several tokens a step: off, or ngram, which tries what followed the same tokens before "
+        "in prompt and answer. Answers stay the same.",
+        cli=("--spec",),
+    )
+    draft_max: int = setting(
+        7,
+        Whole(low=1, high=MAX_DRAFTS),
+        "Most tokens that a step tries for an answer, with spec.",
+        cli=("--draft-max", "--draft", "--draft-n", "--num-speculative-tokens"),
+        also_called=("num_speculative_tokens",),
+    )
 
     def __post_init__(self) -> None:
         settle(self)
@@ -558,6 +583,14 @@ class EngineConfig:
             raise BadSetting("tensor_parallel", self.tensor_parallel, _RANKS_NEED_GPUS)
         if KV_DTYPES[self.kv_dtype].is_quantised and self.attention == "parts":
             raise BadSetting("kv_dtype", self.kv_dtype, _BLOCKS_ARE_FUSED)
+
+    @property
+    def drawn_rows(self) -> int:
+        """The most tokens that a step chooses: one of each request, or all that one may try."""
+        most = self.max_batch_requests
+        if self.spec != "off":
+            most = max(most, 1 + self.draft_max)
+        return min(most, self.step_tokens)
 
     @property
     def step_tokens(self) -> int:
@@ -597,6 +630,8 @@ class EngineFields(TypedDict, total=False):
     attention: str
     float_products: str
     tensor_parallel: int
+    spec: str
+    draft_max: int
 
 
 def _require_compatible(params: SamplingParams) -> None:

@@ -303,7 +303,9 @@ class Failed(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 class Ending(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a request ended. `prompt_seconds` count from its first step to its first token.
 
-    `stop_string` is the one of the request that ended it, where one did.
+    `stop_string` is the one of the request that ended it, where one did. `accepted_at` counts, for
+    each place behind the last token, how often what was tried there was right; `num_drafts` counts
+    steps that tried tokens, and `num_drafted` these tokens.
     """
 
     reason: str
@@ -312,6 +314,9 @@ class Ending(msgspec.Struct, frozen=True, omit_defaults=True):
     generation_seconds: float = 0.0
     num_preemptions: int = 0
     stop_string: str = ""
+    num_drafts: int = 0
+    num_drafted: int = 0
+    accepted_at: tuple[int, ...] = ()
 
 
 class Piece(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -56,7 +56,7 @@ def facts_of(llm: LLM, path: Path, config: EngineConfig) -> ServedModel:
 
 def ending_of(request: Request) -> Ending:
     """How a request ended that has no error."""
-    timings = request.timings()
+    timings, drafter = request.timings(), request.drafter
     return Ending(
         reason=request.finish_reason or "",
         num_cached_tokens=timings.num_cached_tokens,
@@ -64,4 +64,7 @@ def ending_of(request: Request) -> Ending:
         generation_seconds=timings.generation_seconds,
         num_preemptions=request.num_preemptions,
         stop_string=request.stop_string,
+        num_drafts=drafter.num_drafts if drafter else 0,
+        num_drafted=drafter.num_drafted if drafter else 0,
+        accepted_at=tuple(drafter.accepted_at) if drafter else (),
     )

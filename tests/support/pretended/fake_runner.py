@@ -34,17 +34,28 @@ POISON_ID = 59
 FAULT_ID = 60
 
 
-def hashed_logits(context: Sequence[int]) -> npt.NDArray[np.float32]:
-    """The logits after `context`, f32 [VOCAB_SIZE]."""
+def hashed_logits(context: Sequence[int], habit: float = 0.0) -> npt.NDArray[np.float32]:
+    """The logits after `context`, f32 [VOCAB_SIZE].
+
+    With `habit` they hang most on the last token, so that texts repeat themselves now and then.
+    """
     seed = zlib.crc32(np.array(context, np.int32).tobytes())
     logits = np.random.default_rng(seed).normal(0, 2, VOCAB_SIZE).astype(np.float32)
+    if habit:
+        last = np.random.default_rng(context[-1]).normal(0, 2 * habit, VOCAB_SIZE)
+        logits += last.astype(np.float32)
     if context[0] == POISON_ID:
         logits[3:5] = np.nan
     return logits
 
 
 def expected_output(
-    prompt: Sequence[int], params: SamplingParams, context_length: int, *, end: bool = True
+    prompt: Sequence[int],
+    params: SamplingParams,
+    context_length: int,
+    *,
+    end: bool = True,
+    habit: float = 0.0,
 ) -> list[int]:
     """What a request must yield, computed alone and without any engine."""
     tokens = list(prompt)
@@ -54,7 +65,7 @@ def expected_output(
         ids = np.array(sorted(set(tokens)), np.int32)
         counts = np.array([output.count(token) for token in ids], np.int32)
         draw = TokenChoice(params, len(tokens), ids, counts)
-        chosen = sample_reference(hashed_logits(tokens)[None], [draw])[0]
+        chosen = sample_reference(hashed_logits(tokens, habit)[None], [draw])[0]
         assert not isinstance(chosen, BadLogits)
         tokens.append(chosen)
         if chosen == END_ID and end:
@@ -83,7 +94,13 @@ class FakeRunner:
         max_batch_requests: int = 8,
         num_checkpoints: int | None = None,
         longrope_threshold: int | None = None,
+        draft_max: int = 0,
+        habit: float = 0.0,
     ) -> None:
+        spec = "ngram" if draft_max else "off"
+        self.config = SimpleNamespace(spec=spec, draft_max=draft_max, device="cpu")
+        self.drawn_rows = max(max_batch_requests, 1 + draft_max)
+        self._habit = habit
         self.longrope_threshold = longrope_threshold
         self.runs_ahead, self.pace = runs_ahead, None
         self.num_blocks = num_blocks
@@ -130,7 +147,9 @@ class FakeRunner:
             raise RuntimeError("the device is on fire")
         logits = memory.allocate("logits", "fake", DType.F32, (len(contexts), VOCAB_SIZE))
         if contexts:
-            copies.to_device(logits, np.stack([hashed_logits(context) for context in contexts]))
+            copies.to_device(
+                logits, np.stack([hashed_logits(context, self._habit) for context in contexts])
+            )
         return logits
 
     def _carry(self, batch: Batch) -> None:

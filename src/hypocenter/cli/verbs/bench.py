@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hypocenter.base.errors import UsageError
+from hypocenter.cli import measured_drafts
 from hypocenter.cli.answer import open_llm
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
@@ -31,6 +32,7 @@ from hypocenter.settings.config import EngineConfig
 
 if TYPE_CHECKING:
     from hypocenter.base.results import Route
+    from hypocenter.engine.llm import LLM
     from hypocenter.engine.runner import Runner
 
 #: What is read to measure the memory of a CPU: so many times its caches, within these bounds.
@@ -78,6 +80,8 @@ def bench(path: str, options: BenchOptions, config: EngineConfig, *, as_json: bo
     num_sequences = max(options.num_sequences)
     needed = max(options.depth) + max(*options.num_prompt, options.num_generate)
     needed = max(needed, num_sequences * _room(max(options.depth) + options.num_generate, config))
+    if config.spec != "off":
+        needed = max(needed, measured_drafts.num_positions(options.num_generate))
     with open_gguf(path, config.override_kv) as file:
         model = model_size(file)
         trained = read_architecture(file, config.pooling).context_length
@@ -101,16 +105,20 @@ def bench(path: str, options: BenchOptions, config: EngineConfig, *, as_json: bo
                 "lower -p, -n, -d or -np, or raise -c"
             )
         results = list(_measure(runner, options, progress))
+        pairs = list(_measure_drafts(llm, options, progress))
         route = runner.route()
         progress("measuring memory bandwidth", 0.0)
         bandwidth = bandwidth_of(route)
         progress.clear()
         if as_json:
-            show_json(as_object(model, results, bandwidth, route, load_seconds))
+            found = as_object(model, results, bandwidth, route, load_seconds)
+            show_json(found | {"spec": [pair.as_object() for pair in pairs]})
         else:
             show(table(model, results, bandwidth, route.device, route.num_threads))
             for line in remarks(model, results, bandwidth, route, load_seconds):
                 say(line)
+            for pair in pairs:
+                say(pair.text)
 
 
 def model_size(file: GGUFFile) -> ModelSize:
@@ -316,6 +324,15 @@ def _measure(
             name = f"tg{options.num_generate}{f' x{num}' if num > 1 else ''}{at}"
             speeds = _repeat(name, runner, refill, decode, options, num_tokens, progress)
             yield Measurement(name, num_tokens, depth, num, speeds)
+
+
+def _measure_drafts(
+    llm: LLM, options: BenchOptions, progress: ProgressDisplay
+) -> Iterator[measured_drafts.Pairs]:
+    """What drafts gain, where the model was opened with some."""
+    if llm.engine.runner.config.spec != "off" and options.num_generate:
+        yield from measured_drafts.measure(llm, options.num_generate, options.repetitions, progress)
+        progress.clear()
 
 
 def _room(num_positions: int, config: EngineConfig) -> int:

@@ -88,7 +88,7 @@ def needed_bytes(
         numbers_per_token += sum(padded_rows(width) for width in recurrence.buffer_widths)
     numbers_per_token += gathered_rows(arch.part.num_parts, 1) * padded_rows(arch.width)
     activations = config.step_tokens * numbers_per_token
-    logits = config.max_batch_requests * per_logit_row
+    logits = config.drawn_rows * per_logit_row
     max_context = min(num_blocks * config.block_size, context_length)
     parts = sum(
         num_part_floats(config.step_tokens, arch.num_heads, *of_pages, max_context)

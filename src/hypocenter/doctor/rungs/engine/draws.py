@@ -5,6 +5,7 @@ Its random number depends on that alone, on the host and on a device.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -45,12 +46,14 @@ def _rows(case: Case) -> Iterator[_Row]:
             requests, step = {request.id: request for request in event.requests}, event.step
         if not isinstance(event, Drawn) or event.step != step:
             continue
+        num_before: Counter[int] = Counter()  # tokens of each request, of which drafts have several
         for row, (number, position) in enumerate(
             zip(event.requests, event.positions, strict=False)
         ):
             request = requests.get(number)
             if request is not None and request.samples:
-                right = request.first_position + request.num_tokens
+                right = request.first_drawn + num_before[number]
+                num_before[number] += 1
                 yield _Row(event, row, number, position, right)
 
 

@@ -255,11 +255,7 @@ def _taken_from_owners(steps: Sequence[Stepped]) -> dict[int, _Wrong]:
         for request in event.requests:
             was = before.get(request.id)
             before[request.id] = request
-            goes_on = was is not None and (
-                request.first_position >= was.first_position + was.num_tokens
-                and request.blocks[: len(was.blocks)] == was.blocks
-            )
-            num_had = len(was.blocks) if was is not None and goes_on else 0
+            num_had = _num_had(was, request) if was is not None else 0
             for at in range(request.num_adopted, len(request.blocks)):
                 block = request.blocks[at]
                 if at >= num_had:
@@ -269,6 +265,18 @@ def _taken_from_owners(steps: Sequence[Stepped]) -> dict[int, _Wrong]:
                 if owner != request.id:
                     return {event.seq: _foreign_entry(event, request, at, owner, given)}
     return {}
+
+
+def _num_had(was: RequestRecord, request: RequestRecord) -> int:
+    """How many of its blocks a request has from its last step; 0 where it begins anew.
+
+    Blocks that only drafts lay in may have been given back.
+    """
+    is_behind = request.first_position < was.first_drawn
+    pairs = zip(was.blocks, request.blocks, strict=False)
+    num_same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    is_lost = num_same < len(was.blocks) and not was.num_drafts
+    return 0 if is_behind or is_lost else num_same
 
 
 def _foreign_entry(

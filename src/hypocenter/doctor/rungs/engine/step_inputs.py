@@ -155,8 +155,11 @@ def _logit_rows(requests: tuple[RequestRecord, ...]) -> list[tuple[int, RequestR
     """The tokens whose logits are wanted, in the order of `engine/batch.py:make_batch`."""
     drawn, kept, start = [], [], 0
     for request in requests:
+        end = start + request.num_tokens
         if request.samples:
-            drawn.append((start + request.num_tokens - 1, request, "draws from its last token"))
+            before_drafts = range(end - 1 - request.num_drafts, end - 1)
+            drawn += [(row, request, "draws before a draft") for row in before_drafts]
+            drawn.append((end - 1, request, "draws from its last token"))
         kept += [
             (start + number, request, "keeps the logits of that token")
             for number in range(request.first_kept, request.num_tokens)[: request.num_kept or 0]
@@ -193,12 +196,16 @@ def _wrong_settings(
     if given.dtype != np.int64 or given.ndim != 2 or given.shape[1] != len(_COLUMNS):
         return None
     settings = given.view(np.float64)
-    drawn = [request for request in requests if request.samples]
-    for at, request in enumerate(drawn[: len(settings)]):
+    drawn = [
+        (request, request.first_drawn + number)
+        for request in requests
+        if request.samples
+        for number in range(1 + request.num_drafts)
+    ]
+    for at, (request, position) in enumerate(drawn[: len(settings)]):
         entry = entered.get(request.id)
         if entry is None or len(entry.settings) != len(_COLUMNS) - 1:
             continue  # what it came with was overwritten
-        position = request.first_position + request.num_tokens
         is_random = bool(entry.settings[_TEMPERATURE])
         right = (*entry.settings, uniform(entry.seed, position) if is_random else 0.0)
         for column in np.flatnonzero(settings[at] != np.array(right))[:1]:

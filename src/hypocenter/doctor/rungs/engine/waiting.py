@@ -99,7 +99,7 @@ def _waits(index: BundleIndex) -> Iterator[_Waited]:
                 steps = took.setdefault(request.id, [])
                 found.setdefault(request.id, request.first_position)
                 if request.samples:
-                    read.setdefault(request.id, request.first_position + request.num_tokens)
+                    read.setdefault(request.id, request.first_drawn)
                 if not steps or steps[-1] != event.step:
                     steps.append(event.step)
     for number, (came, step) in entered.items():

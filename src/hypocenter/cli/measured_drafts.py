@@ -1,0 +1,142 @@
+"""`hypo bench --spec`: what drafts gain, in answers whose tokens are known before.
+
+No model need be able to edit code: each answer is held to the tokens of a text. So what is measured
+is the engine and the drafts, and not what a model would have said. Runs with drafts and without
+take turns.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hypocenter.base import package
+from hypocenter.base.dtypes import Int32s
+from hypocenter.engine.llm import LLM
+from hypocenter.engine.token_rules import TokenRules
+from hypocenter.kernels.sampling.draw import mask_of
+from hypocenter.settings.config import SamplingParams
+
+#: What stands for a file that is edited; enough of it for any answer.
+_SOURCES = ("engine/batch.py", "engine/scheduler.py", "engine/request.py", "engine/kv_cache.py")
+#: Tokens that the edit puts in the place of others, in the middle of the text.
+_NUM_EDITED = 12
+#: Of a trap: so many tokens stood together before, and what followed them does not come.
+_NUM_ALIKE, _TRAP = 3, 5
+#: Positions that a text takes beside its prompt and its answer, each as long.
+_NUM_SPARE = 16
+
+
+class Script(TokenRules):
+    """Has an answer say the tokens of a text, whatever the logits are.
+
+    Drafts are not told what it will say: or else none would be wrong.
+    """
+
+    narrows_drafts = False
+
+    def __init__(self, token_ids: Sequence[int], vocab_size: int) -> None:
+        super().__init__(SamplingParams(), (), (), vocab_size)
+        self._masks = [mask_of(np.arange(vocab_size) == token_id) for token_id in token_ids]
+
+    def mask_or_raise(
+        self, output_ids: Sequence[int], num_output: int, form: Int32s | None
+    ) -> Int32s | None:
+        return self._masks[num_output]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """One text: tokens per second of each repetition, without drafts and with them."""
+
+    name: str
+    num_tokens: int
+    without: tuple[float, ...]
+    drafted: tuple[float, ...]
+    num_drafted: int
+    num_accepted: int
+
+    @property
+    def ratios(self) -> list[float]:
+        return sorted(one / other for one, other in zip(self.drafted, self.without, strict=True))
+
+    @property
+    def text(self) -> str:
+        ratios = self.ratios
+        return (
+            f"{self.name}{self.num_tokens}: {statistics.median(self.without):.1f} tokens/s without "
+            f"drafts, {statistics.median(self.drafted):.1f} with them: "
+            f"{statistics.median(ratios):.2f} x ({ratios[0]:.2f} to {ratios[-1]:.2f} in "
+            f"{len(ratios)} pairs); {self.num_accepted} of {self.num_drafted} drafts right"
+        )
+
+    def as_object(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "num_tokens": self.num_tokens,
+            "tokens_per_second": self.without,
+            "drafted_tokens_per_second": self.drafted,
+            "ratio": statistics.median(self.ratios),
+            "num_drafted": self.num_drafted,
+            "num_accepted": self.num_accepted,
+        }
+
+
+def num_positions(num_tokens: int) -> int:
+    """What the context must hold for answers of so many tokens."""
+    return 2 * num_tokens + _NUM_SPARE
+
+
+def measure(
+    llm: LLM, num_tokens: int, repetitions: int, progress: Callable[[str, float], None]
+) -> Iterator[Pairs]:
+    """Each text in pairs, after one that warms up and is not counted."""
+    for name, prompt, answer in _texts(llm, num_tokens):
+        speeds: dict[bool, list[float]] = {False: [], True: []}
+        counts = 0, 0
+        for repetition in range(-1, repetitions):
+            progress(f"{name}{num_tokens}", (repetition + 1) / (repetitions + 1))
+            for drafts in (False, True) if repetition % 2 else (True, False):
+                speed, counts_now = _run(llm, prompt, answer, drafts=drafts)
+                if repetition >= 0:
+                    speeds[drafts].append(speed)
+                    counts = counts_now if drafts else counts
+        yield Pairs(name, num_tokens, tuple(speeds[False]), tuple(speeds[True]), *counts)
+
+
+def _run(
+    llm: LLM, prompt: Sequence[int], answer: Sequence[int], *, drafts: bool
+) -> tuple[float, tuple[int, int]]:
+    params = SamplingParams(max_tokens=len(answer), ignore_eos=True, drafts=drafts)
+    engine = llm.engine
+    request = engine.request(prompt, params)
+    request.rules = Script(answer, engine.runner.vocab_size)
+    (completion,) = engine.complete([request])
+    timings = completion.timings
+    counts = timings.num_drafted_tokens, timings.num_accepted_tokens
+    return timings.generated_tokens_per_second, counts
+
+
+def _texts(llm: LLM, num_tokens: int) -> Iterator[tuple[str, list[int], list[int]]]:
+    """Name, prompt and answer: a file and its edit, tokens that repeat nothing, and repeated
+    beginnings that end otherwise each time."""
+    random = np.random.default_rng(0)
+    vocab_size = llm.engine.runner.vocab_size
+    source = "".join((Path(package.FOLDER) / name).read_text() for name in _SOURCES)
+    file = llm.tokenizer.encode(source)[:num_tokens]
+    edited = list(file)
+    at = len(file) // 2
+    new = random.integers(0, vocab_size, _NUM_EDITED).tolist()
+    edited[at : at + _NUM_EDITED] = new[: len(edited[at : at + _NUM_EDITED])]
+    yield "edit", file, edited
+    tokens = random.integers(0, vocab_size, 2 * num_tokens).tolist()
+    yield "random", tokens[:num_tokens], tokens[num_tokens:]
+    alike = random.integers(0, vocab_size, _NUM_ALIKE).tolist()
+    for start in range(0, len(tokens) - _NUM_ALIKE, _TRAP + _NUM_ALIKE):
+        tokens[start : start + _NUM_ALIKE] = alike
+    yield "trap", tokens[:num_tokens], tokens[num_tokens:]

@@ -1,0 +1,149 @@
+"""How many tokens of a request are tried in a step, and which: by what became of earlier ones.
+
+All of it follows from tokens and from how many requests a step has, and from no clock. A text that
+goes on as it did before is gone through several tokens a step. Where it does not, or where many
+requests fill the steps, nothing is tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hypocenter.engine.drafting.ngrams import Ngrams
+
+#: Tokens that drafts may have cost in all, measured in steps without: some at first, and then a
+#: share of the answer. So an answer that repeats nothing is slower by that share at most.
+_FIRST_LOSS, _SHARE_LOST = 0.75, 0.01
+#: What is taken to be the share of right tokens before any was tried, by how many tokens match:
+#: up to 4, 8, 16, and more.
+_FIRST_ODDS = (0.4, 0.6, 0.75, 0.85)
+#: What one token that was tried weighs in what is known.
+_WEIGHT = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RowCosts:
+    """What a step takes by its rows, where one of a single row takes 1.
+
+    Rows are taken by 16, 4 or 1, and each of up to eight begun costs `eight` beside.
+    `apart`: what it takes longer where it is not launched ahead.
+    """
+
+    fixed: float
+    single: float
+    four: float
+    sixteen: float
+    eight: float = 0.0
+    apart: float = 0.0
+
+    def of(self, num_rows: int) -> float:
+        sixteens, left = divmod(num_rows, 16)
+        fours, singles = divmod(left, 4)
+        cost = self.fixed + self.sixteen * sixteens + self.four * fours + self.single * singles
+        return cost + self.eight * (-(-num_rows // 8))
+
+
+#: Measured with Q4_K on two cores of an AMD EPYC that others used, too. With Q8_0 rows take less.
+CPU_COSTS = RowCosts(fixed=0.65, single=0.35, four=1.05, sixteen=3.6)
+#: Measured with the shape of an 8B in Q4_K_M on an H200: 4 rows take 1.03, 8 take 1.09, 16 take
+#: 1.41. A step that waits for its token takes half a step more, there and with a tiny model.
+GPU_COSTS = RowCosts(fixed=0.67, single=0.01, four=0.04, sixteen=0.16, eight=0.32, apart=0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """What a step has without the drafts of a request: rows, and how many answers go on by one."""
+
+    num_rows: int
+    num_answers: int
+
+
+class Drafter:
+    """The drafts of one request: at most `max_drafts` tokens a step.
+
+    `num_drafts` counts steps that tried some, and `num_drafted` tokens that were tried.
+    `accepted_at` counts those that the sampler chose, by their place behind the last token.
+    """
+
+    def __init__(self, max_drafts: int, costs: RowCosts) -> None:
+        assert max_drafts > 0, max_drafts
+        self._max_drafts, self._costs = max_drafts, costs
+        self._ngrams = Ngrams()
+        self._odds = list(_FIRST_ODDS)
+        self._kind, self._price = 0, 0.0  # of the last drafts
+        self._lost = 0.0
+        self.num_drafts = self.num_drafted = 0
+        self.accepted_at = [0] * max_drafts
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(self.accepted_at)
+
+    def propose(
+        self, token_ids: Sequence[int], num_output: int, most: int, load: StepLoad
+    ) -> list[int]:
+        """Up to `most` tokens that may follow `token_ids`, of which `num_output` are the answer."""
+        if not self._ngrams.may_match(token_ids):  # most often, quickly told
+            return []
+        most = min(most, self._max_drafts)
+        allowed = _FIRST_LOSS + _SHARE_LOST * num_output - self._lost
+        if most < 1 or self._price_of(1, load) > allowed:
+            return []
+        if (match := self._ngrams.find(token_ids)) is None:
+            return []
+        kind = min((match.num_tokens - 1).bit_length() - 2, len(_FIRST_ODDS) - 1)
+        num = self._best_number(self._odds[kind], most, load)
+        while self._price_of(num, load) > allowed:
+            num -= 1
+        self._kind = kind
+        # Beyond the last token the text is taken to go on repeating itself.
+        period = len(token_ids) - match.start
+        return [token_ids[match.start + number % period] for number in range(num)]
+
+    def is_awaited(
+        self, token_ids: Sequence[int], num_output: int, most: int, load: StepLoad
+    ) -> bool:
+        """Whether to wait for the next token, so that what follows it can be tried.
+
+        Where the next token turns out to be another than the text had before, that was for nothing.
+        """
+        price = self._costs.apart * load.num_answers
+        if self._lost + price > _FIRST_LOSS + _SHARE_LOST * num_output:
+            return False
+        if len(self.propose(token_ids, num_output, most, load)) < 2:
+            return False
+        self._lost += price
+        return True
+
+    def begin(self, num: int, load: StepLoad) -> None:
+        """`num` of the tokens proposed last are tried in a step of that load."""
+        self._price = self._price_of(num, load)
+
+    def settle(self, num: int, num_accepted: int) -> None:
+        """Of `num` tokens that were tried the first `num_accepted` were right."""
+        odds = self._odds[self._kind]
+        for is_right in [True] * num_accepted + [False] * (num_accepted < num):
+            odds += _WEIGHT * (is_right - odds)
+        self._odds[self._kind] = odds
+        self._lost += self._price - num_accepted
+        self.num_drafts += 1
+        self.num_drafted += num
+        for place in range(num_accepted):
+            self.accepted_at[place] += 1
+
+    def _price_of(self, num: int, load: StepLoad) -> float:
+        """Tokens that all answers of the step lose by `num` more rows."""
+        alone = self._costs.of(load.num_rows)
+        more = self._costs.of(load.num_rows + num) - alone
+        return max(more, 0.0) * load.num_answers / alone
+
+    def _best_number(self, odds: float, most: int, load: StepLoad) -> int:
+        """The number of drafts that gains most; one where none does, for odds may have changed."""
+        best, most_gained, gained, still_right = 1, 0.0, 0.0, 1.0
+        for num in range(1, most + 1):
+            still_right *= odds
+            gained += still_right
+            if (gain := gained - self._price_of(num, load)) > most_gained:
+                best, most_gained = num, gain
+        return best

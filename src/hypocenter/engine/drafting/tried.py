@@ -1,0 +1,95 @@
+"""Adds to a step the tokens that its requests try, as far as there is room and they may come.
+
+Computes no mask and chooses no token: the request's form and rules say what may come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypocenter.base.dtypes import Int32s
+from hypocenter.base.errors import GrammarError, NoTokenLeft
+from hypocenter.engine.batch import Chunk
+from hypocenter.engine.drafting.drafter import StepLoad
+from hypocenter.engine.kv_cache import KVCache
+from hypocenter.engine.request import Request
+
+_Masks = list[Int32s | None]
+
+
+def with_drafts(
+    chunks: list[Chunk], cache: KVCache, num_tokens: int, num_drawn: int
+) -> list[Chunk]:
+    """The chunks of a step, each with the tokens that its request tries.
+
+    The step has room for `num_tokens` more tokens, and chooses at most `num_drawn`. No request
+    gives up its room for that.
+    """
+    if all(chunk.request.drafter is None for chunk in chunks):
+        return chunks
+    num_rows = sum(chunk.num_tokens for chunk in chunks)
+    num_answers = sum(chunk.is_answer for chunk in chunks)
+    left = min(num_tokens, num_drawn - sum(chunk.num_drawn for chunk in chunks))
+    found = []
+    for chunk in chunks:
+        tried = _with_drafts(chunk, cache, left, StepLoad(num_rows, num_answers))
+        left -= len(tried.drafts)
+        num_rows += len(tried.drafts)
+        found.append(tried)
+    return found
+
+
+def _with_drafts(chunk: Chunk, cache: KVCache, most: int, load: StepLoad) -> Chunk:
+    request = chunk.request
+    if request.drafter is None or not chunk.samples or not chunk.is_answer:
+        return chunk
+    most = min(most, request.room_for_drafts, cache.num_tokens_that_fit(request.id))
+    if not (drafts := request.drafts(most, load)):
+        return chunk
+    drafts, masks = _leave_out(request, drafts)
+    if not drafts:
+        return chunk
+    cache.append(request.id, len(drafts))
+    request.drafter.begin(len(drafts), load)
+    return chunk.trying(drafts, masks)
+
+
+def _leave_out(request: Request, drafts: list[int]) -> tuple[list[int], _Masks]:
+    """As many of the drafts as may be chosen and do not end the answer, and what may come before
+    each and after the last one. Where that cannot be told, fewer are tried."""
+    num = next((at for at, draft in enumerate(drafts) if request.ends_with(draft)), len(drafts))
+    drafts = drafts[:num]
+    if request.matcher is None and request.rules is None:
+        return drafts, [None] * (num + 1)
+    matcher = request.matcher.copy() if request.matcher is not None else None
+    masks: _Masks = []
+    output_ids = request.output_ids[:]
+    for draft in [*drafts, None]:
+        form = matcher.mask() if matcher is not None else None
+        try:
+            mask = _mask(request, output_ids, form)
+        except NoTokenLeft:
+            break
+        if matcher is not None and matcher.has_failed:
+            break
+        masks.append(mask)
+        narrows = request.rules is None or request.rules.narrows_drafts
+        if draft is None or (narrows and not _may_come(draft, mask)):
+            break
+        output_ids.append(draft)
+        try:
+            if matcher is not None and matcher.accept(draft):  # nothing follows
+                break
+        except GrammarError:
+            break
+    return drafts[: max(len(masks) - 1, 0)], masks
+
+
+def _mask(request: Request, output_ids: Sequence[int], form: Int32s | None) -> Int32s | None:
+    if request.rules is None:
+        return form
+    return request.rules.mask_or_raise(output_ids, len(output_ids), form)
+
+
+def _may_come(token_id: int, mask: Int32s | None) -> bool:
+    return mask is None or bool(int(mask[token_id // 32]) >> token_id % 32 & 1)
