@@ -18,6 +18,7 @@ from models.family_table import FAMILIES, WINDOW
 from models.gguf_edit import rewritten
 from repository import ROOT
 
+from hypocenter.base.tensor import DType
 from hypocenter.engine.llm import LLM
 from hypocenter.model.facts.families import FAMILIES as OUR_FAMILIES
 from hypocenter.model.gguf.file import open_gguf
@@ -87,6 +88,14 @@ class Peer:
     def quantise(self, model: Path, out: Path, kind: str) -> None:
         """Requantise with llama.cpp's own quantiser; `kind` as in its file type names."""
         self._run("quantise", model, out, kind)
+
+    def blocks(self, dtype: DType, cases: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """ggml's blocks of f32 rows, by the names of the cases; see `llama_worker.write_blocks`."""
+        given, out = self.folder / "cases.npz", self.folder / "blocks.npz"
+        np.savez(given, **cases)
+        num_columns = next(x.shape[-1] for name, x in cases.items() if name != "weights")
+        self._run("blocks", given, out, dtype.ggml_id, dtype.num_bytes(num_columns))
+        return dict(np.load(out, allow_pickle=False))
 
     def version(self) -> str:
         """Version of llama-cpp-python."""

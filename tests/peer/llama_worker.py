@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
 from pathlib import Path
 
 import llama_cpp
@@ -41,10 +42,32 @@ def write_logits(model: Path, ids: Path, out: Path, context_length: int, cache: 
     np.save(out, np.stack(rows))
 
 
+def write_blocks(cases: Path, out: Path, ggml_id: int, row_bytes: int) -> None:
+    """ggml's blocks of each f32 array of `cases` (npz), u8 [num_rows, row_bytes], by its name.
+
+    "weights" is no case, but what each column counts, for those whose name begins with "weighed".
+    """
+    folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH", Path(llama_cpp.__file__).parent / "lib"))
+    make = ctypes.CDLL(str(folder / "libggml-base.so")).ggml_quantize_chunk
+    numbers = (ctypes.c_int64,) * 3
+    make.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *numbers, ctypes.c_void_p)
+    make.restype = ctypes.c_size_t
+    given = dict(np.load(cases, allow_pickle=False))
+    weights = given.pop("weights").astype(np.float32)
+    made = {}
+    for name, values in given.items():
+        x = np.ascontiguousarray(values, np.float32)
+        made[name] = np.zeros((len(x), row_bytes), np.uint8)
+        of_columns = weights.ctypes.data if name.startswith("weighed") else None
+        make(ggml_id, x.ctypes.data, made[name].ctypes.data, 0, *x.shape, of_columns)
+    np.savez(out, **made)
+
+
 def quantise(model: Path, out: Path, kind: str) -> None:
     """Requantise `model` to llama.cpp's file type `kind`, for example Q4_K_M."""
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    name = "ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_{name}")
     params.nthread = 2
     params.allow_requantize = True
     status = llama_cpp.llama_model_quantize(
@@ -55,7 +78,8 @@ def quantise(model: Path, out: Path, kind: str) -> None:
 
 
 def main() -> None:
-    """Command line: `logits MODEL IDS OUT CONTEXT`, `quantise MODEL OUT KIND` or `version`."""
+    """Command line: `logits MODEL IDS OUT CONTEXT`, `quantise MODEL OUT KIND`,
+    `blocks CASES OUT GGML_ID ROW_BYTES` or `version`."""
     parser = argparse.ArgumentParser()
     verbs = parser.add_subparsers(dest="verb", required=True)
     logits = verbs.add_parser("logits")
@@ -67,10 +91,17 @@ def main() -> None:
     for name in ("model", "out"):
         quant.add_argument(name, type=Path)
     quant.add_argument("kind")
+    blocks = verbs.add_parser("blocks")
+    for name in ("cases", "out"):
+        blocks.add_argument(name, type=Path)
+    for name in ("ggml_id", "row_bytes"):
+        blocks.add_argument(name, type=int)
     verbs.add_parser("version")
     given = parser.parse_args()
     if given.verb == "logits":
         write_logits(given.model, given.ids, given.out, given.context_length, given.cache)
+    elif given.verb == "blocks":
+        write_blocks(given.cases, given.out, given.ggml_id, given.row_bytes)
     elif given.verb == "version":
         print(llama_cpp.__version__)
     else:

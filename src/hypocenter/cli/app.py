@@ -26,7 +26,7 @@ from hypocenter.base.errors import (
 )
 from hypocenter.cli import interrupt
 from hypocenter.cli.doctor_app import doctor, guard
-from hypocenter.cli.model_app import Model, ModelOptions, embed, models, pull
+from hypocenter.cli.model_app import Model, ModelOptions, embed, models, pull, quantize
 from hypocenter.cli.options import (
     AsJson,
     ContextSize,
@@ -80,6 +80,7 @@ app.command(kill_serve)
 app.command(embed)
 app.command(pull)
 app.command(verify)
+app.command(quantize)
 app.command(models)
 app.register_install_completion_command(help="Complete commands and options in this shell.")
 

@@ -10,6 +10,7 @@ from cyclopts import Group, Parameter
 from hypocenter.base.errors import UsageError
 from hypocenter.base.package import bundled_model
 from hypocenter.cli.options import AsJson, EngineOptions, Quiet, TextOptions
+from hypocenter.cli.tool_options import QuantizeOptions
 
 #: MODEL of every verb that takes one.
 Model = Annotated[
@@ -76,6 +77,31 @@ def embed(
     config = engine.config()  # refused before a model is fetched
     path = ModelOptions().path(model, device=engine.device, quiet=quiet)
     cli_embed.embed(path, texts, config, options or TextOptions(), as_json=json, quiet=quiet)
+
+
+def quantize(
+    source: Annotated[
+        str,
+        Parameter(name="IN", help="GGUF file, the first of a split model, or OWNER/NAME[:QUANT]."),
+    ],
+    out: Annotated[str, Parameter(name="OUT", help="The new file.")],
+    kind: Annotated[str, Parameter(name="TYPE", help="Such as Q4_K_M, Q6_K, Q8_0, F16 or BF16.")],
+    /,
+    *,
+    options: QuantizeOptions | None = None,
+    json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a model in another type, with the bytes that llama-quantize writes.
+
+    Metadata stay but for general.file_type and general.quantization_version,
+    and a split model becomes one file. The new file appears when it is whole.
+    """
+    from hypocenter.cli.verbs import quantize as cli_quantize
+
+    path = ModelOptions().path(source, quiet=quiet)
+    options = options or QuantizeOptions()
+    cli_quantize.quantize(path, out, kind, options, as_json=json, quiet=quiet)
 
 
 def pull(

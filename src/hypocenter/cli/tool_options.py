@@ -1,4 +1,4 @@
-"""The options of `hypo bench` and `hypo doctor`, which measure and examine.
+"""The options of `hypo bench`, `hypo doctor` and `hypo quantize`.
 
 Holds spellings and help texts, as `options.py` does for what runs a model.
 """
@@ -216,3 +216,29 @@ class DoctorOptions:
             group=OUTPUT_GROUP,
         ),
     ] = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class QuantizeOptions:
+    """How `hypo quantize` goes about it; names are those of llama-quantize."""
+
+    imatrix: Annotated[
+        str | None,
+        Parameter(
+            name="--imatrix",
+            help="Importance matrix of the model, as llama-imatrix writes it (GGUF or .dat).",
+        ),
+    ] = None
+    pure: Annotated[
+        bool,
+        Parameter(name="--pure", help="Give all matrices one type, without the mix.", **SWITCH),
+    ] = False
+    allow_requantize: Annotated[
+        bool,
+        Parameter(
+            name="--allow-requantize",
+            help="Also of tensors that are quantised already, which loses more.",
+            **SWITCH,
+        ),
+    ] = False

@@ -27,7 +27,7 @@ from hypocenter.kernels.weights.block_fields import (
 )
 
 # The sixteen values of the non-linear 4-bit types (kvalues_iq4nl).
-_IQ4_VALUES = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
+IQ4_VALUES = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
 #: What the codes of MXFP4 stand for, twice as much so that they are integers (kvalues_mxfp4): a
 #: sign, two bits of exponent and one of mantissa.
 E2M1_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -191,7 +191,7 @@ def _read_q6_k(blocks: AnyArray) -> Fields:
 
 
 def _read_iq4_nl(blocks: AnyArray) -> Fields:
-    return of_table(_IQ4_VALUES, nibbles(blocks[..., 2:])), f16_at(blocks, 0), None, None, None
+    return of_table(IQ4_VALUES, nibbles(blocks[..., 2:])), f16_at(blocks, 0), None, None, None
 
 
 def _read_iq4_xs(blocks: AnyArray) -> Fields:
@@ -201,7 +201,7 @@ def _read_iq4_xs(blocks: AnyArray) -> Fields:
     low_bits = stack([packed & 15, packed >> 4], -1).reshape(*blocks.shape[:-1], 8)
     scales = as_signed(low_bits | ((high & 3).reshape(low_bits.shape) << 4), 32)
     quants = blocks[..., 8:].reshape(*blocks.shape[:-1], 8, 16)
-    return of_table(_IQ4_VALUES, nibbles(quants)), f16_at(blocks, 0), scales, None, None
+    return of_table(IQ4_VALUES, nibbles(quants)), f16_at(blocks, 0), scales, None, None
 
 
 def _read_mxfp4(blocks: AnyArray) -> Fields:

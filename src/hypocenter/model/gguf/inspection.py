@@ -257,16 +257,30 @@ def _scan(
         advance(info.name, slab.size)
 
 
+def first_bad_block(blocks: np.ndarray, dtype: DType) -> int | None:
+    """The first block (of plain types: element) of uint8 bytes with NaN or infinity; or None."""
+    slab = blocks.reshape(-1, dtype.block_bytes)
+    found = [_bad_places(slab, dtype, *field[1:])[1] for field in FLOAT_FIELDS[dtype]]
+    return min((int(bad[0]) for bad in found if bad.size), default=None)
+
+
+def _bad_places(
+    slab: np.ndarray, dtype: DType, offset: int, kind: DType
+) -> tuple[np.ndarray, np.ndarray]:
+    """The bits of a float of each block, and the blocks in which it is NaN or infinite."""
+    width = kind.block_bytes
+    packed = bytes_of_iq1_m_scale(slab) if dtype is DType.IQ1_M else slab
+    packed = np.ascontiguousarray(packed[:, offset : offset + width])
+    bits = packed.view(f"<u{width}")[:, 0]  # [num_blocks in the slab]
+    all_set = RESERVED[dtype][0] if dtype in RESERVED else _EXPONENT[kind]
+    exponent = bits.dtype.type(all_set)
+    return bits, np.flatnonzero((bits & exponent) == exponent)
+
+
 def _bad_floats(
     info: TensorInfo, slab: np.ndarray, start: int, field: str, offset: int, kind: DType
 ) -> _Found:
-    width = kind.block_bytes
-    packed = bytes_of_iq1_m_scale(slab) if info.dtype is DType.IQ1_M else slab
-    packed = np.ascontiguousarray(packed[:, offset : offset + width])
-    bits = packed.view(f"<u{width}")[:, 0]  # [num_blocks in the slab]
-    all_set = RESERVED[info.dtype][0] if info.dtype in RESERVED else _EXPONENT[kind]
-    exponent = bits.dtype.type(all_set)
-    bad = np.flatnonzero((bits & exponent) == exponent)
+    bits, bad = _bad_places(slab, info.dtype, offset, kind)
     first = [
         BadFloat(info.name, info.dtype, start + int(row), field, _as_float(int(bits[row]), kind))
         for row in bad[:MAX_FINDINGS_PER_TENSOR]

@@ -1,0 +1,182 @@
+"""A quantised file has the blocks, the order and the metadata that it should, or is not there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from models.tiny_gguf import write_tiny
+from models.unquantised_gguf import WIDTH, importance_of, write_imatrix, write_unquantised
+
+from hypocenter.base.errors import BadModelFile, UnsupportedModel, UsageError
+from hypocenter.base.tensor import DType
+from hypocenter.kernels.blocks.block_quantise import quantise_rows
+from hypocenter.kernels.weights.block_types import dequantise
+from hypocenter.model.gguf.file import GGUFFile, open_gguf
+from hypocenter.model.gguf.inspection import check
+from hypocenter.model.gguf.values import StringArray
+from hypocenter.model.quantising import quantising
+from hypocenter.model.quantising.importance import read_importance
+from hypocenter.model.quantising.mixes import MIXES, in_order
+from hypocenter.model.quantising.quantising import Quantised, WantedFile, quantise
+
+
+def _made(source: Path, out: Path, mix: str, **wanted: Any) -> Quantised:
+    with open_gguf(source) as file:
+        return quantise(file, out, WantedFile(MIXES[mix], **wanted))
+
+
+def _rows(file: GGUFFile, name: str) -> np.ndarray:
+    info = file.tensors[name]
+    raw = file.raw(name).reshape(-1, info.dtype.num_bytes(info.shape[-1]))
+    return np.ascontiguousarray(dequantise(raw, info.dtype, info.shape[-1]))
+
+
+def test_tensors_and_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows come in parts of seven, and all files of a split model become one."""
+    monkeypatch.setattr(quantising, "_MAX_NUMBERS", 7 * WIDTH)
+    source = write_unquantised(tmp_path / "in.gguf", kind="BF16", split=3)
+    told: list[float] = []
+    with open_gguf(source) as file:
+        assert len(file.shard_paths) == 3
+        request = WantedFile(MIXES["Q4_K_M"])
+        made = quantise(file, tmp_path / "out.gguf", request, lambda _, share: told.append(share))
+        with open_gguf(tmp_path / "out.gguf") as new:
+            assert list(new.tensors) == [info.name for info in in_order(file.tensors.values())]
+            for name, info in new.tensors.items():
+                assert info.shape == file.tensors[name].shape
+                rows = _rows(file, name)
+                if info.dtype.is_quantised:
+                    assert bytes(new.raw(name)) == quantise_rows(rows, info.dtype).tobytes()
+                else:
+                    assert bytes(new.raw(name)) == bytes(file.raw(name))
+            types = Counter(info.dtype.name for info in new.tensors.values())
+            assert types == {"F32": 5, "Q4_K": 13, "Q6_K": 3}
+            _same_metadata(file, new)
+            assert check(new).findings == ()
+    assert made.num_bytes == (tmp_path / "out.gguf").stat().st_size
+    assert made.num_tensors[DType.Q6_K] == types["Q6_K"]
+    assert made.dropped == ("split.no", "split.count", "split.tensors.count")
+    assert told == sorted(told)
+    assert told[-1] == 1
+
+
+def _same_metadata(old: GGUFFile, new: GGUFFile) -> None:
+    """All keys in their order, but for two at the end that are new, and those of split files."""
+    left = [k for k in old.metadata if not k.startswith("split.") and k != "general.file_type"]
+    assert list(new.metadata) == [*left, "general.quantization_version", "general.file_type"]
+    for key in left:
+        one, other = old.metadata[key], new.metadata[key]
+        assert new.metadata.kind(key) == old.metadata.kind(key)
+        if isinstance(one, StringArray):
+            assert list(one) == list(other)  # type: ignore[arg-type]
+        else:
+            assert np.array_equal(one, other)  # type: ignore[arg-type]
+    assert new.metadata["general.file_type"] == 15
+    assert new.metadata["general.quantization_version"] == 2
+    assert new.metadata.kind("general.file_type") == "u32"
+
+
+def test_importance_counts_for_each_expert(tmp_path: Path) -> None:
+    source = write_unquantised(tmp_path / "in.gguf", num_experts=4, ffn_width=256, num_layers=1)
+    importance = read_importance(write_imatrix(tmp_path / "i.gguf", importance_of(source)))
+    made = _made(source, tmp_path / "out.gguf", "Q4_0", importance=importance)
+    name = "blk.0.ffn_up_exps.weight"
+    with open_gguf(source) as file, open_gguf(tmp_path / "out.gguf") as new:
+        rows, weights = _rows(file, name), importance.weights[name].reshape(4, -1)
+        for expert in range(4):
+            part = rows[256 * expert : 256 * (expert + 1)]
+            blocks = quantise_rows(part, DType.Q4_0, np.ascontiguousarray(weights[expert]))
+            found = new.raw(name).reshape(4, -1)[expert]
+            assert bytes(found) == blocks.tobytes()
+            assert bytes(found) != quantise_rows(part, DType.Q4_0).tobytes()
+        assert new.metadata["quantize.imatrix.entries_count"] == len(importance.weights)
+        assert new.metadata["quantize.imatrix.chunks_count"] == importance.num_chunks
+        assert new.metadata["quantize.imatrix.dataset"] == importance.dataset
+        assert new.metadata["quantize.imatrix.file"] == str(importance.path)[:127]
+    assert made.unweighed == ("token_embd.weight",)
+
+
+def test_rows_that_are_no_blocks_get_another_type(tmp_path: Path) -> None:
+    source = write_unquantised(tmp_path / "in.gguf", num_layers=1, ffn_width=272)
+    made = _made(source, tmp_path / "out.gguf", "Q4_K_S")
+    assert made.fallbacks == {"blk.0.ffn_down.weight": DType.F16}
+    pure = _made(source, tmp_path / "pure.gguf", "Q4_K_S", pure=True)
+    assert set(pure.num_tensors) == {DType.F32, DType.F16, DType.Q4_K}
+
+
+def _with(values: dict[int, float]) -> dict[str, np.ndarray]:
+    rows = np.zeros((WIDTH, WIDTH), np.float32)
+    for at, value in values.items():
+        rows.reshape(-1)[at] = value
+    return {"blk.1.attn_q.weight": rows}
+
+
+@pytest.mark.parametrize(
+    ("values", "mix", "said"),
+    [
+        ({700: np.nan}, "Q8_0", "column 188 of row 2 of tensor 'blk.1.attn_q.weight' is nan, but"),
+        ({700: np.inf}, "F16", "column 188 of row 2 of tensor 'blk.1.attn_q.weight' is inf, but"),
+        ({700: 1e30}, "Q6_K", "is 1e[+]30, but Q6_K reaches not so far; take another type, such"),
+        ({700: 1e9}, "Q4_0", "row 2 of tensor 'blk.1.attn_q.weight' is too large, but a number"),
+        ({700: 1e5}, "F16", "row 2 of tensor 'blk.1.attn_q.weight' is too large, but a number"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(
+    values: dict[int, float], mix: str, said: str, tmp_path: Path
+) -> None:
+    source = write_unquantised(
+        tmp_path / "in.gguf", kind="F32", ffn_width=32, changed=_with(values)
+    )
+    with pytest.raises(BadModelFile, match=said) as caught:
+        _made(source, tmp_path / "out.gguf", mix)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.gguf"]
+
+
+def test_what_cannot_be_written_is_told_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_unquantised(tmp_path / "in.gguf", num_layers=1, ffn_width=32)
+    before = source.read_bytes()
+    link = tmp_path / "link.gguf"
+    link.symlink_to(source)
+    for out, said in (
+        (source, "is the model itself; name another file"),
+        (link, "is the model itself; name another file"),
+        (tmp_path / "no" / "out.gguf", "there is no folder .*no; make it first"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            _made(source, out, "Q8_0")
+    _made(source, tmp_path / "q8.gguf", "Q8_0")
+    with pytest.raises(UsageError, match="is there already; name another file, or remove it"):
+        _made(source, tmp_path / "q8.gguf", "Q8_0")
+    with pytest.raises(
+        UsageError, match=r"'output\.weight' is Q8_0 already, and Q6_K of it loses tw"
+    ):
+        _made(tmp_path / "q8.gguf", tmp_path / "twice.gguf", "Q4_0")
+    _made(tmp_path / "q8.gguf", tmp_path / "twice.gguf", "Q4_0", requantise=True)
+    with pytest.raises(UsageError, match="as IQ2_XS in IQ2_XS needs an importance matrix; give"):
+        _made(source, tmp_path / "out.gguf", "IQ2_XS")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
+    with pytest.raises(UsageError, match=r"out.gguf will have .* KiB, but 1000 B are free in"):
+        _made(source, tmp_path / "out.gguf", "Q8_0")
+    assert source.read_bytes() == before
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"in.gguf", "link.gguf", "q8.gguf", "twice.gguf"}
+
+
+def test_other_files_are_told_for_what_they_are(tmp_path: Path) -> None:
+    unknown = write_tiny(tmp_path / "unknown.gguf", "falcon")
+    with pytest.raises(
+        UnsupportedModel, match=r"general\.architecture is 'falcon', but the rules of"
+    ):
+        _made(unknown, tmp_path / "out.gguf", "Q8_0")
+    source = write_unquantised(tmp_path / "in.gguf", num_layers=1, ffn_width=32)
+    matrix = write_imatrix(tmp_path / "imatrix.gguf", importance_of(source))
+    with pytest.raises(UnsupportedModel, match="the file is an importance matrix"):
+        _made(matrix, tmp_path / "out.gguf", "Q8_0")
