@@ -113,7 +113,7 @@ def test_each_option_of_the_peers_is_renamed_taken_or_refused(verb: str) -> None
 def test_no_option_of_a_peer_was_lost() -> None:
     """The numbers change with the releases that the tables are taken from."""
     names = {peer: {name for name, _, _ in entries_of(peer)} for peer in PEERS}
-    assert {peer: len(found) for peer, found in names.items()} == {"llama_cpp": 445, "vllm": 365}
+    assert {peer: len(found) for peer, found in names.items()} == {"llama_cpp": 443, "vllm": 364}
 
 
 def test_each_word_stands_for_an_option_that_there_is() -> None:
@@ -199,13 +199,13 @@ def test_what_changes_nothing_is_told_in_one_line_and_the_rest_goes_on() -> None
 
 def test_all_that_is_refused_is_told_at_once() -> None:
     done = hypo_in_process(
-        "serve", "-fa", "--lora", "a.gguf", "--prot", "9", "-md", "b.gguf", "--temp", ".7",
-        "--spec-type", "x",
+        "serve", "-fa", "--control-vector", "a.gguf", "--prot", "9", "-md", "b.gguf",
+        "--temp", ".7", "--spec-type", "x",
     )  # fmt: skip
     assert done.returncode == 2
     assert_one_line(
         done.stderr,
-        "hypo: hypo serve has no --prot (did you mean --port?), --lora (adapters are not applied",
+        "hypo: hypo serve has no --prot (did you mean --port?), --control-vector (there are no",
         "-md, --spec-type (no model drafts for another; --spec ngram tries what the text had",
         "--temp (clients say it in each request",
         "; see hypo serve --help",

@@ -22,7 +22,7 @@ MAX_PARAMETERS = 7
 #: Lines that a room may have, all its folders together. Who raises one says why in the commit.
 BUDGETS = {
     "base": 2_000,
-    "settings": 1_600,
+    "settings": 1_750,
     "wire": 500,
     "conversation": 2_050,
     "record": 5_900,

@@ -314,7 +314,7 @@ def test_what_killed_processes_leave_is_removed_and_what_others_make_is_not(cach
 def test_two_that_pack_at_once_end_with_one_file(model: Path, cache: Path) -> None:
     with open_gguf(model) as file:
         arch = read_architecture(file)
-        first = packed_weights.PackedWeights(file, "cpu", in_bf16=False, num_bytes=1)
+        first = packed_weights.PackedWeights(file, "cpu", num_bytes=1)
         load_weights(file, arch, arch.context_length)
         first.keep("x", (np.zeros(10, np.uint8),))
         first.finish()

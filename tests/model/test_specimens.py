@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -12,10 +13,14 @@ from specimens.project_kernels import all_specimens, kernels
 from hypocenter.base.tensor import DType
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.registry import contract_of
-from hypocenter.device.offline.abstract import AbstractPointer, specimens
+from hypocenter.device import devices
+from hypocenter.device.offline.abstract import AbstractGpu, AbstractPointer, specimens
 from hypocenter.device.offline.compile import specimen_of_launch
 from hypocenter.device.offline.specimen import of_device
-from hypocenter.model.offline.specimens import AbstractModel, form_of
+from hypocenter.model.layers.decoder import Decoder
+from hypocenter.model.layers.step_buffers import Cache, KVPages, StepInputs
+from hypocenter.model.offline.specimens import AbstractModel, architecture_of, form_of
+from hypocenter.model.tensors.specimen_weights import undefined_weights, with_undefined_adapters
 
 
 def test_every_kernel_is_reached_by_some_plan() -> None:
@@ -39,6 +44,32 @@ def test_every_launch_of_a_decoder_has_a_contract_that_the_doctor_knows() -> Non
             seen[launch.kernel] = seen.get(launch.kernel, True) and found is contract
     assert {kernel for kernel, is_known in seen.items() if not is_known} == set()
     assert len(seen) > 20
+
+
+def test_what_adapters_launch_has_contracts_that_the_doctor_knows() -> None:
+    model = AbstractModel("nvidia", "llama", DType.Q8_0, DType.F16, adapters=DType.F16)
+    launches = [one for one in model.plan(16).launches if one.kernel.startswith("adapter")]
+    assert {one.kernel for one in launches} == {"adapter_down", "adapter_up"}
+    assert len(launches) == 2 * 7, "beside each matrix of the layer"
+    for one in launches:
+        assert isinstance(one.contract, Contract)
+        assert contract_of(one.kernel, list(one.facts), one.contract.declaration) is one.contract
+
+
+def test_a_layer_with_an_adapter_is_unlike_those_without() -> None:
+    gpu = AbstractGpu("nvidia")
+    devices.use_backend(gpu)
+    arch = architecture_of("llama")
+    arch = replace(arch, layers=arch.layers * 4)
+    weights = undefined_weights(arch, DType.Q8_0, gpu.name)
+    inputs = StepInputs.allocate(16, 2, 16, device=gpu.name, num_adapters=1)
+    cache = Cache(KVPages.allocate(arch, 64, 16, DType.F16, device=gpu.name))
+    placed = with_undefined_adapters(weights, DType.F16).adapters
+    of_third = {id(matrix) for matrix in weights.layers[2].matrices}
+    few = {key: beside for key, beside in placed.items() if key in of_third}
+    for adapters, unlike in (({}, {0, 3}), (placed, {0, 3}), (few, {0, 2, 3})):
+        decoder = Decoder(arch, replace(weights, adapters=adapters), inputs, cache, 16)
+        assert decoder.unlike_layers == unlike
 
 
 def test_both_forms_of_each_flag_are_reached() -> None:

@@ -18,6 +18,7 @@ from hypocenter.cli.model_app import ModelOptions
 from hypocenter.cli.serve_options import ServeOptions
 from hypocenter.cli.words.reading import nearest
 from hypocenter.cli.words.settings import tables_of_models
+from hypocenter.settings.adapters import read_choice
 
 #: Files in a folder of models that are looked at.
 _MAX_FILES = 10_000
@@ -38,6 +39,8 @@ class ModelTable(msgspec.Struct, kw_only=True, rename=lambda name: name.replace(
     max_queued: int | None = None
     pinned: bool = False
     sleep_idle_seconds: float | None = None
+    #: Adapters beside it, as --lora has them.
+    lora: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -149,4 +152,12 @@ def _of_table(
     beside = Path(config).parent / read.path
     path = str(beside) if beside.is_file() else ""
     path = path or model_file(read.path, is_hub=False, device=read.device or device, quiet=quiet)
+    read = msgspec.structs.replace(read, lora=tuple(_beside(Path(config), x) for x in read.lora))
     return NamedModel(path, (name, *read.aliases), read)
+
+
+def _beside(config: Path, adapter: str) -> str:
+    """An adapter whose file is looked for beside the file of settings first."""
+    choice = read_choice(adapter)
+    beside = config.parent / choice.path
+    return choice.written_with(str(beside)) if beside.is_file() else adapter

@@ -6,9 +6,9 @@ import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from hypocenter.base.errors import ContextOverflow, OutOfBlocks, UsageError
+from hypocenter.base.errors import BadSetting, ContextOverflow, OutOfBlocks, UsageError
 from hypocenter.engine.answer_text import AnswerText
 from hypocenter.engine.arguments import require_in_vocabulary
 from hypocenter.engine.drafting.drafter import CPU_COSTS, GPU_COSTS, Drafter
@@ -17,6 +17,7 @@ from hypocenter.engine.kv_cache import BlockDigests, KVCache
 from hypocenter.engine.request import AnswerPlan, Request
 from hypocenter.engine.scheduler import Scheduler
 from hypocenter.engine.token_rules import token_rules
+from hypocenter.settings.adapters import Scales
 from hypocenter.settings.config import SamplingParams
 
 if TYPE_CHECKING:
@@ -73,7 +74,9 @@ class Admission:
         pooling = runner.arch.pooling
         self._require_kind(terms)
         self._require_room(prompt_ids, terms.output_ids)
-        digests = BlockDigests(self._cache.block_size, terms.cache_salt)
+        scales = self._adapter_scales(params)
+        adapters = runner.adapters.digest(scales or ()) if runner.adapters is not None else b""
+        digests = BlockDigests(self._cache.block_size, terms.cache_salt, adapters)
         plan = AnswerPlan(
             text=AnswerText(tokenizer.detokenizer(at_start=False), params, terms.reader),
             end_ids=tokenizer.end_ids | terms.turn_ids,
@@ -88,6 +91,7 @@ class Admission:
             # A model that knows one kind of text has no row for another.
             num_first=terms.num_first if runner.arch.num_text_kinds > 1 else None,
             drafter=self._drafter(params),
+            adapter_scales=scales,
         )
         request = Request(next(self._request_ids), prompt_ids, params, plan)
         self._cache.prefetch(request.digests_to_adopt(self._cache.block_size))
@@ -98,6 +102,17 @@ class Admission:
         if config.spec == "off" or not params.drafts:
             return None
         return Drafter(config.draft_max, CPU_COSTS if config.device == "cpu" else GPU_COSTS)
+
+    def _adapter_scales(self, params: SamplingParams) -> tuple[float, ...] | None:
+        """What each adapter counts; None where there are none. Raises BadSetting for a name that is
+        none of theirs."""
+        asked = cast("Scales | None", params.lora)  # as its setting keeps it
+        if self._runner.adapters is not None:
+            return self._runner.adapters.scales(asked)
+        if asked:
+            limit = "no adapter is open; open the model with lora"
+            raise BadSetting("lora", asked[0][0], limit)
+        return None
 
     def _require_kind(self, terms: RequestTerms) -> None:
         """Raises UsageError where a model that writes is to give a vector, or the reverse."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from hypocenter.base.dtypes import Int32s
+from hypocenter.base.dtypes import Float32s, Int32s
 from hypocenter.base.errors import LaunchRejected
 from hypocenter.base.refusals import (
     BatchSize,
@@ -52,6 +52,8 @@ class Batch:
     is_long: bool = False
     #: Of each token, which of its request's two texts it is of, 0 or 1, where vectors are made.
     text_kinds: Int32s = field(default_factory=lambda: np.zeros(0, np.int32))
+    #: Of each row of block_tables, what each adapter counts, f32; None where no request has any.
+    adapter_scales: Float32s | None = None
 
     @property
     def last_seen(self) -> Int32s:
@@ -210,7 +212,19 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
         states=_states_of(chunks, cache.states) if cache.states else None,
         is_long=chunks[0].request.uses_long_factors,
         text_kinds=np.array(text_kinds, np.int32),
+        adapter_scales=_scales_of(chunks),
     )
+
+
+def _scales_of(chunks: list[Chunk]) -> Float32s | None:
+    """What each adapter counts for the request of each chunk; None where all have none."""
+    each = [chunk.request.adapter_scales for chunk in chunks]
+    if not any(each):
+        return None
+    scales = np.zeros((len(each), max(map(len, each))), np.float32)
+    for row, given in enumerate(each):
+        scales[row, : len(given)] = given
+    return scales
 
 
 def _states_of(chunks: list[Chunk], states: StateSlots) -> BatchStates:
@@ -255,6 +269,13 @@ def check_batch(batch: Batch, limits: BatchLimits) -> None:
     if not 1 <= num_tokens <= limits.max_batch_tokens:
         size = BatchSize(num_tokens=num_tokens, max_tokens=limits.max_batch_tokens)
         raise LaunchRejected("step", size)
+    scales = batch.adapter_scales
+    if scales is not None and len(scales) != len(batch.block_tables):
+        wanted = len(batch.block_tables)
+        count = WrongCount(
+            argument="adapter_scales", num=len(scales), wanted=wanted, of="sequences"
+        )
+        raise LaunchRejected("step", count)
     for name in ("positions", "slots", "sequence_rows"):
         num_entries = len(getattr(batch, name))
         if num_entries != num_tokens:

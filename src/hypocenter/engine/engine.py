@@ -6,6 +6,7 @@ a turn. `admission.py` makes the requests, and `step.py` launches and settles wh
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from hypocenter.engine.scheduler import Scheduler
 from hypocenter.engine.step import Steps
 from hypocenter.engine.turns import SteppingTurns
 from hypocenter.record.recorder import recording_defects
+from hypocenter.settings.adapters import Scales
 from hypocenter.settings.config import SamplingParams
 
 if TYPE_CHECKING:
@@ -124,41 +126,55 @@ class Engine(SteppingTurns):
             if self._has_prefix_cache and (found := self.runner.resident_blocks(path)) is not None:
                 self.cache.inherit(found)
 
-    def save_prompt(self, path: Path, token_ids: Sequence[int], salt: str) -> tuple[int, int]:
+    def save_prompt(
+        self, path: Path, token_ids: Sequence[int], salt: str, lora: Scales | None = None
+    ) -> tuple[int, int]:
         """Write the blocks that the cache keeps of these tokens; returns how many tokens those are,
-        and the bytes of the file. Raises UsageError."""
+        and the bytes of the file. `lora` is as in SamplingParams. Raises UsageError."""
         self._require_blocks_to_save()
-        digests = self._digests_of(token_ids, salt)
+        digests = self._digests_of(token_ids, salt, lora)
         with self._turn():
             kept = self.cache.find_kept(digests)
             blocks = tuple(self.runner.page_bytes.copy_of(block_id) for block_id in kept)
         prompt = SavedPrompt(tuple(token_ids), blocks)
-        num_bytes = save_prompt(path, self.runner.fingerprint, prompt)
+        num_bytes = save_prompt(path, self._fingerprint_of(lora), prompt)
         return len(blocks) * self.cache.block_size, num_bytes
 
-    def restore_prompt(self, path: Path, salt: str) -> tuple[tuple[int, ...], int, int]:
-        """Have the cache keep what `save_prompt` wrote, for requests of that salt.
+    def restore_prompt(
+        self, path: Path, salt: str, lora: Scales | None = None
+    ) -> tuple[tuple[int, ...], int, int]:
+        """Have the cache keep what `save_prompt` wrote with that `lora`, for requests of that salt.
 
         Returns the tokens, how many of them are kept, and the bytes of the file. Raises UsageError.
         """
         self._require_blocks_to_save()
         pages = self.runner.page_bytes
-        prompt, num_bytes = load_prompt(path, self.runner.fingerprint, pages.num_bytes)
-        digests = self._digests_of(prompt.token_ids, salt)[: len(prompt.blocks)]
+        prompt, num_bytes = load_prompt(path, self._fingerprint_of(lora), pages.num_bytes)
+        digests = self._digests_of(prompt.token_ids, salt, lora)[: len(prompt.blocks)]
         with self._turn():
             num_kept = self.cache.bring_back(
                 digests, lambda block_id, number: pages.put(block_id, prompt.blocks[number])
             )
         return prompt.token_ids, num_kept * self.cache.block_size, num_bytes
 
-    def erase_prompt(self, token_ids: Sequence[int], salt: str) -> int:
+    def erase_prompt(self, token_ids: Sequence[int], salt: str, lora: Scales | None = None) -> int:
         """Keep no blocks of these tokens any longer; returns how many tokens were kept."""
         with self._turn():
-            return self.cache.erase(self._digests_of(token_ids, salt)) * self.cache.block_size
+            num_kept = self.cache.erase(self._digests_of(token_ids, salt, lora))
+            return num_kept * self.cache.block_size
 
-    def _digests_of(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
-        size = self.cache.block_size
-        return BlockDigests(size, salt).first(len(token_ids) // size, token_ids)
+    def _digests_of(self, token_ids: Sequence[int], salt: str, lora: Scales | None) -> list[bytes]:
+        size, adapters = self.cache.block_size, self._adapters_of(lora)
+        return BlockDigests(size, salt, adapters).first(len(token_ids) // size, token_ids)
+
+    def _adapters_of(self, lora: Scales | None) -> bytes:
+        adapters = self.runner.adapters
+        return adapters.digest(adapters.scales(lora)) if adapters is not None else b""
+
+    def _fingerprint_of(self, lora: Scales | None) -> bytes:
+        """What stands for all that blocks of these adapters depend on besides tokens and salt."""
+        own, adapters = self.runner.fingerprint, self._adapters_of(lora)
+        return hashlib.blake2b(own + adapters, digest_size=len(own)).digest() if adapters else own
 
     def _require_blocks_to_save(self) -> None:
         if not self.runner.has_blocks_to_save or not self._has_prefix_cache:

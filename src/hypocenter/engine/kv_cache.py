@@ -42,19 +42,22 @@ class BlockDigests:
     """The digests of the leading blocks of a sequence of tokens that only grows.
 
     A digest covers all tokens up to the end of its block, because keys and values depend on all of
-    them, and `salt`: sequences of different salts share nothing. They are BLAKE2b of 32 bytes, so
-    that nobody can make two texts with one digest.
+    them, and `salt`: sequences of different salts share nothing. So do those of different
+    `adapters`, for which these bytes stand. They are BLAKE2b of 32 bytes, so that nobody can make
+    two texts with one digest.
     """
 
-    def __init__(self, block_size: int, salt: str = "") -> None:
-        self._block_size, self.salt = block_size, salt
+    def __init__(self, block_size: int, salt: str = "", adapters: bytes = b"") -> None:
+        self._block_size, self.salt, self.adapters = block_size, salt, adapters
         self._digests: list[bytes] = []
-        self._before_first = _digest(salt.encode("utf-8", "surrogatepass"))
+        # No salt has the byte 0xff, so none says what another does with adapters.
+        behind = b"\xff" + adapters if adapters else b""
+        self._before_first = _digest(salt.encode("utf-8", "surrogatepass") + behind)
 
     def of_long_texts(self) -> BlockDigests:
         """Others for the same tokens: what a model computes of them in a long text is not the
         same (longrope)."""
-        others = BlockDigests(self._block_size, self.salt)
+        others = BlockDigests(self._block_size, self.salt, self.adapters)
         others._before_first = _digest(b"long" + self._before_first)
         return others
 

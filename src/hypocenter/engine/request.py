@@ -24,11 +24,13 @@ from hypocenter.engine.token_rules import TokenRules, ending_ids
 from hypocenter.kernels.sampling.draw import columns_of, has_penalties
 from hypocenter.record.keyed_digest import KeyedDigest
 from hypocenter.record.prefixes import (
+    ADAPTERS,
     ROTATION,
     SALT,
     SETTINGS,
     BlockPrefixes,
     salt_digest,
+    settings_digest,
 )
 from hypocenter.record.recorder import current
 from hypocenter.settings.config import SamplingParams
@@ -78,6 +80,8 @@ class AnswerPlan:
     pooling: Pooling | None = None
     num_first: int | None = None
     drafter: Drafter | None = None
+    #: What each adapter of the engine counts, empty where that is nothing; None: it has none.
+    adapter_scales: tuple[float, ...] | None = None
 
 
 class Request:
@@ -109,6 +113,7 @@ class Request:
         self.params = replace(params, seed=seed)
         self.keeps_logits, self.pooling = plan.keeps_logits, plan.pooling
         self.matcher, self.rules, self.drafter = plan.matcher, plan.rules, plan.drafter
+        self._adapters = plan.adapter_scales
         self.logits: list[npt.NDArray[Any]] = []  # f32 [num_tokens of a chunk, vocab_size] each
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob] = []  # from the second token on
@@ -147,6 +152,11 @@ class Request:
         self._num_sent = self._num_resumed = len(self.output_ids)
         if self.has_outgrown:
             self._turn_long()
+
+    @property
+    def adapter_scales(self) -> tuple[float, ...]:
+        """What each adapter counts; empty where that is nothing."""
+        return self._adapters or ()
 
     @property
     def num_pending(self) -> int:
@@ -451,6 +461,8 @@ class Request:
         found = {SALT: salt_digest(digests.salt)} if digests is not None else {}
         if self._longrope_threshold is not None:
             found[ROTATION] = "of long texts" if self.uses_long_factors else "of short texts"
+        if self._adapters is not None:
+            found[ADAPTERS] = settings_digest(self.adapter_scales)
         if cache.settings:
             found[SETTINGS] = cache.settings
         return found

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from hypocenter.base import package
+from hypocenter.base.dtypes import Float32s
 from hypocenter.base.errors import BadSetting, LaunchRejected
 from hypocenter.base.results import Route
 from hypocenter.base.tensor import DType, Tensor
@@ -62,6 +63,13 @@ from hypocenter.model.placement import (
     with_whole_texts,
 )
 from hypocenter.model.tensors import footprint
+from hypocenter.model.tensors.adapters import (
+    AdapterSet,
+    num_bytes_of,
+    open_adapters,
+    with_adapters,
+)
+from hypocenter.model.tensors.packed_weights import Held
 from hypocenter.model.tensors.part_of_file import PartOfFile
 from hypocenter.model.tensors.table import Weights
 from hypocenter.model.tensors.weights import load_weights
@@ -88,6 +96,8 @@ class Seat:
     group: Group | None = None
     ranks: Ranks | None = None
     kept: KeptWeights | None = None
+    #: Adapters that requests may have, where there are any.
+    adapters: AdapterSet | None = None
 
 
 ALONE = Seat()
@@ -120,6 +130,7 @@ def load_runner(
         file = PartOfFile(file, whole, part)
     if kept is not None and kept.pages is not None:
         config = replace(config, kv_tokens=kept.kv_tokens)
+    adapters = open_adapters(config.lora, file, arch)
     context_length = context_length_of(arch, config)
     in_bf16 = config.float_products == "bf16"
     if in_bf16 and DType.BF16 not in footprint.held_dtypes(file, arch, in_bf16=True):
@@ -131,7 +142,7 @@ def load_runner(
     current().record_model(file.path.name, arch.name, quantisation_of(file))
     if device == "cpu":
         config = with_host_cache(file, arch, config)
-        footprint.require_room(file, arch, config, context_length)
+        footprint.require_room(file, arch, config, context_length, num_bytes_of(adapters))
     elif kept is None and part.num_parts == 1 and (room := devices.room_of(device)) is not None:
         require_gpu_room(device, file, arch, config, room)
     if group is not None:
@@ -143,12 +154,14 @@ def load_runner(
         context_length,
         progress,
         device=device,
-        in_bf16=in_bf16,
+        held=Held(in_bf16, adapters is None or not adapters.reads_feed_forwards),
         shared=kept,
     )
+    weights = with_adapters(weights, adapters, file, arch, device)
     if config.kv_tokens is None and (room := devices.room_of(device)) is not None:
         config = _with_cache(config, arch, kv_room(file, arch, config, room), group)
-    runner = Runner(arch, weights, config, context_length, replace(seat, kept=kept))
+    seat = replace(seat, kept=kept, adapters=adapters and adapters.without_numbers())
+    runner = Runner(arch, weights, config, context_length, seat)
     runner.model_stamps = repr(file.stamps)
     runner.open_outside_blocks(block_memory)
     num_tokens = runner.num_blocks * runner.block_size
@@ -196,8 +209,9 @@ def loaded_runner(
             runner.release()  # the library does not let a group go while graphs have its calls
 
 
-#: Of a plan: its buckets of tokens and logit rows, its sequences, and whether texts are long.
-_Key = tuple[int, int, int | None, bool]
+#: Of a plan: its buckets of tokens and logit rows, its sequences, whether texts are long, and
+#: whether some have adapters.
+_Key = tuple[int, int, int | None, bool, bool]
 
 
 class Runner:
@@ -213,6 +227,8 @@ class Runner:
     ) -> None:
         open_recorder()
         group, kept = seat.group, seat.kept
+        #: Adapters that requests may have, if there are any.
+        self.adapters = seat.adapters
         #: The processes that hold the other parts of the model, if it has any.
         self.ranks = seat.ranks
         self.arch, self.weights, self.config = arch, weights, config
@@ -246,6 +262,7 @@ class Runner:
             device=config.device,
             has_states=self.num_state_slots > 0,
             sees_all=arch.family.sees_all,
+            num_adapters=len(seat.adapters.files) if seat.adapters is not None else 0,
         )
         self._room: LentRoom | None = None
         if kept is not None and kept.pages is not None:
@@ -431,8 +448,14 @@ class Runner:
             num_tokens == 1 or len(np.unique(batch.sequence_rows)) == 1
         )
         set_num_threads(self.num_threads)
-        plan = self._plan(num_tokens, num_logit_rows, is_one, is_long=batch.is_long)
-        inputs = self._inputs
+        inputs, scales = self._inputs, self._scales_of(batch)
+        plan = self._plan(
+            num_tokens,
+            num_logit_rows,
+            is_one,
+            is_long=batch.is_long,
+            is_adapted=scales is not None,
+        )
         filled = [
             (inputs.token_ids, batch.token_ids),
             (inputs.positions, batch.positions),
@@ -442,6 +465,11 @@ class Runner:
             (inputs.logit_rows, batch.logit_rows),
             (inputs.counts, np.array([num_tokens, num_logit_rows], np.int32)),
         ]
+        if scales is not None:
+            assert inputs.adapter_scales is not None
+            assert inputs.logit_sequences is not None
+            of_rows = batch.sequence_rows[batch.logit_rows]
+            filled += [(inputs.adapter_scales, scales), (inputs.logit_sequences, of_rows)]
         if batch.ids_on_device:
             del filled[0]
         spans = []
@@ -509,7 +537,11 @@ class Runner:
         """Compile what steps and sampling launch: on a GPU all that they ever will."""
         set_num_threads(self.num_threads)
         is_gpu = self.config.device != "cpu"
-        keys = [self._key(num_tokens, 1, is_gpu) for num_tokens in (1, self.max_batch_tokens)]
+        keys = [
+            self._key(num_tokens, 1, is_gpu, is_adapted=is_adapted)
+            for num_tokens in (1, self.max_batch_tokens)
+            for is_adapted in self._kinds_of_steps
+        ]
         plans = {key: self._new_plan(*key) for key in keys}
         # All together: several processes compile what there is to be compiled.
         launches = [launch for plan in plans.values() for launch in plan.every_launch]
@@ -575,18 +607,38 @@ class Runner:
     def _keys_of_answers(self) -> Iterator[_Key]:
         """The keys of steps in which each request gets its next token: a token, a logit row."""
         most = self.drawn_rows
-        for num_tokens in _powers(most):
-            yield self._key(num_tokens, num_tokens, num_tokens == 1)
-            if self.config.spec != "off" and num_tokens > 1:  # all tried for one request
-                yield self._key(num_tokens, num_tokens, is_one_sequence=True)
-        if self.max_batch_requests > 1:  # and of those in which some read a prompt
-            for num_tokens in _powers(self.max_batch_tokens):
+        for is_adapted in self._kinds_of_steps:
+            for num_tokens in _powers(most):
+                yield self._key(num_tokens, num_tokens, num_tokens == 1, is_adapted=is_adapted)
+                if self.config.spec != "off" and num_tokens > 1:  # all tried for one request
+                    yield self._key(num_tokens, num_tokens, True, is_adapted=is_adapted)
+            if self.max_batch_requests == 1:
+                continue
+            for num_tokens in _powers(self.max_batch_tokens):  # in which some read a prompt
                 if num_tokens > most:
-                    yield self._key(num_tokens, most, is_one_sequence=False)
+                    yield self._key(num_tokens, most, False, is_adapted=is_adapted)
 
-    def _every_step(self) -> Iterator[tuple[int, int, bool, bool]]:
-        """Tokens, logit rows, whether of one sequence and of long texts: steps that together hold
-        each form of a launch.
+    @property
+    def _kinds_of_steps(self) -> tuple[bool, ...]:
+        """Whether some of their requests have adapters."""
+        if self.adapters is None:
+            return (False,)
+        return (False, True) if self.config.device == "cpu" else (True,)
+
+    def _scales_of(self, batch: Batch) -> Float32s | None:
+        """What adapters count in a step; None for a step of which nobody has any.
+
+        On a GPU all steps are as those with adapters are: attention rounds its result to f16 by
+        itself where no product reads more of it, and that may differ from the other way in bits.
+        """
+        if batch.adapter_scales is None and False not in self._kinds_of_steps:
+            assert self.adapters is not None
+            return np.zeros((len(batch.block_tables), len(self.adapters.files)), np.float32)
+        return batch.adapter_scales
+
+    def _every_step(self) -> Iterator[tuple[int, int, bool, bool, bool]]:
+        """Tokens, logit rows, whether of one sequence, of long texts and with adapters: steps that
+        together hold each form of a launch.
 
         Attention depends on the tokens, and on whether all of them want logits; what makes logits
         depends on their rows alone.
@@ -597,18 +649,22 @@ class Runner:
             each = _powers(num_tokens) if num_tokens == most else (1, num_tokens)
             for num_rows in dict.fromkeys((0, *each)):
                 for is_one in (True, False) if num_tokens > 1 else (True,):
-                    for is_long in lengths:
-                        yield num_tokens, num_rows, is_one, is_long
+                    for is_long, is_adapted in itertools.product(lengths, self._kinds_of_steps):
+                        yield num_tokens, num_rows, is_one, is_long, is_adapted
 
     def plans_of_all_forms(self) -> Iterator[Plan]:
         """Plans that together hold a launch in each form that steps ask for. None is to be run as
         a whole: layers that are launched like others are left out."""
         layers = self._decoder.unlike_layers
-        for num_tokens, num_rows, is_one, is_long in self._every_step():
-            rows, _, num_sequences, _ = self._key(num_tokens, num_rows, is_one, is_long)
+        for num_tokens, num_rows, is_one, *kind in self._every_step():
+            rows, _, num_sequences, is_long, is_adapted = self._key(
+                num_tokens, num_rows, is_one, *kind
+            )
             # Of any number of rows, so that what is compiled here serves any number of requests.
             some = bucket(num_rows, rows) if num_rows else 0
-            yield self._decoder.plan(rows, some, num_sequences, is_long=is_long, layers=layers)
+            yield self._decoder.plan(
+                rows, some, num_sequences, is_long=is_long, is_adapted=is_adapted, layers=layers
+            )
 
     def _launches_of_all_forms(self) -> list[Launch]:
         """The launches that together have each form that steps and sampling ever ask for."""
@@ -636,9 +692,15 @@ class Runner:
         )
 
     def _plan(
-        self, num_tokens: int, num_logit_rows: int, is_one_sequence: bool, *, is_long: bool
+        self,
+        num_tokens: int,
+        num_logit_rows: int,
+        is_one_sequence: bool,
+        *,
+        is_long: bool,
+        is_adapted: bool,
     ) -> Plan:
-        key = self._key(num_tokens, num_logit_rows, is_one_sequence, is_long)
+        key = self._key(num_tokens, num_logit_rows, is_one_sequence, is_long, is_adapted)
         if key not in self._plans:
             plan = self._new_plan(*key)
             plan.compile()
@@ -646,10 +708,15 @@ class Runner:
         return self._plans[key]
 
     def _key(
-        self, num_tokens: int, num_logit_rows: int, is_one_sequence: bool, is_long: bool = False
+        self,
+        num_tokens: int,
+        num_logit_rows: int,
+        is_one_sequence: bool,
+        is_long: bool = False,
+        is_adapted: bool = False,
     ) -> _Key:
-        """The key of the plan for a step of so many rows: their buckets, how many sequences, and
-        whether of long texts.
+        """The key of the plan for a step of so many rows: their buckets, how many sequences,
+        whether of long texts, and whether some have adapters.
 
         Logit rows are none, one, as many as requests can have, or half or all of the tokens: a few
         more cost less than more plans, each of which is made when it is first met.
@@ -661,14 +728,22 @@ class Runner:
         if num_logit_rows > 1:
             exact = bucket(num_logit_rows, rows)
             num_logit_rows = few if exact <= few else half if exact <= half else rows
-        return rows, num_logit_rows, 1 if is_one_sequence else None, is_long
+        return rows, num_logit_rows, 1 if is_one_sequence else None, is_long, is_adapted
 
     def _new_plan(
-        self, num_tokens: int, num_logit_rows: int, num_sequences: int | None, is_long: bool
+        self,
+        num_tokens: int,
+        num_logit_rows: int,
+        num_sequences: int | None,
+        is_long: bool,
+        is_adapted: bool,
     ) -> Plan:
-        plan = self._decoder.plan(num_tokens, num_logit_rows, num_sequences, is_long=is_long)
-        of_long = ", long texts" if is_long else ""
-        plan.name = f"decoder, {num_tokens} tokens, {num_logit_rows} logit rows{of_long}"
+        plan = self._decoder.plan(
+            num_tokens, num_logit_rows, num_sequences, is_long=is_long, is_adapted=is_adapted
+        )
+        what = ", long texts" if is_long else ""
+        what += ", adapters" if is_adapted else ""
+        plan.name = f"decoder, {num_tokens} tokens, {num_logit_rows} logit rows{what}"
         plan.set_mode(self.config.launch_mode)
         return plan
 

@@ -38,8 +38,8 @@ class BlockPrefixes:
 
 
 #: What `BlocksNamed.made_with` may say: the settings of the process, whose requests may read a
-#: block, and for which of two tables of a rotation a text was long enough.
-SETTINGS, SALT, ROTATION = "settings", "salt", "rotation"
+#: block, for which of two tables of a rotation a text was long enough, and what adapters counted.
+SETTINGS, SALT, ROTATION, ADAPTERS = "settings", "salt", "rotation", "adapters"
 
 
 def settings_digest(*settings: object) -> str:

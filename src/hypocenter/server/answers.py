@@ -246,9 +246,11 @@ class ModelStatus(msgspec.Struct, omit_defaults=True):
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """What is only known of a model that was loaded is null before."""
+    """What is only known of a model that was loaded is null before. An adapter has its model as
+    `parent`, as vLLM has it."""
 
     id: str
+    parent: str | None = None
     object: Literal["model"] = "model"
     created: int
     owned_by: str
@@ -260,6 +262,15 @@ class ModelCard(msgspec.Struct, kw_only=True):
 class Models(msgspec.Struct, kw_only=True):
     object: Literal["list"] = "list"
     data: list[ModelCard]
+
+
+class Adapter(msgspec.Struct):
+    """As llama-server has it, and its name."""
+
+    id: int
+    name: str
+    path: str
+    scale: float
 
 
 class Done(msgspec.Struct):

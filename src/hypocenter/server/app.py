@@ -37,8 +37,8 @@ from hypocenter.server.dialects.messages_body import MessagesBody
 from hypocenter.server.dialects.ollama_body import OllamaChatBody, OllamaGenerateBody
 from hypocenter.server.dialects.ollama_form import NDJSON
 from hypocenter.server.dialects.responses_body import ResponsesBody
-from hypocenter.server.fields import ChatBody, CompletionBody
-from hypocenter.server.hosting import model_routes, slot_routes
+from hypocenter.server.fields import ChatBody, CompletionBody, LoraItem
+from hypocenter.server.hosting import adapter_routes, model_routes, slot_routes
 from hypocenter.server.hosting.hosting import Hosting
 from hypocenter.server.intake.strangers import Strangers
 from hypocenter.server.openapi import Endpoint, document
@@ -307,6 +307,17 @@ TABLE = (
     ),
     Endpoint("GET", "/props", side_routes.props, "what the server is", answers.Props),
     Endpoint("GET", "/slots", side_routes.slots, "what runs", list[answers.Slot]),
+    Endpoint(
+        "GET", "/lora-adapters", adapter_routes.adapters, "its adapters", list[answers.Adapter]
+    ),
+    Endpoint(
+        "POST",
+        "/lora-adapters",
+        adapter_routes.change,
+        "changes what they count",
+        answers.Done,
+        list[LoraItem],
+    ),
     Endpoint(
         "POST",
         "/slots/{number}",

@@ -110,6 +110,14 @@ else:
     )
 
 
+class LoraItem(msgspec.Struct):
+    """An adapter by its number, as llama-server has it, or by its name, and what it counts."""
+
+    id: int | None = None
+    name: str | None = None
+    scale: float = 1.0
+
+
 class SharedBody(_Sampling, kw_only=True):
     """The fields that all forms have, beside those of `_Sampling`."""
 
@@ -124,6 +132,8 @@ class SharedBody(_Sampling, kw_only=True):
     cache_salt: str | None = None
     max_tokens: int | None = None
     n_predict: int | None = None
+    #: What adapters count; those that are not listed count nothing.
+    lora: list[LoraItem] | None = None
     #: A longer prompt loses its beginning; -1: so much that there is room for an answer.
     truncate_prompt_tokens: int | None = None
     #: Of a client's own requests the lowest comes first, as in vLLM.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from hypocenter.conversation.call_forms import FREE, CallRules
 from hypocenter.conversation.continuing import MessagePart
@@ -34,6 +34,14 @@ class AskedAnswer(NamedTuple):
     adds_prompt: bool = True
     echoed: str = ""
     ignored: Sequence[str] = ()
+
+
+class AskedAdapter(Protocol):
+    """An adapter by its number or its name, and what it counts."""
+
+    id: int | None
+    name: str | None
+    scale: float
 
 
 class QueryAndDocument(NamedTuple):
@@ -79,6 +87,8 @@ class AnswerOrder:
     #: Of the only answer, the tokens that were sent by another server.
     sent_ids: tuple[int, ...] = ()
     embeds: bool = False
+    #: What adapters count, where the body says so.
+    lora: tuple[AskedAdapter, ...] | None = None
 
     @property
     def num_answers(self) -> int:

@@ -28,6 +28,7 @@ from hypocenter.server.faults import FaultKeeper
 from hypocenter.server.fleet.slot_memory import SlotMemory
 from hypocenter.server.forms import AnswerForm, ChatForm, CompletionForm
 from hypocenter.server.generation import NOBODY, AnswerOrder, Manner
+from hypocenter.server.hosting.adapters import ServedAdapters, no_adapters
 from hypocenter.server.inquiry import PING_SECONDS, Inquiry, new_name
 from hypocenter.server.intake.bodies import Bodies, HeldBody
 from hypocenter.server.intake.json_bounds import BodyShape
@@ -92,6 +93,7 @@ class Service:
     common: Common = field(default_factory=Common)
     #: Whose last word `/health` tells; None: none is asked.
     canary: Canary | None = None
+    adapters: ServedAdapters = field(default_factory=no_adapters)
     #: People may look at it in a browser.
     has_pages: bool = True
     started: int = field(default_factory=lambda: int(time.time()))
@@ -129,6 +131,11 @@ class Service:
         """From now on these are let in, and no others."""
         self.common.api_keys = keys
 
+    @property
+    def asked_names(self) -> tuple[str, ...]:
+        """What a request may name: the model, or an adapter of it."""
+        return (*self.names, *self.adapters.names)
+
     def beside(
         self, supervisor: Supervisor, metrics: Metrics, names: tuple[str, ...], path: str, most: int
     ) -> Service:
@@ -141,11 +148,12 @@ class Service:
             model_path=path,
             max_open=most,
             canary=None,
+            adapters=no_adapters(),
         )
 
     def require_model(self, name: str) -> str:
         """The name that answers bear. Raises ApiError for one that is not served."""
-        return served_name(name, self.names)
+        return served_name(name, self.asked_names)
 
     @property
     def num_open(self) -> int:
@@ -278,7 +286,7 @@ async def order_of(
     data = await body_of(request)
     service = service_of(request)
     async with service.bodies.decoding(len(data)):
-        return await read(data, service.facts, service.names)
+        return await read(data, service.facts, service.asked_names)
 
 
 def inquire(request: Request, prefix: str, order: AnswerOrder) -> Inquiry:
@@ -298,6 +306,7 @@ def inquire(request: Request, prefix: str, order: AnswerOrder) -> Inquiry:
             param="n",
         )
     service.require_room(order.num_answers, client)
+    order = service.adapters.applied(order)
     if service.api_keys:  # nobody learns what others have in the prefix cache
         order = replace(order, cache_salt=f"{client}:{order.cache_salt}")
     return Inquiry(service.supervisor, new_name(prefix), order, client=client)

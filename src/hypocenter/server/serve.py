@@ -33,6 +33,7 @@ from hypocenter.server.connection import (
 from hypocenter.server.faults import FaultKeeper
 from hypocenter.server.fleet.slot_memory import SlotMemory
 from hypocenter.server.handshake import handshake_class
+from hypocenter.server.hosting.adapters import ServedAdapters
 from hypocenter.server.hosting.host import Host
 from hypocenter.server.hosting.hosting import Hosting
 from hypocenter.server.hosting.terms import MAX_MODELS, ModelTerms, require_own_names
@@ -263,6 +264,7 @@ def _hosting(
             )
         else:
             service = first.beside(supervisor, metrics, terms.all_names, terms.path, terms.num_open)
+        service.adapters = ServedAdapters.of(terms.engine.lora)
         if config.slot_save_path is not None:
             num_slots = terms.engine.max_batch_requests
             service.slots = SlotMemory(config.slot_save_path / name, num_slots)

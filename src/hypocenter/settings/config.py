@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 from hypocenter.base.errors import BadSetting, UsageError
 from hypocenter.base.tensor import DType
 from hypocenter.conversation.thoughts import REASONING, require_variables
+from hypocenter.settings.adapters import adapter_files, adapter_scales
 from hypocenter.settings.grammar_text import (
     check_grammar,
     check_regex,
@@ -74,6 +75,7 @@ PARTS_NEED_A_GPU = (
 FLOAT_PRODUCTS = ("exact", "bf16")
 _BF16_NEEDS_THE_CPU = "products in bf16 run on the CPU only; use exact, or device cpu"
 MAX_RANKS = 16
+_RANKS_HAVE_NO_ADAPTERS = "adapters are applied by a model on one GPU; use 1, or no lora"
 _RANKS_NEED_GPUS = "a CPU has all cores for one model; use 1, or a device such as cuda or hip"
 KV_DTYPES = {"f16": DType.F16, "f32": DType.F32, "q8_0": DType.Q8_0, "q4_0": DType.Q4_0}
 _BLOCKS_ARE_FUSED = "parts of attention read no blocks; use f16 or f32, or attention fused"
@@ -334,6 +336,13 @@ class SamplingParams:
         "Try several tokens a step, where the model was opened with spec; the answer is the same.",
         api=("drafts",),
     )
+    lora: str | dict[str, float] | Sequence[str | tuple[str, float]] | None = setting(
+        None,
+        Checked("as the engine was given them", check=adapter_scales),
+        "Adapters by name, alone or with what each counts; those not named count nothing.",
+        api=("lora",),
+        api_is_read_apart=True,
+    )
 
     def __post_init__(self) -> None:
         settle(self)
@@ -380,6 +389,7 @@ class SamplingFields(TypedDict, total=False):
     bad_words: Sequence[str]
     include_stop_str_in_output: bool
     drafts: bool
+    lora: str | dict[str, float] | Sequence[str | tuple[str, float]] | None
 
 
 @declare_settings
@@ -572,6 +582,14 @@ class EngineConfig:
         cli=("--draft-max", "--draft", "--draft-n", "--num-speculative-tokens"),
         also_called=("num_speculative_tokens",),
     )
+    lora: str | Sequence[str] = setting(
+        (),
+        SeveralTexts(check=adapter_files),
+        "LoRA adapters in GGUF beside the model, each FILE, FILE:SCALE or NAME=FILE:SCALE.",
+        cli=("--lora", "--lora-scaled"),
+        written="LoRA adapter in GGUF: FILE, FILE:SCALE or NAME=FILE:SCALE; may be given again.",
+        also_called=("lora_path", "lora_adapters"),
+    )
 
     def __post_init__(self) -> None:
         settle(self)
@@ -581,6 +599,8 @@ class EngineConfig:
             raise BadSetting("float_products", self.float_products, _BF16_NEEDS_THE_CPU)
         if self.tensor_parallel > 1 and self.device == "cpu":
             raise BadSetting("tensor_parallel", self.tensor_parallel, _RANKS_NEED_GPUS)
+        if self.lora and self.tensor_parallel > 1:
+            raise BadSetting("tensor_parallel", self.tensor_parallel, _RANKS_HAVE_NO_ADAPTERS)
         if KV_DTYPES[self.kv_dtype].is_quantised and self.attention == "parts":
             raise BadSetting("kv_dtype", self.kv_dtype, _BLOCKS_ARE_FUSED)
 
@@ -632,6 +652,7 @@ class EngineFields(TypedDict, total=False):
     tensor_parallel: int
     spec: str
     draft_max: int
+    lora: str | Sequence[str]
 
 
 def _require_compatible(params: SamplingParams) -> None:

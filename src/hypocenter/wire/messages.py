@@ -158,6 +158,8 @@ class MovePrompt(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     path: str = ""
     token_ids: tuple[int, ...] = ()
     cache_salt: str = ""
+    #: What adapters count for them; None: what they were opened with.
+    lora: tuple[tuple[str, float], ...] | None = None
 
 
 class PromptMoved(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):

@@ -195,19 +195,18 @@ class ModelWorker:
         """Save, restore or erase a prompt, and say so; in a thread of its own, as it may take a
         second."""
         number, engine = message.id, self._llm.engine
+        of = message.cache_salt, message.lora
         try:
             match message.action:
                 case "save":
                     path = Path(message.path)
-                    told = engine.save_prompt(path, message.token_ids, message.cache_salt)
+                    told = engine.save_prompt(path, message.token_ids, *of)
                     self._outbox.put(PromptMoved(number, *told))
                 case "restore":
-                    ids, num_kept, num_bytes = engine.restore_prompt(
-                        Path(message.path), message.cache_salt
-                    )
+                    ids, num_kept, num_bytes = engine.restore_prompt(Path(message.path), *of)
                     self._outbox.put(PromptMoved(number, num_kept, num_bytes, ids))
                 case "erase":
-                    num_kept = engine.erase_prompt(message.token_ids, message.cache_salt)
+                    num_kept = engine.erase_prompt(message.token_ids, *of)
                     self._outbox.put(PromptMoved(number, num_kept))
         except OWN_ERRORS as error:
             self._outbox.put(failure_for_client(number, error, self._model))

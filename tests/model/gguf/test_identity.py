@@ -81,13 +81,13 @@ FILES: dict[str, tuple[list[tuple[str, Item]], list[FileTensor], str, str]] = {
         ],
         [FileTensor("blk.0.attn_q.weight.lora_a", (4, 2))],
         "a LoRA adapter",
-        "open the model that it was made for, 'Llama 3.1 8B'; llama.cpp's llama-export-lora",
+        "open the model that it was made for, 'Llama 3.1 8B', and give this file with --lora",
     ),
     "adapter without its type": (
         [_text("general.architecture", "llama")],
         [FileTensor("blk.0.attn_q.weight.lora_a", (4, 2))],
         "a LoRA adapter",
-        "open the model that it was made for; llama.cpp's",
+        "open the model that it was made for, and give this file with --lora",
     ),
     "mmproj": (
         [

@@ -82,6 +82,7 @@ class FakeRunner:
     growth = None
     archive = None
     disk = None
+    adapters = None
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hypocenter.base.dtypes import Float32s
 from hypocenter.base.errors import UsageError
 from hypocenter.cli import measured_drafts
 from hypocenter.cli.answer import open_llm
@@ -268,6 +269,7 @@ def batch_of(
         block_tables=np.arange(first_block, first_block + num_blocks, dtype=np.int32)[None, :],
         logit_rows=np.array([len(token_ids) - 1], np.int32),
         states=BatchStates.own((state_slot,), np.array([state_slot], np.int32)),
+        adapter_scales=_scales_of(runner, 1),
     )
 
 
@@ -286,7 +288,14 @@ def batch_of_sequences(
         block_tables=firsts[:, None] // np.int32(runner.block_size) + blocks,
         logit_rows=np.arange(num, dtype=np.int32),
         states=BatchStates.own(tuple(range(num)), np.arange(num, dtype=np.int32)),
+        adapter_scales=_scales_of(runner, num),
     )
+
+
+def _scales_of(runner: Runner, num: int) -> Float32s | None:
+    """What adapters count for each of so many sequences, as they were given."""
+    scales = runner.adapters.scales(None) if runner.adapters is not None else ()
+    return np.tile(np.array(scales, np.float32), (num, 1)) if scales else None
 
 
 def _measure(

@@ -15,6 +15,7 @@ from hypocenter.cli.options import EngineOptions, message_of, naming_options
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.serve_options import ServeOptions
 from hypocenter.cli.served_models import NamedModel, ServedChoice
+from hypocenter.settings.adapters import read_choice
 from hypocenter.settings.config import DEFAULT_CONTEXT, EngineConfig, is_simulated
 from hypocenter.settings.environment import chosen_log
 from hypocenter.wire.messages import ServedModel
@@ -73,6 +74,11 @@ def _serve(
     from hypocenter.server.serve import Listener
     from hypocenter.server.serve import serve as run_server
 
+    if engine.lora and len(choice.models) > 1:
+        raise UsageError(
+            "--lora names adapters of one model, but several are served; give each its lora in the "
+            "file of --config"
+        )
     found = [_terms(model, options, engine) for model in choice.models]
     first, why = found[0]
     config = _config(options, tuple(terms for terms, _ in found), on_demand=choice.on_demand)
@@ -125,6 +131,7 @@ def _terms(
         device=engine.device if table.device is None else table.device,
         context_length=engine.context_length if table.ctx_size is None else table.ctx_size,
         max_batch_requests=parallel,
+        lora=tuple(map(_with_whole_path, table.lora or engine.lora)),
     )
     with naming_options(EngineOptions):
         engine, choice = with_device(Path(model.path), engine, num_replicas=num_replicas)
@@ -146,6 +153,12 @@ def _terms(
         max_queued=options.max_queued if table.max_queued is None else table.max_queued,
     )
     return terms, "" if choice is None else choice.reason
+
+
+def _with_whole_path(adapter: str) -> str:
+    """The same adapter, for workers."""
+    choice = read_choice(adapter)
+    return choice.written_with(str(Path(choice.path).resolve()))
 
 
 def _config(

@@ -1,6 +1,7 @@
 """all_reduce, all_gather, broadcast: launches in which all GPUs of a group take part, in one order.
 
-The terms are those of MPI and NCCL. `join` lays side by side what was gathered; `add_parts` adds it.
+The terms are those of MPI and NCCL. `join` lays what was gathered side by side; `add_parts` adds
+it.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def _numbers(pointer, IS_BF16: tl.constexpr):
 
 
 @triton.jit
-def _in_pairs(chains, OUTPUTS: tl.constexpr, ROWS: tl.constexpr):
+def in_pairs(chains, OUTPUTS: tl.constexpr, ROWS: tl.constexpr):
     """[OUTPUTS, ROWS] of [OUTPUTS, ROWS, 64]: an order of its own, not that of threads."""
     chains = tl.sum(tl.reshape(chains, (OUTPUTS, ROWS, 32, 2)), axis=3)
     chains = tl.sum(tl.reshape(chains, (OUTPUTS, ROWS, 16, 2)), axis=3)
@@ -80,7 +80,7 @@ def float_outputs(
     if IS_ROUNDED:
         total *= tl.load(row_scales_ptr + at_row)[None, :]
     else:
-        total = _in_pairs(total, OUTPUTS, ROWS)
+        total = in_pairs(total, OUTPUTS, ROWS)
     store_outputs(
         out_ptr,
         rows[None, :],

@@ -47,8 +47,9 @@ _TEXTS: tuple[tuple[bytes, tuple[str, str]], ...] = (
     (b"{", ("a JSON text", "download the model file itself, which ends in .gguf")),
 )
 _PIECE = re.compile(r"(.+\.gguf)[.-]?(part|split)[-_.]?[a-z0-9]+", re.IGNORECASE)
+_ADAPTER = "a LoRA adapter"
 _OF_TENSORS = {
-    ".lora_a": "a LoRA adapter",
+    ".lora_a": _ADAPTER,
     "direction.": "a control vector",
     ".in_sum2": "an importance matrix",
 }
@@ -77,6 +78,16 @@ def not_gguf(path: Path, head: bytes, num_bytes: int) -> BadModelFile:
         return BadModelFile(path, "the file", Words(what), "only the first has the head", way_out)
     limit = "a GGUF file begins with b'GGUF'"
     return BadModelFile(path, "magic", head[:4], limit, "give a GGUF model file")
+
+
+def require_adapter(file: OpenFile) -> None:
+    """Raises UnsupportedModel for a GGUF file that is something else than an adapter."""
+    what, _ = _of_keys(file)
+    if what == _ADAPTER:
+        return
+    way_out = "give an adapter with --lora" if what else "give it as the model"
+    limit = "--lora takes a LoRA adapter"
+    raise UnsupportedModel(file.path, "the file", Words(what or "a model"), limit, way_out)
 
 
 def require_model(file: OpenFile) -> None:
@@ -113,9 +124,9 @@ def _of_keys(file: OpenFile) -> tuple[str, str]:
     found = next(
         (what for name in file.tensors for part, what in _OF_TENSORS.items() if part in name), ""
     )
-    if kind == "adapter" or found == "a LoRA adapter":
-        merge = "llama.cpp's llama-export-lora puts both into one file"
-        return "a LoRA adapter", f"open the model that it was made for{_base(file)}; {merge}"
+    if kind == "adapter" or found == _ADAPTER:
+        give = "give this file with --lora"
+        return _ADAPTER, f"open the model that it was made for{_base(file)}, and {give}"
     if kind == "mmproj" or arch == "clip":
         beside = _other_model(file.path)
         where = f", such as {beside!r}" if beside else ""

@@ -33,6 +33,7 @@ from hypocenter.model.layers.activations import (
     RotatingOperands,
     allocate_gathered,
 )
+from hypocenter.model.layers.adapting import Adapting
 from hypocenter.model.layers.attending import Attending
 from hypocenter.model.layers.heads import Heads
 from hypocenter.model.layers.latent_attention import LatentAttention
@@ -79,7 +80,9 @@ class Decoder(LayerOps):
             weights.dtypes, max_tokens, widest, device=device, in_bf16=weights.in_bf16
         )
         gathered = allocate_gathered(arch, max_tokens, device)
-        super().__init__(arch, inputs.counts, operands, group, gathered)
+        beside = weights.adapters
+        adapting = Adapting(beside, inputs, max_tokens) if beside else None
+        super().__init__(arch, inputs.counts, operands, group, gathered, adapting)
         #: Apart from those, which other threads still read.
         self._gated = RotatingOperands(
             Operands.allocate(
@@ -116,6 +119,8 @@ class Decoder(LayerOps):
             page = self._page_of.get(index)
             pages = None if page is None else (self.pages.keys[page], self.pages.values[page])
             parts = layer, self.arch.layers[index], pages, inputs[index] if inputs else None
+            if self._adapting is not None:
+                parts += (self._adapting.beside(layer.matrices),)
             of_kind.setdefault(likeness(parts), index)
         return frozenset({*of_kind.values(), len(self.weights.layers) - 1})
 
@@ -126,19 +131,23 @@ class Decoder(LayerOps):
         num_sequences: int | None = None,
         *,
         is_long: bool = False,
+        is_adapted: bool = False,
         layers: Collection[int] | None = None,
     ) -> Plan:
         """The launches of a step of up to `num_tokens` tokens and `num_logit_rows` logit rows.
 
         The tokens belong to up to `num_sequences` sequences (all of them when None), and with
-        `is_long` to texts that are longer than the original context. The result holds logits f32
-        [num_logit_rows, vocab_size], or the last hidden states when no logits are wanted. Only of
-        the `layers` named, if any are: such a plan is to be compiled and never run.
+        `is_long` to texts that are longer than the original context. With `is_adapted` some have
+        adapters. The result holds logits f32 [num_logit_rows, vocab_size], or the last hidden
+        states when no logits are wanted. Only of the `layers` named, if any are: such a plan is to
+        be compiled and never run.
         """
         plan = PlanBuilder(num_tokens, self.inputs.counts.device)
         b = self._buffers.first(num_tokens)
         for turns in (self._operands, self._gated):
             turns.begin()
+        if self._adapting is not None:
+            self._adapting.begin(is_adapted=is_adapted)
         counts = self.inputs.counts
         self._embed(plan, b)
         inputs_of = [w.layer_input for w in self.weights.layers if w.layer_input is not None]

@@ -16,6 +16,7 @@ from hypocenter.kernels.rowwise.layer_norm import layer_norm, layer_norm_codes
 from hypocenter.kernels.rowwise.norm import rms_norm, rms_norm_codes
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.layers.activations import Activations, RotatingOperands
+from hypocenter.model.layers.adapting import Adapting
 
 
 class Norm(NamedTuple):
@@ -45,11 +46,13 @@ class LayerOps:
         operands: Operands,
         group: Group | None,
         gathered: Tensor | None,
+        adapting: Adapting | None,
     ) -> None:
         """`operands`: what products read; `group`: those that hold the model's other parts, whose
-        sums are gathered in `gathered` where there are more than two."""
+        sums are gathered in `gathered` where there are more than two; `adapting`: what adds to
+        products."""
         self.arch, self._counts, self._group = arch, counts, group
-        self._gathered = gathered
+        self._gathered, self._adapting = gathered, adapting
         self._operands = RotatingOperands(operands)
 
     def _gate(
@@ -101,6 +104,8 @@ class LayerOps:
 
     def _codes(self, x: Tensor, *weights: Tensor) -> Operands | None:
         """Where the codes of rows like x's go that are all that products with `weights` read."""
+        if self._adapting is not None and self._adapting.stands_beside(weights):
+            return None
         if not reads_operands_alone(weights, self._counts.device):
             return None
         return self._operands.next(x.shape[0])
@@ -145,13 +150,16 @@ class LayerOps:
     ) -> None:
         """Products of x with several (weight, out, bias), for which x is made ready once; `ready`
         is what has been made of it already."""
+        wanted = [Product(*product) for product in products]
         linear_several(
             plan,
             x,
-            [Product(*product) for product in products],
+            wanted,
             self._counts,
             ready or self._operands.next(x.shape[0]),
             count=count,
             accumulate=accumulate,
             is_ready=ready is not None,
         )
+        if self._adapting is not None:
+            self._adapting.add(plan, x, wanted, count)

@@ -25,8 +25,10 @@ class StepInputs:
     state_slots, state_sources, checkpoint_slots and checkpoint_stops [max_sequences], and
     sequence_starts [max_sequences + 1], are there where layers carry a state
     (`kernels/recurrent/sequences.py`). last_seen and text_kinds [max_tokens] are there where a
-    token sees those behind it: the position of the last one, and which of two texts it is of. All
-    lie in `shared`, which fills them.
+    token sees those behind it: the position of the last one, and which of two texts it is of.
+    logit_sequences [max_tokens], the row of `block_tables` of each logit row, and adapter_scales
+    f32 [max_sequences, num_adapters] are there where there are adapters. All but the last lie in
+    `shared`, which fills them.
     """
 
     token_ids: Tensor
@@ -44,6 +46,8 @@ class StepInputs:
     sequence_starts: Tensor | None = None
     last_seen: Tensor | None = None
     text_kinds: Tensor | None = None
+    logit_sequences: Tensor | None = None
+    adapter_scales: Tensor | None = None
 
     @classmethod
     def allocate(
@@ -55,6 +59,7 @@ class StepInputs:
         device: str,
         has_states: bool = False,
         sees_all: bool = False,
+        num_adapters: int = 0,
     ) -> StepInputs:
         each_token = ("token_ids", "positions", "slots", "sequence_rows", "logit_rows")
         shapes = {
@@ -63,10 +68,15 @@ class StepInputs:
             **(dict.fromkeys(_OF_STATES, (max_sequences,)) if has_states else {}),
             **({"sequence_starts": (max_sequences + 1,)} if has_states else {}),
             **(dict.fromkeys(("last_seen", "text_kinds"), (max_tokens,)) if sees_all else {}),
+            **({"logit_sequences": (max_tokens,)} if num_adapters else {}),
             "block_tables": (max_sequences, max_blocks),
         }
         shared = Inputs("inputs", "step", shapes, device=device)
-        return cls(**shared.tensors, shared=shared)
+        scales = None
+        if num_adapters:
+            sizes = (max_sequences, num_adapters)
+            scales = allocate("adapter_scales", "step", DType.F32, sizes, device=device)
+        return cls(**shared.tensors, shared=shared, adapter_scales=scales)
 
     @property
     def sequences(self) -> Sequences:

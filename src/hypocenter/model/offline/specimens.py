@@ -31,7 +31,11 @@ from hypocenter.model.facts.split import part_of
 from hypocenter.model.facts.state_space import StateSpace
 from hypocenter.model.layers.decoder import Decoder
 from hypocenter.model.layers.step_buffers import Cache, KVPages, StatePages, StepInputs
-from hypocenter.model.tensors.specimen_weights import allocate_undefined, undefined_weights
+from hypocenter.model.tensors.specimen_weights import (
+    allocate_undefined,
+    undefined_weights,
+    with_undefined_adapters,
+)
 
 # One model for each kernel variant that a family brings.
 _MODELS: tuple[tuple[str, str, dict[str, float]], ...] = (
@@ -134,6 +138,7 @@ def vendor_specimens(vendor: str) -> Iterator[Specimen]:
     yield from _of_states(vendor)
     yield from _of_latents(vendor)
     yield from _of_parts(vendor)
+    yield from _of_adapters(vendor)
     yield from _of_blocks(vendor)
     # Extents beyond 2**31 elements, which no memory is needed for here.
     caps = {"attn_softcap": 50.0, "final_softcap": 30.0}
@@ -252,6 +257,14 @@ def _of_latents(vendor: str) -> Iterator[Specimen]:
     yield from _own_specimens(parts, plan, "latents")
 
 
+def _of_adapters(vendor: str) -> Iterator[Specimen]:
+    """What adapters of each type add, for a token, some and more than 2**31 elements."""
+    for dtype, num_tokens in itertools.product((DType.F16, DType.F32), (1, 64, 1 << 20)):
+        model = AbstractModel(vendor, "llama", DType.Q8_0, DType.F16, adapters=dtype)
+        plan = model.plan(num_tokens)
+        yield from _own_specimens("adapter", plan, f"{dtype.name.lower()} adapters")
+
+
 def _of_parts(vendor: str) -> Iterator[Specimen]:
     """The launches of each of two parts of a model: the first one adds the residual, and joins what
     both make."""
@@ -327,6 +340,8 @@ class AbstractModel:
     changes: Mapping[str, Any] = field(default_factory=dict)
     attention: str = "fused"
     part: Part = WHOLE
+    #: The type of adapters, where it has some.
+    adapters: DType | None = None
 
     def plan(
         self, num_tokens: int, num_logit_rows: int | None = None, max_blocks: int = 256
@@ -348,14 +363,17 @@ class AbstractModel:
             device=gpu.name,
             has_states=has_states,
             sees_all=arch.family.sees_all,
+            num_adapters=0 if self.adapters is None else 2,
         )
         num_blocks = max(4096, num_tokens // 4, max_blocks)
         pages = KVPages.allocate(arch, num_blocks, 16, self.kv_dtype, device=gpu.name)
         cache = Cache(pages, StatePages.allocate(arch, num_sequences, device=gpu.name))
         weights = undefined_weights(arch, self.dtype, gpu.name)
+        weights = with_undefined_adapters(weights, self.adapters)
         decoder = Decoder(arch, weights, inputs, cache, num_tokens, self.attention, group)
         some = max(min(num_tokens, 4), num_tokens // 16)
-        return decoder.plan(num_tokens, some if num_logit_rows is None else num_logit_rows)
+        num_rows = some if num_logit_rows is None else num_logit_rows
+        return decoder.plan(num_tokens, num_rows, is_adapted=self.adapters is not None)
 
     def _architecture(self) -> Architecture:
         arch, of_layer = architecture_of(self.family), {}

@@ -175,14 +175,19 @@ def _mixture_bytes(
 
 
 def require_room(
-    file: GGUFFile, arch: Architecture, config: EngineConfig, context_length: int
+    file: GGUFFile,
+    arch: Architecture,
+    config: EngineConfig,
+    context_length: int,
+    adapter_bytes: int = 0,
 ) -> None:
-    """Raise ModelTooLarge when `needed_bytes` exceed the memory that is available.
+    """Raise ModelTooLarge when `needed_bytes` and adapters exceed the memory that is available.
 
     Where the system tells nothing of its memory, nothing is checked.
     """
     room = host_room()
     needed = needed_bytes(file, arch, config, context_length)
+    needed |= {"adapters": adapter_bytes} if adapter_bytes else {}
     num_bytes = sum(needed.values())
     if room is None or num_bytes <= room.available_bytes:
         return

@@ -21,6 +21,7 @@ import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -74,6 +75,22 @@ class _Remembered(msgspec.Struct):
     checked: dict[str, str] = {}
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How the CPU has matrices.
+
+    `in_bf16`: those of F16 and BF16 are rounded for products in bf16; a token table that is none of
+    them is not. `joins_gates`: a feed-forward's gate and up are one weight where they can be; else
+    something may be added to each.
+    """
+
+    in_bf16: bool = False
+    joins_gates: bool = True
+
+
+USUAL = Held()
+
+
 class PackedWeights:
     """The packed arrays of one model: those on disk, or those that are to be kept there.
 
@@ -82,7 +99,7 @@ class PackedWeights:
     disk stops a model from loading. On a GPU nothing is found, and nothing kept.
     """
 
-    def __init__(self, file: GGUFFile, device: str, *, in_bf16: bool, num_bytes: int) -> None:
+    def __init__(self, file: GGUFFile, device: str, *, num_bytes: int, held: Held = USUAL) -> None:
         """`num_bytes`: what the packed weights will take."""
         self._map: dict[str, Array] = {}
         self._new: _NewFile | None = None
@@ -98,7 +115,8 @@ class PackedWeights:
         if folder is None:
             return
         try:
-            name = f"{_content(file, folder)}-{_layout(in_bf16=in_bf16)}.packed"
+            apart = "" if held.joins_gates else "-apart"
+            name = f"{_content(file, folder)}-{_layout(in_bf16=held.in_bf16)}{apart}.packed"
             self._map = _open(folder, name)
             if not self._map:
                 self.problem = _lack_of_room(folder, num_bytes)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypocenter.base.tensor import DType, Tensor, contiguous_strides
 from hypocenter.device import memory
+from hypocenter.kernels.linear.adapter import RANKS
 from hypocenter.kernels.weights.gpu_layout import UNITS
 from hypocenter.kernels.weights.packing import Packed
+from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.facts.families import FAMILIES
 from hypocenter.model.facts.state_space import StateSpace
 from hypocenter.model.tensors.rope_tables import RopeTables
-from hypocenter.model.tensors.table import Weights, additions_of, layer_of, tensor_table
+from hypocenter.model.tensors.table import Adapted, Weights, additions_of, layer_of, tensor_table
 from hypocenter.model.tensors.tensor_spec import (
     PACKED,
     Loaded,
@@ -66,6 +69,29 @@ def undefined_weights(arch: Architecture, dtype: DType, device: str) -> Weights:
         makes_logits=arch.pooling is None,
         additions=additions_of(first),
     )
+
+
+def with_undefined_adapters(weights: Weights, dtype: DType | None) -> Weights:
+    """The weights with two adapters beside each matrix of the layers, of 16 ranks together; None:
+    with none."""
+    if dtype is None:
+        return weights
+    placed, num_ranks = {}, 16
+    for weight in (matrix for layer in weights.layers for matrix in layer.matrices):
+        num_rows, num_columns = weight.shape
+
+        def ranks(name: str, width: int, device: str = weight.device) -> Tensor:
+            return allocate_undefined(name, dtype, (num_ranks, padded_rows(width)), device)
+
+        sizes, device = (num_ranks // RANKS,), weight.device
+        placed[id(weight)] = Adapted(
+            down=ranks("lora_a", num_columns),
+            up=ranks("lora_b", num_rows),
+            owners=allocate_undefined("lora owners", DType.I32, sizes, device),
+            factors=allocate_undefined("lora factors", DType.F32, sizes, device),
+            num_columns=num_columns,
+        )
+    return replace(weights, adapters=placed)
 
 
 def _undefined_tensor(kind: TensorKind, part: Loaded, dtype: DType, device: str) -> Tensor:

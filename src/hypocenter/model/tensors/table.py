@@ -242,6 +242,23 @@ def additions_of(tensors: Mapping[str, Tensor]) -> Additions | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapted:
+    """What adapters have beside one matrix [n, k], rank after rank: `down` f16 or f32 [num_ranks, k
+    padded to 64], `up` likewise [num_ranks, n padded to 64], and of each tile of ranks the adapter
+    it is of, `owners` i32, and what it counts, `factors` f32."""
+
+    down: Tensor
+    up: Tensor
+    owners: Tensor
+    factors: Tensor
+    num_columns: int
+
+    @property
+    def num_ranks(self) -> int:
+        return int(self.down.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
 class Weights:
     """All tensors of a model. `output` is the token table where the model ties the two, or makes no
     logits.
@@ -264,6 +281,8 @@ class Weights:
     head: Mapping[str, Array] = field(default_factory=dict)
     #: Whether the token table, or another, makes logits.
     makes_logits: bool = True
+    #: What adapters have beside matrices, by the `id` of these.
+    adapters: Mapping[int, Adapted] = field(default_factory=dict)
     #: Why the packed matrices are not on disk for the next start; empty when they are.
     not_kept: str = ""
 

@@ -64,11 +64,7 @@ class TensorReader:
         """
         if spec.kind is TensorKind.TABLE and len(spec.loaded) > 1:
             return self._columns(spec)
-        parts = self._rows(spec)
-        if not spec.segments:
-            return parts
-        *first, last = parts
-        return np.concatenate(first) if len(first) > 1 else first[0], last
+        return self._rows(spec)
 
     def _columns(self, spec: TensorSpec) -> Iterator[Array]:
         dtype = self._expect(spec.name, spec.shape)
@@ -100,7 +96,7 @@ class TensorReader:
             raise BadModelFile(self.file.path, name, Words("zeros alone"), limit)
 
     def _rows(self, spec: TensorSpec) -> list[np.ndarray[Any, Any]]:
-        """GGUF bytes of a matrix, uint8 [rows, row_bytes] for each of its segments."""
+        """GGUF bytes of a matrix, uint8 [rows, row_bytes] for each that it is loaded as."""
         name, (*lead, num_rows, num_columns) = spec.name, spec.shape
         dtype = self._expect(name, spec.shape)
         raw = self._raw(name, dtype).reshape(-1, dtype.num_bytes(num_columns))
@@ -108,15 +104,11 @@ class TensorReader:
             self._refuse_zeros(name, raw)
         if self.progress:
             self.progress("loading weights", len(self.taken) / len(self.file.tensors))
-        ends = np.cumsum(spec.segments or spec.segments_along(-2))[:-1]
         if lead:
+            ends = np.cumsum(spec.segments_along(-2))[:-1]
             parts = np.split(raw.reshape(*lead, num_rows, -1), ends, axis=1)
             return [packing.stack(part.reshape(-1, raw.shape[1]), *lead) for part in parts]
-        if spec.num_turns == 1:
-            return np.split(raw, ends)
-        turns = raw.reshape(spec.num_turns, num_rows // spec.num_turns, raw.shape[1])
-        parts = np.split(turns, ends // spec.num_turns, axis=1)
-        return [part.reshape(-1, raw.shape[1]) for part in parts]
+        return matrix_parts(spec, raw)
 
     def _raw(self, name: str, dtype: DType) -> Array:
         raw = self.file.raw(name)
@@ -189,6 +181,18 @@ class TensorReader:
             limit = "a weight cannot be multiplied by it; download the file again"
             raise BadModelFile(self.file.path, f"{scale}[{place}]", float(factors[place]), limit)
         return factors
+
+
+def matrix_parts(spec: TensorSpec, rows: Array) -> list[Array]:
+    """The rows of a matrix, [rows, anything], for each that it is loaded as."""
+    ends = np.cumsum(spec.segments or spec.segments_along(-2))[:-1]
+    turns = rows.reshape(spec.num_turns, len(rows) // spec.num_turns, rows.shape[1])
+    split = np.split(turns, ends // spec.num_turns, axis=1)
+    parts = [part.reshape(-1, rows.shape[1]) for part in split]
+    if not spec.segments:
+        return parts
+    *first, last = parts
+    return [np.concatenate(first) if len(first) > 1 else first[0], last]
 
 
 def _beside(name: str, kind: str) -> str:

@@ -18,7 +18,7 @@ from hypocenter.kernels.weights import packing
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.tensors.latent_weights import by_head
-from hypocenter.model.tensors.packed_weights import PackedWeights
+from hypocenter.model.tensors.packed_weights import USUAL, Held, PackedWeights
 from hypocenter.model.tensors.rope_tables import RopeTableReader
 from hypocenter.model.tensors.table import (
     LayerWeights,
@@ -42,21 +42,20 @@ def load_weights(
     progress: OnProgress | None = None,
     *,
     device: str = "cpu",
-    in_bf16: bool = False,
+    held: Held = USUAL,
     shared: KeptWeights | None = None,
 ) -> Weights:
     """Pack every tensor of `file`; `progress` hears a name and the share done.
 
     `shared`: packed matrices of this file that another process has in the device's memory; they
-    are mapped and not packed. `in_bf16` (on the CPU): F16 and BF16 matrices are rounded for
-    products in bf16; a token table that is none of them is not.
+    are mapped and not packed. `held`: how the CPU is to have them.
 
     Raises BadModelFile for a missing tensor or a wrong shape, UnsupportedModel for a tensor that
     this architecture does not use: to ignore it would be to compute something else.
     """
     num_bytes = sum(info.num_bytes for info in file.tensors.values())
-    with PackedWeights(file, device, in_bf16=in_bf16, num_bytes=num_bytes) as kept:
-        loader = Loader(file, architecture, progress, device, in_bf16, kept)
+    with PackedWeights(file, device, held=held, num_bytes=num_bytes) as kept:
+        loader = Loader(file, architecture, progress, device, held, kept)
         if shared is not None and shared.stamps == repr(file.stamps):
             loader.borrow(shared)
         table = tensor_table(architecture, file.tensors)
@@ -80,7 +79,7 @@ def load_weights(
         head=head,
         ropes=ropes,
         num_bytes=num_bytes,
-        in_bf16=in_bf16,
+        in_bf16=held.in_bf16,
         output_norm_bias=last.get("output_norm_bias"),
         output_bias=last.get("output_bias"),
         not_kept=kept.problem,
@@ -96,11 +95,11 @@ class Loader(TensorReader):
         architecture: Architecture,
         progress: OnProgress | None,
         device: str,
-        in_bf16: bool,
+        held: Held,
         kept: PackedWeights,
     ) -> None:
         super().__init__(file, architecture, progress)
-        self.device, self.in_bf16, self.kept = device, in_bf16, kept
+        self.device, self.held, self.kept = device, held, kept
         self._shared: dict[str, SharedWeight] = {}
         self._borrower: Borrower | None = None
         #: What norms lack, by its value and length.
@@ -182,7 +181,7 @@ class Loader(TensorReader):
             dtype,
             shape[-1],
             device=self.device,
-            in_bf16=self.in_bf16 and is_factor,
+            in_bf16=self.held.in_bf16 and is_factor,
             kept=partial(self.kept.find, f"{name} {index}"),
             read=self.file.let_go_of,
             factors=self._factors(name),
@@ -212,7 +211,9 @@ class Loader(TensorReader):
     def _may_join(self, names: Sequence[str]) -> bool:
         known = self.file.tensors  # what is missing is told of where it is read
         is_there = all(name in known for name in names)
-        return self.device == "cpu" and is_there and may_join([known[name].dtype for name in names])
+        if self.device != "cpu" or not self.held.joins_gates or not is_there:
+            return False
+        return may_join([known[name].dtype for name in names])
 
     def _join(self, specs: Sequence[TensorSpec]) -> Tensor:
         """A weight that holds gate and up by turns."""

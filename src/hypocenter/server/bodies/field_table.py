@@ -66,7 +66,6 @@ REFUSED: Mapping[str, RefusedField] = {
     "input_extra": RefusedField(([],)),
     "input_prefix": RefusedField(("",)),
     "input_suffix": RefusedField(("",)),
-    "lora": RefusedField(([],)),
     "min_keep": RefusedField((0, 1)),
     "mirostat": RefusedField((0,)),
     "n_cmpl": RefusedField((1,), "n gives several answers"),

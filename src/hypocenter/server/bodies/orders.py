@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from hypocenter.server.api_error import ApiError
 from hypocenter.server.bodies.chat_fields import asked_answer, messages_of
 from hypocenter.server.bodies.sampling_fields import chat_params, completion_params
-from hypocenter.server.fields import ChatBody, CompletionBody, num_choices, prompts_of, read_body
+from hypocenter.server.fields import (
+    ChatBody,
+    CompletionBody,
+    LoraItem,
+    num_choices,
+    prompts_of,
+    read_body,
+)
 from hypocenter.server.generation import AnswerOrder, Manner
 from hypocenter.wire.messages import ServedModel
 
@@ -31,6 +38,7 @@ async def read_completion(
         num_choices=num_choices(body),
         model=name,
         is_echoed=bool(body.echo),
+        lora=_lora_of(body),
         manner=_manner_of(body, unknown),
         max_prompt_tokens=_max_prompt_tokens(body, model),
         priority=body.priority or 0,
@@ -60,6 +68,7 @@ def order_of_chat(
         num_choices=num_choices(body),
         model=name,
         asked=asked,
+        lora=_lora_of(body),
         manner=_manner_of(body, [*unknown, *asked.ignored]),
         max_prompt_tokens=_max_prompt_tokens(body, model),
         priority=body.priority or 0,
@@ -81,6 +90,10 @@ def served_name(name: str, served_names: Sequence[str]) -> str:
         code="model_not_found",
         param="model",
     )
+
+
+def _lora_of(body: ChatBody | CompletionBody) -> tuple[LoraItem, ...] | None:
+    return None if body.lora is None else tuple(body.lora)
 
 
 def _salt_of(body: ChatBody | CompletionBody) -> str:

@@ -51,7 +51,7 @@ async def count_tokens(request: Request) -> Response:
     async with service.bodies.decoding(len(data)):
         body, _ = await read_body(data, MessagesBody)
     facts = service.facts
-    served_name(body.model, service.names)
+    served_name(body.model, service.asked_names)
     chat, _ = chat_of(body, facts.chat_template)
     asked = asked_answer(chat, facts.chat_template)
     told = await ask_reader(

@@ -55,8 +55,8 @@ def _prompt_digests(one: Generation, block_size: int) -> Sequence[int]:
 
 
 def _digests(one: Generation, ids: Sequence[int], block_size: int) -> tuple[int, ...]:
-    """Of each full block; requests of another salt share nothing."""
-    digest, digests = hash(one.cache_salt), []
+    """Of each full block; requests of another salt, or of other adapters, share nothing."""
+    digest, digests = hash((one.cache_salt, one.params.lora)), []
     for end in range(block_size, len(ids) + 1, block_size):
         digest = hash((digest, *ids[end - block_size : end]))
         digests.append(digest)

@@ -10,9 +10,11 @@ import re
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from hypocenter.base.errors import UsageError
 from hypocenter.server.generation import Generation
+from hypocenter.settings.adapters import Scales
 from hypocenter.settings.cache_folder import changeable_by_others, make_private
 
 #: Clients that are remembered, and tokens of all together.
@@ -22,11 +24,13 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class HeldPrompt:
-    """The tokens of a prompt with its answer, their salt, and the replica that computed them."""
+    """The tokens of a prompt with its answer, their salt, the replica that computed them, and what
+    adapters counted."""
 
     token_ids: tuple[int, ...]
     cache_salt: str
     replica: int
+    lora: Scales | None = None
 
 
 class SlotMemory:
@@ -49,7 +53,9 @@ class SlotMemory:
     def note(self, generation: Generation) -> None:
         """An answer has ended."""
         ids = (*(generation.prompt_ids or ()), *generation.output_ids)
-        self.put(generation.client, HeldPrompt(ids, generation.cache_salt, generation.replica or 0))
+        lora = cast("Scales | None", generation.params.lora)  # settled when it was made
+        held = HeldPrompt(ids, generation.cache_salt, generation.replica or 0, lora)
+        self.put(generation.client, held)
 
     def put(self, client: str, slot: HeldPrompt, number: int = 0) -> None:
         """That is what the client's slot has from now on, and the others move on by one."""

@@ -43,6 +43,7 @@ class Hosting:
         assert loads_on_demand or len(hosts) == 1, "all but one would never be loaded"
         self.hosts, self.loads_on_demand = tuple(hosts), loads_on_demand
         self._by_name = {name: host for host in hosts for name in host.terms.all_names}
+        self._of_adapter = {name: host for host in hosts for name in host.terms.adapter_names}
         self._max_loaded = max_loaded
         self._is_loading = asyncio.Lock()
         #: Set whenever a request has been answered, or a model was unloaded.
@@ -108,11 +109,13 @@ class Hosting:
 
     def cards(self) -> list[ModelCard]:
         """What is told of each model, under each of its names."""
-        return [_card(host, name) for name, host in self._by_name.items()]
+        named = [_card(host, name) for name, host in self._by_name.items()]
+        return named + [_card(host, name, host.name) for name, host in self._of_adapter.items()]
 
     def card(self, name: str) -> ModelCard:
         """What is told of the model of that name. Raises ApiError."""
-        return _card(self._of(name), name)
+        host = self._of(name)
+        return _card(host, name, host.name if name in self._of_adapter else None)
 
     # -- what is loaded ----------------------------------------------------------------------------
 
@@ -184,7 +187,8 @@ class Hosting:
                 code="model_missing",
                 param="model",
             )
-        return self._by_name[served_name(name, tuple(self._by_name))]
+        known = self._by_name | self._of_adapter
+        return known[served_name(name, tuple(known))]
 
     def _let_go(self, host: Host) -> None:
         host.num_held -= 1
@@ -325,7 +329,7 @@ def _cannot(host: Host) -> ApiError:
     )
 
 
-def _card(host: Host, name: str) -> ModelCard:
+def _card(host: Host, name: str, parent: str | None = None) -> ModelCard:
     facts = host.facts or host.service.supervisor.facts
     meta = None
     if facts is not None:
@@ -341,6 +345,7 @@ def _card(host: Host, name: str) -> ModelCard:
         )
     return ModelCard(
         id=name,
+        parent=parent,
         created=host.service.started,
         owned_by="hypocenter",
         max_model_len=None if facts is None else facts.context_length,

@@ -77,8 +77,11 @@ class _Mover:
     async def restore(self, name: str) -> answers.SlotMoved:
         began = time.monotonic()
         salt = f"{self._client}:" if self._service.api_keys else ""
-        moved = await self._move(HeldPrompt((), salt, 0), "restore", self._file(name))
-        self._slots.put(self._client, HeldPrompt(moved.token_ids, salt, 0), self._number)
+        adapters = self._service.adapters
+        lora = tuple(zip(adapters.names, adapters.scales, strict=True)) or None
+        moved = await self._move(HeldPrompt((), salt, 0, lora), "restore", self._file(name))
+        held = HeldPrompt(moved.token_ids, salt, 0, lora)
+        self._slots.put(self._client, held, self._number)
         return answers.SlotMoved(
             self._number,
             name,
@@ -122,7 +125,9 @@ class _Mover:
         self, slot: HeldPrompt, action: Literal["save", "restore", "erase"], path: str = ""
     ) -> PromptMoved:
         supervisor = self._service.supervisor
-        message = MovePrompt(supervisor.next_id(), action, path, slot.token_ids, slot.cache_salt)
+        message = MovePrompt(
+            supervisor.next_id(), action, path, slot.token_ids, slot.cache_salt, slot.lora
+        )
         told = await supervisor.move(supervisor.replicas[slot.replica], message)
         if isinstance(told, Failed):
             raise error_of(told)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hypocenter.base.errors import UsageError
+from hypocenter.settings.adapters import read_choice
 from hypocenter.settings.config import EngineConfig
 
 MAX_MODELS = 1000
@@ -44,6 +45,11 @@ class ModelTerms:
         return self.names or (Path(self.path).stem,)
 
     @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """By which clients call the model with one of its adapters."""
+        return tuple(read_choice(text).name for text in self.engine.lora)
+
+    @property
     def num_open(self) -> int:
         """The most answers that may be open: those that run at once, and those that wait."""
         num_replicas = max(len(self.devices), 1)
@@ -68,7 +74,14 @@ def require_own_names(models: Iterable[ModelTerms]) -> None:
     num_models = 0
     for terms in models:
         num_models += 1
-        for name in terms.all_names:
+        own = {*terms.all_names}
+        for name in terms.adapter_names:
+            if name in own:
+                raise UsageError(
+                    f"{terms.path} and an adapter of it have the name {name!r}; give the adapter "
+                    "another one by --lora NAME=FILE"
+                )
+        for name in (*terms.all_names, *terms.adapter_names):
             if (other := owners.setdefault(name, terms.path)) != terms.path:
                 raise UsageError(
                     f"two models have the name {name!r}, {other} and {terms.path}; give one of "

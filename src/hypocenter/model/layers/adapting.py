@@ -1,0 +1,73 @@
+"""What adapters add to products, in steps of which a request has some; other plans know nothing of
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from hypocenter.base.tensor import DType, Tensor
+from hypocenter.device.memory import allocate, rows
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.linear.adapter import adapter_down, adapter_up
+from hypocenter.kernels.linear.operands import Product
+from hypocenter.model.layers.step_buffers import StepInputs
+from hypocenter.model.tensors.table import Adapted
+
+
+class Adapting:
+    """Adapters beside the weights of a decoder, by the `id` of these, and scratch of all plans."""
+
+    def __init__(self, placed: Mapping[int, Adapted], inputs: StepInputs, max_tokens: int) -> None:
+        self._placed, self._inputs, self._is_on = placed, inputs, False
+        most = max((one.num_ranks for one in placed.values()), default=1)
+        shape, device = (max_tokens, most), inputs.counts.device
+        #: Of each row its products with ranks, scaled.
+        self._products = allocate("adapter_products", "decoder", DType.F32, shape, device=device)
+
+    def begin(self, *, is_adapted: bool) -> None:
+        """Begin a plan of steps that have adapters, or of others."""
+        self._is_on = is_adapted
+
+    def beside(self, weights: Iterable[Tensor]) -> tuple[Adapted | None, ...]:
+        """What stands beside each of these weights."""
+        return tuple(self._placed.get(id(weight)) for weight in weights)
+
+    def stands_beside(self, weights: Iterable[Tensor]) -> bool:
+        """Whether x itself is read in this plan beside products with these weights."""
+        return self._is_on and any(id(weight) in self._placed for weight in weights)
+
+    def add(self, plan: PlanBuilder, x: Tensor, products: Iterable[Product], count: int) -> None:
+        """Append what is added to products of x, of tokens (`count` 0) or of logit rows (1)."""
+        inputs = self._inputs
+        assert inputs.adapter_scales is not None
+        assert inputs.logit_sequences is not None
+        sequences = inputs.logit_sequences if count else inputs.sequence_rows
+        for product in products:
+            if not self.stands_beside([product.weight]):
+                continue
+            beside = self._placed[id(product.weight)]
+            of_ranks = rows(self._products, 0, x.shape[0])
+            adapter_down(
+                plan,
+                x,
+                beside.down,
+                of_ranks,
+                owners=beside.owners,
+                factors=beside.factors,
+                scales=inputs.adapter_scales,
+                sequences=sequences,
+                counts=inputs.counts,
+                num_columns=beside.num_columns,
+                count=count,
+            )
+            adapter_up(
+                plan,
+                of_ranks,
+                beside.up,
+                product.out,
+                owners=beside.owners,
+                scales=inputs.adapter_scales,
+                sequences=sequences,
+                counts=inputs.counts,
+                count=count,
+            )

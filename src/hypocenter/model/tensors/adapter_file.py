@@ -1,0 +1,164 @@
+"""A LoRA adapter in GGUF: pairs of small matrices beside matrices of a model; applies none.
+
+Keys and names are those of llama.cpp's convert_lora_to_gguf.py: `general.type` is `adapter`,
+`adapter.type` is `lora`, and beside a matrix NAME [n, k] stand NAME.lora_a [rank, k] and
+NAME.lora_b [n, rank]. Of the product counts `adapter.lora.alpha` / rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hypocenter.base.dtypes import Array
+from hypocenter.base.errors import MISSING, BadModelFile, UnsupportedModel, Words
+from hypocenter.base.tensor import DType
+from hypocenter.kernels.weights.block_types import dequantise
+from hypocenter.model.facts.architecture import Architecture
+from hypocenter.model.gguf.file import GGUFFile, open_gguf
+from hypocenter.model.gguf.identity import require_adapter
+from hypocenter.model.gguf.values import TensorInfo
+from hypocenter.model.tensors.table import tensor_table
+from hypocenter.model.tensors.tensor_spec import TensorKind, TensorSpec
+
+#: A rank beyond which nobody saves anything, and which kernels are not made for.
+MAX_RANK = 1024
+_ENDS = (".lora_a", ".lora_b")
+_INVOKED = "adapter.alora.invocation_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What an adapter has beside one matrix: `down` A [rank, k] and `up` B [n, rank], both f32 and
+    finite; `factor`: what their product counts. `is_half`: all their numbers are f16's."""
+
+    down: Array
+    up: Array
+    factor: float
+    is_half: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFile:
+    """A whole adapter of one model. `digest` stands for all that it computes."""
+
+    name: str
+    path: Path
+    scale: float
+    pairs: Mapping[str, Pair]
+    digest: bytes
+
+
+def load_adapter(
+    name: str, path: str, scale: float, base: GGUFFile, arch: Architecture
+) -> AdapterFile:
+    """The adapter in the file at `path`, for the model in `base`.
+
+    Raises UsageError where there is no such file, BadModelFile for one that is no adapter or is
+    broken, UnsupportedModel for one of another model or of what is not adapted here.
+    """
+    with open_gguf(path) as file:
+        _require_adapter(file, base)
+        alpha = file.number("adapter.lora.alpha", 0.0)
+        specs = {spec.name: spec for spec in tensor_table(arch, base.tensors)}
+        pairs = {target: _pair(file, target, specs, arch, alpha) for target in _targets(file)}
+    if not pairs:
+        limit = "an adapter has NAME.lora_a and NAME.lora_b"
+        raise BadModelFile(path, "number of tensors", 0, limit, "download it again")
+    digest = hashlib.blake2b(digest_size=32)
+    for target, pair in sorted(pairs.items()):
+        shape = f"{target} {pair.down.shape} {pair.up.shape} {pair.factor!r}"
+        digest.update(shape.encode() + pair.down.tobytes() + pair.up.tobytes())
+    return AdapterFile(name, Path(path), scale, pairs, digest.digest())
+
+
+def _require_adapter(file: GGUFFile, base: GGUFFile) -> None:
+    require_adapter(file)
+    found = file.text("adapter.type", "lora")
+    if found != "lora":
+        raise UnsupportedModel(
+            file.path, "adapter.type", found, "adapters of type lora are applied"
+        )
+    if _INVOKED in file.metadata:
+        limit = "an adapter is applied to all tokens of a request, not from such tokens on"
+        raise UnsupportedModel(file.path, _INVOKED, Words("given"), limit)
+    key = "general.architecture"
+    theirs, ours = file.text(key), base.text(key)
+    if theirs != ours:
+        limit = f"{base.path.name} is {ours!r}"
+        raise UnsupportedModel(file.path, key, theirs, limit, "open the model that it was made for")
+
+
+def _targets(file: GGUFFile) -> list[str]:
+    """The names of the matrices that the pairs stand beside."""
+    targets: dict[str, None] = {}
+    for name in file.tensors:
+        if not name.endswith(_ENDS):
+            limit = "an adapter is made of NAME.lora_a and NAME.lora_b alone"
+            raise UnsupportedModel(file.path, "tensor", name, limit, "merge it into the model")
+        targets[name[: -len(_ENDS[0])]] = None
+    for target in targets:
+        for end in _ENDS:
+            if target + end not in file.tensors:
+                limit = "its other half is there"
+                raise BadModelFile(file.path, target + end, MISSING, limit, "download it again")
+    return list(targets)
+
+
+def _pair(
+    file: GGUFFile,
+    target: str,
+    specs: Mapping[str, TensorSpec],
+    arch: Architecture,
+    alpha: float,
+) -> Pair:
+    spec = specs.get(target)
+    if spec is None or spec.kind is TensorKind.CONSTANT:
+        limit = f"this {arch.name} model has no tensor of that name"
+        way_out = "open the model that it was made for"
+        raise UnsupportedModel(file.path, "adapted tensor", target, limit, way_out)
+    # A token table that makes logits, too, is a matrix; it is looked up as well.
+    is_table = any(part.place == "token_table" for part in spec.loaded)
+    if spec.kind is not TensorKind.MATRIX or len(spec.shape) != 2 or is_table:
+        limit = "matrices of attention, feed-forwards and logits are adapted, and no experts"
+        way_out = "merge the adapter into the model, by llama.cpp's llama-export-lora"
+        raise UnsupportedModel(file.path, "adapted tensor", target, limit, way_out)
+    down, up = (file.tensors[target + end] for end in _ENDS)
+    rank, (num_rows, num_columns) = _rank(file, down), spec.shape
+    for info, wanted in ((down, (rank, num_columns)), (up, (num_rows, rank))):
+        if _two_axes(info) != wanted:
+            limit = f"{target} of this model is {spec.shape}, so it must be {wanted}"
+            way_out = "open the model that it was made for"
+            raise BadModelFile(file.path, f"{info.name} shape", info.shape, limit, way_out)
+    factor = alpha / rank if alpha else 1.0
+    is_half = down.dtype is DType.F16 and up.dtype is DType.F16
+    return Pair(_numbers(file, down), _numbers(file, up), factor, is_half)
+
+
+def _rank(file: GGUFFile, down: TensorInfo) -> int:
+    rank = _two_axes(down)[0]
+    if not 1 <= rank <= MAX_RANK:
+        raise BadModelFile.out_of_range(file.path, f"rank of {down.name}", rank, 1, MAX_RANK)
+    return rank
+
+
+def _two_axes(info: TensorInfo) -> tuple[int, ...]:
+    """Its shape, with the axes of 1 that a file may leave out."""
+    return (1,) * (2 - len(info.shape)) + tuple(info.shape)
+
+
+def _numbers(file: GGUFFile, info: TensorInfo) -> Array:
+    """A matrix as f32; raises BadModelFile for a number that is none."""
+    num_rows, num_columns = _two_axes(info)
+    raw = file.raw(info.name).reshape(num_rows, info.dtype.num_bytes(num_columns))
+    values = np.array(dequantise(raw, info.dtype, num_columns), np.float32)
+    if not np.isfinite(values).all():
+        row, column = (int(at) for at in np.argwhere(~np.isfinite(values))[0])
+        limit = "an adapter has finite numbers; download it again"
+        field = f"{info.name}[{row}, {column}]"
+        raise BadModelFile(file.path, field, float(values[row, column]), limit)
+    return values
