@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         "wire": "conversation settings",
         "record": "settings",
         "order": "record",
+        "trace": "",
         "coredump": "record",
         "watch": "settings record coredump",
         "contracts": "settings record",
@@ -38,8 +39,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         # The engine.
         "kernels": "settings wire record contracts device",
         "hub": "settings",
-        "model": "settings wire conversation device kernels hub",
-        "engine": "settings wire conversation record device kernels model",
+        "model": "settings wire conversation device kernels hub trace",
+        "engine": "settings wire conversation record device kernels model trace",
         "worker": "settings wire record device model engine",
         # Stands on both: whether a machine computes rightly.
         "verify": (

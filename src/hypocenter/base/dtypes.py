@@ -12,6 +12,7 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 Int32s = np.ndarray[Any, np.dtype[np.int32]]
 Float32s = np.ndarray[Any, np.dtype[np.float32]]
+Float64s = np.ndarray[Any, np.dtype[np.float64]]
 
 
 #: (name in records, torch's, Triton's, NumPy's or None where it has no such type).

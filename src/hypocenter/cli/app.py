@@ -39,7 +39,13 @@ from hypocenter.cli.options import (
     message_of,
 )
 from hypocenter.cli.serve_app import bench_serve, kill_serve, serve
-from hypocenter.cli.tool_options import BenchOptions, ExportFile
+from hypocenter.cli.tool_options import (
+    BenchOptions,
+    BisectOptions,
+    ExportFile,
+    PerplexityOptions,
+    TraceOptions,
+)
 from hypocenter.cli.usage import (
     EPILOGUE,
     finish_help,
@@ -97,7 +103,7 @@ def run(
     prompt: PromptOptions | None = None,
     sampling: SamplingOptions | None = None,
     engine: EngineOptions | None = None,
-    output: OutputOptions | None = None,
+    output: TraceOptions | None = None,
 ) -> None:
     """Chat with the model, answer one QUESTION, or continue a text (-p or -f).
 
@@ -108,10 +114,10 @@ def run(
     from hypocenter.cli.verbs import run as cli_run
 
     prompt, sampling = prompt or PromptOptions(), sampling or SamplingOptions()
-    engine, output = engine or EngineOptions(), output or OutputOptions()
+    engine, output = engine or EngineOptions(), output or TraceOptions()
     config = engine.config()  # refused before a model is fetched
     path = (models or ModelOptions()).path(model, device=engine.device, quiet=output.quiet)
-    cli_run.run(path, question, prompt, sampling, config, as_json=output.json, quiet=output.quiet)
+    cli_run.run(path, question, prompt, sampling, config, output)
 
 
 @app.command
@@ -162,6 +168,29 @@ def bench(
     config = engine.config()
     path = (models or ModelOptions()).path(model, device=engine.device)
     cli_bench.bench(path, tests, config, as_json=json)
+
+
+@app.command
+def perplexity(
+    model: Model = None,
+    /,
+    *,
+    models: ModelOptions | None = None,
+    options: PerplexityOptions | None = None,
+    engine: EngineOptions | None = None,
+) -> None:
+    """Measure how well a model predicts a text, as llama-perplexity does.
+
+    The text is cut into chunks of -c tokens (512), each begins with BOS where
+    the model wants one, and the tokens of its second half are scored. The error
+    is the standard error of the mean.
+    """
+    from hypocenter.cli.verbs import perplexity as cli_perplexity
+
+    engine, options = engine or EngineOptions(), options or PerplexityOptions()
+    config = engine.config()
+    path = (models or ModelOptions()).path(model, device=engine.device, quiet=options.quiet)
+    cli_perplexity.perplexity(path, options, config)
 
 
 @app.command
@@ -339,8 +368,12 @@ def replay(
 
 @app.command
 def diff(
-    good: Annotated[str, Parameter(help="Folder of the bundle of a run as it should be.")],
-    bad: Annotated[str, Parameter(help="Folder of the bundle of the other run.")],
+    good: Annotated[
+        str, Parameter(help="Folder of the bundle of a run as it should be, or a trace.")
+    ],
+    bad: Annotated[
+        str, Parameter(help="Folder of the bundle of the other run, or the other trace.")
+    ],
     /,
     *,
     json: AsJson = False,
@@ -350,10 +383,45 @@ def diff(
     Compared are launches by name, grid and arguments, the inputs of each step,
     and what each tensor held after each launch where both runs were traced
     (--launch-mode traced). The exit code is 4 when they differ.
+
+    Of two traces (hypo run --trace) it shows the first point that differs, how
+    that grows from layer to layer, and which of the two agrees with float64.
+    That needs their elements (--trace-data). The exit code is 4 when they
+    differ by more than rounding of float32.
     """
+    from hypocenter.cli import trace_report
     from hypocenter.cli.verbs import replay as cli_replay
 
+    if trace_report.are_traces(good, bad):
+        trace_report.diff_traces(good, bad, as_json=json)
+        return
     cli_replay.diff(good, bad, as_json=json)
+
+
+@app.command
+def bisect(
+    a: Annotated[
+        str,
+        Parameter(help="A model, a tree of sources, or routes OP=FORM; `usual` is no route."),
+    ],
+    b: Annotated[str, Parameter(help="The other one, of the same kind.")],
+    /,
+    *,
+    options: BisectOptions | None = None,
+) -> None:
+    """Find the op at which two runs part, and the one thing that explains it.
+
+    Both sides are run and traced. Then what they differ in (a tensor or a key
+    of the metadata, a file of the sources, the form of an op) is exchanged
+    piece by piece, until B gives what A gives in all bits. Trees are run: their
+    code is executed. The exit code is 4 when the two differ.
+    """
+    from hypocenter.cli.verbs import bisect as cli_bisect
+
+    options = options or BisectOptions()
+    named = ModelOptions(model=options.model)
+    path = named.path(None, device=options.device, quiet=options.quiet)
+    cli_bisect.bisect(a, b, path, options)
 
 
 @app.command

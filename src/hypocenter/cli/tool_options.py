@@ -6,8 +6,8 @@ Holds spellings and help texts, as `options.py` does for what runs a model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 from cyclopts import Group, Parameter, Token
 
@@ -15,12 +15,18 @@ from hypocenter.base.errors import BadSetting, UsageError
 from hypocenter.cli.options import (
     OUTPUT_GROUP,
     SWITCH,
+    AsJson,  # noqa: F401  # a field of OutputOptions, which is looked up here
+    OutputOptions,
+    Quiet,  # noqa: F401
     RunSources,
     as_whole,
     naming_options,
     whole_number,
 )
 from hypocenter.doctor.examining.time_limit import EXAMINE_SECONDS
+from hypocenter.settings.config import EngineConfig
+from hypocenter.settings.routes import OF_CONFIG, read_routes
+from hypocenter.trace.points import MAX_STEPS, POINTS, Selection
 
 _BENCH_GROUP = Group("Tests", sort_key=1)
 _DOCTOR_GROUP = Group("Examination", sort_key=1)
@@ -242,3 +248,181 @@ class QuantizeOptions:
             **SWITCH,
         ),
     ] = False
+
+
+_TRACE_GROUP = Group("Trace", sort_key=7)
+#: Bytes of a mebibyte, and the most of them that elements may take.
+_MIB, _MAX_DATA_MIB = 1 << 20, 4096
+
+
+def _read_ranges(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
+    """Whole numbers between commas, and ranges of them: 0-3,7."""
+    found: list[int] = []
+    for part in ",".join(token.value for token in tokens).split(","):
+        first, dash, last = part.strip().partition("-")
+        low = as_whole(first)
+        high = as_whole(last) if dash else low
+        if not 0 <= low <= high < MAX_STEPS:
+            raise UsageError(f"{part!r} is no range of numbers from 0 to {MAX_STEPS - 1}")
+        found += range(low, high + 1)
+    return tuple(dict.fromkeys(found))
+
+
+def _read_points(_: object, tokens: Sequence[Token]) -> tuple[str, ...]:
+    names = [part.strip() for token in tokens for part in token.value.split(",")]
+    for name in names:
+        if name not in POINTS:
+            raise UsageError(f"there is no point {name!r}; there are {', '.join(POINTS)}")
+    return tuple(dict.fromkeys(names))
+
+
+def _read_routes(_: object, tokens: Sequence[Token]) -> dict[str, str]:
+    return read_routes(token.value for token in tokens)
+
+
+#: Of `hypo run` and `hypo bisect`.
+Routes = Annotated[
+    dict[str, str] | None,
+    Parameter(
+        name="--route",
+        converter=_read_routes,
+        n_tokens=1,
+        accepts_keys=False,
+        negative="",
+        help="Run ops in other forms, OP=FORM between commas: norm, gate, rope and attention are "
+        "fused or in parts, float_products exact or bf16.",
+    ),
+]
+
+
+@Parameter(name="*", group=_TRACE_GROUP)
+@dataclass(frozen=True)
+class TraceOptions(OutputOptions):
+    """What `hypo run` says, and what it writes down of the tensors of its steps."""
+
+    file: Annotated[
+        str | None,
+        Parameter(
+            name="--trace",
+            help="Write what tensors held at named points of each step to this new file; see "
+            "docs/traces.md.",
+        ),
+    ] = None
+    points: Annotated[
+        tuple[str, ...] | None,
+        Parameter(
+            name="--trace-points",
+            converter=_read_points,
+            negative="",
+            help="Only these points, between commas: q,k,v,attention,logits, say.",
+        ),
+    ] = None
+    layers: Annotated[
+        tuple[int, ...] | None,
+        Parameter(
+            name="--trace-layers",
+            converter=_read_ranges,
+            negative="",
+            help="Only these layers: 0-3,7, say.",
+        ),
+    ] = None
+    steps: Annotated[
+        tuple[int, ...] | None,
+        Parameter(
+            name="--trace-steps",
+            converter=_read_ranges,
+            negative="",
+            help="Only these steps: 0 is the first one.",
+        ),
+    ] = None
+    data_mib: Annotated[
+        int,
+        Parameter(
+            name="--trace-data",
+            converter=whole_number,
+            help="Keep the elements of tensors too, up to so many MiB in all; 0: none.",
+        ),
+    ] = 0
+
+    routes: Routes = None
+
+    def __post_init__(self) -> None:
+        with naming_options(type(self)):
+            if not 0 <= self.data_mib <= _MAX_DATA_MIB:
+                raise BadSetting("data_mib", self.data_mib, f"must be from 0 to {_MAX_DATA_MIB}")
+        given = self.points or self.layers or self.steps or self.data_mib
+        if self.file is None and given:
+            raise UsageError("what is traced was named, but not where to; give --trace FILE")
+
+    def config(self, config: EngineConfig) -> EngineConfig:
+        """The configuration with the routes that are of it; raises UsageError."""
+        asked: dict[str, Any] = {
+            op: form for op, form in (self.routes or {}).items() if op in OF_CONFIG
+        }
+        return replace(config, **asked) if asked else config
+
+    @property
+    def selection(self) -> Selection:
+        points = None if self.points is None else frozenset(self.points)
+        return Selection(points, self.layers, self.steps)
+
+    @property
+    def max_data_bytes(self) -> int:
+        return self.data_mib * _MIB
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class PerplexityOptions(OutputOptions):
+    """What `hypo perplexity` reads, compares with and says."""
+
+    file: Annotated[
+        str | None, Parameter(name=("-f", "--file"), help="The text; - reads stdin.")
+    ] = None
+    chunks: Annotated[
+        int | None,
+        Parameter(name="--chunks", converter=whole_number, help="At most so many chunks."),
+    ] = None
+    base: Annotated[
+        str | None,
+        Parameter(
+            name=("--kl-divergence-base", "--save-all-logits"),
+            help="Write the logits to this new file, or with --kl-divergence read them from it.",
+        ),
+    ] = None
+    is_compared: Annotated[
+        bool,
+        Parameter(
+            name="--kl-divergence",
+            negative="",
+            show_default=False,
+            help="Say how far the model is from the one that wrote the base; the text is there.",
+        ),
+    ] = False
+
+    def __post_init__(self) -> None:
+        with naming_options(type(self)):
+            if self.chunks is not None and self.chunks < 1:
+                raise BadSetting("chunks", self.chunks, "must be at least 1")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class BisectOptions(OutputOptions):
+    """What `hypo bisect` runs, and for how long."""
+
+    model: Annotated[
+        str | None,
+        Parameter(name=("-m", "--model"), help="The model that trees and routes are run with."),
+    ] = None
+    prompt: Annotated[
+        str, Parameter(name=("-p", "--prompt"), help="The text that is continued.")
+    ] = "def read_lines(path):"
+    num_tokens: Annotated[
+        int,
+        Parameter(name=("-n", "--n-predict"), converter=whole_number, help="Tokens behind it."),
+    ] = 4
+    device: Annotated[str, Parameter(name="--device", help="As of hypo run.")] = "cpu"
+    budget: Annotated[
+        float, Parameter(name="--budget", help="Seconds after which no further run begins.")
+    ] = 60.0

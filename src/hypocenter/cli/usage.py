@@ -23,7 +23,7 @@ Exit codes
   {EXIT_ERROR:<4} error: a bad model file, a failed read
   {EXIT_USAGE:<4} wrong usage: an option, a value, a missing file, a long prompt
   3    GPU fault; of the doctor any fault
-  4    a check failed: inspect, kernels, check, guard, replay, diff,
+  4    a check failed: inspect, kernels, check, guard, replay, diff, bisect,
        kill-serve, verify
   5    verify did not see an error that it planted: believe nothing of it
   {EXIT_INTERRUPTED:<4} interrupted by Ctrl-C
@@ -50,6 +50,7 @@ VERBS = (
     "inspect",
     "serve",
     "bench",
+    "perplexity",
     "embed",
     "bench-serve",
     "kill-serve",
@@ -61,6 +62,7 @@ VERBS = (
     "demo",
     "replay",
     "diff",
+    "bisect",
     "kernels",
     "env",
     "cache",

@@ -42,6 +42,7 @@ from hypocenter.engine.conversations import (
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
 from hypocenter.engine.runner import loaded_runner
+from hypocenter.engine.step_trace import StepTrace
 from hypocenter.engine.text_head import vector_of
 from hypocenter.model.facts.layer_shapes import lost_window
 from hypocenter.model.facts.pooling import Pooling
@@ -60,6 +61,8 @@ from hypocenter.settings.config import (
 )
 from hypocenter.settings.environment import as_environment_asks
 from hypocenter.settings.synonyms import explain_unknown
+from hypocenter.trace.points import Selection
+from hypocenter.trace.writing import TraceFile
 from hypocenter.wire.messages import KeptWeights
 
 log = logging.getLogger("hypocenter.engine")
@@ -280,6 +283,17 @@ class LLM:
     ) -> Generator[Delta, None, Completion]:
         """Like `chat` for one conversation, piece by piece as in `stream`."""
         return self._engine.follow(self.chat_request(messages, params, **fields))
+
+    def trace(
+        self, path: str | Path, selection: Selection | None = None, *, max_data_bytes: int = 0
+    ) -> StepTrace:
+        """Write a trace (docs/traces.md) of all steps from now on to a new file.
+
+        `max_data_bytes`: of the tensors themselves so many bytes are kept. Raises UsageError.
+        """
+        runner, path = self._engine.runner, Path(path)
+        file = TraceFile(path, runner.trace_header(self._path, max_data_bytes))
+        return runner.begin_trace(file, selection or Selection(), max_data_bytes)
 
     def logits(self, prompt: Prompt) -> npt.NDArray[np.float32]:
         """The logits after each token of the prompt, f32 [num_tokens, vocab_size].

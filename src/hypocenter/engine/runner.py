@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,6 +43,7 @@ from hypocenter.engine.ranks.ranks import Ranks
 from hypocenter.engine.resident_blocks import ResidentBlocks
 from hypocenter.engine.sampler import launches_on_device, launches_on_host
 from hypocenter.engine.state_ledger import StateLedger, sequence_starts, spans_of
+from hypocenter.engine.step_trace import StepTrace
 from hypocenter.engine.text_head import TextHead
 from hypocenter.kernels.collective.collectives import broadcast
 from hypocenter.kernels.collective.peer_sum import open_peer_sum
@@ -53,6 +54,7 @@ from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.file_types import quantisation_of
 from hypocenter.model.layers import decoder
 from hypocenter.model.layers.decoder import Decoder
+from hypocenter.model.layers.points import KeptPoints
 from hypocenter.model.layers.step_buffers import Cache, KVPages, StatePages, StepInputs
 from hypocenter.model.placement import (
     context_length_of,
@@ -76,6 +78,9 @@ from hypocenter.model.tensors.weights import load_weights
 from hypocenter.record.prefixes import settings_digest
 from hypocenter.record.recorder import current, open_recorder
 from hypocenter.settings.config import KV_DTYPES, EngineConfig, OnProgress
+from hypocenter.settings.routes import OF_CONFIG, ROUTES
+from hypocenter.trace.points import FORMAT, VERSION, Selection, TraceHeader
+from hypocenter.trace.writing import TraceFile
 from hypocenter.wire.messages import KeptWeights
 
 _log = logging.getLogger("hypocenter.engine")
@@ -299,6 +304,8 @@ class Runner:
         self.growth = self._growth_of(pages)
         #: What looks at blocks of the cache after each step, where launches are traced.
         self.page_watch = PageWatch(pages.each) if config.launch_mode == "traced" else None
+        #: What writes down what each step leaves at points of the model, where that was asked for.
+        self.trace: StepTrace | None = None
         is_gpu = config.device != "cpu"
         #: Whether a step may be launched while the one before runs.
         self.runs_ahead = (
@@ -496,9 +503,54 @@ class Runner:
         self._ledger.note(spans, is_whole=True)
         if self.page_watch is not None:
             self.page_watch.look()
+        if self.trace is not None:
+            self.trace.after(plan, batch, inputs.token_ids)
         if plan not in self._ran:
             self._ran[plan] = None
         return memory.rows(plan.result, 0, num_logit_rows)
+
+    def take_routes(self, routes: Mapping[str, str]) -> None:
+        """Run ops in these forms from now on; those of the configuration are as that has them."""
+        self._forget_plans()
+        ops = frozenset(op for op, form in routes.items() if form == "parts")
+        self._decoder.take_apart(ops.difference(OF_CONFIG))
+
+    def _forget_plans(self) -> None:
+        self.release()
+        self._plans.clear()
+
+    def trace_header(self, path: Path, max_data_bytes: int) -> TraceHeader:
+        """What the first line of a trace says of this runner and its model, a file."""
+        config = self.config
+        return TraceHeader(
+            format=FORMAT,
+            version=VERSION,
+            program=f"{package.NAME} {package.version()}",
+            model=str(path),
+            model_bytes=path.stat().st_size,
+            architecture=self.arch.name,
+            num_layers=self.arch.num_layers,
+            device=config.device,
+            kv_dtype=config.kv_dtype,
+            route={
+                **{op: forms[0] for op, forms in ROUTES.items()},
+                **dict.fromkeys(self._decoder.in_parts, "parts"),
+                **{op: getattr(config, op) for op in OF_CONFIG},
+            },
+            max_data_bytes=max_data_bytes,
+        )
+
+    def begin_trace(self, file: TraceFile, selection: Selection, max_data_bytes: int) -> StepTrace:
+        """Write what steps leave from now on; until then plans are made that keep nothing.
+
+        Raises UsageError where several processes hold the model: none sees whole tensors.
+        """
+        if self._group is not None:
+            raise BadSetting("tensor_parallel", self.config.tensor_parallel, "a trace is of one")
+        self._forget_plans()
+        self._decoder.points = KeptPoints(self.arch, selection, self._inputs.counts)
+        self.trace = StepTrace(file, selection, self._decoder.points, max_data_bytes)
+        return self.trace
 
     def _broadcast_ids(self, group: Group, num_tokens: int) -> None:
         ids = memory.rows(self._inputs.token_ids, 0, num_tokens)

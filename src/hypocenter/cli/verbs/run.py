@@ -25,15 +25,14 @@ from hypocenter.cli.answer import (
 from hypocenter.cli.options import PromptOptions, SamplingOptions
 from hypocenter.cli.output import emit, say, show_json
 from hypocenter.cli.progress import ProgressDisplay
+from hypocenter.cli.prompt_text import MAX_PROMPT_BYTES, decode, read_prompt
+from hypocenter.cli.tool_options import TraceOptions
 from hypocenter.model.gguf.file import open_gguf, require_file
 from hypocenter.model.text.chat import template_names
 from hypocenter.settings.config import EngineConfig, SamplingParams
 
 if TYPE_CHECKING:
     from hypocenter.engine.llm import LLM
-
-#: Far above any context; keeps `-f /dev/zero` from filling the memory.
-MAX_PROMPT_BYTES = 64 << 20
 
 HOW_TO_ASK = "give a QUESTION behind the model, -p TEXT or -f FILE (-f - reads stdin)"
 
@@ -44,14 +43,13 @@ def run(
     prompt: PromptOptions,
     sampling: SamplingOptions,
     config: EngineConfig,
-    *,
-    as_json: bool,
-    quiet: bool = False,
+    output: TraceOptions,
 ) -> None:
     """Continue the prompt, answer the question, or chat when there is neither.
 
     Raises UsageError when none of them is possible.
     """
+    as_json, quiet, trace = output.json, output.quiet, output
     require_file(Path(path))  # told before a prompt that is missing as well
     text = read_prompt(prompt)
     if text is not None and (question is not None or prompt.system is not None):
@@ -65,8 +63,12 @@ def run(
     params = sampling.params(in_chat=text is None)
     if text is None:
         _require_chat_template(path, config)
-    config = replace(config, max_batch_requests=1)
+    config = trace.config(replace(config, max_batch_requests=1))
     with ProgressDisplay(quiet=quiet) as progress, open_llm(path, config, progress) as llm:
+        if trace.routes:
+            llm.engine.runner.take_routes(trace.routes)
+        if trace.file is not None:
+            llm.trace(trace.file, trace.selection, max_data_bytes=trace.max_data_bytes)
         if text is not None:
             token_ids = llm.tokenizer.encode(text)
         elif question is not None:
@@ -99,30 +101,10 @@ def _require_chat_template(path: str, config: EngineConfig) -> None:
 def _question_from_stdin() -> str:
     """What was piped to us; raises UsageError when that is nothing."""
     if sys.stdin:
-        piped = _decode(sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1), "stdin").strip()
+        piped = decode(sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1), "stdin").strip()
         if piped:
             return piped
     raise UsageError(f"no prompt: {HOW_TO_ASK}; a chat needs a terminal")
-
-
-def read_prompt(options: PromptOptions) -> str | None:
-    """The text of -p or -f; None when neither is given. Raises UsageError or OSError."""
-    if options.prompt is not None and options.file is not None:
-        raise UsageError("both -p and -f; give the prompt once")
-    if options.prompt is not None:
-        # Bytes of the command line that are not UTF-8 arrive as surrogates.
-        return _decode(options.prompt.encode(errors="surrogateescape"), "-p")
-    if options.file is None:
-        return None
-    if options.file == "-":
-        if not sys.stdin:
-            raise UsageError("-f - reads the prompt from stdin, but stdin is closed")
-        return _decode(sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1), "stdin")
-    try:
-        with open(options.file, "rb") as file:
-            return _decode(file.read(MAX_PROMPT_BYTES + 1), options.file)
-    except (FileNotFoundError, IsADirectoryError) as error:
-        raise UsageError(f"-f {options.file}: {error.strerror}") from error
 
 
 def as_object(path: str, completion: Completion) -> dict[str, Any]:
@@ -174,14 +156,3 @@ def _print_object(
 ) -> None:
     completion = answer(llm, token_ids, params, progress, is_chat=is_chat, shown=None)
     show_json(as_object(path, completion))
-
-
-def _decode(data: bytes, source: str) -> str:
-    if len(data) > MAX_PROMPT_BYTES:
-        raise UsageError(f"{source}: the prompt is longer than {MAX_PROMPT_BYTES} bytes")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{source}: the prompt is not UTF-8: byte {data[error.start]:#04x} at {error.start}"
-        ) from error

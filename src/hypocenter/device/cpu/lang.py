@@ -121,6 +121,11 @@ def allocating_kernel(function: Callable[..., None]) -> CpuKernel:
     return CpuKernel(function)
 
 
+def host_function(function: Callable[..., None]) -> Any:
+    """Compile a function that is no kernel: it takes arrays of the host, and no plan has it."""
+    return _compile_on_demand(function, "serial", _nrt=False)
+
+
 def _record_name(record: Any) -> tuple[str, tuple[str, ...]]:
     """What stands for a record type in the names of machine code: a hash of its fields.
 

@@ -317,6 +317,7 @@ def attention(
     partial: TileScratch | None = None,
     parts: Tensor | None = None,
     codes: Operands | None = None,
+    keeps_out: bool = False,
     sinks: Tensor | None = None,
     value_dim: int | None = None,
 ) -> None:
@@ -330,7 +331,8 @@ def attention(
     sequence. `num_sequences` is how many sequences the tokens may belong to (all of the block
     tables when None). `parts` of `allocate_tile_scratch` is what tiles leave on the CPU; without it
     there is room of this op's own. None of them changes a bit of the result. With `codes` its codes
-    are made, as `quantise` does, and out may be left as it was on a GPU. `sinks` f32 [>= num_heads]
+    are made, as `quantise` does, and out may be left as it was on a GPU, but with `keeps_out`; the
+    codes are the same with it. `sinks` f32 [>= num_heads]
     has the sink of each head.
     """
     arguments = {
@@ -350,7 +352,8 @@ def attention(
         "value_dim": value_dim or k_cache.shape[2],
     }
     if plan.device != "cpu":
-        _on_gpu(plan, arguments, num_sequences or block_tables.shape[0], partial, codes)
+        num_sequences = num_sequences or block_tables.shape[0]
+        _on_gpu(plan, arguments, num_sequences, partial, codes, keeps_out=keeps_out)
         return
     _on_cpu(plan, arguments, parts, codes)
 
@@ -436,6 +439,8 @@ def _on_gpu(
     num_sequences: int,
     partial: TileScratch | None,
     codes: Operands | None,
+    *,
+    keeps_out: bool,
 ) -> None:
     tile, value_dim = keys_per_tile(arguments["k_cache"]), arguments["value_dim"]
     width, counts = arguments["num_heads"] * value_dim, arguments["counts"]
@@ -450,9 +455,9 @@ def _on_gpu(
     plan.add(_SPLIT, **arguments, **tiles)
     reads = {name: arguments[name] for name in ("positions", "counts", "window")}
     reads |= tiles | {"value_dim": value_dim, "sinks": sinks}
-    if codes is not None and is_plain:
+    if codes is not None and is_plain and not keeps_out:
         plan.add(_FOLD_ROUND, **reads, **codes.written)
         return
     plan.add(_FOLD, **reads, out=out)
     if codes is not None:
-        quantise(plan, out, width, codes, counts)
+        quantise(plan, out, width, codes, counts, is_plain=is_plain)

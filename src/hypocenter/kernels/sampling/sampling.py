@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from hypocenter.base.dtypes import Float64s
 from hypocenter.base.errors import BadLogits, LaunchRejected
 from hypocenter.base.refusals import EntryOutOfRange, Refused
 from hypocenter.base.tensor import DType, Tensor
@@ -73,7 +74,6 @@ CONTRACT = Contract(
 )
 
 Logits = npt.NDArray[np.float32]
-Float64s = npt.NDArray[np.float64]
 
 
 def sample(

@@ -39,6 +39,7 @@ from hypocenter.model.layers.heads import Heads
 from hypocenter.model.layers.latent_attention import LatentAttention
 from hypocenter.model.layers.layer_ops import BranchEnd, LayerOps, Norm
 from hypocenter.model.layers.mixture import MixtureBuffers
+from hypocenter.model.layers.points import NO_POINTS, Points
 from hypocenter.model.layers.state_net import StateNet, allocate_net, first_of
 from hypocenter.model.layers.step_buffers import Cache, StepInputs
 from hypocenter.model.tensors.mixer_weights import MixerWeights
@@ -70,6 +71,8 @@ class Decoder(LayerOps):
         `attention` is one of config.ATTENTIONS; raises UsageError for parts on the CPU.
         """
         self.weights, self.inputs, self.pages = weights, inputs, cache.pages
+        #: What a trace keeps of plans that are made from now on.
+        self.points: Points = NO_POINTS
         self._page_of = {layer: at for at, layer in enumerate(arch.attention_layers)}
         self._state_net = allocate_net(arch, inputs, cache.states, max_tokens)
         device, num_sequences = inputs.counts.device, inputs.block_tables.shape[0]
@@ -105,6 +108,12 @@ class Decoder(LayerOps):
         of_long = weights.ropes.of_long_texts()
         self._heads_of_long = Heads(arch, of_long, inputs, is_fused=is_fused)
         self._latent = LatentAttention.allocate(arch, inputs, weights.ropes.whole, max_tokens)
+
+    def take_apart(self, ops: frozenset[str]) -> None:
+        """Have plans from now on run these ops in parts (`settings/routes.py`), and no others."""
+        self.in_parts = ops
+        for heads in (self._heads, self._heads_of_long):
+            heads.is_fused = self._attending.is_fused and "rope" not in ops
 
     def multiplied_as(self, weight: Tensor) -> DType:
         """The type in which activations are multiplied with a weight."""
@@ -149,7 +158,7 @@ class Decoder(LayerOps):
         if self._adapting is not None:
             self._adapting.begin(is_adapted=is_adapted)
         counts = self.inputs.counts
-        self._embed(plan, b)
+        self._begin(plan, b)
         inputs_of = [w.layer_input for w in self.weights.layers if w.layer_input is not None]
         if inputs_of:
             products = zip(inputs_of, b.layer_inputs, strict=True)
@@ -171,11 +180,13 @@ class Decoder(LayerOps):
                 heads = self._heads_of_long if is_long else self._heads
                 self._attention(plan, b, index, layer, attend, heads, net)
             if not layer.is_parallel:
+                self.points.keep(plan, "attn_residual", index, b.x, self.arch.width)
                 self._feed_forward(plan, b, index, layer, mixture)
             if layer.layer_input is not None:
                 self._add_input(plan, b, layer.layer_input, b.layer_inputs[index])
             if layer.scale != 1:
                 scale(plan, b.x, layer.scale, counts)
+            self.points.keep(plan, "layer_out", index, b.x, self.arch.width)
             mark_layer(plan, index, len(self.weights.layers))
         if not num_logit_rows:
             return Plan(plan, b.x)
@@ -183,6 +194,11 @@ class Decoder(LayerOps):
         result = finish(plan, b, num_logit_rows)
         mark(plan)
         return Plan(plan, result)
+
+    def _begin(self, plan: PlanBuilder, b: Activations) -> None:
+        self.points.begin(plan)
+        self._embed(plan, b)
+        self.points.keep(plan, "embedding", None, b.x, self.arch.width)
 
     def _embed(self, plan: PlanBuilder, b: Activations) -> None:
         """b.x = the embedding of each token, with what positions and kinds of texts add, normed."""
@@ -224,7 +240,9 @@ class Decoder(LayerOps):
             products += net.products(w.mixer)
         norm = Norm(w.attn_norm, w.attn_norm_bias)
         normed, x_codes = self._norm(plan, b.x, norm, b.hidden, *weights)
+        self._keep_norm(plan, "attn_norm", index, (normed, x_codes), b.x, norm)
         self._linear(plan, normed, *products, ready=x_codes)
+        self._keep_heads(plan, b, index, w)
         if w.is_parallel:
             # x is read no more, so what this adds to it may come before attention's part.
             self._dense(plan, b, index, w, normed, x_codes)
@@ -233,6 +251,9 @@ class Decoder(LayerOps):
         page = self._page_of[index]
         keys, values = self.pages.keys[page], self.pages.values[page]
         heads.prepare(plan, b, index, w, keys, values)
+        self.points.keep(plan, "q_rope", index, b.q, arch.q_width(index))
+        if arch.layers[index].kv_source is None:
+            self.points.keep_cache(index, keys, values, arch.layers[index].value_dim)
         codes = None if w.attn_gate is not None else self._codes(b.q, w.attn_output)
         attend(
             plan,
@@ -243,7 +264,10 @@ class Decoder(LayerOps):
             softcap=arch.attn_softcap,
             codes=codes,
             sinks=w.sinks,
+            keeps_out=self.points.wants("attention", index),
         )
+        width = arch.num_heads * arch.layers[index].value_dim
+        self.points.keep(plan, "attention", index, b.attended, width)
         attended = b.attended
         if w.attn_gate is not None:
             width, attended = arch.q_width(index), b.attn_gate
@@ -262,6 +286,28 @@ class Decoder(LayerOps):
             also=w.is_parallel,
         )
 
+    def _keep_norm(
+        self,
+        plan: PlanBuilder,
+        name: str,
+        index: int | None,
+        normed: tuple[Tensor, Operands | None],
+        x: Tensor,
+        norm: Norm,
+    ) -> None:
+        """Keep what `_norm` made of x; in parts it is there beside its codes."""
+        if "norm" in self.in_parts:
+            normed = normed[0], None
+        self.points.keep_norm(plan, name, index, normed, x, norm)
+
+    def _keep_heads(self, plan: PlanBuilder, b: Activations, index: int, w: LayerWeights) -> None:
+        """Keep q, k and v as their products are; a layer may read those of another."""
+        kv_width = self.arch.layers[index].kv_width
+        self.points.keep(plan, "q", index, b.q, self.arch.q_width(index))
+        for name, weight, x in (("k", w.k, b.k), ("v", w.v, b.v)):
+            if weight is not None:
+                self.points.keep(plan, name, index, x, kv_width)
+
     def _attend_latents(
         self,
         plan: PlanBuilder,
@@ -274,7 +320,9 @@ class Decoder(LayerOps):
         """b.x += what attention makes of it whose cache holds latents."""
         w = layer.latent
         assert w is not None
-        normed, x_codes = self._norm(plan, b.x, Norm(layer.attn_norm), b.hidden, *w.read)
+        norm = Norm(layer.attn_norm)
+        normed, x_codes = self._norm(plan, b.x, norm, b.hidden, *w.read)
+        self._keep_norm(plan, "attn_norm", index, (normed, x_codes), b.x, norm)
         self._linear(plan, normed, *latent.products(w, b), ready=x_codes)
         if w.q_up is not None:
             self._linear(plan, latent.norm_queries(plan, w), (w.q_up, latent.heads, None))
@@ -291,7 +339,9 @@ class Decoder(LayerOps):
         """b.x += what a layer makes of it that carries a state."""
         w = layer.mixer
         assert w is not None
-        normed, x_codes = self._norm(plan, b.x, Norm(layer.attn_norm), b.hidden, *w.read)
+        norm = Norm(layer.attn_norm)
+        normed, x_codes = self._norm(plan, b.x, norm, b.hidden, *w.read)
+        self._keep_norm(plan, "attn_norm", index, (normed, x_codes), b.x, norm)
         self._linear(plan, normed, *net.products(w), ready=x_codes)
         self._add_mixed(plan, b, net, index, w)
 
@@ -317,6 +367,7 @@ class Decoder(LayerOps):
         if w.mixture is None:
             assert w.dense is not None
             normed, x_codes = self._norm(plan, b.x, norm, b.hidden, *w.dense.read)
+            self._keep_norm(plan, "ffn_norm", index, (normed, x_codes), b.x, norm)
             self._dense(plan, b, index, w, normed, x_codes)
             return
         assert mixture is not None
@@ -474,6 +525,7 @@ class Decoder(LayerOps):
         gather(plan, b.x, self.inputs.logit_rows, hidden, counts)
         norm = Norm(weights.output_norm, weights.output_norm_bias)
         normed, x_codes = self._norm(plan, hidden, norm, hidden, weights.output, count=1)
+        self._keep_norm(plan, "result_norm", None, (normed, x_codes), hidden, norm)
         product = (weights.output, logits, weights.output_bias)
         self._linear(plan, normed, product, count=1, ready=x_codes)
         return self._logits_buffers.finish(plan, logits, counts)

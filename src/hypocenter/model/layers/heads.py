@@ -23,7 +23,7 @@ class Heads:
         self, arch: Architecture, ropes: RopeTables, inputs: StepInputs, *, is_fused: bool
     ) -> None:
         """`is_fused`: turning and writing may be one launch."""
-        self._arch, self._ropes, self._inputs, self._is_fused = arch, ropes, inputs, is_fused
+        self._arch, self._ropes, self._inputs, self.is_fused = arch, ropes, inputs, is_fused
 
     def prepare(
         self,
@@ -41,7 +41,7 @@ class Heads:
         arch, has_own = self._arch, self._arch.layers[index].kv_source is None
         is_alike = self._ropes.query is None and not arch.family.norms_after_rope and has_own
         # Blocks are made of heads that have been rotated whole.
-        if arch.is_rotated(index) and is_alike and self._is_fused and not keys.dtype.is_quantised:
+        if arch.is_rotated(index) and is_alike and self.is_fused and not keys.dtype.is_quantised:
             self._write_at_once(plan, b, index, w, keys, values)
             return
         if not arch.family.norms_after_rope:

@@ -53,6 +53,8 @@ class LayerOps:
         products."""
         self.arch, self._counts, self._group = arch, counts, group
         self._gathered, self._adapting = gathered, adapting
+        #: Ops in parts (`settings/routes.py`) where they are usually one launch.
+        self.in_parts: frozenset[str] = frozenset()
         self._operands = RotatingOperands(operands)
 
     def _gate(
@@ -60,8 +62,10 @@ class LayerOps:
     ) -> Operands | None:
         """What a product with `weight` reads of kind(x) * up: codes or, where there are none, x."""
         codes, counts = self._codes(x, weight), self._counts
-        if codes is None:
+        if codes is None or "gate" in self.in_parts:
             gate(plan, x, up, kind, counts)
+            if codes is not None:
+                quantise(plan, x, width, codes, counts)
         else:
             gate_codes(plan, x, up, kind, codes, counts, width=width)
         return codes
@@ -128,6 +132,13 @@ class LayerOps:
             if codes is not None:
                 quantise(plan, x, width, codes, counts, count=count)
             return x, codes
+        if codes is not None and "norm" in self.in_parts:
+            if bias is None:
+                rms_norm(plan, x, weight, eps, hidden, counts, width=width, count=count)
+            else:
+                layer_norm(plan, x, weight, bias, eps, hidden, counts, width=width, count=count)
+            quantise(plan, hidden, width, codes, counts, count=count)
+            return hidden, codes
         if bias is None and codes is None:
             rms_norm(plan, x, weight, eps, hidden, counts, width=width, count=count)
         elif bias is None:

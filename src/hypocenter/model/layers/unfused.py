@@ -47,6 +47,7 @@ class AttentionArguments:
     codes: Operands | None = None
     sinks: Tensor | None = None
     value_dim: int | None = None
+    keeps_out: bool = False
 
     @property
     def by_name(self) -> dict[str, Any]:

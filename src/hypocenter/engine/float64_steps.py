@@ -1,0 +1,213 @@
+"""Points of a trace computed anew in float64, each from what the same trace has as its inputs.
+
+It knows plain transformers (Llama's kind) and says which others it does not. It runs no kernel:
+weights are read out of the model's file, and formulas stand in the kernels' docstrings.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from hypocenter.base.dtypes import Float64s
+from hypocenter.base.errors import HypoError
+from hypocenter.base.tensor import DType
+from hypocenter.kernels.weights.block_types import as_ggml_reads, dequantise
+from hypocenter.model.facts.architecture import read_architecture
+from hypocenter.model.gguf.file import GGUFFile
+from hypocenter.trace.comparing import rms_of
+from hypocenter.trace.points import ModelTrace, TracedStep
+
+#: Architectures all of whose layers are what is computed here.
+FAMILIES = ("llama", "qwen2", "qwen3")
+
+
+#: By how much a point may be off, relative to what its op adds: products read activations as 8-bit
+#: codes or halves, the cache holds halves, and all else is f32.
+_LIMITS = dict.fromkeys(("q", "k", "v", "attn_residual", "layer_out", "logits"), 0.05)
+_OTHER_LIMIT = 2e-3
+
+
+class NotComputed(HypoError):
+    """A point cannot be computed anew; the text says why."""
+
+
+def limit_of(name: str) -> float:
+    """The most that a sound op is off by, as `Float64Steps.error` says it."""
+    return _LIMITS.get(name, _OTHER_LIMIT)
+
+
+class Float64Steps:
+    """The points of one trace, computed from the points before them."""
+
+    def __init__(self, file: GGUFFile, trace: ModelTrace) -> None:
+        """Raises NotComputed for a model that is computed otherwise, and for another model."""
+        self._file, self._trace = file, trace
+        arch = self._arch = read_architecture(file)
+        header = trace.header
+        if arch.name not in FAMILIES or arch.experts is not None:
+            known = ", ".join(FAMILIES)
+            raise NotComputed(f"{arch.name} models have no float64 form here; {known} have")
+        unlike = (header.architecture, header.num_layers) != (arch.name, arch.num_layers)
+        if unlike or Path(file.path).stat().st_size != header.model_bytes:
+            raise NotComputed(f"{file.path} is not the model that was traced")
+        self._compute: dict[str, Callable[[TracedStep, int], Float64s]] = {
+            "attn_norm": lambda step, layer: self._norm(self._x(step, layer), layer, "attn_norm"),
+            "q": lambda step, layer: self._product(step, layer, "attn_norm", "attn_q"),
+            "k": lambda step, layer: self._product(step, layer, "attn_norm", "attn_k"),
+            "v": lambda step, layer: self._product(step, layer, "attn_norm", "attn_v"),
+            "q_rope": lambda step, layer: self._rotation(step, layer, "q"),
+            "k_cache": lambda step, layer: self._rotation(step, layer, "k"),
+            "v_cache": lambda step, layer: self._values(step, "v", layer),
+            "attention": self._attention,
+            "attn_residual": lambda step, layer: (
+                self._x(step, layer) + self._product(step, layer, "attention", "attn_output")
+            ),
+            "ffn_norm": lambda step, layer: self._norm(
+                self._values(step, "attn_residual", layer), layer, "ffn_norm"
+            ),
+            "layer_out": self._layer_out,
+        }
+
+    def error(self, step: TracedStep, name: str, layer: int | None) -> float:
+        """How far the trace is from float64 at this point: the root mean square of the difference
+        over that of what the op makes. Raises NotComputed."""
+        wanted, found = self.point(step, name, layer), self._values(step, name, layer)
+        added = wanted
+        if layer is not None and name == "attn_residual":
+            added = wanted - self._x(step, layer)
+        elif layer is not None and name == "layer_out":
+            added = wanted - self._values(step, "attn_residual", layer)
+        with np.errstate(invalid="ignore", over="ignore"):
+            off = rms_of(found - wanted) / (rms_of(added) or 1.0)
+        return off if np.isfinite(off) else np.inf
+
+    def point(self, step: TracedStep, name: str, layer: int | None) -> Float64s:
+        """The point as float64 has it. Raises NotComputed."""
+        if layer is not None:
+            compute = self._compute[name]
+            return compute(step, layer)
+        if name == "embedding":
+            table = self._weight("token_embd.weight")
+            return table[list(step.token_ids)] * self._arch.embedding_scale
+        if name == "result_norm":
+            x = self._values(step, "layer_out", self._arch.num_layers - 1)
+            return self._norm_by(x[list(step.logit_rows)], self._weight("output_norm.weight"))
+        has_own = "output.weight" in self._file.tensors
+        head = self._weight("output.weight" if has_own else "token_embd.weight")
+        logits: Float64s = self._values(step, "result_norm", None) @ head.T
+        if self._arch.final_softcap:
+            raise NotComputed("logits that are capped have no float64 form here")
+        return logits / self._arch.logit_scale
+
+    def _values(self, step: TracedStep, name: str, layer: int | None) -> Float64s:
+        point = step.points.get((name, layer))
+        of = name if layer is None else f"{name} of layer {layer}"
+        if point is None or point.values is None:
+            what = "is not in the trace" if point is None else "has no elements in the trace"
+            raise NotComputed(f"{of} {what}; run it again with --trace-data MIB and all points")
+        return point.values.astype(np.float64)
+
+    def _x(self, step: TracedStep, layer: int) -> Float64s:
+        """What a layer begins with."""
+        if layer == 0:
+            return self._values(step, "embedding", None)
+        return self._values(step, "layer_out", layer - 1)
+
+    def _norm(self, x: Float64s, layer: int, name: str) -> Float64s:
+        return self._norm_by(x, self._weight(f"blk.{layer}.{name}.weight"))
+
+    def _norm_by(self, x: Float64s, weight: Float64s) -> Float64s:
+        scale: Float64s = np.sqrt((x * x).mean(-1, keepdims=True) + self._arch.norm_eps)
+        return x / scale * weight
+
+    def _product(self, step: TracedStep, layer: int, source: str, name: str) -> Float64s:
+        x = self._values(step, source, layer)
+        product: Float64s = x @ self._weight(f"blk.{layer}.{name}.weight").T
+        bias = f"blk.{layer}.{name}.bias"
+        return product + self._weight(bias) if bias in self._file.tensors else product
+
+    def _rotation(self, step: TracedStep, layer: int, name: str) -> Float64s:
+        """Formula: `kernels/attention/rope.py`, behind a norm of each head where there is one."""
+        arch, shape = self._arch, self._arch.layers[layer]
+        x = self._values(step, name, layer).reshape(len(step.token_ids), -1, shape.head_dim)
+        norm = f"blk.{layer}.attn_{name}_norm.weight"
+        if norm in self._file.tensors:
+            x = self._norm_by(x, self._weight(norm))
+        if arch.rope.scaling != "none" or "rope_freqs.weight" in self._file.tensors:
+            raise NotComputed("positions that are stretched have no float64 form here")
+        angles = np.array(step.positions, np.float64)[:, None] * arch.rope.base ** (
+            -2 * np.arange(arch.rope.dim // 2) / arch.rope.dim
+        )
+        cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+        turned, half = x.copy(), arch.rope.dim // 2
+        if arch.family.rope_style == "normal":
+            first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+        else:
+            first, second = slice(0, half), slice(half, 2 * half)
+        turned[..., first] = x[..., first] * cos - x[..., second] * sin
+        turned[..., second] = x[..., second] * cos + x[..., first] * sin
+        return turned.reshape(len(x), -1)
+
+    def _attention(self, step: TracedStep, layer: int) -> Float64s:
+        """Formula: softmax(scale q k^T) v over the positions up to each token's own."""
+        arch, shape = self._arch, self._arch.layers[layer]
+        if shape.window or arch.attn_softcap:
+            raise NotComputed("attention with a window or a cap has no float64 form here")
+        if len(set(step.sequences)) != 1:
+            raise NotComputed("attention of several sequences at once has no float64 form here")
+        keys, values = (self._cache_until(name, step, layer) for name in ("k_cache", "v_cache"))
+        q = self._values(step, "q_rope", layer).reshape(len(step.token_ids), arch.num_heads, -1)
+        group = arch.num_heads // shape.num_kv_heads
+        keys, values = (np.repeat(each, group, axis=1) for each in (keys, values))
+        scores = np.einsum("thd,shd->hts", q, keys) * arch.attn_scale
+        is_seen = np.arange(len(keys))[None] <= np.array(step.positions)[:, None]
+        scores = np.where(is_seen[None], scores, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        found: Float64s = np.einsum("hts,shd->thd", weights, values)
+        return found.reshape(len(q), -1)
+
+    def _cache_until(self, name: str, until: TracedStep, layer: int) -> Float64s:
+        """Keys or values of all positions up to the last of a step, [positions, heads, columns]."""
+        num_positions = max(until.positions) + 1
+        shape = self._arch.layers[layer]
+        held = np.full((num_positions, shape.num_kv_heads * shape.head_dim), np.nan)
+        is_there = np.zeros(num_positions, bool)
+        for step in self._trace.steps:
+            if step.positions and step.positions[0] == 0:
+                is_there[:] = False  # another request begins
+            if len(set(step.sequences)) == 1 and max(step.positions) < num_positions:
+                held[list(step.positions)] = self._values(step, name, layer)
+                is_there[list(step.positions)] = True
+            if step.step == until.step:
+                break
+        if not is_there.all():
+            missing = int(np.flatnonzero(~is_there)[0])
+            raise NotComputed(f"{name} of layer {layer} at position {missing} is not in the trace")
+        return held.reshape(num_positions, shape.num_kv_heads, -1)
+
+    def _layer_out(self, step: TracedStep, layer: int) -> Float64s:
+        """Formula: x + down(silu(gate(y)) * up(y)) with y = norm(x)."""
+        x, y = (self._values(step, name, layer) for name in ("attn_residual", "ffn_norm"))
+        gate, up, down = (
+            self._weight(f"blk.{layer}.ffn_{name}.weight") for name in ("gate", "up", "down")
+        )
+        gated = y @ gate.T
+        found: Float64s = x + (gated / (1 + np.exp(-gated)) * (y @ up.T)) @ down.T
+        return found
+
+    @functools.lru_cache(maxsize=16)  # noqa: B019  # it lives as long as a comparison
+    def _weight(self, name: str) -> Float64s:
+        if name not in self._file.tensors:
+            raise NotComputed(f"{self._file.path} has no {name}, by which this is computed")
+        info = self._file.tensors[name]
+        raw = self._file.raw(name)
+        raw = as_ggml_reads(raw) if info.dtype is DType.NVFP4 else raw
+        *lead, num_columns = info.shape
+        rows = raw.reshape(-1, info.dtype.num_bytes(num_columns))
+        found: Float64s = np.array(dequantise(rows, info.dtype, num_columns), np.float64)
+        return found.reshape(*lead, num_columns)

@@ -1,0 +1,194 @@
+"""A trace tells what steps hold, changes none of them, and a damaged one is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from hypocenter.base.errors import UsageError
+from hypocenter.device.cpu.measuring import BLOCK, figures_of
+from hypocenter.engine.llm import LLM
+from hypocenter.trace.points import AFTER_LAYERS, BEFORE_LAYERS, OF_LAYERS, ModelTrace, Selection
+from hypocenter.trace.reading import is_trace, read_trace
+
+PROMPT = "def read_lines(path):\n    "
+
+
+def _traced(
+    path: Path, selection: Selection | None = None, **fields: Any
+) -> tuple[ModelTrace, Any]:
+    """The trace of a short answer of the bundled model, and the answer's tokens with the logits of
+    the prompt."""
+    with LLM(context_length=64, prefix_cache=False, **fields) as llm:
+        trace = llm.trace(path, selection, max_data_bytes=64 << 20)
+        answer = llm.generate(PROMPT, max_tokens=3, temperature=0.0)
+        logits = llm.logits(PROMPT)
+        trace.close()
+    return read_trace(path), (answer.token_ids, logits)
+
+
+def test_every_point_is_there_and_no_bit_changes(tmp_path: Path) -> None:
+    trace, (token_ids, logits) = _traced(tmp_path / "trace")
+    with LLM(context_length=64, prefix_cache=False) as llm:
+        assert token_ids == llm.generate(PROMPT, max_tokens=3, temperature=0.0).token_ids
+        np.testing.assert_array_equal(logits, llm.logits(PROMPT))
+    layers = [(name, layer) for layer in range(6) for name in OF_LAYERS]
+    ends = [*((name, None) for name in BEFORE_LAYERS)], [*((name, None) for name in AFTER_LAYERS)]
+    for step in trace.steps:
+        assert list(step.points) == [*ends[0], *layers, *ends[1]]
+    *_, last = trace.steps
+    values = last.points["logits", None].values
+    assert values is not None
+    np.testing.assert_array_equal(values, logits)
+
+
+def test_points_belong_together(tmp_path: Path) -> None:
+    """What one point holds follows from the one before it."""
+    step = _traced(tmp_path / "trace")[0].steps[0]
+
+    def values(name: str, layer: int | None) -> Any:
+        found = step.points[name, layer].values
+        assert found is not None
+        return found.astype(np.float64)
+
+    x, normed = values("embedding", None), values("attn_norm", 0)
+    without_weight = x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5)
+    some = np.abs(x).min(0) > 1e-4
+    weight = normed[:, some] / without_weight[:, some]
+    assert some.sum() > 100
+    np.testing.assert_allclose(weight, np.broadcast_to(weight[:1], weight.shape), rtol=1e-4)
+    # The first position is not turned, and sees its own values alone.
+    np.testing.assert_array_equal(values("q", 2)[0], values("q_rope", 2)[0])
+    own = values("v_cache", 2)[0].reshape(2, 1, 64).repeat(2, axis=1).reshape(-1)
+    np.testing.assert_allclose(values("attention", 2)[0], own, rtol=1e-6)
+    np.testing.assert_allclose(values("k_cache", 1)[0], values("k", 1)[0], rtol=1e-3, atol=1e-6)
+
+
+def test_only_what_was_asked_for(tmp_path: Path) -> None:
+    selection = Selection(frozenset({"q", "logits"}), layers=(1, 3), steps=(1,))
+    trace, _ = _traced(tmp_path / "trace", selection)
+    [step] = trace.steps
+    assert step.step == 1
+    assert list(step.points) == [("q", 1), ("q", 3), ("logits", None)]
+
+
+@pytest.mark.tier("sim")
+def test_a_gpu_has_the_same_points(tmp_path: Path) -> None:
+    ours, _ = _traced(tmp_path / "cpu")
+    theirs, _ = _traced(tmp_path / "gpu", device="sim:h200")
+    for one, other in zip(ours.steps, theirs.steps, strict=True):
+        assert list(one.points) == list(other.points)
+        for place, point in one.points.items():
+            off = np.abs(point.sketch - other.points[place].sketch).max()
+            assert off < 0.2 * point.rms, place
+
+
+def test_figures_are_those_of_numpy() -> None:
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((3, BLOCK + 77)).astype(np.float32)
+    values[1, 5], values[1, BLOCK + 3], values[1, 9] = np.nan, np.inf, -np.inf
+    values[2] = np.nan
+    found = figures_of(values)
+    for row, numbers in enumerate(values[:2].astype(np.float64)):
+        finite = numbers[np.isfinite(numbers)]
+        told = found.low[row], found.high[row], found.mean[row], found.rms[row]
+        wanted = finite.min(), finite.max(), finite.mean(), np.sqrt((finite**2).mean())
+        np.testing.assert_allclose(told, wanted, rtol=1e-9, atol=1e-12)
+    assert (found.num_nan, found.num_inf) == ([0, 1, BLOCK + 77], [0, 2, 0])
+    assert (found.low[2], found.rms[2]) == (0, 0)
+
+
+def test_a_digest_sees_a_bit_and_a_place() -> None:
+    values = np.arange(2 * BLOCK, dtype=np.float32)[None]
+    first = figures_of(values).digests
+    swapped = values.reshape(2, BLOCK)[::-1].reshape(1, -1)
+    nudged = values.copy()
+    nudged[0, 70] = np.nextafter(nudged[0, 70], np.float32(np.inf))
+    assert len({first, figures_of(swapped).digests, figures_of(nudged).digests}) == 3
+
+
+def test_a_sketch_tells_how_far_two_are_apart() -> None:
+    rng = np.random.default_rng(1)
+    values = rng.standard_normal((1, 3 * BLOCK)).astype(np.float32)
+    moved = values + 1e-3 * rng.standard_normal(values.shape).astype(np.float32)
+    apart = figures_of(values).sketches - figures_of(moved).sketches
+    assert 3e-4 < np.sqrt((apart.astype(np.float64) ** 2).mean()) < 3e-3
+
+
+def _cut(lines: list[Any]) -> None:
+    lines[1]["groups"][0]["low"].pop()
+
+
+def _other_point(lines: list[Any]) -> None:
+    lines[1]["groups"][0]["names"][0] = "querys"
+
+
+def _far_layer(lines: list[Any]) -> None:
+    group = next(each for each in lines[1]["groups"] if "q" in each["names"])
+    group["layers"][group["names"].index("q")] = 6
+
+
+def _newer(lines: list[Any]) -> None:
+    lines[0]["version"] = 2
+
+
+def _again(lines: list[Any]) -> None:
+    lines.append(lines[1])
+
+
+def _more_data(lines: list[Any]) -> None:
+    lines[1]["groups"][0]["shape"][0] += 1
+
+
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (_cut, "line 2 is damaged: lists of embedding.* differ in length"),
+        (_other_point, "there is no point 'querys'"),
+        (_far_layer, "q is of layer 6, and there are 6"),
+        (_newer, "this program reads version 1"),
+        (_again, "line 6 has step 0 out of order"),
+        (_more_data, "bytes of elements for"),
+    ],
+)
+def test_a_damaged_trace_is_refused(
+    tmp_path: Path, whole: list[bytes], break_it: Callable[[list[Any]], None], message: str
+) -> None:
+    lines = [msgspec.json.decode(line) for line in whole]
+    break_it(lines)
+    path = tmp_path / "damaged"
+    path.write_bytes(b"\n".join(map(msgspec.json.encode, lines)) + b"\n")
+    with pytest.raises(UsageError, match=message):
+        read_trace(path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
+    """The lines of a trace."""
+    path = tmp_path_factory.mktemp("whole") / "trace"
+    _traced(path)
+    assert is_trace(path)
+    return path.read_bytes().splitlines()
+
+
+def test_a_trace_whose_writer_died_is_read_as_far_as_it_goes(
+    tmp_path: Path, whole: list[bytes]
+) -> None:
+    path = tmp_path / "cut"
+    path.write_bytes(b"\n".join(whole)[:-10])
+    trace = read_trace(path)
+    assert not trace.is_whole
+    assert len(trace.steps) == len(whole) - 2
+
+
+def test_no_file_is_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "there"
+    path.write_text("mine")
+    with LLM(context_length=64) as llm, pytest.raises(UsageError, match="is there already"):
+        llm.trace(path)
+    assert path.read_text() == "mine"
