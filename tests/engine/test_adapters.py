@@ -112,7 +112,8 @@ def test_a_gpu_applies_adapters_alike(device: str, folder: Path) -> None:
     model = make_family("llama", folder)
     adapter = random_adapter(folder / "gpu.gguf", model.path, rank=5, seed=9)
     right = whole_logits(merged(folder / "gpu-m.gguf", model.path, [(read_pairs(adapter), 3.2)]))
-    fields = {"device": device, "kv_dtype": "f32", "context_length": 64, "max_batch_tokens": 16}
+    fields: dict[str, Any] = {"device": device, "kv_dtype": "f32"}
+    fields |= {"context_length": 64, "max_batch_tokens": 16}
     with LLM(model.path, lora=[str(adapter)], **fields) as llm:
         alone, base = logits_of(llm, (IDS[:3], None))[0], logits_of(llm, (IDS[:3], []))[0]
         together = logits_of(llm, (IDS[:2], {"gpu": 0.3}), (IDS[:3], None), (IDS[:3], []))
@@ -191,7 +192,9 @@ def test_f16_and_f32_of_the_same_numbers_give_the_same_bits(folder: Path) -> Non
 def test_blocks_of_other_adapters_are_never_read(demo: LLM) -> None:
     ids = [int(x) for x in np.random.default_rng(8).integers(3, 90, 64)]
     seen: dict[str, int] = {}
-    for lora in ({"first": 0.25}, [], {"first": 0.25}, {"first": 0.5}, {"second": 0.25}, []):
+    quarter, half, other = {"first": 0.25}, {"first": 0.5}, {"second": 0.25}
+    asked: list[Lora] = [quarter, [], quarter, half, other, []]
+    for lora in asked:
         completion = demo.generate(ids, max_tokens=1, lora=lora)
         again = seen.setdefault(repr(lora), 0)
         assert completion.timings.num_cached_tokens == 48 * again, lora

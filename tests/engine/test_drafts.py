@@ -409,7 +409,7 @@ def same_answers(
 ) -> tuple[int, int]:
     """Both have the same answers to the last bit of their logprobs; what was tried, and right."""
     drafted = accepted = 0
-    source = {} if path is None else {"path": str(path)}
+    source: dict[str, Any] = {} if path is None else {"path": str(path)}
     with (
         LLM(**source, context_length=256, **settings) as plain,
         LLM(**source, context_length=256, spec="ngram", **settings) as trying,

@@ -17,6 +17,7 @@ from hypocenter.coredump.names import source_name
 from hypocenter.foreign import hooks
 from hypocenter.foreign.driver.library import Cupti, DriverLibrary, NotHere
 from hypocenter.foreign.driver.watch import DriverWatch
+from hypocenter.foreign.seen_memory import storages_are_kept
 from hypocenter.record import driver_run, driver_table
 from hypocenter.record.driver_log import DriverLogWriter, read_driver_log
 from hypocenter.record.driver_run import DriverRun
@@ -241,4 +242,4 @@ def test_the_words_of_other_libraries_are_those_of_a_fault(said: str) -> None:
 def test_a_program_without_torch_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one of numba's: there is no storage to watch, and no torch to ask."""
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    assert hooks._storages_are_kept() is False
+    assert storages_are_kept() is False

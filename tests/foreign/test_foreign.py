@@ -33,6 +33,7 @@ from hypocenter.foreign.argument_facts import INTERPRETER, undefined_in
 from hypocenter.foreign.last_exception import refusal_of
 from hypocenter.foreign.lost_launches import LostLaunches
 from hypocenter.foreign.recorder import ForeignRecorder, LaunchPlace
+from hypocenter.foreign.seen_memory import storages_are_kept
 from hypocenter.record import bundle as bundles
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
@@ -517,7 +518,7 @@ def test_the_host_is_told_from_the_gpu_and_one_gpu_from_another(recorder: Foreig
 
 
 def test_torch_keeps_one_object_for_a_storage_as_the_recorder_needs() -> None:
-    assert hooks._storages_are_kept()
+    assert storages_are_kept()
     tensor = torch.empty(4)
     died: list[int] = []
     reference = weakref.ref(tensor.untyped_storage(), lambda _: died.append(1))

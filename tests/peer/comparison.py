@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from models.families import FamilyModel, engine_logits, hf_logits, make_family
@@ -92,7 +93,8 @@ class Peer:
     def blocks(self, dtype: DType, cases: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """ggml's blocks of f32 rows, by the names of the cases; see `llama_worker.write_blocks`."""
         given, out = self.folder / "cases.npz", self.folder / "blocks.npz"
-        np.savez(given, **cases)
+        arrays: dict[str, Any] = {**cases}
+        np.savez(given, **arrays)
         num_columns = next(x.shape[-1] for name, x in cases.items() if name != "weights")
         self._run("blocks", given, out, dtype.ggml_id, dtype.num_bytes(num_columns))
         return dict(np.load(out, allow_pickle=False))

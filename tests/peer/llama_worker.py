@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import llama_cpp
 import numpy as np
@@ -54,7 +55,7 @@ def write_blocks(cases: Path, out: Path, ggml_id: int, row_bytes: int) -> None:
     make.restype = ctypes.c_size_t
     given = dict(np.load(cases, allow_pickle=False))
     weights = given.pop("weights").astype(np.float32)
-    made = {}
+    made: dict[str, Any] = {}
     for name, values in given.items():
         x = np.ascontiguousarray(values, np.float32)
         made[name] = np.zeros((len(x), row_bytes), np.uint8)

@@ -121,8 +121,8 @@ def test_a_server_applies_adapters_by_name_and_by_number(tmp_path: Path) -> None
 
         expected = [text(lora) for lora in (["first"], ["second"], [], {"first": 0.5, "second": 2})]
     assert len(set(expected)) == 4
-    words = ("--device", "cpu", "--canary-minutes", "0", "--admin-key", "boss")
-    words += ("--lora", files[0], "--lora", files[1])
+    words = ["--device", "cpu", "--canary-minutes", "0", "--admin-key", "boss"]
+    words += ["--lora", files[0], "--lora", files[1]]
     with serving(tmp_path, *words) as served:
         cards = served.get("/v1/models").json["data"]
         [base] = {one["id"] for one in cards if one["parent"] is None}

@@ -54,9 +54,9 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     for root in diagnosis.roots:
         yield ""
         yield from _root(root)
-    if rows := compared_rows(diagnosis):
+    if compared := compared_rows(diagnosis):
         yield ""
-        yield f"**Look at.** {plain('. '.join(rows))}."
+        yield f"**Look at.** {plain('. '.join(compared))}."
     yield ""
     yield f"**Symptom.** {plain(diagnosis.symptom)}"
     yield ""

@@ -278,7 +278,8 @@ class LogitsReader:
     @property
     def num_scored(self) -> int:
         """Tokens of a chunk that are scored."""
-        return self.context - 1 - self.context // 2
+        context: int = self.context
+        return context - 1 - context // 2
 
     def read(self) -> Float64s:
         """The logarithms of the next chunk, f64 [num_scored, vocab_size]."""

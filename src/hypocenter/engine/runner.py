@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from hypocenter.base import package
-from hypocenter.base.dtypes import Float32s
+from hypocenter.base.dtypes import Array, Float32s
 from hypocenter.base.errors import BadSetting, LaunchRejected
 from hypocenter.base.results import Route
 from hypocenter.base.tensor import DType, Tensor
@@ -463,7 +463,7 @@ class Runner:
             is_long=batch.is_long,
             is_adapted=scales is not None,
         )
-        filled = [
+        filled: list[tuple[Tensor, Array]] = [
             (inputs.token_ids, batch.token_ids),
             (inputs.positions, batch.positions),
             (inputs.slots, batch.slots),

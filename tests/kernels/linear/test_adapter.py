@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypocenter.base.errors import LaunchRejected
 from hypocenter.device.copies import to_host
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.linear import adapter
-from hypocenter.kernels.linear.adapter import RANKS
+from hypocenter.kernels.linear.adapter_cpu import RANKS
 
 EPS = 2.0**-24
 
@@ -73,8 +74,8 @@ def apply(x: Array, out: Array, adapters: Stack, scales: Array, of: Array, spare
     num_ranks = RANKS * sum(adapters.num_tiles)
     products = tensor("products", np.full((num_rows + spare, num_ranks + 3), 7.0, np.float32))
     owners = np.repeat(np.arange(len(adapters.pairs)), adapters.num_tiles).astype(np.int32)
-    factors = np.repeat(np.float32(adapters.factors), adapters.num_tiles)
-    shared = {
+    factors = np.repeat(np.asarray(adapters.factors, np.float32), adapters.num_tiles)
+    shared: dict[str, Any] = {
         "owners": tensor("owners", owners),
         "scales": tensor("scales", scales.astype(np.float32)),
         "sequences": tensor("sequences", np.concatenate([of, np.full(spare, -9)]).astype(np.int32)),
@@ -129,7 +130,7 @@ def test_each_row_has_its_own_adapters(
     scales[1] = 0.75
     of = np.arange(num_rows) % 4 if num_rows > 1 else np.array([1])
     found = apply(x, out, adapters, scales, of, spare=3)
-    expected, sizes = right(x, out, adapters, np.float32(scales), of)
+    expected, sizes = right(x, out, adapters, scales.astype(np.float32), of)
     num_steps = k + sum(ranks) + 8
     assert (np.abs(found - expected) <= num_steps * EPS * sizes).all()
     untouched = (scales[of] == 0).all(axis=1)
@@ -168,7 +169,7 @@ def test_what_is_refused() -> None:
         tensor("factors", np.ones(1, np.float32)),
     )
     down = tensor("down", np.zeros((8, 64), np.float32))
-    rest = {
+    rest: dict[str, Any] = {
         "owners": tensor("owners", np.zeros(1, np.int32)),
         "scales": tensor("scales", np.ones((2, 1), np.float32)),
         "sequences": tensor("sequences", np.zeros(2, np.int32)),

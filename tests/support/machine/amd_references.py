@@ -121,6 +121,16 @@ def half(bits: int) -> Any:
     return F32(np.uint16(bits & 0xFFFF).view(np.float16))
 
 
+def _bf16_bits(value: Any) -> int:
+    """The nearer of the two bfloat16 around a number; of two as near the even one."""
+    bits = int(F32(value).view(np.uint32))
+    low, rest = bits >> 16, bits & 0xFFFF
+    if math.isnan(value):
+        return low | 0x40
+    is_up = rest > 0x8000 or (rest == 0x8000 and low % 2 == 1)
+    return low + is_up
+
+
 def _is_not(compare: Any, a: Any, b: Any) -> bool:
     return not compare(a, b)
 
@@ -321,6 +331,7 @@ NUMBERS: dict[str, Callable[..., Any]] = {
     "V_CVT_F64_I32 V_CVT_F64_U32 V_CVT_F64_F32": lambda a: F64(a),
     "V_CVT_F32_F64": lambda a: F32(a),
     "V_CVT_F16_F32 V_CVT_F32_F16 V_CVT_F16_I16 V_CVT_F16_U16": lambda a: F32(a),
+    "V_CVT_PK_BF16_F32": lambda a, b: _bf16_bits(a) | _bf16_bits(b) << 16,
     "V_CVT_PK_F16_F32": lambda a, b: (
         int(np.float16(a).view(np.uint16)) + 65536 * int(np.float16(b).view(np.uint16))
     ),

@@ -18,6 +18,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 def adapted_matrices(base: Path) -> dict[str, tuple[int, int]]:
     """The matrices of a model that adapters stand beside, with their shapes [n, k]."""
+    skipped: tuple[str, ...]
     skipped = "token_embd", "norm", "_exps", "ffn_gate_inp", "attn_k_b", "attn_v_b", "attn_kv_b"
     skipped += "conv", "per_layer_token_embd", "ssm_a", "ssm_d"
     return {
@@ -60,7 +61,7 @@ def write_adapter(
             writer.add_string(key, value)
     if alpha is not None:
         writer.add_float32("adapter.lora.alpha", alpha)
-    tensors = {}
+    tensors: Tensors = {}
     for name, (down, up) in pairs.items():
         tensors |= {f"{name}.lora_a": down, f"{name}.lora_b": up}
     for name, values in change(tensors).items():

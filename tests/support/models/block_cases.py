@@ -28,7 +28,8 @@ def cases() -> Iterator[tuple[str, np.ndarray]]:
     yield "negative", -draw.uniform(0.5, 1, shape).astype(np.float32)
     yield "zeros", np.zeros(shape, np.float32)
     yield "minus zeros", np.where(draw.uniform(size=shape) < 0.5, -0.0, normal).astype(np.float32)
-    yield "constant rows", np.repeat(np.float32([[0.37], [-0.37], [1e-3]]), NUM_COLUMNS, axis=1)
+    constants = np.array([[0.37], [-0.37], [1e-3]], np.float32)
+    yield "constant rows", np.repeat(constants, NUM_COLUMNS, axis=1)
     yield "steps", draw.randint(-3, 4, shape).astype(np.float32)
     yield "heavy tails", draw.standard_t(2, shape).astype(np.float32)
     exponents = draw.randint(-30, 12, shape)
@@ -49,7 +50,7 @@ def weights() -> np.ndarray:
     """f32 [NUM_COLUMNS], some 0 and some large."""
     draw = np.random.RandomState(5)
     sizes = np.abs(draw.standard_normal(NUM_COLUMNS))
-    return (sizes * draw.choice([1, 1e-3, 0, 30], NUM_COLUMNS)).astype(np.float32)
+    return np.asarray(sizes * draw.choice([1, 1e-3, 0, 30], NUM_COLUMNS), np.float32)
 
 
 def comparable(dtype: DType) -> dict[str, np.ndarray]:

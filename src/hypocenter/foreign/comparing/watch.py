@@ -119,7 +119,8 @@ class Comparisons:
     def _note_test(self, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         """`assert_close` has failed."""
         given = dict(zip(("actual", "expected"), args, strict=False)) | options
-        one, other = given.get("actual"), given.get("expected")
+        one: Any = given.get("actual")
+        other: Any = given.get("expected")
         if not hasattr(one, "dtype") or not hasattr(other, "dtype"):
             return
         kinds = [_TESTED.get(dtype_of(side.dtype), (0.0, 0.0)) for side in (one, other)]
@@ -149,6 +150,7 @@ class Comparisons:
         if found is None:
             return
         last, site = self._last, f"{file}:{line}"
+        told: _Unequal | None = None
         if last is not None and last.site in {f"{file}:{number}" for number in found.lines}:
             told = last
         else:
@@ -179,7 +181,8 @@ class Comparisons:
             return side
         named = msgspec.structs.replace(side, name=ast.unparse(expression))
         origin = found.origins.get(named.name)
-        tensor = _tensor_of(frame, origin) if origin is not None and not side.allocation else None
+        is_copy = origin is not None and not side.allocation
+        tensor: Any = _tensor_of(frame, origin) if is_copy and origin is not None else None
         recorder = self._opened()
         if recorder is None or not hasattr(tensor, "untyped_storage"):
             return named
@@ -221,7 +224,9 @@ class Comparisons:
             if different is None:
                 return None
             places = different.nonzero()
-            indices = [tuple(map(int, at)) for at in places[: 1 + MAX_OTHERS]] if shape else [()]
+            indices: list[tuple[int, ...]] = [()]
+            if shape:
+                indices = [tuple(map(int, at)) for at in places[: 1 + MAX_OTHERS]]
             told = [
                 _side(side, kept, indices, recorder) for side, kept in zip(sides, held, strict=True)
             ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable
 from functools import cached_property, partial
+from typing import Any
 
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device.forms import likeness
@@ -127,7 +128,8 @@ class Decoder(LayerOps):
         for index, layer in enumerate(self.weights.layers):
             page = self._page_of.get(index)
             pages = None if page is None else (self.pages.keys[page], self.pages.values[page])
-            parts = layer, self.arch.layers[index], pages, inputs[index] if inputs else None
+            own_input = inputs[index] if inputs else None
+            parts: tuple[Any, ...] = layer, self.arch.layers[index], pages, own_input
             if self._adapting is not None:
                 parts += (self._adapting.beside(layer.matrices),)
             of_kind.setdefault(likeness(parts), index)
