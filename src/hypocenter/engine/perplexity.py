@@ -278,8 +278,8 @@ class LogitsReader:
     @property
     def num_scored(self) -> int:
         """Tokens of a chunk that are scored."""
-        context: int = self.context
-        return context - 1 - context // 2
+        num_tokens: int = self.context - 1 - self.context // 2
+        return num_tokens
 
     def read(self) -> Float64s:
         """The logarithms of the next chunk, f64 [num_scored, vocab_size]."""
