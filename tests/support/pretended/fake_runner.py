@@ -179,6 +179,7 @@ class FakeRunner:
             "ids_on_device",
             "states",
             "is_long",
+            "adapter_scales",
         }:
             array = getattr(batch, values)
             assert array.dtype == np.int32, values
