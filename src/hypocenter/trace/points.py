@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from hypocenter.base.dtypes import Float32s
+if TYPE_CHECKING:  # these names stand in the command line's help, which loads no numpy
+    from hypocenter.base.dtypes import Float32s
 
 FORMAT, VERSION = "hypocenter trace", 1
 
