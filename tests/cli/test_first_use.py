@@ -270,7 +270,9 @@ def test_help_of_a_verb_is_short_and_fits_into_eighty_columns(verb: str) -> None
 def test_exit_codes_are_a_table_that_fits() -> None:
     lines = _help()
     table = lines[lines.index("Exit codes") + 1 :]
-    assert [line.split()[0] for line in table] == ["0", "1", "2", "3", "4", "130", "141"]
+    codes = [line.split()[0] for line in table if not line.startswith(" " * 7)]
+    assert codes == ["0", "1", "2", "3", "4", "5", "130", "141"]
+    assert max(map(len, table)) < 80
     verbs = [line.split()[1] for line in lines if line.startswith("│ ") and line[2] not in " -"]
     assert verbs == list(VERBS)
 

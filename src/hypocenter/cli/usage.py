@@ -68,6 +68,7 @@ VERBS = (
     "cache",
     "models",
     "pull",
+    "quantize",
     "mcp",
 )
 #: What other programs call what is done here otherwise, or not yet.
