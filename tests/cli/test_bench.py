@@ -32,6 +32,7 @@ class LateRunner:
     vocab_size, context_length, block_size, max_batch_tokens = 100, 256, 16, 32
     config = EngineConfig()
     num_state_slots = num_checkpoints = 0
+    adapters = None
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []

@@ -361,7 +361,7 @@ def test_options_have_every_field_and_default_of_the_configuration() -> None:
     sampling = vars(SamplingOptions()).keys()
     of_programs = {"logprobs", "prompt_logprobs", "allowed_token_ids", "stop_token_ids"}
     of_programs |= {"min_tokens", "bad_words", "include_stop_str_in_output", "regex", "choice"}
-    of_programs |= {"drafts"}
+    of_programs |= {"drafts", "lora"}  # of a command line, adapters are options of the engine
     assert sampling | of_programs == defaults(SamplingParams).keys()
     assert SamplingOptions().params() == SamplingParams()
     assert SamplingOptions().params(in_chat=True).max_tokens is None
