@@ -25,7 +25,7 @@ async def adapters(request: Request) -> Response:
     served, sees_all = service.adapters, request.state.may_see_all
     return json_response(
         [
-            Adapter(number, choice.name, _shown(choice.path, sees_all=sees_all), scale)
+            Adapter(number, choice.name, _path_for(choice.path, sees_all=sees_all), scale)
             for number, (choice, scale) in enumerate(
                 zip(served.choices, served.scales, strict=True)
             )
@@ -36,7 +36,8 @@ async def adapters(request: Request) -> Response:
 async def change(request: Request) -> Response:
     """POST /lora-adapters: those that are not listed count nothing from now on."""
     if not request.state.may_see_all:
-        raise ApiError(403, "the admin key is needed: this changes the answers of all clients")
+        said = "the admin key (--admin-key) is needed: this changes the answers of all clients"
+        raise ApiError(403, said)
     service = service_by_query(request)
     data = await raw_body_of(request)
     async with service_of(request).bodies.decoding(len(data)):
@@ -47,5 +48,5 @@ async def change(request: Request) -> Response:
     return json_response(Done())
 
 
-def _shown(path: str, *, sees_all: bool) -> str:
+def _path_for(path: str, *, sees_all: bool) -> str:
     return path if sees_all else PurePath(path).name
