@@ -603,8 +603,10 @@ class FakeJit:
 @pytest.fixture
 def hooked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeJit]:
     """A Jit of its own class, watched, on a torch with one fake GPU."""
+    compared = {"equal": torch.equal, "allclose": torch.allclose}
     fake = SimpleNamespace(
         version=SimpleNamespace(hip=None), empty=torch.empty,
+        **compared, Tensor=SimpleNamespace(**compared),
         cuda=SimpleNamespace(
             current_device=lambda: 0, is_initialized=lambda: True,
             current_stream=lambda number: SimpleNamespace(cuda_stream=0),
