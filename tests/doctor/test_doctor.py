@@ -601,6 +601,8 @@ def test_every_host_side_rung_is_needed() -> None:
         "driver",
         "first of the numbers",
         "unwritten reads",
+        "failed comparison",
+        "short operands",
         "guarded run",
         "kept blocks",
         "own checks",

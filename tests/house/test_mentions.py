@@ -13,7 +13,8 @@ _MENTION = re.compile(r"`(?P<path>[\w./-]*?(?:\w\.(?:py|md|toml|txt|json|sh)|\w/
 #: Paths of other projects, of what users write and of what programs make.
 ELSEWHERE = frozenset(
     {"bundle.json", "modules.json", "rank1/", "rank2/", "triton/", "stderr.txt", "sources/",
-     "tokenizer.json", "utils.py", "X.py", "X_cpu.py", "X_gpu.py", "FILE.py"}
+     "tokenizer.json", "utils.py", "convert_lora_to_gguf.py", "X.py", "X_cpu.py", "X_gpu.py",
+     "FILE.py"}
 )  # fmt: skip
 
 
