@@ -43,7 +43,7 @@ def order(model: str = "m", lora: list[LoraItem] | None = None) -> AnswerOrder:
     ],
 )
 def test_what_adapters_count_for_a_request(asked: AnswerOrder, scales: dict[str, float]) -> None:
-    applied = ServedAdapters.of(ADAPTERS).applied(asked)
+    applied = ServedAdapters.of(ADAPTERS).apply(asked)
     assert dict(applied.params.lora or ()) == scales  # type: ignore[arg-type]
     assert applied.params.lora is not None
 
@@ -63,15 +63,15 @@ def test_what_adapters_count_for_a_request(asked: AnswerOrder, scales: dict[str,
 )
 def test_what_is_refused(items: list[LoraItem], text: str) -> None:
     with pytest.raises(ApiError, match=text) as error:
-        ServedAdapters.of(ADAPTERS).applied(order(lora=items))
+        ServedAdapters.of(ADAPTERS).apply(order(lora=items))
     assert error.value.status == 400
 
 
 def test_a_model_without_adapters() -> None:
-    assert no_adapters().applied(order()).params.lora is None
-    assert no_adapters().applied(order(lora=[])).params.lora is None
+    assert no_adapters().apply(order()).params.lora is None
+    assert no_adapters().apply(order(lora=[])).params.lora is None
     with pytest.raises(ApiError, match="this model has no adapters"):
-        no_adapters().applied(order(lora=[LoraItem(0)]))
+        no_adapters().apply(order(lora=[LoraItem(0)]))
 
 
 def test_what_is_set_counts_from_then_on() -> None:

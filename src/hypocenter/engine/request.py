@@ -130,9 +130,8 @@ class Request:
         #: not ask anything of the engine. One that raises ends this request with its error.
         self.on_news: Callable[[], None] | None = None
         #: Distinct token of the context to its count in the output; kept only for penalties.
-        self.output_counts: dict[int, int] = {}
-        if has_penalties(params):
-            self.output_counts = dict.fromkeys(self.prompt_ids, 0)
+        counted_ids = self.prompt_ids if has_penalties(params) else ()
+        self.output_counts: dict[int, int] = dict.fromkeys(counted_ids, 0)
         self._block_digests = plan.block_digests
         self._longrope_threshold, self.uses_long_factors = plan.longrope_threshold, False
         self._end_ids = ending_ids(params, plan.end_ids)

@@ -71,7 +71,7 @@ from hypocenter.model.tensors.adapters import (
     open_adapters,
     with_adapters,
 )
-from hypocenter.model.tensors.packed_weights import Held
+from hypocenter.model.tensors.packed_weights import Packing
 from hypocenter.model.tensors.part_of_file import PartOfFile
 from hypocenter.model.tensors.table import Weights
 from hypocenter.model.tensors.weights import load_weights
@@ -138,9 +138,8 @@ def load_runner(
     adapters = open_adapters(config.lora, file, arch)
     context_length = context_length_of(arch, config)
     in_bf16 = config.float_products == "bf16"
-    if in_bf16 and DType.BF16 not in footprint.held_dtypes(file, arch, in_bf16=True):
-        limit = f"{file.path} has no matrix of F16 or BF16 of an even number of columns; use exact"
-        raise BadSetting("float_products", "bf16", limit)
+    if in_bf16:
+        _require_bf16_products(file, arch)
     footprint.require_kv_dtype(arch, config.kv_dtype)
     _require_no_states(arch, config)
     device = devices.open_device(config.device)
@@ -159,7 +158,7 @@ def load_runner(
         context_length,
         progress,
         device=device,
-        held=Held(in_bf16, adapters is None or not adapters.reads_feed_forwards),
+        held=Packing(in_bf16, adapters is None or not adapters.reads_feed_forwards),
         shared=kept,
     )
     weights = with_adapters(weights, adapters, file, arch, device)
@@ -169,11 +168,22 @@ def load_runner(
     runner = Runner(arch, weights, config, context_length, seat)
     runner.model_stamps = repr(file.stamps)
     runner.open_outside_blocks(block_memory)
-    num_tokens = runner.num_blocks * runner.block_size
-    contexts = num_tokens / context_length
-    _log.info("%s: KV cache of %d tokens: %.3g full contexts", device, num_tokens, contexts)
+    _log_cache(runner, device)
     runner.compile(progress)
     return runner
+
+
+def _log_cache(runner: Runner, device: str) -> None:
+    num_tokens = runner.num_blocks * runner.block_size
+    contexts = num_tokens / runner.context_length
+    _log.info("%s: KV cache of %d tokens: %.3g full contexts", device, num_tokens, contexts)
+
+
+def _require_bf16_products(file: GGUFFile, arch: Architecture) -> None:
+    """Raises BadSetting where nothing would be multiplied in bf16."""
+    if DType.BF16 not in footprint.held_dtypes(file, arch, in_bf16=True):
+        limit = f"{file.path} has no matrix of F16 or BF16 of an even number of columns; use exact"
+        raise BadSetting("float_products", "bf16", limit)
 
 
 def _require_no_states(arch: Architecture, config: EngineConfig) -> None:
@@ -473,10 +483,7 @@ class Runner:
             (inputs.counts, np.array([num_tokens, num_logit_rows], np.int32)),
         ]
         if scales is not None:
-            assert inputs.adapter_scales is not None
-            assert inputs.logit_sequences is not None
-            of_rows = batch.sequence_rows[batch.logit_rows]
-            filled += [(inputs.adapter_scales, scales), (inputs.logit_sequences, of_rows)]
+            filled += self._adapter_inputs(batch, scales)
         if batch.ids_on_device:
             del filled[0]
         spans = []
@@ -508,6 +515,14 @@ class Runner:
         if plan not in self._ran:
             self._ran[plan] = None
         return memory.rows(plan.result, 0, num_logit_rows)
+
+    def _adapter_inputs(self, batch: Batch, scales: Float32s) -> list[tuple[Tensor, Array]]:
+        """Inputs of a step with adapters: what each counts, and the sequence of each logit row."""
+        inputs = self._inputs
+        assert inputs.adapter_scales is not None
+        assert inputs.logit_sequences is not None
+        of_rows = batch.sequence_rows[batch.logit_rows]
+        return [(inputs.adapter_scales, scales), (inputs.logit_sequences, of_rows)]
 
     def take_routes(self, routes: Mapping[str, str]) -> None:
         """Run ops in these forms from now on; those of the configuration are as that has them."""

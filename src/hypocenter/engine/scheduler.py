@@ -141,8 +141,8 @@ class Scheduler:
         return any(request.is_awaited(load) for request in requests)
 
     def take_back(self, chunk: Chunk, num_right: int) -> None:
-        """Of the drafts of a chunk that ran the first `num_right` are the request's tokens; of the
-        others nothing is left."""
+        """Leave nothing of the drafts of a chunk that ran, but for the first `num_right` of them,
+        which are the request's tokens."""
         request = chunk.request
         if request.drafter is not None:
             request.drafter.settle(len(chunk.drafts), num_right)

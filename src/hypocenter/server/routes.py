@@ -306,7 +306,7 @@ def inquire(request: Request, prefix: str, order: AnswerOrder) -> Inquiry:
             param="n",
         )
     service.require_room(order.num_answers, client)
-    order = service.adapters.applied(order)
+    order = service.adapters.apply(order)
     if service.api_keys:  # nobody learns what others have in the prefix cache
         order = replace(order, cache_salt=f"{client}:{order.cache_salt}")
     return Inquiry(service.supervisor, new_name(prefix), order, client=client)

@@ -121,7 +121,7 @@ class Drafter:
         self._price = self._price_of(num, load)
 
     def settle(self, num: int, num_accepted: int) -> None:
-        """Of `num` tokens that were tried the first `num_accepted` were right."""
+        """Note that the first `num_accepted` of `num` tokens that were tried were right."""
         odds = self._odds[self._kind]
         for is_right in [True] * num_accepted + [False] * (num_accepted < num):
             odds += _WEIGHT * (is_right - odds)

@@ -55,8 +55,8 @@ def _with_drafts(chunk: Chunk, cache: KVCache, most: int, load: StepLoad) -> Chu
 
 
 def _leave_out(request: Request, drafts: list[int]) -> tuple[list[int], _Masks]:
-    """As many of the drafts as may be chosen and do not end the answer, and what may come before
-    each and after the last one. Where that cannot be told, fewer are tried."""
+    """The first drafts, those that may be chosen and do not end the answer, and what may come
+    before each and after the last one. Where that cannot be told, fewer are tried."""
     num = next((at for at, draft in enumerate(drafts) if request.ends_with(draft)), len(drafts))
     drafts = drafts[:num]
     if request.matcher is None and request.rules is None:

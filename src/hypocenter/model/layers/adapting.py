@@ -19,7 +19,7 @@ class Adapting:
 
     def __init__(self, placed: Mapping[int, Adapted], inputs: StepInputs, max_tokens: int) -> None:
         self._placed, self._inputs, self._is_on = placed, inputs, False
-        most = max((one.num_ranks for one in placed.values()), default=1)
+        most = max((beside.num_ranks for beside in placed.values()), default=1)
         shape, device = (max_tokens, most), inputs.counts.device
         #: Of each row its products with ranks, scaled.
         self._products = allocate("adapter_products", "decoder", DType.F32, shape, device=device)

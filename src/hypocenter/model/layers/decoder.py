@@ -155,12 +155,8 @@ class Decoder(LayerOps):
         """
         plan = PlanBuilder(num_tokens, self.inputs.counts.device)
         b = self._buffers.first(num_tokens)
-        for turns in (self._operands, self._gated):
-            turns.begin()
-        if self._adapting is not None:
-            self._adapting.begin(is_adapted=is_adapted)
         counts = self.inputs.counts
-        self._begin(plan, b)
+        self._begin(plan, b, is_adapted=is_adapted)
         inputs_of = [w.layer_input for w in self.weights.layers if w.layer_input is not None]
         if inputs_of:
             products = zip(inputs_of, b.layer_inputs, strict=True)
@@ -197,7 +193,11 @@ class Decoder(LayerOps):
         mark(plan)
         return Plan(plan, result)
 
-    def _begin(self, plan: PlanBuilder, b: Activations) -> None:
+    def _begin(self, plan: PlanBuilder, b: Activations, *, is_adapted: bool) -> None:
+        for turns in (self._operands, self._gated):
+            turns.begin()
+        if self._adapting is not None:
+            self._adapting.begin(is_adapted=is_adapted)
         self.points.begin(plan)
         self._embed(plan, b)
         self.points.keep(plan, "embedding", None, b.x, self.arch.width)

@@ -32,7 +32,7 @@ _INVOKED = "adapter.alora.invocation_tokens"
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class LowRankPair:
     """What an adapter has beside one matrix: `down` A [rank, k] and `up` B [n, rank], both f32 and
     finite; `factor`: what their product counts. `is_half`: all their numbers are f16's."""
 
@@ -49,7 +49,7 @@ class AdapterFile:
     name: str
     path: Path
     scale: float
-    pairs: Mapping[str, Pair]
+    pairs: Mapping[str, LowRankPair]
     digest: bytes
 
 
@@ -115,7 +115,7 @@ def _pair(
     specs: Mapping[str, TensorSpec],
     arch: Architecture,
     alpha: float,
-) -> Pair:
+) -> LowRankPair:
     spec = specs.get(target)
     if spec is None or spec.kind is TensorKind.CONSTANT:
         limit = f"this {arch.name} model has no tensor of that name"
@@ -136,7 +136,7 @@ def _pair(
             raise BadModelFile(file.path, f"{info.name} shape", info.shape, limit, way_out)
     factor = alpha / rank if alpha else 1.0
     is_half = down.dtype is DType.F16 and up.dtype is DType.F16
-    return Pair(_numbers(file, down), _numbers(file, up), factor, is_half)
+    return LowRankPair(_numbers(file, down), _numbers(file, up), factor, is_half)
 
 
 def _rank(file: GGUFFile, down: TensorInfo) -> int:

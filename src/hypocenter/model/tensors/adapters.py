@@ -22,7 +22,7 @@ from hypocenter.kernels.linear.adapter_cpu import RANKS
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.gguf.file import GGUFFile
-from hypocenter.model.tensors.adapter_file import AdapterFile, Pair, load_adapter
+from hypocenter.model.tensors.adapter_file import AdapterFile, LowRankPair, load_adapter
 from hypocenter.model.tensors.mixer_weights import MIXERS
 from hypocenter.model.tensors.table import Adapted, Weights, tensor_table
 from hypocenter.model.tensors.tensor_reader import matrix_parts
@@ -92,7 +92,7 @@ def num_bytes_of(adapters: AdapterSet | None) -> int:
 def open_adapters(texts: Sequence[str], base: GGUFFile, arch: Architecture) -> AdapterSet | None:
     """The adapters that a configuration names; None for none. Raises as `load_adapter`."""
     choices = [read_choice(text) for text in texts]
-    files = [load_adapter(one.name, one.path, one.scale, base, arch) for one in choices]
+    files = [load_adapter(choice.name, choice.path, choice.scale, base, arch) for choice in choices]
     return AdapterSet(tuple(files)) if files else None
 
 
@@ -132,7 +132,7 @@ def _weight_at(weights: Weights, layer: int | None, place: str) -> Tensor:
 
 
 def _place(
-    name: str, pairs: Sequence[Pair | None], ups: Sequence[Array | None], device: str
+    name: str, pairs: Sequence[LowRankPair | None], ups: Sequence[Array | None], device: str
 ) -> Adapted:
     downs: list[Array] = []
     outs: list[Array] = []
@@ -143,8 +143,8 @@ def _place(
         if pair is None or up is None:
             continue
         num_tiles = -(-len(pair.down) // RANKS)
-        downs.append(_padded(pair.down, num_tiles))
-        outs.append(_padded(np.ascontiguousarray(up.T), num_tiles))
+        downs.append(_tiles_of(pair.down, num_tiles))
+        outs.append(_tiles_of(np.ascontiguousarray(up.T), num_tiles))
         owners += [index] * num_tiles
         factors += [pair.factor] * num_tiles
 
@@ -166,7 +166,7 @@ def _place(
     )
 
 
-def _padded(rows: Array, num_tiles: int) -> Array:
+def _tiles_of(rows: Array, num_tiles: int) -> Array:
     """Rows of ranks, with zeros to whole tiles of them and to 64 columns."""
     wide = np.zeros((num_tiles * RANKS, padded_rows(rows.shape[1])), np.float32)
     wide[: rows.shape[0], : rows.shape[1]] = rows

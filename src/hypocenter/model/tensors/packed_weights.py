@@ -76,7 +76,7 @@ class _Remembered(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Packing:
     """How the CPU has matrices.
 
     `in_bf16`: those of F16 and BF16 are rounded for products in bf16; a token table that is none of
@@ -88,7 +88,7 @@ class Held:
     joins_gates: bool = True
 
 
-USUAL = Held()
+USUAL = Packing()
 
 
 class PackedWeights:
@@ -99,7 +99,9 @@ class PackedWeights:
     disk stops a model from loading. On a GPU nothing is found, and nothing kept.
     """
 
-    def __init__(self, file: GGUFFile, device: str, *, num_bytes: int, held: Held = USUAL) -> None:
+    def __init__(
+        self, file: GGUFFile, device: str, *, num_bytes: int, held: Packing = USUAL
+    ) -> None:
         """`num_bytes`: what the packed weights will take."""
         self._map: dict[str, Array] = {}
         self._new: _NewFile | None = None

@@ -18,7 +18,7 @@ from hypocenter.kernels.weights import packing
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.tensors.latent_weights import by_head
-from hypocenter.model.tensors.packed_weights import USUAL, Held, PackedWeights
+from hypocenter.model.tensors.packed_weights import USUAL, PackedWeights, Packing
 from hypocenter.model.tensors.rope_tables import RopeTableReader
 from hypocenter.model.tensors.table import (
     LayerWeights,
@@ -42,7 +42,7 @@ def load_weights(
     progress: OnProgress | None = None,
     *,
     device: str = "cpu",
-    held: Held = USUAL,
+    held: Packing = USUAL,
     shared: KeptWeights | None = None,
 ) -> Weights:
     """Pack every tensor of `file`; `progress` hears a name and the share done.
@@ -95,7 +95,7 @@ class Loader(TensorReader):
         architecture: Architecture,
         progress: OnProgress | None,
         device: str,
-        held: Held,
+        held: Packing,
         kept: PackedWeights,
     ) -> None:
         super().__init__(file, architecture, progress)

@@ -33,7 +33,7 @@ class ServedAdapters:
     def names(self) -> tuple[str, ...]:
         return tuple(choice.name for choice in self.choices)
 
-    def applied(self, order: AnswerOrder) -> AnswerOrder:
+    def apply(self, order: AnswerOrder) -> AnswerOrder:
         """The order with what each adapter counts for it. Raises ApiError."""
         if not self.choices:
             if order.lora:
