@@ -208,9 +208,12 @@ class _Run:
         num_run = 0
         see = self.memory.see_numbers if self.memory.on_numbers is not None else None
         with interpreting(
-            self.memory, on_step=self._watch, on_numbers=see, watch=self.memory,
+            self.memory,
+            on_step=self._watch,
+            on_numbers=see,
+            watch=self.memory,
             operands=self._operands,
-        ) as opened:  # fmt: skip
+        ) as opened:
             opened.set_grid(self.grid)
             self._values = self._bind(opened, values)
             order = self._order(total, programs, started)

@@ -12,9 +12,16 @@ _BLOCK = 512
 
 @triton.jit
 def add_parts_kernel(
-    parts_ptr, counts_ptr, out_ptr, part_stride, num_parts, width,
-    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    parts_ptr,
+    counts_ptr,
+    out_ptr,
+    part_stride,
+    num_parts,
+    width,
+    OVERLAPS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Formula: out[i, c] = (parts[0, i, c] + parts[1, i, c]) + ..., in this order, for
     i < counts[0].
     Shapes: parts f32 [num_parts, num_tokens, width]; counts i32 [2]; out f32 [num_tokens, width].
