@@ -26,6 +26,7 @@ READS = frozenset((
 ))  # fmt: skip
 #: `file` or `file:function` that reads what others wrote, which comes as text and nothing else.
 READERS = {
+    "device/gpu/errors.py:launch_failure": "what Triton's launcher says of an address",
     "replay/replay.py:_one": "what Python says of an operation on None",
 }
 
