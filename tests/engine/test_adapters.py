@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import pytest
 from models.adapter_gguf import (
-    LowRankPair,
+    Pair,
     adapted_matrices,
     merged,
     random_adapter,
@@ -229,7 +229,7 @@ def test_what_counts_is_the_content_of_the_file(folder: Path, demo: LLM) -> None
 # -- what is refused ------------------------------------------------------------------------------
 
 
-def small() -> dict[str, LowRankPair]:
+def small() -> dict[str, Pair]:
     return {"blk.0.attn_q.weight": random_pairs(DEMO, 4, 1)["blk.0.attn_q.weight"]}
 
 
