@@ -1,9 +1,10 @@
 """The project's own kernels as machine code beside the interpreter, launch by launch.
 
-The tests of `tests/kernels` launch them with real arguments on a simulated GPU. Here they run with
-the plugin `checked_emu`, which executes each program as machine code too. Those tests may fail in
-it: some want equal bits of two kernels, and the compiler joins products and sums in each another
-way. What counts is how far each program is from the interpreter's.
+The tests of `tests/kernels` launch them with real arguments on a simulated GPU, and those of
+`tests/verify/test_stages.py` the ones of `verify`. Here they run with the plugin `checked_emu`,
+which executes each program as machine code too. Those tests may fail in it: some want equal bits of
+two kernels, and the compiler joins products and sums in each another way. What counts is how far
+each program is from the interpreter's.
 """
 
 from __future__ import annotations
@@ -25,14 +26,18 @@ BOUNDS = {"float32": 2.0**-14, "float16": 2.0**-10}
 #: Kernels that round the weights of keys to halves. Where an exponential is one float apart, its
 #: half may be the next one, which is 2^-10 of it; so much is a sum of products with it apart.
 HALF_WEIGHTS = ("attention_kernel", "attention_split_kernel")
+#: Below `tests/kernels`, or beside it.
 ROOMS = (
-    "attention", "experts", "linear", "recurrent", "sampling", "test_kernels.py", "test_moves.py",
+    "attention", "collective/test_all_reduce.py", "experts", "linear", "recurrent", "sampling",
+    "test_kernels.py", "test_moves.py", "../verify/test_stages.py",
 )  # fmt: skip
 #: They wait for another GPU while they run, which their tests play. As machine code beside the
 #: interpreter these tests were not seen to end; why is not known.
 NOT_COMPARED = ("sum_by_chunks_kernel", "sum_by_packets_kernel")
 #: Whose tests launch a kernel, where these are not those of its own folder.
 ELSEWHERE = {
+    "add_parts_kernel": "collective/test_all_reduce.py",
+    **dict.fromkeys(("look_kernel", "probe_kernel", "write_kernel"), "../verify/test_stages.py"),
     **dict.fromkeys(("join_kernel", "mark_kernel", "narrow_kernel"), "test_moves.py"),
     "linear_codes_few_kernel": "test_kernels.py",
     "linear_codes_kernel": "test_kernels.py",
