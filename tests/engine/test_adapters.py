@@ -25,7 +25,14 @@ from ops.kernel_launch import bits
 from repository import DEMO
 
 from hypocenter import LLM, SamplingParams
-from hypocenter.base.errors import BadModelFile, BadSetting, HypoError, UnsupportedModel, UsageError
+from hypocenter.base.errors import (
+    BadLogits,
+    BadModelFile,
+    BadSetting,
+    HypoError,
+    UnsupportedModel,
+    UsageError,
+)
 from hypocenter.engine.admission import RequestTerms
 from hypocenter.engine.kv_cache import BlockDigests
 from hypocenter.model.facts.architecture import read_architecture
@@ -380,6 +387,24 @@ def test_a_model_is_no_adapter_and_an_adapter_no_model(tmp_path: Path) -> None:
     path = write_adapter(tmp_path / "only.gguf", DEMO, small())
     with pytest.raises(UnsupportedModel, match=r"a LoRA adapter, .* give this file with --lora"):
         LLM(path)
+
+
+def test_numbers_beyond_f32_are_told_of_the_adapter_that_made_them(folder: Path) -> None:
+    """The model's weights are not blamed alone, and requests without the adapter go on."""
+    pairs = {
+        name: (np.float32(1e37) * down, np.float32(1e37) * up)
+        for name, (down, up) in random_pairs(DEMO, 2, 1).items()
+    }
+    path = write_adapter(folder / "far.gguf", DEMO, pairs)
+    random_adapter(folder / "near.gguf", DEMO)
+    with LLM(DEMO, lora=[str(path), f"{folder / 'near.gguf'}:0"], device="cpu") as llm:
+        with pytest.raises(BadLogits) as caught:
+            llm.generate("a", max_tokens=1)
+        line = str(caught.value)
+        assert caught.value.adapters == ("far",)
+        assert "the request has adapters (far): leaving one out, or a smaller scale, shows" in line
+        assert "\n" not in line
+        assert llm.generate("a", max_tokens=1, lora=[]).token_ids
 
 
 def test_names_that_are_not_there(demo: LLM) -> None:

@@ -244,29 +244,42 @@ class NoHostMemory(OutOfBlocks):
 class BadLogits(HypoError):
     """The model gave a row of logits from which no token can be chosen.
 
-    `model` is its file, where that is known.
+    `model` is its file, where that is known; `adapters` are the names of those of the request.
     """
 
-    def __init__(self, row: int, num_bad: int, vocab_size: int, model: Path | None = None) -> None:
+    def __init__(
+        self,
+        row: int,
+        num_bad: int,
+        vocab_size: int,
+        model: Path | None = None,
+        adapters: tuple[str, ...] = (),
+    ) -> None:
         self.row = row
         self.num_bad = num_bad
         self.vocab_size = vocab_size
         self.model = model
+        self.adapters = adapters
         found = (
             f"logits row {row}: {num_bad} of {vocab_size} values are NaN or +inf"
             if num_bad
             else f"logits row {row}: all {vocab_size} values are -inf, so no token can be chosen"
         )
-        super().__init__(
-            f"{model}: {found}; hypo inspect {shlex.quote(str(model))} --check looks for NaN in "
-            "the weights"
-            if model
-            else found
-        )
+        if model:
+            found = f"{model}: {found}"
+        if adapters:
+            found += (
+                f"; the request has adapters ({', '.join(adapters)}): leaving one out, or a smaller "
+                "scale, shows whether it is at fault"
+            )
+        if model:
+            look = f"hypo inspect {shlex.quote(str(model))} --check"
+            found += f"; {look} looks for NaN in the weights{' of the model' if adapters else ''}"
+        super().__init__(found)
 
-    def of_model(self, model: Path) -> BadLogits:
-        """The same, with the model named."""
-        return BadLogits(self.row, self.num_bad, self.vocab_size, model)
+    def of_request(self, model: Path | None, adapters: tuple[str, ...]) -> BadLogits:
+        """The same, with the model named, and the adapters that its request has."""
+        return BadLogits(self.row, self.num_bad, self.vocab_size, model, adapters)
 
 
 class GrammarError(HypoError):

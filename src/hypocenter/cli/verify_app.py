@@ -10,6 +10,7 @@ from cyclopts import Group, Parameter
 
 from hypocenter.base.errors import UsageError
 from hypocenter.cli.model_app import ModelOptions
+from hypocenter.cli.new_file import check_new_file
 from hypocenter.cli.options import AsJson, EngineOptions, Quiet
 
 _GROUP = Group("Verification", sort_key=1)
@@ -83,6 +84,8 @@ def verify(
     from hypocenter.cli.verbs import verify as cli_verify
 
     engine, options = engine or EngineOptions(), options or VerifyOptions()
+    if options.html is not None:
+        check_new_file("--html", options.html)
     if model is not None and model.endswith(".py"):
         cli_verify.verify_own(
             Path(model),

@@ -208,9 +208,17 @@ class Steps:
         try:
             yield
         except BadLogits as error:
-            self._scheduler.fail(request, error.of_model(self._path) if self._path else error)
+            self._scheduler.fail(request, error.of_request(self._path, self._adapters_of(request)))
         except Exception as error:
             self._scheduler.fail(request, error)
+
+    def _adapters_of(self, request: Request) -> tuple[str, ...]:
+        """The names of the adapters that count for it."""
+        adapters, scales = self._runner.adapters, request.adapter_scales
+        if adapters is None or not scales:
+            return ()
+        named = zip(adapters.names, scales, strict=True)
+        return tuple(name for name, scale in named if scale)
 
     def _keep(self, chunk: Chunk, logits: Array) -> None:
         """Take the logits of prompt tokens, f32 [chunk.num_kept, vocab_size]."""

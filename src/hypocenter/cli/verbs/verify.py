@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hypocenter.base.errors import EXIT_BLIND, EXIT_ERROR, EXIT_GATE, EXIT_OK, UsageError
+from hypocenter.cli.new_file import write_new_file
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.settings.config import EngineConfig
@@ -70,14 +71,20 @@ def verify_own(
 
 
 def _tell(outcome: Verification, page: str | None, *, as_json: bool) -> None:
-    if page is not None:
-        with Path(page).open("x") as file:
-            file.write(outcome_html(outcome))
+    """The verdict comes first: a page that cannot be written takes neither it nor its exit code."""
     if as_json:
         show_json({"verdict": outcome.verdict, **_fields(outcome)})
     else:
         show("\n".join(outcome_lines(outcome)))
-    if (code := _EXITS[outcome.verdict]) != EXIT_OK:
+    code = _EXITS[outcome.verdict]
+    if page is not None:
+        try:
+            write_new_file(page, outcome_html(outcome).encode())
+        except OSError as error:
+            if code == EXIT_OK:
+                raise
+            say(f"{page}: {error.strerror}; the page was not written")
+    if code != EXIT_OK:
         sys.exit(code)
 
 
