@@ -1,0 +1,74 @@
+"""`hypo verify` looks for the place of its page first, and its verdict never hangs on that page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from repository import DEMO
+
+from hypocenter.base.errors import EXIT_ERROR, EXIT_GATE, EXIT_USAGE
+from hypocenter.cli.app import main
+from hypocenter.cli.verbs import verify as verb
+from hypocenter.verify.outcome import Mistake, Stage, StageVerdict, Verification
+
+OWN = "import triton\n"
+
+
+def leaves(words: list[object]) -> Any:
+    with pytest.raises(SystemExit) as left:
+        main([str(word) for word in words])
+    return left.value.code
+
+
+def outcome(verdict: StageVerdict) -> Verification:
+    findings = (Mistake("a sum is off"),) if verdict is StageVerdict.WRONG else ()
+    stage = Stage("kernels", "is it right?", verdict, "forms", 1, 1, 1, findings=findings)
+    return Verification("m.gguf", "cpu", "a CPU", "quick", 20.0, (stage,), 1.0)
+
+
+@pytest.mark.parametrize("of", ["model", "file"])
+def test_a_page_that_is_there_is_refused_before_any_work(
+    of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def work(*_: object, **__: object) -> None:
+        raise AssertionError("work was begun")
+
+    for name in ("verify_model", "verify_file"):
+        monkeypatch.setattr(verb, name, work)
+    own = tmp_path / "own.py"
+    own.write_text(OWN)
+    page = tmp_path / "page.html"
+    page.write_text("another's")
+    code = leaves(["verify", DEMO if of == "model" else own, "--html", page])
+    said = capfd.readouterr().err
+    assert (code, said) == (
+        EXIT_USAGE,
+        f"hypo: --html {page} is there already; name another file\n",
+    )
+    assert page.read_text() == "another's"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"), [(StageVerdict.WRONG, EXIT_GATE), (StageVerdict.RIGHT, EXIT_ERROR)]
+)
+def test_a_page_that_cannot_be_written_leaves_the_verdict(
+    verdict: StageVerdict,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    page = tmp_path / "page.html"
+
+    def work(*_: object, **__: object) -> Verification:
+        page.mkdir()  # made by another while this one worked
+        return outcome(verdict)
+
+    monkeypatch.setattr(verb, "verify_model", work)
+    assert leaves(["verify", DEMO, "--html", page, "--quiet"]) == code
+    out, err = capfd.readouterr()
+    assert f"VERDICT   {verdict}," in out
+    assert str(page) in err
+    assert err.count("\n") == 1
