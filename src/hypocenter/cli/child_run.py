@@ -75,7 +75,7 @@ def pass_on(data: bytes) -> None:
 
 @contextlib.contextmanager
 def ending_on_signals() -> Iterator[None]:
-    """Within, SIGTERM and SIGHUP raise, so that the child does not outlive us."""
+    """Within, SIGTERM and SIGHUP raise: no child outlives us, and no file is left half written."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)

@@ -52,6 +52,19 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
         weights_of(found, "blk.0.attn_q.weight", 256)
 
 
+@pytest.mark.parametrize("small", [0.0, 1e-44, 1e-22])
+def test_a_matrix_of_which_no_column_counts_is_refused(small: float, tmp_path: Path) -> None:
+    sums = {"a": np.array([[small, 0], [7, 0]], np.float32)}
+    found = read_importance(write_imatrix(tmp_path / "a.dat", sums))
+    with pytest.raises(
+        BadModelFile, match=r"largest weight of matrix 0 of 'a' is .*, but"
+    ) as caught:
+        weights_of(found, "a", 4, 2)
+    assert str(found.path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert weights_of(found, "a", 4) is not None, "one column of one matrix is enough"
+
+
 def _entry(name: bytes, values: list[float], num_calls: int = 1) -> bytes:
     head = struct.pack("<i", len(name)) + name + struct.pack("<ii", num_calls, len(values))
     return head + struct.pack(f"<{len(values)}f", *values)
@@ -67,6 +80,7 @@ def _entry(name: bytes, values: list[float], num_calls: int = 1) -> bytes:
         (struct.pack("<i", 1) + _entry(b"a", [1.0])[:-2], "weights of entry 0, size in bytes, is"),
         (struct.pack("<i", 1) + _entry(b"a", [1.0, np.nan]), "weight of 'a' is nan, but it must"),
         (struct.pack("<i", 1) + _entry(b"a", [1.0, -2.0]), "weight of 'a' is -2.0, but it must"),
+        (struct.pack("<i", 1) + _entry(b"a", [1.0, 3e38]), "weight of 'a' is 3e[+]38, but the lim"),
         (struct.pack("<i", 1) + _entry(b"a", []), "length of entry 0 is 0, but it must be from 1"),
     ],
 )

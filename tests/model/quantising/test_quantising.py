@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from models.family_table import VOCAB_SIZE
 from models.tiny_gguf import write_tiny
 from models.unquantised_gguf import WIDTH, importance_of, write_imatrix, write_unquantised
 
@@ -136,6 +138,58 @@ def test_numbers_that_cannot_be_are_refused(
         _made(source, tmp_path / "out.gguf", mix)
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["in.gguf"]
+
+
+def test_weights_that_break_a_type_are_blamed_and_not_the_model(tmp_path: Path) -> None:
+    """The same rows can be written with equal weights."""
+    rows = np.random.RandomState(1).standard_normal((WIDTH, WIDTH)).astype(np.float32)
+    source = write_unquantised(
+        tmp_path / "in.gguf",
+        kind="F32",
+        ffn_width=32,
+        changed={"blk.1.attn_q.weight": rows * np.float32(1.9e6)},
+    )
+    sums = {"blk.1.attn_q.weight": np.full((1, WIDTH), 7e14, np.float32)}
+    importance = read_importance(write_imatrix(tmp_path / "i.dat", sums))
+    said = "weights of 'blk.1.attn_q.weight' is from 1e[+]14 to 1e[+]14, but row 102 as IQ4_NL can"
+    with pytest.raises(BadModelFile, match=said) as caught:
+        _made(source, tmp_path / "out.gguf", "IQ4_NL", pure=True, importance=importance)
+    assert str(importance.path) in str(caught.value)
+    assert str(source) not in str(caught.value)
+
+
+def test_no_tensor_becomes_zeros_alone(tmp_path: Path) -> None:
+    """Such a file would be taken for a download that broke off."""
+    rows = np.full((VOCAB_SIZE, WIDTH), 1e-12, np.float32)
+    source = write_unquantised(
+        tmp_path / "in.gguf", kind="F32", ffn_width=32, changed={"output.weight": rows}
+    )
+    with pytest.raises(
+        BadModelFile, match=r"'output\.weight' is too small, but F16 makes zeros of"
+    ):
+        _made(source, tmp_path / "out.gguf", "F16")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.gguf"]
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_file_that_another_makes_meanwhile_is_kept(
+    has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "no links here")
+
+    if not has_links:
+        monkeypatch.setattr("os.link", refuse)
+    source = write_unquantised(tmp_path / "in.gguf", num_layers=1, ffn_width=32)
+    request, out = WantedFile(MIXES["Q8_0"]), tmp_path / "out.gguf"
+    with open_gguf(source) as file:
+        with pytest.raises(FileExistsError) as caught:
+            quantise(file, out, request, lambda *_: out.write_text("another's"))
+        assert caught.value.filename == str(out)
+        assert out.read_text() == "another's"
+        quantise(file, tmp_path / ("n" * 255), request)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"in.gguf", "out.gguf", "n" * 255}
 
 
 def test_what_cannot_be_written_is_told_before(

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from hypocenter.base.errors import UsageError
 from hypocenter.base.wording import bytes_text
-from hypocenter.cli.output import show, show_json
+from hypocenter.cli.child_run import ending_on_signals
+from hypocenter.cli.output import one_line, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.tool_options import QuantizeOptions
 from hypocenter.model.gguf.file import open_gguf
@@ -25,16 +26,22 @@ def quantize(
     quiet: bool,
 ) -> None:
     """Write the file and print what it holds. Raises what `quantise` raises, and UsageError for a
-    type that is not made."""
+    type that is not made and an OUT that is a folder."""
     mix = _mix_of(kind)
+    if out.endswith("/") or Path(out).is_dir():
+        raise UsageError(f"OUT is {out}, a folder; name the new file itself")
     importance = None if options.imatrix is None else read_importance(options.imatrix)
     request = WantedFile(mix, importance, options.pure, options.allow_requantize)
-    with ProgressDisplay(quiet=quiet) as progress, open_gguf(path) as file:
+    with (
+        ending_on_signals(),
+        ProgressDisplay(quiet=quiet) as progress,
+        open_gguf(path) as file,
+    ):
         made = quantise(file, Path(out), request, progress)
     if as_json:
         show_json(_record(out, mix, made))
         return
-    show("\n".join(_lines(out, mix, made)))
+    show("\n".join(map(one_line, _lines(out, mix, made))))
 
 
 def _mix_of(kind: str) -> Mix:

@@ -20,6 +20,7 @@ from hypocenter.model.gguf.parse import DEFAULT_ALIGNMENT
 from hypocenter.model.gguf.values import NUMPY_TYPES, Entry, ValueType
 
 _VERSION = 3
+_MAX_BEGIN_BYTES = 128
 #: A new value: a text, or a whole number, which is written as u32.
 NewValue = str | int
 
@@ -96,20 +97,33 @@ class TensorWriter:
 def new_file(path: Path, head: bytes, alignment: int) -> Iterator[TensorWriter]:
     """A file that appears at `path` when the block ends well; else nothing is left of it.
 
-    Raises OSError that names the file.
+    Raises OSError that names the file, also where another has made it meanwhile.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    # A name has room for 255 bytes: the partial file's must not be what is too long.
+    begin = os.fsdecode(os.fsencode(path.name)[:_MAX_BEGIN_BYTES])
+    partial = path.with_name(f".{begin}.{os.getpid()}.partial")
     try:
         with partial.open("xb") as file:
             file.write(head)
             yield TensorWriter(file, alignment)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
+        _appear(partial, path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _appear(partial: Path, path: Path) -> None:
+    """Name `partial` as `path`. Raises FileExistsError, and leaves what is there alone."""
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        raise
+    except OSError:  # some file systems have no links: the name is taken first, by an empty file
+        path.open("xb").close()
+        os.replace(partial, path)
 
 
 def _pad(num_bytes: int, alignment: int) -> int:

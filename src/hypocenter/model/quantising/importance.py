@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from hypocenter.base.dtypes import Float32s
-from hypocenter.base.errors import MISSING, BadModelFile, UsageError
+from hypocenter.base.errors import MISSING, BadModelFile, UsageError, Words
 from hypocenter.base.tensor import DType
 from hypocenter.model.gguf.file import GGUFFile, open_gguf, require_file
 from hypocenter.model.gguf.values import StringArray
@@ -25,6 +25,11 @@ MAX_BYTES = 4 << 30
 MAX_ENTRIES = 1 << 16
 MAX_NAME_BYTES = 127
 _MAX_DATASET_BYTES = 1 << 16
+#: Of a weight, a mean of squares of activations. Searches multiply sums of up to 256 of them with
+#: each other; beyond this f32 finds infinities there.
+_MAX_WEIGHT = np.float32(1 << 48)
+#: Of the largest weight of a matrix: products of two below it are zeros in f32.
+_LEAST_LARGEST = np.float32(1e-20)
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _WAY_OUT = "make it anew with llama-imatrix"
 
@@ -44,7 +49,7 @@ class Importance:
 
 def read_importance(path: str | Path) -> Importance:
     """Read either format. Raises UsageError where there is no file, BadModelFile for what is none
-    or is broken, also for a number that is not finite."""
+    or is broken, also for a number that is not finite or too large."""
     path = Path(path)
     require_file(path)
     with path.open("rb") as file:
@@ -55,6 +60,9 @@ def read_importance(path: str | Path) -> Importance:
     for name, values in found.weights.items():
         if not np.isfinite(values).all():
             raise _refusal(path, f"weight of {name!r}", _first_bad(values), "it must be finite")
+        if (values > _MAX_WEIGHT).any():
+            limit = f"the limit is {_MAX_WEIGHT:g}"
+            raise _refusal(path, f"weight of {name!r}", Words(f"{values.max():g}"), limit)
         if (values < 0).any():
             raise _refusal(
                 path, f"weight of {name!r}", float(values.min()), "it must be at least 0"
@@ -159,15 +167,26 @@ def _first_bad(values: Float32s) -> float:
     return next(float(value) for value in values if not math.isfinite(value))
 
 
+def refusal_of_range(
+    importance: Importance, name: str, weights: Float32s, what: str
+) -> BadModelFile:
+    """That `what` of a tensor cannot be written with these weights, but can with equal ones."""
+    ends = Words(f"from {weights.min():g} to {weights.max():g}")
+    limit = f"{what} cannot be written with them, and can with equal ones"
+    return _refusal(importance.path, f"weights of {name!r}", ends, limit)
+
+
 def _refusal(path: Path, field: str, value: object, limit: str) -> BadModelFile:
     return BadModelFile(path, field, value, limit, _WAY_OUT)
 
 
-def weights_of(importance: Importance | None, name: str, size: int) -> Float32s | None:
-    """What the columns of a tensor count; None where the file does not say it.
+def weights_of(
+    importance: Importance | None, name: str, size: int, num_matrices: int = 1
+) -> Float32s | None:
+    """What the columns of a tensor's matrices count; None where the file does not say it.
 
     Raises UsageError where it has another number of them than `size`, that is, was measured on
-    another model.
+    another model; BadModelFile where no column of a matrix counts anything.
     """
     values = None if importance is None else importance.weights.get(name)
     if importance is not None and values is not None and values.size != size:
@@ -175,4 +194,11 @@ def weights_of(importance: Importance | None, name: str, size: int) -> Float32s 
             f"{importance.path}: {name!r} has {values.size} weights, but the tensor has {size} "
             "columns; give the importance matrix of this model"
         )
+    if importance is not None and values is not None:
+        largest = values.reshape(num_matrices, -1).max(axis=1)
+        for matrix in np.flatnonzero(largest < _LEAST_LARGEST):
+            of_matrix = f"matrix {matrix} of " if num_matrices > 1 else ""
+            field = f"largest weight of {of_matrix}{name!r}"
+            limit = f"it must be at least {_LEAST_LARGEST:g}, or all columns count nothing"
+            raise _refusal(importance.path, field, Words(f"{largest[matrix]:g}"), limit)
     return values

@@ -33,7 +33,11 @@ from hypocenter.model.gguf.writing import (
     head_of,
     new_file,
 )
-from hypocenter.model.quantising.importance import Importance, weights_of
+from hypocenter.model.quantising.importance import (
+    Importance,
+    refusal_of_range,
+    weights_of,
+)
 from hypocenter.model.quantising.mixes import (
     EMBEDDINGS,
     Chooser,
@@ -110,7 +114,8 @@ def quantise(
     done, whole = 0, sum(info.num_bytes for info in infos)
     with new_file(out, head, alignment) as writer:
         for info, tensor, of_columns in zip(infos, planned, weights, strict=True):
-            for num_bytes in _write(file, info, tensor.dtype, of_columns, writer):
+            importance = request.importance if of_columns is not None else None
+            for num_bytes in _write(file, info, tensor.dtype, importance, of_columns, writer):
                 done += num_bytes
                 if progress is not None:
                     progress(f"quantizing {info.name}", done / whole)
@@ -190,8 +195,9 @@ def _weights(
     if name in EMBEDDINGS and importance is not None:
         found = importance.weights.get(name)
         # A vector for each token says nothing of columns that are multiplied.
-        return found if found is not None and found.size == size else None
-    weights = weights_of(importance, name, size)
+        if found is None or found.size != size:
+            return None
+    weights = weights_of(importance, name, size, num_matrices)
     if weights is None and needs_weights(name, tensor.dtype, request.mix):
         given = f"{importance.path} has none of it" if importance else "give --imatrix FILE"
         raise UsageError(
@@ -237,10 +243,14 @@ def _write(
     file: GGUFFile,
     info: TensorInfo,
     dtype: DType,
+    importance: Importance | None,
     weights: Float32s | None,
     writer: TensorWriter,
 ) -> Iterator[int]:
-    """Write a tensor in `dtype`; yields how many bytes of the old one are done."""
+    """Write a tensor in `dtype`; yields how many bytes of the old one are done.
+
+    Raises BadModelFile, of the importance matrix where that is at fault, for what cannot be held.
+    """
     raw = file.raw(info.name)
     if dtype is info.dtype:
         for start in range(0, raw.size, _MAX_BYTES):
@@ -253,6 +263,7 @@ def _write(
     num_matrices = info.shape[0] if len(info.shape) == 3 else 1
     rows_of_matrix = len(rows) // num_matrices
     step = max(1, _MAX_NUMBERS // num_columns)
+    has_numbers = keeps_numbers = False
     for matrix in range(num_matrices):
         of_matrix = None
         if weights is not None:
@@ -263,9 +274,16 @@ def _write(
             x = np.ascontiguousarray(dequantise(part, info.dtype, num_columns))
             _require_sound(file, info, start, x, dtype)
             blocks = quantise_rows(x, dtype, of_matrix)
+            if importance is not None and of_matrix is not None:
+                _require_usable(importance, info, start, x, dtype, of_matrix, blocks)
             _require_held(file, info, start, dtype, blocks)
+            has_numbers, keeps_numbers = has_numbers or x.any(), keeps_numbers or blocks.any()
             writer.write(blocks)
             yield part.size
+    if has_numbers and not keeps_numbers:
+        weighed = f" with the weights of {importance.path}" if importance is not None else ""
+        field, limit = f"tensor {info.name!r}", f"{dtype.name} makes zeros of all of it{weighed}"
+        raise BadModelFile(file.path, field, Words("too small"), limit, _OTHER_TYPE)
 
 
 def _require_sound(
@@ -284,6 +302,25 @@ def _require_sound(
     else:
         limit, way_out = "it must be finite", "hypo inspect --check names all of them"
     raise BadModelFile(file.path, field, Words(f"{value:g}"), limit, way_out)
+
+
+def _require_usable(
+    importance: Importance,
+    info: TensorInfo,
+    first_row: int,
+    x: Float32s,
+    dtype: DType,
+    weights: Float32s,
+    blocks: Array,
+) -> None:
+    """Raises BadModelFile where the weights make numbers or scales that equal ones do not."""
+    found = first_bad_block(blocks, dtype)
+    if found is None:
+        return
+    if first_bad_block(quantise_rows(x, dtype, np.ones_like(weights)), dtype) is None:
+        row = first_row + found // (blocks.shape[1] // dtype.block_bytes)
+        what = f"row {row} as {dtype.name}"
+        raise refusal_of_range(importance, info.name, weights, what)
 
 
 def _require_held(
