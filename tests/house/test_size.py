@@ -27,7 +27,7 @@ BUDGETS = {
     "conversation": 2_050,
     "record": 5_900,
     "order": 600,
-    "trace": 650,
+    "trace": 720,
     "coredump": 2_450,
     "watch": 3_000,
     "contracts": 900,

@@ -18,10 +18,12 @@ from repository import DEMO, PACKAGE_DIR
 
 from hypocenter.base import package
 from hypocenter.base.errors import EXIT_GATE, UsageError
+from hypocenter.cli.trace_report import examine
 from hypocenter.cli.verbs import bisect
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
 from hypocenter.settings.routes import read_routes
 from hypocenter.trace.narrowing import NoTimeLeft, narrow
+from hypocenter.trace.points import ModelTrace, TracedStep, TraceHeader
 
 
 @pytest.mark.parametrize("culprits", [{"c"}, {"b", "g"}, {"a", "d", "e"}])
@@ -161,3 +163,22 @@ def test_a_changed_source_is_found(tmp_path: Path) -> None:
 @pytest.mark.tier("sim")
 def test_forms_of_ops_give_the_same_bits() -> None:
     assert _bisect("usual", "norm=parts,gate=parts,rope=parts") == (0, {"difference": None})
+
+
+@pytest.mark.parametrize(("as_json", "says"), [(False, "step 0 has other token ids"), (True, "{")])
+def test_models_that_tokenise_otherwise_are_not_equal(
+    as_json: bool, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header = TraceHeader("", 1, "", "no-such-model", 1, "llama", 0, "cpu", "f16", {}, (), {})
+    traces = tuple(
+        ModelTrace(header, (TracedStep(0, (token,), (0,), (0,), (), {}),)) for token in (1, 2)
+    )
+    with pytest.raises(SystemExit) as left:
+        bisect._tell_without_op(examine(*traces), traces, as_json=as_json)
+    assert left.value.code == EXIT_GATE
+    said = capsys.readouterr().out
+    assert says in said
+    assert "no difference" not in said
+    assert "null}" not in said
+    with pytest.raises(UsageError, match="nothing can be compared"):
+        bisect._tell_without_op(examine(traces[0], traces[0]), traces, as_json=as_json)

@@ -6,15 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from hypocenter.base.errors import UsageError
+from hypocenter.base.errors import EXIT_GATE, EXIT_USAGE, UsageError
+from hypocenter.cli import trace_report
 from hypocenter.cli.trace_report import are_traces, examine, lines_of
 from hypocenter.engine.float64_steps import Float64Steps, NotComputed, limit_of
 from hypocenter.engine.llm import LLM
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.trace.points import ModelTrace, Point
+from hypocenter.trace.comparing import compare
+from hypocenter.trace.points import ModelTrace, Point, TracedAdapter
 from hypocenter.trace.reading import read_trace
 
 PROMPT = "def read_lines(path):\n    "
@@ -40,7 +43,13 @@ def sound(folder: Path) -> ModelTrace:
 
 @pytest.fixture(scope="module")
 def other_base(folder: Path) -> ModelTrace:
-    return _trace(folder / "base", override_kv={"llama.rope.freq_base": 20000.0})
+    return _wrongly_rotated(folder / "base")
+
+
+def _wrongly_rotated(path: Path, max_data_bytes: int = 64 << 20) -> ModelTrace:
+    """As a program that rotates wrongly leaves it: its header knows of no other base."""
+    trace = _trace(path, max_data_bytes, override_kv={"llama.rope.freq_base": 20000.0})
+    return replace(trace, header=msgspec.structs.replace(trace.header, override_kv={}))
 
 
 def _with(trace: ModelTrace, place: tuple[str, int | None], **changes: Any) -> ModelTrace:
@@ -86,7 +95,7 @@ def test_the_other_way_round_a_is_wrong(sound: ModelTrace, other_base: ModelTrac
 
 
 def test_without_elements_it_says_what_it_needs(folder: Path, sound: ModelTrace) -> None:
-    bare = _trace(folder / "bare", 0, override_kv={"llama.rope.freq_base": 20000.0})
+    bare = _wrongly_rotated(folder / "bare", 0)
     found = examine(sound, bare)
     assert found.diff.first is not None
     assert (found.diff.first.place, found.diff.first.is_estimate) == (("q_rope", 0), True)
@@ -118,8 +127,6 @@ def test_other_tokens_are_not_compared(sound: ModelTrace) -> None:
 
 
 def test_float64_is_not_asked_about_another_model(sound: ModelTrace) -> None:
-    import msgspec
-
     header = msgspec.structs.replace(sound.header, model_bytes=1)
     with (
         open_gguf(sound.header.model) as file,
@@ -133,3 +140,142 @@ def test_a_trace_and_something_else_are_refused(folder: Path, sound: ModelTrace)
     with pytest.raises(UsageError, match="is no trace"):
         are_traces(str(folder / "sound"), str(folder))
     assert not are_traces(str(folder), str(folder))
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"override_kv": {"llama.rope.freq_base": "20000.0"}}, "a run with --override-kv"),
+        ({"adapters": (TracedAdapter("tuned", "00", 1.0),)}, "a run with an adapter"),
+    ],
+)
+def test_a_run_that_was_changed_on_purpose_is_not_accused(
+    sound: ModelTrace, other_base: ModelTrace, said: dict[str, Any], reason: str
+) -> None:
+    header = msgspec.structs.replace(other_base.header, **said)
+    found = examine(sound, replace(other_base, header=header))
+    assert found.first_wrong is None
+    assert reason in found.not_judged
+    assert found.diff.first is not None
+
+
+def test_a_header_has_the_keys_that_were_given(sound: ModelTrace, folder: Path) -> None:
+    assert (sound.header.override_kv, sound.header.adapters) == ({}, ())
+    assert b'"override_kv":{"llama.rope.freq_base":"20000.0"}' in _first_line(folder / "base")
+
+
+def _first_line(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.readline()
+
+
+def _left_with(a: ModelTrace, b: ModelTrace, monkeypatch: pytest.MonkeyPatch) -> int | None:
+    """The exit code of `hypo diff` of two traces; None where it just ends."""
+    traces = iter((a, b))
+    monkeypatch.setattr(trace_report, "read_trace", lambda path: next(traces))
+    try:
+        trace_report.diff_traces("a", "b", as_json=False)
+    except SystemExit as left:
+        return int(str(left.code))
+    return None
+
+
+def test_nothing_in_common_is_no_equality(
+    sound: ModelTrace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *rest = sound.steps
+    without_steps = replace(sound, steps=())
+    without_points = replace(sound, steps=(replace(first, points={}),))
+    cut = replace(without_steps, is_whole=False)
+    for other in (without_steps, without_points, cut, replace(sound, steps=tuple(rest))):
+        alone = replace(sound, steps=(first,))
+        assert _left_with(alone, other, monkeypatch) == EXIT_USAGE
+        said = capsys.readouterr().out
+        assert "nothing can be compared" in said
+        assert "no difference" not in said
+    assert _left_with(without_steps, without_steps, monkeypatch) == EXIT_USAGE
+
+
+def test_what_only_one_side_has_is_a_difference(
+    sound: ModelTrace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _left_with(sound, sound, monkeypatch) is None
+    assert "no difference" in capsys.readouterr().out
+    first, *rest = sound.steps
+    points = {place: point for place, point in first.points.items() if place != ("q", 3)}
+    fewer = replace(sound, steps=(replace(first, points=points), *rest[:-1]))
+    assert _left_with(sound, fewer, monkeypatch) == EXIT_GATE
+    said = capsys.readouterr().out
+    assert "q of layer 3 is only in A" in said
+    assert "step 2 is only in A" in said
+    assert "no difference" not in said
+
+
+def _with_values(trace: ModelTrace, changes: dict[int, float], **figures: Any) -> ModelTrace:
+    """The trace with some elements of v of layer 4 changed."""
+    values = np.array(trace.steps[0].points["v", 4].values)
+    values.flat[list(changes)] = list(changes.values())
+    digest = f"{hash(values.tobytes()) % 2**64:016x}"
+    return _with(trace, ("v", 4), values=values, digest=digest, **figures)
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "counts"),
+    [
+        ({3: np.nan}, {4: np.nan}, {"num_nan": 1}),
+        ({3: np.inf}, {3: -np.inf}, {"num_inf": 1}),
+    ],
+)
+def test_nan_in_another_place_is_no_rounding(
+    sound: ModelTrace, of_a: dict[int, float], of_b: dict[int, float], counts: dict[str, int]
+) -> None:
+    a, b = (_with_values(sound, changes, **counts) for changes in (of_a, of_b))
+    beyond = compare(a, b).first_beyond
+    assert beyond is not None
+    assert (beyond.place, beyond.what) == (("v", 4), "NaN or infinities lie in other places")
+    bare_a, bare_b = (_with(trace, ("v", 4), values=None) for trace in (a, b))
+    beyond = compare(bare_a, bare_b).first_beyond
+    assert beyond is not None
+    assert "not known where NaN" in beyond.what
+    nudged = _with_values(a, {9: a.steps[0].points["v", 4].high}, **counts)
+    assert compare(a, nudged).first is not None
+    assert compare(a, nudged).first.what == ""  # type: ignore[union-attr]
+    assert compare(a, a).is_equal
+
+
+def test_signs_of_zeros_are_other_bits(sound: ModelTrace) -> None:
+    shape = sound.steps[0].points["v", 4].shape
+    zeros = np.zeros(shape, np.float32)
+    for values in ((zeros, -zeros), (None, None)):
+        a, b = (
+            _with(
+                sound, ("v", 4), values=each, digest=digest * 16, low=0.0, high=0.0, rms=0.0,
+                sketch=np.zeros(8, np.float32),
+            )
+            for each, digest in zip(values, "01", strict=True)
+        )  # fmt: skip
+        diff = compare(a, b)
+        assert diff.first is not None
+        assert (diff.first.is_of_bits, diff.first_beyond) == (True, None)
+        assert diff.num_equal == diff.num_points - 1
+        said = "\n".join(lines_of(trace_report.TraceFindings(diff, None, None, 0, ""), a, b))
+        assert "only signs of zeros, or payloads of NaN" in said
+        assert "no difference" not in said
+
+
+def test_numbers_that_the_model_lacks_are_not_judged(sound: ModelTrace) -> None:
+    first = sound.steps[0]
+    point = first.points["attn_norm", 0]
+    assert point.values is not None
+    turned = replace(point, values=point.values[:, :-2], shape=(point.shape[0], 254))
+    far = replace(first, token_ids=(10**6, *first.token_ids[1:]))
+    late = replace(first, positions=(*first.positions[:-1], 2**30))
+    narrow = replace(first, points={**first.points, ("attn_norm", 0): turned})
+    with open_gguf(sound.header.model) as file:
+        float64 = Float64Steps(file, sound)
+        with pytest.raises(NotComputed, match="token 1000000, and the vocabulary"):
+            float64.error(far, "embedding", None)
+        with pytest.raises(NotComputed, match="1073741825 positions, and the trace has"):
+            float64.error(late, "attention", 0)
+        with pytest.raises(NotComputed, match="attn_norm of layer 0 has rows of 254"):
+            float64.error(narrow, "q", 0)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from repository import PACKAGE_DIR
+from repository import DEMO, PACKAGE_DIR
 
 from hypocenter.base.errors import UsageError
+from hypocenter.cli.tool_options import PerplexityOptions
+from hypocenter.cli.verbs.perplexity import perplexity
 from hypocenter.engine.llm import LLM
 from hypocenter.engine.perplexity import (
     LogitsReader,
@@ -20,6 +23,7 @@ from hypocenter.engine.perplexity import (
     measure,
     scored_logits,
 )
+from hypocenter.settings.config import EngineConfig
 
 CONTEXT = 32
 TEXT = (PACKAGE_DIR / "engine" / "batch.py").read_text()[:600]
@@ -120,3 +124,68 @@ def test_a_damaged_base_is_refused(
     path.write_bytes(raw)
     with pytest.raises(UsageError, match=message):
         LogitsReader(path)
+
+
+@pytest.mark.parametrize("context", [1, 2, 3])
+def test_a_chunk_in_which_nothing_is_scored_is_refused(llm: LLM, context: int) -> None:
+    with pytest.raises(UsageError, match=f"-c is {context}, but a chunk must have at least 4"):
+        chunks_of(llm, TEXT, context, None)
+
+
+@pytest.mark.parametrize("head", [(np.nan, -1), (1, np.inf), (-1e-3, 0), (0, -1e30), (1e30, -9)])
+def test_a_base_whose_numbers_are_none_is_refused(
+    tmp_path: Path, base: Path, head: tuple[float, float]
+) -> None:
+    whole, raw = LogitsReader(base), bytearray(base.read_bytes())
+    for _ in whole.chunks:
+        whole.read()  # all of a sound one is read
+    row_bytes = 2 * whole._row
+    # The second row of the second chunk.
+    at = 20 + 4 * 3 * CONTEXT + (whole.num_scored + 1) * row_bytes
+    whole.close()
+    raw[at : at + 8] = np.array(head, "<f4").tobytes()
+    path = tmp_path / "none"
+    path.write_bytes(raw)
+    reader = LogitsReader(path)
+    reader.read()
+    with pytest.raises(UsageError, match="none: row 1 of chunk 2 has probabilities whose sum"):
+        reader.read()
+    reader.close()
+
+
+def test_a_pipe_is_no_base(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    held = os.open(path, os.O_RDWR)  # so that no reader waits
+    os.write(held, bytes(64))
+    with pytest.raises(UsageError, match="pipe is no regular file"):
+        LogitsReader(path)
+    os.close(held)
+
+
+def test_a_base_that_was_not_finished_is_not_there(llm: LLM, tmp_path: Path) -> None:
+    chunks = chunks_of(llm, TEXT, CONTEXT, 2)
+    writer = LogitsWriter(tmp_path / "base", chunks, llm.vocab_size)
+
+    def interrupt(number: int, total: int, so_far: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(llm, chunks, writer, interrupt)
+    assert not (tmp_path / "base").exists()
+    writer.close()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_base_is_compared_with_its_own_text_alone(llm: LLM, base: Path) -> None:
+    for asked, config, message in (
+        ({"file": "text"}, EngineConfig(), "leave out -f"),
+        ({}, EngineConfig(context_length=64), f"-c is 64, and the chunks of .* are of {CONTEXT}"),
+    ):
+        options = PerplexityOptions(base=str(base), is_compared=True, **asked)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=message):
+            perplexity(str(DEMO), options, config)
+    reader = LogitsReader(base)
+    found = compare(llm, reader, _quiet, 2)
+    reader.close()
+    assert (found.model.num_chunks, found.base.num_chunks) == (2, 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from hypocenter.base.errors import UsageError
+from hypocenter.cli.verbs import run as cli_run
 from hypocenter.device.cpu.measuring import BLOCK, figures_of
 from hypocenter.engine.llm import LLM
 from hypocenter.trace.points import AFTER_LAYERS, BEFORE_LAYERS, OF_LAYERS, ModelTrace, Selection
@@ -145,9 +148,43 @@ def _more_data(lines: list[Any]) -> None:
     lines[1]["groups"][0]["shape"][0] += 1
 
 
+def _many_axes(lines: list[Any]) -> None:
+    lines[1]["groups"][0] |= {"shape": [1] * 70, "data": None}
+
+
+def _other_rows(lines: list[Any]) -> None:
+    group = next(each for each in lines[1]["groups"] if "attn_norm" in each["names"])
+    group["shape"] = group["shape"][::-1]
+
+
+def _nan_sketches(lines: list[Any]) -> None:
+    group = lines[1]["groups"][0]
+    raw = b"\xff\xff\xff\x7f" * 8 * len(group["names"])
+    group["sketches"] = base64.b64encode(raw).decode()
+
+
+def _set(name: str, value: int) -> Callable[[list[Any]], None]:
+    def change(lines: list[Any]) -> None:
+        lines[1][name][0] = value
+
+    return change
+
+
+def _no_tokens(lines: list[Any]) -> None:
+    lines[1] |= {key: [] for key in ("token_ids", "positions", "sequences", "logit_rows")}
+
+
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
+        (_many_axes, "has a shape of 70 axes"),
+        (_other_rows, "embedding has the shape .256, 7., and there are 7 rows"),
+        (_nan_sketches, "a sketch of .* is not finite"),
+        (_set("logit_rows", 99), "99 in logit_rows, which must be from 0"),
+        (_set("logit_rows", -1), "-1 in logit_rows"),
+        (_set("token_ids", -3), "-3 in token_ids"),
+        (_set("positions", 10**30), "1000000000000000000000000000000 in positions"),
+        (_no_tokens, "it has no tokens"),
         (_cut, "line 2 is damaged: lists of embedding.* differ in length"),
         (_other_point, "there is no point 'querys'"),
         (_far_layer, "q is of layer 6, and there are 6"),
@@ -192,3 +229,30 @@ def test_no_file_is_overwritten(tmp_path: Path) -> None:
     with LLM(context_length=64) as llm, pytest.raises(UsageError, match="is there already"):
         llm.trace(path)
     assert path.read_text() == "mine"
+
+
+def test_a_pipe_is_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    held = os.open(path, os.O_RDWR)  # so that no reader waits
+    os.write(held, b"x\n")
+    with pytest.raises(UsageError, match="pipe is no regular file"):
+        read_trace(path)
+    os.close(held)
+
+
+def test_layers_and_steps_that_are_not_there_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with LLM(context_length=64) as llm:
+        with pytest.raises(UsageError, match="there is no layer 99 to trace: 6 layers"):
+            llm.trace(tmp_path / "far", Selection(layers=(1, 99)))
+        assert not (tmp_path / "far").exists()
+        trace = llm.trace(tmp_path / "late", Selection(frozenset({"logits"}), steps=(0, 7)))
+        llm.generate(PROMPT, max_tokens=2, temperature=0.0)
+        trace.close()
+    assert (trace.missing_steps, trace.num_written) == ([7], 1)
+    cli_run._tell_of_missing(trace)
+    said = capsys.readouterr().err
+    assert said.endswith("not in the trace: 7\n")
+    assert said.count("\n") == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from hypocenter.base.errors import EXIT_GATE, HypoError, UsageError
+from hypocenter.base.errors import EXIT_GATE, EXIT_USAGE, HypoError, UsageError
 from hypocenter.cli.output import show, show_json
 from hypocenter.engine.float64_steps import Float64Steps, NotComputed, limit_of
 from hypocenter.model.gguf.file import open_gguf
@@ -67,14 +67,17 @@ def are_traces(a: str, b: str) -> bool:
 
 
 def diff_traces(a: str, b: str, *, as_json: bool) -> None:
-    """Compare and print; leaves with EXIT_GATE when they differ by more than rounding."""
+    """Compare and print; leaves with EXIT_GATE when they differ by more than rounding, and with
+    EXIT_USAGE when nothing can be compared."""
     traces = read_trace(Path(a)), read_trace(Path(b))
     found = examine(*traces)
     if as_json:
         show_json(found)
     else:
         show("\n".join(lines_of(found, *traces)))
-    if found.diff.first_beyond is not None or found.diff.unlike:
+    if found.diff.is_empty:
+        sys.exit(EXIT_USAGE)
+    if found.diff.first_beyond is not None or found.diff.unlike or found.diff.missing:
         sys.exit(EXIT_GATE)
 
 
@@ -142,8 +145,12 @@ def lines_of(found: TraceFindings, a: ModelTrace, b: ModelTrace) -> Iterator[str
             yield f"{name} ends in the middle of a line: its run died"
     if diff.unlike:
         yield f"{diff.unlike} in B, so what follows it cannot be compared"
-    if diff.first is None and not diff.unlike:
+    if diff.is_empty:
+        yield "nothing can be compared: the two have no point of a step in common"
+    elif diff.is_equal:
         yield "no difference"
+    elif diff.first is None and not diff.unlike:
+        yield "the two were not traced alike; what both have is equal in all bits"
     if diff.first is not None:
         if diff.first_beyond is None:
             yield f"bits differ first {_at(diff.first)}; nowhere by more than rounding of f32"
@@ -154,6 +161,8 @@ def lines_of(found: TraceFindings, a: ModelTrace, b: ModelTrace) -> Iterator[str
         yield from _growth(diff)
     yield from _judgement(found, a, b)
     yield from diff.missing[:4]
+    if len(diff.missing) > 4:
+        yield f"and {len(diff.missing) - 4} more that only one of the two has"
     yield (
         f"compared {diff.num_points} points of {diff.num_steps} steps; {diff.num_equal} are equal "
         "in all bits"
@@ -161,6 +170,8 @@ def lines_of(found: TraceFindings, a: ModelTrace, b: ModelTrace) -> Iterator[str
 
 
 def _at(apart: PointDistance) -> str:
+    if apart.is_of_bits:
+        return f"at {apart.text}, step {apart.step}: only signs of zeros, or payloads of NaN"
     about = "about " if apart.is_estimate else ""
     return f"at {apart.text}, step {apart.step}: {about}{_percent(apart.relative)} apart"
 

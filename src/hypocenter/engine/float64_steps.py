@@ -54,6 +54,9 @@ class Float64Steps:
         unlike = (header.architecture, header.num_layers) != (arch.name, arch.num_layers)
         if unlike or Path(file.path).stat().st_size != header.model_bytes:
             raise NotComputed(f"{file.path} is not the model that was traced")
+        if header.adapters or header.override_kv:
+            changed = "an adapter" if header.adapters else "--override-kv"
+            raise NotComputed(f"a run with {changed} has no float64 form here: the file alone has")
         self._compute: dict[str, Callable[[TracedStep, int], Float64s]] = {
             "attn_norm": lambda step, layer: self._norm(self._x(step, layer), layer, "attn_norm"),
             "q": lambda step, layer: self._product(step, layer, "attn_norm", "attn_q"),
@@ -92,6 +95,11 @@ class Float64Steps:
             return compute(step, layer)
         if name == "embedding":
             table = self._weight("token_embd.weight")
+            if max(step.token_ids) >= len(table):
+                raise NotComputed(
+                    f"step {step.step} has token {max(step.token_ids)}, and the vocabulary of "
+                    f"{self._file.path} is {len(table)}"
+                )
             return table[list(step.token_ids)] * self._arch.embedding_scale
         if name == "result_norm":
             x = self._values(step, "layer_out", self._arch.num_layers - 1)
@@ -109,7 +117,18 @@ class Float64Steps:
         if point is None or point.values is None:
             what = "is not in the trace" if point is None else "has no elements in the trace"
             raise NotComputed(f"{of} {what}; run it again with --trace-data MIB and all points")
+        if point.shape[-1] != (width := self._width(name, layer)):
+            raise NotComputed(f"{of} has rows of {point.shape[-1]}, and the model's are of {width}")
         return point.values.astype(np.float64)
+
+    def _width(self, name: str, layer: int | None) -> int:
+        """Columns of a point."""
+        if layer is not None and name in ("q", "q_rope", "attention"):
+            return self._arch.q_width(layer)
+        if layer is not None and name in ("k", "v", "k_cache", "v_cache"):
+            shape = self._arch.layers[layer]
+            return shape.num_kv_heads * shape.head_dim
+        return self._arch.vocab_size if name == "logits" else self._arch.width
 
     def _x(self, step: TracedStep, layer: int) -> Float64s:
         """What a layer begins with."""
@@ -174,6 +193,8 @@ class Float64Steps:
     def _cache_until(self, name: str, until: TracedStep, layer: int) -> Float64s:
         """Keys or values of all positions up to the last of a step, [positions, heads, columns]."""
         num_positions = max(until.positions) + 1
+        if num_positions > (most := sum(len(step.positions) for step in self._trace.steps)):
+            raise NotComputed(f"{num_positions} positions, and the trace has {most} tokens in all")
         shape = self._arch.layers[layer]
         held = np.full((num_positions, shape.num_kv_heads * shape.head_dim), np.nan)
         is_there = np.zeros(num_positions, bool)

@@ -292,6 +292,9 @@ class LLM:
         `max_data_bytes`: of the tensors themselves so many bytes are kept. Raises UsageError.
         """
         runner, path = self._engine.runner, Path(path)
+        num_layers, layers = runner.arch.num_layers, (selection or Selection()).layers or ()
+        if (last := max(layers, default=0)) >= num_layers:
+            raise UsageError(f"there is no layer {last} to trace: {num_layers} layers, 0 the first")
         file = TraceFile(path, runner.trace_header(self._path, max_data_bytes))
         return runner.begin_trace(file, selection or Selection(), max_data_bytes)
 

@@ -8,10 +8,10 @@ tokens of its second half are scored. Prints nothing.
 from __future__ import annotations
 
 import math
+import os
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -20,11 +20,12 @@ import numpy.typing as npt
 from hypocenter.base.dtypes import Float32s, Float64s
 from hypocenter.base.errors import UsageError
 from hypocenter.engine.llm import LLM
+from hypocenter.trace.reading import open_regular
 
 _MAGIC = b"_logits_"
 #: Behind it: context, vocabulary, chunks, i32.
 _SIZES = struct.Struct("<iii")
-_MAX_CONTEXT, _MAX_VOCABULARY, _MAX_CHUNKS = 1 << 20, 1 << 21, 1 << 20
+_MIN_CONTEXT, _MAX_CONTEXT, _MAX_VOCABULARY, _MAX_CHUNKS = 4, 1 << 20, 1 << 21, 1 << 20
 #: Before the codes of a token: their step and the logarithm that 0 stands for, f32.
 _HEAD = 4
 #: Logarithms below the highest one by more are kept as the lowest.
@@ -75,8 +76,11 @@ class Divergence(msgspec.Struct, frozen=True):
 def chunks_of(llm: LLM, text: str, context: int, most: int | None) -> list[list[int]]:
     """The tokens of `text` in chunks of `context`, at most so many; what is left is left out.
 
-    Raises UsageError for a text of less than two chunks, and for a model that ends texts with EOS.
+    Raises UsageError for a text of less than two chunks, for chunks in which nothing is scored, and
+    for a model that ends texts with EOS.
     """
+    if context < _MIN_CONTEXT:
+        raise UsageError(f"-c is {context}, but a chunk must have at least {_MIN_CONTEXT} tokens")
     if llm.tokenizer.add_eos:
         raise UsageError("this model ends each text with EOS, for which the protocol has no place")
     ids = list(llm.tokenizer.encode(text))
@@ -105,9 +109,9 @@ def measure(
     return scores.result()
 
 
-def compare(llm: LLM, base: LogitsReader, tell: _Tell) -> Divergence:
-    """Score the chunks of a base, and say how far the model is from it. Raises UsageError where the
-    vocabularies differ."""
+def compare(llm: LLM, base: LogitsReader, tell: _Tell, most: int | None = None) -> Divergence:
+    """Score the chunks of a base, at most so many, and say how far the model is from it. Raises
+    UsageError where the vocabularies differ."""
     if base.vocab_size != llm.vocab_size:
         raise UsageError(
             f"{base.path} is of a vocabulary of {base.vocab_size}, and the model has "
@@ -115,11 +119,12 @@ def compare(llm: LLM, base: LogitsReader, tell: _Tell) -> Divergence:
         )
     columns: list[Float64s] = []
     scores = _Scores(base.context)
-    for number, chunk in enumerate(base.chunks):
+    chunks = base.chunks[:most]
+    for number, chunk in enumerate(chunks):
         logs, of_base = _log_softmax(scored_logits(llm, chunk)), base.read()
         columns.append(_beside(logs, of_base, _targets(chunk)))
         scores.add(columns[-1][0])
-        tell(number + 1, len(base.chunks), scores.result().perplexity)
+        tell(number + 1, len(chunks), scores.result().perplexity)
     return _divergence(np.concatenate(columns, axis=1), base, scores)
 
 
@@ -205,17 +210,22 @@ def _log_softmax(logits: Float32s) -> Float64s:
 
 
 class LogitsWriter:
-    """Writes what llama.cpp's `--kl-divergence-base` does: tokens, and logarithms in 16 bits."""
+    """Writes what llama.cpp's `--kl-divergence-base` does: tokens, and logarithms in 16 bits.
+
+    The file has its name from `close` on, and only when all chunks were written.
+    """
 
     def __init__(self, path: Path, chunks: Sequence[Sequence[int]], vocab_size: int) -> None:
         """Raises UsageError where there is such a file already, or none can be made."""
+        if path.exists():
+            raise UsageError(f"{path} is there already; name a new file for the base")
+        self._path, self._partial = path, path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            self._file = path.open("xb")
-        except FileExistsError:
-            raise UsageError(f"{path} is there already; name a new file for the base") from None
+            self._file = self._partial.open("xb")
         except OSError as error:
             raise UsageError(f"the base cannot be written to {path}: {error.strerror}") from error
         self._vocab_size, context = vocab_size, len(chunks[0])
+        self._num_left = len(chunks)
         self._file.write(_MAGIC + _SIZES.pack(context, vocab_size, len(chunks)))
         self._file.write(np.array(chunks, "<i4").tobytes())
 
@@ -231,9 +241,15 @@ class LogitsWriter:
         padded[:, :_HEAD] = np.concatenate([step, lowest], axis=1).view("<u2")
         padded[:, _HEAD : _HEAD + self._vocab_size] = codes
         self._file.write(padded.tobytes())
+        self._num_left -= 1
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._file.close()
+            if not self._num_left:
+                os.replace(self._partial, self._path)
+        finally:
+            self._partial.unlink(missing_ok=True)
 
 
 class LogitsReader:
@@ -243,7 +259,7 @@ class LogitsReader:
         """Raises UsageError for what is no base, and for one that is not whole."""
         self.path = path
         try:
-            self._file: BinaryIO = path.open("rb")
+            self._file = open_regular(path)
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}") from error
         try:
@@ -258,7 +274,7 @@ class LogitsReader:
             raise UsageError(f"{path} is no base; `hypo perplexity --kl-divergence-base` makes one")
         self.context, self.vocab_size, num_chunks = _SIZES.unpack(head[len(_MAGIC) :])
         limits = (
-            (self.context, 4, _MAX_CONTEXT, "context"),
+            (self.context, _MIN_CONTEXT, _MAX_CONTEXT, "context"),
             (self.vocab_size, 1, _MAX_VOCABULARY, "vocabulary"),
             (num_chunks, 1, _MAX_CHUNKS, "number of chunks"),
         )
@@ -274,6 +290,7 @@ class LogitsReader:
         if not 0 <= ids.min() <= ids.max() < self.vocab_size:
             raise UsageError(f"{path} has a token id outside its vocabulary")
         self.chunks: list[list[int]] = ids.tolist()
+        self._num_read = 0
 
     @property
     def num_scored(self) -> int:
@@ -287,7 +304,20 @@ class LogitsReader:
         rows = np.frombuffer(raw, "<u2").reshape(self.num_scored, self._row)
         step, lowest = np.ascontiguousarray(rows[:, :_HEAD]).view("<f4").astype(np.float64).T
         codes = rows[:, _HEAD : _HEAD + self.vocab_size].astype(np.float64)
-        found: Float64s = step[:, None] * codes + lowest[:, None]
+        self._num_read += 1
+        with np.errstate(invalid="ignore", over="ignore"):
+            found: Float64s = step[:, None] * codes + lowest[:, None]
+            totals = np.exp(found).sum(1)
+        # The lowest that is kept, behind the sum of all others at their highest.
+        floor = -_RANGE - math.log(self.vocab_size) - 0.01
+        is_sound = (step >= 0) & (lowest >= floor) & (totals > 0.5) & (totals < 2.0)
+        if not is_sound.all():
+            row = int(np.flatnonzero(~is_sound)[0])
+            raise UsageError(
+                f"{self.path}: row {row} of chunk {self._num_read} has probabilities whose sum is "
+                f"{totals[row]:g} (step {step[row]:g}, lowest logarithm {lowest[row]:g}), not 1; "
+                "make the base again"
+            )
         return found
 
     def close(self) -> None:

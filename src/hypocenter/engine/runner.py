@@ -79,7 +79,7 @@ from hypocenter.record.prefixes import settings_digest
 from hypocenter.record.recorder import current, open_recorder
 from hypocenter.settings.config import KV_DTYPES, EngineConfig, OnProgress
 from hypocenter.settings.routes import OF_CONFIG, ROUTES
-from hypocenter.trace.points import FORMAT, VERSION, Selection, TraceHeader
+from hypocenter.trace.points import FORMAT, VERSION, Selection, TracedAdapter, TraceHeader
 from hypocenter.trace.writing import TraceFile
 from hypocenter.wire.messages import KeptWeights
 
@@ -551,6 +551,13 @@ class Runner:
                 **{op: forms[0] for op, forms in ROUTES.items()},
                 **dict.fromkeys(self._decoder.in_parts, "parts"),
                 **{op: getattr(config, op) for op in OF_CONFIG},
+            },
+            adapters=tuple(
+                TracedAdapter(file.name, file.digest.hex(), file.scale)
+                for file in (self.adapters.files if self.adapters is not None else ())
+            ),
+            override_kv={
+                key: str(value)[:200] for key, value in (config.override_kv or {}).items()
             },
             max_data_bytes=max_data_bytes,
         )

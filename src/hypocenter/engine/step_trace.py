@@ -74,6 +74,11 @@ class StepTrace:
         )
         self.num_written += 1
 
+    @property
+    def missing_steps(self) -> list[int]:
+        """Steps that were asked for and have not come."""
+        return [step for step in self._selection.steps or () if step >= self._num_steps]
+
     def close(self) -> None:
         self._file.close()
 

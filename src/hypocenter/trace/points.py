@@ -101,6 +101,15 @@ class StepLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     groups: tuple[PointGroup, ...]
 
 
+class TracedAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An adapter beside the model: a digest in hex that stands for all that it computes, and what
+    it counted where a request did not say otherwise."""
+
+    name: str
+    digest: str
+    scale: float
+
+
 class TraceHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was run: the first line of a trace. `route` are the forms that ops were run in, as
     `hypo run --route` names them."""
@@ -115,6 +124,9 @@ class TraceHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str
     kv_dtype: str
     route: dict[str, str]
+    adapters: tuple[TracedAdapter, ...]
+    #: Keys of the metadata that were run with another value than the file's, as texts.
+    override_kv: dict[str, str]
     #: Elements are kept up to so many bytes in all; 0: none are.
     max_data_bytes: int = 0
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -19,6 +21,7 @@ from hypocenter.trace.points import (
     MAX_STEPS,
     NUM_SKETCHES,
     OF_LAYERS,
+    OF_LOGIT_ROWS,
     POINTS,
     VERSION,
     ModelTrace,
@@ -33,7 +36,7 @@ from hypocenter.trace.points import (
 
 #: Of the first line, of a line, and of all lines.
 _MAX_HEADER_BYTES, _MAX_LINE_BYTES, _MAX_BYTES = 1 << 16, 1 << 30, 8 << 30
-_MAX_TOKENS, _MAX_AXIS = 1 << 20, 1 << 31
+_MAX_TOKENS, _MAX_AXIS, _MAX_AXES = 1 << 20, 1 << 31, 8
 _T = TypeVar("_T")
 
 
@@ -48,10 +51,20 @@ def is_trace(path: Path) -> bool:
 def read_trace(path: Path) -> ModelTrace:
     """Raises UsageError for what is no trace, one of another version, or one that is damaged."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return _read(path, file)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open to read; raises UsageError for what is no regular file, and OSError."""
+    # Without O_NONBLOCK, opening a named pipe would wait for a writer.
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise UsageError(f"{path} is no regular file; name one")
+    return file
 
 
 def _read(path: Path, file: BinaryIO) -> ModelTrace:
@@ -97,12 +110,10 @@ def _decode(path: Path, number: int, line: bytes, kind: type[_T]) -> _T:
 
 def _step_of(path: Path, number: int, line: StepLine, header: TraceHeader) -> TracedStep:
     """Raises UsageError for numbers that contradict one another."""
-    wrong = ""
-    if not len(line.token_ids) == len(line.positions) == len(line.sequences) <= _MAX_TOKENS:
-        wrong = "its lists of tokens differ in length"
+    wrong = _fault_of_tokens(line)
     points: dict[PointPlace, Point] = {}
     for group in line.groups:
-        wrong = wrong or _fault_of(group, header)
+        wrong = wrong or _fault_of(group, header) or _fault_of_rows(group, line)
         if not wrong:
             for point in _points_of(group):
                 if point.place in points:
@@ -144,6 +155,30 @@ def _points_of(group: PointGroup) -> Iterator[Point]:
         )
 
 
+def _fault_of_tokens(line: StepLine) -> str:
+    """What cannot be in the lists of a step; empty where all can."""
+    num = len(line.token_ids)
+    if not num == len(line.positions) == len(line.sequences) <= _MAX_TOKENS:
+        return "its lists of tokens differ in length"
+    limits = {"step": (1 << 62, (line.step,)), "logit_rows": (num, line.logit_rows)}
+    for name in ("token_ids", "positions", "sequences"):
+        limits[name] = 1 << 31, getattr(line, name)
+    for name, (limit, values) in limits.items():
+        for value in values:
+            if not 0 <= value < limit:
+                return f"{value} in {name}, which must be from 0 to {limit - 1}"
+    return "" if num else "it has no tokens"
+
+
+def _fault_of_rows(group: PointGroup, line: StepLine) -> str:
+    """Whether each point has a row for each token, or for each logit row."""
+    for name in group.names:
+        num = len(line.logit_rows if name in OF_LOGIT_ROWS else line.token_ids)
+        if len(group.shape) != 2 or group.shape[0] != num:
+            return f"{name} has the shape {group.shape}, and there are {num} rows"
+    return ""
+
+
 def _fault_of(group: PointGroup, header: TraceHeader) -> str:
     """What does not fit in a group; empty where all does."""
     num = len(group.names)
@@ -159,8 +194,13 @@ def _fault_of(group: PointGroup, header: TraceHeader) -> str:
             return f"{name} has the layer {layer}"
         if layer is not None and not 0 <= layer < header.num_layers:
             return f"{name} is of layer {layer}, and there are {header.num_layers}"
-    if not group.shape or any(not 0 <= axis < _MAX_AXIS for axis in group.shape):
-        return f"{group.names[0][:64] if num else 'nothing'} has the shape {group.shape}"
+    of = group.names[0] if num else "nothing"
+    if not 0 < len(group.shape) <= _MAX_AXES:
+        return f"{of} has a shape of {len(group.shape)} axes"
+    if any(not 0 <= axis < _MAX_AXIS for axis in group.shape):
+        return f"{of} has the shape {group.shape}"
+    if not np.isfinite(np.frombuffer(group.sketches, "<f4")).all():
+        return f"a sketch of {of} is not finite"
     if group.data is not None and len(group.data) != 4 * num * math.prod(group.shape):
         return f"{len(group.data)} bytes of elements for {num} points of {group.shape}"
     return ""

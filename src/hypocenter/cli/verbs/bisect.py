@@ -1,6 +1,6 @@
 """`hypo bisect`: what of two models, two trees of sources or two routes explains a difference.
 
-Each side runs in a process of its own and leaves a trace; exchange are whole pieces: a tensor, a
+Each side runs in a process of its own and leaves a trace; exchanged are whole pieces: a tensor, a
 key of the metadata, a file, the form of an op.
 """
 
@@ -77,22 +77,38 @@ def bisect(a: str, b: str, model: str, asked: BisectOptions) -> None:
         pair = _pair(a, b, Path(model), Path(folder), stack)
         runs = _Runs(Path(folder), asked, progress)
         traces = runs.of(pair.a), runs.of(pair.b)
-        if compare(traces[0], runs.of(pair.a)).first is not None:
+        if not compare(traces[0], runs.of(pair.a)).is_equal:
             raise HypoError(f"{a} gives other bits each time it is run, so nothing can be narrowed")
         found = examine(*traces)
         result = None
         if found.diff.first is not None:
             result = _narrow(pair, runs, traces[0], found)
     if result is None:
-        show_json({"difference": None}) if asked.json else show(
-            f"no difference in {found.diff.num_points} points of {found.diff.num_steps} steps"
-        )
+        _tell_without_op(found, traces, as_json=asked.json)
         return
     if asked.json:
         show_json(result)
     else:
         show("\n".join([*_lines(result), *lines_of(found, *traces)]))
     sys.exit(EXIT_GATE)
+
+
+def _tell_without_op(
+    found: TraceFindings, traces: tuple[ModelTrace, ModelTrace], *, as_json: bool
+) -> None:
+    """Say that the two are equal, or leave with EXIT_GATE where no op of theirs differs, but what
+    they were given does. Raises UsageError where nothing was compared."""
+    diff = found.diff
+    if diff.is_empty:
+        raise UsageError("nothing can be compared: the two traces have no point in common")
+    if as_json:
+        show_json({"difference": None if diff.is_equal else found})
+    elif diff.is_equal:
+        show(f"no difference in {diff.num_points} points of {diff.num_steps} steps")
+    else:
+        show("\n".join(lines_of(found, *traces)))
+    if not diff.is_equal:
+        sys.exit(EXIT_GATE)
 
 
 @dataclass(frozen=True)
@@ -109,8 +125,7 @@ class _Pair:
 
 def _narrow(pair: _Pair, runs: _Runs, of_a: ModelTrace, found: TraceFindings) -> Bisected:
     def explains(pieces: Sequence[str]) -> bool:
-        diff = compare(of_a, runs.of(pair.exchange(pieces), may_be_late=True))
-        return diff.first is None and not diff.unlike
+        return compare(of_a, runs.of(pair.exchange(pieces), may_be_late=True)).is_equal
 
     pieces, is_shown = narrow(pair.pieces, explains) if pair.pieces else ((), False)
     first = found.diff.first
@@ -143,11 +158,11 @@ def _lines(result: Bisected) -> list[str]:
         )
     elif result.num_differing and not result.pieces:
         num = result.num_differing
-        lines.append(f"all that could be exchange does not explain it: {num} of {result.kind}")
+        lines.append(f"all that can be exchanged does not explain it: {num} of {result.kind}")
     elif result.pieces:
         lines.append(f"not narrowed further than to {result.kind} {names}")
     else:
-        lines.append(f"no {result.kind} differs, so nothing could be exchange")
+        lines.append(f"no {result.kind} differs, so nothing can be exchanged")
     return lines + ([result.detail] if result.detail else [])
 
 
@@ -279,7 +294,7 @@ def _files_of(tree: Path) -> dict[str, bytes]:
 
 
 def _of_models(a: GGUFFile, b: GGUFFile, folder: Path) -> _Pair:
-    """Tensors of equal type and shape, and numbers and texts of the metadata, can be exchange."""
+    """Tensors of equal type and shape, and numbers and texts of the metadata, can be exchanged."""
     if len(a.shard_paths) > 1 or len(b.shard_paths) > 1:
         raise UsageError("models in several files cannot be compared piece by piece; join them")
     tensors = [

@@ -31,8 +31,15 @@ def perplexity(path: str, asked: PerplexityOptions, config: EngineConfig) -> Non
         if asked.is_compared:
             if asked.base is None:
                 raise UsageError("--kl-divergence compares with a base; name --kl-divergence-base")
+            if asked.file is not None:
+                raise UsageError("the base of --kl-divergence has the text already; leave out -f")
             base = measuring.LogitsReader(Path(asked.base))
             stack.callback(base.close)
+            if config.context_length not in (None, base.context):
+                raise UsageError(
+                    f"-c is {config.context_length}, and the chunks of {asked.base} are of "
+                    f"{base.context}; leave out -c"
+                )
         text = read_prompt(PromptOptions(file=asked.file))
         if text is None and base is None:
             raise UsageError("give a text by -f FILE")
@@ -45,7 +52,7 @@ def perplexity(path: str, asked: PerplexityOptions, config: EngineConfig) -> Non
             progress(f"chunk {number} of {total}: perplexity {so_far:.4f}", number / total)
 
         if base is not None:
-            found = measuring.compare(llm, base, show_chunk)
+            found = measuring.compare(llm, base, show_chunk, asked.chunks)
             progress.clear()
             show_json(found) if asked.json else show("\n".join(_divergence(found)))
             return

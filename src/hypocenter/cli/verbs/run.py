@@ -6,6 +6,7 @@ Holds no engine and no options; it reads the prompt, hands out the pieces and sa
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from hypocenter.settings.config import EngineConfig, SamplingParams
 
 if TYPE_CHECKING:
     from hypocenter.engine.llm import LLM
+    from hypocenter.engine.step_trace import StepTrace
 
 HOW_TO_ASK = "give a QUESTION behind the model, -p TEXT or -f FILE (-f - reads stdin)"
 
@@ -64,11 +66,14 @@ def run(
     if text is None:
         _require_chat_template(path, config)
     config = trace.config(replace(config, max_batch_requests=1))
-    with ProgressDisplay(quiet=quiet) as progress, open_llm(path, config, progress) as llm:
+    with ExitStack() as stack:
+        progress = stack.enter_context(ProgressDisplay(quiet=quiet))
+        llm = stack.enter_context(open_llm(path, config, progress))
         if trace.routes:
             llm.engine.runner.take_routes(trace.routes)
         if trace.file is not None:
-            llm.trace(trace.file, trace.selection, max_data_bytes=trace.max_data_bytes)
+            written = llm.trace(trace.file, trace.selection, max_data_bytes=trace.max_data_bytes)
+            stack.callback(_tell_of_missing, written)
         if text is not None:
             token_ids = llm.tokenizer.encode(text)
         elif question is not None:
@@ -86,6 +91,12 @@ def run(
             _print_end(completion, quiet=quiet)
         else:
             _print_answer(llm, text, token_ids, params, progress, quiet=quiet)
+
+
+def _tell_of_missing(trace: StepTrace) -> None:
+    if steps := trace.missing_steps:
+        shown = ", ".join(map(str, steps[:8])) + " ..." * (len(steps) > 8)
+        say(f"the run had fewer steps than --trace-steps names; not in the trace: {shown}")
 
 
 def _require_chat_template(path: str, config: EngineConfig) -> None:
