@@ -9,6 +9,7 @@ machine hides unless it is large. The targets: at most 1 % of a step of a 1.1B m
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import platform
 import statistics
@@ -16,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -124,7 +125,8 @@ def _weights(facts: Architecture) -> Weights:
     of_dense = {"gate": (ffn, width), "up": (ffn, width), "down": (width, ffn)}
     layers = []
     for index in range(facts.num_layers):
-        fields: dict[str, Any] = dict.fromkeys(LayerWeights.__slots__)
+        needed = (one.name for one in dataclasses.fields(LayerWeights) if one.default is MISSING)
+        fields: dict[str, Any] = dict.fromkeys(needed)
         for name in ("attn_norm", "ffn_norm"):
             fields[name] = vector(f"blk.{index}.{name}.weight", ones)
         for name, shape in shapes.items():
