@@ -277,7 +277,8 @@ def _write(
             if importance is not None and of_matrix is not None:
                 _require_usable(importance, info, start, x, dtype, of_matrix, blocks)
             _require_held(file, info, start, dtype, blocks)
-            has_numbers, keeps_numbers = has_numbers or x.any(), keeps_numbers or blocks.any()
+            has_numbers = has_numbers or bool(x.any())
+            keeps_numbers = keeps_numbers or bool(blocks.any())
             writer.write(blocks)
             yield part.size
     if has_numbers and not keeps_numbers:
