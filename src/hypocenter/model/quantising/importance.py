@@ -170,7 +170,7 @@ def _first_bad(values: Float32s) -> float:
 def refusal_of_range(
     importance: Importance, name: str, weights: Float32s, what: str
 ) -> BadModelFile:
-    """That `what` of a tensor cannot be written with these weights, but can with equal ones."""
+    """Says that `what` of a tensor can be written with equal weights, but not with these."""
     ends = Words(f"from {weights.min():g} to {weights.max():g}")
     limit = f"{what} cannot be written with them, and can with equal ones"
     return _refusal(importance.path, f"weights of {name!r}", ends, limit)
