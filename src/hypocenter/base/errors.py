@@ -269,8 +269,8 @@ class BadLogits(HypoError):
             found = f"{model}: {found}"
         if adapters:
             found += (
-                f"; the request has adapters ({', '.join(adapters)}): leaving one out, or a smaller "
-                "scale, shows whether it is at fault"
+                f"; the request has adapters ({', '.join(adapters)}): leaving one out, or a "
+                "smaller scale, shows whether it is at fault"
             )
         if model:
             look = f"hypo inspect {shlex.quote(str(model))} --check"
