@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import importlib
 import json
 import re
 import shlex
@@ -19,6 +20,7 @@ import pytest
 import yaml
 from repository import ROOT
 
+from hypocenter.base.errors import MissingPackage
 from hypocenter.cli.app import app
 from hypocenter.server.app import OPEN_PATHS, TABLE
 from hypocenter.server.metrics import Metrics
@@ -202,3 +204,10 @@ def test_each_figure_of_the_dashboard_is_one_that_is_exported() -> None:
     assert set(re.findall(r"hypocenter:\w+", told)) - exported() == {"hypocenter:nvidia"} & set(
         re.findall(r"hypocenter:\w+", told)
     )
+
+
+def test_without_ray_the_application_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # as where it is not installed
+    monkeypatch.delitem(sys.modules, "hypocenter.ray.application", raising=False)
+    with pytest.raises(MissingPackage, match=r"needs ray, .* pip install 'hypocenter\[ray\]'"):
+        importlib.import_module("hypocenter.ray.application")

@@ -170,15 +170,15 @@ def test_models_that_tokenise_otherwise_are_not_equal(
     as_json: bool, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     header = TraceHeader("", 1, "", "no-such-model", 1, "llama", 0, "cpu", "f16", {}, (), {})
-    traces = tuple(
+    one, other = (
         ModelTrace(header, (TracedStep(0, (token,), (0,), (0,), (), {}),)) for token in (1, 2)
     )
     with pytest.raises(SystemExit) as left:
-        bisect._tell_without_op(examine(*traces), traces, as_json=as_json)
+        bisect._tell_without_op(examine(one, other), (one, other), as_json=as_json)
     assert left.value.code == EXIT_GATE
     said = capsys.readouterr().out
     assert says in said
     assert "no difference" not in said
     assert "null}" not in said
     with pytest.raises(UsageError, match="nothing can be compared"):
-        bisect._tell_without_op(examine(traces[0], traces[0]), traces, as_json=as_json)
+        bisect._tell_without_op(examine(one, one), (one, other), as_json=as_json)

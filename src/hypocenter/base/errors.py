@@ -87,6 +87,7 @@ class MissingPackage(UsageError):
             "torch": "pip install torch (for AMD its ROCm build; a check runs with a CPU build)",
             "triton": "pip install triton; it needs no GPU",
             "tinygrad": "pip install 'hypocenter[amd]'",
+            "ray": "pip install 'hypocenter[ray]'",
         }
         super().__init__(f"{what} needs {package}, which is not installed: {wanted[package]}")
 

@@ -12,8 +12,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+from hypocenter.base.errors import MissingPackage, UsageError
+
+try:
+    from ray import serve
+except ImportError as error:
+    raise MissingPackage("hypocenter.ray.application", "ray") from error
 import msgspec
-from ray import serve
 from ray.exceptions import RayError
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
@@ -21,7 +26,6 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from hypocenter.base.errors import UsageError
 from hypocenter.ray.broken_streams import (
     AnswerStream,
     as_object,

@@ -182,9 +182,13 @@ def test_a_file_that_another_makes_meanwhile_is_kept(
         monkeypatch.setattr("os.link", refuse)
     source = write_unquantised(tmp_path / "in.gguf", num_layers=1, ffn_width=32)
     request, out = WantedFile(MIXES["Q8_0"]), tmp_path / "out.gguf"
+
+    def come_first(*_: object) -> None:
+        out.write_text("another's")
+
     with open_gguf(source) as file:
         with pytest.raises(FileExistsError) as caught:
-            quantise(file, out, request, lambda *_: out.write_text("another's"))
+            quantise(file, out, request, come_first)
         assert caught.value.filename == str(out)
         assert out.read_text() == "another's"
         quantise(file, tmp_path / ("n" * 255), request)
