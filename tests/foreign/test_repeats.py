@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -135,6 +136,24 @@ def test_a_launch_that_took_long_is_not_made_again(
     run = Running(tmp_path, plus_one)
     run.launch(torch.zeros(4), torch.zeros(4), 4, BLOCK=16)
     assert run.outcomes == ()
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+def test_what_compiled_a_kernel_before_the_launch_is_no_part_of_it(
+    is_blocking: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1" if is_blocking else "0")
+    monkeypatch.setattr(repeats, "MAX_SECONDS", 30.0)
+    clock = time.monotonic
+
+    def compile_first(*args: Any, **options: Any) -> None:
+        monkeypatch.setattr(time, "monotonic", lambda: clock() + 100.0)
+        plus_one(*args, **options)
+
+    run = Running(tmp_path, compile_first)
+    run.launch(torch.zeros(4), torch.zeros(4), 4, BLOCK=16)
+    # Where the launch itself waits for the GPU nobody knows what of it was compiling.
+    assert len(run.outcomes) == (0 if is_blocking else 1)
 
 
 def test_the_recorder_keeps_no_tensor_alive(
