@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from typing import Any
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import h11
 import msgspec
 import pytest
+from starlette.requests import Request
 from test_supervisor import FACTS
 
 from hypocenter.server.api_error import ApiError
@@ -21,6 +26,7 @@ from hypocenter.server.intake.json_bounds import BodyShape, decode_body, fields_
 from hypocenter.server.intake.parser import Parser
 from hypocenter.server.intake.strangers import Strangers, is_host
 from hypocenter.server.reading.readers import SMALL
+from hypocenter.server.routes import raw_body_of
 
 LONG_BODY = json_bounds.SLICE_BYTES + 1
 LOCAL = Strangers(is_local=True)
@@ -398,3 +404,58 @@ def test_an_answer_is_framed_as_h11_frames_it(
     assert sent(own) == sent(h11.Connection(h11.SERVER))
     with pytest.raises(h11.LocalProtocolError):
         own.send(h11.Data(data=b"behind its end"))
+
+
+def test_an_error_keeps_no_part_of_the_body_that_was_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An error has the frame that raised it, and lives until the collector finds it."""
+    parts = [bytes([number]) * 600 for number in range(3)]
+    num_before = [sys.getrefcount(part) for part in parts]
+
+    async def stream() -> AsyncIterator[bytes]:
+        for part in list(parts):
+            yield part
+
+    state = SimpleNamespace(body=Bodies(2000).of("a client"))
+    request = SimpleNamespace(headers={}, stream=stream, state=state)
+    served = SimpleNamespace(max_body_bytes=10_000)
+    monkeypatch.setattr("hypocenter.server.routes.service_of", lambda _: served)
+    with pytest.raises(ApiError) as refused:
+        asyncio.run(raw_body_of(cast(Request, request)))
+    assert refused.value.code == "bodies_full"
+    # The frame has the one that was too much, and none of those before.
+    num_more = sum(sys.getrefcount(part) for part in parts) - sum(num_before)
+    assert num_more <= 1
+
+
+#: Prints how many MiB more the process has once long blocks were freed behind which others stay.
+_FREED = """
+import sys
+from hypocenter.server.operating.heap import return_freed_blocks
+
+def resident():
+    with open("/proc/self/statm") as table:
+        return int(table.read().split()[1]) * 4 >> 10
+
+if sys.argv[1] == "returns":
+    return_freed_blocks()
+del_first = bytes(31 << 20)
+del del_first
+before, held, stay = resident(), [], []
+for number in range(100):
+    held.append(b"x" * (1 << 20))
+    stay.append(b"x" * 2000)
+del held
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_freed_blocks_go_back_to_the_system() -> None:
+    def left(how: str) -> int:
+        told = subprocess.run([sys.executable, "-c", _FREED, how], capture_output=True, check=True)
+        return int(told.stdout)
+
+    assert left("keeps") > 20, "is this still needed?"
+    assert left("returns") < 10

@@ -502,10 +502,12 @@ async def raw_body_of(request: Request) -> bytes:
             request.state.body.take(len(part))
             shape.add(part)
             parts.append(part)
+        request.state.body.settle(shape.memory_bytes(num_bytes))
+        return b"".join(parts)
     except ClientDisconnect as error:
         raise ClientLeft from error
-    request.state.body.settle(shape.memory_bytes(num_bytes))
-    return b"".join(parts)
+    finally:
+        parts.clear()  # an error holds this frame for as long as somebody holds the error
 
 
 class _Named(msgspec.Struct):

@@ -40,6 +40,7 @@ from hypocenter.server.hosting.terms import MAX_MODELS, ModelTerms, require_own_
 from hypocenter.server.intake.bodies import Bodies
 from hypocenter.server.intake.strangers import is_host, is_loopback
 from hypocenter.server.metrics import Metrics
+from hypocenter.server.operating.heap import return_freed_blocks
 from hypocenter.server.operating.listening import (
     BACKLOG,
     Certificate,
@@ -206,6 +207,7 @@ async def _serve(
                 hosting.hosts[0].note_loaded()
             listener.announce(address_of(listening, is_tls=is_tls), supervisor.facts)
             looking = loop.create_task(hosting.run())
+        return_freed_blocks()
         gc.freeze()  # modules stay; looking through them over and over held up everybody
         while not answering.done() and not _is_over(hosting):
             await asyncio.wait({answering}, timeout=_LOOK_SECONDS)
