@@ -100,6 +100,10 @@ _KINDS = {
         "what clients see of a server on a card, beside those of llama-server",
         "benchmarks/vs_server.py",
     ),
+    "paced-*": (
+        "what clients see where prompts wait for others' answers, and where they do not",
+        "benchmarks/vs_server.py",
+    ),
     "start_time*": (
         "a command from its start to its end, beside llama.cpp's", "benchmarks/start_time.py"
     ),
@@ -314,7 +318,7 @@ _OF_SERVER: tuple[Callable[[Mapping[str, Any]], float], ...] = (
 
 
 def _servers(told: Mapping[str, Any]) -> str:
-    """Of each load ours, llama-server's, and ours over that; medians of all turns."""
+    """Of each load ours, the other's, and ours over that; medians of all turns."""
     rows = []
     for number, cell in enumerate(told["cells"]):
         what = f"{cell['prompt_tokens']:,}{', half of them shared' if cell['is_shared'] else ''}"
@@ -330,7 +334,8 @@ def _servers(told: Mapping[str, Any]) -> str:
             shown.append(text)
         rows.append((str(cell["streams"]), what, *shown))
     return _lines(
-        rows, "streams", "prompt, tokens", "tokens per second, ours / llama-server",
+        rows, "streams", "prompt, tokens",
+        f"tokens per second, ours / {told.get('beside', 'llama-server')}",
         "first token, ms, p50", "between pieces, ms, p99",
     )  # fmt: skip
 
@@ -340,6 +345,7 @@ _MAKERS: dict[str, Callable[[Any], str]] = {
     "vs-llama-cpp-tinyllama-*": _cpu,
     "ranks-*": _ranks,
     "vs-server-*": _servers,
+    "paced-*": _servers,
     "attack-*": _attacks,
 }
 
