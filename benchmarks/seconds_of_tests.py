@@ -5,11 +5,9 @@
     .venv/bin/python benchmarks/seconds_of_tests.py --of FOLDER     the fast tier, of a run that was
                                                                     told to leave its diaries there
 
-Such a run is that of CI: PYTHONPATH=benchmarks PYTEST_ADDOPTS="-p seconds_of_tests"
-SECONDS_OF_TESTS_DIARIES=FOLDER .ci/run
+Such a run is that of CI: SECONDS_OF_TESTS_DIARIES=FOLDER .ci/run
 
-Seconds of the processor, children included, and not of the clock, so that other work on the machine
-changes little. Kernels are compiled anew, as in a fresh clone. pytest loads this file as a plugin.
+`tests/support/costs.py` writes the diaries. Kernels are compiled anew, as in a fresh clone.
 """
 
 from __future__ import annotations
@@ -21,10 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Generator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = ROOT / "benchmarks/results/seconds-of-tests.md"
@@ -32,35 +27,7 @@ OUTPUT = ROOT / "benchmarks/results/seconds-of-tests.md"
 SMALL_SECONDS = 2.0
 #: So many of the slowest tests are listed one by one.
 NUM_SLOWEST = 20
-#: Stands in a diary for what a process did before its first test: it read all files.
-_SET_UP = "reading all files, in each process"
 _DIARIES = "SECONDS_OF_TESTS_DIARIES"
-
-
-def _seconds() -> float:
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
-
-
-def _note(what: str, seconds: float) -> None:
-    with (Path(os.environ[_DIARIES]) / str(os.getpid())).open("a") as diary:
-        diary.write(json.dumps([what, seconds]) + "\n")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
-    """Note what reading the files has cost; every process of pytest-xdist reads them all."""
-    _note(_SET_UP, _seconds())
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Note what a test costs, with the fixtures that it is the first or the last to need."""
-    before = _seconds()
-    try:
-        return (yield)
-    finally:
-        _note(item.nodeid, _seconds() - before)
 
 
 def measure(tier: str, folder: Path) -> Path:
@@ -71,10 +38,9 @@ def measure(tier: str, folder: Path) -> Path:
         **os.environ,
         _DIARIES: str(diaries),
         "HYPO_CACHE_DIR": str(folder / "cache"),
-        "PYTHONPATH": str(ROOT / "benchmarks"),
     }
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"]
-    command += ["-p", "seconds_of_tests", f"--tier={tier}", "-o", "norecursedirs=.* peer"]
+    command += [f"--tier={tier}", "-o", "norecursedirs=.* peer"]
     subprocess.run(command, cwd=ROOT, env=environ, check=True)
     return diaries
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from costs import Costs
+from hypothesis.internal.conjecture import providers
 from tiers import TIERS, NoSingleTier, empty_grids, tier_of_case, tier_of_folder
 
 TESTS = Path(__file__).parent
@@ -64,6 +66,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if unknown := _tiers_asked_for(config) - TIERS.keys():
         raise pytest.UsageError(f"no tier {unknown}; known are {', '.join(TIERS)}")
+    is_fast = _tiers_asked_for(config) == {"fast"}
+    config.pluginmanager.register(Costs(is_limited=is_fast))
+    if is_fast:
+        # It parses each loaded source for numbers to try: seven seconds, in each process.
+        vars(providers)["_get_local_constants"] = lambda: providers._local_constants
 
 
 def pytest_collection_finish() -> None:

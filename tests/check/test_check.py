@@ -224,6 +224,7 @@ def test_a_fault_in_an_installed_package_is_reported_there(tmp_path: Path) -> No
     assert (finding.launched_at.file, finding.launched_at.line) == (path, 5)
 
 
+@pytest.mark.tier("whole")
 def test_a_budget_samples_and_says_so(tmp_path: Path) -> None:
     many = (VICTIMS / "missing_mask.py").read_text().replace("n = 1000", "n = 16_000 - 8")
     path = write(tmp_path, many.replace("BLOCK=256", "BLOCK=8"))
@@ -250,7 +251,7 @@ def test_a_sample_of_what_is_healthy_has_no_finding(tmp_path: Path) -> None:
     ],
     ids=["raises", "exits", "killed", "launches nothing"],
 )
-@pytest.mark.tier("sim", fast=lambda case: "kill" in case.text or case.text == "x = 1")
+@pytest.mark.tier("whole")
 def test_a_file_that_fails_is_an_error(
     tmp_path: Path, text: str, code: int, parts: list[str]
 ) -> None:
@@ -262,6 +263,7 @@ def test_a_file_that_fails_is_an_error(
         assert part in last, done.stderr
 
 
+@pytest.mark.tier("whole")
 def test_a_traceback_begins_with_the_file_and_nothing_is_called_clean(tmp_path: Path) -> None:
     text = "try:\n    int('x')\nexcept ValueError as error:\n    raise KeyError('y') from error\n"
     done = hypo_in_process("check", write(tmp_path, text))
@@ -273,6 +275,7 @@ def test_a_traceback_begins_with_the_file_and_nothing_is_called_clean(tmp_path: 
     assert done.stdout == "nothing was checked: the file ended before its first launch\n"
 
 
+@pytest.mark.tier("whole")
 def test_a_kernel_that_was_not_launched_is_refused() -> None:
     done = hypo_in_process("check", f"{VICTIMS / 'missing_mask.py'}:ad")
     assert done.returncode == 2

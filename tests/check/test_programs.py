@@ -28,6 +28,7 @@ def check(*arguments: str) -> tuple[CheckReport, subprocess.CompletedProcess[str
     return msgspec.json.decode(done.stdout, type=CheckReport), done
 
 
+@pytest.mark.tier("whole")
 def test_a_program_finds_what_it_takes_of_a_gpu_by_name(tmp_path: Path) -> None:
     out = tmp_path / "facts.json"
     path = str(PROGRAMS / "takes_by_name.py")

@@ -737,6 +737,7 @@ def test_what_is_kept_of_a_conversation_leaves_room() -> None:
     assert kept(9, 1, 35, system=10) == [10, 35]
 
 
+@pytest.mark.tier("whole")
 def test_ctrl_c_at_the_question_clears_the_line_and_stays(chat_model: Path) -> None:
     with on_terminal(["run", str(chat_model), "-n", "2", "-t", "1"]) as terminal:
         at = terminal.wait_for("> ")
@@ -766,6 +767,7 @@ def test_a_question_is_answered_by_the_chat_template(chat_model: Path) -> None:
         assert_one_line(done.stderr, "is for a chat", "give one")
 
 
+@pytest.mark.tier("whole")
 def test_commands_of_a_chat_are_not_asked(chat_model: Path) -> None:
     with on_terminal(["run", str(chat_model), "-n", "2", "-t", "1"]) as terminal:
         at = terminal.wait_for("> ")

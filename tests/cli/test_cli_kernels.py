@@ -213,6 +213,7 @@ def test_a_file_that_fails_shows_what_it_launched_before(
     ("1 / 0", 1, "empty.py ended before its first launch: ZeroDivisionError: division by zero"),
     (None, 2, "empty.py: no such file"),
 ])  # fmt: skip
+@pytest.mark.tier("whole", fast=lambda case: case.text is None)
 def test_a_file_without_launches_is_an_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str | None, code: int, message: str
 ) -> None:

@@ -68,6 +68,7 @@ def test_a_name_gives_the_answer_that_the_file_gives(hub: Hub, home: Path) -> No
     assert in_python.stdout.strip() in expected.stdout, in_python.stderr
 
 
+@pytest.mark.tier("whole")
 def test_models_are_pulled_listed_and_removed(hub: Hub, home: Path) -> None:
     pulled = hypo(hub, home, "pull", f"{NAME}:f16")
     assert pulled.returncode == 0, pulled.stderr

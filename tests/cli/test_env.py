@@ -143,6 +143,7 @@ def test_a_machine_that_says_nothing_is_no_error(tmp_path: Path) -> None:
     assert report["devices"]["gpu_vendors"] == []
 
 
+@pytest.mark.tier("whole")
 def test_a_cache_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("in the way")

@@ -6,6 +6,7 @@ import inspect
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from hypocenter.base.errors import UsageError
 from hypocenter.cli.answer import _speed
 from hypocenter.cli.app import app, own_verbs
 from hypocenter.cli.usage import VERBS
+from hypocenter.cli.verbs import env
 
 #: Hides packages from a command, as an installation without them would.
 WITHOUT = """
@@ -292,6 +294,8 @@ def test_a_model_that_cannot_chat_is_refused_before_it_is_loaded(tmp_path: Path)
 def test_the_environment_shows_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HYPO_API_KEY", "HYPO_ADMIN_KEY"):
         monkeypatch.setenv(name, "sesame")
+    # Torch is asked by a process of its own, which takes seconds.
+    monkeypatch.setattr(env, "_ask_torch", cache(env._ask_torch))
     for words in (["env"], ["env", "--json"]):
         said = hypo_in_process(*words).stdout
         assert "sesame" not in said

@@ -66,6 +66,7 @@ def test_a_command_has_a_page_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "--export" not in text
 
 
+@pytest.mark.tier("whole")
 def test_the_last_run_has_a_page_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     monkeypatch.setenv("HYPO_RUN_DIR", str(tmp_path / "runs"))

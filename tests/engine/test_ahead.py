@@ -323,7 +323,7 @@ def test_answers_and_record_are_those_of_steps_one_by_one(
 
 
 @pytest.mark.parametrize("biases", [{}, {3: 2.0, 6: 100.0}])
-@pytest.mark.tier("sim", fast=lambda case: not case.biases)
+@pytest.mark.tier("sim")
 def test_masks_and_biases_of_a_step_are_its_own_when_it_is_launched_ahead(
     runs: None, tmp_path: Path, biases: dict[int, float]
 ) -> None:
@@ -387,6 +387,7 @@ def test_a_step_that_is_thrown_away_is_watched_too(
     assert opened.header[ring.CELL_STEP_STARTED] == 0
 
 
+@pytest.mark.tier("sim")
 def test_what_nobody_has_seen_is_not_taken_for_what_was_there_before(
     runs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,6 +411,7 @@ def test_what_nobody_has_seen_is_not_taken_for_what_was_there_before(
     assert any("a run did not live to learn it" in gap.reason for gap in found.unseen)
 
 
+@pytest.mark.tier("sim")
 def test_steps_that_were_thrown_away_are_no_difference(runs: None, tmp_path: Path) -> None:
     params = SamplingParams(max_tokens=9, ignore_eos=True, stop=("g",))
     outputs, run = recorded(tiny(tmp_path), params, True, one_by_one=True)
@@ -435,6 +437,7 @@ def test_what_the_host_has_not_waited_for_may_be_at_fault(
     assert {place.step for place in index.under_way} == set(steps[-2:])
 
 
+@pytest.mark.tier("sim")
 def test_what_was_learned_is_put_on_no_other_step(
     runs: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

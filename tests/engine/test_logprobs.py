@@ -252,7 +252,7 @@ def test_special_tokens_and_rows_beyond_the_vocabulary_show_nothing(llm: LLM) ->
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
-@pytest.mark.tier("sim", fast=lambda case: case.runs_ahead)
+@pytest.mark.tier("sim")
 def test_on_a_gpu_rows_of_those_who_ask_reach_the_host(tmp_path: Path, runs_ahead: bool) -> None:
     each = np.eye(7, WIDTH, dtype=np.float32)
     tensors = {"token_embd.weight": 50 * each, "output.weight": 3 * np.roll(each, 1, axis=0)}

@@ -61,7 +61,7 @@ def processes_of(llm: LLM) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.tier("sim", fast=lambda case: case.name == "gpt-oss")
+@pytest.mark.tier("sim")
 def test_two_parts_give_the_logits_of_the_whole(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +181,7 @@ def test_tokens_are_drawn_by_the_first_rank_and_known_to_all(
 
 
 @pytest.mark.parametrize("mode", ["checked", "guarded", "traced"])
-@pytest.mark.tier("sim", fast=lambda case: case.mode == "checked")
+@pytest.mark.tier("sim")
 def test_parts_run_in_other_modes_with_the_same_tokens(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +213,7 @@ def test_a_rank_that_dies_takes_the_step_down_by_name(
         assert "and a step needs all ranks (all_reduce)" in str(lost.value)
 
 
+@pytest.mark.tier("whole")
 def test_the_others_end_with_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And well: the next command is not told that a run died."""
     monkeypatch.setenv("HYPO_RUN_DIR", str(tmp_path / "runs"))
@@ -298,6 +299,7 @@ def test_a_cpu_is_refused() -> None:
         EngineConfig(device="cpu", tensor_parallel=2)
 
 
+@pytest.mark.tier("whole")
 def test_a_rank_that_cannot_begin_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its GPU is not there, as where two are asked for and one is."""
     model = small("llama", tmp_path, monkeypatch)

@@ -94,6 +94,7 @@ def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
 @pytest.mark.parametrize(
     "name", ["qwen35", "lfm2-tied", "lfm2moe", "granitehybrid", "falcon-h1-normed"]
 )
+@pytest.mark.tier("sim", fast=lambda case: case.name in ("qwen35", "falcon-h1-normed"))
 def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Each family is compared in the tier sim; here chunks end where blocks of states do not."""
     model = make_family(name, tmp_path)
@@ -239,7 +240,7 @@ def one_of_each(monkeypatch: pytest.MonkeyPatch, folder: Path) -> FamilyModel:
 @pytest.mark.parametrize(
     "name", ["qwen35", "lfm2-tied", "granitehybrid-moe", "falcon-h1-normed", "mamba2"]
 )
-@pytest.mark.tier("sim", fast=lambda case: case.name == "falcon-h1-normed")
+@pytest.mark.tier("sim")
 def test_a_gpu_gives_the_same_logits(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,6 +304,7 @@ def test_inspect_tells_of_states(model: FamilyModel, runner: Runner) -> None:
         *("granitehybrid", "granitehybrid-moe", "falcon-h1", "falcon-h1-normed", "mamba2"),
     ],
 )
+@pytest.mark.tier("sim", fast=lambda case: case.name in ("qwen35", "lfm2moe", "mamba2"))
 def test_needed_bytes_are_those_that_are_allocated(name: str, tmp_path: Path) -> None:
     path = make_family(name, tmp_path).path
     config = EngineConfig(

@@ -91,6 +91,7 @@ def test_a_healthy_script_ends_as_ever(
     assert [path.name for path in tmp_path.iterdir()] == ["own"]
 
 
+@pytest.mark.tier("whole")
 def test_what_the_interpreter_cannot_do_is_told_at_the_line_of_the_kernel(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +168,7 @@ def test_what_was_cleared_before_it_is_read_is_no_finding(
     assert json.loads(out)["roots"] == []
 
 
+@pytest.mark.tier("whole")
 def test_an_offset_beyond_32_bits_crashes_and_is_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +184,7 @@ def test_an_offset_beyond_32_bits_crashes_and_is_named(
     assert "launch 1 (first_of_row at" in found["surfaced"]
 
 
+@pytest.mark.tier("whole")
 def test_a_wrong_index_in_a_tuned_kernel_is_named_with_its_entry(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,7 +224,7 @@ REFUSED: list[tuple[str, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("case", "cause", "kernel", "words"), REFUSED)
-@pytest.mark.tier("sim", fast=lambda case: case.case in ("resources", "compile"))
+@pytest.mark.tier("whole")
 def test_what_triton_refuses_is_named_with_kernel_and_line(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
@@ -261,6 +264,7 @@ spin[(1,)](torch.zeros(4, dtype=torch.int32), 4)
 """
 
 
+@pytest.mark.tier("whole")
 def test_an_endless_launch_is_past_its_deadline(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

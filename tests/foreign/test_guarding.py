@@ -128,6 +128,7 @@ def test_a_twin_that_is_right_raises_no_alarm(
     assert plain.stdout in err, "it computes what it computes without a guard"
 
 
+@pytest.mark.tier("whole")
 def test_a_silent_store_no_longer_reaches_its_neighbour(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

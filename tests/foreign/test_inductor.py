@@ -75,7 +75,7 @@ print(json.dumps([launched, type(tuner.compile_results[0]).__name__]))
 
 
 @pytest.mark.parametrize("way", ["static", "plain"])
-@pytest.mark.tier("sim", fast=lambda case: case.way == "static")
+@pytest.mark.tier("whole")
 def test_each_launch_is_recorded_with_grid_arguments_and_configuration(
     tmp_path: Path, way: str
 ) -> None:

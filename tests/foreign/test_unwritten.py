@@ -63,6 +63,7 @@ def test_an_output_that_torch_reads_unwritten_is_proven(
     assert "no such finding" in root["proof"]["green"]
 
 
+@pytest.mark.tier("whole")
 def test_the_command_to_attach_gives_the_result_that_was_shown(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -344,6 +345,7 @@ def test_a_program_is_compiled_as_it_is_without(seen: SeenReads) -> None:
     assert len(graphs) == 1
 
 
+@pytest.mark.tier("whole")
 def test_the_compiler_is_loaded_and_used_as_without(tmp_path: Path) -> None:
     """To load it takes longer than all else that a small program does."""
     environment = environment_of(tmp_path, suspect=True, is_own=False)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from parsed import tree_of
+from parsed import nodes_of, tree_of
 
 PACKAGE = "hypocenter"
 
@@ -132,6 +133,10 @@ def room_of(name: str) -> str:
     return "package" if first in ("__init__", "") else first
 
 
+#: What `imported_modules` finds something in.
+IMPORTING = (ast.Import, ast.ImportFrom, ast.Call)
+
+
 def imported_modules(root: Path, name: str, node: ast.AST) -> Iterator[str]:
     """Dotted absolute names that an import statement of file `name` loads; empty for other nodes.
 
@@ -161,10 +166,11 @@ def _imports(root: Path, name: str, tree: ast.Module) -> Iterator[tuple[int, str
         yield 1, f"lies in no room of the house; known are {', '.join(ROOMS)}"
         return
     allowed = MAY_IMPORT[room] | {room}
-    nodes = _eager_nodes(tree) if name == "__init__.py" else ast.walk(tree)
+    is_eager = name == "__init__.py"
+    nodes: Iterator[Any] = _eager_nodes(tree) if is_eager else nodes_of(tree, *IMPORTING)
     for node in nodes:
         for module in imported_modules(root, name, node):
-            line: int = node.lineno  # type: ignore[attr-defined]
+            line: int = node.lineno
             if module.split(".")[0] == PACKAGE:
                 target = room_of("/".join(module.split(".")[1:]))
                 if target not in allowed:
@@ -206,20 +212,18 @@ def _doors(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
     copies = name.startswith(COPY_WATCHED)
     free = {
         id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and f"{name}:{node.name}" in COPY_ALLOWED
+        for node in nodes_of(tree, ast.FunctionDef)
+        if f"{name}:{node.name}" in COPY_ALLOWED
         for inner in ast.walk(node)
     }
     # Inside a GPU kernel a call of another one is device code, which Triton inlines.
     on_device = {
         id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and name.endswith("_gpu.py") and node.name in kernels
+        for node in nodes_of(tree, ast.FunctionDef)
+        if name.endswith("_gpu.py") and node.name in kernels
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
+    for node in nodes_of(tree, ast.Call):
         if launches and isinstance(node.func, ast.Subscript) and not _in(node.func, tables):
             yield node.lineno, f"launches {ast.unparse(node.func)}; that is device/launch.py's work"
         if launches and id(node) not in on_device and _is_kernel_call(node, kernels):
@@ -234,13 +238,13 @@ def _doors(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
 def _kernel_names(tree: ast.Module) -> frozenset[str]:
     """Names that hold a kernel: decorated as one here, or imported from a file of CPU kernels."""
     names = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree, ast.FunctionDef, ast.ImportFrom):
         if isinstance(node, ast.FunctionDef):
             marks = [m.func if isinstance(m, ast.Call) else m for m in node.decorator_list]
             words = {word for mark in marks for word in ast.unparse(mark).split(".")}
             if words & {"cpu_kernel", "allocating_kernel", "gpu_kernel", "jit"}:
                 names.add(node.name)
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").endswith("_cpu"):
+        elif (node.module or "").endswith("_cpu"):
             names |= {a.asname or a.name for a in node.names if a.name.strip("_").endswith("_cpu")}
     return frozenset(names)
 

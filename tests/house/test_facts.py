@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from parsed import tree_of
+from parsed import nodes_of, tree_of
 from repository import ROOT
 
 PACKAGE_DIR = ROOT / "src" / "hypocenter"
@@ -52,17 +52,17 @@ def readings(root: Path) -> Iterator[str]:
         tree = tree_of(path.read_text())
         excepted = {
             id(node)
-            for function in ast.walk(tree)
-            if isinstance(function, ast.FunctionDef) and f"{name}:{function.name}" in READERS
+            for function in nodes_of(tree, ast.FunctionDef)
+            if f"{name}:{function.name}" in READERS
             for node in ast.walk(function)
         }
-        for node in ast.walk(tree):
+        for node in nodes_of(tree, ast.Compare, ast.Call):
             if name in READERS or id(node) in excepted:
                 continue
             if isinstance(node, ast.Compare):
                 looks = any(isinstance(op, ast.In | ast.NotIn) for op in node.ops)
                 is_read = looks and any(is_sentence(one) for one in node.comparators)
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            elif isinstance(node.func, ast.Attribute):
                 of_re = isinstance(node.func.value, ast.Name) and node.func.value.id == "re"
                 by_pattern = of_re or node.func.attr in ("search", "match", "fullmatch", "finditer")
                 # Without a separator `split` evens out white space, and reads nothing.

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from parsed import tree_of
+from parsed import nodes_of, tree_of
 from repository import ROOT
 
 PACKAGE_DIR = ROOT / "src" / "hypocenter"
@@ -71,9 +71,7 @@ def trees(root: Path) -> list[tuple[str, ast.Module]]:
 def bare_functions(root: Path) -> Iterator[str]:
     """`file:function` of every function with a bare name; properties are no functions."""
     for name, tree in trees(root):
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
+        for node in nodes_of(tree, ast.FunctionDef, ast.AsyncFunctionDef):
             decorators = {ast.unparse(one).split(".")[-1] for one in node.decorator_list}
             if is_bare(node.name) and not decorators & {"property", "cached_property"}:
                 yield f"{name}:{node.name}"
@@ -103,9 +101,8 @@ def homes(root: Path) -> dict[str, list[str]]:
 def re_exports(root: Path) -> Iterator[str]:
     """`file:name` of imports that offer a name again; those without `as` mypy --strict refuses."""
     for name, tree in trees(root):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                yield from (f"{name}:{one.name}" for one in node.names if one.asname == one.name)
+        for node in nodes_of(tree, ast.Import, ast.ImportFrom):
+            yield from (f"{name}:{one.name}" for one in node.names if one.asname == one.name)
 
 
 def bad_names(root: Path) -> Iterator[str]:
@@ -113,18 +110,16 @@ def bad_names(root: Path) -> Iterator[str]:
     for name, tree in trees(root):
         if Path(name).stem in EMPTY_STEMS:
             yield name
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef) and (
-                node.name.endswith(("Manager", "Helper")) or node.name.startswith("Base")
-            ):
+        for node in nodes_of(tree, ast.ClassDef):
+            if node.name.endswith(("Manager", "Helper")) or node.name.startswith("Base"):
                 yield f"{name}:{node.name}"
 
 
 def nameless_items(root: Path) -> Iterator[str]:
     """`file:line` of every loop or comprehension whose item is only called `one`."""
     for name, tree in trees(root):
-        for node in ast.walk(tree):
-            target = node.target if isinstance(node, ast.For | ast.comprehension) else None
+        for node in nodes_of(tree, ast.For, ast.comprehension):
+            target = node.target
             if isinstance(target, ast.Name) and target.id == "one":
                 yield f"{name}:{target.lineno}"
 
@@ -132,17 +127,18 @@ def nameless_items(root: Path) -> Iterator[str]:
 def subjectless(root: Path) -> Iterator[str]:
     """`file:name` of each docstring that begins with no subject."""
     for name, tree in trees(root):
-        for node in ast.walk(tree):
-            if isinstance(
-                node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-            ) and NO_SUBJECT.match(ast.get_docstring(node) or ""):
+        for node in nodes_of(tree, ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef):
+            if NO_SUBJECT.match(ast.get_docstring(node) or ""):
                 yield f"{name}:{getattr(node, 'name', '')}"
 
 
 def private_names(root: Path) -> Iterator[str]:
     """`file:line` of each name that is given one of the words that say nothing."""
     for name, tree in trees(root):
-        for node in ast.walk(tree):
+        for node in nodes_of(
+            tree, ast.Name, ast.Attribute, ast.arg,
+            ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef,
+        ):  # fmt: skip
             given = ""
             if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
                 given = node.id if isinstance(node, ast.Name) else node.attr

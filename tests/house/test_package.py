@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from layering import imported_modules
-from parsed import tree_of
+from layering import IMPORTING, imported_modules
+from parsed import nodes_of, tree_of
 from repository import ROOT
 
 from hypocenter.base import package
@@ -210,7 +210,7 @@ def test_the_closure_is_what_the_imports_say() -> None:
         tree = tree_of(path.read_text())
         named = {
             module
-            for node in ast.walk(tree)
+            for node in nodes_of(tree, *IMPORTING)
             for module in imported_modules(package.FOLDER, name, node)
             if module.startswith("hypocenter.") and module not in code_cache._NOT_IN_KERNELS
         }
@@ -225,7 +225,7 @@ def test_what_is_left_out_of_the_closure_holds_nothing_that_kernels_take() -> No
     for path in package.module_files("."):
         text = path.read_text()
         if path.stem.endswith("_cpu") or "import cpu_kernel" in text or "import inline" in text:
-            for node in ast.walk(tree_of(text)):
-                if isinstance(node, ast.ImportFrom) and node.module in code_cache._NOT_IN_KERNELS:
+            for node in nodes_of(tree_of(text), ast.ImportFrom):
+                if node.module in code_cache._NOT_IN_KERNELS:
                     taken[path.stem] = [alias.name for alias in node.names]
     assert taken == {}

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from layering import PACKAGE, imported_modules
-from parsed import tree_of
+from layering import IMPORTING, PACKAGE, imported_modules
+from parsed import nodes_of, tree_of
 from repository import PACKAGE_DIR
 
 #: Of a function: a signature of 26 arguments is no complexity, so lines are not counted.
@@ -79,12 +79,11 @@ def oversized(root: Path) -> Iterator[tuple[str, str]]:
     """(`file:function`, what is beyond the limits)."""
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root).as_posix()
-        for node in ast.walk(tree_of(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                if (number := num_statements(node)) > MAX_STATEMENTS:
-                    yield f"{name}:{node.name}", f"{number} statements"
-                if (depth := nesting(node)) > MAX_NESTING:
-                    yield f"{name}:{node.name}", f"{depth} blocks deep"
+        for node in nodes_of(tree_of(path.read_text()), ast.FunctionDef, ast.AsyncFunctionDef):
+            if (number := num_statements(node)) > MAX_STATEMENTS:
+                yield f"{name}:{node.name}", f"{number} statements"
+            if (depth := nesting(node)) > MAX_NESTING:
+                yield f"{name}:{node.name}", f"{depth} blocks deep"
 
 
 def lines_of_rooms(root: Path) -> dict[str, int]:
@@ -124,8 +123,8 @@ def skips(root: Path) -> Iterator[tuple[str, bool]]:
             )
             if is_table:
                 allowed |= set(range(statement.lineno, (statement.end_lineno or 0) + 1))
-        for node in ast.walk(tree):
-            if is_kernel and isinstance(node, ast.FunctionDef):
+        for node in nodes_of(tree, ast.FunctionDef):
+            if is_kernel:
                 allowed |= set(range(node.lineno, node.body[0].lineno))
         for number, line in enumerate(text.splitlines(), 1):
             if "# fmt: skip" in line:
@@ -182,7 +181,7 @@ def import_cycle(root: Path) -> list[str]:
         graph[module] = set()
         if module == PACKAGE:
             continue  # it loads each name when it is first used
-        for node in ast.walk(tree_of(path.read_text())):
+        for node in nodes_of(tree_of(path.read_text()), *IMPORTING):
             graph[module] |= set(imported_modules(root, name, node)) - {module, PACKAGE}
     try:
         graphlib.TopologicalSorter(graph).prepare()
@@ -263,12 +262,11 @@ def wide_functions(root: Path) -> Iterator[tuple[str, int]]:
         name = path.relative_to(root).as_posix()
         if name.startswith(("kernels/", "device/cpu/")) or path.stem.endswith(("_gpu", "_cpu")):
             continue
-        for node in ast.walk(tree_of(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                number = len(given) - (given[:1] != [] and given[0].arg in ("self", "cls"))
-                if number > MAX_PARAMETERS:
-                    yield f"{name}:{node.name}", number
+        for node in nodes_of(tree_of(path.read_text()), ast.FunctionDef, ast.AsyncFunctionDef):
+            given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            number = len(given) - (given[:1] != [] and given[0].arg in ("self", "cls"))
+            if number > MAX_PARAMETERS:
+                yield f"{name}:{node.name}", number
 
 
 def test_what_has_many_parameters_has_an_object_for_them() -> None:

@@ -259,7 +259,7 @@ def test_gate_and_up_of_experts_may_lie_side_by_side(
 
 
 @pytest.mark.parametrize("num_tokens", [1, 6])
-@pytest.mark.tier("sim", fast=lambda case: case.num_tokens == 1)  # families have rows together
+@pytest.mark.tier("sim")
 def test_a_gpu_gives_the_same_logits(num_tokens: int, tmp_path: Path) -> None:
     path = write_experts(tmp_path / "experts.gguf", DType.F32, num_layers=1)
     ids = [5, 77, 300, 12, 8, 400][:num_tokens]

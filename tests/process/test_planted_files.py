@@ -31,7 +31,7 @@ _EXAMPLE = str(ROOT / "examples" / "missing_mask.py")
     ],
     ids=" ".join,
 )
-@pytest.mark.tier("sim", fast=lambda case: case.command[0] in ("doctor", "check"))
+@pytest.mark.tier("sim", fast=lambda case: case.command[0] == "doctor")
 def test_no_file_of_the_current_folder_runs(tmp_path: Path, command: list[str]) -> None:
     ran = tmp_path / "ran"
     folder = tmp_path / "downloaded"

@@ -329,8 +329,11 @@ def test_a_search_for_headroom_that_had_no_end_says_so(monkeypatch: pytest.Monke
     assert text == "scaled_rows: not searched to the end along x: after 0 s"
 
 
-def test_an_overflow_is_told_along_the_axes_that_the_grid_has() -> None:
+def test_an_overflow_is_told_along_the_axes_that_the_grid_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """No probe along x ends here, and along y the one program there is none to begin with."""
+    monkeypatch.setattr("hypocenter.replay.headroom._SPARE_STEPS", 5_000)  # they take seconds
     tensor = VirtualTensor("int8", (3 << 30,), (1,))
     report = check(kernels.counted_rows, 3, x_ptr=tensor, stride=1 << 30)
     finding = only(report)

@@ -298,6 +298,7 @@ def test_figures_can_be_read_one_by_one(watched: Watched) -> None:
             assert "model_name=" in line
 
 
+@pytest.mark.tier("whole")
 def test_a_report_is_told_of_while_it_is_written(watched: Watched) -> None:
     watched.served.kill_worker(signal.SIGSEGV)
     watched.served.wait_ready()
@@ -328,6 +329,7 @@ def test_a_report_is_told_of_while_it_is_written(watched: Watched) -> None:
     assert [(one["bundle"], one["report"]) for one in faults()] == [(str(bundle), None)]
 
 
+@pytest.mark.tier("whole")
 def test_what_a_killed_server_leaves_goes_with_the_next_start(watched: Watched) -> None:
     """The last one of this server."""
     below = _below(watched.served.process.pid)
@@ -463,6 +465,7 @@ def test_a_hang_up_renews_the_certificate(private: Private) -> None:
         private.get("/health", trusted="one")
 
 
+@pytest.mark.tier("whole")
 def test_bench_serve_reaches_a_socket(private: Private, tmp_path: Path) -> None:
     done = subprocess.run(
         [*HYPO, "bench-serve", "--url", "https://localhost", "--uds", str(private.socket),
@@ -477,6 +480,7 @@ def test_bench_serve_reaches_a_socket(private: Private, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.tier("whole")
 def test_a_server_whose_terminal_is_closed_drains(private: Private) -> None:
     """The last one of this server. A client that is being answered gets all of it."""
     trusted = (
@@ -538,7 +542,7 @@ def _refusal(*words: str, folder: Path | None = None, **environ: str) -> tuple[i
     ],
     ids=["template", "cache", "context", "memory"],
 )
-@pytest.mark.tier("sim", fast=lambda case: "10" in case.words)
+@pytest.mark.tier("whole")
 def test_what_every_client_would_meet_is_refused_at_the_start(
     words: list[str], said: str, tmp_path: Path
 ) -> None:
@@ -594,6 +598,7 @@ def test_a_folder_for_runs_that_others_may_write_to_is_refused(tmp_path: Path) -
     assert line.startswith(f"hypo: {tmp_path} is not this user's alone, but what runs record")
 
 
+@pytest.mark.tier("whole")
 def test_a_full_log_disk_ends_nothing(tmp_path: Path) -> None:
     """Nor does a reader that reads no more; both are counted."""
     with open("/dev/full", "wb") as full:

@@ -378,7 +378,7 @@ def test_a_worker_that_dies_is_a_pause(served: Served) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-@pytest.mark.tier("sim", fast=lambda case: case.number == signal.SIGSEGV)
+@pytest.mark.tier("whole")
 def test_the_next_worker_reads_what_the_one_before_computed(served: Served, number: int) -> None:
     """In the blocks of its cache; `cached_tokens` then counts them like its own."""
     prompt = f"import os\nimport sys  # {number}\n" * 8
@@ -391,6 +391,7 @@ def test_the_next_worker_reads_what_the_one_before_computed(served: Served, numb
     assert second["choices"][0]["text"] == first["choices"][0]["text"]
 
 
+@pytest.mark.tier("whole")
 def test_a_worker_that_stands_still_is_replaced(tmp_path: Path) -> None:
     """Within a step or between two: nobody waits for it longer than its deadline."""
     with serving(tmp_path, "--deadline", "1", "--bundles", "") as served:
@@ -409,6 +410,7 @@ def test_a_worker_that_stands_still_is_replaced(tmp_path: Path) -> None:
         assert re.search(r"^hypocenter:faults_total\{.*\} 1\.0$", figures, re.MULTILINE), figures
 
 
+@pytest.mark.tier("whole")
 def test_what_a_fault_left_is_a_bundle_with_its_report(served: Served, tmp_path: Path) -> None:
     before = served.get("/debug/faults", headers={"Authorization": "Bearer boss"}).json["faults"]
     served.kill_worker(signal.SIGABRT)
@@ -437,6 +439,7 @@ def test_the_process_that_clients_talk_to_loads_no_engine(served: Served) -> Non
     subprocess.run([sys.executable, "-P", "-c", code], check=True)
 
 
+@pytest.mark.tier("whole")
 def test_keys_let_in(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("one\n\ntwo\n")
     words = ("--api-key", "three", "--api-key-file", "keys")
@@ -457,6 +460,7 @@ def test_keys_let_in(tmp_path: Path) -> None:
         assert served.get("/debug/requests", headers={"x-api-key": "one"}).status == 403
 
 
+@pytest.mark.tier("whole")
 def test_ports_models_and_packages_that_are_not_there(served: Served, tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "hypocenter", "serve"]
 
@@ -495,6 +499,7 @@ def test_sigterm_lets_open_answers_end(tmp_path: Path) -> None:
     assert not any("SIGKILL" in line for line in served.stderr)  # its worker ends by itself
 
 
+@pytest.mark.tier("whole")
 def test_a_second_sigterm_does_not(tmp_path: Path) -> None:
     many = {**LONG, "n": 24}
     with serving(tmp_path, "-np", "4") as served, served.stream("/v1/completions", many) as stream:
@@ -550,6 +555,7 @@ def test_fields_of_single_tokens_do_what_they_do_in_python(
         assert (expected.token_ids == free.token_ids) == (not params)
 
 
+@pytest.mark.tier("whole")
 def test_fields_of_single_tokens_outlive_their_worker(served: Served) -> None:
     # What ends an answer is likely from the first token on; but only `min_tokens` later it may.
     body = {
@@ -621,6 +627,7 @@ def test_a_form_that_cannot_be_is_refused(served: Served, more: Any, param: str)
     assert (reply.status, reply.json["error"]["param"]) == (400, param), reply.body
 
 
+@pytest.mark.tier("whole")
 def test_a_form_outlives_its_worker(served: Served) -> None:
     schema = {"type": "array", "items": SCHEMA, "minItems": 8, "maxItems": 8}
     body = {

@@ -319,6 +319,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield one
 
 
+@pytest.mark.tier("whole")
 def test_a_server_tells_thoughts_apart(served: Served) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "grammar": GRAMMAR}
     whole = served.post("/v1/chat/completions", body).json["choices"][0]
@@ -334,6 +335,7 @@ def test_a_server_tells_thoughts_apart(served: Served) -> None:
     assert raw["text"] == ANSWER, "a completion is the text as it stands"
 
 
+@pytest.mark.tier("whole")
 def test_a_stream_ends_as_the_whole_answer_does(served: Served) -> None:
     """Also where the last piece may be the beginning of a mark."""
     body = {
@@ -346,6 +348,7 @@ def test_a_stream_ends_as_the_whole_answer_does(served: Served) -> None:
     assert "".join(delta.get("content") or "" for delta in deltas) == whole["content"] == "if a <|"
 
 
+@pytest.mark.tier("whole")
 def test_hypo_run_puts_the_answer_alone_on_stdout(tmp_path: Path) -> None:
     (tmp_path / "answer.gbnf").write_text(GRAMMAR)
     grammar = str(tmp_path / "answer.gbnf")

@@ -368,6 +368,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield one
 
 
+@pytest.mark.tier("whole")
 def test_a_server_tells_calls_in_tags(served: Served) -> None:
     body = {"messages": HELLO, "tools": [FIND], "grammar": grammar(TAGGED), "max_tokens": 200}
     [choice] = served.post("/v1/chat/completions", body).json["choices"]
@@ -390,6 +391,7 @@ def test_a_server_tells_calls_in_tags(served: Served) -> None:
     assert "tool_calls" not in off[0]["message"]
 
 
+@pytest.mark.tier("whole")
 def test_what_cannot_be_asked_of_tools_is_refused_by_name(served: Served) -> None:
     path = "/v1/chat/completions"
     body = {"messages": HELLO, "max_tokens": 4}

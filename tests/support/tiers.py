@@ -31,6 +31,7 @@ TIERS = {
         "every room on the CPU and on simulated GPUs, the smallest shapes of each layout",
     ),
     "sim": Tier("test-sim", (), "the grids in full, and what compiles all kernels anew"),
+    "whole": Tier("test-whole", (), "commands, servers and programs as processes of their own"),
     "targets": Tier("test-targets", ("targets",), "every GPU kernel for every target, guarded too"),
     "amd": Tier("test-amd", (), "AMD's machine code, executed by the emulator, in full"),
     "paths": Tier("test-paths", ("paths",), "the other paths of CPU instructions"),

@@ -30,6 +30,8 @@ from hypocenter.replay.waiting import Polls
 MAX_PROGRAMS = (2**31 - 1, 65535, 65535)
 
 _STEPS_PER_STEP = 20
+#: And so many more: of a short program twenty times as many are few.
+_SPARE_STEPS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def thresholds(
     """
     deadline = time.thread_time() + seconds
     memory = _Probe(arguments)
-    limit = _STEPS_PER_STEP * num_steps + 100_000
+    limit = _STEPS_PER_STEP * num_steps + _SPARE_STEPS
     last_step = 0
 
     def on_step() -> None:

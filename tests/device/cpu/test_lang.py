@@ -109,6 +109,7 @@ print(sum(twice.stats.cache_hits.values()))
 """
 
 
+@pytest.mark.tier("whole")
 def test_two_processes_that_save_at_once_lose_and_mistake_nothing(tmp_path: Path) -> None:
     (tmp_path / "twice.py").write_text("def twice(x):\n    return x + x\n")
     environ = {
@@ -247,6 +248,7 @@ def test_a_thread_may_ask_for_another_number_of_threads_each_time() -> None:
         lang.set_num_threads(before)
 
 
+@pytest.mark.tier("whole")
 def test_a_plain_machine_gives_the_same_numbers(tmp_path: Path) -> None:
     """No vector extension at all: slower, rounded twice where others round once, never wrong."""
     plain = _run(PACKAGE_DIR.parent, tmp_path, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="")

@@ -354,7 +354,7 @@ def test_a_generation_equals_the_cpus_and_copies_once_per_step(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 2.0])
-@pytest.mark.tier("sim", fast=lambda case: not case.temperature)
+@pytest.mark.tier("sim")
 def test_a_held_request_beside_a_free_one_goes_as_on_the_cpu(
     temperature: float, tmp_path: Path, host_copies: list[int]
 ) -> None:
@@ -412,6 +412,7 @@ def test_on_a_gpu_masks_leave_the_tokens_that_the_reference_chooses() -> None:
     _masks_from_step_to_step(devices.open_device(cast(str, _vendor())))
 
 
+@pytest.mark.tier("sim")
 def test_the_first_step_of_a_long_prompt_has_nothing_to_choose_from() -> None:
     """What stands in the place of its logits must not say how large the vocabulary is."""
     devices.use_backend(open_sim(SIM))
