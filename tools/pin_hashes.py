@@ -44,7 +44,8 @@ BY_SCRIPTS = {
     "peers": ("scikit_build_core", "cmake", "ninja"),  # scripts/test-peers
     "clients": (  # scripts/test-clients
         "openai", "lm-eval[api]", "litellm", "langchain-openai", "schemathesis", "pytest",
-        "pydantic-ai-slim[openai]", "anthropic", "ollama",
+        "pydantic-ai-slim[openai]", "anthropic", "ollama", "llama-index-llms-litellm",
+        "llama-index-llms-ollama", "llama-index-embeddings-litellm", "model-serving-minefield",
     ),
     "ray-tests": ("ray[serve]", "aiohttp", "pytest", "hypothesis"),  # scripts/test-ray
 }  # fmt: skip

@@ -59,6 +59,17 @@ _KINDS = {
     "peer_llama_cpp*": (
         "logits and perplexity beside llama.cpp, per family and per file type", "scripts/test-peers"
     ),
+    "adapter_cost*": (
+        "what a LoRA adapter costs on a card, with several streams", "benchmarks/adapter_cost.py"
+    ),
+    "disk_cache*": (
+        "blocks written to a disk and read back, beside what the disk does",
+        "benchmarks/disk_cache.py",
+    ),
+    "switch_models*": (
+        "switching back to a model of a folder, beside loading it alone",
+        "benchmarks/switch_models.py",
+    ),
     "recorder_cost*": ("what the recorder costs on a CPU", "benchmarks/recorder_cost.py"),
     "doctor-corpus-135-*": (
         "what the doctor claims of 135 programs: five claims each",

@@ -1,4 +1,4 @@
-"""Fuzzed requests: `python -m attack.fuzzer PORT KEY BOSS SEED FIRST COUNT` sends COUNT of them.
+"""Fuzzed requests: `python -m attack.fuzzer PORT KEY BOSS SEED FIRST COUNT [MODEL…]` sends COUNT.
 
 Each is made from the server's own /openapi.json, a table of nasty values and the number of the
 request alone, so `… SEED NUMBER 1` sends one again. Prints as JSON what was answered, and what was
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attack.limits import FUZZ_SECONDS
+from hypocenter.server.app import ADMIN_PATHS
 
 #: Values that some program has failed at. Large ones stand in the attacks, which measure them.
 NASTY: tuple[Any, ...] = (
@@ -75,10 +76,13 @@ NAMES = (
     "x", "cmpl-0", "resp-0", "..", "%2e%2e", "%00", "%ff", "a%2fb", "%0d%0aX:%20y", "a" * 3000,
     "%F0%9F", "{name}", "%7Bname%7D", "-1", ";", "?", "%3f", "demo-q8_0", "cancel",
 )  # fmt: skip
+#: What stands for a number in an address, or behind it.
+NUMBERS = ("0", "0", "1", "7", "-1", "1.5", "", "9" * 40, "0x1", "%20", "x")
 METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH", "TRACE", "QUERY", "get")
 PATHS = (
     "/", "//", "/v1", "/v1/", "/v1/completions/", "//v1/completions", "/V1/COMPLETIONS", "/v1//x",
     "/debug", "/debug/", "/debug/x", "/%64ebug/requests", "/../debug/requests", "*", "/v1/x",
+    "/live", "/report/x?until=9&code=%ff",
     "/health?x=%ff", "/slots?fail_on_no_slot=1", "/metrics?" + "a=b&" * 500, "/openapi.json#x",
 )  # fmt: skip
 #: Larger values are let through now and then; with every one of them a run would take a day.
@@ -118,11 +122,14 @@ class Sent:
 
 
 class Maker:
-    """Makes requests of the server's document."""
+    """Makes requests of the server's document. `models` are the names of one that writes, one that
+    embeds and one that scores; "": the only one."""
 
-    def __init__(self, document: dict[str, Any], key: str, boss: str) -> None:
+    def __init__(
+        self, document: dict[str, Any], key: str, boss: str, models: tuple[str, ...] = ("",)
+    ) -> None:
         self._schemas = document["components"]["schemas"]
-        self._key, self._boss = key, boss
+        self._key, self._boss, self._models = key, boss, models
         self._operations = [
             (method.upper(), path, told)
             for path, methods in document["paths"].items()
@@ -142,15 +149,37 @@ class Maker:
             method, path = chosen.choice(METHODS), chosen.choice(PATHS)
         elif lot > 0.95:
             method = chosen.choice(METHODS)
-        path = path.replace("{name}", chosen.choice(NAMES))
-        key = self._boss if path.startswith("/debug") else self._key
+        if lot <= 0.97:
+            path = self._address(chosen, path, told)
+        key = self._boss if path.startswith(ADMIN_PATHS) else self._key
         headers = [("Authorization", f"Bearer {key}"), ("Content-Type", "application/json")]
         if chosen.random() < 0.05:
             headers.append(chosen.choice(HEADERS))
-        body = self._body(chosen, told) if method not in ("GET", "HEAD") else None
+        body = self._body(chosen, told, path) if method not in ("GET", "HEAD") else None
         return Sent(method, path, headers, body)
 
-    def _body(self, chosen: random.Random, told: dict[str, Any]) -> bytes | None:
+    def _address(self, chosen: random.Random, path: str, told: dict[str, Any]) -> str:
+        """The path with something for what it leaves open, and some parameters behind it."""
+        asked = []
+        for one in told.get("parameters", ()):
+            name, words = one["name"], one["schema"].get("enum", ())
+            if one["in"] == "path":
+                found = NUMBERS if name == "number" else NAMES
+                path = path.replace(f"{{{name}}}", chosen.choice(found))
+            elif one["required"] or chosen.random() < 0.5:
+                found = words if words and chosen.random() < 0.8 else (*NAMES, *NUMBERS)
+                if name == "model" and chosen.random() < 0.8:
+                    found = (self._model_of(path),)
+                asked.append(f"{name}={chosen.choice(found)}")
+        return f"{path}?{'&'.join(asked)}" if asked else path
+
+    def _model_of(self, path: str) -> str:
+        """The one that a route is for."""
+        if "/models/" in path:
+            return self._models[-1]  # whose absence hurts few
+        return self._models[(1 if "embed" in path else -1 if "rank" in path else 0)]
+
+    def _body(self, chosen: random.Random, told: dict[str, Any], path: str) -> bytes | None:
         content = told.get("requestBody", {}).get("content", {})
         if not content:
             return chosen.choice((None, b"", b"{}"))
@@ -160,7 +189,9 @@ class Maker:
         for _ in range(chosen.choice((0, 0, 1, 1, 1, 2, 4))):
             value = self._spoil(chosen, value)
         if isinstance(value, dict):
-            _bound(chosen, value)
+            if value.get("model") in self._models and chosen.random() < 0.8:
+                value["model"] = self._model_of(path)
+            _bound(chosen, value, is_ollamas=path.startswith("/api/"))
         text = json.dumps(value, ensure_ascii=chosen.random() < 0.5)
         data = text.encode("utf-8", "surrogatepass")
         if chosen.random() < 0.02:
@@ -203,7 +234,7 @@ class Maker:
     def _named(self, chosen: random.Random, name: str, told: dict[str, Any], depth: int) -> Any:
         """A field that is right in more than its type, often enough that requests get through."""
         if name == "model":
-            return ""
+            return chosen.choice(self._models)
         if name == "messages" and chosen.random() < 0.8:
             says = chosen.choice(("hi", "", "import os", "é" * 20))
             return [{"role": chosen.choice(("user", "system")), "content": says}]
@@ -234,7 +265,11 @@ class Maker:
         return found
 
 
-def _bound(chosen: random.Random, body: dict[str, Any]) -> None:
+def _bound(chosen: random.Random, body: dict[str, Any], *, is_ollamas: bool) -> None:
+    if is_ollamas:  # whose bodies say it among others
+        if isinstance(body.get("options") or {}, dict) and chosen.random() < 0.95:
+            body["options"] = {**(body.get("options") or {}), "num_predict": _MANY["max_tokens"]}
+        return
     for name, most in _MANY.items():
         value = body.get(name)
         if isinstance(value, int) and value > most and chosen.random() < 0.95:
@@ -264,8 +299,9 @@ def problem(path: str, status: int, headers: dict[str, str], body: bytes, second
         is_whole = last.endswith(_ENDS[0]) or last.startswith(_ENDS[1:]) or b'"error"' in last
         return "" if is_whole else f"a stream without an end: {body[-300:]!r}"
     if kind.startswith("application/x-ndjson"):
-        for line in body.splitlines():
-            json.loads(line)
+        line = json.loads(body.rstrip(b"\n").rpartition(b"\n")[2])
+        is_ended = line.get("done") is True or "error" in line
+        return "" if is_ended else f"a stream without an end: {body[-300:]!r}"
     if kind.startswith("application/json") and body:
         json.loads(body)
     return ""
@@ -317,10 +353,11 @@ def fuzz(port: int, maker: Maker, seed: str, numbers: range) -> Answered:
 
 def main(words: list[str]) -> None:
     """Fuzz, and print how it went."""
-    port, key, boss, seed, first, count = words
+    port, key, boss, seed, first, count, *models = words
     connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
     connection.request("GET", "/openapi.json", headers={"Authorization": f"Bearer {key}"})
-    maker = Maker(json.loads(connection.getresponse().read()), key, boss)
+    document = json.loads(connection.getresponse().read())
+    maker = Maker(document, key, boss, tuple(models) or ("",))
     connection.close()
     said = fuzz(int(port), maker, seed, range(int(first), int(first) + int(count)))
     print(json.dumps(vars(said)))

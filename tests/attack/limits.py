@@ -40,4 +40,6 @@ LOG_LINES = 200
 #: Fuzzed requests of all tests together, how many tests they are, and what a single one may take.
 FUZZ_REQUESTS = 20_000
 FUZZ_PARTS = 10
+#: Of a server whose models come and go, each of which takes seconds to load.
+FUZZ_REQUESTS_OF_SEVERAL = 2_000
 FUZZ_SECONDS = 30.0

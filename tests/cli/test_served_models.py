@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
 from hypocenter import EngineConfig
@@ -54,6 +55,17 @@ def test_a_folder_has_its_models_and_those_below_but_no_parts_of_others(folder: 
     found = chosen(models_dir=str(folder))
     assert (names(found), found.on_demand) == (["a", "b", "big", "c"], True)
     assert found.models[2].path.endswith("big-00001-of-00002.gguf")
+
+
+@pytest.mark.parametrize(("kind", "is_listed"), [("adapter", False), ("model", True)])
+def test_a_file_of_a_folder_says_what_it_is(folder: Path, kind: str, is_listed: bool) -> None:
+    writer = gguf.GGUFWriter(folder / "terse.gguf", "llama")
+    writer.add_string("general.type", kind)
+    writer.add_string("general.description", "made for general.type adapter")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert ("terse" in names(chosen(models_dir=str(folder)))) == is_listed
 
 
 def test_a_file_of_settings_has_a_table_for_each(folder: Path) -> None:

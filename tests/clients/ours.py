@@ -1,8 +1,9 @@
 """What the tests of the clients need of hypocenter, run by its own Python: `ours.py WHAT ARGUMENT`.
 
 The clients live in another environment, where hypocenter is not. `model PATH` writes a model that
-chats, small and with a short context. `numbers MODEL` reads questions from stdin and writes what
-the Python API says to them.
+chats, small and with a short context. `vectors FOLDER` writes one that embeds and one that scores,
+and `adapter PATH` an adapter of the first. `operations` writes the routes of the server's table.
+`numbers MODEL` reads questions from stdin and writes what the Python API says to them.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ from gguf import GGUFValueType
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 
+from models.adapter_gguf import random_pairs, write_adapter
 from models.demo_variants import CHAT_TEMPLATE, demo_with
+from models.encoder_gguf import make_encoder
+from repository import DEMO
 
 from hypocenter import LLM
+from hypocenter.server.app import TABLE
 
 
 def write_model(path: Path) -> None:
@@ -53,8 +58,28 @@ def _loglikelihood(llm: LLM, context: str, rest: str) -> tuple[float, bool]:
     return sum(token.logprob for token in follow), is_greedy
 
 
+def write_vectors(folder: Path) -> None:
+    """`vectors.gguf` embeds and `scores.gguf` scores; both are random."""
+    for made, name in (("bert", "vectors"), ("bert-scores", "scores")):
+        make_encoder(made, folder).path.rename(folder / f"{name}.gguf")
+
+
+def write_operations() -> None:
+    """Method and path of each route, as the document writes them."""
+    for method, path in sorted({(entry.method, entry.documented_path) for entry in TABLE}):
+        print(method, path)
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "model":
-        write_model(Path(sys.argv[2]))
-    else:
-        print(json.dumps(numbers(sys.argv[2], json.load(sys.stdin))))
+    what, given = sys.argv[1], Path(sys.argv[2])
+    match what:
+        case "model":
+            write_model(given)
+        case "vectors":
+            write_vectors(given)
+        case "adapter":
+            write_adapter(given, DEMO, random_pairs(DEMO, 4, seed=1, size=0.1))
+        case "operations":
+            write_operations()
+        case _:
+            print(json.dumps(numbers(str(given), json.load(sys.stdin))))

@@ -69,6 +69,23 @@ def test_a_file_is_that_of_llama_quantize(
     assert (tmp_path / "ours.gguf").read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
 
 
+@pytest.mark.parametrize("num_experts", [0, 4])
+@pytest.mark.parametrize(("kind", "num_files"), [("F32", 1), ("BF16", 1), ("F16", 3), ("BF16", 4)])
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q3_K_M", "Q4_K_M", "IQ4_XS"])
+def test_a_source_of_another_type_or_in_parts_gives_the_same_file(
+    name: str, kind: str, num_files: int, num_experts: int, peer: Peer, tmp_path: Path
+) -> None:
+    source = write_unquantised(
+        tmp_path / "source.gguf", num_layers=3, num_experts=num_experts, ffn_width=256,
+        kind=kind, split=num_files,
+    )  # fmt: skip
+    assert len([*tmp_path.iterdir()]) == num_files
+    peer.quantise(source, tmp_path / "theirs.gguf", name)
+    with open_gguf(source) as file:
+        quantise(file, tmp_path / "ours.gguf", WantedFile(MIXES[name]))
+    assert (tmp_path / "ours.gguf").read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+
+
 def _record() -> None:
     """Write the digests of what ggml makes of all cases."""
     peer = Peer.from_environment(Path(tempfile.mkdtemp()))

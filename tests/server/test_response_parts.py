@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import msgspec
+import pytest
 from test_strangers import FACTS, Fake
 
 from hypocenter.base.results import CallPiece, TokenLogprob, TopLogprob
@@ -40,6 +41,28 @@ class Telling(Fake):
 
     def get(self, name: str) -> tuple[int, Any]:
         return self.ask("GET", f"/v1/responses/{name}/input_items")
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "param"),
+    [
+        ("/input_items", "order=up", "order"),
+        ("/input_items", "limit=0", "limit"),
+        ("/input_items", "after=x", "after"),
+        ("/input_items", "order=asc&limit=1", None),
+        ("", "stream=true", "stream"),
+        ("", "stream=x", "stream"),
+        ("", "stream=false", None),
+    ],
+)
+def test_a_parameter_that_is_wrong_is_refused(path: str, query: str, param: str | None) -> None:
+    one = Telling()
+    name = one.post(input="hi")[1]["id"]
+    status, told = one.ask("GET", f"/v1/responses/{name}{path}", query=query)
+    if param is None:
+        assert status == 200
+    else:
+        assert (status, told["error"]["param"]) == (400, param)
 
 
 def text_of(response: dict[str, Any]) -> Any:

@@ -104,7 +104,7 @@ def test_what_cannot_be_is_told(tmp_path: Path) -> None:
     for path, said in (
         ("/slots/2?action=save", "from 0 to 1"),
         ("/slots/-1?action=save", "from 0 to 1"),
-        ("/slots/0", "must be save, restore or erase"),
+        ("/slots/0", "must be one of: save, restore, erase"),
         ("/slots/0?action=save", "slot 0 has nothing"),
     ):
         status, told = fake.slot(path, filename="a")

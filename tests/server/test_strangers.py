@@ -157,6 +157,16 @@ def test_the_document_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [given[2] for given in made] == paths
 
 
+def test_the_document_tells_of_what_stands_behind_an_address() -> None:
+    paths = document(app.TABLE, "1")["paths"]
+    number, action, model = paths["/slots/{number}"]["post"]["parameters"]
+    assert [one["in"] for one in (number, action, model)] == ["path", "query", "query"]
+    assert action["required"]
+    assert action["schema"] == {"type": "string", "enum": ["save", "restore", "erase"]}
+    assert (model["name"], model["required"]) == ("model", False)
+    assert "parameters" not in paths["/version"]["get"]
+
+
 def test_a_client_is_known_by_its_key_or_by_its_address(keyed: Fake) -> None:
     keyed.ask("GET", "/version", bearer("one"))
     assert keyed.scope["state"]["client"] == hashlib.sha256(b"one").hexdigest()

@@ -112,9 +112,11 @@ def _choose_names(found: list[NamedModel], options: ServeOptions, *, is_one: boo
 def _of_folder(folder: Path) -> list[NamedModel]:
     """The GGUF files of a folder and of the folders in it; of a model in parts the first one.
 
-    What belongs to another model (mmproj, imatrix) is passed over. Raises UsageError where there is
-    no model.
+    What belongs to another model (adapter, mmproj, imatrix) is passed over. Raises UsageError where
+    there is no model.
     """
+    from hypocenter.model.gguf.identity import says_it_is_no_model
+
     try:
         near = sorted(folder.iterdir())[:_MAX_FILES]
         below = [path for inner in near if inner.is_dir() for path in sorted(inner.glob("*.gguf"))]
@@ -124,7 +126,8 @@ def _of_folder(folder: Path) -> list[NamedModel]:
     found = []
     for path in files[:_MAX_FILES]:
         part = _OF_PARTS.search(path.stem)
-        if (part is None or part[1] == "00001") and not _NO_MODEL.search(path.stem):
+        is_first = part is None or part[1] == "00001"
+        if is_first and not _NO_MODEL.search(path.stem) and not says_it_is_no_model(path):
             found.append(NamedModel(str(path), (_OF_PARTS.sub("", path.stem),)))
     if not found:
         raise UsageError(f"--models-dir {folder} has no GGUF file of a model")

@@ -48,7 +48,8 @@ _HEADER = struct.Struct(f"<8s{DIGEST_BYTES}s16sQ32s")
 _MAX_WAITING_BYTES = _MAX_AHEAD_BYTES = 512 << 20
 #: After the disk was full, or could not be written, nothing is for so long.
 _PAUSE_SECONDS = 60.0
-_READERS = 2
+#: Each waits for the disk, then makes a digest of what came: several keep the disk busy.
+NUM_READERS = min(4, len(os.sched_getaffinity(0)))
 #: How much a new measurement counts.
 _WEIGHT = 0.2
 #: Where reading did not pay, one request in so many reads a block, to see whether it does now.
@@ -96,7 +97,7 @@ class DiskBlocks:
         self.num_read = self.num_written = 0
         most = max(_MAX_WAITING_BYTES // max(self._block_bytes, 1), 1)
         self._waiting: queue.Queue[tuple[bytes, Array] | None] = queue.Queue(most)
-        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="disk cache")
+        self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="disk cache")
         self._writer = threading.Thread(target=self._write_all, name="disk cache", daemon=True)
         self._writer.start()
 
@@ -196,7 +197,10 @@ class DiskBlocks:
         if not wanted:
             return
         began = time.perf_counter()
-        found = list(self._readers.map(self._read, wanted))
+        # A share for each reader: handing over takes as long as reading a small block.
+        size = -(-len(wanted) // NUM_READERS)
+        shares = [wanted[first : first + size] for first in range(0, len(wanted), size)]
+        found = [data for share in self._readers.map(self._read_all, shares) for data in share]
         seconds = (time.perf_counter() - began) / len(wanted)
         self._read_seconds = _mean(self._read_seconds, seconds)
         with self._lock:
@@ -233,13 +237,16 @@ class DiskBlocks:
         self._num_passed = 0 if does_pay else self._num_passed + 1
         return does_pay
 
+    def _read_all(self, digests: Sequence[bytes]) -> list[Array | None]:
+        return [self._read(digest) for digest in digests]
+
     def _read(self, digest: bytes) -> Array | None:
         """The bytes of a block; None where they are not there, or not those that were written."""
         with self._lock:
             name = self._names.get(digest)
         if name is None:
             return None
-        path = self._folder / name
+        path = f"{self._folder}{os.sep}{name}"
         try:
             file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             with os.fdopen(file, "rb") as opened:

@@ -41,7 +41,7 @@ from hypocenter.server.fields import ChatBody, CompletionBody, LoraItem
 from hypocenter.server.hosting import adapter_routes, model_routes, slot_routes
 from hypocenter.server.hosting.hosting import Hosting
 from hypocenter.server.intake.strangers import Strangers
-from hypocenter.server.openapi import Endpoint, document
+from hypocenter.server.openapi import Endpoint, Query, document
 from hypocenter.server.operating.access import AccessLog, Prefix
 from hypocenter.server.pages import links, reports
 from hypocenter.server.pages.pages import Pages, is_visit
@@ -68,6 +68,9 @@ def _document(root_path: str) -> bytes:
     """The document of a server, which takes 10 ms to make and never changes."""
     return msgspec.json.encode(document(TABLE, version(), root_path))
 
+
+_OF_MODEL = Query("model", "the name of a loaded model, where several are served")
+_LINK = tuple(Query(name, "of the link", is_required=True) for name in ("until", "code"))
 
 #: Every route there is.
 TABLE = (
@@ -140,6 +143,7 @@ TABLE = (
         responses_routes.get,
         "a response that is kept or being made",
         responses_answers.ResponseObject,
+        query=(Query("stream", "false alone is supported", ("true", "false", "1", "0")),),
     ),
     Endpoint(
         "GET",
@@ -147,6 +151,11 @@ TABLE = (
         responses_routes.input_items,
         "what a response that is kept was asked with",
         responses_answers.InputItems,
+        query=(
+            Query("order", "which comes first, the last one else", responses_routes.ORDERS),
+            Query("after", "the id of the item before the first"),
+            Query("limit", "how many at most, from 1 to 100; 20 else"),
+        ),
     ),
     Endpoint(
         "DELETE",
@@ -296,6 +305,7 @@ TABLE = (
         side_routes.tokenizer_info,
         "special tokens",
         answers.TokenizerInfo,
+        query=(_OF_MODEL,),
     ),
     Endpoint(
         "POST",
@@ -305,10 +315,24 @@ TABLE = (
         answers.FilledTemplate,
         side_routes.TemplateBody,
     ),
-    Endpoint("GET", "/props", side_routes.props, "what the server is", answers.Props),
-    Endpoint("GET", "/slots", side_routes.slots, "what runs", list[answers.Slot]),
     Endpoint(
-        "GET", "/lora-adapters", adapter_routes.adapters, "its adapters", list[answers.Adapter]
+        "GET", "/props", side_routes.props, "what the server is", answers.Props, query=(_OF_MODEL,)
+    ),
+    Endpoint(
+        "GET",
+        "/slots",
+        side_routes.slots,
+        "what runs",
+        list[answers.Slot],
+        query=(_OF_MODEL, Query("fail_on_no_slot", "status 503 where none is free")),
+    ),
+    Endpoint(
+        "GET",
+        "/lora-adapters",
+        adapter_routes.adapters,
+        "its adapters",
+        list[answers.Adapter],
+        query=(_OF_MODEL,),
     ),
     Endpoint(
         "POST",
@@ -317,6 +341,7 @@ TABLE = (
         "changes what they count",
         answers.Done,
         list[LoraItem],
+        query=(_OF_MODEL,),
     ),
     Endpoint(
         "POST",
@@ -325,6 +350,10 @@ TABLE = (
         "saves, restores or erases a prompt",
         answers.SlotMoved,
         slot_routes.SlotBody,
+        query=(
+            Query("action", "what becomes of it", slot_routes.ACTIONS, is_required=True),
+            _OF_MODEL,
+        ),
     ),
     Endpoint(
         "GET",
@@ -341,10 +370,17 @@ TABLE = (
         answers.RequestState,
     ),
     Endpoint(
-        "GET", "/debug/requests", side_routes.debug_requests, "what is open", answers.OpenRequests
+        "GET",
+        "/debug/requests",
+        side_routes.debug_requests,
+        "what is open",
+        answers.OpenRequests,
+        query=(_OF_MODEL,),
     ),
     Endpoint("GET", "/debug/faults", side_routes.debug_faults, "reports of faults", answers.Faults),
-    Endpoint("GET", "/report/{name}", reports.report, "a report, as a page", "text/html"),
+    Endpoint(
+        "GET", "/report/{name}", reports.report, "a report, as a page", "text/html", query=_LINK
+    ),
 )
 #: Routes of its clients, who read a request's name under a name of their own.
 ANTHROPICS = "/v1/messages"

@@ -22,6 +22,17 @@ _KEY = "key"
 
 
 @dataclass(frozen=True)
+class Query:
+    """A parameter behind the `?` of an address, which is a text there."""
+
+    name: str
+    what: str
+    #: The words that it may be; empty: any text.
+    words: tuple[str, ...] = ()
+    is_required: bool = False
+
+
+@dataclass(frozen=True)
 class Endpoint:
     """A route: its address as Starlette writes it, and what goes in and out.
 
@@ -42,6 +53,12 @@ class Endpoint:
     names_events: bool = False
     #: What a stream is sent as.
     stream_media: str = "text/event-stream"
+    query: tuple[Query, ...] = ()
+
+    @property
+    def documented_path(self) -> str:
+        """Its address as OpenAPI writes it."""
+        return _PARAMETER.sub(r"{\1}", self.path)
 
 
 def document(entries: Sequence[Endpoint], version: str, root_path: str = "") -> dict[str, Any]:
@@ -55,7 +72,7 @@ def document(entries: Sequence[Endpoint], version: str, root_path: str = "") -> 
     paths: dict[str, Any] = {}
     for entry in entries:
         operation = _operation(entry, schema_of)
-        paths.setdefault(_PARAMETER.sub(r"{\1}", entry.path), {})[entry.method.lower()] = operation
+        paths.setdefault(entry.documented_path, {})[entry.method.lower()] = operation
     return {
         "openapi": "3.1.0",
         "info": {"title": "hypocenter", "version": version},
@@ -96,17 +113,30 @@ def _operation(entry: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
             "5XX": error,
         },
     }
-    if names := _PARAMETER.findall(entry.path):
-        made["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in names
-        ]
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in _PARAMETER.findall(entry.path)
+    ]
+    parameters += [_query(asked) for asked in entry.query]
+    if parameters:
+        made["parameters"] = parameters
     if entry.body is not None:
         body = {"schema": schema_of[repr(entry.body)]}
         made["requestBody"] = {"required": True, "content": {"application/json": body}}
     if entry.is_open:
         made["security"] = []
     return made
+
+
+def _query(asked: Query) -> dict[str, Any]:
+    words = {"enum": list(asked.words)} if asked.words else {}
+    return {
+        "name": asked.name,
+        "in": "query",
+        "description": asked.what,
+        "required": asked.is_required,
+        "schema": {"type": "string", **words},
+    }
 
 
 def _is_type(value: object) -> bool:

@@ -36,7 +36,15 @@ def write_unquantised(
     those of numpy's RandomState, which never changes.
     """
     arch = "qwen3moe" if num_experts else "llama"
-    most = -(-len(shapes_of(num_layers=num_layers)) // split) if split > 1 else 0
+    shapes = shapes_of(
+        num_layers=num_layers,
+        num_experts=num_experts,
+        num_kv_heads=num_kv_heads,
+        ffn_width=ffn_width,
+        is_tied=is_tied,
+        vocab_size=vocab_size,
+    )
+    most = -(-len(shapes) // split) if split > 1 else 0
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=most)
     keys = {
         "block_count": num_layers,
@@ -63,14 +71,6 @@ def write_unquantised(
     writer.add_bool("test.flag", True)
     add_vocabulary(writer, "gpt2", "gpt-2")
     draw = np.random.RandomState(7)
-    shapes = shapes_of(
-        num_layers=num_layers,
-        num_experts=num_experts,
-        num_kv_heads=num_kv_heads,
-        ffn_width=ffn_width,
-        is_tied=is_tied,
-        vocab_size=vocab_size,
-    )
     for name, shape in shapes.items():
         values = draw.standard_normal(shape).astype(np.float32) * np.float32(0.05)
         if len(shape) == 1:

@@ -15,6 +15,9 @@ from hypocenter.kernels.linear.linear_float_gpu import in_pairs
 from hypocenter.kernels.shared_gpu import as_offset, follow
 
 _OUTPUTS = 64
+#: Of so few rows each has programs of its own. A program waits for one part of a sum after the
+#: other, however many rows it has: more of them end sooner, though they read a matrix again.
+_FEW_ROWS = 64
 
 
 @triton.jit
@@ -145,7 +148,7 @@ def adapter_up_kernel(
 
 def launch_down(plan: BoundPlan, x: Tensor, down: Tensor, scales: Tensor) -> None:
     """Append adapter_down for every row of the bucket."""
-    rows, chunks = (1, 16) if x.shape[0] == 1 else (16, 2)
+    rows, chunks = (1, 16) if x.shape[0] <= _FEW_ROWS else (16, 2)
     plan.add_gpu(
         adapter_down_kernel,
         grid=(down.shape[0] // RANKS, triton.cdiv(x.shape[0], rows)),
@@ -163,7 +166,7 @@ def launch_up(
     plan: BoundPlan, products: Tensor, up: Tensor, owners: Tensor, scales: Tensor
 ) -> None:
     """Append adapter_up for every row of the bucket."""
-    rows = 1 if products.shape[0] == 1 else 16
+    rows = 1 if products.shape[0] <= _FEW_ROWS else 16
     plan.add_gpu(
         adapter_up_kernel,
         grid=(up.shape[1] // _OUTPUTS, triton.cdiv(products.shape[0], rows)),

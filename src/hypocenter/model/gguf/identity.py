@@ -7,6 +7,7 @@ those that llama.cpp's converters, its imatrix and its cvector-generator write.
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -53,6 +54,31 @@ _OF_TENSORS = {
     "direction.": "a control vector",
     ".in_sum2": "an importance matrix",
 }
+
+
+#: What `general.type` is of files that lie beside models.
+_BESIDE_MODELS = ("adapter", "mmproj", "imatrix")
+#: Converters write the type among the first keys, before any array.
+_TYPE_BYTES = 1 << 16
+
+
+def says_it_is_no_model(path: Path) -> bool:
+    """Whether the metadata of a GGUF file begin by saying that it is no model.
+
+    What says nothing may be one all the same, as may what cannot be read: opening it tells.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(_TYPE_BYTES)
+    except OSError:
+        return False
+    return head.startswith(b"GGUF") and any(_type_entry(kind) in head for kind in _BESIDE_MODELS)
+
+
+def _type_entry(kind: str) -> bytes:
+    """The key `general.type` with that value, as a file has it: both are texts, after a length."""
+    key, value = b"general.type", kind.encode()
+    return struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, len(value)) + value
 
 
 class OpenFile(Protocol):

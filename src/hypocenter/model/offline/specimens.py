@@ -259,7 +259,7 @@ def _of_latents(vendor: str) -> Iterator[Specimen]:
 
 def _of_adapters(vendor: str) -> Iterator[Specimen]:
     """What adapters of each type add, for a token, some and more than 2**31 elements."""
-    for dtype, num_tokens in itertools.product((DType.F16, DType.F32), (1, 64, 1 << 20)):
+    for dtype, num_tokens in itertools.product((DType.F16, DType.F32), (1, 128, 1 << 20)):
         model = AbstractModel(vendor, "llama", DType.Q8_0, DType.F16, adapters=dtype)
         plan = model.plan(num_tokens)
         yield from _own_specimens("adapter", plan, f"{dtype.name.lower()} adapters")

@@ -29,6 +29,9 @@ from hypocenter.server.routes import (
 )
 from hypocenter.wire.messages import ServedModel
 
+#: Of what a response was asked with.
+ORDERS = "asc", "desc"
+
 
 async def create(request: Request) -> Response:
     """POST /v1/responses"""
@@ -82,10 +85,9 @@ def _earlier(request: Request, name: str | None) -> list[dict[str, Any]]:
 
 async def get(request: Request) -> Response:
     """GET /v1/responses/NAME"""
-    if request.query_params.get("stream") in ("true", "1"):
-        raise ApiError(
-            400, "stream is true, but a response is streamed while it is made alone", param="stream"
-        )
+    if (given := request.query_params.get("stream", "false")) not in ("false", "0"):
+        limit = "a response is streamed while it is made alone"
+        raise ApiError(400, f"stream is {given[:100]}, but {limit}", param="stream")
     return _tell(request, request.path_params["name"])
 
 
@@ -98,7 +100,10 @@ async def input_items(request: Request) -> Response:
     messages: list[dict[str, Any]] = msgspec.json.decode(kept.messages)
     items = list(items_of(messages[: kept.num_asked], name))
     query = request.query_params
-    if query.get("order", "desc") == "desc":
+    if (order := query.get("order", "desc")) not in ORDERS:
+        limit = f"must be {' or '.join(ORDERS)}"
+        raise ApiError(400, f"order is {order[:100]!r}, but {limit}", param="order")
+    if order == "desc":
         items.reverse()
     if (after := query.get("after")) is not None:
         places = [place for place, item in enumerate(items) if item["id"] == after]

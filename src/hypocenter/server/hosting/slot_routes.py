@@ -16,6 +16,8 @@ from hypocenter.server.intake.json_bounds import decode_body, fields_of
 from hypocenter.server.routes import Service, client_of, raw_body_of, service_by_query
 from hypocenter.wire.messages import Failed, MovePrompt, PromptMoved
 
+ACTIONS = "save", "restore", "erase"
+
 
 class SlotBody(msgspec.Struct):
     filename: str = ""
@@ -44,7 +46,7 @@ async def move(request: Request) -> Response:
         case "erase":
             return json_response(await mover.erase())
         case _:
-            told = f"action is {action[:100]!r}, but must be save, restore or erase"
+            told = f"action is {action[:100]!r}, but must be one of: {', '.join(ACTIONS)}"
             raise ApiError(400, told, param="action")
 
 
