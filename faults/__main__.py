@@ -20,6 +20,7 @@ import msgspec
 from faults.ablation import idle_rungs, lines_of, named_without
 from faults.catalogue import chosen, named, platform_of
 from faults.harmless import find
+from faults.program import Program, require_interpreter
 from faults.report import environment_of
 from faults.row import Case, Platform, Row
 from faults.table import counts_of, line_of, slow_runs, table
@@ -76,6 +77,9 @@ def _judge(options: argparse.Namespace) -> int:
             print(f"{case.name:<34} {case.collection:<9} {', '.join(sorted(case.platforms))}")
         return EXIT_OK
     cases = chosen(options.names, options.platform, has_card)
+    on_cpu = (case for case in cases if isinstance(case, Program))
+    if any(platform_of(case, options.platform, has_card) is Platform.CPU for case in on_cpu):
+        require_interpreter()
     work = options.work or Path(tempfile.mkdtemp(prefix="faults-"))
     work.mkdir(parents=True, exist_ok=True)
     work = work.resolve()

@@ -11,8 +11,8 @@ from faults.catalogue import catalogue
 from faults.row import Case, Row
 from hypocenter.doctor.doctor import LADDER
 
-#: Rungs that no fault here can need, and the tests that do: real dumps, programs of others under a
-#: guard or a sanitizer, and several processes.
+#: Rungs that no fault here can need, and the tests that do: real dumps, products on a GPU, programs
+#: of others under a guard or a sanitizer, and several processes.
 TESTED_ELSEWHERE = {
     "core dump": "doctor/test_gpu_stop.py",
     "guarded run": "foreign/test_again.py",
@@ -20,6 +20,7 @@ TESTED_ELSEWHERE = {
     "adopted blocks": "doctor/test_adopted_blocks.py",
     "compiled code": "doctor/test_compiled_code.py",
     "draws": "doctor/test_draws.py",
+    "short operands": "doctor/test_short_operands.py",
     "stale addresses": "doctor/test_stale_addresses.py",
     "lost rank": "engine/test_rank_faults.py",
 }

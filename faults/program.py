@@ -9,12 +9,14 @@ again.
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 import time
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ from faults.report import (
 )
 from faults.row import Case, Platform, Role, Row
 from faults.truth import Fix, Truth
+from hypocenter.base.errors import UsageError
 
 FOLDER = ROOT / "faults" / "programs"
 _BEGIN, _END = "# /// truth\n", "# ///\n"
@@ -207,6 +210,33 @@ def _printed(command: list[str], environment: dict[str, str]) -> tuple[int, str]
         command, env=environment, capture_output=True, text=True, timeout=MAX_SECONDS, check=False
     )
     return ran.returncode, ran.stdout
+
+
+# -- what runs it ---------------------------------------------------------------------------------
+
+
+def interpreter_problem(interpreter: str, numpy: str) -> str:
+    """Why a Triton with this text of its interpreter cannot run programs with this NumPy; or "".
+
+    Until 3.6 a loop over a tensor's number says int(array([n])), which NumPy 2.4 refuses.
+    """
+    major, minor = (int(part) for part in numpy.split(".")[:2])
+    if (major, minor) < (2, 4) or "int(self.handle.data)" not in interpreter:
+        return ""
+    return (
+        f"this Triton's interpreter cannot count loops with NumPy {numpy}, so healthy programs "
+        "fail in it; install NumPy below 2.4, or run on a card (--platform card)"
+    )
+
+
+def require_interpreter() -> None:
+    """Raises UsageError where Triton's interpreter cannot run the programs."""
+    found = importlib.util.find_spec("triton")
+    if found is None or found.origin is None:
+        return
+    text = (Path(found.origin).parent / "runtime" / "interpreter.py").read_text("utf-8")
+    if problem := interpreter_problem(text, metadata.version("numpy")):
+        raise UsageError(problem)
 
 
 # -- what there is --------------------------------------------------------------------------------

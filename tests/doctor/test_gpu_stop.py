@@ -28,6 +28,7 @@ from hypocenter.doctor.report import report_text
 from hypocenter.doctor.report_parts import headline
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
+from hypocenter.record.events import Allocated, AnyEvent, TensorRecord
 from hypocenter.record.gpu_stop import GpuLane
 
 PROGRAMS = Path(__file__).parents[2] / "faults" / "programs" / "gpu"
@@ -152,17 +153,38 @@ def test_a_stride_that_is_far_too_large_is_wrong_where_its_product_wraps_as_well
     assert root.fix == "Pass 256 for stride: a stride of x"
 
 
-def test_where_the_stride_is_the_tensors_own_the_product_is_wrong() -> None:
-    """Of a tensor with such rows."""
-    made = bundle("row_stride")
-    wide = tuple(
-        msgspec.structs.replace(tensor, strides=(1_000_003, 256), extent_bytes=4 * 4097 * 1_000_003)
-        if tensor.strides == (256, 1)
-        else tensor
-        for tensor in made.tensors
+def with_long_rows(made: Bundle) -> Bundle:
+    """The same of a tensor x that has such rows and a shorter stride as well, and room for all."""
+    [x] = [tensor for tensor in made.tensors if tensor.strides == (256, 1)]
+    extent, away = 4 * 4097 * 1_000_003, 1 << 44
+    change = msgspec.structs.replace
+
+    def moved(tensor: TensorRecord) -> TensorRecord:
+        if tensor is not x:
+            return change(tensor, address=tensor.address + away)
+        wide = {"shape": (4097, 3906, 256), "strides": (1_000_003, 256, 1)}
+        return change(tensor, **wide, extent_bytes=extent)
+
+    def given(event: AnyEvent) -> AnyEvent:
+        if not isinstance(event, Allocated):
+            return event
+        of = event.allocation
+        room = {"num_bytes": extent} if of.id == x.allocation else {"address": of.address + away}
+        return change(event, allocation=change(of, **room))
+
+    [stop] = made.gpu_stops
+    grids = tuple(change(grid, words=()) for grid in stop.grids)  # it had other addresses
+    return change(
+        made,
+        tensors=tuple(map(moved, made.tensors)),
+        events=tuple(map(given, made.events)),
+        gpu_stops=(change(stop, grids=grids),),
     )
-    found = examined(stopped_at(msgspec.structs.replace(made, tensors=wide), 3000, 1_000_003))
-    assert all(root.cause is not Cause.WRONG_STRIDE for root in found.roots)
+
+
+def test_where_the_stride_is_the_tensors_own_the_product_is_wrong() -> None:
+    found = examined(stopped_at(with_long_rows(bundle("row_stride")), 3000, 1_000_003))
+    assert [root.cause for root in found.roots] == [Cause.OFFSET_OVERFLOW]
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,10 @@ def diagnosis(stderr: str) -> Diagnosis:
             ["No valid autotuner configs", "early_config_prune of attention_fwd"],
         ),
         (
+            texts.INTERPRETER, Cause.OLD_INTERPRETER, "sum_bags",
+            ["NumPy below 2.4", "only 0-dimensional arrays", "`int(self.handle.data)`"],
+        ),
+        (
             texts.RESOURCES, Cause.SHARED_MEMORY, "attention_fwd",
             ["needs 278528 bytes of shared memory", "has 232448", "num_stages"],
         ),
@@ -77,8 +81,8 @@ def diagnosis(stderr: str) -> Diagnosis:
         ),
     ],
     ids=[
-        "pruned", "shared", "threads", "tensor", "type", "assert", "other", "code", "triton",
-        "item",
+        "pruned", "interpreter", "shared", "threads", "tensor", "type", "assert", "other", "code",
+        "triton", "item",
     ],
 )  # fmt: skip
 def test_the_refusal_is_the_proof(
@@ -95,6 +99,25 @@ def test_the_refusal_is_the_proof(
     assert not found.is_unexplained
     if stderr.startswith("Traceback") or "train.py" in stderr:
         assert root.launched_at == "/home/ann/train.py:61"
+
+
+def test_a_number_that_the_program_itself_makes_of_an_array_is_not_the_interpreters() -> None:
+    """The same words of NumPy, of a line that is none of Triton's."""
+    own = texts.INTERPRETER.replace("int(self.handle.data)", "int(kept.data)")
+    assert "InterpreterError" in own
+    assert diagnosis(own).roots == ()
+
+
+def test_a_checkout_of_triton_is_no_program_of_the_users() -> None:
+    folder = "/opt/lib/python3.12/site-packages"
+    told = texts.INTERPRETER.replace(texts.TRITON, "")
+    kept = told.replace(
+        "triton.runtime.errors",
+        f'  File "{folder}/triton/runtime/interpreter.py", line 1361, in __call__\n'
+        "    raise InterpreterError(repr(e)) from e\ntriton.runtime.errors",
+    )
+    [root] = diagnosis(kept.replace(folder, "/src")).roots
+    assert (root.kernel, root.launched_at) == ("sum_bags", "/home/ann/train.py:61")
 
 
 def test_the_line_of_an_assertion_is_blamed_only_when_launches_were_waited_for() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from hypocenter.base.dtypes import Array
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis
 from hypocenter.doctor.doctor import diagnose
+from hypocenter.doctor.report import report_text
 from hypocenter.record.compared import ComparedSide, ComparedUnequal
 from hypocenter.record.contents import LaunchOutcome
 from hypocenter.record.events import FOREIGN, Launched, Values
@@ -72,6 +75,7 @@ def examined(
             ComparedSide(
                 name=name, dtype="F32", value=float(numbers[index]),
                 allocation=run.tensors["out"].allocation if name == "out" else 0,
+                address=run.tensors["out"].address + 4 * (16 * index[0] + index[1]),
                 data=numbers.tobytes() if keeps_contents else b"",
             )
             for name, numbers in (("out", gave), ("want", want))
@@ -124,3 +128,31 @@ def test_what_whole_operands_would_not_mend_is_not_blamed_on_them(
 ) -> None:
     found = examined(**changes)  # type: ignore[arg-type]
     assert not found.roots
+
+
+def told_of_writer(found: Diagnosis) -> tuple[bool | None, bool, str]:
+    """Of the launch that stored the element: whether its replay gives it, and what is said."""
+    assert found.compared is not None
+    writer = found.compared.sides[0].writer
+    assert writer is not None
+    return writer.gives_it, writer.gives_it_cut, " ".join(report_text(found).split())
+
+
+def test_where_more_is_wrong_the_replay_with_cut_operands_is_told() -> None:
+    gives_it, gives_it_cut, told = told_of_writer(examined(want=2 * WHOLE))
+    assert (gives_it, gives_it_cut) == (False, True)
+    assert "and this number once the operands of tl.dot are cut to TF32" in told
+    assert "the difference is not known" not in told
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"gave": CUT + 1}, {"gave": CUT, "text": EXACT}],
+    ids=["another number", "whole operands"],
+)
+def test_a_number_that_cut_operands_do_not_give_is_left_open(
+    changes: dict[str, Any],
+) -> None:
+    gives_it, gives_it_cut, told = told_of_writer(examined(want=2 * WHOLE, **changes))
+    assert (gives_it, gives_it_cut) == (False, False)
+    assert "what makes the difference is not known" in told

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.program import FOLDER, Program, programs, read
+from faults.program import FOLDER, Program, interpreter_problem, programs, read
 from faults.report import lost_of, with_edits
 from faults.row import Platform, Role
 from faults.table import table
@@ -125,3 +125,22 @@ def test_a_program_and_its_twin_are_run_and_told(tmp_path: Path) -> None:
     assert one.is_named_again(tmp_path, ())
     assert not one.is_named_again(tmp_path, ("replay",))
     assert one.is_named_again(tmp_path / "elsewhere", ()) is None
+
+
+@pytest.mark.parametrize(
+    ("counts", "numpy", "is_refused"),
+    [
+        ("lambda self: int(self.handle.data))", "2.4.6", True),
+        ("lambda self: int(self.handle.data))", "3.0.0", True),
+        ("lambda self: int(self.handle.data))", "2.3.5", False),
+        ("lambda self: int(self.handle.data.squeeze()))", "2.4.6", False),
+    ],
+)
+def test_an_interpreter_that_cannot_count_loops_is_refused(
+    counts: str, numpy: str, is_refused: bool
+) -> None:
+    """As Triton 3.6 and 3.8 have it; all programs with such a loop fail in the first one."""
+    text = f'    scope.set_attr(tensor, "__index__", {counts}'
+    problem = interpreter_problem(text, numpy)
+    assert ("NumPy" in problem) is is_refused
+    assert bool(problem) is is_refused

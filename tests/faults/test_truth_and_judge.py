@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from faults.ablation import TESTED_ELSEWHERE
 from faults.judge import CLAIMS, VAGUE_CAUSE, Claim, judged, refuted
 from faults.truth import FIX_OF, Fix, Truth
 from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.doctor import LADDER
 
 TRUTH = Truth(
     causes=("offset overflow",), kernels=("copy_row",), arguments=("cache", "stride"),
@@ -95,3 +98,10 @@ def test_a_fix_without_a_pattern_of_its_own_must_fit_its_cause() -> None:
     root = RIGHT | {"cause": "use after free", "fix": "Keep it alive"}
     assert judged([root], truth).says == "right"
     assert judged([root | {"fix": "Mask the load"}], truth).says == "false"
+
+
+def test_rungs_that_no_fault_here_can_need_are_rungs_and_have_tests() -> None:
+    tests = Path(__file__).parents[1]
+    for rung, file in TESTED_ELSEWHERE.items():
+        assert rung in LADDER
+        assert (tests / file).is_file(), file

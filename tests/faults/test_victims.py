@@ -43,6 +43,7 @@ WITHOUT_VICTIM: dict[Cause, str] = {
             Cause.TENSOR_MEMORY,
             Cause.NOT_COMPILED,
             Cause.NO_CONFIGURATION,
+            Cause.OLD_INTERPRETER,
             Cause.DEVICE_ASSERT,
             Cause.CAPTURE_REFUSED,
         ),

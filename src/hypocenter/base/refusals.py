@@ -533,6 +533,15 @@ class NoConfiguration(Refusal, frozen=True, kw_only=True):
         return self._sentence(f"has no configuration left: {self.sentence}")
 
 
+class OldInterpreter(Refusal, frozen=True, kw_only=True):
+    """What NumPy says to the interpreter of a Triton that is older than it."""
+
+    sentence: str
+
+    def __str__(self) -> str:
+        return self._sentence(f"needs an older NumPy in Triton's interpreter: {self.sentence}")
+
+
 class CaptureError(Refusal, frozen=True, kw_only=True):
     """A call that a stream which is being captured does not take, by the number of its error.
 
@@ -626,6 +635,7 @@ AnyRefusal = (
     | NoCode
     | CompileError
     | NoConfiguration
+    | OldInterpreter
     | CaptureError
     | DeviceAssert
 )

@@ -50,6 +50,8 @@ def environment_of(
 
 def how(ended: Ended) -> str:
     """How a command ended, in a few words."""
+    if ended.enough:
+        return f"{ended.enough}, so the command was ended"
     if ended.hung_seconds is not None:
         seconds = f"{ended.hung_seconds:.0f} seconds"
         if ended.is_idle:

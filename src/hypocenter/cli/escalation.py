@@ -11,7 +11,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -196,11 +196,12 @@ class Escalation:
         environment = environment_of(
             runs, suspect=self.suspect, is_own=False, is_guarded=way.is_guarded, is_nan=way.is_nan
         )
-        command = list(self.command)
+        command, deadlines = list(self.command), self.deadlines
         if way.is_checked and (program := sanitizers.memcheck()) is not None:
             command = sanitizers.memcheck_command(program, command, runs)
+            deadlines = replace(deadlines, enough=sanitizers.enough_reports(runs))
         ended = watch(
-            command, {**environment, **way.variables}, runs, pass_on, self.deadlines, self.stdout
+            command, {**environment, **way.variables}, runs, pass_on, deadlines, self.stdout
         )
         bundle = collect.collect(
             runs,

@@ -58,6 +58,7 @@ class Cause(enum.StrEnum):
     NO_CODE_OBJECT = "no code for this architecture"
     NOT_COMPILED = "kernel does not compile"
     NO_CONFIGURATION = "no configuration left"
+    OLD_INTERPRETER = "interpreter older than NumPy"
     DEVICE_ASSERT = "assertion of a kernel"
     CAPTURE_REFUSED = "call not allowed during capture"
     WRONG_DEVICE = "tensor on another device"
@@ -231,6 +232,7 @@ CAUSES: dict[Cause, CauseRow] = {
     Cause.TENSOR_MEMORY: CauseRow(symptoms=frozenset(), blames=Blame.LAUNCH),
     Cause.NOT_COMPILED: CauseRow(symptoms=frozenset(), blames=Blame.KERNEL),
     Cause.NO_CONFIGURATION: CauseRow(symptoms=frozenset(), blames=Blame.LAUNCH),
+    Cause.OLD_INTERPRETER: CauseRow(symptoms=frozenset()),
     Cause.DEVICE_ASSERT: CauseRow(symptoms=frozenset()),
     Cause.CAPTURE_REFUSED: CauseRow(symptoms=frozenset(), blames=Blame.LAUNCH),
     Cause.LOST_RANK: CauseRow(symptoms=frozenset(), is_of_engine=True),

@@ -17,8 +17,10 @@ def compared_lines(found: FailedComparison) -> Iterator[str]:
         if side.writer is not None:
             yield _stored_text(found, side, side.writer)
             if side.writer.fed_by:
-                made = ", ".join(f"{name} of {where}" for name, where in side.writer.fed_by)
-                yield f"it read {made}"
+                made = ", ".join(
+                    f"{name}, to which {where} stores" for name, where in side.writer.fed_by
+                )
+                yield f"it reads {made}"
     yield OPEN
 
 
@@ -44,14 +46,22 @@ def _stored_text(found: FailedComparison, side: ComparedElement, writer: LastWri
     by = f"{writer.kernel}, launched at {writer.launched_at}" if writer.launched_at else ""
     by = by or writer.kernel
     where = f"`{writer.expression}` at {writer.file}:{writer.line} in program {writer.program}"
-    stored = f"{name} was stored last by launch {writer.place.step} of {by}: {where}"
+    stored = (
+        f"of the launches that were recorded the last to store {name} was launch "
+        f"{writer.place.step} of {by}: {where}"
+    )
     if writer.value is None:
         return f"{stored}, which adds to what was there"
     if writer.gives_it is None:
         return f"{stored}; what it had read was not recorded, so whether it stored this is open"
-    if writer.gives_it:
+    if writer.gives_it and writer.value == side.value:
         return f"{stored}; its replay stores this number, too"
-    return f"{stored}; its replay stores {writer.value}: what was found came from elsewhere"
+    if writer.gives_it:
+        return f"{stored}; its replay stores {writer.value}, which is this number but for rounding"
+    other = f"{stored}; its replay stores {writer.value}"
+    if writer.gives_it_cut:
+        return f"{other}, and this number once the operands of tl.dot are cut to TF32"
+    return f"{other} and not this number; what makes the difference is not known"
 
 
 def _at(found: FailedComparison) -> str:

@@ -201,8 +201,9 @@ class LastWriter(msgspec.Struct, frozen=True, kw_only=True):
     """The launch that stored an element last, by its replay: `kernel`, at `file`:`line`.
 
     `value` is what the replay stored, None for an atomic addition. `gives_it`: that is what the
-    program found there; None where tensors that it read were replayed as zeros. `fed_by` are the
-    tensors that it read and the launches that wrote them before, in words.
+    program found there; None where tensors that it read were replayed as zeros. `gives_it_cut`: it
+    is that once float32 operands of `tl.dot` are cut to TF32. `fed_by` are the
+    tensors that it reads, and in words the last launch before it whose kernel stores to each.
     """
 
     kernel: str
@@ -215,6 +216,7 @@ class LastWriter(msgspec.Struct, frozen=True, kw_only=True):
     expression: str
     value: int | float | None = None
     gives_it: bool | None = None
+    gives_it_cut: bool = False
     fed_by: tuple[tuple[str, str], ...] = ()
 
 

@@ -6,8 +6,9 @@ of what it gave: what is stored is finite then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +17,13 @@ from hypocenter.base.errors import HypoError, NotReplayed
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import Place, TensorRecord
 from hypocenter.replay.arguments import Argument
+from hypocenter.replay.compare import LeftBehind, left_behind
 from hypocenter.replay.findings import Site
 from hypocenter.replay.rebuild import Rebuilt, recorded_site
 from hypocenter.replay.replay import replay
 from hypocenter.replay.sites import kernel_frames, site_of
 from hypocenter.replay.source import kernel_of
-from hypocenter.replay.terms import Observers, Schedule
+from hypocenter.replay.terms import KernelText, Observers, Schedule
 
 #: Operations that are kept of a launch, stores, and operations that are tried.
 MAX_STEPS, MAX_STORES, MAX_TRIED = 4096, 4096, 8
@@ -183,6 +185,47 @@ def trace_numbers(
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class NumbersMade:
+    """What the replay of a launch left, by parameter, and which operations gave NaN or infinity."""
+
+    results: Mapping[str, LeftBehind]
+    steps: Sequence[NumberStep]
+
+
+def numbers_made(
+    index: BundleIndex,
+    place: Place,
+    *,
+    text: KernelText,
+    corrections: Mapping[str, Any] | None = None,
+    seconds: float = 4.0,
+) -> NumbersMade | None:
+    """The whole launch at `place` with a text of its kernel, and `corrections` as in a replay.
+
+    None where an access was wrong, or not all of it was replayed. Raises as `replay_place` does.
+    """
+    launch = index.launch(place)
+    try:
+        kernel = kernel_of(index, launch, allow_source=text.may_run, edited=text.edited)
+        rebuilt, seen = Rebuilt(index, place, launch, dict(corrections or {})), _Seen()
+        report = replay(
+            kernel,
+            rebuilt.grid,
+            rebuilt.arguments,
+            schedule=Schedule(budget_seconds=seconds, program_seconds=seconds),
+            observers=Observers(seen.arguments.extend, on_numbers=seen.note),
+        )
+        if report.findings or not report.coverage.is_complete:
+            return None
+        return NumbersMade(left_behind(rebuilt, seen.arguments), tuple(seen.steps))
+    except HypoError:
+        raise
+    except _MISFITS as error:
+        told = f"{type(error).__name__}: {error}"
+        raise NotReplayed(launch.kernel, f"has a record that makes no sense ({told})") from error
+
+
 def _address(
     arguments: Sequence[Argument],
     parameter: str,
@@ -206,7 +249,7 @@ def _mask_of_made(operation: str, operands: tuple[Array, ...], result: Array) ->
         finite = np.ones(result.shape, bool)
         no_nan = np.ones(result.shape, bool)
         for part in floats:
-            if operation == "dot" and part.shape != result.shape:
+            if operation in ("dot", "reduce") and part.shape != result.shape:
                 finite &= bool(np.isfinite(part).all())
                 no_nan &= not bool(np.isnan(part).any())
                 continue

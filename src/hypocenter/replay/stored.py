@@ -17,7 +17,7 @@ from hypocenter.replay.rebuild import Rebuilt, recorded_site
 from hypocenter.replay.replay import replay
 from hypocenter.replay.sites import kernel_frames, site_of
 from hypocenter.replay.source import kernel_of
-from hypocenter.replay.terms import KernelText, Observers, Schedule
+from hypocenter.replay.terms import KernelText, Observers, ReadOperands, Schedule
 
 #: Lanes of stores that are kept of a launch.
 MAX_LANES = 1 << 22
@@ -73,10 +73,12 @@ def last_store(
     *,
     text: KernelText,
     seconds: float = 4.0,
+    operands: ReadOperands | None = None,
 ) -> LastStore | None:
     """The last store to an element at `address`, as the program had it, through `parameters`.
 
-    None where there is none. Raises as `replay_place` does, and NotReplayed for a part of it.
+    None where there is none. `operands` as in Schedule. Raises as `replay_place` does, and
+    NotReplayed for a part of it.
     """
     launch = index.launch(place)
     stores = _Stores()
@@ -87,7 +89,7 @@ def last_store(
             kernel,
             rebuilt.grid,
             rebuilt.arguments,
-            schedule=Schedule(budget_seconds=seconds, program_seconds=seconds),
+            schedule=Schedule(budget_seconds=seconds, program_seconds=seconds, operands=operands),
             observers=Observers(stores.arguments.extend, stores.keep, stores.begin),
         )
         if not report.coverage.is_complete or stores.num_lanes > MAX_LANES:

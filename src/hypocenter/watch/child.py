@@ -45,6 +45,15 @@ _DAMAGE = re.compile(
 DAMAGED_SECONDS = 30.0
 #: How long output is awaited of whoever else holds the child's stderr.
 _DRAIN_SECONDS = 0.5
+#: How long a command that is asked to end may take for it.
+_LEAVE_SECONDS = 2.0
+
+
+class Enough(NamedTuple):
+    """When a command need not go on: `is_there` is asked at each look, and `what` is there then."""
+
+    is_there: Callable[[], bool]
+    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +62,14 @@ class Deadlines:
 
     Of a program without steps a launch counts as one, and so does a wait for the GPU. Between
     them, no step or launch may begin for `idle`, and before the first one for `start`: threads that
-    wait for each other record nothing.
+    wait for each other record nothing. With `enough` the command is ended once that is there.
     """
 
     first_step: float = 600.0
     step: float = 120.0
     start: float = math.inf
     idle: float = math.inf
+    enough: Enough | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +98,7 @@ class Ended:
     """How a child ended. `hung_seconds`: how long its last step had been running, if it was ended;
     `is_idle`: no step was under way, and for so long none had begun; without `has_begun` none ever
     had, for which a command has START_SECONDS at least. `is_damaged`: it had said that its memory
-    is damaged, and then did nothing for so long.
+    is damaged, and then did nothing for so long. `enough`: what was there, for which it was ended.
 
     `num_memory_kills`: how many processes of the control group the kernel has killed for lack of
     memory meanwhile, None where it does not say. `is_interrupted`: Ctrl-C was typed, and handed
@@ -111,6 +121,7 @@ class Ended:
     has_begun: bool = True
     is_damaged: bool = False
     is_interrupted: bool = False
+    enough: str = ""
     num_memory_kills: int | None = None
     shrunk: tuple[Shrunk, ...] = ()
     gpu_stops: tuple[GpuStop, ...] = ()
@@ -136,7 +147,7 @@ def watch(
     core dump, it does so at a fault, and before a command that hangs is ended. Raises UsageError
     when there is no such command.
     """
-    files = _named_files(command)
+    files, deadlines = _named_files(command), deadlines or Deadlines()
     begun, since, kills = time.time(), time.monotonic(), num_memory_kills()
     with gpu_dumps(environment, command) as dumps:
         armed = {**environment, **dumps.variables}
@@ -150,7 +161,7 @@ def watch(
             if follower is not None:
                 follower.on_start(running.process.pid)
             with _handing_on(child):
-                hung = child.wait(runs, deadlines or Deadlines())
+                hung = child.wait(runs, deadlines)
             cards = card_watch.end()
         stops, gaps = dumps.stops(child.stderr())
     code, kills_now = running.process.returncode, num_memory_kills()
@@ -168,6 +179,7 @@ def watch(
         has_begun=child.has_begun,
         is_damaged=child.is_damaged,
         is_interrupted=child.num_interrupts > 0,
+        enough=deadlines.enough.what if deadlines.enough and child.has_enough else "",
         num_memory_kills=None if kills is None or kills_now is None else kills_now - kills,
         shrunk=_shrunk_since(files),
         gpu_stops=stops,
@@ -211,6 +223,8 @@ class _Child:
     pass_on: Callable[[bytes], object]
     dumps: GpuDumps
     follower: Follower | None = None
+    #: Whether it was ended because what was wanted of it was there.
+    has_enough: bool = False
     num_interrupts: int = 0
     #: Whether it was ended although no step of it was under way.
     is_idle: bool = False
@@ -241,6 +255,10 @@ class _Child:
                 self._resumed = time.monotonic()
             if time.monotonic() >= next_look:
                 next_look = time.monotonic() + _TICK_SECONDS
+                if deadlines.enough is not None and deadlines.enough.is_there():
+                    self.has_enough = True
+                    self._leave()
+                    return None
                 beats = _beats(runs)
                 if late := _late_step(beats, deadlines, self._resumed):
                     pid, seconds = late
@@ -307,6 +325,17 @@ class _Child:
         stop = time.monotonic() + _ABORT_SECONDS
         # A shell ends at once, and what it started still writes.
         while time.monotonic() < stop and (self.job.process.poll() is None or not self._is_closed):
+            self._read(_TICK_SECONDS)
+        self.job.send(signal.SIGKILL)
+        self.job.process.wait()
+        self._drain()
+
+    def _leave(self) -> None:
+        """SIGTERM to all of it, and SIGKILL to what does not go."""
+        self.job.send(signal.SIGTERM)
+        self.job.send(signal.SIGCONT)
+        stop = time.monotonic() + _LEAVE_SECONDS
+        while time.monotonic() < stop and self.job.process.poll() is None:
             self._read(_TICK_SECONDS)
         self.job.send(signal.SIGKILL)
         self.job.process.wait()

@@ -282,6 +282,9 @@ def _device(run: ring.Run) -> DeviceRecord | None:
 
 
 def _fault(ended: Ended, run: ring.Run | None) -> FaultRecord:
+    if ended.enough:
+        message = f"{ended.enough}, and the command was ended"
+        return FaultRecord(kind="error", message=message, exit_code=ended.exit_code)
     if ended.is_damaged:
         fault = fault_in(ended.stderr, ended.exit_code, ended.signal)
         return msgspec.structs.replace(

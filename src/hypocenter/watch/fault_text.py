@@ -395,6 +395,11 @@ def _show(match: re.Match[str]) -> str:
     return text.removeprefix("hypocenter.base.errors.")[:MAX_MESSAGE_CHARS]
 
 
+def num_heads_in(text: str) -> int:
+    """How many accesses compute-sanitizer tells of, to any memory."""
+    return sum(_HEAD.match(line) is not None for line in text.splitlines())
+
+
 def reports_in(text: str) -> Iterator[SanitizerReport]:
     """The accesses to global memory that compute-sanitizer tells of, in its order."""
     lines = text.splitlines()

@@ -23,6 +23,7 @@ from hypocenter.base.refusals import (
     DeviceAssert,
     NoCode,
     NoConfiguration,
+    OldInterpreter,
     ResourceExceeded,
 )
 from hypocenter.record.runtime_text import code_in, is_of_capture, kind_of_text
@@ -36,6 +37,11 @@ _RESOURCE = re.compile(
     re.M,
 )
 _AUTOTUNER = re.compile(r"^[\w.]{0,80}AutotunerError: Autotuner error: ([^\n]{1,400})", re.M)
+#: What NumPy 2.4 says to the interpreter of Triton 3.6 and older, and the line that it says it to.
+_INTERPRETER = re.compile(
+    r"^[\w.]{0,80}InterpreterError: TypeError\('(only 0-dimensional [^\n']{1,200})'\)", re.M
+)
+_COUNTS_LOOPS = "int(self.handle.data)"
 _COMPILE = re.compile(
     r"^[\w.]{0,80}(?:CompilationError|UnsupportedLanguageConstruct): at (\d{1,9}):(\d{1,9}):\n"
     r"((?:[^\n]{0,500}\n){1,40}?) {0,500}\^\n([^\n]{1,1000})",
@@ -75,7 +81,10 @@ _FRAME = re.compile(
 )
 _LAUNCHED = re.compile(r"(?:^|[=\s.(])([A-Za-z_]\w*)\[[^\n]*")
 #: Parts of file names in which no program of anybody's own lies.
-_INSTALLED = ("site-packages", "dist-packages", "/lib/python3", "<frozen", "<string>")
+_INSTALLED = (
+    *("site-packages", "dist-packages", "/lib/python3", "<frozen", "<string>"),
+    "/triton/runtime/",  # wherever its checkout lies
+)
 
 
 class ToldRefusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +137,8 @@ def _exceptions(stderr: str) -> Iterator[tuple[int, AnyRefusal, str, ErrorKind]]
     if match := _AUTOTUNER.search(stderr):
         none_left = NoConfiguration(sentence=match[1].strip())
         yield match.start(), none_left, match[0], ErrorKind.OTHER
+    if (match := _INTERPRETER.search(stderr)) and _COUNTS_LOOPS in stderr[: match.start()]:
+        yield match.start(), OldInterpreter(sentence=match[1]), match[0], ErrorKind.OTHER
     if match := _COMPILE.search(stderr):
         text = match[3].rstrip("\n").split("\n")[-1].strip()
         refusal = CompileError(sentence=match[4][:MAX_CHARS], text=text)

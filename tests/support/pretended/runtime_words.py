@@ -24,6 +24,25 @@ AUTOTUNER = (
     + "triton.runtime.errors.AutotunerError: Autotuner error: No valid autotuner configs after "
     "pruning. `early_config_prune` should return at least one config.\n"
 )
+#: Of Triton 3.6 on NumPy 2.4.
+INTERPRETER = (
+    """Traceback (most recent call last):
+  File "/opt/lib/python3.12/site-packages/triton/runtime/interpreter.py", line 1357, in __call__
+    self.fn(**args)
+  File "/home/ann/train.py", line 15, in sum_bags
+    for at in range(first, last):
+  File "/opt/lib/python3.12/site-packages/triton/runtime/interpreter.py", line 888, in <lambda>
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data))
+TypeError: only 0-dimensional arrays can be converted to Python scalars
+
+The above exception was the direct cause of the following exception:
+
+"""
+    + FRAMES.format(line="sum_bags[(3,)](table, ids, starts, out, 50)")
+    + TRITON
+    + "triton.runtime.errors.InterpreterError: TypeError('only 0-dimensional arrays can be "
+    "converted to Python scalars')\n"
+)
 COMPILE = (
     FRAMES.format(line="cast_kernel[(8,)](x, y, n)")
     + TRITON

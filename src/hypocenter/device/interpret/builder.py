@@ -179,6 +179,9 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
             return _Handle(f32_to_bf16((product + bf16_to_f32(acc.data)).astype(np.float32)), kind)
         return _Handle((product + acc.data).astype(acc.data.dtype), kind)
 
+    def see_reduced(self, source: Any, result: Any) -> None:
+        """A reduction has been made, of a tensor or of several."""
+
     # -- lanes that meet ------------------------------------------------------------------------
 
     def meet(self) -> None:

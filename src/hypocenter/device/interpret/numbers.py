@@ -1,7 +1,6 @@
 """A builder that tells of each operation on floats whose result holds NaN or infinity.
 
-For whoever looks for the first such operation of a kernel. Reductions are not among them: they pass
-on what they read.
+For whoever looks for the first such operation of a kernel.
 """
 
 from __future__ import annotations
@@ -58,6 +57,11 @@ class NumberBuilder(Builder):
 
     def cast_impl(self, source: Any, target: Any) -> Any:
         return self._see("cast", (source,), super().cast_impl(source, target))
+
+    def see_reduced(self, source: Any, result: Any) -> None:
+        """Tell of a reduction of one tensor: a sum may leave its type."""
+        if isinstance(source, tl.tensor) and isinstance(result, tl.tensor):
+            self._see("reduce", (source.handle,), result.handle)
 
     def create_masked_load(self, pointers: Any, *rest: Any, **options: Any) -> Any:
         result = super().create_masked_load(pointers, *rest, **options)

@@ -260,6 +260,7 @@ def reducing(plain: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         _interp.interpreter_semantic.builder.meet()
         result = plain(input, axis, combine_fn, keep_dims=keep_dims, **options)
+        _interp.interpreter_semantic.builder.see_reduced(input, result)
         if undefined := _of_all(input):
             along = axis.value if isinstance(axis, tl.constexpr) else axis
             lanes = {load: part.any(axis=along) for load, part in undefined.items()}

@@ -16,6 +16,7 @@ from hypocenter.base.refusals import (
     DeviceAssert,
     NoCode,
     NoConfiguration,
+    OldInterpreter,
     ResourceExceeded,
 )
 from hypocenter.doctor.case import Case
@@ -62,7 +63,7 @@ def is_of_runtime(refusal: AnyRefusal) -> bool:
     """Whether this check reads a refusal."""
     if isinstance(refusal, ResourceExceeded):
         return True
-    kinds = NoCode | CompileError | NoConfiguration | CaptureError | DeviceAssert
+    kinds = NoCode | CompileError | NoConfiguration | OldInterpreter | CaptureError | DeviceAssert
     return isinstance(refusal, kinds)
 
 
@@ -82,6 +83,8 @@ def _claim(refusal: AnyRefusal, kernel: str, site: str, case: Case, seq: int) ->
             root = _of_compiler(refusal, who)
         case NoConfiguration():
             root = _of_autotuner(refusal, who)
+        case OldInterpreter():
+            root = _of_interpreter(refusal, who)
         case CaptureError():
             root = _of_capture(refusal, who, case)
         case DeviceAssert():
@@ -171,6 +174,21 @@ def _of_autotuner(refusal: NoConfiguration, who: str) -> RootCause:
             f"Triton's autotuner refused {who}: {refusal.sentence}",
             "one configuration that is not pruned",
             "the autotuner refuses an empty list alone",
+        ),
+    )
+
+
+def _of_interpreter(refusal: OldInterpreter, who: str) -> RootCause:
+    return RootCause(
+        cause=Cause.OLD_INTERPRETER,
+        sentence=f"{who}: the interpreter of Triton 3.6 and older makes a number of an array with "
+        f"an axis where a loop counts, which NumPy refuses from 2.4 on: {refusal.sentence}",
+        fix="Install NumPy below 2.4, or a Triton newer than 3.6; on a GPU nothing of this shows",
+        kernel=who,
+        proof=Proof(
+            f"Triton's own line `int(self.handle.data)` ended {who}: {refusal.sentence}",
+            "the number taken out of the array",
+            "NumPy refuses arrays that have an axis alone",
         ),
     )
 

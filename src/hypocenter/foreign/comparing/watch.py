@@ -282,7 +282,7 @@ def _side(
 
 def _bytes_of(held: Any) -> bytes:
     num_bytes = held.numel() * held.element_size()
-    is_kept = num_bytes <= MAX_KEPT_BYTES and dtype_of(held.dtype) in ("F32", "F64")
+    is_kept = num_bytes <= MAX_KEPT_BYTES and dtype_of(held.dtype) in ("F16", "F32", "F64")
     return bytes(held.contiguous().numpy().tobytes()) if is_kept else b""
 
 

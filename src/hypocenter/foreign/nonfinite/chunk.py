@@ -9,9 +9,17 @@ from typing import Any
 
 from hypocenter.foreign.nonfinite.ops import Role, SeenOp, place_of, tensors_in
 
-#: Operations, results and bytes that are kept, at most; a GPU has more to be waited for.
-MAX_OPS, MAX_RESULTS = 512, 1024
-MAX_BYTES, MAX_GPU_BYTES = 256 << 20, 1 << 30
+#: Operations, results and bytes that are kept, at most. A GPU is waited for when they are looked
+#: at, and has nothing to do then: of its free memory a part is kept, between these two.
+MAX_OPS, MAX_RESULTS = 2048, 4096
+MAX_BYTES, MAX_GPU_BYTES, MOST_GPU_BYTES = 256 << 20, 1 << 30, 4 << 30
+_PART_OF_FREE = 16
+
+
+def gpu_bytes(torch: Any) -> int:
+    """What may be kept of results on the current GPU."""
+    free: int = torch.cuda.mem_get_info()[0]
+    return max(MAX_GPU_BYTES, min(free // _PART_OF_FREE, MOST_GPU_BYTES))
 
 
 class OpChunk:
@@ -25,6 +33,7 @@ class OpChunk:
     def clear(self) -> None:
         self.ops: list[SeenOp] = []
         self._num_results = 0
+        self._is_on_gpu = False
         self.num_bytes = 0
         #: By storage the operations that wrote it, ascending.
         self._writers: collections.defaultdict[int, list[SeenOp]] = collections.defaultdict(list)
@@ -41,8 +50,8 @@ class OpChunk:
             self.num_bytes += result.nbytes
             if is_written:
                 self._writers[result.untyped_storage()._cdata].append(op)
-        if op.results[0].device.type == "cuda":
-            self._most_bytes = MAX_GPU_BYTES
+        if op.results[0].device.type == "cuda" and not self._is_on_gpu:
+            self._is_on_gpu, self._most_bytes = True, gpu_bytes(self._torch)
         self._num_results += len(op.results)
         self.ops.append(op)
 

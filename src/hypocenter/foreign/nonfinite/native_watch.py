@@ -6,7 +6,13 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from hypocenter.foreign.nonfinite.chunk import MAX_BYTES, MAX_GPU_BYTES, MAX_OPS, MAX_RESULTS
+from hypocenter.foreign.nonfinite.chunk import (
+    MAX_BYTES,
+    MAX_GPU_BYTES,
+    MAX_OPS,
+    MAX_RESULTS,
+    gpu_bytes,
+)
 from hypocenter.foreign.nonfinite.examine import Examiner
 from hypocenter.foreign.nonfinite.native_chunk import NativeChunk, NativeUndefined
 from hypocenter.foreign.nonfinite.ops import SeenOp, place_of
@@ -82,6 +88,8 @@ class NativeNumberWatch(NumberWatch):
         with self._quiet():
             for op, result in self._examiner.look():
                 self._tell_reached(result, NumberEnd.PARAMETER, op.site)
+            if self._torch.cuda.is_initialized():
+                self._code.set_gpu_bytes(gpu_bytes(self._torch))
 
     def _note_item(self, tensor: Any, value: float) -> None:
         self.note_read(tensor, NumberEnd.READ, value)

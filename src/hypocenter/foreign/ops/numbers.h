@@ -24,6 +24,12 @@ struct Op {
   bool is_test = false, is_written = false;
 };
 
+// What is the same of all nodes of a backward pass of one type.
+struct NodeKind {
+  int name = 0;
+  bool is_gathering = false, is_programs = false;
+};
+
 // Whether it is a plain tensor of floats in memory of the CPU or of a GPU.
 inline bool is_looked_at(const at::Tensor& t) {
   auto type = t.scalar_type();
@@ -124,12 +130,10 @@ class Numbers {
       }
       return;
     }
-    std::string name = node->name();
-    bool is_gathering = name.size() >= 14 && name.rfind("AccumulateGrad") == name.size() - 14;
-    bool is_programs = std::string(typeid(*node).name()).find("PyNode") != std::string::npos;
-    if (is_gathering || is_programs) op.site = sites.now();
-    if (!is_gathering && op.site == 0) op.site = backward_site;
-    op.node = texts.of(name);
+    const NodeKind& kind = kind_of(*node);
+    if (kind.is_gathering || kind.is_programs) op.site = sites.now();
+    if (!kind.is_gathering && op.site == 0) op.site = backward_site;
+    op.node = kind.is_programs ? texts.of(node->name()) : kind.name;
     auto found = forward_.find((long)node->sequence_nr());
     op.forward_site = found != forward_.end() ? found->second : 0;
   }
@@ -211,7 +215,21 @@ class Numbers {
   size_t num_results_ = 0, num_alive_ = 0;
   std::unordered_map<Storage*, std::vector<int>> writers_;
   std::unordered_map<long, int> forward_;
+  std::unordered_map<std::type_index, NodeKind> kinds_;
   std::unordered_map<Storage*, std::pair<WeakStorage, int>> undefined_;
+
+  // By type: to spell a name takes longer than many an operation. Those of the program's own have
+  // one type, and a name for each class.
+  const NodeKind& kind_of(const torch::autograd::Node& node) {
+    auto [at, is_new] = kinds_.try_emplace(std::type_index(typeid(node)));
+    if (is_new) {
+      std::string name = node.name();
+      bool is_gathering = name.size() >= 14 && name.rfind("AccumulateGrad") == name.size() - 14;
+      bool is_programs = std::string(typeid(node).name()).find("PyNode") != std::string::npos;
+      at->second = {texts.of(name), is_gathering, is_programs};
+    }
+    return at->second;
+  }
 
   size_t most_bytes() const { return is_on_gpu_ ? max_gpu_bytes : max_bytes; }
 

@@ -180,6 +180,7 @@ PYBIND11_MODULE(HYPO_NAME, module) {
     numbers.is_on = false;
     numbers.clear();
   });
+  n.def("set_gpu_bytes", [](size_t num_bytes) { numbers.max_gpu_bytes = num_bytes; });
   n.def("flush", [] { numbers.flush(); });
   n.def("set_busy", [](bool is_busy) { return std::exchange(numbers.is_busy, is_busy); });
   n.def("set_paused", [](bool is_paused) { numbers.is_paused = is_paused; });

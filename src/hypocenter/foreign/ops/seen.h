@@ -21,6 +21,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <typeindex>
 #include <typeinfo>
 #include <unordered_map>
 #include <unordered_set>

@@ -1,44 +1,56 @@
 """Rung: what the program itself found unequal before an assertion ended it, and who stored that.
 
 A place to look at: which of the two tensors is right is the program's to say, so it is no cause;
-but where whole numbers differ as a product of 32 bits makes them differ (`wrapped_result.py`).
+but where whole numbers differ as a product of 32 bits makes them differ (`wrapped_result.py`), a
+number of float16 became infinite on the way (`half_overflow.py`), or two strides came the other way
+round (`exchanged_strides.py`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from hypocenter.base.errors import HypoError
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.diagnosis import Claim, ComparedElement, FailedComparison, LastWriter
 from hypocenter.doctor.judging.origin import last_writer, writers_of
 from hypocenter.doctor.kernel_text import accesses, follows_what_it_loads
+from hypocenter.doctor.rungs.seen.exchanged_strides import claim_of_exchanged
+from hypocenter.doctor.rungs.seen.half_overflow import claim_of_half
 from hypocenter.doctor.rungs.seen.wrapped_result import claim_of_wrapped
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.compared import ComparedSide, ComparedUnequal
+from hypocenter.record.events import Place
 from hypocenter.record.gap import Gap
-from hypocenter.replay.terms import KernelText
+from hypocenter.replay.terms import KernelText, ReadOperands
+
+if TYPE_CHECKING:
+    from hypocenter.replay.stored import LastStore
 
 NAME = "failed comparison"
 #: Launches that are replayed for one side, the last ones before the end.
 MAX_LAUNCHES = 8
+#: Each replays the launch with one thing put right, and takes the program's comparison for a judge.
+_EXPLANATIONS = (claim_of_wrapped, claim_of_half, claim_of_exchanged)
 #: By type how far the replay of a launch may be from what a GPU stored, which sums in another
 #: order. Of whole numbers nothing.
 _ROUNDING = {"F16": 1e-2, "BF16": 6e-2, "F32": 1e-4, "F64": 1e-8}
 
 
 def failed_comparison(case: Case) -> list[Claim]:
-    """Leaves the comparison with the case; a claim where a product of 64 bits takes it away."""
+    """Leaves the comparison with the case; a claim where one change of the kernel takes it away."""
     events = case.index.events_of(ComparedUnequal)
     if not events or case.bundle.fault.kind != "error":
         return []
     event = events[-1]
     one, other = (_element(case, event, side) for side in event.sides)
+    claim: Claim | None = None
     if not any(claim.root is not None for claim in case.claims):
-        wrapped = claim_of_wrapped(case, event, (one.writer, other.writer))
-    else:
-        wrapped = None
+        writers = one.writer, other.writer
+        tried = (of(case, event, writers) for of in _EXPLANATIONS)
+        claim = next(filter(None, tried), None)
     case.compared = FailedComparison(
         site=event.site,
         compared_at=event.compared_at,
@@ -48,7 +60,7 @@ def failed_comparison(case: Case) -> list[Claim]:
         num_elements=event.num_elements,
         is_first=event.is_first,
     )
-    return [wrapped] if wrapped is not None else []
+    return [claim] if claim is not None else []
 
 
 def _element(case: Case, event: ComparedUnequal, side: ComparedSide) -> ComparedElement:
@@ -102,20 +114,19 @@ def _whole_tensors(case: Case, made: LaunchMade) -> set[int]:
 
 
 def _stored_by(case: Case, made: LaunchMade, side: ComparedSide) -> LastWriter | None:
-    from hypocenter.replay.stored import last_store
+    from hypocenter.replay.operands import CutToTF32
 
     if made.place is None:
         return None
-    parameters = [
-        argument.name
-        for argument in made.launch.arguments
-        if argument.tensor in case.tensors
-        and case.tensors[argument.tensor].allocation == side.allocation
-    ]
-    text = KernelText(case.allow_source)
-    store = last_store(case.index, made.place, parameters, side.address, text=text)
+    store = _last_store(case, made, made.place, side)
     if store is None:
         return None
+    gives_it, gives_it_cut = _gives_it(case, made, side, store.value), False
+    if gives_it is False and made.launch.device.startswith("cuda"):
+        cut = CutToTF32()
+        again = _last_store(case, made, made.place, side, cut)
+        if again is not None and cut.sites:
+            gives_it_cut = _gives_it(case, made, side, again.value) is True
     return LastWriter(
         kernel=made.launch.kernel,
         parameter=store.parameter,
@@ -126,9 +137,30 @@ def _stored_by(case: Case, made: LaunchMade, side: ComparedSide) -> LastWriter |
         line=store.site.line,
         expression=store.site.expression,
         value=store.value,
-        gives_it=_gives_it(case, made, side, store.value),
+        gives_it=gives_it,
+        gives_it_cut=gives_it_cut,
         fed_by=tuple(_fed_by(case, made, store.parameter)),
     )
+
+
+def _last_store(
+    case: Case,
+    made: LaunchMade,
+    place: Place,
+    side: ComparedSide,
+    operands: ReadOperands | None = None,
+) -> LastStore | None:
+    """The store to the compared element by the replay of a launch."""
+    from hypocenter.replay.stored import last_store
+
+    parameters = [
+        argument.name
+        for argument in made.launch.arguments
+        if argument.tensor in case.tensors
+        and case.tensors[argument.tensor].allocation == side.allocation
+    ]
+    text = KernelText(case.allow_source)
+    return last_store(case.index, place, parameters, side.address, text=text, operands=operands)
 
 
 def _gives_it(

@@ -8,17 +8,17 @@ and replayed with cut ones gives what the GPU gave.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 
-from hypocenter.base.dtypes import NUMPY_DTYPES, Array
+from hypocenter.base.dtypes import Array
 from hypocenter.base.errors import HypoError
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, Edit, Proof, RootCause, proven
+from hypocenter.doctor.rungs.seen.compared_numbers import ComparedNumbers, compared_numbers
 from hypocenter.record.bundle_index import LaunchMade
-from hypocenter.record.compared import ComparedSide, ComparedUnequal
+from hypocenter.record.compared import ComparedUnequal
 from hypocenter.record.contents import LaunchOutcome
 from hypocenter.record.events import Values
 from hypocenter.replay.findings import Site
@@ -33,61 +33,31 @@ MIN_RATIO = 50.0
 _DOT = re.compile(r"\bdot\(")
 
 
-@dataclass(frozen=True, slots=True)
-class _Compared:
-    """A side that a launch left, with what it was compared with and what may be between them."""
-
-    event: ComparedUnequal
-    given: Array
-    wanted: Array
-    rtol: float
-    atol: float
-    is_second: bool
-
-    def num_wrong(self, numbers: Array) -> int:
-        """Elements that the comparison would not let pass."""
-        limit = self.atol + self.rtol * np.abs(numbers if self.is_second else self.wanted)
-        return int((~(np.abs(numbers - self.wanted) <= limit)).sum())
-
-
 def short_operands(case: Case) -> list[Claim]:
     """The launch that left what was compared, where nothing but short operands is wrong with it."""
     events = case.index.events_of(ComparedUnequal)
     if not events or any(claim.root is not None for claim in case.claims):
         return []
     event = events[-1]
-    for side, other in (event.sides, event.sides[::-1]):
-        compared = _arrays_of(event, side, other, is_second=side is event.sides[1])
+    for at, side in enumerate(event.sides):
+        compared = compared_numbers(event, at, "F32")
         if compared is None:
             continue
         for outcome in reversed(case.bundle.outcomes):
             for values in outcome.gave:
                 is_there = case.tensors[values.tensor].allocation == side.allocation
                 if is_there and values.dtype == "F32" and values.data == side.data:
-                    return _claims(case, outcome, values, compared)
+                    return _claims(case, outcome, values, event, compared)
     return []
 
 
-def _arrays_of(
-    event: ComparedUnequal, side: ComparedSide, other: ComparedSide, *, is_second: bool
-) -> _Compared | None:
-    if event.rtol is None or event.atol is None or not side.allocation or side.dtype != "F32":
-        return None
-    one, two = _numbers(side), _numbers(other)
-    if one is None or two is None or one.size != two.size:
-        return None
-    return _Compared(event, one, two, event.rtol, event.atol, is_second)
-
-
-def _numbers(side: ComparedSide) -> Array | None:
-    kind = NUMPY_DTYPES.get(side.dtype)
-    if not side.data or kind is None or len(side.data) % kind.itemsize:
-        return None
-    numbers: Array = np.frombuffer(side.data, kind).astype(np.float64)
-    return numbers if np.isfinite(numbers).all() else None
-
-
-def _claims(case: Case, outcome: LaunchOutcome, left: Values, compared: _Compared) -> list[Claim]:
+def _claims(
+    case: Case,
+    outcome: LaunchOutcome,
+    left: Values,
+    event: ComparedUnequal,
+    compared: ComparedNumbers,
+) -> list[Claim]:
     use = next((made for made in case.launches if made.seq == outcome.launch), None)
     source = case.sources.get(use.launch.source) if use is not None else None
     if use is None or source is None or outcome.num_other or use.launch.device == "interpreter":
@@ -106,7 +76,7 @@ def _claims(case: Case, outcome: LaunchOutcome, left: Values, compared: _Compare
     is_reproduced = off >= MIN_RATIO * near and compared.num_wrong(short) > 0
     if not is_reproduced or compared.num_wrong(whole):
         return []
-    return [_claim(case, use, left, compared, list(cut.sites.values()), (off, near))]
+    return [_claim(case, use, left, event, compared, list(cut.sites.values()), (off, near))]
 
 
 def _replay_result(
@@ -133,11 +103,12 @@ def _claim(
     case: Case,
     use: LaunchMade,
     left: Values,
-    compared: _Compared,
+    event: ComparedUnequal,
+    compared: ComparedNumbers,
     sites: list[Site],
     off: tuple[float, float],
 ) -> Claim:
-    kernel, event = use.launch.kernel, compared.event
+    kernel = use.launch.kernel
     name = next((a.name for a in use.launch.arguments if a.tensor == left.tensor), "")
     name = case.parameter_of(use.launch, name) or name
     num, total = compared.num_wrong(compared.given), compared.given.size

@@ -1,0 +1,114 @@
+"""A comparison that fails for infinity which float16 made inside a kernel, and others that fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+from recorded.program_launch import Launch
+
+from hypocenter.base.dtypes import Array
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Diagnosis
+from hypocenter.doctor.doctor import diagnose
+from hypocenter.record.compared import ComparedSide, ComparedUnequal
+from hypocenter.record.fault_record import FaultRecord
+
+SCALED = """
+def scaled_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at)
+    square = tl.sum(x * x, axis=0) / BLOCK
+    y = x * (1.0 / tl.sqrt(square.to(tl.float32) + 1e-5))
+    tl.store(y_ptr + at, y.to(tl.float16))
+"""
+WIDE = SCALED.replace("tl.load(x_ptr + at)", "tl.load(x_ptr + at).to(tl.float32)")
+#: Infinity that leads to nothing: the result hangs on numbers alone.
+UNUSED = WIDE.replace(
+    "    tl.store(",
+    "    big = tl.load(x_ptr + at) * 1000.0\n    y = tl.where(big > 0, y, y)\n    tl.store(",
+)
+X = (100 * np.random.default_rng(0).standard_normal((4, 16))).astype(np.float16)
+WANT = X.astype(np.float32) / np.sqrt((X.astype(np.float32) ** 2).mean(1, keepdims=True) + 1e-5)
+#: What float16 makes of rows whose squares add up to more than it holds.
+GAVE = np.where((X.astype(np.float32) ** 2).sum(1, keepdims=True) > 65504, 0, WANT).astype(
+    np.float16
+)
+
+
+def examined(
+    text: str = SCALED, gave: Array = GAVE, want: Array = WANT, **changes: Any
+) -> Diagnosis:
+    """Of a program whose one launch gave `gave`, where it wants `want`."""
+    tensors = {"x_ptr": ("F16", (4, 16)), "y_ptr": ("F16", (4, 16))}
+    launch = Launch(text, tensors, grid=(4,), constants={"BLOCK": 16}, held={"x_ptr": X})
+    bundle = launch.bundle(gave={"y_ptr": gave})
+    y = next(tensor for tensor in bundle.tensors if tensor.name == "y_ptr")
+    wrong = np.argwhere(~(np.abs(gave.astype(np.float64) - want) <= 0.05))
+    row, column = map(int, wrong[0])
+    sides = (
+        ComparedSide(
+            name="y", dtype="F16", value=float(gave[row, column]), data=gave.tobytes(),
+            address=y.address + 2 * (16 * row + column), allocation=y.allocation,
+        ),
+        ComparedSide(
+            name="want", dtype="F32", value=float(want[row, column]),
+            data=want.astype(np.float32).tobytes(),
+        ),
+    )  # fmt: skip
+    event = ComparedUnequal(
+        seq=max(event.seq for event in bundle.events) + 1, step=2, site="program.py:50",
+        compared_at="program.py:49", sides=sides, shape=(4, 16), index=(row, column),
+        num_different=len(wrong), num_elements=64, rtol=0.0, atol=0.05,
+    )  # fmt: skip
+    fault = FaultRecord(
+        kind="error", message="AssertionError", call="`assert err < 0.05`", is_statement=True,
+        site="program.py:50", is_asynchronous=False,
+    )  # fmt: skip
+    event = msgspec.structs.replace(event, **changes)
+    bundle = msgspec.structs.replace(bundle, events=(*bundle.events, event), fault=fault)
+    found = diagnose(bundle, allow_source=True)
+    assert all(not rung.left_out for rung in found.rungs), found.rungs
+    return found
+
+
+def test_infinity_of_float16_that_the_result_hides_is_the_cause() -> None:
+    [root] = examined().roots
+    assert (root.cause, root.kernel, root.argument) == (Cause.NONFINITE_VALUE, "scaled", "x_ptr")
+    assert (root.line, root.expression) == (4, "tl.load(x_ptr + at)")
+    assert root.fix == "Compute in float32: `tl.load(x_ptr + at).to(tl.float32)`"
+    [edit] = root.edits
+    assert edit.new == "x = tl.load(x_ptr + at).to(tl.float32)"
+    assert "`tl.sum(x * x, axis=0)` at scaled_kernel.py:5 gives inf of" in root.sentence
+    assert "each of 64 elements satisfies the comparison" in root.proof.green
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"want": np.where(np.arange(64).reshape(4, 16) == 3, WANT + 1, WANT)},
+        {"text": WIDE, "gave": WANT.astype(np.float16), "want": WANT + 1},
+        {"text": UNUSED, "gave": WANT.astype(np.float16), "want": WANT + 1},
+        {"gave": (GAVE + np.float16(1))},
+        {"atol": None},
+        {"is_first": False},
+        {"shape": (64,), "index": (3,)},
+    ],
+    ids=[
+        "one element is wrong in another way",
+        "in float32 already",
+        "infinity that nothing hangs on",
+        "another wrote it",
+        "no bound is known",
+        "a mean is compared",
+        "another view is compared",
+    ],
+)
+def test_what_float32_does_not_put_right_has_no_cause(changes: dict[str, Any]) -> None:
+    found = examined(**changes)
+    assert found.roots == ()
+    assert found.compared is not None
