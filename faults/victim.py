@@ -58,7 +58,8 @@ class Victim(Planted):
     none where the kernel is innocent. `source` is a public report of such a defect. `address` is
     what the report must say of the fault's address, where there is one. `on_card`: real hardware
     has the defect too, which hangs on nothing that only a simulated GPU does. `as_machine_code` is
-    its symptom as AMD's machine code, where that is another one; the file says why.
+    its symptom as AMD's machine code, where that is another one; the file says why. `of_nvidia`: a
+    GPU of AMD's does not mind.
     """
 
     truth: Truth
@@ -66,6 +67,7 @@ class Victim(Planted):
     address: str = ""
     on_card: bool = False
     as_machine_code: str = ""
+    of_nvidia: bool = False
 
 
 def victims(names: Sequence[str] = ()) -> list[Victim]:

@@ -28,11 +28,16 @@ from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 
 
+def declared_on(platform: Platform, victim: Victim) -> Victim:
+    """The victim with the symptom that it has on a platform."""
+    if platform is Platform.EMULATED and victim.as_machine_code:
+        return replace(victim, symptom=victim.as_machine_code)
+    return victim
+
+
 def other_symptom(platform: Platform, observed: str, victim: Victim) -> list[str]:
     """What is wrong about a symptom: nothing on a card, whose memory need not fault."""
-    declared = victim.symptom
-    if platform is Platform.EMULATED and victim.as_machine_code:
-        declared = victim.as_machine_code
+    declared = declared_on(platform, victim).symptom
     is_right = platform is Platform.CARD or observed == declared
     return [] if is_right else [f"{observed} instead of {declared}"]
 
@@ -52,17 +57,18 @@ class VictimCase(Case):
     def platforms(self) -> frozenset[Platform]:  # type: ignore[override]
         own = _platform_of(self.victim)
         others = {Platform.CARD} if self.victim.on_card else set()
-        others |= {Platform.EMULATED} if own is Platform.SIMULATED else set()
+        if own is Platform.SIMULATED and not self.victim.of_nvidia:
+            others |= {Platform.EMULATED}
         return frozenset({own, *others})
 
     def run(self, platform: Platform, work: Path) -> list[Row]:
         folder, device = work / self.name, _device(platform)
-        declared = self.victim
+        own = declared = declared_on(platform, self.victim)
         is_real = platform is Platform.CARD
         if is_real:  # beside a real GPU the twin is traced as what is compared with it
             declared = replace(declared, symptom="differs")
         healthy = run_child(declared, folder / "twin", twin=True, device=device)
-        outcome = run_child(self.victim, folder / "victim", twin=False, device=device)
+        outcome = run_child(own, folder / "victim", twin=False, device=device)
         if is_real and outcome.bundle is None:
             # A real allocator need not fault where a simulated one does.
             outcome = run_child(declared, folder / "again", twin=False, device=device)
@@ -81,7 +87,7 @@ class VictimCase(Case):
             symptom=observed,
             exit_code=outcome.ended.exit_code,
         )
-        good = healthy.bundle if self.victim.symptom == "differs" else None
+        good = healthy.bundle if declared_on(platform, self.victim).symptom == "differs" else None
         found = _diagnosis(outcome.bundle, good)
         problems = other_symptom(platform, observed, self.victim)
         if found is not None and not _explains(found, self.victim.address):

@@ -28,6 +28,9 @@ VICTIM = Victim(
         lines=("slot = tl.load(slots_ptr.to(tl.pointer_type(tl.int64)) + token)",),
     ),
     symptom="crash",
+    # Triton takes 32 bits of each offset for AMD's GPUs, in tensors of less than 2 GiB: of each
+    # 8 bytes the slot in the lower half counts, which is another token's.
+    as_machine_code="differs",
     on_card=True,
     device="sim:rx7900xtx",
     source="flashinfer#5347",

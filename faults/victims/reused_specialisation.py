@@ -44,6 +44,8 @@ VICTIM = Victim(
     symptom="crash",
     on_card=True,
     device="sim:h200",
+    # AMD's read 8 bytes from where 4 bytes are aligned.
+    of_nvidia=True,
     source="vllm#41257",
     plant=plant,
     twin=twin,

@@ -6,6 +6,7 @@ No dump of hardware was seen. Its layout is that of the sources which `coredump/
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ pytest.importorskip("tinygrad")
 
 from hypocenter.base.errors import BadCoreDump, DeviceFault
 from hypocenter.coredump.amd_code import instruction_bytes
-from hypocenter.coredump.amd_dump import read_amd_dump
+from hypocenter.coredump.amd_dump import PATTERNS, read_amd_dump
 from hypocenter.device.amd.code_object import read_code_object
 from hypocenter.device.amd.decode import decode
 from hypocenter.device.amd.emu import open_emu
@@ -31,7 +32,7 @@ TOKENS, HEADS, DIM = 32, 4, 128
 @pytest.fixture
 def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, int, int]:
     """The dump of a rope whose positions have two bytes each; addresses of x and positions."""
-    monkeypatch.setenv("HSA_COREDUMP_FILE", str(tmp_path / "gpucore.%p"))
+    monkeypatch.setenv(PATTERNS[0], str(tmp_path / "gpucore.%p"))
     gpu = open_emu("emu:mi300x", on_abort=lambda: None)
     x = np.ones((TOKENS, HEADS, DIM), np.float32)
     at = gpu.allocate(x.nbytes)
@@ -102,13 +103,51 @@ def test_a_dump_of_the_users_own_is_found_where_rocm_writes_it(
     monkeypatch.chdir(path.parent)
     (path.parent / "dev").mkdir()
     (path.parent / "dev" / "kfd").touch()
-    for environment in ({"HSA_COREDUMP_FILE": f"{path.parent}/gpucore.%p"}, {}):
+    for name in (*PATTERNS, ""):
+        environment = {name: f"{path.parent}/gpucore.%p"} if name else {}
         with gpu_dumps(environment, root=path.parent) as dumps:
             assert dumps.stops("") == ((), ())  # it is older
             os.utime(path)
             [stop], gaps = dumps.stops("")
             assert (stop.source, gaps) == ("ROCm core dump", ())
             os.utime(path, (0, 0))
+
+
+def test_an_access_is_told_at_the_page_alone_that_the_runtime_named(
+    dump: tuple[Path, int, int],
+) -> None:
+    path, _, positions = dump
+    at = read_amd_dump(path).faulting
+    assert at is not None
+    assert at.block is not None
+    page = positions + 4 * at.block[0] & ~0xFFF
+    for named, is_told in ((page, True), (page + 0x1000, False), (page - 0x1000, False)):
+        warp = read_amd_dump(path, page=named).faulting
+        assert warp is not None
+        assert (warp.access is not None, warp.is_error) == (is_told, is_told)
+        assert (warp.kernel, warp.exception) == ("rope", "illegal address")
+
+
+def test_a_light_dump_tells_the_kernel_and_no_access(dump: tuple[Path, int, int]) -> None:
+    # Of memory it has code and saved waves alone, so that every access is one to what is missing.
+    path, _, _ = dump
+    data = bytearray(path.read_bytes())
+    code = read_amd_dump(path).faulting
+    assert code is not None
+    num_headers = int.from_bytes(data[56:58], "little")
+    for at in range(64, 64 + 56 * num_headers, 56):
+        (kind,) = struct.unpack_from("<I", data, at)
+        first, size = (struct.unpack_from("<Q", data, at + field)[0] for field in (16, 40))
+        is_kept = first <= code.pc < first + size or first == 0x7F40_0000_0000
+        if kind == 1 and not is_kept:
+            data[at : at + 4] = bytes(4)
+    light = path.with_name("gpucore.2")
+    light.write_bytes(data)
+    stop = read_amd_dump(light)
+    warp = stop.faulting
+    assert warp is not None
+    assert (warp.kernel, warp.exception) == ("rope", "illegal address")
+    assert (warp.access, warp.is_error, stop.grids) == (None, False, ())
 
 
 def test_a_dump_that_is_cut_or_changed_is_one_line(dump: tuple[Path, int, int]) -> None:

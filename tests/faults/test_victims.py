@@ -21,7 +21,7 @@ from faults.row import Platform, Role, Row
 from faults.table import slow_runs
 from faults.victim import SYMPTOMS, Victim
 from faults.victim import victims as registered
-from faults.victim_case import HarmlessCase, VictimCase, other_symptom
+from faults.victim_case import HarmlessCase, VictimCase, declared_on, other_symptom
 from faults.victim_run import run_child
 from hypocenter.base.errors import UsageError
 from hypocenter.base.package import recorded_kernel_module
@@ -120,9 +120,28 @@ def test_another_symptom_is_wrong_but_where_a_victim_says_so_of_machine_code() -
     assert other_symptom(Platform.CARD, "differs", faults) == []
 
 
+def test_a_victim_is_run_with_the_symptom_that_it_has_on_the_platform() -> None:
+    loose = victim("padding_token")
+    assert loose.symptom == "crash"
+    assert declared_on(Platform.SIMULATED, loose) is loose
+    # What ends nothing by itself is traced, and held against its twin.
+    assert declared_on(Platform.EMULATED, loose).symptom == "differs"
+    kept = victim("key_offset_overflow")
+    assert declared_on(Platform.EMULATED, kept) is kept
+
+
+def test_what_amds_gpus_do_not_mind_is_no_case_of_theirs() -> None:
+    aligned = VictimCase(victim("reused_specialisation"))
+    assert Platform.EMULATED not in aligned.platforms
+    assert Platform.SIMULATED in aligned.platforms
+    assert Platform.EMULATED in VictimCase(victim("padding_token")).platforms
+
+
 def test_only_a_known_symptom_is_declared_of_machine_code() -> None:
     declared = {one.name: one.as_machine_code for one in ALL if one.as_machine_code}
-    assert declared == {"sentinel_block": "differs"}
+    assert declared == dict.fromkeys(
+        ("kernel_casts_slots", "padding_token", "sentinel_block"), "differs"
+    )
     assert set(declared.values()) <= set(SYMPTOMS)
 
 

@@ -231,6 +231,25 @@ def mixed(x_ptr, y_ptr, z_ptr, w_ptr, d_ptr, n):  # type: ignore[no-untyped-def]
     rows.store([0], rows.load([0]) + x)
 
 
+@pytest.mark.parametrize("way", ["nothing", "wait", "other memory"])
+def test_the_host_rewrites_what_a_kernel_reads_directly(gpu: PretendGpu, way: str) -> None:
+    # No copy stands between: the kernel reads the host's pinned memory itself.
+    table, out = gpu.pinned(torch.zeros(64)), gpu.on_gpu(torch.zeros(64))
+    given = {"x_ptr": table, "y_ptr": out}
+    gpu.watch.launch(mixed, given, 1, f"{__file__}:1", None)
+    if way == "wait":
+        gpu.default.synchronize()
+    written = gpu.pinned(torch.zeros(64)) if way == "other memory" else table
+    written.fill_(2)
+    if way != "nothing":
+        assert gpu.found == []
+        return
+    [found] = gpu.found
+    assert (found.kind, found.first.what) == (Disorder.HOST_WRITE, "mixed")
+    assert (found.first.argument, found.first.is_write) == ("x_ptr", False)
+    assert line_of(found.second.site) == "written.fill_(2)"
+
+
 def test_what_a_kernel_reads_and_writes_by_its_text() -> None:
     found = {name: used for name, used in uses_of(mixed).items() if name.endswith("_ptr")}
     assert found == {

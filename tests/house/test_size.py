@@ -28,7 +28,7 @@ BUDGETS = {
     "record": 5_900,
     "order": 600,
     "trace": 720,
-    "coredump": 2_450,
+    "coredump": 2_800,
     "watch": 3_050,
     "contracts": 900,
     "device": 22_300,

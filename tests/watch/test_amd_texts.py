@@ -15,7 +15,7 @@ from hypocenter.base.refusals import NoCode
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.watch.device_dump import device_dump
 from hypocenter.watch.fault_text import fault_in, with_kernel_log
-from hypocenter.watch.gpu_dumps import GpuDumps, debug_agent, gpu_dumps
+from hypocenter.watch.gpu_dumps import GpuDumps
 
 ABORT = 6
 
@@ -116,18 +116,3 @@ def test_the_drivers_device_dump_tells_the_page(
     assert (fault.address, fault.access) == told
     os.utime(path, (0, 0))
     assert device_dump(time.monotonic(), tmp_path) == ()
-
-
-def test_rocms_debug_agent_is_loaded_where_it_is(tmp_path: Path) -> None:
-    assert debug_agent({}, tmp_path) == {}
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev" / "kfd").touch()
-    assert debug_agent({}, tmp_path) == {}
-    library = tmp_path / "opt" / "rocm-7.2" / "lib" / "librocm-debug-agent.so.2"
-    library.parent.mkdir(parents=True)
-    library.touch()
-    assert debug_agent({}, tmp_path) == {"HSA_TOOLS_LIB": str(library)}
-    # A tool of the user's own stays.
-    assert debug_agent({"HSA_TOOLS_LIB": "librocprofiler.so"}, tmp_path) == {}
-    with gpu_dumps({}, root=tmp_path) as dumps:
-        assert dumps.variables == {"HSA_TOOLS_LIB": str(library)}

@@ -52,6 +52,26 @@ time.sleep(60)
 """
 
 
+#: Has a file of the debug agent's name mapped, prints at SIGQUIT what that would, and hangs; with a
+#: second argument it catches no signal.
+AGENT_HANGS = """
+import mmap, os, signal, sys, time
+from pathlib import Path
+from hypocenter.record import ring
+from hypocenter.record.ring_writer import RingWriter
+from hypocenter.record.run_folder import claim_folder
+mapped = mmap.mmap(os.open(sys.argv[1], os.O_RDONLY), 0, prot=mmap.PROT_READ)
+if len(sys.argv) < 3:
+    text = Path(sys.argv[1]).read_text()
+    signal.signal(signal.SIGQUIT, lambda *_: os.write(2, text.encode()))
+writer = RingWriter(claim_folder(Path(os.environ["HYPO_RUN_DIR"])))
+writer.header[ring.CELL_STEP] = 1
+writer.header[ring.CELL_STEP_STARTED] = time.monotonic_ns()
+while True:
+    time.sleep(0.05)
+"""
+
+
 @pytest.fixture
 def with_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_dumps, "_DRIVER", ("dev/null",))
@@ -234,3 +254,18 @@ def test_lines_are_read_of_sources_alone(tmp_path: Path) -> None:
     assert stop.warps[0].frames[0].text == "out[ids[i]] = 1.0f;"
     [stop], _ = GpuDumps().stops(text.replace(str(source), str(secret)))
     assert (stop.warps[0].frames[0].line, stop.warps[0].frames[0].text) == (2, "")
+
+
+@pytest.mark.parametrize("catches", [True, False])
+def test_before_a_command_that_hangs_is_ended_the_debug_agent_tells_its_waves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, catches: bool
+) -> None:
+    monkeypatch.setattr("hypocenter.watch.child._QUIET_SECONDS", 0.3)
+    agent = tmp_path / "librocm-debug-agent.so.2"
+    agent.write_text(AGENT_TEXT)
+    words = [str(agent), *([] if catches else ["no"])]
+    ended = run(tmp_path, AGENT_HANGS, *words, deadlines=Deadlines(0.5, 0.5))
+    # Who does not catch the signal is not ended by it: its stacks are written.
+    assert "Fatal Python error: Aborted" in ended.stderr
+    assert ended.hung_seconds is not None
+    assert [stop.num_warps for stop in ended.gpu_stops] == ([2] if catches else [])

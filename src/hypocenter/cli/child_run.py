@@ -9,12 +9,14 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from types import FrameType
 
 from hypocenter.base.wording import signal_name
+from hypocenter.cli.output import say
+from hypocenter.coredump.rocm import ArmedVariable, variables_at_fault
 from hypocenter.settings.environment import Environment
 from hypocenter.watch.child import Ended, environment_for
 from hypocenter.watch.fault_text import signal_below
@@ -46,6 +48,17 @@ def environment_of(
     environment |= {"HYPO_TRACE": "1"} if suspect else {}
     environment |= {"HYPO_NAN": "1", "TORCHDYNAMO_DISABLE": "1"} if is_nan else {}
     return environment | ({"HYPO_GUARD": "1"} if is_guarded else {})
+
+
+def say_armed(environment: Mapping[str, str], armed: Sequence[ArmedVariable] = ()) -> None:
+    """Tell what is set for a command beside our own variables, `armed` and what `watch` adds: it
+    changes how the command runs."""
+    purposes: dict[str, list[str]] = {}
+    for variable in (*armed, *variables_at_fault(environment)):
+        purposes.setdefault(variable.purpose, []).append(f"{variable.name}={variable.value}")
+    for purpose, settings in purposes.items():
+        verb = "is" if len(settings) == 1 else "are"
+        say(f"{' '.join(settings)} {verb} set for the command, so that {purpose}")
 
 
 def how(ended: Ended) -> str:

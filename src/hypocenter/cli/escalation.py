@@ -18,12 +18,14 @@ import msgspec
 
 from hypocenter.base.errors import ErrorKind
 from hypocenter.base.wording import bare_name
-from hypocenter.cli.child_run import environment_of, exit_code, how, pass_on
+from hypocenter.cli.child_run import environment_of, exit_code, how, pass_on, say_armed
 from hypocenter.cli.output import say
+from hypocenter.coredump import rocm
 from hypocenter.doctor.diagnosis import Diagnosis, RunMade
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.examining.time_limit import EXAMINE_SECONDS
 from hypocenter.doctor.report_parts import headline, run_text
+from hypocenter.doctor.rungs.driver.logged_launch import launch_text
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.driver_run import DriverRun
@@ -35,7 +37,7 @@ from hypocenter.record.order_events import Disordered, OrderWatched
 from hypocenter.settings.environment import launch_blocking
 from hypocenter.watch import collect, dead_runs, sanitizers
 from hypocenter.watch.child import Deadlines, Ended, watch
-from hypocenter.watch.gpu_dumps import WATCHES_DRIVER, watches_driver
+from hypocenter.watch.gpu_dumps import WATCHES_DRIVER, has_driver, watches_driver
 
 #: What none of the runs looks for without --suspect.
 UNGUARDED = (
@@ -176,7 +178,7 @@ class Escalation:
             return "the command ended without a fault, and this only says where one is made"
         if first.bundle.device == "interpreter":
             return "the launches ran on the CPU, one after the other"
-        is_of_amd = first.bundle.device.startswith("hip")
+        is_of_amd = first.bundle.device.startswith("hip") or _has_only_amds_driver()
         if way.is_waited_for and (blocking := launch_blocking()):
             if is_of_amd:  # CUPTI is for GPUs of NVIDIA
                 return f"{blocking} was set before"
@@ -200,9 +202,11 @@ class Escalation:
         if way.is_checked and (program := sanitizers.memcheck()) is not None:
             command = sanitizers.memcheck_command(program, command, runs)
             deadlines = replace(deadlines, enough=sanitizers.enough_reports(runs))
-        ended = watch(
-            command, {**environment, **way.variables}, runs, pass_on, deadlines, self.stdout
-        )
+        environment |= way.variables
+        armed = rocm.variables_of_waiting(environment, runs) if way.is_waited_for else ()
+        environment |= rocm.as_environment(armed)
+        say_armed(environment, armed)
+        ended = watch(command, environment, runs, pass_on, deadlines, self.stdout)
         bundle = collect.collect(
             runs,
             ended,
@@ -210,6 +214,7 @@ class Escalation:
             with_prompts=self.with_prompts,
             fault_before=self._fault_before(),
             reports=self._with_sites(sanitizers.reports_below(runs)) if way.is_checked else (),
+            environment=environment,
         )
         if bundle is None or (bundle.fault.kind == "none" and not _has_evidence(bundle)):
             return ended, None
@@ -244,13 +249,15 @@ class Escalation:
         return first.bundle.fault if first is not None else None
 
     def _best(self) -> ExaminedRun | None:
-        """The run that proved a cause; else one that confirmed something, else the first."""
+        """The run that proved a cause; else one that confirmed something, else one whose log
+        names a launch, else the first."""
         if not self._examined:
             return None
 
-        def rank(number: int) -> tuple[bool, bool, int]:
+        def rank(number: int) -> tuple[bool, bool, bool, int]:
             diagnosis = self._examined[number].diagnosis
-            return diagnosis.is_proven, not diagnosis.is_clean, -number
+            is_named = self._examined[number].bundle.logged_launch is not None
+            return diagnosis.is_proven, not diagnosis.is_clean, is_named, -number
 
         best = max(self._examined, key=rank)
         runs = [
@@ -279,6 +286,10 @@ def with_site(report: SanitizerReport, watched: DriverRun | None) -> SanitizerRe
     return msgspec.structs.replace(report, launched_at=only)
 
 
+def _has_only_amds_driver() -> bool:
+    return rocm.has_driver() and not has_driver()
+
+
 def _has_evidence(bundle: Bundle) -> bool:
     evidence = Launched | MaskedOff | Disordered | OrderWatched | NumbersWatched
     return any(isinstance(event, evidence) for event in bundle.events) or bool(bundle.reports)
@@ -304,6 +315,8 @@ def _found_text(examined: ExaminedRun) -> str:
     """What a run showed: the cause, or the launch that failed where each was waited for."""
     text = headline(examined.diagnosis)
     bundle = examined.bundle
+    if (logged := bundle.logged_launch) is not None and not examined.diagnosis.is_proven:
+        text += f"; {launch_text(logged)}"
     launches = [event for event in bundle.events if isinstance(event, Launched)]
     is_blocking = launch_blocking(bundle.environment) is not None
     if (

@@ -14,7 +14,7 @@ import contextlib
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +48,10 @@ from hypocenter.record.gpu_stop import (
 )
 
 SOURCE = "ROCm core dump"
+#: Where a dump goes: newer runtimes read the first variable, older ones the second.
+PATTERNS = ("HSA_COREDUMP_PATTERN", "HSA_COREDUMP_FILE")
+#: Of the addresses that the runtime names, 4096 bytes each.
+PAGE_BITS = 12
 #: A dump holds all memory of the GPU; it is read by pieces.
 MAX_DUMP_BYTES = 4 << 40
 STATE_NOTE, NOTE_VERSION = 33, 1
@@ -93,11 +97,16 @@ def _no_objects(kernel: str) -> Sequence[Path]:
     return ()
 
 
-def read_amd_dump(path: Path, objects: Callable[[str], Sequence[Path]] = _no_objects) -> GpuStop:
+def read_amd_dump(
+    path: Path,
+    objects: Callable[[str], Sequence[Path]] = _no_objects,
+    page: int | None = None,
+) -> GpuStop:
     """What a core dump of ROCm says; raises BadCoreDump for none, and where it makes no sense.
 
     A dump holds code without its lines. They are taken of the first of the files of code that
-    `objects` gives for a kernel's name and that has the same code in it.
+    `objects` gives for a kernel's name and that has the same code in it. `page` is where the
+    runtime said that the fault was: an access elsewhere is not told then.
     """
     name = path.name
     try:
@@ -110,7 +119,7 @@ def read_amd_dump(path: Path, objects: Callable[[str], Sequence[Path]] = _no_obj
             raise BadCoreDump(name, f"has {num_bytes} bytes, limit {MAX_DUMP_BYTES}")
         found = re.search(r"\d+", name)
         elf = Elf(file, 0, num_bytes, name, by_segments=True)
-        return _Dump(elf, objects).stop(int(found[0][:9]) if found else 0)
+        return _Dump(elf, objects, page).stop(int(found[0][:9]) if found else 0)
     except _SENSELESS as error:
         raise BadCoreDump(name, f"makes no sense: {type(error).__name__}: {error}") from error
     finally:
@@ -152,8 +161,10 @@ class _Wave:
 
 
 class _Dump:
-    def __init__(self, elf: Elf, objects: Callable[[str], Sequence[Path]]) -> None:
-        self._elf, self._objects = elf, objects
+    def __init__(
+        self, elf: Elf, objects: Callable[[str], Sequence[Path]], page: int | None
+    ) -> None:
+        self._elf, self._objects, self._page = elf, objects, page
         note = next(
             (
                 data
@@ -313,7 +324,8 @@ class _Dump:
         grid = self._grid_of(wave, kernel)
         block = self._grid_rows[grid].block if grid >= 0 else (0, 0, 0)
         vectors = self._vectors(wave) if is_deep else []
-        found = self._access(wave, kernel, vectors) if is_deep else None
+        has_memory = grid >= 0 and bool(self._grid_rows[grid].words)
+        found = self._access(wave, kernel, vectors) if is_deep and has_memory else None
         num_kept = min(wave.num_vectors, MAX_REGISTERS)
         pc = found[0] if found else wave.pc
         return GpuWarp(
@@ -392,7 +404,13 @@ class _Dump:
         self, wave: _Wave, kernel: LoadedKernel | None, vectors: Sequence[Sequence[int]]
     ) -> tuple[int, GpuAccess] | None:
         """The nearest access before the wave's place of which a lane asks for memory that is not
-        there, and its place. A wave runs on for a while before it is stopped."""
+        there, and its place. A wave runs on for a while before it is stopped.
+
+        Asked only of dumps that hold the launch's own memory, its packet and its parameters: a
+        light one (HSA_ENABLE_LIGHTWEIGHT_COREDUMP) has code and registers, and lacks the rest. Nor
+        is memory in one that the host has and registered, so the page that the runtime named counts
+        where it is known.
+        """
         if kernel is None or wave.exception != _MEMORY:
             return None
         num_bytes = min(wave.pc - kernel.entry, MAX_IMAGE_BYTES)
@@ -404,7 +422,7 @@ class _Dump:
                 if self._segment_of(address) is None
                 or self._segment_of(address + access.width_bytes - 1) is None
             }
-            if outside:
+            if outside and self._is_of_page(outside.values(), access.width_bytes):
                 made = GpuAccess(
                     operation=access.operation,
                     width_bytes=access.width_bytes,
@@ -413,6 +431,13 @@ class _Dump:
                 )
                 return access.pc, made
         return None
+
+    def _is_of_page(self, addresses: Iterable[int], width_bytes: int) -> bool:
+        """Whether one of the accesses touches the page of the fault, where that is known."""
+        if self._page is None:
+            return True
+        page = self._page >> PAGE_BITS
+        return any(page in (at >> PAGE_BITS, at + width_bytes - 1 >> PAGE_BITS) for at in addresses)
 
     def _frames(self, kernel: LoadedKernel, pc: int) -> tuple[GpuFrame, ...]:
         """The lines of an instruction, by a file that has the code up to it."""

@@ -33,6 +33,7 @@ from hypocenter.doctor.rungs.compiled_code import compiled_code
 from hypocenter.doctor.rungs.compiled_index import compiled_index
 from hypocenter.doctor.rungs.contracts import contracts
 from hypocenter.doctor.rungs.driver.launches import driver_launches
+from hypocenter.doctor.rungs.driver.logged_launch import logged_launch
 from hypocenter.doctor.rungs.engine.adopted_blocks import adopted_blocks
 from hypocenter.doctor.rungs.engine.draws import draws
 from hypocenter.doctor.rungs.engine.kept_blocks import kept_blocks
@@ -78,6 +79,7 @@ LADDER: dict[str, Rung] = {
     "stale addresses": stale_addresses,
     "core dump": gpu_stops,
     "driver": driver_launches,
+    "launch log": logged_launch,
     "guarded run": guarded_run,
     "sanitizer": sanitizer,
     "ownership": ownership,

@@ -8,6 +8,7 @@ from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import RootCause
+from hypocenter.doctor.rungs.driver.logged_launch import launch_text
 from hypocenter.record.events import OUTSIDE_PLANS, Called, CodePlace, Place
 from hypocenter.record.fault_record import FaultRecord, MemoryKill
 from hypocenter.settings.environment import launch_blocking
@@ -59,6 +60,11 @@ def symptom_of(fault: FaultRecord) -> str:
 def describe_surface(case: Case, roots: tuple[RootCause, ...]) -> str:
     """Where the fault was reported, and why there: the interval that nobody had waited for."""
     run, call = case.bundle.driver_run, case.bundle.fault.call
+    if (logged := case.bundle.logged_launch) is not None and not case.launches:
+        return (
+            f"with {logged.variable} each launch is waited for, and by the runtime's own log "
+            f"{launch_text(logged)}"
+        )
     is_refused = bool(roots) and roots[0].blames is Blame.LAUNCH and not case.launches
     if run is not None and run.refusals and is_refused:
         by = f" by {call}" if call else ""

@@ -57,6 +57,7 @@ from hypocenter.record.events import (
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gap import Gap
 from hypocenter.record.gpu_stop import MAX_REPORTS, MAX_STOPS, GpuStop, SanitizerReport
+from hypocenter.record.logged_launch import LoggedLaunch
 from hypocenter.record.module_texts import ModuleText
 from hypocenter.record.nonfinite import NumbersWatched
 from hypocenter.record.order_events import Disordered, OrderWatched
@@ -96,9 +97,10 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     Python; `others` what the processes of the other ranks recorded; `gpu_stops` where GPUs stood
     that left a dump. `fault_before` is how the same command ended when it was run as it is, before
     a run that was not; `reports` what a sanitizer saw in this one. `driver_run` is what the process
-    asked of its GPU's driver, None where nobody watched that. `pid` is the process that the events
-    are of. `outcomes` is what launches gave that were made again. `missing` what could not be
-    recovered; `redacted` whether token ids inside the vocabulary were replaced by 0.
+    asked of its GPU's driver, None where nobody watched that; `logged_launch` the one that the
+    runtime's log ends in. `pid` is the process that the events are of. `outcomes` is what launches
+    gave that were made again. `missing` what could not be recovered; `redacted` whether token ids
+    inside the vocabulary were replaced by 0.
     """
 
     version: int = VERSION
@@ -134,6 +136,7 @@ class Bundle(msgspec.Struct, frozen=True, kw_only=True):
     fault_before: FaultRecord | None = None
     reports: tuple[SanitizerReport, ...] = ()
     driver_run: DriverRun | None = None
+    logged_launch: LoggedLaunch | None = None
     stderr: str = ""
     kernel_log: tuple[str, ...] = ()
     missing: tuple[Gap, ...] = ()

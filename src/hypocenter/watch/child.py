@@ -30,6 +30,8 @@ from hypocenter.watch.memory_killer import num_memory_kills
 #: Kept of a child's stderr: its beginning, and twice this much of its end at least.
 _HEAD_BYTES, _TAIL_BYTES = 64 << 10, 512 << 10
 _TICK_SECONDS = 0.2
+#: After so long without a word a debug agent has told all.
+_QUIET_SECONDS = 2.0
 #: How long a child may take to write its stacks and end.
 _ABORT_SECONDS = 10.0
 #: With a deadline a command has this long at least until its first step or launch: it loads what
@@ -348,6 +350,9 @@ class _Child:
         stop = time.monotonic() + DUMP_SECONDS
         while self.dumps.num_whole() < wanted and time.monotonic() < stop:
             self._read(_TICK_SECONDS)
+        if job.ask_agents(self.job.process.pid):
+            while time.monotonic() < stop and self._read(_QUIET_SECONDS):
+                pass
 
     def _drain(self) -> None:
         """Take what is there still; what others go on to write is passed on after us."""

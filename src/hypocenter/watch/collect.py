@@ -9,7 +9,7 @@ import contextlib
 import datetime
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,6 +18,8 @@ from hypocenter.base import package
 from hypocenter.base.errors import EXIT_ERROR, EXIT_FAULT, ErrorKind
 from hypocenter.base.package import place_of_own_name
 from hypocenter.coredump.names import source_name
+from hypocenter.coredump.rocm import LOG
+from hypocenter.coredump.rocm_log import launch_at_end
 from hypocenter.record import ring
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.driver_log import read_driver_log
@@ -29,6 +31,7 @@ from hypocenter.record.events import (
 from hypocenter.record.fault_record import FaultRecord
 from hypocenter.record.gap import UNWATCHED, Gap
 from hypocenter.record.gpu_stop import SanitizerReport
+from hypocenter.record.logged_launch import LoggedLaunch
 from hypocenter.record.module_texts import read_texts
 from hypocenter.record.run_records import DeviceRecord
 from hypocenter.record.trace_log import read_trace
@@ -47,6 +50,7 @@ from hypocenter.watch.fault_text import (
     with_kernel_log,
 )
 from hypocenter.watch.kernel_log import kernel_log
+from hypocenter.watch.launcher_lines import without_prefixes
 from hypocenter.watch.memory_killer import with_memory_kill
 from hypocenter.watch.redact import redact
 
@@ -64,11 +68,13 @@ def collect(
     with_prompts: bool = False,
     fault_before: FaultRecord | None = None,
     reports: tuple[SanitizerReport, ...] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Bundle | None:
     """The bundle of a child that `watch` ran, whose recorders wrote below `runs`.
 
     None when it ended without a fault and nothing is suspected. Without `with_prompts` token ids
-    and prompts are taken out. `fault_before` and `reports` are as in a Bundle.
+    and prompts are taken out. `fault_before` and `reports` are as in a Bundle; `environment` is
+    that of the child, which says whether its launches were waited for.
     """
     run = main_run(runs)
     fault = _fault(ended, run)
@@ -96,6 +102,7 @@ def collect(
         cards=ended.cards,
         fault_before=fault_before,
         reports=reports,
+        logged_launch=_logged_launch(runs, ended, fault, environment or {}),
         others=_other_ranks(runs, run),
         command=tuple(map(_text, ended.command)),
         started=_show(ended.started),
@@ -270,6 +277,15 @@ def _with_run(bundle: Bundle, run: ring.Run | None) -> Bundle:
     packages = {package.NAME: package.version(), **bundle.packages}
     bundle = msgspec.structs.replace(bundle, packages=packages)
     return msgspec.structs.replace(bundle, missing=tuple(missing), redacted=False)
+
+
+def _logged_launch(
+    runs: Path, ended: Ended, fault: FaultRecord, environment: Mapping[str, str]
+) -> LoggedLaunch | None:
+    """The launch that ROCm's log ends in, of a command that a fault or a wait without end ended."""
+    if fault.kind not in ("crash", "error", "hang"):
+        return None
+    return launch_at_end(sorted(runs.glob(f"{LOG}_*")), without_prefixes(ended.stderr), environment)
 
 
 def _device(run: ring.Run) -> DeviceRecord | None:

@@ -2,8 +2,8 @@
 
 NVIDIA's driver writes one by itself where variables of the environment say so (the guide of
 cuda-gdb, "GPU core dump support"); until a fault that costs nothing. Ours are light: no memory, but
-code, registers and parameters. AMD's debug agent writes to stderr; where ROCm has it, it is loaded.
-Core dumps that ROCm's runtime wrote meanwhile are read.
+code, registers and parameters. What is armed of AMD's says `coredump/rocm.py`; its debug agent
+writes to stderr, and core dumps that ROCm's runtime wrote meanwhile are read.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from pathlib import Path
 import msgspec
 
 from hypocenter.base.errors import BadCoreDump
-from hypocenter.coredump.amd_dump import is_amd_dump, read_amd_dump
+from hypocenter.coredump import rocm
+from hypocenter.coredump.amd_dump import PATTERNS, is_amd_dump, read_amd_dump
 from hypocenter.coredump.debug_agent import read_debug_agent
 from hypocenter.coredump.nvidia import read_core_dump
 from hypocenter.record.gap import Gap
 from hypocenter.record.gpu_stop import MAX_STOPS, GpuStop
+from hypocenter.watch.fault_text import fault_in
 from hypocenter.watch.launcher_lines import without_prefixes
 
 #: How long a dump that was asked for may take; one of an H100 full of warps took some 20 seconds.
@@ -44,10 +46,8 @@ _LIGHT = (
     "skip_nonrelocated_elf_images,skip_global_memory,skip_shared_memory,skip_local_memory,"
     "skip_constbank_memory,skip_abort"
 )
-#: ROCm loads the library of this variable beside a program; its debug agent is one.
 _KERNEL = re.compile(r"\w{1,200}")
-_ROCM_FILE, _MAX_OBJECTS = "HSA_COREDUMP_FILE", 256
-_TOOLS, _AGENT = "HSA_TOOLS_LIB", "librocm-debug-agent.so.2"
+_MAX_OBJECTS = 256
 #: Programs that attach to a GPU themselves; only one can.
 _DEBUGGERS = frozenset({"cuda-gdb", "compute-sanitizer", "cuda-memcheck", "ncu", "nsys"})
 #: What clocks of files are behind by.
@@ -95,7 +95,7 @@ class GpuDumps:
 
     def stops(self, stderr: str) -> tuple[tuple[GpuStop, ...], tuple[Gap, ...]]:
         """What the dumps say, those with an exception first, and what is not known and why."""
-        found = list(self._read())
+        found = list(self._read(fault_in(stderr, None, None).address))
         stops = [stop for stop in found if isinstance(stop, GpuStop)]
         gaps = [
             Gap.damage("a core dump of the GPU", str(bad))
@@ -109,11 +109,11 @@ class GpuDumps:
         stops.sort(key=lambda stop: not stop.exception)
         return tuple(map(_with_texts, stops[:MAX_STOPS])), tuple(gaps)
 
-    def _read(self) -> Iterator[GpuStop | BadCoreDump]:
+    def _read(self, page: int | None = None) -> Iterator[GpuStop | BadCoreDump]:
         for path in self._files()[:MAX_STOPS]:
             try:
                 if is_amd_dump(path):
-                    yield read_amd_dump(path, self.objects)
+                    yield read_amd_dump(path, self.objects, page)
                 else:
                     yield read_core_dump(path)
             except BadCoreDump as error:
@@ -177,34 +177,6 @@ def watches_driver(environment: Mapping[str, str] = os.environ) -> bool:
     return environment.get(WATCHES_DRIVER, "0") not in ("", "0")
 
 
-def debug_agent(environment: Mapping[str, str], root: Path = Path("/")) -> dict[str, str]:
-    """What has ROCm's debug agent tell of waves at a fault, where it and AMD's driver are there.
-
-    Nothing where the environment has a tool of its own in that place.
-    """
-    if not (root / "dev/kfd").exists() or _TOOLS in environment:
-        return {}
-    places = (environment.get("ROCM_PATH", ""), *sorted(map(str, root.glob("opt/rocm*"))))
-    for place in filter(None, places):
-        agent = Path(place) / "lib" / _AGENT
-        if agent.is_file():
-            return {_TOOLS: str(agent)}
-    return {}
-
-
-def _any_of(pattern: str) -> str:
-    """A pattern of names for any process."""
-    return re.sub(r"%[a-zA-Z]", "*", pattern)
-
-
-def _rocm_dumps(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Where ROCm's runtime writes core dumps of the GPU: it does so by itself, where the limit of
-    core files allows it. They hold all memory of the GPU, so none is asked for here."""
-    if pattern := environment.get(_ROCM_FILE):
-        return () if pattern.startswith("|") else (_any_of(pattern),)
-    return ("gpucore.*", "core*.gpu")
-
-
 def _triton_cache(environment: Mapping[str, str]) -> Path:
     if given := environment.get("TRITON_CACHE_DIR"):
         return Path(given)
@@ -222,12 +194,12 @@ def gpu_dumps(
     that the user has made so is read, and stays.
     """
     if not has_driver(root):
-        if not (root / "dev/kfd").exists() and _ROCM_FILE not in environment:
+        if not rocm.has_driver(root) and not any(n in environment for n in PATTERNS):
             yield GpuDumps()
             return
         yield GpuDumps(
-            debug_agent(environment, root),
-            theirs=_rocm_dumps(environment),
+            rocm.as_environment(rocm.variables_at_fault(environment, root)),
+            theirs=rocm.dump_places(environment),
             since=time.time(),
             cache=_triton_cache(environment),
         )
@@ -244,7 +216,7 @@ def gpu_dumps(
         is_on = environment.get(_SWITCH, "") not in ("", "0")
         yield GpuDumps(
             why=f"{theirs[0]} is set, so the doctor armed no core dump of its own",
-            theirs=(_any_of(pattern),) if is_on else (),
+            theirs=(rocm.any_of(pattern),) if is_on else (),
             since=time.time(),
         )
         return

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hypocenter.base.errors import UsageError
+from hypocenter.coredump.rocm import AGENT
 from hypocenter.watch.prepared import take
 
 #: What a terminal stops a process with; SIGSTOP is somebody's own wish.
@@ -193,3 +195,26 @@ def ticks_of_group(group: int) -> int:
             if int(fields[2]) == group:
                 total += int(fields[11]) + int(fields[12])
     return total
+
+
+#: The signals that a process catches, a bit each (proc_pid_status(5)).
+_CAUGHT = re.compile(r"^SigCgt:\s*([0-9a-f]{1,16})$", re.M)
+
+
+def ask_agents(group: int) -> int:
+    """Have ROCm's debug agent print where the waves of a process group stand; how many it asked.
+
+    The agent does so at SIGQUIT (its guide, "SIGQUIT"). Only processes that have it loaded and
+    catch the signal get it: others would end by it.
+    """
+    asked = 0
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile, or is not ours
+            pid = int(path.name)
+            if os.getpgid(pid) != group or AGENT not in (path / "maps").read_text():
+                continue
+            caught = _CAUGHT.search((path / "status").read_text())
+            if caught is not None and int(caught[1], 16) >> signal.SIGQUIT - 1 & 1:
+                os.kill(pid, signal.SIGQUIT)
+                asked += 1
+    return asked

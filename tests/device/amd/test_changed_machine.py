@@ -57,7 +57,12 @@ def _grid(test: Callable[..., None]) -> Iterator[dict[str, object]]:
 
 
 _LANES = ("test_machine_lanes", "test_machine_scalar")
-_MEMORY = ("test_machine_memory", "test_machine_bounds", "test_machine_scalar")
+_MEMORY = (
+    "test_machine_memory",
+    "test_machine_bounds",
+    "test_machine_scalar",
+    "test_machine_log",
+)
 #: Module, its functions (all that are not left out), and the files whose cases must see a mistake.
 #: The log of accesses and what is left of a stop are those of `check`, and have its tests.
 GROUPS: dict[str, tuple[ModuleType, Callable[[str], bool], tuple[str, ...]]] = {
@@ -111,6 +116,22 @@ def test_without_a_mistake_a_machine_of_python_passes() -> None:
     with planted(None):
         for case in _cases("test_machine_scalar")[:12]:
             case()
+
+
+@pytest.mark.tier("amd")
+@pytest.mark.parametrize("name", sorted({name for *_, names in GROUPS.values() for name in names}))
+def test_without_a_mistake_every_case_passes(name: str) -> None:
+    """One that fails by itself would see every mistake."""
+    with planted(None):
+        for case in _cases(name):
+            case()
+
+
+def test_a_table_of_pages_may_be_read_without_a_mistake() -> None:
+    with planted(None):
+        for case in _cases("test_machine_bounds"):
+            if case.func.__name__ == "test_each_page_of_an_access_must_be_there":  # type: ignore[attr-defined]
+                case()
 
 
 @pytest.mark.parametrize("group", GROUPS)

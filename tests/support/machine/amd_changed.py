@@ -174,7 +174,11 @@ class _Places:
 
     def allow(self, m: r.Machine) -> None:
         """Those of a machine."""
-        self._ranges = [(int(row[2]), int(row[2] + row[1] - row[0])) for row in m.regions]
+        self._ranges = []
+        for begin, end, host, _, table in m.regions[:, :5].tolist():
+            self._ranges.append((host, host + end - begin))
+            if table:
+                self._ranges.append((table, table + -(-(end - begin) // (1 << access.PAGE_BITS))))
         for array in (m.lds, m.scratch):
             self._ranges.append((array.ctypes.data, array.ctypes.data + array.nbytes))
         self._handlers = {int(address) for address in m.code[:, r.HANDLER]} - {0}

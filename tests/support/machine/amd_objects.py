@@ -16,10 +16,17 @@ from hypocenter.device.limits import named_gpu
 from hypocenter.device.offline.compile import compile_source, triton_source
 from hypocenter.device.offline.specimen import Specimen
 from hypocenter.model.offline.specimens import form_of, vendor_specimens
+from hypocenter.verify.machine.memory_gpu import look_kernel, write_kernel
+from hypocenter.verify.machine.multiprocessors import SIDE
+from hypocenter.verify.machine.multiprocessors_gpu import probe_kernel
+from hypocenter.verify.machine.words import _BLOCK
 
 TARGETS = ("gfx942", "gfx1100", "gfx1201", "gfx950")
-#: Names of LLVM's that AMD's tables of CDNA, by which we decode, have otherwise.
-SYNONYMS = {f"v_fma_mix{which}": f"v_mad_mix{which}" for which in ("_f32", "lo_f16", "hi_f16")}
+#: Names of LLVM's that AMD's tables of CDNA, by which we decode, have otherwise; the last two in
+#: some versions of LLVM.
+SYNONYMS = {f"v_fma_mix{which}": f"v_mad_mix{which}" for which in ("_f32", "lo_f16", "hi_f16")} | {
+    f"v_accvgpr_{which}_b32": f"v_accvgpr_{which}" for which in ("read", "write")
+}
 _ENCODINGS = re.compile(r"(_e64_dpp|_e64|_e32|_dpp|_dpp8|_sdwa)$")
 #: What fills up to an alignment; LLVM's text has it as a directive.
 _FILLERS = ("s_nop", "s_code_end")
@@ -55,9 +62,32 @@ def kernel_names() -> list[str]:
 def amd_forms() -> tuple[Specimen, ...]:
     """Each kernel in each form in which AMD's GPUs are launched, once."""
     found: dict[tuple[object, ...], Specimen] = {}
-    for specimen in vendor_specimens("amd"):
+    for specimen in (*vendor_specimens("amd"), *_of_verify()):
         found.setdefault(form_of(specimen), specimen)
     return tuple(found.values())
+
+
+def _of_verify() -> tuple[Specimen, ...]:
+    """The kernels that look at a machine, as `verify` launches them; no plan has them."""
+    words = {"words_ptr": "*i32"}
+    numbers = dict.fromkeys(("num_words", "start", "kind", "constant"), "i32")
+    squares = {"start_ptr": "*fp32", "out_ptr": "*fp32", "where_ptr": "*i32"}
+    block = {"BLOCK": _BLOCK}
+    return (
+        Specimen(write_kernel, words | numbers, block, tuple(words)),
+        Specimen(
+            look_kernel,
+            words | {"found_ptr": "*i32"} | numbers,
+            block,
+            (*words, "found_ptr"),
+        ),
+        Specimen(
+            probe_kernel,
+            squares | {"rounds": "i32"},
+            {"SIDE": SIDE, "ON_NVIDIA": False},
+            tuple(squares),
+        ),
+    )
 
 
 @cache

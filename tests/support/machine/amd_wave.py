@@ -48,7 +48,8 @@ def assembled(text: str, arch: str) -> list[Instruction]:
 class Wave:
     """What a wave has: vgpr uint32[512, 64] with accumulators from 256 on, sgpr int64[128], LDS and
     scratch as bytes, memory. `run` changes them in place, and leaves in `out` what the machine says
-    of its stop. `pages` are states of pages, the first of which is that of the first region."""
+    of its stop. `pages` are states of pages, the first of which is that of the first region. `log`
+    has a row for each access, as in `access.py`; without rows none is kept."""
 
     arch: str
     vgpr: Array = field(default_factory=lambda: np.zeros((512, 64), np.uint32))
@@ -60,6 +61,7 @@ class Wave:
     active: int = -1
     out: Array = field(default_factory=lambda: np.zeros(16, np.int64))
     pages: Array | None = None
+    log: Array = field(default_factory=lambda: np.zeros((0, 10), np.int64))
 
     @property
     def num_lanes(self) -> int:
@@ -97,7 +99,7 @@ class Wave:
             unset=np.zeros((0, NUM_MASKS), np.int64),
             uses=np.zeros((0, USE_COLUMNS), np.int64),
             out=np.zeros(16, np.int64),
-            log=np.zeros((0, 8), np.int64),
+            log=self.log,
             facts=np.array([self.num_lanes, 1 << 20, is_rdna, 0], np.int64),
         )
         machine.out[r.LOCAL_OUTSIDE_ROW] = -1

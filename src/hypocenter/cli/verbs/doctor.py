@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,7 +27,14 @@ from hypocenter.base.errors import (
     UsageError,
 )
 from hypocenter.cli.bundles import bundle_at, tell_of_good
-from hypocenter.cli.child_run import ending_on_signals, environment_of, exit_code, how, pass_on
+from hypocenter.cli.child_run import (
+    ending_on_signals,
+    environment_of,
+    exit_code,
+    how,
+    pass_on,
+    say_armed,
+)
 from hypocenter.cli.escalation import Escalation, examine
 from hypocenter.cli.new_file import check_new_file, write_new_file
 from hypocenter.cli.output import say, show, show_json
@@ -52,7 +59,6 @@ from hypocenter.record.runtime_text import is_of_anomaly_mode, is_without_driver
 from hypocenter.settings.environment import Environment
 from hypocenter.watch import collect, dead_runs, foreign_runs
 from hypocenter.watch.child import START_SECONDS, Deadlines, Ended, watch
-from hypocenter.watch.gpu_dumps import debug_agent
 
 #: What the folder of a bundle is called; where that is taken, -2, -3, ... follow.
 DEFAULT_FOLDER = "hypo-bundle"
@@ -388,12 +394,6 @@ def _bundle_of_last(asked: DoctorOptions) -> Path:
 # -- from a command -------------------------------------------------------------------------------
 
 
-def _say_agent(environment: Mapping[str, str]) -> None:
-    """What is set for a command beside our own variables: they change how it runs."""
-    for name, value in debug_agent(environment).items():
-        say(f"{name}={value} is set for the command, so that ROCm tells where waves stood")
-
-
 def _bundle_of_command(request: DoctorRequest) -> tuple[Path | None, Bundle]:
     """Run it, and save a bundle; leaves with its exit code when there is nothing to examine.
 
@@ -460,7 +460,7 @@ def _run_command(request: DoctorRequest, runs: Path) -> tuple[Ended, Bundle | No
     environment = environment_of(
         runs, suspect=asked.suspect, is_own=request.is_own, is_nan=asked.nan
     )
-    _say_agent(environment)
+    say_armed(environment)
     ended = watch(command_of(request), environment, runs, pass_on, deadlines_of(request), stdout)
     if ended.exit_code and is_without_driver(ended.stderr):
         say(
@@ -468,7 +468,11 @@ def _run_command(request: DoctorRequest, runs: Path) -> tuple[Ended, Bundle | No
             "`hypo check FILE` runs the launches of such a program without one"
         )
     made = collect.collect(
-        runs, ended, suspect=asked.suspect or asked.nan, with_prompts=asked.with_prompts
+        runs,
+        ended,
+        suspect=asked.suspect or asked.nan,
+        with_prompts=asked.with_prompts,
+        environment=environment,
     )
     return ended, made
 

@@ -18,6 +18,7 @@ from hypocenter.cli.child_run import (
     exit_code,
     how,
     pass_on,
+    say_armed,
 )
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.doctor.guard_findings import GuardFinding, guard_findings
@@ -50,6 +51,7 @@ def guard(words: Sequence[str], verbs: Collection[str], *, as_json: bool) -> Non
         environment = environment_of(runs, is_own=False, is_guarded=True)
         # The report is all that stdout has, where a program reads it.
         stdout = sys.stderr.fileno() if as_json else None
+        say_armed(environment)
         ended = watch(command, environment, runs, pass_on, stdout=stdout)
         # With it Triton has its interpreter where a replay has its own; the command has had it.
         os.environ.pop("TRITON_INTERPRET", None)

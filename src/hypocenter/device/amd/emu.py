@@ -19,6 +19,7 @@ import numpy as np
 from hypocenter.base.dtypes import Array
 from hypocenter.base.errors import HypoError, LaunchRejected
 from hypocenter.base.refusals import NotCompiled, Refused
+from hypocenter.coredump.amd_dump import PATTERNS
 from hypocenter.device.amd.code_object import read_code_object
 from hypocenter.device.amd.evidence.core_dump import dump_path, write_core_dump
 from hypocenter.device.amd.executor import Execution, MachineLaunch, MachineProgram, prepare
@@ -27,7 +28,7 @@ from hypocenter.device.amd.kernarg import LaunchShape, PassedNumber, pack_argume
 from hypocenter.device.interpret.interpret import Pointer
 from hypocenter.device.limits import EXECUTED, named_gpu, simulated_name
 from hypocenter.device.offline.compile import compile_source, triton_source
-from hypocenter.device.offline.specimen import Specimen
+from hypocenter.device.offline.specimen import HUGE_BYTES, Specimen
 from hypocenter.device.sim.memory import BadAccess, SimMemory
 from hypocenter.device.sim.queue import QueuedLaunch
 from hypocenter.device.sim.sim import SimGpu, Unfinished
@@ -126,6 +127,26 @@ class EmuGpu(SimGpu):
         self._streams.add(item)
         self._wait_if_full(f"launch of {name}", name)
 
+    def specimen_of(
+        self, jit: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> Specimen:
+        """What Triton would compile for this launch.
+
+        Of tensors in less memory than 2 GiB it tells AMD's compiler that 32 bits hold each offset.
+        """
+        specimen = super().specimen_of(jit, arguments, options)
+        large = self.allocator.used_blocks_of(HUGE_BYTES)
+        if not large:
+            return specimen
+        base = self._memory.base
+        huge = tuple(
+            name
+            for name, value in arguments.items()
+            if isinstance(value, Pointer)
+            and any(at <= value.address - base < at + size for at, size in large)
+        )
+        return dataclasses.replace(specimen, huge=huge)
+
     def _code_of(self, jit: Any, arguments: Mapping[str, Any], options: Mapping[str, Any]) -> _Code:
         """Compile a launch, or find it compiled. Raises LaunchRejected for what does not."""
         specimen = self.specimen_of(jit, arguments, options)
@@ -176,7 +197,8 @@ class EmuGpu(SimGpu):
         launch.num_steps += outcome.num_instructions
         if (fault := outcome.fault) is not None:
             self.last_fault = fault
-            if (pattern := os.environ.get("HSA_COREDUMP_FILE")) and fault.kind is FaultKind.MEMORY:
+            pattern = next(filter(None, map(os.environ.get, PATTERNS)), None)
+            if pattern is not None and fault.kind is FaultKind.MEMORY:
                 write_core_dump(
                     dump_path(pattern), execution.launch_to_dump(), fault, execution.all_regions()
                 )

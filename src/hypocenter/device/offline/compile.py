@@ -18,7 +18,7 @@ from hypocenter.device.limits import GpuLimits, named_gpu
 from hypocenter.device.offline.code_object import CodeFacts, read_cubin, read_hsaco
 from hypocenter.device.offline.compiled import CompiledKernel
 from hypocenter.device.offline.occupancy import occupancy
-from hypocenter.device.offline.specimen import Specimen, of_device
+from hypocenter.device.offline.specimen import HUGE_BYTES, Specimen, of_device
 from hypocenter.device.triton_lang import triton
 
 _MAX_PROBLEM_CHARS = 300
@@ -232,7 +232,7 @@ def specimen_of_launch(
         is_free = parameter.do_not_specialize or parameter.do_not_specialize_on_alignment
         if not is_free and _is_multiple_of_16(value):
             divisible.append(name)
-        if hasattr(value, "untyped_storage") and value.untyped_storage().nbytes() >= 1 << 31:
+        if hasattr(value, "untyped_storage") and value.untyped_storage().nbytes() >= HUGE_BYTES:
             huge.append(name)
     return Specimen(jit, signature, constants, tuple(divisible), options, huge=tuple(huge))
 

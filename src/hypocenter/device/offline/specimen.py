@@ -10,6 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+#: A pointer is to a tensor in so much memory, or more: AMD's compiler is not told then that 32 bits
+#: hold each offset (`is_within_2gb` of Triton's backend for AMD).
+HUGE_BYTES = 1 << 31
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Specimen:

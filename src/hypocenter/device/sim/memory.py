@@ -328,6 +328,14 @@ class CachingAllocator:
             return None
         return found.offset, found.num_bytes
 
+    def used_blocks_of(self, num_bytes: int) -> list[tuple[int, int]]:
+        """Offset and bytes of each used block that has so many or more."""
+        return [
+            (block.offset, block.num_bytes)
+            for block in self._blocks.values()
+            if block.is_used and block.num_bytes >= num_bytes
+        ]
+
     def release_cached(self) -> int:
         """Unmap every segment that is wholly free; returns the bytes given back."""
         before = self.mapped_bytes

@@ -57,7 +57,7 @@ class DumpedLaunch:
 
 
 def dump_path(pattern: str) -> Path:
-    """The file that ROCm's runtime makes of the pattern in HSA_COREDUMP_FILE."""
+    """The file that ROCm's runtime makes of the pattern that is given."""
     return Path(pattern.replace("%p", str(os.getpid())).replace("%%", "%"))
 
 
