@@ -47,6 +47,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         "verify": (
             "settings wire record contracts device foreign replay check doctor kernels model engine"
         ),
+        # Other engines beside ours, in processes of their own.
+        "peers": "settings device kernels model engine trace",
         "server": "settings wire conversation record watch",
         "ray": "settings",
         # `__init__.py`: what it imports eagerly; inside a function it may import anything.
@@ -67,6 +69,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "tinygrad": ("device/amd/decode.py",),
     "triton": ("device/triton_lang.py", "foreign/planted_gpu.py"),
     "torch": (
+        "peers/programs/",
         "device/arrays.py", "device/group.py", "device/limits.py",
         "device/gpu/", "device/interpret/", "device/sim/",
         "replay/", "check/", "verify/own/",
@@ -81,9 +84,9 @@ FENCES: dict[str, tuple[str, ...]] = {
     "cyclopts": ("cli/",),
     "llguidance": ("engine/grammar.py", "engine/grammar_worker.py"),
     "rich": ("cli/",),
-    "transformers": (),
-    "llama_cpp": (),
-    "gguf": (),
+    "transformers": ("peers/programs/",),
+    "llama_cpp": ("peers/programs/",),
+    "gguf": ("peers/programs/",),
     "pickle": (),
 }  # fmt: skip
 

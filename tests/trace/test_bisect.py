@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 from gguf import GGUFValueType
 from models.demo_variants import demo_with
+from models.planted_files import edited, scales_off_by_a_block, swapped_norms
 from repository import DEMO, PACKAGE_DIR
 
 from hypocenter.base import package
 from hypocenter.base.errors import EXIT_GATE, UsageError
 from hypocenter.cli.trace_report import examine
 from hypocenter.cli.verbs import bisect
-from hypocenter.model.gguf.file import GGUFFile, open_gguf
+from hypocenter.model.gguf.file import open_gguf
 from hypocenter.settings.routes import read_routes
 from hypocenter.trace.narrowing import NoTimeLeft, narrow
 from hypocenter.trace.points import ModelTrace, TracedStep, TraceHeader
@@ -63,28 +64,8 @@ def test_a_route_that_is_none_is_refused(words: str, message: str) -> None:
         read_routes([words])
 
 
-def _edited(path: Path, edit: Callable[[GGUFFile], Mapping[str, Any]]) -> Path:
-    shutil.copyfile(DEMO, path)
-    with open_gguf(DEMO) as file, path.open("r+b") as out:
-        for name, data in edit(file).items():
-            out.seek(file.tensors[name].offset)
-            out.write(np.ascontiguousarray(data).tobytes())
-    return path
-
-
-def _swapped_norms(file: GGUFFile) -> dict[str, Any]:
-    one, other = "blk.2.attn_norm.weight", "blk.2.ffn_norm.weight"
-    return {one: file.raw(other), other: file.raw(one)}
-
-
-def _scales_off_by_a_block(file: GGUFFile) -> dict[str, Any]:
-    raw = np.array(file.raw("blk.3.attn_k.weight")).reshape(-1, 34)
-    raw[:, :2] = np.roll(raw[:, :2], 1, axis=0)
-    return {"blk.3.attn_k.weight": raw}
-
-
 def test_pieces_of_models_are_exchanged(tmp_path: Path) -> None:
-    path = _edited(tmp_path / "norms.gguf", _swapped_norms)
+    path = edited(tmp_path / "norms.gguf", swapped_norms)
     other = demo_with(
         tmp_path / "base.gguf", {"llama.rope.freq_base": (2e4, GGUFValueType.FLOAT32)}
     )
@@ -133,7 +114,7 @@ def test_a_planted_model_is_found(
     if plant == "base":
         demo_with(path, {"llama.rope.freq_base": (2e4, GGUFValueType.FLOAT32)})
     else:
-        _edited(path, _swapped_norms if plant == "norms" else _scales_off_by_a_block)
+        edited(path, swapped_norms if plant == "norms" else scales_off_by_a_block)
     code, found = _bisect(DEMO, path)
     assert code == EXIT_GATE
     assert (found["point"], found["layer"]) == (op, layer)

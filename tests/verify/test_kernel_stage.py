@@ -8,16 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from models.expert_model import write_experts
 from repository import DEMO
 
-from hypocenter.base.tensor import Tensor
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, memory
 from hypocenter.device.plan import OpCall, PlanBuilder
 from hypocenter.engine.runner import Runner, load_runner
 from hypocenter.kernels.attention import rope
+from hypocenter.kernels.recurrent.short_conv import SHORT_CONV
 from hypocenter.kernels.weights.packing import pack, place
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
 from hypocenter.settings.config import EngineConfig
+from hypocenter.verify.drawing import SEQUENCE_INPUTS
 from hypocenter.verify.expected import Miss
 from hypocenter.verify.form import Unit
 from hypocenter.verify.kernel_stage import KernelStage
@@ -80,8 +83,6 @@ def _other_table(arguments: Mapping[str, Any], base: float) -> dict[str, Any]:
 
 
 def _tensor(name: str, values: Any) -> Tensor:
-    from hypocenter.base.tensor import DType
-
     kinds = {"float32": DType.F32, "int32": DType.I32}
     made = memory.allocate(name, "test", kinds[values.dtype.name], values.shape)
     copies.to_device(made, values)
@@ -178,3 +179,106 @@ def test_scales_of_one_row_that_are_off_by_a_block_are_found(
     found = _run_alone(stage, _with_fault(units, "linear", with_products))
     assert found.verdict is StageVerdict.WRONG
     assert found.findings[0].details["place"][1] == 0
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GGUFFile, Runner]]:
+    """A small random model with experts."""
+    path = write_experts(tmp_path_factory.mktemp("verify") / "m.gguf", DType.Q8_0, num_layers=1)
+    with open_gguf(path) as opened:
+        yield opened, load_runner(opened, EngineConfig(device="cpu", **SMALL))
+
+
+def test_the_choice_of_experts_and_their_sum_are_right(
+    mixture: tuple[GGUFFile, Runner],
+) -> None:
+    stage = stage_of(*mixture)
+    units = [unit for unit in stage.units if unit.op in ("mix", "route")]
+    assert {unit.op for unit in units} == {"mix", "route"}
+    found = _run_alone(stage, units)
+    assert found.verdict is StageVerdict.RIGHT, found.findings
+    assert found.canary is not None
+    assert found.num_covered == len(units)
+    assert found.canary.num_seen == found.canary.num_planted >= 2 * len(units)
+    left = {item.what.split(",")[0]: item.why for item in stage_of(*mixture).run(no_end).uncovered}
+    assert set(left.values()) <= {f"{op} has no reference here" for op in ("experts", "group")} | {
+        "experts_gate_codes has no reference here"
+    }
+
+
+@pytest.mark.parametrize(
+    ("op", "change"),
+    [
+        ("route", lambda a: {"normalises": not a["normalises"]}),
+        ("route", lambda a: {"scale": 1.01}),
+        ("route", lambda a: {"kind": 1 - a["kind"]}),
+        ("mix", lambda a: {"accumulate": not a["accumulate"]}),
+        ("mix", lambda a: {"places": _tensor("p", copies.to_host(a["places"]) * 0)}),
+        ("mix", lambda a: {"width": a["width"] - 64}),
+    ],
+)
+def test_a_fault_of_a_mixture_is_found(
+    mixture: tuple[GGUFFile, Runner], op: str, change: Callable[[Mapping[str, Any]], dict[str, Any]]
+) -> None:
+    stage = stage_of(*mixture)
+    found = _run_alone(stage, _with_fault(stage.units, op, change))
+    assert found.verdict is StageVerdict.WRONG
+
+
+def _convolution(activates: int, has_bias: bool) -> Unit:
+    """A short convolution of 12 rows and four sequences, by hand."""
+    random = np.random.default_rng(0)
+
+    def floats(*shape: int) -> Tensor:
+        return _tensor("x", random.standard_normal(shape).astype(np.float32))
+
+    def numbers(num: int) -> Tensor:
+        return _tensor("n", np.zeros(num, np.int32))
+
+    arguments = {
+        "x": floats(12, 64),
+        "weight": floats(4, 64),
+        "bias": floats(64) if has_bias else None,
+        "state": floats(9, 3, 64),
+        "out": floats(12, 64),
+        "activates": activates,
+        "num_sequences": 4,
+        **{name: numbers(4) for name in SEQUENCE_INPUTS[:4]},
+        "sequence_starts": numbers(5),
+        "sequence_rows": numbers(12),
+        "positions": numbers(12),
+        "counts": numbers(2),
+    }
+    plan = PlanBuilder(12, "cpu")
+    plan.add(SHORT_CONV, **arguments)
+    return Unit((OpCall(SHORT_CONV, arguments, tuple(plan.launches)),), "cpu")
+
+
+@pytest.mark.parametrize(("activates", "has_bias"), [(0, True), (1, False)])
+def test_a_convolution_with_states_is_right(
+    file: GGUFFile, runner: Runner, activates: int, has_bias: bool
+) -> None:
+    found = _run_alone(stage_of(file, runner), [_convolution(activates, has_bias)])
+    assert found.verdict is StageVerdict.RIGHT, found.findings
+    # One case less than others have: such a step has a token.
+    assert (found.num_covered, found.num_checks) == (1, 4)
+    assert found.canary is not None
+    assert found.canary.num_seen == found.canary.num_planted == 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: {"activates": 1 - a["activates"]},
+        lambda a: {"weight": _tensor("w", copies.to_host(a["weight"])[::-1].copy())},
+        lambda a: {"state_sources": a["state_slots"]},
+        lambda a: {"checkpoint_slots": a["state_slots"]},
+        lambda a: {"positions": _tensor("p", np.zeros(12, np.int32))},
+    ],
+)
+def test_a_fault_of_a_convolution_is_found(
+    file: GGUFFile, runner: Runner, change: Callable[[Mapping[str, Any]], dict[str, Any]]
+) -> None:
+    stage = stage_of(file, runner)
+    found = _run_alone(stage, _with_fault([_convolution(1, False)], "short_conv", change))
+    assert found.verdict is StageVerdict.WRONG

@@ -12,6 +12,7 @@ from hypocenter.base.errors import EXIT_ERROR, EXIT_GATE, EXIT_USAGE
 from hypocenter.cli.app import main
 from hypocenter.cli.verbs import verify as verb
 from hypocenter.verify.outcome import Mistake, Stage, StageVerdict, Verification
+from hypocenter.verify.own.runtime import OwnReport
 
 OWN = "import triton\n"
 
@@ -72,3 +73,25 @@ def test_a_page_that_cannot_be_written_leaves_the_verdict(
     assert f"VERDICT   {verdict}," in out
     assert str(page) in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"), [(StageVerdict.WRONG, EXIT_GATE), (StageVerdict.RIGHT, EXIT_ERROR)]
+)
+def test_tests_that_cannot_be_written_leave_the_verdict(
+    verdict: StageVerdict,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    own, there = tmp_path / "own.py", tmp_path / "test_sums_fails.py"
+    own.write_text(OWN)
+    there.write_text("another's")
+    found = outcome(verdict), OwnReport(smallest={"sums": {"n": 3}})
+    monkeypatch.setattr(verb, "verify_file", lambda *given: found)
+    assert leaves(["verify", own, "--tests", tmp_path]) == code
+    out, err = capfd.readouterr()
+    assert f"VERDICT   {verdict}," in out
+    assert str(there) in err
+    assert there.read_text() == "another's"

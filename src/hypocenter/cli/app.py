@@ -40,6 +40,7 @@ from hypocenter.cli.options import (
 )
 from hypocenter.cli.serve_app import bench_serve, kill_serve, serve
 from hypocenter.cli.tool_options import (
+    AgainstOptions,
     BenchOptions,
     BisectOptions,
     ExportFile,
@@ -369,16 +370,16 @@ def replay(
 @app.command
 def diff(
     good: Annotated[
-        str, Parameter(help="Folder of the bundle of a run as it should be, or a trace.")
+        str, Parameter(help="Folder of the bundle of a run as it should be, a trace, or a model.")
     ],
     bad: Annotated[
-        str, Parameter(help="Folder of the bundle of the other run, or the other trace.")
-    ],
+        str | None, Parameter(help="Folder of the bundle of the other run, or the other trace.")
+    ] = None,
     /,
     *,
-    json: AsJson = False,
+    options: AgainstOptions | None = None,
 ) -> None:
-    """Show the first place where two recorded runs part.
+    """Show the first place where two recorded runs part, or a model here and in another engine.
 
     Compared are launches by name, grid and arguments, the inputs of each step,
     and what each tensor held after each launch where both runs were traced
@@ -388,14 +389,29 @@ def diff(
     that grows from layer to layer, and which of the two agrees with float64.
     That needs their elements (--trace-data). The exit code is 4 when they
     differ by more than rounding of float32.
+
+    With --against ENGINE a model is run here and there, with the same tokens.
+    It names the first op that is wrong, and whose fault that is: float64 is
+    asked about both. The exit code is 4 then.
     """
     from hypocenter.cli import trace_report
     from hypocenter.cli.verbs import replay as cli_replay
 
-    if trace_report.are_traces(good, bad):
-        trace_report.diff_traces(good, bad, as_json=json)
+    options = options or AgainstOptions()
+    if options.against is not None:
+        from hypocenter.cli.verbs import against as cli_against
+
+        if bad is not None:
+            raise UsageError(f"{bad}: --against takes one model; the other side is the engine")
+        path = ModelOptions().path(good, device=options.device, quiet=options.quiet)
+        cli_against.against(path, options)
         return
-    cli_replay.diff(good, bad, as_json=json)
+    if bad is None:
+        raise UsageError("name two runs or two traces, or a model and --against ENGINE")
+    if trace_report.are_traces(good, bad):
+        trace_report.diff_traces(good, bad, as_json=options.json)
+        return
+    cli_replay.diff(good, bad, as_json=options.json)
 
 
 @app.command

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter, Token
 
@@ -30,6 +30,8 @@ from hypocenter.trace.points import MAX_STEPS, POINTS, Selection
 
 _BENCH_GROUP = Group("Tests", sort_key=1)
 _DOCTOR_GROUP = Group("Examination", sort_key=1)
+#: Steps of `hypo diff --against` whose tensors are kept.
+_MAX_TOKENS_BEHIND = 256
 #: Of `hypo replay`.
 ExportFile = Annotated[
     str | None,
@@ -426,3 +428,46 @@ class BisectOptions(OutputOptions):
     budget: Annotated[
         float, Parameter(name="--budget", help="Seconds after which no further run begins.")
     ] = 60.0
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class AgainstOptions(OutputOptions):
+    """The other engine that `hypo diff MODEL` is held against, and what both are given."""
+
+    against: Annotated[
+        Literal["transformers", "llama.cpp"] | None,
+        Parameter(name="--against", help="Run MODEL here and in this other engine."),
+    ] = None
+    peer_model: Annotated[
+        str | None,
+        Parameter(
+            name="--peer-model",
+            help="What the other engine is given: another GGUF file, or the folder that MODEL was "
+            "made of, for transformers. [default: MODEL]",
+        ),
+    ] = None
+    peer_python: Annotated[
+        str | None,
+        Parameter(
+            name="--peer-python",
+            help="The Python that has the other engine. [default: the one that runs hypo]",
+        ),
+    ] = None
+    prompt: Annotated[
+        str, Parameter(name=("-p", "--prompt"), help="The text that is continued.")
+    ] = "def read_lines(path):"
+    num_tokens: Annotated[
+        int,
+        Parameter(name=("-n", "--n-predict"), converter=whole_number, help="Tokens behind it."),
+    ] = 4
+    device: Annotated[str, Parameter(name="--device", help="As of hypo run.")] = "cpu"
+
+    def __post_init__(self) -> None:
+        with naming_options(type(self)):
+            if not 1 <= self.num_tokens <= _MAX_TOKENS_BEHIND:
+                limit = f"must be from 1 to {_MAX_TOKENS_BEHIND}"
+                raise BadSetting("num_tokens", self.num_tokens, limit)
+        given = [self.peer_model, self.peer_python]
+        if self.against is None and any(each is not None for each in given):
+            raise UsageError("--peer-model and --peer-python are of --against ENGINE; name one")

@@ -16,7 +16,7 @@ from hypocenter.base.dtypes import Float64s
 from hypocenter.base.errors import HypoError
 from hypocenter.base.tensor import DType
 from hypocenter.kernels.weights.block_types import as_ggml_reads, dequantise
-from hypocenter.model.facts.architecture import read_architecture
+from hypocenter.model.facts.architecture import Architecture, read_architecture
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.trace.comparing import rms_of
 from hypocenter.trace.points import ModelTrace, TracedStep
@@ -43,10 +43,19 @@ def limit_of(name: str) -> float:
 class Float64Steps:
     """The points of one trace, computed from the points before them."""
 
-    def __init__(self, file: GGUFFile, trace: ModelTrace) -> None:
-        """Raises NotComputed for a model that is computed otherwise, and for another model."""
-        self._file, self._trace = file, trace
-        arch = self._arch = read_architecture(file)
+    def __init__(
+        self,
+        file: GGUFFile,
+        trace: ModelTrace,
+        weight: Callable[[str], Float64s | None] = lambda name: None,
+        arch: Architecture | None = None,
+    ) -> None:
+        """`weight` has tensors in place of the file's, and `arch` facts in place of its metadata.
+
+        Raises NotComputed for a model that is computed otherwise, and for another model.
+        """
+        self._file, self._trace, self._other_weight = file, trace, weight
+        arch = self._arch = arch or read_architecture(file)
         header = trace.header
         if arch.name not in FAMILIES or arch.experts is not None:
             known = ", ".join(FAMILIES)
@@ -223,12 +232,19 @@ class Float64Steps:
 
     @functools.lru_cache(maxsize=16)  # noqa: B019  # it lives as long as a comparison
     def _weight(self, name: str) -> Float64s:
+        if (other := self._other_weight(name)) is not None:
+            return other
         if name not in self._file.tensors:
             raise NotComputed(f"{self._file.path} has no {name}, by which this is computed")
-        info = self._file.tensors[name]
-        raw = self._file.raw(name)
-        raw = as_ggml_reads(raw) if info.dtype is DType.NVFP4 else raw
-        *lead, num_columns = info.shape
-        rows = raw.reshape(-1, info.dtype.num_bytes(num_columns))
-        found: Float64s = np.array(dequantise(rows, info.dtype, num_columns), np.float64)
-        return found.reshape(*lead, num_columns)
+        return weight_of(self._file, name)
+
+
+def weight_of(file: GGUFFile, name: str) -> Float64s:
+    """A tensor of a file in float64, in its shape."""
+    info = file.tensors[name]
+    raw = file.raw(name)
+    raw = as_ggml_reads(raw) if info.dtype is DType.NVFP4 else raw
+    *lead, num_columns = info.shape
+    rows = raw.reshape(-1, info.dtype.num_bytes(num_columns))
+    found: Float64s = np.array(dequantise(rows, info.dtype, num_columns), np.float64)
+    return found.reshape(*lead, num_columns)

@@ -5,26 +5,27 @@ Launches nothing: what is kept lies in room of the plan (`model/layers/points.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hypocenter.base.dtypes import Float32s
+from hypocenter.base.dtypes import Array, Float32s
 from hypocenter.base.tensor import Tensor
 from hypocenter.device import copies
-from hypocenter.device.cpu.measuring import figures_of
+from hypocenter.device.cpu.measuring import ArrayFigures, figures_of_groups
 from hypocenter.device.plan import Plan
 from hypocenter.engine.batch import Batch
-from hypocenter.kernels.attention.kv_read import read_tokens
+from hypocenter.kernels.attention.kv_read import read_tokens_later
 from hypocenter.model.layers.points import KeptPoints, KeptRooms, LayerPages
 from hypocenter.trace.points import OF_LOGIT_ROWS, PointGroup, Selection, StepLine
 from hypocenter.trace.writing import TraceFile
 
 
 class _Copies(NamedTuple):
-    """Points of one plan whose copies lie in one room: their names and layers, and which part of
-    [num_places, num_rows, pitch] they are."""
+    """Points of one plan whose copies lie in one room: their names and layers, which part of
+    [num_places, num_rows, pitch] they are, and how many places of the room are taken in all."""
 
     names: tuple[str, ...]
     layers: tuple[int | None, ...]
@@ -32,6 +33,25 @@ class _Copies(NamedTuple):
     places: slice | list[int]
     width: int
     is_of_logits: bool
+    num_places: int
+
+
+class _PageGroup(NamedTuple):
+    """Points of one plan that are read out of pages of one shape: keys or values of some layers."""
+
+    name: str
+    layers: tuple[int | None, ...]
+    pages: tuple[LayerPages, ...]
+    dtype: str
+
+
+class _Held(NamedTuple):
+    """Points f32 [num_points, num_rows, width] as they lie on the host."""
+
+    names: tuple[str, ...]
+    layers: tuple[int | None, ...]
+    values: Float32s
+    dtype: str
 
 
 class StepTrace:
@@ -45,31 +65,33 @@ class StepTrace:
         self._data_left = max_data_bytes
         self._num_steps = self.num_written = 0
         self._copied: dict[int, list[_Copies]] = {}
+        self._paged: dict[int, list[_PageGroup]] = {}
 
     def after(self, plan: Plan, batch: Batch, token_ids: Tensor) -> None:
         """Write the step that has just been launched; waits for it."""
         step, self._num_steps = self._num_steps, self._num_steps + 1
         if not self._selection.takes_step(step):
             return
-        ids = batch.token_ids
-        if batch.ids_on_device:
-            ids = copies.to_host(token_ids, len(ids))
-        kept = self._points.of_plan[plan.tag]
-        groups = [
-            *self._of_copies(plan.tag, kept, batch),
-            *self._of_pages(kept.pages, batch),
-        ]
+        kept, tag = self._points.of_plan[plan.tag], plan.tag
+        if tag not in self._copied:
+            self._copied[tag] = list(_kinds_of(kept))
+            self._paged[tag] = list(_page_groups(kept.pages, self._selection))
+        # All copies are asked for before the first is waited for.
+        ids = copies.to_host_later(token_ids, len(batch.token_ids)) if batch.ids_on_device else None
+        coming = [*self._of_copies(tag, kept, batch), *self._of_pages(tag, batch)]
         if len(batch.logit_rows) and self._selection.takes("logits", None):
-            logits = copies.to_host(plan.result, len(batch.logit_rows))[None]
-            groups.append(self._group(("logits",), (None,), logits))
+            logits = copies.to_host_later(plan.result, len(batch.logit_rows))
+            coming.append(lambda: _Held(("logits",), (None,), logits()[None], "F32"))
+        held = [wait() for wait in coming]
+        of_batch = batch.token_ids if ids is None else ids()
         self._file.write(
             StepLine(
                 step=step,
-                token_ids=ids.tolist(),
+                token_ids=of_batch.tolist(),
                 positions=batch.positions.tolist(),
                 sequences=batch.sequence_rows.tolist(),
                 logit_rows=batch.logit_rows.tolist(),
-                groups=tuple(groups),
+                groups=tuple(self._groups(held)),
             )
         )
         self.num_written += 1
@@ -82,44 +104,57 @@ class StepTrace:
     def close(self) -> None:
         self._file.close()
 
-    def _of_copies(self, tag: int, kept: KeptRooms, batch: Batch) -> Iterator[PointGroup]:
+    def _of_copies(self, tag: int, kept: KeptRooms, batch: Batch) -> Iterator[Callable[[], _Held]]:
         """What launches of the plan copied aside."""
-        if tag not in self._copied:
-            self._copied[tag] = list(_kinds_of(kept))
-        on_host: dict[int, Float32s] = {}
-        for names, layers, room, places, width, is_of_logits in self._copied[tag]:
+        on_way: dict[int, Callable[[], Array]] = {}
+        for names, layers, room, places, width, is_of_logits, num_places in self._copied[tag]:
             num_rows = len(batch.logit_rows if is_of_logits else batch.token_ids)
             if not num_rows:
                 continue
             tensor, most = kept.rooms[room]
-            if room not in on_host:
-                num_places = sum(slot.room == room for slot in kept.slots)
-                held = copies.to_host(tensor, num_places * most)
-                on_host[room] = held.reshape(num_places, most, -1)
-            yield self._group(names, layers, on_host[room][places, :num_rows, :width])
+            if room not in on_way:
+                on_way[room] = functools.cache(copies.to_host_later(tensor, num_places * most))
 
-    def _of_pages(self, pages: list[LayerPages], batch: Batch) -> Iterator[PointGroup]:
+            def wait_for(
+                wait: Callable[[], Array] = on_way[room],
+                shape: tuple[int, int] = (num_places, most),
+                taken: Any = (places, slice(num_rows), slice(width)),
+                of: tuple[Any, Any] = (names, layers),
+            ) -> _Held:
+                return _Held(*of, wait().reshape(*shape, -1)[taken], "F32")
+
+            yield wait_for
+
+    def _of_pages(self, tag: int, batch: Batch) -> Iterator[Callable[[], _Held]]:
         """What the step has left in the cache: of each token its keys, and its values."""
-        for name in ("k_cache", "v_cache"):
-            by_shape: dict[tuple[Any, ...], list[LayerPages]] = {}
-            for each in pages:
-                if self._selection.takes(name, each.layer):
-                    by_shape.setdefault((each.keys.shape, each.keys.dtype), []).append(each)
-            for of_shape in by_shape.values():
-                layers = tuple(each.layer for each in of_shape)
-                values = np.stack([_tokens_of(name, each, batch) for each in of_shape])
-                dtype = of_shape[0].keys.dtype.name
-                yield self._group((name,) * len(layers), layers, values, dtype)
+        for group in self._paged[tag]:
+            waits = [
+                read_tokens_later(
+                    each.keys if group.name == "k_cache" else each.values,
+                    batch.slots,
+                    are_keys=group.name == "k_cache",
+                    value_dim=each.value_dim,
+                )
+                for each in group.pages
+            ]
 
-    def _group(
-        self,
-        names: tuple[str, ...],
-        layers: tuple[int | None, ...],
-        values: Float32s,
-        dtype: str = "F32",
-    ) -> PointGroup:
-        """The points of `values` f32 [num_points, num_rows, width]."""
-        found = figures_of(values.reshape(len(names), -1))
+            def wait_for(
+                group: _PageGroup = group, waits: list[Callable[[], Float32s]] = waits
+            ) -> _Held:
+                values = np.stack([wait() for wait in waits])
+                return _Held((group.name,) * len(waits), group.layers, values, group.dtype)
+
+            yield wait_for
+
+    def _groups(self, held: list[_Held]) -> Iterator[PointGroup]:
+        if not held:
+            return
+        rows = [each.values.reshape(len(each.names), -1) for each in held]
+        for each, figures in zip(held, figures_of_groups(rows), strict=True):
+            yield self._group(each, figures)
+
+    def _group(self, held: _Held, found: ArrayFigures) -> PointGroup:
+        names, layers, values, dtype = held
         data = None
         if values.nbytes <= self._data_left:
             self._data_left -= values.nbytes
@@ -156,10 +191,16 @@ def _kinds_of(kept: KeptRooms) -> Iterator[_Copies]:
         # A slice is no copy.
         is_whole = places == [*range(first, last + 1)]
         taken = slice(first, last + 1) if is_whole else places
-        yield _Copies(names, layers, room, taken, width, is_of_logits)
+        num_places = sum(slot.room == room for slot in kept.slots)
+        yield _Copies(names, layers, room, taken, width, is_of_logits, num_places)
 
 
-def _tokens_of(name: str, pages: LayerPages, batch: Batch) -> Float32s:
-    are_keys = name == "k_cache"
-    held = pages.keys if are_keys else pages.values
-    return read_tokens(held, batch.slots, are_keys=are_keys, value_dim=pages.value_dim)
+def _page_groups(pages: list[LayerPages], selection: Selection) -> Iterator[_PageGroup]:
+    for name in ("k_cache", "v_cache"):
+        by_shape: dict[tuple[Any, ...], list[LayerPages]] = {}
+        for each in pages:
+            if selection.takes(name, each.layer):
+                by_shape.setdefault((each.keys.shape, each.keys.dtype), []).append(each)
+        for of_shape in by_shape.values():
+            layers = tuple(each.layer for each in of_shape)
+            yield _PageGroup(name, layers, tuple(of_shape), of_shape[0].keys.dtype.name)

@@ -107,7 +107,7 @@ def compare(a: ModelTrace, b: ModelTrace) -> TraceDiff:
         if unlike := _unlike(step, other):
             break
         num_steps += 1
-        found = list(_step(step, other))
+        found = list(distances(step, other))
         missing |= dict.fromkeys(_missing(step, other))
         num_points += len(found)
         differing = [each for each in found if each.relative or each.what or each.is_of_bits]
@@ -145,7 +145,8 @@ def _missing(a: TracedStep, b: TracedStep) -> Iterator[str]:
                 yield f"{point.text} is only in {name}"
 
 
-def _step(a: TracedStep, b: TracedStep) -> Iterator[PointDistance]:
+def distances(a: TracedStep, b: TracedStep) -> Iterator[PointDistance]:
+    """How far the points that both steps have are apart, in order."""
     for place, point in a.points.items():
         if (other := b.points.get(place)) is not None:
             yield _apart(a.step, point, other)
@@ -180,7 +181,8 @@ def _apart(step: int, a: Point, b: Point) -> PointDistance:
 
 
 def _figures(point: Point) -> tuple[float, ...]:
-    return point.low, point.high, point.rms, point.num_nan, point.num_inf
+    """Figures that are the same for the same elements, in whatever order they are summed."""
+    return point.low, point.high, point.num_nan, point.num_inf
 
 
 def _have_like_holes(a: Float32s, b: Float32s) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 if TYPE_CHECKING:  # these names stand in the command line's help, which loads no numpy
     from hypocenter.base.dtypes import Float32s
 
-FORMAT, VERSION = "hypocenter trace", 1
+FORMAT, VERSION = "hypocenter trace", 2
 
 #: Points of a whole step that come before those of layers, and behind them.
 BEFORE_LAYERS = ("embedding",)
@@ -69,10 +69,10 @@ class PointGroup(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
     `low` to `rms` are of the finite elements, and the others are counted. `digests` has 16 hex
     digits for each, which stand for the bits of all elements in order. `sketches` f32 [num_points,
-    NUM_SKETCHES]: each number is the sum of the finite elements with signs, over the root of their
-    number, so that the root mean square of the differences of two sketches tells about that of the
-    tensors' differences. `data` f32 [num_points, *shape] has the elements themselves, where they
-    were asked for.
+    NUM_SKETCHES]: each number is the sum of every eighth of the finite elements, with signs, over
+    the root of how many these are, so that the root mean square of the differences of two sketches
+    tells about that of the tensors' differences. `data` f32 [num_points, *shape] has the elements
+    themselves, where they were asked for.
     """
 
     names: tuple[str, ...]

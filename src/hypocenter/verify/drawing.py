@@ -25,6 +25,13 @@ from hypocenter.verify.form import Unit
 #: that is far outside.
 _POISON = {DType.F32: np.float32(np.nan), DType.F16: np.uint16(0x7E00), DType.BF16: 0x7FC0}
 _POISON_INT = 0x7FC0DEAD & 0x7FFFFFFF
+#: What `kernels/recurrent/sequences.py` has of sequences, the live counts aside.
+SEQUENCE_INPUTS = (
+    *("state_slots", "state_sources", "checkpoint_slots", "checkpoint_stops"),
+    *("sequence_starts", "sequence_rows", "positions"),
+)
+#: Tokens of a sequence that goes on: more than any state keeps.
+_CAME_BEFORE = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,8 @@ def cases_of(unit: Unit) -> list[DrawnCase]:
         DrawnCase("one row", 1, seed=2),
         DrawnCase(f"rows of zeros, sizes from 2^-{most} to 2^{most}", num_rows, most, True, seed=3),
     ]
+    if unit.has_sequences:  # such a step has a token
+        found = [case for case in found if case.live]
     by_kind = {(case.live, case.spread, case.has_zeros): case for case in reversed(found)}
     return sorted(by_kind.values(), key=found.index)
 
@@ -80,6 +89,8 @@ class Drawer:
             tensor = arguments[arg.name]
             if tensor is None or arg.name == "counts" or tensor.owner == "model":
                 continue
+            if unit.has_sequences and arg.name in SEQUENCE_INPUTS:
+                continue  # drawn together
             if arg.index is not None:
                 values[arg.name] = self._index(arg, tensor, values, arguments, rng)
             elif tensor.dtype is DType.F32 and not (has_operands and _is_operand(arg.name)):
@@ -89,6 +100,9 @@ class Drawer:
                 copies.to_device(tensor, halves.view(np.uint16))
         if has_operands:
             self._fill_operands(unit, symbols, case, rng)
+        if unit.has_sequences:
+            for name, drawn in drawn_sequences(unit, case.live, rng).items():
+                copies.to_device(arguments[name], drawn)
         return self.read(unit)
 
     def read(self, unit: Unit) -> dict[str, Array]:
@@ -164,6 +178,31 @@ class Drawer:
         if key not in self._kept:
             self._kept[key] = memory.allocate("x", "verify", DType.F32, key, device=self.device)
         return self._kept[key]
+
+
+def drawn_sequences(unit: Unit, live: int, rng: np.random.Generator) -> dict[str, Array]:
+    """Inputs of up to three sequences that share `live` tokens: the first one begins, the others go
+    on; every other one reads another slot than it writes; the first has a checkpoint where there
+    is a slot for it."""
+    arguments = unit.arguments
+    found: dict[str, Array] = {
+        name: np.zeros(arguments[name].shape, np.int32) for name in SEQUENCE_INPUTS
+    }
+    num_slots, most = arguments["state"].shape[0], arguments["state_slots"].shape[0]
+    num = max(min(3, live, most, num_slots // 3, arguments.get("num_sequences") or 3), 1)
+    slots = rng.permutation(num_slots)
+    cuts = np.sort(rng.permutation(np.arange(1, live))[: num - 1])
+    starts = np.array([0, *cuts, live])
+    found["sequence_starts"][: num + 1] = starts
+    for at in range(num):
+        first, stop = starts[at], starts[at + 1]
+        found["sequence_rows"][first:stop] = at
+        found["positions"][first:stop] = np.arange(stop - first) + _CAME_BEFORE * (at > 0)
+        found["state_slots"][at] = slots[at]
+        found["state_sources"][at] = slots[at + num] if at % 2 else slots[at]
+    if num_slots >= 3 * num and starts[1] > 1:
+        found["checkpoint_slots"][0], found["checkpoint_stops"][0] = slots[2 * num], starts[1] - 1
+    return found
 
 
 def _is_operand(name: str) -> bool:

@@ -85,8 +85,23 @@ class Unit:
         return found
 
     @property
+    def has_counts(self) -> bool:
+        """Whether something says how many of its rows are live."""
+        return any(arg.name == "counts" for arg in self.given)
+
+    @property
+    def has_sequences(self) -> bool:
+        """Whether it carries states of sequences from step to step."""
+        return any(arg.name == "sequence_starts" for arg in self.given)
+
+    @property
     def num_rows(self) -> int:
-        """Rows of the bucket: as many as may be live."""
+        """Rows of the bucket: as many as may be live; of products of experts, which have no counts,
+        the rows that they write."""
+        if not self.has_counts:
+            written = (self.arguments[arg.name] for arg in self.written)
+            most: int = max(tensor.shape[0] for tensor in written if tensor is not None)
+            return most
         counts = next(arg for arg in self.given if arg.name == "counts")
         assert counts.index is not None
         bound = evaluate(counts.index.bound, self.symbols)

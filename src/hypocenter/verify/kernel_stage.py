@@ -16,14 +16,20 @@ from hypocenter.device import copies
 from hypocenter.device.launch import compile_all, run
 from hypocenter.device.plan import Plan
 from hypocenter.model.gguf.file import GGUFFile
-from hypocenter.verify import attending, products, rowwise
+from hypocenter.verify import attending, mixtures, products, rowwise, states
 from hypocenter.verify.drawing import Drawer, DrawnCase, cases_of
 from hypocenter.verify.expected import Expected, Miss, OpInputs, compare
 from hypocenter.verify.file_weights import NotInFile
 from hypocenter.verify.form import Unit, distinct_units
 from hypocenter.verify.outcome import Mistake, PlantedError, Stage, Uncovered, verdict_of
 
-REFERENCES = {**rowwise.REFERENCES, **products.REFERENCES, **attending.REFERENCES}
+REFERENCES = {
+    **rowwise.REFERENCES,
+    **products.REFERENCES,
+    **attending.REFERENCES,
+    **mixtures.REFERENCES,
+    **states.REFERENCES,
+}
 NAME = "kernels"
 _ASKS = "does each form of a launch compute what float64 does, on inputs drawn from its contract?"
 

@@ -34,10 +34,16 @@ class RepeatsStage:
     blame."""
 
     def __init__(self, runner: Runner, units: Sequence[Unit]) -> None:
-        self._runner, self._units = runner, units
-        self._device = runner.config.device
+        self._runner, self._device = runner, runner.config.device
         self._findings: list[Mistake] = []
-        self._uncovered: list[Uncovered] = []
+        # Inputs of the others only make sense as another launch makes them, so they are not drawn.
+        self._units = [unit for unit in units if unit.has_counts]
+        self._uncovered = [
+            Uncovered(label(unit), "what it reads is made by other launches")
+            for unit in units
+            if not unit.has_counts
+        ]
+        self._num_all = len(units)
         self._num_checks = self._num_planted = self._num_seen = 0
 
     def run(self, is_over: Callable[[], bool]) -> Stage:
@@ -53,7 +59,7 @@ class RepeatsStage:
             verdict=verdict_of(self._findings, canary, num_forms),
             things="forms",
             num_covered=num_forms,
-            num_all=len(self._units),
+            num_all=self._num_all,
             num_checks=self._num_checks,
             canary=canary,
             findings=tuple(self._findings),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hypocenter.base.errors import EXIT_BLIND, EXIT_ERROR, EXIT_GATE, EXIT_OK, UsageError
@@ -65,27 +66,43 @@ def verify_own(
     if tests is not None and not tests.is_dir():
         raise UsageError(f"--tests is {tests}, but there is no such folder")
     outcome, report = verify_file(path, arch, budget_seconds)
-    for place in write_tests(path, report, tests) if tests is not None else ():
-        say(f"wrote {place}; run it with pytest")
-    _tell(outcome, page, as_json=as_json)
+
+    def write() -> None:
+        for place in write_tests(path, report, tests) if tests is not None else ():
+            say(f"wrote {place}; run it with pytest")
+
+    _tell(outcome, page, as_json=as_json, write=write)
 
 
-def _tell(outcome: Verification, page: str | None, *, as_json: bool) -> None:
-    """The verdict comes first: a page that cannot be written takes neither it nor its exit code."""
+def _tell(
+    outcome: Verification,
+    page: str | None,
+    *,
+    as_json: bool,
+    write: Callable[[], None] = lambda: None,
+) -> None:
+    """The verdict comes first: a file that cannot be written takes neither it nor its exit code."""
     if as_json:
         show_json({"verdict": outcome.verdict, **_fields(outcome)})
     else:
         show("\n".join(outcome_lines(outcome)))
     code = _EXITS[outcome.verdict]
     if page is not None:
-        try:
-            write_new_file(page, outcome_html(outcome).encode())
-        except OSError as error:
-            if code == EXIT_OK:
-                raise
-            say(f"{page}: {error.strerror}; the page was not written")
+        make = functools.partial(write_new_file, page, outcome_html(outcome).encode())
+        _try(make, page, "page", code)
+    _try(write, None, "test", code)
     if code != EXIT_OK:
         sys.exit(code)
+
+
+def _try(write: Callable[[], None], where: str | None, what: str, code: int) -> None:
+    """Write; what cannot be written is told, and raised only where nothing else is wrong."""
+    try:
+        write()
+    except OSError as error:
+        if code == EXIT_OK:
+            raise
+        say(f"{where or error.filename}: {error.strerror}; the {what} was not written")
 
 
 def _fields(outcome: Verification) -> dict[str, object]:

@@ -1,0 +1,216 @@
+"""`hypo diff MODEL --against ENGINE`: the same tokens here and in another engine, and whose fault a
+difference is. Judges by `peers/verdict.py`; holds the words of its report."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from hypocenter.base.errors import EXIT_GATE, UsageError
+from hypocenter.cli.answer import open_llm
+from hypocenter.cli.output import show, show_json
+from hypocenter.cli.progress import ProgressDisplay
+from hypocenter.cli.tool_options import AgainstOptions
+from hypocenter.engine.float64_steps import Float64Steps, NotComputed
+from hypocenter.model.facts.architecture import read_architecture
+from hypocenter.model.gguf.file import GGUFFile, open_gguf
+from hypocenter.peers.asking import PEERS, Peer, PeerAnswer, ask
+from hypocenter.peers.own_weights import OtherFile, OtherFolder, differences
+from hypocenter.peers.pairing import trace_of
+from hypocenter.peers.verdict import FirstFault, Judges, PeerVerdict, judge
+from hypocenter.settings.config import EngineConfig
+from hypocenter.trace.comparing import OPS
+from hypocenter.trace.points import ModelTrace
+from hypocenter.trace.reading import read_trace
+
+#: Of the elements of our trace so many bytes are kept.
+_DATA_BYTES = 4 << 30
+
+
+class AgainstReport(msgspec.Struct, frozen=True):
+    """What `hypo diff --against` found. `other_tokens`: what the peer's own tokenizer makes of the
+    text, where that is something else; both were given ours."""
+
+    peer: str
+    model: str
+    peer_model: str
+    num_tokens: int
+    other_tokens: tuple[int, ...] | None
+    op: str | None
+    verdict: PeerVerdict
+
+
+def against(path: str, asked: AgainstOptions) -> None:
+    """Find and print; leaves with EXIT_GATE where an op of one of the two is wrong, or the two read
+    other weights or tokens. Raises UsageError where the engine is not there."""
+    assert asked.against is not None
+    peer, model = PEERS[asked.against], Path(path)
+    peer_model = Path(asked.peer_model) if asked.peer_model is not None else model
+    if not peer_model.exists():
+        raise UsageError(f"--peer-model {peer_model}: there is no such file or folder")
+    with ExitStack() as stack:
+        progress = stack.enter_context(ProgressDisplay(quiet=asked.quiet or asked.json))
+        ours, prompt_ids = _trace_ours(model, asked, progress)
+        progress(f"running {peer.name}", 0.5)
+        python = asked.peer_python or sys.executable
+        answer = ask(peer, python, peer_model, asked.prompt, _tokens(ours))
+        file = stack.enter_context(open_gguf(model))
+        other = stack.enter_context(open_gguf(peer_model)) if peer_model.is_file() else peer_model
+        found = hold(peer, answer, ours, file, other, progress)
+        if answer.token_ids is not None and answer.token_ids != prompt_ids:
+            found = msgspec.structs.replace(found, other_tokens=answer.token_ids)
+    if asked.json:
+        show_json(found)
+    else:
+        show("\n".join(lines_of(found)))
+    if found.verdict.first is not None or found.other_tokens is not None:
+        sys.exit(EXIT_GATE)
+
+
+def hold(
+    peer: Peer,
+    answer: PeerAnswer,
+    ours: ModelTrace,
+    file: GGUFFile,
+    other: GGUFFile | Path,
+    progress: ProgressDisplay | None = None,
+) -> AgainstReport:
+    """Hold our trace against a peer's answer of `other`: our file, another one, or a folder."""
+    arch = read_architecture(file)
+    theirs = trace_of(peer, answer, ours, arch)
+    judges, reason = None, ""
+    try:
+        judges = _judges(peer, ours, theirs, file, other)
+    except NotComputed as error:
+        reason = str(error)
+    verdict = judge(ours, theirs, judges, reason, progress or (lambda what, share: None))
+    first = verdict.first
+    return AgainstReport(
+        answer.version,
+        str(file.path),
+        str(other if isinstance(other, Path) else other.path),
+        sum(len(step.token_ids) for step in ours.steps),
+        None,
+        OPS[first.name].format(layer=first.layer) if first is not None else None,
+        verdict,
+    )
+
+
+def _judges(
+    peer: Peer, ours: ModelTrace, theirs: ModelTrace, file: GGUFFile, other: GGUFFile | Path
+) -> Judges:
+    """Raises NotComputed for a model that has no float64 form."""
+    judge_of_ours = Float64Steps(file, ours)
+    if isinstance(other, GGUFFile) and Path(other.path) == Path(file.path):
+        of_theirs = Float64Steps(file, theirs)
+        return Judges(judge_of_ours, of_theirs, lambda name, layer: (), peer.attention_limit)
+    arch = read_architecture(file)
+    read = OtherFolder(other, arch) if isinstance(other, Path) else OtherFile(other)
+    of_theirs = Float64Steps(file, theirs, read.weight, read.arch)
+    return Judges(judge_of_ours, of_theirs, differences(file, arch, read), peer.attention_limit)
+
+
+def _trace_ours(
+    model: Path, asked: AgainstOptions, progress: ProgressDisplay
+) -> tuple[ModelTrace, tuple[int, ...]]:
+    """Our trace, and the tokens of the prompt."""
+    config = EngineConfig(device=asked.device, max_batch_requests=1, prefix_cache=False)
+    with tempfile.TemporaryDirectory(prefix="hypo-against-") as folder:
+        path = Path(folder, "ours.trace")
+        with open_llm(str(model), config, progress) as llm:
+            trace = llm.trace(path, max_data_bytes=_DATA_BYTES)
+            ids = llm.tokenizer.encode(asked.prompt)
+            llm.generate(ids, max_tokens=asked.num_tokens, temperature=0.0, ignore_eos=True)
+            trace.close()
+        return read_trace(path), tuple(ids)
+
+
+def _tokens(trace: ModelTrace) -> list[int]:
+    """All tokens that were run, by their positions."""
+    ids: dict[int, int] = {}
+    for step in trace.steps:
+        ids |= zip(step.positions, step.token_ids, strict=True)
+    return [ids[at] for at in sorted(ids)]
+
+
+def lines_of(found: AgainstReport) -> Iterator[str]:
+    """The result in words: whose fault first, what was compared last."""
+    verdict, first = found.verdict, found.verdict.first
+    if found.other_tokens is not None:
+        yield (
+            f"{found.peer} reads other tokens in this text: {_some(found.other_tokens)}; both were "
+            "run with ours"
+        )
+    if first is not None:
+        yield from _fault(found, first)
+    elif verdict.num_judged:
+        yield (
+            f"no fault: at all {verdict.num_judged} points that differ each of the two does what "
+            "float64 makes of its own inputs and weights"
+        )
+    elif verdict.num_points:
+        yield f"no difference beyond rounding; float64 was not asked{_because(verdict)}"
+    else:
+        yield f"nothing was compared: {found.peer} has none of our points"
+    if verdict.growth:
+        shown = verdict.growth
+        if len(shown) > 16:
+            shown = (*shown[:8], *shown[-8:])
+        numbers = ", ".join(f"{layer}: {_percent(apart)}" for layer, apart in shown)
+        yield f"how far apart what each layer gives is: {numbers}"
+    if verdict.logits_apart is not None:
+        yield (
+            f"logits are {_percent(verdict.logits_apart)} apart; the most likely token is the same "
+            f"in {verdict.num_same_top} of {verdict.num_logit_rows} rows"
+        )
+    if verdict.not_judged and verdict.num_judged:
+        yield f"float64 was not asked everywhere: {verdict.not_judged}"
+    missing = f"; it has no {', '.join(verdict.missing)}" if verdict.missing else ""
+    yield (
+        f"compared with {found.peer}: {verdict.num_points} points of {found.num_tokens} tokens"
+        f"{missing}"
+    )
+
+
+def _fault(found: AgainstReport, first: FirstFault) -> Iterator[str]:
+    verdict = found.verdict
+    where = f"{OPS[first.name].format(layer=first.layer)}, step {first.step}"
+    if verdict.whose == "unknown":
+        yield f"the two part at {where}: {_percent(first.apart)} apart"
+        yield (
+            f"whose fault that is is not known: float64 was not asked{_because(verdict)}; rounding "
+            f"explains {_percent(first.limit)} there, or an expert that was chosen otherwise by it"
+        )
+        return
+    assert first.of_ours is not None
+    assert first.of_theirs is not None
+    errors = (
+        f"ours is {_percent(first.of_ours)} off, {found.peer} {_percent(first.of_theirs)}; "
+        f"rounding explains {_percent(first.limit)}"
+    )
+    if verdict.whose == "weights":
+        yield f"neither engine is wrong: the two read other weights or facts at {where}"
+        yield from first.unlike
+    elif verdict.whose == "both":
+        yield f"float64 agrees with neither at {where}"
+    else:
+        wrong, right = (found.peer, "ours") if verdict.whose == "theirs" else ("ours", found.peer)
+        yield f"{wrong} is wrong at {where}; float64 agrees with {right}"
+    yield f"there the two are {_percent(first.apart)} apart, and from float64 {errors}"
+
+
+def _because(verdict: PeerVerdict) -> str:
+    return f" ({verdict.not_judged})" if verdict.not_judged else ""
+
+
+def _some(ids: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ids[:8])) + " ..." * (len(ids) > 8)
+
+
+def _percent(relative: float) -> str:
+    return f"{100 * relative:.2g} %"

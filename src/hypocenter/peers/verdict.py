@@ -1,0 +1,183 @@
+"""Whose fault a difference is: the first point at which an op of ours or of the peer's is not what
+float64 makes of its own inputs, or at which the two read other weights. Runs no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from msgspec import Struct
+
+from hypocenter.engine.float64_steps import Float64Steps, NotComputed, limit_of
+from hypocenter.trace.comparing import ROUNDING, PointDistance, distances
+from hypocenter.trace.points import ModelTrace, PointPlace, TracedStep, order_of
+
+#: Who does not compute what float64 does; `weights`: both do, each by weights or facts of its own
+#: that differ by more than their types explain; `unknown`: float64 was not asked.
+Whose = Literal["nobody", "ours", "theirs", "both", "weights", "unknown"]
+#: Where float64 is not asked: a point is beyond rounding that is this much farther apart than all
+#: points before it in its step, and its limit more.
+_JUMP = 4.0
+
+
+class FirstFault(Struct, frozen=True):
+    """The first point that is wrong: how far the two are apart there, relative; how far each is
+    from float64, relative to what the op adds (None: not asked); and what of the weights and facts
+    that the op reads is not alike."""
+
+    step: int
+    name: str
+    layer: int | None
+    apart: float
+    of_ours: float | None
+    of_theirs: float | None
+    limit: float
+    unlike: tuple[str, ...] = ()
+
+
+class PeerVerdict(Struct, frozen=True):
+    """What was found. `growth` are layers and how far what they give is apart, in the step of the
+    fault; `farthest` is the point at which the two are farthest apart of all."""
+
+    whose: Whose
+    first: FirstFault | None
+    growth: tuple[tuple[int, float], ...]
+    farthest: PointDistance | None
+    logits_apart: float | None
+    num_logit_rows: int
+    num_same_top: int
+    num_points: int
+    num_judged: int
+    #: Names of points that the peer does not have, in some layer or in all.
+    missing: tuple[str, ...]
+    not_judged: str
+
+
+@dataclass(frozen=True)
+class Judges:
+    """Float64 by the weights that each side reads, and what of these is not alike at an op; the
+    last one is () for a peer that was given the same file."""
+
+    ours: Float64Steps
+    theirs: Float64Steps
+    unlike: Callable[[str, int | None], tuple[str, ...]]
+    attention_limit: float
+
+
+def judge(
+    ours: ModelTrace,
+    theirs: ModelTrace,
+    judges: Judges | None,
+    reason: str = "",
+    progress: Callable[[str, float], None] = lambda what, share: None,
+) -> PeerVerdict:
+    """Compare and judge. `reason` says why there are no judges."""
+    pairs = list(zip(ours.steps, theirs.steps, strict=True))
+    apart = {
+        (each.step, each.place): each for one, other in pairs for each in distances(one, other)
+    }
+    whose: Whose = "nobody"
+    first, num_judged = None, 0
+    if judges is not None:
+        for number, place in enumerate(places := _places(pairs)):
+            progress(f"comparing with float64: {place[0]}", number / len(places))
+            try:
+                whose, first, num = _at(judges, pairs, place, apart)
+            except NotComputed as error:
+                reason = reason or str(error)
+                continue
+            num_judged += num
+            if first is not None:
+                break
+    if first is None and (judges is None or not num_judged):
+        first = _jump(pairs, apart)
+        whose = "unknown" if first is not None else "nobody"
+    return PeerVerdict(
+        whose,
+        first,
+        _growth(apart, first.step if first else 0),
+        max(apart.values(), key=lambda each: each.relative, default=None),
+        max((each.relative for each in apart.values() if each.name == "logits"), default=None),
+        *_tops(pairs),
+        len(apart),
+        num_judged,
+        tuple(sorted({name for name, _ in _only_ours(pairs)})),
+        reason,
+    )
+
+
+def _places(pairs: list[tuple[TracedStep, TracedStep]]) -> list[PointPlace]:
+    """Points that both have, in order."""
+    both = {place for ours, theirs in pairs for place in ours.points.keys() & theirs.points.keys()}
+    return sorted(both, key=order_of)
+
+
+def _only_ours(pairs: list[tuple[TracedStep, TracedStep]]) -> set[PointPlace]:
+    return {place for ours, theirs in pairs for place in ours.points.keys() - theirs.points.keys()}
+
+
+def _at(
+    judges: Judges,
+    pairs: list[tuple[TracedStep, TracedStep]],
+    place: PointPlace,
+    apart: dict[tuple[int, PointPlace], PointDistance],
+) -> tuple[Whose, FirstFault | None, int]:
+    """What float64 says of a point in all steps, and how many of them were judged."""
+    name, layer = place
+    limit = judges.attention_limit if name == "attention" else limit_of(name)
+    num = 0
+    for ours, theirs in pairs:
+        distance = apart.get((ours.step, place))
+        if distance is None or (not distance.relative > ROUNDING and not distance.what):
+            continue  # nothing to tell apart
+        errors = judges.ours.error(ours, name, layer), judges.theirs.error(theirs, name, layer)
+        num += 1
+        is_off = [
+            not error <= of for error, of in zip(errors, (limit_of(name), limit), strict=True)
+        ]
+        unlike = () if any(is_off) else judges.unlike(name, layer)
+        if any(is_off) or unlike:
+            whose: Whose = "both" if all(is_off) else "ours" if is_off[0] else "theirs"
+            fault = FirstFault(ours.step, name, layer, distance.relative, *errors, limit, unlike)
+            return whose if any(is_off) else "weights", fault, num
+    return "nobody", None, num
+
+
+def _jump(
+    pairs: list[tuple[TracedStep, TracedStep]],
+    apart: dict[tuple[int, PointPlace], PointDistance],
+) -> FirstFault | None:
+    """The first point that is farther apart than what comes before it explains."""
+    for ours, theirs in pairs:
+        farthest = 0.0
+        for place in _places([(ours, theirs)]):
+            distance = apart[ours.step, place]
+            limit = limit_of(place[0]) + _JUMP * farthest
+            if distance.what or not distance.relative <= limit:
+                return FirstFault(ours.step, *place, distance.relative, None, None, limit)
+            farthest = max(farthest, distance.relative)
+    return None
+
+
+def _growth(
+    apart: dict[tuple[int, PointPlace], PointDistance], step: int
+) -> tuple[tuple[int, float], ...]:
+    return tuple(
+        (each.layer, each.relative)
+        for each in apart.values()
+        if each.step == step and each.name == "layer_out" and each.layer is not None
+    )
+
+
+def _tops(pairs: list[tuple[TracedStep, TracedStep]]) -> tuple[int, int]:
+    """Rows of logits that both have, and in how many of them the most likely token is the same."""
+    num = same = 0
+    for ours, theirs in pairs:
+        of_both = [step.points.get(("logits", None)) for step in (ours, theirs)]
+        rows = [point.values for point in of_both if point is not None and point.values is not None]
+        if len(rows) == 2 and rows[0].shape == rows[1].shape:
+            num += len(rows[0])
+            same += int(np.sum(rows[0].argmax(-1) == rows[1].argmax(-1)))
+    return num, same
