@@ -1,4 +1,5 @@
-"""A GGUF file of an 8B Llama's shape with random weights in Q4_K and Q6_K, written in seconds.
+"""GGUF files of random weights in Q4_K and Q6_K, written in seconds: of an 8B Llama's shape, and of
+that of Qwen3-30B-A3B, a mixture of experts.
 
 It needs no other package than numpy. Blocks are random but for their scales, which keep all numbers
 finite. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -9,12 +10,12 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-WIDTH, NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS, FFN, VOCAB = 4096, 32, 32, 8, 14336, 128256
 _U32, _F32, _STRING, _ARRAY, _I32 = 4, 6, 8, 9, 5
 _F32_TENSOR, _Q4_K, _Q6_K = 0, 12, 14
 #: Bytes of a block of 256 weights.
@@ -22,12 +23,37 @@ _BLOCK_BYTES = {_Q4_K: 144, _Q6_K: 210}
 _ALIGNMENT = 32
 
 
-def write_8b(path: Path, num_layers: int = NUM_LAYERS) -> None:
+@dataclass(frozen=True)
+class Shape:
+    """A model; `ffn` is of each of its experts, where it has some."""
+
+    arch: str
+    num_layers: int
+    width: int
+    num_heads: int
+    num_kv_heads: int
+    ffn: int
+    vocab: int
+    num_experts: int = 0
+    num_used: int = 0
+
+
+LLAMA_8B = Shape("llama", 32, 4096, 32, 8, 14336, 128256)
+QWEN3_30B = Shape("qwen3moe", 48, 2048, 32, 4, 768, 151936, num_experts=128, num_used=8)
+HEAD_DIM = 128
+
+
+def write_8b(path: Path, num_layers: int = LLAMA_8B.num_layers) -> None:
     """Write the file, some 5 GB."""
+    write(path, LLAMA_8B, num_layers)
+
+
+def write(path: Path, shape_of: Shape, num_layers: int) -> None:
+    """Write a file of the first layers of a shape; 340 MB for each with experts."""
     rng = np.random.default_rng(0)
     pools = {kind: _blocks(rng, kind) for kind in _BLOCK_BYTES}
-    tensors = list(_tensors(num_layers))
-    fields = _fields(num_layers)
+    tensors = list(_tensors(shape_of, num_layers))
+    fields = _fields(shape_of, num_layers)
     infos, offset = b"", 0
     for name, shape, kind in tensors:
         sizes = b"".join(struct.pack("<Q", size) for size in reversed(shape))
@@ -38,10 +64,12 @@ def write_8b(path: Path, num_layers: int = NUM_LAYERS) -> None:
     head += b"".join(fields) + infos
     with path.open("wb") as file:
         file.write(head.ljust(_padded(len(head)), b"\0"))
-        for _, shape, kind in tensors:
+        for name, shape, kind in tensors:
             num_bytes = _num_bytes(shape, kind)
             if kind == _F32_TENSOR:
-                data = np.ones(shape, np.float32).tobytes()
+                is_router = name.endswith("ffn_gate_inp.weight")
+                values = rng.normal(size=shape) if is_router else np.ones(shape)
+                data = values.astype("<f4").tobytes()
                 file.write(data.ljust(_padded(num_bytes), b"\0"))
                 continue
             pool, left = pools[kind], num_bytes
@@ -63,52 +91,70 @@ def _blocks(rng: np.random.Generator, kind: int) -> bytes:
     return blocks.tobytes()
 
 
-def _tensors(num_layers: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
-    kv = WIDTH // NUM_HEADS * NUM_KV_HEADS
-    yield "token_embd.weight", (VOCAB, WIDTH), _Q4_K
+def _tensors(of: Shape, num_layers: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    heads, kv = of.num_heads * HEAD_DIM, of.num_kv_heads * HEAD_DIM
+    lead, end = ((of.num_experts,), "_exps") if of.num_experts else ((), "")
+    yield "token_embd.weight", (of.vocab, of.width), _Q4_K
     for layer in range(num_layers):
         matrices = {
-            "attn_q": (WIDTH, WIDTH), "attn_k": (kv, WIDTH), "attn_v": (kv, WIDTH),
-            "attn_output": (WIDTH, WIDTH), "ffn_gate": (FFN, WIDTH), "ffn_up": (FFN, WIDTH),
-            "ffn_down": (WIDTH, FFN),
+            "attn_q": (heads, of.width), "attn_k": (kv, of.width), "attn_v": (kv, of.width),
+            "attn_output": (of.width, heads), f"ffn_gate{end}": (*lead, of.ffn, of.width),
+            f"ffn_up{end}": (*lead, of.ffn, of.width), f"ffn_down{end}": (*lead, of.width, of.ffn),
         }  # fmt: skip
         for name in ("attn_norm", "ffn_norm"):
-            yield f"blk.{layer}.{name}.weight", (WIDTH,), _F32_TENSOR
+            yield f"blk.{layer}.{name}.weight", (of.width,), _F32_TENSOR
+        if of.num_experts:
+            for name in ("attn_q_norm", "attn_k_norm"):
+                yield f"blk.{layer}.{name}.weight", (HEAD_DIM,), _F32_TENSOR
+            router = f"blk.{layer}.ffn_gate_inp.weight"
+            yield router, (of.num_experts, of.width), _F32_TENSOR
         for name, shape in matrices.items():
             # As Q4_K_M has it, where half of these are of the better type.
-            is_better = name in ("attn_v", "ffn_down") and layer % 2 == 0
+            is_better = name.startswith(("attn_v", "ffn_down")) and layer % 2 == 0
             yield f"blk.{layer}.{name}.weight", shape, _Q6_K if is_better else _Q4_K
-    yield "output_norm.weight", (WIDTH,), _F32_TENSOR
-    yield "output.weight", (VOCAB, WIDTH), _Q6_K
+    yield "output_norm.weight", (of.width,), _F32_TENSOR
+    yield "output.weight", (of.vocab, of.width), _Q6_K
 
 
-def _fields(num_layers: int) -> list[bytes]:
-    numbers = {
-        "llama.context_length": 8192, "llama.embedding_length": WIDTH,
-        "llama.block_count": num_layers, "llama.feed_forward_length": FFN,
-        "llama.attention.head_count": NUM_HEADS, "llama.attention.head_count_kv": NUM_KV_HEADS,
-        "llama.rope.dimension_count": WIDTH // NUM_HEADS, "llama.vocab_size": VOCAB,
+def _fields(of: Shape, num_layers: int) -> list[bytes]:
+    own = {
+        "context_length": 8192, "embedding_length": of.width, "block_count": num_layers,
+        "feed_forward_length": of.ffn, "attention.head_count": of.num_heads,
+        "attention.head_count_kv": of.num_kv_heads, "rope.dimension_count": HEAD_DIM,
+        "vocab_size": of.vocab,
+    }  # fmt: skip
+    if of.num_experts:
+        own |= {
+            "attention.key_length": HEAD_DIM, "attention.value_length": HEAD_DIM,
+            "expert_count": of.num_experts, "expert_used_count": of.num_used,
+            "expert_feed_forward_length": of.ffn,
+        }  # fmt: skip
+    numbers = {f"{of.arch}.{key}": number for key, number in own.items()}
+    numbers |= {
         "general.file_type": 15, "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
     }  # fmt: skip
-    floats = {"llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.rope.freq_base": 500000.0}
+    floats = {
+        f"{of.arch}.attention.layer_norm_rms_epsilon": 1e-5,
+        f"{of.arch}.rope.freq_base": 500000.0,
+    }
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    tokens += [f"\u2581w{number}" for number in range(VOCAB - len(tokens))]
-    kinds = [2, 3, 3, *[6] * 256, *[1] * (VOCAB - 259)]
+    tokens += [f"\u2581w{number}" for number in range(of.vocab - len(tokens))]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * (of.vocab - 259)]
     return [
-        _text("general.architecture") + struct.pack("<I", _STRING) + _text("llama"),
+        _text("general.architecture") + struct.pack("<I", _STRING) + _text(of.arch),
         _text("tokenizer.ggml.model") + struct.pack("<I", _STRING) + _text("llama"),
         *(_text(k) + struct.pack("<II", _U32, number) for k, number in numbers.items()),
         *(_text(k) + struct.pack("<If", _F32, number) for k, number in floats.items()),
-        _array("tokenizer.ggml.tokens", _STRING, b"".join(map(_text, tokens))),
-        _array("tokenizer.ggml.scores", _F32, -np.arange(VOCAB, dtype=np.float32)),
-        _array("tokenizer.ggml.token_type", _I32, np.array(kinds, np.int32)),
+        _array("tokenizer.ggml.tokens", _STRING, b"".join(map(_text, tokens)), of.vocab),
+        _array("tokenizer.ggml.scores", _F32, -np.arange(of.vocab, dtype=np.float32), of.vocab),
+        _array("tokenizer.ggml.token_type", _I32, np.array(kinds, np.int32), of.vocab),
     ]
 
 
-def _array(name: str, kind: int, data: Any) -> bytes:
+def _array(name: str, kind: int, data: Any, size: int) -> bytes:
     raw = data if isinstance(data, bytes) else data.tobytes()
-    return _text(name) + struct.pack("<IIQ", _ARRAY, kind, VOCAB) + raw
+    return _text(name) + struct.pack("<IIQ", _ARRAY, kind, size) + raw
 
 
 def _text(text: str) -> bytes:

@@ -530,7 +530,7 @@ def test_more_threads_than_cores_are_told_and_not_claimed() -> None:
     assert_one_line(done.stderr, "--threads is 999", f"may use {num_threads} CPUs")
 
 
-@pytest.mark.parametrize("kv_dtype", ["f16", "f32", "q8_0", "q4_0"])
+@pytest.mark.parametrize("kv_dtype", ["f16", "f32", "q8_0", "q4_0", "q4_0_hadamard"])
 @pytest.mark.tier("sim", fast=lambda case: case.kv_dtype in ("f16", "q8_0"))
 def test_json_says_what_ran(kv_dtype: str) -> None:
     args = ["run", str(DEMO), "-p", PROMPT, "-n", "4", "-t", "1", "--kv-dtype", kv_dtype, "--json"]

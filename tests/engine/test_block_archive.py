@@ -200,8 +200,8 @@ def test_what_a_failed_request_computed_is_not_left(path: str) -> None:
 # -- the engine -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kv_dtype", ["f16", "q8_0", "q4_0"])
-@pytest.mark.tier("sim", fast=lambda case: case.kv_dtype != "q4_0")
+@pytest.mark.parametrize("kv_dtype", ["f16", "q8_0", "q4_0", "q4_0_hadamard"])
+@pytest.mark.tier("sim", fast=lambda case: case.kv_dtype in ("f16", "q8_0"))
 def test_a_new_process_goes_on_with_the_same_logits(path: str, kv_dtype: str) -> None:
     params = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=3)
     with LLM(context_length=256, kv_dtype=kv_dtype) as alone:
@@ -228,6 +228,8 @@ def test_another_model_or_setting_reads_nothing(path: str) -> None:
     for fields in (
         {"kv_dtype": "f16"},
         {"kv_dtype": "q8_0"},
+        {"kv_dtype": "q4_0"},
+        {"kv_dtype": "q4_0_hadamard"},  # of as many bytes
         {"kv_dtype": "f16", "num_threads": 1},
     ):
         with LLM(context_length=256, block_memory=path, **fields) as llm:

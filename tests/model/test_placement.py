@@ -78,7 +78,10 @@ def test_a_model_that_does_not_fit_a_gpu_says_what_would(arch: Architecture) -> 
         "context_length 432, or context_length 512 with kv_dtype q8_0, "
         "or a file of 5.64 MiB, 8.2 bits a weight"
     )
-    assert what_fits(arch, 8).startswith("context_length 336 with kv_dtype q4_0, or a file of ")
+    least = "context_length 336 with kv_dtype q4_0_hadamard, or a file of "
+    assert what_fits(arch, 8).startswith(least)
+    asked = what_fits(arch, 8, kv_dtype="q4_0")
+    assert asked.startswith("context_length 336, or a file of "), "not of another type of its size"
     assert what_fits(arch, 2) == "a smaller model, or several GPUs"
     asked = what_fits(arch, 40, kv_tokens=16384)
     assert asked.startswith("kv_tokens 11")

@@ -2,6 +2,7 @@
 
 python tests/support/crowd.py cuda                 # on a GPU, with the bundled model
 python tests/support/crowd.py cuda 2 model.gguf    # in two parts on two GPUs, with another one
+python tests/support/crowd.py cuda 1 "" q4_0       # with another type of the KV cache
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ KINDS: tuple[dict[str, Any], ...] = (
 
 
 class Place(NamedTuple):
-    """Where the model runs: a device, in so many parts; None: the bundled one."""
+    """Where the model runs, over a cache of which type: a device, in so many parts; None: the
+    bundled one."""
 
     device: str
     num_ranks: int = 1
     model: str | None = None
+    kv_dtype: str = "f16"
 
 
 class Ask(NamedTuple):
@@ -69,6 +72,7 @@ def open_llm(place: Place, *, num_requests: int, block_memory: str = "") -> LLM:
     return LLM(
         place.model,
         device=place.device,
+        kv_dtype=place.kv_dtype,
         tensor_parallel=place.num_ranks,
         context_length=CONTEXT,
         max_batch_requests=num_requests,
@@ -160,5 +164,6 @@ def main(place: Place) -> int:
 
 if __name__ == "__main__":
     os.environ.setdefault("HYPO_RECORD", "0")
-    device, num_ranks, model, *_ = [*sys.argv[1:], *["cpu", "1", ""][len(sys.argv) - 1 :]]
-    sys.exit(main(Place(device, int(num_ranks), model or None)))
+    usual = ["cpu", "1", "", "f16"]
+    device, num_ranks, model, kv_dtype = [*sys.argv[1:], *usual[len(sys.argv) - 1 :]]
+    sys.exit(main(Place(device, int(num_ranks), model or None, kv_dtype)))

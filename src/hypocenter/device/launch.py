@@ -35,14 +35,15 @@ from hypocenter.settings.config import LAUNCH_MODES, OnProgress
 log = logging.getLogger("hypocenter.launch")
 
 # numba has one thread pool per process, and its workqueue layer aborts the process when two
-# threads enter it at once; so this lock is the process's too and not an engine's.
-_POOL = threading.Lock()
+# threads enter it at once; so this lock is the process's too and not an engine's. A launch of a GPU
+# may have the host do something (`host_work.py`), for which its thread takes it again.
+_POOL = threading.RLock()
 
 
 def _renew_lock() -> None:
     """In the child of a fork: the thread that held it, if one did, is not there to let it go."""
     global _POOL
-    _POOL = threading.Lock()
+    _POOL = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_renew_lock)
@@ -357,6 +358,17 @@ def run(launches: Sequence[Launch]) -> None:
             except Exception as error:
                 recorder.record_failure(error, launch)
                 raise
+
+
+def run_within(native: NativeLaunches, launches: Sequence[Launch], place: int) -> None:
+    """Run native launches that are part of a launch, whose numbers go to the address `place`.
+
+    Raises LaunchRejected for one that failed.
+    """
+    with _POOL:
+        num_done = native.run(place, 0)
+    if num_done < len(launches):
+        raise LaunchRejected(launches[num_done].kernel, Refused(what=KERNEL_FAILED))
 
 
 def walk(launches: Sequence[tuple[int, Runs]], header: memoryview, place_word: int) -> None:

@@ -18,6 +18,7 @@ from hypocenter.device import devices, launch, marks
 from hypocenter.device.cpu.lang import CpuKernel
 from hypocenter.device.cpu.native import NativeLaunches
 from hypocenter.device.graph import Graph
+from hypocenter.device.host_work import HostWork
 from hypocenter.device.launch import Demands, Launch, Runs
 from hypocenter.device.op import Op
 from hypocenter.device.stream_order import Writes
@@ -56,6 +57,8 @@ class PlanBuilder:
         self.calls: list[OpCall] = []
         #: Marks of the recorder (`kernels/mark.py`), each with the launch that it stands behind.
         self.marks: list[tuple[int, Runs]] = []
+        #: What launches have the host do, each with the number of its launch.
+        self.host_work: dict[int, HostWork] = {}
         #: Tells the marks of one plan from those of another.
         self.tag = next(_tags) & 0x7FFF
 
@@ -113,6 +116,11 @@ class PlanBuilder:
         made = launch.prepare_call(name, function, args, contract, facts, self.device)
         self.launches.append(made)
 
+    def add_host_work(self, op: Op, work: HostWork, **arguments: Any) -> None:
+        """Append an op that has the host do `work`; raises as `add` does."""
+        self.host_work[len(self.launches)] = work
+        self.add(op, work=work, **arguments)
+
     def mark_by(self, op: Op, **arguments: Any) -> None:
         """Place a mark that is a Triton kernel behind the launches so far; raises as `add` does."""
         num_launches = len(self.launches)
@@ -166,6 +174,7 @@ class Plan:
         self._has_run = False
         self._graph: _Replay | None = None
         self._writes = Writes(self.launches)
+        self._host_work = builder.host_work
         self._is_short = builder.device == "cpu" and builder.num_rows <= MAX_NATIVE_ROWS
         self._native: NativeLaunches | None = None
 
@@ -180,8 +189,13 @@ class Plan:
 
     @property
     def every_launch(self) -> tuple[Launch, ...]:
-        """The launches, and those of marks."""
-        return (*self.launches, *(mark for _, mark in self._marks if isinstance(mark, Launch)))
+        """The launches, those of marks, and those of what the host does."""
+        marks = (mark for _, mark in self._marks if isinstance(mark, Launch))
+        return (*self.launches, *marks, *self._launches_of_host)
+
+    @property
+    def _launches_of_host(self) -> tuple[Launch, ...]:
+        return tuple(made for work in self._host_work.values() for made in work.launches)
 
     @functools.cached_property
     def kernels(self) -> tuple[str, ...]:
@@ -202,6 +216,8 @@ class Plan:
         """Have its kernels ready; those of a GPU are by now, all forms together."""
         if self._device == "cpu":
             launch.compile_all(self.launches, progress)
+        elif self._host_work:
+            launch.compile_all(self._launches_of_host, progress)
         if self._is_short:
             self._native = launch.native(self._numbered)
 
@@ -259,7 +275,7 @@ class Plan:
     def release(self) -> None:
         """Give the graph up, if there is one, so that its buffers may be freed."""
         if self._graph is not None:
-            self._graph.run.close()
+            self._graph.close()
             self._graph = None
 
     def _can_capture(self) -> bool:
@@ -277,23 +293,52 @@ class Plan:
             launch.walk(self._numbered, header, place_word)
 
     def _capture(self) -> _Replay:
+        """The launches as graphs, between which the host does its work; they run once."""
         header, place_word = current().record_begin(self)
-        graph = devices.backend_of(self._device).capture(
-            functools.partial(launch.walk, self._numbered, header, place_word)
-        )
-        return _Replay(graph, current().record_capture(self, self._device, graph.bases))
+        backend = devices.backend_of(self._device)
+        bases: set[int] = set()
+        found: list[tuple[int, Runs]] = []
+        for (_, is_host), numbered in itertools.groupby(self._numbered, key=self._stretch):
+            part = tuple(numbered)
+            if is_host:
+                launch.walk(part, header, place_word)
+                found += part
+                continue
+            graph = backend.capture(functools.partial(launch.walk, part, header, place_word))
+            bases |= graph.bases
+            found.append((part[-1][0], _GraphRun(graph)))
+        return _Replay(tuple(found), current().record_capture(self, self._device, bases))
+
+    def _stretch(self, numbered: tuple[int, Runs]) -> tuple[int, bool]:
+        """How often the host does something before a launch or a mark, and whether it does in it;
+        what lies between has the same."""
+        number, item = numbered
+        is_host = number in self._host_work and item is self.launches[number]
+        return sum(at <= number for at in self._host_work) - is_host, is_host
 
     def _replay(self, graph: _Replay) -> None:
         header, place_word = current().record_begin(self)
-        launch.walk(((len(self.launches) - 1, graph),), header, place_word)
+        launch.walk(graph.parts, header, place_word)
+
+
+@dataclass(frozen=True, slots=True)
+class _GraphRun:
+    """A graph as something that `launch.walk` takes."""
+
+    run: Graph
 
 
 @dataclass(frozen=True, slots=True)
 class _Replay:
-    """A graph as something that `launch.walk` takes, and its number in the record."""
+    """Graphs of a plan and what stands between them, and the number in the record."""
 
-    run: Graph
+    parts: tuple[tuple[int, Runs], ...]
     number: int
+
+    def close(self) -> None:
+        for _, part in self.parts:
+            if isinstance(part, _GraphRun):
+                part.run.close()
 
 
 def _tracer() -> Tracer:

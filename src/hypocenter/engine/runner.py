@@ -77,7 +77,7 @@ from hypocenter.model.tensors.table import Weights
 from hypocenter.model.tensors.weights import load_weights
 from hypocenter.record.prefixes import settings_digest
 from hypocenter.record.recorder import current, open_recorder
-from hypocenter.settings.config import KV_DTYPES, EngineConfig, OnProgress
+from hypocenter.settings.config import HADAMARD_KV_DTYPES, KV_DTYPES, EngineConfig, OnProgress
 from hypocenter.settings.routes import OF_CONFIG, ROUTES
 from hypocenter.trace.points import FORMAT, VERSION, Selection, TracedAdapter, TraceHeader
 from hypocenter.trace.writing import TraceFile
@@ -142,6 +142,7 @@ def load_runner(
         _require_bf16_products(file, arch)
     footprint.require_kv_dtype(arch, config.kv_dtype)
     _require_no_states(arch, config)
+    _require_experts(file, arch, config)
     device = devices.open_device(config.device)
     current().record_model(file.path.name, arch.name, quantisation_of(file))
     if device == "cpu":
@@ -158,7 +159,11 @@ def load_runner(
         context_length,
         progress,
         device=device,
-        held=Packing(in_bf16, adapters is None or not adapters.reads_feed_forwards),
+        held=Packing(
+            in_bf16,
+            adapters is None or not adapters.reads_feed_forwards,
+            config.num_host_layers,
+        ),
         shared=kept,
     )
     weights = with_adapters(weights, adapters, file, arch, device)
@@ -191,6 +196,22 @@ def _require_no_states(arch: Architecture, config: EngineConfig) -> None:
     if config.spec != "off" and arch.recurrence is not None:
         limit = "layers of this model carry states, which cannot be taken back; use off"
         raise BadSetting("spec", config.spec, limit)
+
+
+def _require_experts(file: GGUFFile, arch: Architecture, config: EngineConfig) -> None:
+    """Raises BadSetting where experts are asked to be on the host that are not there, or not by
+    themselves, and ModelTooLarge where it has no room for them."""
+    if not config.num_host_layers:
+        return
+    name, value = ("cpu_moe", True) if config.cpu_moe else ("n_cpu_moe", config.n_cpu_moe)
+    if config.device == "cpu":
+        raise BadSetting(name, value, "a CPU has all of the model; leave it out, or name a GPU")
+    if arch.experts is None:
+        raise BadSetting(name, value, f"a {arch.name} model has no experts; leave it out")
+    if any(arch.is_mixture(layer) and arch.is_dense(layer) for layer in range(arch.num_layers)):
+        limit = f"experts of {arch.name} models stand beside a dense feed-forward; leave it out"
+        raise BadSetting(name, value, limit)
+    footprint.require_host_room(file, arch, config)
 
 
 @contextlib.contextmanager
@@ -289,6 +310,7 @@ class Runner:
             KV_DTYPES[config.kv_dtype],
             device=config.device,
             room=self._room,
+            uses_hadamard=config.kv_dtype in HADAMARD_KV_DTYPES,
         )
         self._pages = pages
         #: The bytes of the model's file, as `GGUFFile.stamps` has them; empty where it has no file.
@@ -319,7 +341,11 @@ class Runner:
         is_gpu = config.device != "cpu"
         #: Whether a step may be launched while the one before runs.
         self.runs_ahead = (
-            is_gpu and config.launch_mode == "off" and devices.backend_of(config.device).runs_ahead
+            is_gpu
+            and config.launch_mode == "off"
+            # What the host does in a step waits for the one before.
+            and not config.num_host_layers
+            and devices.backend_of(config.device).runs_ahead
         )
         #: By which steps are cut that read prompts while others answer; None: they are not.
         self.pace = self._pace_of(arch)
@@ -627,9 +653,9 @@ class Runner:
             if backend.compiles and not is_indexed:
                 launches += self._launches_of_all_forms()
         compile_all(launches, progress)
-        if not is_gpu:
+        if not is_gpu or self.config.num_host_layers:
             start_threads()
-        elif is_indexed and not backend.has_all_forms:  # it is another Triton's, say
+        if is_gpu and is_indexed and not backend.has_all_forms:  # it is another Triton's, say
             compile_all([*launches, *self._launches_of_all_forms()], progress)
         for key, plan in plans.items():
             plan.compile(progress)

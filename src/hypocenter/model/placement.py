@@ -105,7 +105,9 @@ def require_gpu_room(
     Weights are counted as in the file; as a GPU has them they are no smaller.
     """
     needed = footprint.needed_bytes(file, arch, config, context_length_of(arch, config))
-    needed["weights"] = sum(info.num_bytes for info in file.tensors.values())
+    on_host = {spec.name for spec in footprint.host_tensors(file, arch, config)}
+    on_gpu = [info for info in file.tensors.values() if info.name not in on_host]
+    needed["weights"] = sum(info.num_bytes for info in on_gpu)
     num_bytes, used = sum(needed.values()), room.limit_bytes - room.available_bytes
     usable = _usable_bytes(config, room, 0)
     if num_bytes <= usable:
@@ -113,7 +115,7 @@ def require_gpu_room(
     of_steps = num_bytes - needed["weights"] - needed["KV cache"]
     ways = list(_caches_that_fit(usable - of_steps - needed["weights"], arch, config))
     if (for_weights := usable - of_steps - needed["KV cache"]) > 0:
-        num_weights = sum(math.prod(info.shape) for info in file.tensors.values())
+        num_weights = sum(math.prod(info.shape) for info in on_gpu)
         bits = 8 * for_weights / num_weights
         if bits >= _LEAST_BITS:
             ways.append(f"a file of {bytes_text(for_weights)}, {bits:.1f} bits a weight")
@@ -127,11 +129,13 @@ def _caches_that_fit(num_bytes: int, arch: Architecture, config: EngineConfig) -
     """KV caches of so much memory, by their type: contexts of one request, or of all as asked."""
     setting = "context_length" if config.kv_tokens is None else "kv_tokens"
     wanted = config.kv_tokens or context_length_of(arch, config)
-    for name, dtype in sorted(
-        footprint.kv_dtypes_for(arch).items(), key=lambda kind: -arch.kv_bytes_per_token(kind[1])
-    ):
-        per_token = arch.kv_bytes_per_token(dtype)
-        own = arch.kv_bytes_per_token(KV_DTYPES[config.kv_dtype])
+    own = arch.kv_bytes_per_token(KV_DTYPES[config.kv_dtype])
+    # Of two of one size the one that is asked for, or the one that loses less, which stands last.
+    of_size = {
+        arch.kv_bytes_per_token(x): name for name, x in footprint.kv_dtypes_for(arch).items()
+    }
+    of_size[own] = config.kv_dtype
+    for per_token, name in sorted(of_size.items(), reverse=True):
         num_tokens = min(num_bytes // per_token, wanted) if per_token else 0
         num_tokens -= num_tokens % config.block_size
         if per_token > own or num_tokens < _LEAST_CONTEXT:

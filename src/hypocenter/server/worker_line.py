@@ -109,7 +109,8 @@ class WorkerLine:
         #: Whether the weights are to be had from a keeper.
         config = orders.config
         is_on_gpu = config.device.partition(":")[0] in ("cuda", "hip")
-        self._is_shared = is_on_gpu
+        # What the host has of a model each worker packs itself, and the GPU's part with it.
+        self._is_shared = is_on_gpu and not config.num_host_layers
         is_left = is_on_gpu or config.device == "cpu"
         self._keeps_blocks = is_left and config.prefix_cache and config.launch_mode == "off"
         self._blocks = BlockMemory()

@@ -77,8 +77,19 @@ _BF16_NEEDS_THE_CPU = "products in bf16 run on the CPU only; use exact, or devic
 MAX_RANKS = 16
 _RANKS_HAVE_NO_ADAPTERS = "adapters are applied by a model on one GPU; use 1, or no lora"
 _RANKS_NEED_GPUS = "a CPU has all cores for one model; use 1, or a device such as cuda or hip"
-KV_DTYPES = {"f16": DType.F16, "f32": DType.F32, "q8_0": DType.Q8_0, "q4_0": DType.Q4_0}
+#: What a KV cache holds, by its name. Of those in HADAMARD_KV_DTYPES heads go through a Hadamard
+#: matrix before they are rounded.
+KV_DTYPES = {
+    "f16": DType.F16,
+    "f32": DType.F32,
+    "q8_0": DType.Q8_0,
+    "q4_0": DType.Q4_0,
+    "q4_0_hadamard": DType.Q4_0,
+}
+HADAMARD_KV_DTYPES = frozenset({"q4_0_hadamard"})
 _BLOCKS_ARE_FUSED = "parts of attention read no blocks; use f16 or f32, or attention fused"
+#: More than any model has.
+_MOST_LAYERS = 1 << 16
 #: How a text becomes one vector: not at all, the mean of its tokens, its first or last one, or a
 #: score. The order is that of the GGUF format.
 POOLINGS = ("none", "mean", "cls", "last", "rank")
@@ -493,7 +504,7 @@ class EngineConfig:
     kv_dtype: str = setting(
         "f16",
         OneOf(known=tuple(KV_DTYPES), folds_case=True),
-        "KV cache, keys and values alike: f16, f32, q8_0 or q4_0.",
+        "KV cache, keys and values alike: f16, f32, q8_0, q4_0 or q4_0_hadamard.",
         cli=("--kv-dtype",),
         tells_given=True,
         also_called=("cache_type_k", "cache_type_v", "kv_cache_dtype"),
@@ -562,6 +573,18 @@ class EngineConfig:
         "multiply (made for Zen 4 and 5).",
         cli=("--float-products",),
     )
+    cpu_moe: bool = setting(
+        False,
+        Flag(),
+        "Experts stay in the host's memory, where the CPU computes them; a GPU has the rest.",
+        cli=("--cpu-moe", "-cmoe"),
+    )
+    n_cpu_moe: int = setting(
+        0,
+        Whole(low=0, high=_MOST_LAYERS),
+        "Those of so many layers, from the first on.",
+        cli=("--n-cpu-moe", "-ncmoe"),
+    )
     tensor_parallel: int = setting(
         1,
         Whole(low=1, high=MAX_RANKS),
@@ -603,6 +626,26 @@ class EngineConfig:
             raise BadSetting("tensor_parallel", self.tensor_parallel, _RANKS_HAVE_NO_ADAPTERS)
         if KV_DTYPES[self.kv_dtype].is_quantised and self.attention == "parts":
             raise BadSetting("kv_dtype", self.kv_dtype, _BLOCKS_ARE_FUSED)
+
+        self._require_what_goes_with_host_layers()
+
+    def _require_what_goes_with_host_layers(self) -> None:
+        if not self.num_host_layers:
+            return
+        name, value = ("cpu_moe", True) if self.cpu_moe else ("n_cpu_moe", self.n_cpu_moe)
+        limits = {
+            self.device == "cpu": "a CPU has all of the model; leave it out, or name a GPU",
+            self.tensor_parallel > 1: "parts of a model have their experts themselves; use one GPU",
+            bool(self.lora): "adapters are applied by one device; leave out lora",
+            self.launch_mode != "off": f"launches are not {self.launch_mode} there; use off",
+        }
+        if limit := limits.get(True):
+            raise BadSetting(name, value, limit)
+
+    @property
+    def num_host_layers(self) -> int:
+        """Layers, from the first on, whose experts are the host's: more than there are for all."""
+        return _MOST_LAYERS if self.cpu_moe else self.n_cpu_moe
 
     @property
     def drawn_rows(self) -> int:
@@ -649,6 +692,8 @@ class EngineFields(TypedDict, total=False):
     launch_mode: str
     attention: str
     float_products: str
+    cpu_moe: bool
+    n_cpu_moe: int
     tensor_parallel: int
     spec: str
     draft_max: int

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hypocenter.base.dtypes import Array
-from hypocenter.kernels.rowwise import activation, layer_norm, norm
+from hypocenter.kernels.rowwise import activation, hadamard, layer_norm, norm
 from hypocenter.verify.bounds import EPS, of_chain
 from hypocenter.verify.expected import Expected, OpInputs
 from hypocenter.verify.file_weights import matrices_of
@@ -135,6 +135,15 @@ def capped_rows(given: OpInputs) -> list[Expected]:
     return [Expected("x", exact, _OF_GATE * EPS * cap + 0 * exact, given.rows)]
 
 
+def multiplied_rows(given: OpInputs) -> list[Expected]:
+    """`hadamard`: a rounding for each step and one for the factor, of all magnitudes together."""
+    width, size = given.number("width"), given.number("size")
+    x = given.values["x"][given.rows, :width].astype(np.float64)
+    sizes = hadamard.sizes_of_sums(x, size)
+    bound = (size.bit_length() + 1) * EPS * sizes
+    return [Expected("x", hadamard.reference(x, size), bound, given.rows)]
+
+
 def looked_up_rows(given: OpInputs) -> list[Expected]:
     """`lookup`: scale times code plus minimum; where both are products there are four roundings."""
     (table,) = matrices_of(given.file, given.unit.arguments["table"])
@@ -181,6 +190,7 @@ REFERENCES: dict[str, Callable[[OpInputs], list[Expected]]] = {
     "quantise": rounded_rows,
     "round": rounded_rows,
     "scale": scaled_rows,
+    "hadamard": multiplied_rows,
     "softcap": capped_rows,
     "lookup": looked_up_rows,
     "gather": gathered_rows,

@@ -261,6 +261,8 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     max_requests: int
     block_size: int
     num_blocks: int
+    #: What experts take in the host's memory, where a GPU has the rest.
+    host_weight_bytes: int = 0
     #: The most tokens of one step.
     step_tokens: int
     longest_token_bytes: int

@@ -9,6 +9,7 @@ from hypocenter.engine.llm import LLM
 from hypocenter.engine.request import Request
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.gguf.file_types import quantisation_of
+from hypocenter.model.tensors.footprint import host_weight_bytes
 from hypocenter.settings.config import EngineConfig
 from hypocenter.wire.messages import Ending, ServedModel
 
@@ -20,6 +21,7 @@ def facts_of(llm: LLM, path: Path, config: EngineConfig) -> ServedModel:
     with open_gguf(path, config.override_kv) as file:
         name = file.metadata.get("general.name")
         quantisation = quantisation_of(file)
+        on_host = host_weight_bytes(file, runner.arch, runner.config)
         num_parameters = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
 
     def text(token_id: int | None) -> str:
@@ -47,6 +49,7 @@ def facts_of(llm: LLM, path: Path, config: EngineConfig) -> ServedModel:
         max_requests=config.max_batch_requests,
         block_size=runner.block_size,
         num_blocks=runner.num_blocks,
+        host_weight_bytes=on_host,
         step_tokens=runner.max_batch_tokens,
         longest_token_bytes=max(len(tokenizer.piece(i)) for i in range(tokenizer.vocab_size)),
         pooling="" if llm.pooling is None else llm.pooling.kind,

@@ -49,6 +49,7 @@ ELSEWHERE = {
     "linear_codes_kernel": "test_kernels.py",
     "linear_float_kernel": "test_kernels.py",
     "gate_norm_kernel": "recurrent",
+    "hadamard_kernel": "attention",
     "gather_kernel": "sampling",
 }
 

@@ -245,7 +245,7 @@ def test_bits_do_not_depend_on_how_a_kernel_is_cut(
     [
         (True, False, DType.F16, 64, 4),
         (True, True, DType.F16, 64, 4),
-        (True, False, DType.Q8_0, 64, 8),
+        (True, False, DType.Q8_0, 32, 8),
         (False, False, DType.F16, 64, 4),
         (False, True, DType.F16, 64, 8),
         (False, True, DType.Q4_0, 32, 8),

@@ -177,17 +177,15 @@ def _memory_lines(report: dict[str, Any]) -> list[str]:
         trained = report["architecture"]["context_length"]
         lines[-1] += f" (the model was trained for {trained}: hypo run refuses more)"
     weights = memory["weight_bytes"]
-    lines.append(f"  weights         {bytes_text(weights):>12}")
     state, kept = memory["state_bytes"], memory["checkpoints_bytes"]
-    if state:
-        lines.append(f"  state           {bytes_text(state):>12}")
-        lines.append(f"  checkpoints     {bytes_text(kept):>12}")
+    parts = {"weights": weights, **({"state": state, "checkpoints": kept} if state else {})}
+    lines += [f"  {part:<22} {bytes_text(size):>12}" for part, size in parts.items()]
     for name in KV_DTYPES:
         if (cache := memory.get(f"kv_{name}_bytes")) is None:
             continue  # heads of this model are no whole blocks of it
         together = weights + state + kept + cache
         lines.append(
-            f"  KV cache {name:<6} {bytes_text(cache):>12}   together {bytes_text(together)}"
+            f"  KV cache {name:<13} {bytes_text(cache):>12}   together {bytes_text(together)}"
         )
     return lines
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hypocenter.base.errors import EXIT_OK, HypoError, UsageError
-from hypocenter.base.wording import count_text
+from hypocenter.base.wording import bytes_text, count_text
 from hypocenter.cli.options import EngineOptions, message_of, naming_options
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.cli.serve_options import ServeOptions
@@ -217,6 +217,8 @@ def greeting(
         f"  device {model.device}{f' ({why})' if why else ''}, KV cache of {kv_tokens} tokens: "
         f"{kv_tokens / model.context_length:.3g} full contexts",
     ]
+    if model.host_weight_bytes:
+        lines.append(f"  experts on the host: {bytes_text(model.host_weight_bytes)}")
     if len(devices := config.models[0].devices) > 1:
         lines.append(f"  replicas on {', '.join(devices)}; requests and cache are of all")
     if config.unix_socket is not None:

@@ -307,13 +307,14 @@ def _form_of_long_heads(num_parts: int, device: str) -> Form:
 
 def roomy_form(form: Form, rows: int, kv_dtype: DType, device: str, *, is_wide: bool) -> Form:
     """`form`, or of more warps where each would lack registers: for codes and scales of blocks,
-    which NVIDIA's GPUs take in `rows`, or for 64-bit offsets. An H100 has room for those, and for
-    more rows over blocks."""
+    which NVIDIA's GPUs take in `rows`, or for 64-bit offsets, for which an H100 has room.
+
+    Of 64 rows an H100 would take its larger matrix instruction. Over blocks Triton has the smaller
+    one add columns in another order than that, so results would depend on the form.
+    """
     has_room, is_cuda = has_wide_tiles(device), device.startswith("cuda")
     if kv_dtype.is_quantised:
-        if not is_cuda or (has_room and form.rows > rows):
-            rows = form.rows
-        return Form(rows, num_warps=8, num_stages=1)
+        return Form(rows if is_cuda else form.rows, num_warps=8, num_stages=1)
     if is_wide and is_cuda and not has_room and kv_dtype is DType.F16:
         return Form(form.rows, num_warps=8, num_stages=form.num_stages)
     return form

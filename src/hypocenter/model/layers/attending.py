@@ -7,7 +7,15 @@ from typing import Any
 
 from hypocenter.base.tensor import Tensor
 from hypocenter.device.plan import PlanBuilder, bucket
-from hypocenter.kernels.attention.attention import TileScratch, allocate_tile_scratch, attention
+from hypocenter.kernels.attention.attention import (
+    TileScratch,
+    allocate_tile_scratch,
+    attention,
+    fits_f16,
+)
+from hypocenter.kernels.linear.operands import Operands
+from hypocenter.kernels.linear.quantise import quantise
+from hypocenter.kernels.rowwise.hadamard import hadamard, size_for
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.layers.activations import Activations
 from hypocenter.model.layers.step_buffers import KVPages, StepInputs
@@ -26,7 +34,7 @@ class Attending:
         route: str,
     ) -> None:
         """`route` is one of config.ATTENTIONS; raises UsageError for parts on the CPU."""
-        self._arch, self._inputs = arch, inputs
+        self._arch, self._inputs, self._uses_hadamard = arch, inputs, pages.uses_hadamard
         #: A token sees the keys up to there: up to itself, or all of its text.
         self._last_seen = inputs.positions if inputs.last_seen is None else inputs.last_seen
         self._unfused: UnfusedAttention | None = None
@@ -77,7 +85,12 @@ class Attending:
 
         `settings` are what layers differ in: those of `attention`.
         """
-        inputs = self._inputs
+        inputs, codes = self._inputs, None
+        if self._uses_hadamard:
+            codes = settings.pop("codes", None)
+            size = size_for(keys.shape[2], settings.get("value_dim", keys.shape[2]))
+            width = self._arch.num_heads * keys.shape[2]
+            hadamard(plan, b.q, inputs.counts, width=width, size=size)
         given = AttentionArguments(
             q=b.q,
             k_cache=keys,
@@ -107,3 +120,21 @@ class Attending:
             partial=tiles,
             parts=self._cpu_tiles.get(keys.shape),
         )
+        if self._uses_hadamard:
+            self._turn_back(plan, b, keys, values, settings.get("value_dim"), codes)
+
+    def _turn_back(
+        self,
+        plan: PlanBuilder,
+        b: Activations,
+        keys: Tensor,
+        values: Tensor,
+        value_dim: int | None,
+        codes: Operands | None,
+    ) -> None:
+        """b.attended, which lies between rotated values, as it is without; and codes of it."""
+        counts, value_dim = self._inputs.counts, value_dim or keys.shape[2]
+        width, size = self._arch.num_heads * value_dim, size_for(keys.shape[2], value_dim)
+        hadamard(plan, b.attended, counts, width=width, size=size)
+        if codes is not None:
+            quantise(plan, b.attended, width, codes, counts, is_plain=fits_f16(values))

@@ -14,12 +14,9 @@ from hypocenter.device.forms import likeness
 from hypocenter.device.group import Group
 from hypocenter.device.memory import rows
 from hypocenter.device.plan import Plan, PlanBuilder
-from hypocenter.kernels.linear.linear_gate import linear_gate_codes
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.mark import mark, mark_layer
 from hypocenter.kernels.rowwise.activation import (
-    activate,
-    activate_codes,
     gate,
     gate_codes,
     scale,
@@ -31,14 +28,14 @@ from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.layers.activations import (
     Activations,
     LogitsBuffers,
-    RotatingOperands,
     allocate_gathered,
 )
 from hypocenter.model.layers.adapting import Adapting
 from hypocenter.model.layers.attending import Attending
 from hypocenter.model.layers.heads import Heads
+from hypocenter.model.layers.host_mixtures import HostMixtures
 from hypocenter.model.layers.latent_attention import LatentAttention
-from hypocenter.model.layers.layer_ops import BranchEnd, LayerOps, Norm
+from hypocenter.model.layers.layer_ops import BranchEnd, LayerOps, Norm, gated_operands
 from hypocenter.model.layers.mixture import MixtureBuffers
 from hypocenter.model.layers.points import NO_POINTS, Points
 from hypocenter.model.layers.state_net import StateNet, allocate_net, first_of
@@ -46,10 +43,8 @@ from hypocenter.model.layers.step_buffers import Cache, StepInputs
 from hypocenter.model.tensors.mixer_weights import MixerWeights
 from hypocenter.model.tensors.table import (
     BesideDense,
-    FeedForward,
     LayerInput,
     LayerWeights,
-    Mixture,
     Weights,
 )
 
@@ -86,29 +81,31 @@ class Decoder(LayerOps):
         gathered = allocate_gathered(arch, max_tokens, device)
         beside = weights.adapters
         adapting = Adapting(beside, inputs, max_tokens) if beside else None
-        super().__init__(arch, inputs.counts, operands, group, gathered, adapting)
-        #: Apart from those, which other threads still read.
-        self._gated = RotatingOperands(
-            Operands.allocate(
-                weights.dtypes if device == "cpu" and arch.dense_width else (),
-                max_tokens,
-                arch.dense_width,
-                device=device,
-            )
-        )
+        gated = gated_operands(arch, weights.dtypes, max_tokens, device)
+        super().__init__(arch, inputs.counts, operands, gated, group, gathered, adapting)
+        on_host = [layer for layer in weights.layers if layer.is_on_host(device)]
         self._mixture = MixtureBuffers.allocate(
             arch,
-            [layer.mixture for layer in weights.layers if layer.mixture is not None],
+            [
+                x.mixture
+                for x in weights.layers
+                if x.mixture is not None and not x.is_on_host(device)
+            ],
             max_tokens,
             device=device,
             in_bf16=weights.in_bf16,
         )
+        self._host_mixtures = HostMixtures(arch, on_host, max_tokens) if on_host else None
         self._attending = Attending(arch, inputs, cache.pages, max_tokens, attention)
         is_fused = self._attending.is_fused
-        self._heads = Heads(arch, weights.ropes, inputs, is_fused=is_fused)
-        of_long = weights.ropes.of_long_texts()
-        self._heads_of_long = Heads(arch, of_long, inputs, is_fused=is_fused)
-        self._latent = LatentAttention.allocate(arch, inputs, weights.ropes.whole, max_tokens)
+        ropes, uses_hadamard = weights.ropes, cache.pages.uses_hadamard
+        self._heads, self._heads_of_long = (
+            Heads(arch, by, inputs, is_fused=is_fused, uses_hadamard=uses_hadamard)
+            for by in (ropes, ropes.of_long_texts())
+        )
+        self._latent = LatentAttention.allocate(
+            arch, inputs, ropes.whole, max_tokens, uses_hadamard=uses_hadamard
+        )
 
     def take_apart(self, ops: frozenset[str]) -> None:
         """Have plans from now on run these ops in parts (`settings/routes.py`), and no others."""
@@ -194,8 +191,7 @@ class Decoder(LayerOps):
         return Plan(plan, result)
 
     def _begin(self, plan: PlanBuilder, b: Activations, *, is_adapted: bool) -> None:
-        for turns in (self._operands, self._gated):
-            turns.begin()
+        self._begin_operands()
         if self._adapting is not None:
             self._adapting.begin(is_adapted=is_adapted)
         self.points.begin(plan)
@@ -372,6 +368,9 @@ class Decoder(LayerOps):
             self._keep_norm(plan, "ffn_norm", index, (normed, x_codes), b.x, norm)
             self._dense(plan, b, index, w, normed, x_codes)
             return
+        if self._host_mixtures is not None and w.is_on_host(plan.device):
+            self._host_mixtures.mix(plan, b.x, w, self.inputs.counts)
+            return
         assert mixture is not None
         if w.mixture.beside is not None:
             self._mix_beside(plan, b, index, w, w.mixture.beside, mixture)
@@ -396,27 +395,6 @@ class Decoder(LayerOps):
         sum_norm = Norm(w.ffn_sum_norm, w.ffn_sum_norm_bias)
         end = BranchEnd(w.dense.down, w.dense.down_bias, w.post_ffn_norm, sum_norm)
         self._into_residual(plan, b, b.gate, end, ready=codes, is_last=not w.is_parallel)
-
-    def _mix(
-        self, plan: PlanBuilder, b: Activations, norm: Tensor, w: Mixture, mixture: MixtureBuffers
-    ) -> None:
-        """x += what experts make of x, normed."""
-        arch, counts = self.arch, self.inputs.counts
-        rms_norm(plan, b.x, norm, arch.norm_eps, b.hidden, counts, width=arch.width)
-        mixture.choose(plan, b.hidden, w, counts, self._operands.next(b.x.shape[0]))
-        mixture.give(plan, b.hidden, w.experts)
-        mixture.apply_experts(plan, w.experts)
-        if w.shared is not None:
-            assert arch.experts is not None
-            assert mixture.shared is not None
-            b = b.of_width(arch.experts.shared_width)
-            x, x_codes = self._norm(plan, b.hidden, Norm(None), b.hidden, *w.shared.read)
-            codes = self._gate_up(plan, b, w.shared, x, x_codes, arch.experts.shared_width)
-            self._linear(plan, b.gate, (w.shared.down, mixture.shared, None), ready=codes)
-        has_shared = w.shared is not None
-        adds = arch.part.is_first
-        mixture.mix_into(plan, b.x, counts, with_shared=has_shared, accumulate=adds)
-        self._reduce(plan, b.x)
 
     def _mix_beside(
         self,
@@ -475,35 +453,6 @@ class Decoder(LayerOps):
             gate_codes(plan, b.gated_input, b.token_input, kind, codes, counts, width=inner)
         self._linear(plan, b.gated_input, (w.output, b.hidden, None), ready=codes)
         norm(b.hidden, w.output_norm, eps=2 * eps / inner, out=b.x, width=arch.width)
-
-    def _gate_up(
-        self,
-        plan: PlanBuilder,
-        b: Activations,
-        w: FeedForward,
-        x: Tensor,
-        x_codes: Operands | None,
-        width: int,
-    ) -> Operands | None:
-        """What `down` reads: codes or, where there are none, b.gate; `x_codes` holds the codes of
-        x, where these are all that is read of it."""
-        counts, kind = self.inputs.counts, self.arch.family.activation
-        if w.gate_up is not None:
-            assert x_codes is not None
-            into = self._gated.next(b.x.shape[0])
-            linear_gate_codes(plan, x_codes, w.gate_up, kind, into, counts, width=width)
-            return into
-        assert w.up is not None
-        if w.gate is None:
-            self._linear(plan, x, (w.up, b.gate, w.up_bias), ready=x_codes)
-            codes = self._codes(b.gate, w.down)
-            if codes is None:
-                activate(plan, b.gate, kind, counts)
-            else:
-                activate_codes(plan, b.gate, kind, codes, counts, width=width)
-            return codes
-        self._linear(plan, x, (w.gate, b.gate, w.gate_bias), (w.up, b.up, w.up_bias), ready=x_codes)
-        return self._gate(plan, b.gate, b.up, kind, w.down, width)
 
     def _features(self, plan: PlanBuilder, b: Activations, num_rows: int) -> Tensor:
         """What the last layer says of tokens, f32 [num_rows, width padded to 64]."""

@@ -7,6 +7,7 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention.kv_write import kv_write
 from hypocenter.kernels.attention.rope import rotate
 from hypocenter.kernels.attention.rope_write import HeadNorms, rope_write
+from hypocenter.kernels.rowwise.hadamard import hadamard, size_for
 from hypocenter.kernels.rowwise.layer_norm import layer_norm
 from hypocenter.kernels.rowwise.norm import rms_norm
 from hypocenter.model.facts.architecture import Architecture
@@ -20,10 +21,18 @@ class Heads:
     """Norms heads, turns them by their positions, and puts k and v into the cache."""
 
     def __init__(
-        self, arch: Architecture, ropes: RopeTables, inputs: StepInputs, *, is_fused: bool
+        self,
+        arch: Architecture,
+        ropes: RopeTables,
+        inputs: StepInputs,
+        *,
+        is_fused: bool,
+        uses_hadamard: bool,
     ) -> None:
-        """`is_fused`: turning and writing may be one launch."""
+        """`is_fused`: turning and writing may be one launch. `uses_hadamard`: keys and values go
+        through `hadamard` before they are written."""
         self._arch, self._ropes, self._inputs, self.is_fused = arch, ropes, inputs, is_fused
+        self._uses_hadamard = uses_hadamard
 
     def prepare(
         self,
@@ -151,5 +160,9 @@ class Heads:
                 )
         if family.norms_after_rope:
             self._norm_both(plan, b, index, w)
+        if has_own and self._uses_hadamard:
+            size = size_for(shape.head_dim)
+            for x in (b.k, b.v):
+                hadamard(plan, x, counts, width=shape.kv_width, size=size)
         if has_own:
             kv_write(plan, b.k, b.v, slots, keys, values, counts)

@@ -15,6 +15,7 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention.latent_write import latent_write
 from hypocenter.kernels.attention.rope import rotate
 from hypocenter.kernels.linear.head_linear import head_linear
+from hypocenter.kernels.rowwise.hadamard import hadamard, size_for
 from hypocenter.kernels.rowwise.norm import rms_norm
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.facts.architecture import Architecture
@@ -29,8 +30,8 @@ class LatentAttention:
     """The ops of all layers; they share buffers f32 [max_tokens, width padded to 64].
 
     `heads`: queries as they are multiplied out, and later the heads of the result; `queries`: the
-    latent that they come of, where there is one. b.q has queries as the cache has keys, b.k the
-    part of a key that is rotated and b.v the latent.
+    latent that they come of, where there is one; `uses_hadamard` as in `Heads`. b.q has queries as
+    the cache has keys, b.k the part of a key that is rotated and b.v the latent.
     """
 
     arch: Architecture
@@ -38,10 +39,17 @@ class LatentAttention:
     table: RopeTable
     heads: Tensor
     queries: Tensor | None
+    uses_hadamard: bool
 
     @classmethod
     def allocate(
-        cls, arch: Architecture, inputs: StepInputs, table: RopeTable, max_tokens: int
+        cls,
+        arch: Architecture,
+        inputs: StepInputs,
+        table: RopeTable,
+        max_tokens: int,
+        *,
+        uses_hadamard: bool,
     ) -> LatentAttention | None:
         """None for a model whose cache has keys and values of each KV head."""
         latent, device = arch.latent, inputs.counts.device
@@ -54,7 +62,7 @@ class LatentAttention:
 
         heads = wide("latent_heads", arch.num_heads * latent.widest)
         queries = wide("latent_queries", latent.query_rank) if latent.query_rank else None
-        return cls(arch, inputs, table, heads, queries)
+        return cls(arch, inputs, table, heads, queries, uses_hadamard)
 
     def first(self, num_rows: int) -> LatentAttention:
         """The same for a bucket of `num_rows` tokens."""
@@ -98,6 +106,10 @@ class LatentAttention:
                 head_dim=head_dim,
                 style=arch.family.rope_style,
             )
+        if self.uses_hadamard:
+            size = size_for(rank, rotated)
+            hadamard(plan, b.k, counts, width=rotated, size=size)
+            hadamard(plan, b.v, counts, width=rank, size=size)
         latent_write(plan, b.k, b.v, inputs.slots, keys, values, counts, rank=rank)
 
     def expand(self, plan: PlanBuilder, w: LatentWeights, attended: Tensor) -> Tensor:

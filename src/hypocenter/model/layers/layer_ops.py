@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
-from hypocenter.base.tensor import Tensor
+from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device.group import Group
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.collective.collectives import all_reduce
 from hypocenter.kernels.linear.linear import linear_several
+from hypocenter.kernels.linear.linear_gate import linear_gate_codes
 from hypocenter.kernels.linear.operands import Operands, Product, reads_operands_alone
 from hypocenter.kernels.linear.quantise import quantise
-from hypocenter.kernels.rowwise.activation import gate, gate_codes
+from hypocenter.kernels.rowwise.activation import activate, activate_codes, gate, gate_codes
 from hypocenter.kernels.rowwise.layer_norm import layer_norm, layer_norm_codes
 from hypocenter.kernels.rowwise.norm import rms_norm, rms_norm_codes
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.layers.activations import Activations, RotatingOperands
 from hypocenter.model.layers.adapting import Adapting
+from hypocenter.model.layers.mixture import MixtureBuffers
+from hypocenter.model.tensors.table import FeedForward, Mixture
 
 
 class Norm(NamedTuple):
@@ -36,6 +40,16 @@ class BranchEnd(NamedTuple):
     sum_norm: Norm = Norm(None)
 
 
+def gated_operands(
+    arch: Architecture, dtypes: Collection[DType], max_tokens: int, device: str
+) -> Operands:
+    """What the CPU's gates make at once of their products, for matrices of these types."""
+    is_needed = device == "cpu" and arch.dense_width
+    return Operands.allocate(
+        dtypes if is_needed else (), max_tokens, arch.dense_width, device=device
+    )
+
+
 class LayerOps:
     """Appends them to plans of one model, whose `counts` are those of the step."""
 
@@ -44,18 +58,26 @@ class LayerOps:
         arch: Architecture,
         counts: Tensor,
         operands: Operands,
-        group: Group | None,
-        gathered: Tensor | None,
-        adapting: Adapting | None,
+        gated: Operands,
+        group: Group | None = None,
+        gathered: Tensor | None = None,
+        adapting: Adapting | None = None,
     ) -> None:
-        """`operands`: what products read; `group`: those that hold the model's other parts, whose
-        sums are gathered in `gathered` where there are more than two; `adapting`: what adds to
-        products."""
+        """`operands`: what products read; `gated`: those of `gated_operands`; `group`: those that
+        hold the model's other parts, whose sums are gathered in `gathered` where there are more
+        than two; `adapting`: what adds to products."""
         self.arch, self._counts, self._group = arch, counts, group
         self._gathered, self._adapting = gathered, adapting
         #: Ops in parts (`settings/routes.py`) where they are usually one launch.
         self.in_parts: frozenset[str] = frozenset()
         self._operands = RotatingOperands(operands)
+        #: Apart from those, which other threads still read.
+        self._gated = RotatingOperands(gated)
+
+    def _begin_operands(self) -> None:
+        """Begin a plan."""
+        for turns in (self._operands, self._gated):
+            turns.begin()
 
     def _gate(
         self, plan: PlanBuilder, x: Tensor, up: Tensor, kind: str, weight: Tensor, width: int
@@ -174,3 +196,53 @@ class LayerOps:
         )
         if self._adapting is not None:
             self._adapting.add(plan, x, wanted, count)
+
+    def _gate_up(
+        self,
+        plan: PlanBuilder,
+        b: Activations,
+        w: FeedForward,
+        x: Tensor,
+        x_codes: Operands | None,
+        width: int,
+    ) -> Operands | None:
+        """What `down` reads: codes or, where there are none, b.gate; `x_codes` holds the codes of
+        x, where these are all that is read of it."""
+        counts, kind = self._counts, self.arch.family.activation
+        if w.gate_up is not None:
+            assert x_codes is not None
+            into = self._gated.next(b.x.shape[0])
+            linear_gate_codes(plan, x_codes, w.gate_up, kind, into, counts, width=width)
+            return into
+        assert w.up is not None
+        if w.gate is None:
+            self._linear(plan, x, (w.up, b.gate, w.up_bias), ready=x_codes)
+            codes = self._codes(b.gate, w.down)
+            if codes is None:
+                activate(plan, b.gate, kind, counts)
+            else:
+                activate_codes(plan, b.gate, kind, codes, counts, width=width)
+            return codes
+        self._linear(plan, x, (w.gate, b.gate, w.gate_bias), (w.up, b.up, w.up_bias), ready=x_codes)
+        return self._gate(plan, b.gate, b.up, kind, w.down, width)
+
+    def _mix(
+        self, plan: PlanBuilder, b: Activations, norm: Tensor, w: Mixture, mixture: MixtureBuffers
+    ) -> None:
+        """x += what experts make of x, normed."""
+        arch, counts = self.arch, self._counts
+        rms_norm(plan, b.x, norm, arch.norm_eps, b.hidden, counts, width=arch.width)
+        mixture.choose(plan, b.hidden, w, counts, self._operands.next(b.x.shape[0]))
+        mixture.give(plan, b.hidden, w.experts)
+        mixture.apply_experts(plan, w.experts)
+        if w.shared is not None:
+            assert arch.experts is not None
+            assert mixture.shared is not None
+            b = b.of_width(arch.experts.shared_width)
+            x, x_codes = self._norm(plan, b.hidden, Norm(None), b.hidden, *w.shared.read)
+            codes = self._gate_up(plan, b, w.shared, x, x_codes, arch.experts.shared_width)
+            self._linear(plan, b.gate, (w.shared.down, mixture.shared, None), ready=codes)
+        has_shared = w.shared is not None
+        adds = arch.part.is_first
+        mixture.mix_into(plan, b.x, counts, with_shared=has_shared, accumulate=adds)
+        self._reduce(plan, b.x)

@@ -91,11 +91,12 @@ class KVPages:
     """The paged cache of layers with attention; layouts as in `kernels/attention/kv_write.py`.
 
     A layer that reads what another keeps has the pages of that one, and where texts are read in one
-    step all have the same.
+    step all have the same. `uses_hadamard`: what they hold went through `hadamard` first.
     """
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
+    uses_hadamard: bool = False
 
     @property
     def each(self) -> tuple[Tensor, ...]:
@@ -118,6 +119,7 @@ class KVPages:
         *,
         device: str,
         room: LentRoom | None = None,
+        uses_hadamard: bool = False,
     ) -> KVPages:
         """Zeroed pages, or such in `room`, which hold what they held. Raises ValueError where heads
         are no whole blocks of `dtype`."""
@@ -136,7 +138,7 @@ class KVPages:
             of_keys, of_values = (*heads, shape.head_dim, block_size), (*heads, block_size, pitch)
             keys.append(_pages(f"k_cache.{index}", dtype, of_keys, room or device, along=2))
             values.append(_pages(f"v_cache.{index}", dtype, of_values, room or device, along=3))
-        return cls(tuple(keys), tuple(values))
+        return cls(tuple(keys), tuple(values), uses_hadamard)
 
 
 def _pages(

@@ -222,6 +222,17 @@ def _of_blocks(vendor: str) -> Iterator[Specimen]:
     ):
         plan = AbstractModel(vendor, family, DType.Q8_0, kv_dtype).plan(num_tokens)
         yield from _own_specimens(own, plan, f"{kv_dtype.name.lower()} cache, {family}")
+    # Heads of each size that a Hadamard matrix has, for tokens and beyond 2**31 elements.
+    for head_dim, num_tokens in itertools.product((96, 64, 128, 256, 512), (1, 1 << 20)):
+        model = AbstractModel(
+            vendor,
+            "llama",
+            DType.Q8_0,
+            DType.Q4_0,
+            {"head_dim": head_dim},
+            uses_hadamard=True,
+        )
+        yield from _own_specimens("hadamard", model.plan(num_tokens), f"heads of {head_dim}")
 
 
 def _of_states(vendor: str) -> Iterator[Specimen]:
@@ -342,6 +353,8 @@ class AbstractModel:
     part: Part = WHOLE
     #: The type of adapters, where it has some.
     adapters: DType | None = None
+    #: Whether heads go through `hadamard` before they are rounded.
+    uses_hadamard: bool = False
 
     def plan(
         self, num_tokens: int, num_logit_rows: int | None = None, max_blocks: int = 256
@@ -366,7 +379,14 @@ class AbstractModel:
             num_adapters=0 if self.adapters is None else 2,
         )
         num_blocks = max(4096, num_tokens // 4, max_blocks)
-        pages = KVPages.allocate(arch, num_blocks, 16, self.kv_dtype, device=gpu.name)
+        pages = KVPages.allocate(
+            arch,
+            num_blocks,
+            16,
+            self.kv_dtype,
+            device=gpu.name,
+            uses_hadamard=self.uses_hadamard,
+        )
         cache = Cache(pages, StatePages.allocate(arch, num_sequences, device=gpu.name))
         weights = undefined_weights(arch, self.dtype, gpu.name)
         weights = with_undefined_adapters(weights, self.adapters)

@@ -20,7 +20,7 @@ from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.facts.experts import Experts
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.model.gguf.values import without_leading_ones
-from hypocenter.model.tensors.table import TensorTable, tensor_table
+from hypocenter.model.tensors.table import TensorTable, is_of_experts, tensor_table
 from hypocenter.model.tensors.tensor_spec import TensorKind, TensorSpec
 from hypocenter.settings.config import KV_DTYPES, EngineConfig
 
@@ -103,8 +103,11 @@ def needed_bytes(
     mixture = 0
     if arch.experts is not None:
         mixture = _mixture_bytes(file, arch, table, arch.experts, max_rows, in_bf16=in_bf16)
+    of_weights = _weight_bytes(file, table)
+    if config.device != "cpu":
+        of_weights -= host_weight_bytes(file, arch, config)
     return {
-        "weights": _weight_bytes(file, table),
+        "weights": of_weights,
         "KV cache": num_blocks * config.block_size * per_token,
         **({"states": num_running * arch.state_bytes} if recurrence else {}),
         **({"checkpoints": num_checkpoints * arch.state_bytes} if recurrence else {}),
@@ -123,6 +126,23 @@ def _weight_bytes(file: GGUFFile, table: TensorTable) -> int:
         elif (dtype := _dtype_of(file, spec)) is not None:
             num_bytes += spec.num_bytes(dtype)
     return num_bytes + sum(constants.values())
+
+
+def host_tensors(
+    file: GGUFFile, arch: Architecture, config: EngineConfig
+) -> tuple[TensorSpec, ...]:
+    """What goes to the host's memory where a GPU has the rest: experts of the first layers."""
+    layers = tensor_table(arch, file.tensors).layers[: config.num_host_layers]
+    return tuple(spec for layer in layers for spec in layer if is_of_experts(spec, layer))
+
+
+def host_weight_bytes(file: GGUFFile, arch: Architecture, config: EngineConfig) -> int:
+    """What these take as the host has them."""
+    num_bytes = 0
+    for spec in host_tensors(file, arch, config):
+        if (dtype := _dtype_of(file, spec)) is not None:
+            num_bytes += spec.num_bytes(dtype)
+    return num_bytes
 
 
 def _dtype_of(file: GGUFFile, spec: TensorSpec) -> DType | None:
@@ -191,12 +211,24 @@ def require_room(
     num_bytes = sum(needed.values())
     if room is None or num_bytes <= room.available_bytes:
         return
-    parts = ", ".join(f"{name} {bytes_text(part)}" for name, part in needed.items())
-    num_used = max(room.limit_bytes - room.available_bytes, 0)
     settings: tuple[str, ...] = ("context_length",)
     if config.kv_tokens is not None:
         settings = ("kv_tokens", *settings)
-    raise ModelTooLarge("cpu", num_bytes, num_used, room.limit_bytes, parts, settings)
+    raise _too_large(room, needed, settings)
+
+
+def require_host_room(file: GGUFFile, arch: Architecture, config: EngineConfig) -> None:
+    """Raise ModelTooLarge where the host has no room for what a GPU is not to hold."""
+    room, num_bytes = host_room(), host_weight_bytes(file, arch, config)
+    if room is not None and num_bytes > room.available_bytes:
+        raise _too_large(room, {"experts": num_bytes}, ("n_cpu_moe",))
+
+
+def _too_large(room: Room, needed: dict[str, int], settings: tuple[str, ...]) -> ModelTooLarge:
+    parts = ", ".join(f"{name} {bytes_text(part)}" for name, part in needed.items())
+    num_used = max(room.limit_bytes - room.available_bytes, 0)
+    num_bytes = sum(needed.values())
+    return ModelTooLarge("cpu", num_bytes, num_used, room.limit_bytes, parts, settings)
 
 
 def host_room(root: Path = Path("/")) -> Room | None:

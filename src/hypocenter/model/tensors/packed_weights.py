@@ -81,11 +81,13 @@ class Packing:
 
     `in_bf16`: those of F16 and BF16 are rounded for products in bf16; a token table that is none of
     them is not. `joins_gates`: a feed-forward's gate and up are one weight where they can be; else
-    something may be added to each.
+    something may be added to each. `num_host_layers`: where a GPU has the model, the CPU has the
+    experts of so many layers, from the first on.
     """
 
     in_bf16: bool = False
     joins_gates: bool = True
+    num_host_layers: int = 0
 
 
 USUAL = Packing()

@@ -6,7 +6,7 @@ Names and layouts follow the GGUF specification and llama.cpp's src/models.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -169,6 +169,16 @@ class LayerWeights:
         assert self.mixer is not None
         return self.mixer.output
 
+    def is_on_host(self, device: str) -> bool:
+        """Whether the experts lie on the host, where the model is on another device."""
+        return device != "cpu" and self.mixture is not None and self.mixture.router.device == "cpu"
+
+    @property
+    def matrices_of_mixture(self) -> tuple[Tensor, ...]:
+        """The weights of its experts, those that are shared among them, but for a router."""
+        parts = () if self.mixture is None else (self.mixture.experts, self.mixture.shared)
+        return tuple(x for part in parts if part is not None for x in (*part.read, part.down))
+
     @property
     def matrices(self) -> tuple[Tensor, ...]:
         """The weights that activations are multiplied with, but for a router."""
@@ -181,12 +191,21 @@ class LayerWeights:
             found += self.latent.matrices
         if self.dense is not None:
             found += (*self.dense.read, self.dense.down)
-        if self.mixture is not None:
-            for part in (self.mixture.experts, self.mixture.shared):
-                found += (*part.read, part.down) if part is not None else ()
+        found += self.matrices_of_mixture
         if self.layer_input is not None:
             found += self.layer_input.matrices
         return tuple(found)
+
+
+def is_of_experts(spec: TensorSpec, layer: Iterable[TensorSpec]) -> bool:
+    """Whether a tensor of a layer goes where its experts do: these, their router, those that are
+    shared, and the norm of what they read."""
+    places = {part.place for other in layer for part in other.loaded}
+    has_experts = any(place.startswith("mixture.") for place in places)
+    own = [part.place for part in spec.loaded]
+    if spec.kind is TensorKind.ROUTER:
+        return True  # also a gate, which is one of its rows
+    return has_experts and any(place.startswith("mixture.") or place == "ffn_norm" for place in own)
 
 
 def layer_of(tensors: Mapping[str, Tensor], scale: float = 1.0) -> LayerWeights:

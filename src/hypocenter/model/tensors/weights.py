@@ -24,6 +24,7 @@ from hypocenter.model.tensors.table import (
     LayerWeights,
     Weights,
     additions_of,
+    is_of_experts,
     layer_of,
     tensor_table,
 )
@@ -61,7 +62,8 @@ def load_weights(
         table = tensor_table(architecture, file.tensors)
         first = loader.take(table.first)
         layers = tuple(
-            loader.layer(index, specs, first) for index, specs in enumerate(table.layers)
+            loader.layer(index, specs, first, on_host=index < held.num_host_layers)
+            for index, specs in enumerate(table.layers)
         )
         last = loader.take(table.last)
         heads = [spec for spec in table.last if spec.kind is TensorKind.HEAD]
@@ -102,8 +104,8 @@ class Loader(TensorReader):
         self.device, self.held, self.kept = device, held, kept
         self._shared: dict[str, SharedWeight] = {}
         self._borrower: Borrower | None = None
-        #: What norms lack, by its value and length.
-        self._constants: dict[tuple[int, tuple[int, ...]], Tensor] = {}
+        #: What norms lack, by its device, value and length.
+        self._constants: dict[tuple[str, int, tuple[int, ...]], Tensor] = {}
 
     def borrow(self, shared: KeptWeights) -> None:
         """Take matrices from where another process has put them."""
@@ -111,10 +113,19 @@ class Loader(TensorReader):
         self._borrower = Borrower(self.device, shared.pieces)
 
     def layer(
-        self, index: int, specs: Sequence[TensorSpec], first: Mapping[str, Tensor]
+        self,
+        index: int,
+        specs: Sequence[TensorSpec],
+        first: Mapping[str, Tensor],
+        *,
+        on_host: bool = False,
     ) -> LayerWeights:
-        """One layer, with what stands for it before all layers."""
-        tensors, prefix = self.take(specs), f"layers.{index}."
+        """One layer, with what stands for it before all layers; its experts `on_host`, where it has
+        some."""
+        of_host = [spec for spec in specs if on_host and is_of_experts(spec, specs)]
+        tensors = self.take([spec for spec in specs if spec not in of_host])
+        tensors |= self._take_on_host(of_host)
+        prefix = f"layers.{index}."
         for place, tensor in first.items():
             if place.startswith(prefix):
                 tensors[place.removeprefix(prefix)] = tensor
@@ -136,6 +147,15 @@ class Loader(TensorReader):
             tensors = self._router(spec, specs) if is_router else self._load(spec)
             loaded |= zip((part.place for part in spec.loaded), tensors, strict=True)
         return loaded | {place: self._join(both) for place, both in to_join.items()}
+
+    def _take_on_host(self, specs: Sequence[TensorSpec]) -> dict[str, Tensor]:
+        """The same, packed for the CPU; another process has none of it on a GPU."""
+        device, shared = self.device, self._shared
+        self.device, self._shared = "cpu", {}
+        try:
+            return self.take(specs)
+        finally:
+            self.device, self._shared = device, shared
 
     def _load(self, spec: TensorSpec) -> Sequence[Tensor]:
         """What one tensor of the file becomes."""
@@ -261,7 +281,7 @@ class Loader(TensorReader):
 
     def _constant(self, spec: TensorSpec) -> Tensor:
         """One for all norms that lack the same."""
-        key = spec.value, spec.shape
+        key = self.device, spec.value, spec.shape
         if (found := self._constants.get(key)) is None:
             found = self._vector(spec.name, np.full(spec.shape, spec.value, np.float32))
             self._constants[key] = found
