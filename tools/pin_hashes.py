@@ -52,6 +52,7 @@ BY_SCRIPTS = {
 #: Parts that do not resolve beside the others have pins of their own.
 PIN_FILES = {
     "clients": "constraints-clients.txt",
+    "eval": "constraints-clients.txt",
     "ray": "constraints-ray.txt",
     "ray-tests": "constraints-ray.txt",
 }

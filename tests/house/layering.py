@@ -49,6 +49,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         ),
         # Other engines beside ours, in processes of their own.
         "peers": "settings device kernels model engine trace",
+        "audit": "settings record device model engine verify",
+        "evals": "settings engine",
         "server": "settings wire conversation record watch",
         "ray": "settings",
         # `__init__.py`: what it imports eagerly; inside a function it may import anything.
@@ -82,6 +84,7 @@ FENCES: dict[str, tuple[str, ...]] = {
     "uvicorn": ("server/",),
     "prometheus_client": ("server/",),
     "cyclopts": ("cli/",),
+    "lm_eval": ("evals/",),
     "llguidance": ("engine/grammar.py", "engine/grammar_worker.py"),
     "rich": ("cli/",),
     "transformers": ("peers/programs/",),

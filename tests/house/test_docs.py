@@ -36,7 +36,7 @@ _BLOCK = re.compile(r"^```(sh|python) runnable\n(.*?)^```", re.S | re.M)
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = dict(
     line.split("==")
-    for file in ("constraints-ray.txt", "constraints.txt")
+    for file in ("constraints-ray.txt", "constraints-clients.txt", "constraints.txt")
     for line in (ROOT / file).read_text().splitlines()
     if line and not line.startswith("#")
 )

@@ -27,7 +27,7 @@ TIERS = {
         "test",
         ("house", "record", "order", "coredump", "watch", "device", "foreign", "kernels", "model",
          "engine", "replay", "check", "doctor", "faults", "verify", "cli", "process", "server",
-         "hub", "trace"),
+         "hub", "trace", "audit"),
         "every room on the CPU and on simulated GPUs, the smallest shapes of each layout",
     ),
     "sim": Tier("test-sim", (), "the grids in full, and what compiles all kernels anew"),

@@ -88,6 +88,7 @@ class MissingPackage(UsageError):
             "triton": "pip install triton; it needs no GPU",
             "tinygrad": "pip install 'hypocenter[amd]'",
             "ray": "pip install 'hypocenter[ray]'",
+            "lm_eval": "pip install 'hypocenter[eval]'",
         }
         super().__init__(f"{what} needs {package}, which is not installed: {wanted[package]}")
 

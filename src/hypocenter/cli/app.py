@@ -26,6 +26,7 @@ from hypocenter.base.errors import (
 )
 from hypocenter.cli import interrupt
 from hypocenter.cli.doctor_app import doctor, guard
+from hypocenter.cli.eval_app import eval_tasks
 from hypocenter.cli.model_app import Model, ModelOptions, embed, models, pull, quantize
 from hypocenter.cli.options import (
     AsJson,
@@ -53,7 +54,7 @@ from hypocenter.cli.usage import (
     forgotten_dashes,
     usage_message,
 )
-from hypocenter.cli.verify_app import verify
+from hypocenter.cli.verify_app import audit, verify
 from hypocenter.cli.words.reading import in_our_words
 from hypocenter.cli.words.settings import fill
 
@@ -87,6 +88,8 @@ app.command(kill_serve)
 app.command(embed)
 app.command(pull)
 app.command(verify)
+app.command(audit)
+app.command(eval_tasks, name="eval")
 app.command(quantize)
 app.command(models)
 app.register_install_completion_command(help="Complete commands and options in this shell.")

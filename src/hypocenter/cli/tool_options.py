@@ -1,4 +1,4 @@
-"""The options of `hypo bench`, `hypo doctor` and `hypo quantize`.
+"""The options of `hypo bench`, `hypo doctor`, `hypo eval` and `hypo quantize`.
 
 Holds spellings and help texts, as `options.py` does for what runs a model.
 """
@@ -32,6 +32,7 @@ _BENCH_GROUP = Group("Tests", sort_key=1)
 _DOCTOR_GROUP = Group("Examination", sort_key=1)
 #: Steps of `hypo diff --against` whose tensors are kept.
 _MAX_TOKENS_BEHIND = 256
+_EVAL_GROUP = Group("Tasks", sort_key=1)
 #: Of `hypo replay`.
 ExportFile = Annotated[
     str | None,
@@ -471,3 +472,39 @@ class AgainstOptions(OutputOptions):
         given = [self.peer_model, self.peer_python]
         if self.against is None and any(each is not None for each in given):
             raise UsageError("--peer-model and --peer-python are of --against ENGINE; name one")
+
+
+@Parameter(name="*", group=_EVAL_GROUP)
+@dataclass(frozen=True)
+class EvalOptions:
+    """Which tasks, and how much of them."""
+
+    tasks: Annotated[
+        str, Parameter(name="--tasks", help="Names of tasks or groups of lm-eval, between commas.")
+    ] = ""
+    include: Annotated[
+        str | None,
+        Parameter(name="--include", help="A folder with files of tasks of your own."),
+    ] = None
+    num_fewshot: Annotated[
+        int | None,
+        Parameter(
+            name="--num-fewshot",
+            converter=whole_number,
+            help="Examples before each question, in place of the task's own number.",
+        ),
+    ] = None
+    limit: Annotated[
+        int | None,
+        Parameter(
+            name="--limit", converter=whole_number, help="So many samples of each task, to try it."
+        ),
+    ] = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tasks; raises UsageError for none."""
+        found = tuple(name for part in self.tasks.split(",") if (name := part.strip()))
+        if not found:
+            raise UsageError("no task; name some of lm-eval's, such as --tasks hellaswag,gsm8k")
+        return found

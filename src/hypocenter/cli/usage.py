@@ -24,8 +24,8 @@ Exit codes
   {EXIT_USAGE:<4} wrong usage: an option, a value, a missing file, a long prompt
   3    GPU fault; of the doctor any fault
   4    a check failed: inspect, kernels, check, guard, replay, diff, bisect,
-       kill-serve, verify
-  5    verify did not see an error that it planted: believe nothing of it
+       kill-serve, verify, audit
+  5    verify or audit did not see an error that it planted: believe nothing of it
   {EXIT_INTERRUPTED:<4} interrupted by Ctrl-C
   {EXIT_PIPE:<4} nobody reads the output"""
 _EPILOGUE_OF_A_VERB = "Exit codes and --debug: hypo --help"
@@ -51,6 +51,7 @@ VERBS = (
     "serve",
     "bench",
     "perplexity",
+    "eval",
     "embed",
     "bench-serve",
     "kill-serve",
@@ -59,6 +60,7 @@ VERBS = (
     "guard",
     "check",
     "verify",
+    "audit",
     "demo",
     "replay",
     "diff",

@@ -1,4 +1,4 @@
-"""`hypo verify` as the command line has it: its words, and which verb does the work."""
+"""`hypo verify` and `hypo audit` as the command line has them: words, and who does the work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 
 from hypocenter.base.errors import UsageError
-from hypocenter.cli.model_app import ModelOptions
+from hypocenter.cli.model_app import Model, ModelOptions
 from hypocenter.cli.new_file import check_new_file
 from hypocenter.cli.options import AsJson, EngineOptions, Quiet
 
@@ -106,4 +106,55 @@ def verify(
         page=options.html,
         as_json=json,
         quiet=quiet,
+    )
+
+
+_AUDIT_GROUP = Group("Audit", sort_key=1)
+
+
+@Parameter(name="*", group=_AUDIT_GROUP)
+@dataclass(frozen=True)
+class AuditOptions:
+    """How much is run."""
+
+    long: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="More runs, a longer soak, and of a simulated GPU the sizes of a real one.",
+        ),
+    ] = False
+    html: Annotated[str | None, Parameter(help="Also write a page to this new file.")] = None
+
+
+def audit(
+    model: Model = None,
+    /,
+    *,
+    models: ModelOptions | None = None,
+    options: AuditOptions | None = None,
+    engine: EngineOptions | None = None,
+    json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Audit what the engine does with a model, by what it records of itself.
+
+    Each gate runs the same requests in two ways and compares the bits: prompts in
+    chunks, answers token by token, batches of up to 64, graphs, other devices, two
+    ranks, before and after a death. Which way a side took is read from the
+    engine's record, and a gate fails where that is not what was asked for, or
+    where both sides took the same. Each gate plants errors and must see them.
+    The exit code is 4 when something is wrong, and 5 when a planted error was not
+    seen.
+    """
+    from hypocenter.cli.verbs import audit as cli_audit
+
+    engine, options = engine or EngineOptions(), options or AuditOptions()
+    if options.html is not None:
+        check_new_file("--html", options.html)
+    config = engine.config()
+    path = (models or ModelOptions()).path(model, device=engine.device, quiet=quiet)
+    cli_audit.audit(
+        path, config, is_long=options.long, page=options.html, as_json=json, quiet=quiet
     )

@@ -253,6 +253,9 @@ _Key = tuple[int, int, int | None, bool, bool]
 class Runner:
     """One model on one device, with its cache pages. Not safe from two threads: engine.py locks."""
 
+    #: Called behind each step that was launched, with its plan and its batch.
+    after_step: Callable[[Plan, Batch], None] | None = None
+
     def __init__(
         self,
         arch: Architecture,
@@ -538,6 +541,8 @@ class Runner:
             self.page_watch.look()
         if self.trace is not None:
             self.trace.after(plan, batch, inputs.token_ids)
+        if self.after_step is not None:
+            self.after_step(plan, batch)
         if plan not in self._ran:
             self._ran[plan] = None
         return memory.rows(plan.result, 0, num_logit_rows)

@@ -9,12 +9,12 @@ from hypocenter.doctor.page.page import page_html
 from hypocenter.verify.outcome import Stage, Verification
 
 
-def outcome_html(outcome: Verification) -> str:
-    """The page of a verification."""
+def outcome_html(outcome: Verification, verb: str) -> str:
+    """The page of what a verb found."""
     title = f"{outcome.model} on {outcome.device}: {outcome.verdict}"
     header = tag(
         "header",
-        tag("p", f"hypo verify · {outcome.hardware}", class_="kicker"),
+        tag("p", f"{verb} · {outcome.hardware}", class_="kicker"),
         tag("h1", title),
         tag("span", f"looked for {outcome.seconds:.0f} s ({outcome.effort})", class_="badge"),
     )

@@ -66,7 +66,7 @@ def verify(
     """
     with open_gguf(Path(path)) as file:
         config, _ = with_device(file.path, config)
-        config = _small(file, config)
+        config = with_short_context(file, config, _MAX_CONTEXT)
         runner = load_runner(file, config, progress)
         on_cpu = None
         if config.device != "cpu":
@@ -77,12 +77,13 @@ def verify(
             runner.release()
 
 
-def _small(file: GGUFFile, config: EngineConfig) -> EngineConfig:
-    """The configuration with a context that is long enough, where none was asked for."""
+def with_short_context(file: GGUFFile, config: EngineConfig, most: int) -> EngineConfig:
+    """The configuration with a context of `most` tokens, where none was asked for and the model was
+    trained for so many."""
     if config.context_length is not None:
         return config
     trained = file.metadata.get(f"{file.metadata.get('general.architecture')}.context_length")
-    most = min(int(trained), _MAX_CONTEXT) if isinstance(trained, int) else _MAX_CONTEXT
+    most = min(int(trained), most) if isinstance(trained, int) else most
     tokens = config.kv_tokens or 8 * most
     return replace(config, context_length=most, kv_tokens=tokens)
 
@@ -120,7 +121,7 @@ def _stages(
     return Verification(
         model=file.path.name,
         device=device,
-        hardware=_hardware(device),
+        hardware=hardware(device),
         effort=effort.name,
         budget_seconds=effort.seconds,
         stages=tuple(stages),
@@ -128,7 +129,7 @@ def _stages(
     )
 
 
-def _hardware(device: str) -> str:
+def hardware(device: str) -> str:
     """What the device is, for people."""
     if device == "cpu":
         return f"this machine's processor, {instruction_set()}"
