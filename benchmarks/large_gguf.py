@@ -172,4 +172,4 @@ def _padded(num_bytes: int) -> int:
 
 
 if __name__ == "__main__":
-    write_8b(Path(sys.argv[1]))
+    write_8b(Path(sys.argv[1]), *map(int, sys.argv[2:3]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from repository import DEMO
 
 from hypocenter import LLM
 from hypocenter.base.results import Completion, Route
@@ -18,6 +20,8 @@ from hypocenter.cli.tool_options import BenchOptions
 from hypocenter.cli.verbs import bench
 from hypocenter.cli.verbs.bench import Measurement, ModelSize, bandwidth_share, remarks, table
 from hypocenter.engine.batch import Batch
+from hypocenter.engine.drafting.drafter import Drafter
+from hypocenter.engine.drafting.model_drafter import DraftRecord
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
 from hypocenter.settings.config import EngineConfig
@@ -92,14 +96,38 @@ def test_drafts_are_measured_in_answers_that_are_known_before(
     monkeypatch.setattr(Engine, "complete", listen)
     with LLM(device="cpu", num_threads=1, spec="ngram") as llm:
         pairs = {pair.name: pair for pair in measured_drafts.measure(llm, 80, 2, lambda *a: None)}
-        texts = {name: (prompt, answer) for name, prompt, answer in measured_drafts._texts(llm, 80)}
-    for prompt, answer in texts.values():
-        assert said[tuple(prompt)] == [tuple(answer)] * 6
+        texts = list(measured_drafts._texts(llm, 80))
+    for text in texts:
+        assert text.answer is not None
+        assert said[tuple(text.prompt)] == [tuple(text.answer)] * 6
     assert [len(pair.without) for pair in pairs.values()] == [2, 2, 2]
     assert pairs["edit"].num_accepted > 30
     assert (pairs["random"].num_accepted, pairs["trap"].num_accepted) == (0, 0)
     assert pairs["edit"].as_object()["num_drafted"] >= pairs["edit"].num_accepted
     assert f"of {pairs['edit'].num_drafted} drafts right" in pairs["edit"].text
+
+
+def test_a_draft_model_is_measured_by_how_often_it_is_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Held to the text in three places of four: so many drafts are right, and the answer the same,
+    as it is where none is right and where nothing is held."""
+    monkeypatch.setattr(DraftRecord, "cost", 0.05)
+    monkeypatch.setattr(Drafter, "_left", lambda self, num_output, gains=True: math.inf)
+    with LLM(device="cpu", num_threads=1, draft_model=str(DEMO)) as llm:
+        pairs = {pair.name: pair for pair in measured_drafts.measure(llm, 80, 1, lambda *a: None)}
+    known, wrong, own = pairs.values()
+    # Behind the first wrong one of a step none counts.
+    assert 0.4 < known.num_accepted / known.num_drafted < 0.9
+    assert wrong.num_accepted == 0 < wrong.num_drafted
+    assert own.num_accepted > 0
+
+
+def test_which_places_are_right_is_the_same_in_each_run() -> None:
+    right = measured_drafts.are_right(4000, 0.75)
+    assert right == measured_drafts.are_right(4000, 0.75)
+    assert sum(right) / 4000 == pytest.approx(0.75, abs=0.03)
+    assert not any(measured_drafts.are_right(100, 0.0))
 
 
 def test_no_share_is_above_one() -> None:

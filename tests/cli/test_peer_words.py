@@ -113,7 +113,7 @@ def test_each_option_of_the_peers_is_renamed_taken_or_refused(verb: str) -> None
 def test_no_option_of_a_peer_was_lost() -> None:
     """The numbers change with the releases that the tables are taken from."""
     names = {peer: {name for name, _, _ in entries_of(peer)} for peer in PEERS}
-    assert {peer: len(found) for peer, found in names.items()} == {"llama_cpp": 439, "vllm": 365}
+    assert {peer: len(found) for peer, found in names.items()} == {"llama_cpp": 436, "vllm": 365}
 
 
 def test_each_word_stands_for_an_option_that_there_is() -> None:
@@ -199,14 +199,14 @@ def test_what_changes_nothing_is_told_in_one_line_and_the_rest_goes_on() -> None
 
 def test_all_that_is_refused_is_told_at_once() -> None:
     done = hypo_in_process(
-        "serve", "-fa", "--control-vector", "a.gguf", "--prot", "9", "-md", "b.gguf",
+        "serve", "-fa", "--control-vector", "a.gguf", "--prot", "9", "-hfd", "a/b",
         "--temp", ".7", "--spec-type", "x",
     )  # fmt: skip
     assert done.returncode == 2
     assert_one_line(
         done.stderr,
         "hypo: hypo serve has no --prot (did you mean --port?), --control-vector (there are no",
-        "-md, --spec-type (no model drafts for another; --spec ngram tries what the text had",
+        "-hfd, --spec-type (a draft model is a file and runs as the model does, see",
         "--temp (clients say it in each request",
         "; see hypo serve --help",
     )
@@ -230,6 +230,8 @@ def test_all_that_is_refused_is_told_at_once() -> None:
         ("--no-async-scheduling --no-enable-lora", []),
         ("--spec-type ngram-simple --spec-draft-n-max 5", ["--spec", "ngram", "--draft-max", "5"]),
         ("--spec-method ngram --spec-tokens 5", ["--spec", "ngram", "--draft-max", "5"]),
+        ("-md a.gguf --draft 5", ["-md", "a.gguf", "--draft", "5"]),
+        ("--spec-model a.gguf --spec-tokens 5", ["--model-draft", "a.gguf", "--draft-max", "5"]),
         ("--default-chat-template-kwargs {}", ["--chat-template-kwargs", "{}"]),
     ],
 )
@@ -249,7 +251,7 @@ def test_a_prompt_may_be_the_name_of_an_option() -> None:
         ("run -ctq q8_0", "-ctq (did you mean -ctk?)"),
         ("run --context 5", "hypo run has no --context; see"),
         ("serve --dtype bfloat16", "--dtype (weights keep the type that they have in the file"),
-        ("serve --speculative-config.method x", "--speculative-config.method (no model drafts"),
+        ("serve --speculative-config.method x", "--speculative-config.method (--model-draft"),
         ("serve --no-enable-chunked-prefill", "--no-enable-chunked-prefill (a long prompt"),
         ("serve --frobnicate", "hypo serve has no --frobnicate; see hypo serve --help"),
         ("bench -o csv", "-o (results are a table, or with --json one object)"),

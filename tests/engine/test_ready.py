@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import random
 import socket
 import threading
@@ -16,11 +17,13 @@ import pytest
 
 pytest.importorskip("triton")
 from pretended.counting_gpu import CountingGpu
+from repository import DEMO
 
 from hypocenter import LLM
 from hypocenter.base.tensor import DType
 from hypocenter.device import devices
 from hypocenter.device.forms import form_of
+from hypocenter.engine.drafting.drafter import Drafter
 from hypocenter.engine.ranks import messages, program
 from hypocenter.engine.ranks.messages import Capture
 from hypocenter.engine.ranks.ranks import Ranks
@@ -112,6 +115,29 @@ def test_steps_that_try_tokens_are_ready_as_well(gpu: CountingGpu) -> None:
         alone = llm.sample_requests([7] * 9, 1, SamplingParams(max_tokens=60, ignore_eos=True))
         run_all(llm, alone)
         assert alone[0].timings().num_drafted_tokens > 0
+        together = llm.sample_requests([7] * 9, 3, SamplingParams(max_tokens=60, ignore_eos=True))
+        run_all(llm, together + traffic(llm, 1))
+        assert any(request.timings().num_drafted_tokens for request in together)
+        assert (runner.num_compiled_since, gpu.met) == (0, {})
+
+
+def test_a_draft_model_is_ready_as_well(gpu: CountingGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its steps are graphs before the first request, also those that read two tokens of each."""
+    monkeypatch.setattr(Drafter, "_left", lambda self, num_output, gains=True: math.inf)
+    settings = EngineConfig(
+        device=gpu.name, max_batch_requests=8, context_length=512, kv_tokens=2048,
+        draft_model=str(DEMO),
+    )  # fmt: skip
+    with LLM(config=settings) as llm:
+        runner, model = llm.engine.runner, llm.engine.draft_model
+        assert model is not None
+        llm.engine.capture()
+        num_graphs = gpu.num_graphs
+        assert num_graphs >= 15 + 12
+        alone = llm.sample_requests([7] * 9, 1, SamplingParams(max_tokens=60, ignore_eos=True))
+        run_all(llm, alone)
+        assert alone[0].timings().num_drafted_tokens > 0
+        assert set(model.runner._keys_of_answers()) <= model.runner._plans.keys()
         together = llm.sample_requests([7] * 9, 3, SamplingParams(max_tokens=60, ignore_eos=True))
         run_all(llm, together + traffic(llm, 1))
         assert any(request.timings().num_drafted_tokens for request in together)

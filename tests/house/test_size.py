@@ -39,7 +39,7 @@ BUDGETS = {
     "kernels": 18_900,
     "hub": 1_650,
     "model": 13_950,
-    "engine": 9_150,
+    "engine": 9_800,
     "worker": 1_050,
     "verify": 4_200,
     "peers": 1_000,

@@ -22,7 +22,7 @@ from hypocenter.server.generation import AnswerOrder, Generation, WorkerEvent
 from hypocenter.server.inquiry import JOINED_TOKENS, Inquiry
 from hypocenter.server.supervisor import MAX_BLAMED, QUARANTINED, WORKER_GONE, Supervisor
 from hypocenter.server.turns.places import MAX_UNTAKEN
-from hypocenter.server.worker_life import KEEPER, WORKER, Orders, is_fault
+from hypocenter.server.worker_life import KEEPER, WORKER, Orders, forms_name, is_fault
 from hypocenter.watch.child import Deadlines, Ended
 from hypocenter.wire.messages import (
     Accepted,
@@ -1043,3 +1043,16 @@ def test_the_next_worker_gets_a_cache_as_large_as_the_first_ones(life: type[Pret
             await supervisor.stop(1)
 
     run(work())
+
+
+def test_kernels_are_those_of_the_draft_models_file_as_well(tmp_path: Path) -> None:
+    """A file of other shapes in its place needs other forms of kernels."""
+    draft = tmp_path / "draft.gguf"
+
+    def name(draft_model: str | None) -> str:
+        config = EngineConfig(draft_model=draft_model)
+        return forms_name(Orders(str(tmp_path / "model.gguf"), config, Deadlines(), tmp_path))
+
+    before = name(str(draft))
+    draft.write_bytes(b"GGUF")
+    assert len({name(None), before, name(str(draft))}) == 3

@@ -1,8 +1,9 @@
-"""`hypo bench --spec`: what drafts gain, in answers whose tokens are known before.
+"""`hypo bench --spec` and `--model-draft`: what drafts gain.
 
-No model need be able to edit code: each answer is held to the tokens of a text. So what is measured
-is the engine and the drafts, and not what a model would have said. Runs with drafts and without
-take turns.
+No model need be able to edit code: answers are held to the tokens of a text. So what is measured is
+the engine and the drafts, and not what a model would have said. A draft model is held to that text
+as well, but for a share of tokens that are others: it is as good as that says, and costs what it
+does. One answer more is the models' own. Runs with drafts and without take turns.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _SOURCES = ("engine/batch.py", "engine/scheduler.py", "engine/request.py", "engi
 _NUM_EDITED = 12
 #: Of a trap: so many tokens stood together before, and what followed them does not come.
 _NUM_ALIKE, _TRAP = 3, 5
+#: Shares of right tokens with which a draft model is measured.
+QUALITIES = (0.75, 0.0)
 #: Positions that a text takes beside its prompt and its answer, each as long.
 _NUM_SPARE = 16
 
@@ -35,19 +38,41 @@ _NUM_SPARE = 16
 class Script(TokenRules):
     """Has an answer say the tokens of a text, whatever the logits are.
 
-    Drafts are not told what it will say: or else none would be wrong.
+    Drafts are not told what it will say: or else none would be wrong. A draft model says it in the
+    share `quality` of places, and another token in the others.
     """
 
     narrows_drafts = False
 
-    def __init__(self, token_ids: Sequence[int], vocab_size: int) -> None:
+    def __init__(self, token_ids: Sequence[int], vocab_size: int, quality: float = 0.0) -> None:
         super().__init__(SamplingParams(), (), (), vocab_size)
-        self._masks = [mask_of(np.arange(vocab_size) == token_id) for token_id in token_ids]
+        self._masks = [_only(token_id, vocab_size) for token_id in token_ids]
+        self._of_drafts = [
+            mask if right else _only((token_id + 1) % vocab_size, vocab_size)
+            for token_id, mask, right in zip(
+                token_ids, self._masks, are_right(len(token_ids), quality), strict=True
+            )
+        ]
 
     def mask_or_raise(
         self, output_ids: Sequence[int], num_output: int, form: Int32s | None
     ) -> Int32s | None:
         return self._masks[num_output]
+
+    def draft_mask(
+        self, output_ids: Sequence[int], num_output: int, form: Int32s | None
+    ) -> Int32s | None:
+        return self._of_drafts[num_output]
+
+
+def _only(token_id: int, vocab_size: int) -> Int32s:
+    return mask_of(np.arange(vocab_size) == token_id)
+
+
+def are_right(num_tokens: int, quality: float) -> list[bool]:
+    """Whether a draft of that quality is right at each place; the same in each run."""
+    shares: list[float] = np.random.default_rng(75).random(num_tokens).tolist()
+    return [share < quality for share in shares]
 
 
 @dataclass(frozen=True)
@@ -96,34 +121,56 @@ def measure(
     llm: LLM, num_tokens: int, repetitions: int, progress: Callable[[str, float], None]
 ) -> Iterator[Pairs]:
     """Each text in pairs, after one that warms up and is not counted."""
-    for name, prompt, answer in _texts(llm, num_tokens):
+    has_model = llm.engine.runner.config.draft_model is not None
+    for text in (_texts_of_quality if has_model else _texts)(llm, num_tokens):
+        name = text.name
         speeds: dict[bool, list[float]] = {False: [], True: []}
         counts = 0, 0
         for repetition in range(-1, repetitions):
             progress(f"{name}{num_tokens}", (repetition + 1) / (repetitions + 1))
             for drafts in (False, True) if repetition % 2 else (True, False):
-                speed, counts_now = _run(llm, prompt, answer, drafts=drafts)
+                speed, counts_now = _run(llm, text, num_tokens, drafts=drafts)
                 if repetition >= 0:
                     speeds[drafts].append(speed)
                     counts = counts_now if drafts else counts
         yield Pairs(name, num_tokens, tuple(speeds[False]), tuple(speeds[True]), *counts)
 
 
-def _run(
-    llm: LLM, prompt: Sequence[int], answer: Sequence[int], *, drafts: bool
-) -> tuple[float, tuple[int, int]]:
-    params = SamplingParams(max_tokens=len(answer), ignore_eos=True, drafts=drafts)
+def _run(llm: LLM, text: _Text, num_tokens: int, *, drafts: bool) -> tuple[float, tuple[int, int]]:
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, drafts=drafts)
     engine = llm.engine
-    request = engine.request(prompt, params)
-    request.rules = Script(answer, engine.runner.vocab_size)
+    request = engine.request(text.prompt, params)
+    if text.answer is not None:
+        request.rules = Script(text.answer, engine.runner.vocab_size, text.quality)
     (completion,) = engine.complete([request])
     timings = completion.timings
     counts = timings.num_drafted_tokens, timings.num_accepted_tokens
     return timings.generated_tokens_per_second, counts
 
 
-def _texts(llm: LLM, num_tokens: int) -> Iterator[tuple[str, list[int], list[int]]]:
-    """Name, prompt and answer: a file and its edit, tokens that repeat nothing, and repeated
+@dataclass(frozen=True)
+class _Text:
+    """A prompt and its answer; None: what the model says."""
+
+    name: str
+    prompt: list[int]
+    answer: list[int] | None
+    quality: float = 0.0  # of a draft model
+
+
+def _texts_of_quality(llm: LLM, num_tokens: int) -> Iterator[_Text]:
+    """Answers of which a draft model knows so many in a hundred tokens, and one of the model's."""
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, llm.engine.runner.vocab_size, 2 * num_tokens).tolist()
+    for quality in QUALITIES:
+        name = f"draft {quality:.0%} right, "
+        yield _Text(name, tokens[:num_tokens], tokens[num_tokens:], quality)
+    source = (Path(package.FOLDER) / _SOURCES[0]).read_text()
+    yield _Text("draft as it is, ", list(llm.tokenizer.encode(source))[:num_tokens], None)
+
+
+def _texts(llm: LLM, num_tokens: int) -> Iterator[_Text]:
+    """A file and its edit, tokens that repeat nothing, and repeated
     beginnings that end otherwise each time."""
     random = np.random.default_rng(0)
     vocab_size = llm.engine.runner.vocab_size
@@ -133,10 +180,10 @@ def _texts(llm: LLM, num_tokens: int) -> Iterator[tuple[str, list[int], list[int
     at = len(file) // 2
     new = random.integers(0, vocab_size, _NUM_EDITED).tolist()
     edited[at : at + _NUM_EDITED] = new[: len(edited[at : at + _NUM_EDITED])]
-    yield "edit", file, edited
+    yield _Text("edit", list(file), edited)
     tokens = random.integers(0, vocab_size, 2 * num_tokens).tolist()
-    yield "random", tokens[:num_tokens], tokens[num_tokens:]
+    yield _Text("random", tokens[:num_tokens], tokens[num_tokens:])
     alike = random.integers(0, vocab_size, _NUM_ALIKE).tolist()
     for start in range(0, len(tokens) - _NUM_ALIKE, _TRAP + _NUM_ALIKE):
         tokens[start : start + _NUM_ALIKE] = alike
-    yield "trap", tokens[:num_tokens], tokens[num_tokens:]
+    yield _Text("trap", tokens[:num_tokens], tokens[num_tokens:])

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, cast
 from hypocenter.base.errors import BadSetting, ContextOverflow, OutOfBlocks, UsageError
 from hypocenter.engine.answer_text import AnswerText
 from hypocenter.engine.arguments import require_in_vocabulary
-from hypocenter.engine.drafting.drafter import CPU_COSTS, GPU_COSTS, Drafter
+from hypocenter.engine.drafting.drafter import Drafter, NgramDrafter, costs_on
+from hypocenter.engine.drafting.model_drafter import DraftRecord, ModelDrafter
 from hypocenter.engine.grammar import Grammars
 from hypocenter.engine.kv_cache import BlockDigests, KVCache
 from hypocenter.engine.request import AnswerPlan, Request
@@ -58,8 +59,15 @@ class Admission:
     """Makes requests, and lets them in between two steps."""
 
     def __init__(
-        self, runner: Runner, tokenizer: Tokenizer, cache: KVCache, *, has_prefix_cache: bool
+        self,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        cache: KVCache,
+        *,
+        has_prefix_cache: bool,
+        draft_record: DraftRecord | None = None,
     ) -> None:
+        self._draft_record = draft_record
         self._runner, self._tokenizer, self._cache = runner, tokenizer, cache
         self._has_prefix_cache = has_prefix_cache
         self._grammars = Grammars(tokenizer, runner.vocab_size)
@@ -90,18 +98,20 @@ class Admission:
             pooling=pooling,
             # A model that knows one kind of text has no row for another.
             num_first=terms.num_first if runner.arch.num_text_kinds > 1 else None,
-            drafter=self._drafter(params),
+            drafter=self._drafter(params, len(terms.output_ids)),
             adapter_scales=scales,
         )
         request = Request(next(self._request_ids), prompt_ids, params, plan)
         self._cache.prefetch(request.digests_to_adopt(self._cache.block_size))
         return request
 
-    def _drafter(self, params: SamplingParams) -> Drafter | None:
+    def _drafter(self, params: SamplingParams, num_begun: int) -> Drafter | None:
         config = self._runner.config
-        if config.spec == "off" or not params.drafts:
+        if not config.tries_tokens or not params.drafts:
             return None
-        return Drafter(config.draft_max, CPU_COSTS if config.device == "cpu" else GPU_COSTS)
+        if self._draft_record is not None:
+            return ModelDrafter(config.draft_max, self._draft_record, num_begun)
+        return NgramDrafter(config.draft_max, costs_on(config.device))
 
     def _adapter_scales(self, params: SamplingParams) -> tuple[float, ...] | None:
         """What each adapter counts; None where there are none. Raises BadSetting for a name that is

@@ -27,6 +27,7 @@ from hypocenter.settings.adapters import Scales
 from hypocenter.settings.config import SamplingParams
 
 if TYPE_CHECKING:
+    from hypocenter.engine.drafting.draft_model import DraftModel
     from hypocenter.engine.runner import Runner
     from hypocenter.model.text.tokenizer import Tokenizer
 
@@ -46,8 +47,11 @@ class Engine(SteppingTurns):
         *,
         launch_mode: str = "off",
         prefix_cache: bool = True,
+        draft_model: DraftModel | None = None,
     ) -> None:
         super().__init__()
+        #: What writes ahead of requests, if another model does.
+        self.draft_model = draft_model
         self.runner, self.tokenizer = runner, tokenizer
         slots = runner.num_state_slots, runner.num_checkpoints
         size = runner.num_blocks, runner.block_size
@@ -61,11 +65,18 @@ class Engine(SteppingTurns):
             pace=self._pace,
             reads_whole=runner.arch.family.sees_all,
             drawn_rows=runner.drawn_rows,
+            draft_model=draft_model,
         )
         self._last_end = 0.0  # of a step, by the clock of the machine
         # What a token is there depends on those behind it.
         self._has_prefix_cache = has_cache = prefix_cache and not runner.arch.family.sees_all
-        self._admission = Admission(runner, tokenizer, self.cache, has_prefix_cache=has_cache)
+        self._admission = Admission(
+            runner,
+            tokenizer,
+            self.cache,
+            has_prefix_cache=has_cache,
+            draft_record=draft_model.record if draft_model is not None else None,
+        )
         self._steps = Steps(runner, self.scheduler, tokenizer, path, launch_mode)
         self.num_steps = 0  # that have run
         self._closed = False
@@ -93,13 +104,17 @@ class Engine(SteppingTurns):
         step = steps.take_ahead()
         began = self._last_end if step else time.perf_counter()
         chunks = step.chunks if step else self.scheduler.schedule()
+        launched: float | None = None
         if chunks:
             self.num_steps += 1
             with steps.ending_on_errors(chunks):
-                step = step or steps.launch(chunks)
+                if step is None:
+                    chunks = self.scheduler.with_drafts(chunks)
+                    launched = time.perf_counter()
+                    step = steps.launch(chunks)
                 failure = steps.launch_ahead(step)  # the device goes on while the host settles
                 outcomes = step.wait()
-                self._note_pace(chunks, began)
+                self._note_pace(chunks, began, launched)
                 self.runner.require_ranks()  # what a step without one of them gives is nothing
                 steps.settle(step, outcomes)
                 if failure is not None:
@@ -108,12 +123,14 @@ class Engine(SteppingTurns):
             self.cache.end_step()
         return sum(chunk.num_tokens for chunk in chunks)
 
-    def _note_pace(self, chunks: Sequence[Chunk], began: float) -> None:
+    def _note_pace(self, chunks: Sequence[Chunk], began: float, launched: float | None) -> None:
         """A step ends now that began then: one that was launched ahead, with the end of the last
-        one."""
+        one. Another one was `launched` when it was known what it tries."""
         self._last_end = time.perf_counter()
         num_tokens = sum(chunk.num_tokens for chunk in chunks)
         num_generating = sum(chunk.num_tokens for chunk in chunks if chunk.is_answer)
+        if self.draft_model is not None and launched is not None and num_generating == num_tokens:
+            self.draft_model.record.note_step(num_tokens, self._last_end - launched)
         if self._pace is not None:
             self._pace.note(num_tokens, num_generating, self._last_end - began)
         if self.cache.disk is not None and num_tokens - num_generating >= self.cache.block_size:
@@ -125,6 +142,12 @@ class Engine(SteppingTurns):
         with self._turn():
             if self._has_prefix_cache and (found := self.runner.resident_blocks(path)) is not None:
                 self.cache.inherit(found)
+
+    def capture(self) -> None:
+        """Capture the steps of the model, and those of the one that drafts, as `Runner` does."""
+        self.runner.capture()
+        if self.draft_model is not None:
+            self.draft_model.runner.capture()
 
     def save_prompt(
         self, path: Path, token_ids: Sequence[int], salt: str, lora: Scales | None = None

@@ -39,6 +39,7 @@ from hypocenter.engine.conversations import (
     field_of,
     in_thought,
 )
+from hypocenter.engine.drafting.loading import load_draft_model
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
 from hypocenter.engine.runner import loaded_runner
@@ -133,6 +134,7 @@ class LLM:
                 file.path,
                 launch_mode=config.launch_mode,
                 prefix_cache=config.prefix_cache,
+                draft_model=load_draft_model(file, runner, config, progress),
             )
             stack.callback(self._engine.close)
             self._resources = stack.pop_all()

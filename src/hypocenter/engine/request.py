@@ -238,11 +238,6 @@ class Request:
             room = min(room, self._longrope_threshold - len(self.token_ids))
         return max(room, 0)
 
-    def drafts(self, most: int, load: StepLoad) -> list[int]:
-        """Up to `most` tokens to try in a step of that load, for a request with a drafter."""
-        assert self.drafter is not None, self.id
-        return self.drafter.propose(self.token_ids, len(self.output_ids), most, load)
-
     def is_awaited(self, load: StepLoad) -> bool:
         """Whether the token that is being chosen is worth waiting for: drafts may follow it."""
         if self.drafter is None or not (most := self.room_for_drafts):
@@ -273,16 +268,17 @@ class Request:
         wanted, nothing of it may be left out.
         """
         num_tokens = self.first_kept if self.num_kept else len(self.token_ids) - 1
-        return self._digests_of(num_tokens // block_size)
+        return self.digests_of(num_tokens, block_size)
 
     def digests_to_keep(self, block_size: int) -> list[bytes]:
         """The digests of the full blocks that are computed."""
-        return self._digests_of(self.num_computed // block_size)
+        return self.digests_of(self.num_computed, block_size)
 
-    def _digests_of(self, num_blocks: int) -> list[bytes]:
+    def digests_of(self, num_tokens: int, block_size: int) -> list[bytes]:
+        """The digests of the full blocks of its first tokens; none where it shares none."""
         if self._block_digests is None:
             return []
-        return self._block_digests.first(num_blocks, self.token_ids)
+        return self._block_digests.first(num_tokens // block_size, self.token_ids)
 
     def digest(self) -> str:
         """Keyed digest of all token ids so far, as little-endian 32-bit numbers."""

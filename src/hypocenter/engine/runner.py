@@ -103,6 +103,8 @@ class Seat:
     kept: KeptWeights | None = None
     #: Adapters that requests may have, where there are any.
     adapters: AdapterSet | None = None
+    #: It writes ahead of another model.
+    is_draft: bool = False
 
 
 ALONE = Seat()
@@ -144,11 +146,17 @@ def load_runner(
     _require_no_states(arch, config)
     _require_experts(file, arch, config)
     device = devices.open_device(config.device)
-    current().record_model(file.path.name, arch.name, quantisation_of(file))
+    if not seat.is_draft:
+        current().record_model(file.path.name, arch.name, quantisation_of(file))
     if device == "cpu":
         config = with_host_cache(file, arch, config)
         footprint.require_room(file, arch, config, context_length, num_bytes_of(adapters))
-    elif kept is None and part.num_parts == 1 and (room := devices.room_of(device)) is not None:
+    elif (
+        kept is None
+        and part.num_parts == 1
+        and not seat.is_draft  # what it takes was left by the model
+        and (room := devices.room_of(device)) is not None
+    ):
         require_gpu_room(device, file, arch, config, room)
     if group is not None:
         open_peer_sum(group, device)
@@ -196,6 +204,9 @@ def _require_no_states(arch: Architecture, config: EngineConfig) -> None:
     if config.spec != "off" and arch.recurrence is not None:
         limit = "layers of this model carry states, which cannot be taken back; use off"
         raise BadSetting("spec", config.spec, limit)
+    if config.draft_model is not None and arch.recurrence is not None:
+        limit = "layers of the model carry states, which cannot be taken back; leave it out"
+        raise BadSetting("draft_model", config.draft_model, limit)
 
 
 def _require_experts(file: GGUFFile, arch: Architecture, config: EngineConfig) -> None:
@@ -265,7 +276,7 @@ class Runner:
         seat: Seat = ALONE,
     ) -> None:
         open_recorder()
-        group, kept = seat.group, seat.kept
+        group, kept, self._is_draft = seat.group, seat.kept, seat.is_draft
         #: Adapters that requests may have, if there are any.
         self.adapters = seat.adapters
         #: The processes that hold the other parts of the model, if it has any.
@@ -378,7 +389,14 @@ class Runner:
         on = instruction_set() if device == "cpu" else device
         code = source_hash(Path(decoder.__file__))  # of all that is computed, kernels included
         # What may be tried in a step changes no number.
-        config = replace(self.config, disk_cache=None, disk_cache_mib=1, spec="off", draft_max=1)
+        config = replace(
+            self.config,
+            disk_cache=None,
+            disk_cache_mib=1,
+            spec="off",
+            draft_max=1,
+            draft_model=None,
+        )
         depends_on = (code, model, config, on, first.shape, first.dtype)
         fingerprint = hashlib.blake2b(repr(depends_on).encode(), digest_size=DIGEST_BYTES).digest()
         return fingerprint, settings_digest(model, self.arch, self.config.kv_dtype, self.block_size)
@@ -691,6 +709,10 @@ class Runner:
         is_gpu = self.config.device != "cpu"
         return devices.backend_of(self.config.device).num_compiled if is_gpu else 0
 
+    def count_compiled(self) -> None:
+        """What was compiled until now, for other models of the process, was no wait of this one."""
+        self._num_compiled = self._num_compiled_so_far()
+
     def capture(self) -> None:
         """Capture the steps in which requests get their next tokens, where the device captures:
         before the first request, or each is captured when it is met for the second time.
@@ -715,8 +737,11 @@ class Runner:
         for is_adapted in self._kinds_of_steps:
             for num_tokens in _powers(most):
                 yield self._key(num_tokens, num_tokens, num_tokens == 1, is_adapted=is_adapted)
-                if self.config.spec != "off" and num_tokens > 1:  # all tried for one request
+                if self.config.tries_tokens and num_tokens > 1:  # all tried for one request
                     yield self._key(num_tokens, num_tokens, True, is_adapted=is_adapted)
+                if self._is_draft:  # what is new is read before the first of them
+                    is_one = num_tokens == 1
+                    yield self._key(2 * num_tokens, num_tokens, is_one, is_adapted=is_adapted)
             if self.max_batch_requests == 1:
                 continue
             for num_tokens in _powers(self.max_batch_tokens):  # in which some read a prompt

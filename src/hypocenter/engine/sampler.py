@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hypocenter.base.dtypes import Int32s
 from hypocenter.base.errors import BadLogits
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import memory
 from hypocenter.device.launch import Launch
 from hypocenter.engine.batch import Chunk
+from hypocenter.engine.request import Request
 from hypocenter.kernels.sampling.draw import TokenChoice, has_penalties
 from hypocenter.kernels.sampling.sampling import HostSampler, launches_of, sample_later
 from hypocenter.record.keyed_digest import digest_of
@@ -111,11 +113,18 @@ def _draw(chunk: Chunk, number: int) -> TokenChoice:
         if rules is not None:
             # The position tells how many tokens come before, also where the last one is not known.
             mask = rules.mask(request.output_ids, position - len(request.prompt_ids), mask)
+    return token_choice(request, position, chunk.drafts[:number], mask)
+
+
+def token_choice(
+    request: Request, position: int, drafts: Sequence[int], mask: Int32s | None
+) -> TokenChoice:
+    """What the choice of a request's token at `position` depends on, behind `drafts`."""
     draw = TokenChoice(request.params, position, mask=mask)
     if has_penalties(request.params):
-        draw = _with_counts(draw, request.output_counts, chunk.drafts[:number])
-    if rules is not None:
-        draw = replace(draw, bias_ids=rules.bias_ids, biases=rules.biases)
+        draw = _with_counts(draw, request.output_counts, drafts)
+    if request.rules is not None:
+        draw = replace(draw, bias_ids=request.rules.bias_ids, biases=request.rules.biases)
     return draw
 
 

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from hypocenter.base.errors import IntegrityError
 from hypocenter.engine.batch import Chunk
+from hypocenter.engine.drafting.draft_model import DraftModel
 from hypocenter.engine.drafting.drafter import StepLoad
 from hypocenter.engine.drafting.tried import with_drafts
 from hypocenter.engine.kv_cache import KVCache
@@ -39,10 +40,11 @@ class Scheduler:
         pace: StepPace | None = None,
         reads_whole: bool = False,
         drawn_rows: int | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
         """`reads_whole`: a prompt is not cut, for which a step has room. `drawn_rows`: the most
         tokens that a step chooses; None: one of each request."""
-        self.cache = cache
+        self.cache, self.draft_model = cache, draft_model
         self._reads_whole = reads_whole
         self.max_batch_tokens = max_batch_tokens
         self.max_batch_requests = max_batch_requests
@@ -67,7 +69,7 @@ class Scheduler:
 
     def remove(self, request: Request, *, forget: bool = False) -> None:
         """Forget a request, wherever it stands, and free its blocks; `forget` what they hold."""
-        self.cache.remove(request.id, forget=forget)
+        self._give_back(request, forget=forget)
         if request in self.running:
             self.running.remove(request)
         elif request in self.waiting:
@@ -106,10 +108,20 @@ class Scheduler:
                     if request.state is State.RUNNING:
                         left -= self._take(request, min(num_tokens, left), chunks)
                 if chunks:
-                    return with_drafts(chunks, self.cache, left, self._drawn_rows)
+                    break
             if not self.waiting:
                 break
         return chunks
+
+    def with_drafts(self, chunks: list[Chunk]) -> list[Chunk]:
+        """The chunks that `schedule` gave, each with the tokens that its request tries."""
+        left = self.max_batch_tokens - sum(chunk.num_tokens for chunk in chunks)
+        return with_drafts(chunks, self.cache, left, self._drawn_rows, self.draft_model)
+
+    def _give_back(self, request: Request, *, forget: bool = False) -> None:
+        self.cache.remove(request.id, forget=forget)
+        if self.draft_model is not None:
+            self.draft_model.forget(request.id)
 
     def schedule_ahead(self, chunks: list[Chunk]) -> list[Chunk]:
         """The chunks of the step after `chunks`, which runs now; empty where that must be awaited.
@@ -137,7 +149,8 @@ class Scheduler:
 
     def _is_better_awaited(self, requests: list[Request]) -> bool:
         """Whether several tokens may be tried once the next ones are known."""
-        load = StepLoad(len(requests), len(requests))
+        num_writing = 1 if self.draft_model is None else len(requests)
+        load = StepLoad(len(requests), len(requests), num_writing)
         return any(request.is_awaited(load) for request in requests)
 
     def take_back(self, chunk: Chunk, num_right: int) -> None:
@@ -156,7 +169,7 @@ class Scheduler:
         """Take the blocks of a running request; it starts anew before all that wait."""
         self.running.remove(request)
         self.waiting.appendleft(request)
-        self.cache.remove(request.id)
+        self._give_back(request)
         request.restart()
 
     def check_integrity(self, ahead: Sequence[Chunk] = ()) -> None:
@@ -183,8 +196,11 @@ class Scheduler:
         ids = [request.id for request in [*self.running, *self.waiting]]
         if ids != sorted(set(ids)):
             raise IntegrityError(f"scheduler: requests are out of order or doubled: {ids}")
-        if owners := self.cache.owners() - {request.id for request in self.running}:
+        running = {request.id for request in self.running}
+        if owners := self.cache.owners() - running:
             raise IntegrityError(f"scheduler: requests {sorted(owners)} own blocks and do not run")
+        if self.draft_model is not None:
+            self.draft_model.check_integrity(running)
 
     def _kinds(self) -> list[list[Request]]:
         """The running requests that one step can run together, those first whose turn it is.

@@ -145,6 +145,12 @@ class TokenRules:
             allowed = going_on if going_on.any() else allowed
         return allowed
 
+    def draft_mask(
+        self, output_ids: Sequence[int], num_output: int, form: Int32s | None
+    ) -> Int32s | None:
+        """What `mask_or_raise` gives, for what a draft model writes behind these tokens."""
+        return self.mask_or_raise(output_ids, num_output, form)
+
     def require_token(self) -> None:
         """Raises NoTokenLeft where `mask` left nothing to choose from."""
         if self._failure is not None:

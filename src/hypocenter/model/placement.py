@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from hypocenter.base.errors import BadSetting, ModelTooLarge
 from hypocenter.base.wording import bytes_text
 from hypocenter.device.backend import Room
-from hypocenter.model.facts.architecture import Architecture
-from hypocenter.model.gguf.file import GGUFFile
+from hypocenter.model.facts.architecture import Architecture, read_architecture
+from hypocenter.model.gguf.file import GGUFFile, open_gguf
 from hypocenter.model.tensors import footprint
 from hypocenter.settings.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
 
@@ -22,6 +23,8 @@ from hypocenter.settings.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
 _MOST_KEPT_TOKENS = 1 << 20
 #: What stays free of a GPU, unless `gpu_memory_fraction` leaves less.
 _FREE_SHARE = 0.1
+#: What a draft model takes is reckoned larger by this part.
+_DRAFT_SPARE = 16
 #: Less is not proposed: bits of a weight, and tokens of a context.
 _LEAST_BITS, _LEAST_CONTEXT = 2.0, 256
 
@@ -60,7 +63,9 @@ def kv_room(
     needed = footprint.needed_bytes(file, arch, config, context_length_of(arch, config))
     of_steps = sum(needed.values()) - needed["weights"] - needed["KV cache"]
     own = min(needed["weights"], room.limit_bytes - room.available_bytes)
-    return max(_usable_bytes(config, room, own) - of_steps * num_workers, 0)
+    draft = draft_needs(arch, config)
+    left = _usable_bytes(config, room, own) - (of_steps + draft.fixed_bytes) * num_workers
+    return int(max(left, 0) * draft.share_left(arch, config, num_workers))
 
 
 def _usable_bytes(config: EngineConfig, room: Room, own_bytes: int) -> int:
@@ -89,12 +94,73 @@ def with_host_cache(file: GGUFFile, arch: Architecture, config: EngineConfig) ->
         return config
     context_length = context_length_of(arch, config)
     needed = footprint.needed_bytes(file, arch, config, context_length)
-    left = room.available_bytes - sum(needed.values()) + needed["KV cache"]
+    draft = draft_needs(arch, config)
+    left = room.available_bytes - sum(needed.values()) + needed["KV cache"] - draft.fixed_bytes
+    left = int(max(left, 0) * draft.share_left(arch, config, 1))
     most = config.max_batch_requests * context_length
     num_tokens = min(
         kv_tokens_in(int(max(left, 0) * config.cpu_memory_fraction), arch, config), most
     )
     return replace(config, kv_tokens=num_tokens) if num_tokens > context_length else config
+
+
+@dataclass(frozen=True, slots=True)
+class DraftNeeds:
+    """What a draft model takes of a process: its weights and buffers, and for each token that the
+    KV cache of the model holds."""
+
+    fixed_bytes: int = 0
+    bytes_per_token: int = 0
+
+    def share_left(self, arch: Architecture, config: EngineConfig, num_workers: int) -> float:
+        """The share of memory for caches that the model's own has; each worker has a draft's."""
+        own = arch.kv_bytes_per_token(KV_DTYPES[config.kv_dtype])
+        return own / (own + num_workers * self.bytes_per_token) if self.bytes_per_token else 1.0
+
+
+def draft_needs(arch: Architecture, config: EngineConfig) -> DraftNeeds:
+    """What the draft model of `config` takes beside a model; nothing where there is none."""
+    if config.draft_model is None:
+        return DraftNeeds()
+    with open_gguf(Path(config.draft_model)) as file:
+        own = read_architecture(file)
+        context_length = context_length_of(arch, config)
+        small = draft_config(own, config, context_length, context_length)
+        needed = footprint.needed_bytes(file, own, small, context_length_of(own, small))
+        fixed = sum(needed.values()) - needed["KV cache"]
+        per_token = own.kv_bytes_per_token(KV_DTYPES[small.kv_dtype])
+    return DraftNeeds(fixed + fixed // _DRAFT_SPARE, per_token)
+
+
+def draft_config(
+    arch: Architecture, config: EngineConfig, context_length: int, kv_tokens: int
+) -> EngineConfig:
+    """How a draft model of that architecture runs beside a model of `config`, whose cache holds
+    `kv_tokens`: on the same device, in steps as large. What one file alone says is left out."""
+    kv_dtype = config.kv_dtype if config.kv_dtype in footprint.kv_dtypes_for(arch) else "f16"
+    return replace(
+        config,
+        context_length=min(context_length, arch.context_length),
+        kv_tokens=kv_tokens,
+        kv_dtype=kv_dtype,
+        max_batch_tokens=config.step_tokens,
+        float_products="exact",
+        disk_cache=None,
+        tokenizer_pre=None,
+        chat_template=None,
+        chat_template_kwargs=None,
+        override_kv=None,
+        pooling=None,
+        itl_target=None,
+        spec="off",
+        draft_model=None,
+        lora=(),
+    )
+
+
+def weight_bytes(file: GGUFFile) -> int:
+    """What the tensors of a file take, which a token reads most of."""
+    return sum(info.num_bytes for info in file.tensors.values())
 
 
 def require_gpu_room(
@@ -108,11 +174,14 @@ def require_gpu_room(
     on_host = {spec.name for spec in footprint.host_tensors(file, arch, config)}
     on_gpu = [info for info in file.tensors.values() if info.name not in on_host]
     needed["weights"] = sum(info.num_bytes for info in on_gpu)
+    if (draft := draft_needs(arch, config)).fixed_bytes:
+        num_tokens = config.kv_tokens or context_length_of(arch, config)
+        needed["draft model"] = draft.fixed_bytes + draft.bytes_per_token * num_tokens
     num_bytes, used = sum(needed.values()), room.limit_bytes - room.available_bytes
     usable = _usable_bytes(config, room, 0)
     if num_bytes <= usable:
         return
-    of_steps = num_bytes - needed["weights"] - needed["KV cache"]
+    of_steps = num_bytes - needed["weights"] - needed["KV cache"]  # of a draft model, too
     ways = list(_caches_that_fit(usable - of_steps - needed["weights"], arch, config))
     if (for_weights := usable - of_steps - needed["KV cache"]) > 0:
         num_weights = sum(math.prod(info.shape) for info in on_gpu)

@@ -71,14 +71,19 @@ class Orders:
 
 
 def forms_name(orders: Orders) -> str:
-    """What stands for the kernels that a worker needs: the file and the settings."""
-    try:
-        status = Path(orders.model).stat()
-        file = orders.model, status.st_size, status.st_mtime_ns
-    except OSError:  # told of when it is opened
-        file = orders.model, 0, 0
-    depends_on = repr((file, replace(orders.config, kv_tokens=None)))
+    """What stands for the kernels that a worker needs: the files and the settings."""
+    draft = orders.config.draft_model
+    files = [_stamp_of(path) for path in (orders.model, draft) if path is not None]
+    depends_on = repr((files, replace(orders.config, kv_tokens=None)))
     return hashlib.blake2b(depends_on.encode(), digest_size=16).hexdigest()
+
+
+def _stamp_of(path: str) -> tuple[str, int, int]:
+    try:
+        status = Path(path).stat()
+    except OSError:  # told of when it is opened
+        return path, 0, 0
+    return path, status.st_size, status.st_mtime_ns
 
 
 class WorkerLife:

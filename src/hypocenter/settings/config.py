@@ -76,6 +76,8 @@ FLOAT_PRODUCTS = ("exact", "bf16")
 _BF16_NEEDS_THE_CPU = "products in bf16 run on the CPU only; use exact, or device cpu"
 MAX_RANKS = 16
 _RANKS_HAVE_NO_ADAPTERS = "adapters are applied by a model on one GPU; use 1, or no lora"
+_RANKS_HAVE_NO_DRAFTS = "a draft model runs beside a model on one GPU; use 1, or no draft_model"
+_ONE_DRAFTS = "a draft model says what is tried; use off, or no draft_model"
 _RANKS_NEED_GPUS = "a CPU has all cores for one model; use 1, or a device such as cuda or hip"
 #: What a KV cache holds, by its name. Of those in HADAMARD_KV_DTYPES heads go through a Hadamard
 #: matrix before they are rounded.
@@ -601,9 +603,17 @@ class EngineConfig:
     draft_max: int = setting(
         7,
         Whole(low=1, high=MAX_DRAFTS),
-        "Most tokens that a step tries for an answer, with spec.",
+        "Most tokens that a step tries for an answer, with spec or a draft model.",
         cli=("--draft-max", "--draft", "--draft-n", "--num-speculative-tokens"),
         also_called=("num_speculative_tokens",),
+    )
+    draft_model: str | None = setting(
+        None,
+        OneText("none drafts"),
+        "GGUF file of a smaller model of the same vocabulary, whose tokens are tried several a "
+        "step. Answers stay the same.",
+        cli=("--model-draft", "-md", "--spec-draft-model"),
+        also_called=("speculative_model", "model_draft"),
     )
     lora: str | Sequence[str] = setting(
         (),
@@ -624,6 +634,10 @@ class EngineConfig:
             raise BadSetting("tensor_parallel", self.tensor_parallel, _RANKS_NEED_GPUS)
         if self.lora and self.tensor_parallel > 1:
             raise BadSetting("tensor_parallel", self.tensor_parallel, _RANKS_HAVE_NO_ADAPTERS)
+        if self.draft_model is not None and self.tensor_parallel > 1:
+            raise BadSetting("tensor_parallel", self.tensor_parallel, _RANKS_HAVE_NO_DRAFTS)
+        if self.draft_model is not None and self.spec != "off":
+            raise BadSetting("spec", self.spec, _ONE_DRAFTS)
         if KV_DTYPES[self.kv_dtype].is_quantised and self.attention == "parts":
             raise BadSetting("kv_dtype", self.kv_dtype, _BLOCKS_ARE_FUSED)
 
@@ -648,10 +662,15 @@ class EngineConfig:
         return _MOST_LAYERS if self.cpu_moe else self.n_cpu_moe
 
     @property
+    def tries_tokens(self) -> bool:
+        """Whether steps try tokens before they are chosen."""
+        return self.spec != "off" or self.draft_model is not None
+
+    @property
     def drawn_rows(self) -> int:
         """The most tokens that a step chooses: one of each request, or all that one may try."""
         most = self.max_batch_requests
-        if self.spec != "off":
+        if self.tries_tokens:
             most = max(most, 1 + self.draft_max)
         return min(most, self.step_tokens)
 
@@ -697,6 +716,7 @@ class EngineFields(TypedDict, total=False):
     tensor_parallel: int
     spec: str
     draft_max: int
+    draft_model: str | None
     lora: str | Sequence[str]
 
 

@@ -159,7 +159,7 @@ class ModelWorker:
         runner = self._llm.engine.runner
         if start.is_first or start.waits:  # others are to take over at once
             self._report("capturing steps", 0.0)
-            runner.capture()
+            self._llm.engine.capture()
         runner.prepare_blocks()
         self._engine = self._llm.engine
         self._driver = Driver(self._engine)

@@ -7,7 +7,7 @@ block tables; so a wrong slot, table, position or order changes the logits.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,11 +20,14 @@ from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, memory
 from hypocenter.engine.admission import RequestTerms
 from hypocenter.engine.batch import Batch, Chunk
+from hypocenter.engine.drafting.draft_model import DraftModel
+from hypocenter.engine.drafting.drafter import CPU_COSTS
+from hypocenter.engine.drafting.model_drafter import DraftRecord
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
 from hypocenter.engine.state_ledger import StateLedger, sequence_starts, spans_of
 from hypocenter.kernels.sampling.draw import TokenChoice
-from hypocenter.kernels.sampling.sampling import sample_reference
+from hypocenter.kernels.sampling.sampling import HostSampler, sample_reference
 from hypocenter.settings.config import SamplingParams
 
 VOCAB_SIZE = 61
@@ -97,11 +100,14 @@ class FakeRunner:
         longrope_threshold: int | None = None,
         draft_max: int = 0,
         habit: float = 0.0,
+        noise: float = 0.0,
     ) -> None:
         spec = "ngram" if draft_max else "off"
-        self.config = SimpleNamespace(spec=spec, draft_max=draft_max, device="cpu")
+        self.config = SimpleNamespace(
+            spec=spec, draft_max=draft_max, device="cpu", tries_tokens=draft_max > 0
+        )
         self.drawn_rows = max(max_batch_requests, 1 + draft_max)
-        self._habit = habit
+        self._habit, self._noise = habit, noise
         self.longrope_threshold = longrope_threshold
         self.runs_ahead, self.pace = runs_ahead, None
         self.num_blocks = num_blocks
@@ -137,7 +143,8 @@ class FakeRunner:
     def run(self, batch: Batch) -> Tensor:
         self._check(batch)
         self.batches.append(batch)
-        token_ids = self.chosen if batch.ids_on_device else batch.token_ids
+        known = batch.token_ids
+        token_ids = self.chosen[: len(known)] if batch.ids_on_device else known
         self._cached[batch.slots, 0] = token_ids
         self._cached[batch.slots, 1] = batch.positions
         self._cached[batch.slots, 2] = batch.is_long
@@ -148,10 +155,14 @@ class FakeRunner:
             raise RuntimeError("the device is on fire")
         logits = memory.allocate("logits", "fake", DType.F32, (len(contexts), VOCAB_SIZE))
         if contexts:
-            copies.to_device(
-                logits, np.stack([hashed_logits(context, self._habit) for context in contexts])
-            )
+            copies.to_device(logits, np.stack([self._logits(context) for context in contexts]))
         return logits
+
+    def _logits(self, context: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Those of the context, and with noise on them what a worse model makes of it."""
+        logits = hashed_logits(context, self._habit)
+        worse: npt.NDArray[np.float32] = logits + self._noise * hashed_logits([*context, 1])
+        return worse
 
     def _carry(self, batch: Batch) -> None:
         """States are those of the tokens so far, and are left as those of the tokens by now."""
@@ -222,10 +233,38 @@ class FakeTokenizer:
         return FakeDetokenizer()
 
 
-def fake_engine(*, prefix_cache: bool = True, **sizes: Any) -> Engine:
-    """An engine on a FakeRunner of the given sizes."""
+class FakeDraftModel(DraftModel):
+    """A draft model on a FakeRunner, whose ids stay where a device would leave them."""
+
+    def _drawing(self, device: str) -> HostSampler:
+        runner, sampler = cast(FakeRunner, self.runner), HostSampler()
+        sample = sampler.sample
+
+        def sampled(logits: Tensor, draws: Sequence[TokenChoice]) -> Any:
+            found = sample(logits, draws)()
+            runner.chosen = np.array([token_id for token_id, _ in found], np.int32)
+            return lambda: found
+
+        sampler.sample = sampled  # type: ignore[method-assign]
+        return sampler
+
+
+def fake_engine(
+    *, prefix_cache: bool = True, draft: Mapping[str, Any] | None = None, **sizes: Any
+) -> Engine:
+    """An engine on a FakeRunner of the given sizes, with a draft model on another one of sizes as
+    `draft` has them over these."""
     runner = FakeRunner(**sizes)
-    engine = Engine(cast(Any, runner), cast(Any, FakeTokenizer()), prefix_cache=prefix_cache)
+    model = None
+    if draft is not None:
+        drafting = FakeRunner(**{**sizes, "draft_max": 0, **draft})
+        model = FakeDraftModel(cast(Any, drafting), DraftRecord(CPU_COSTS, 0.1), VOCAB_SIZE)
+    engine = Engine(
+        cast(Any, runner),
+        cast(Any, FakeTokenizer()),
+        prefix_cache=prefix_cache,
+        draft_model=model,
+    )
     sample = engine._steps.sampler.sample
 
     def sampled(logits: Tensor, chunks: Sequence[Chunk]) -> Callable[[], list[int | BadLogits]]:

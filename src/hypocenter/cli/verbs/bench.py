@@ -81,7 +81,7 @@ def bench(path: str, options: BenchOptions, config: EngineConfig, *, as_json: bo
     num_sequences = max(options.num_sequences)
     needed = max(options.depth) + max(*options.num_prompt, options.num_generate)
     needed = max(needed, num_sequences * _room(max(options.depth) + options.num_generate, config))
-    if config.spec != "off":
+    if config.tries_tokens:
         needed = max(needed, measured_drafts.num_positions(options.num_generate))
     with open_gguf(path, config.override_kv) as file:
         model = model_size(file)
@@ -339,7 +339,7 @@ def _measure_drafts(
     llm: LLM, options: BenchOptions, progress: ProgressDisplay
 ) -> Iterator[measured_drafts.Pairs]:
     """What drafts gain, where the model was opened with some."""
-    if llm.engine.runner.config.spec != "off" and options.num_generate:
+    if llm.engine.runner.config.tries_tokens and options.num_generate:
         yield from measured_drafts.measure(llm, options.num_generate, options.repetitions, progress)
         progress.clear()
 

@@ -74,6 +74,10 @@ def _serve(
     from hypocenter.server.serve import Listener
     from hypocenter.server.serve import serve as run_server
 
+    if engine.draft_model and len(choice.models) > 1:
+        raise UsageError(
+            "--model-draft names the draft model of one model, but several are served; leave it out"
+        )
     if engine.lora and len(choice.models) > 1:
         raise UsageError(
             "--lora names adapters of one model, but several are served; give each its lora in the "
@@ -132,6 +136,7 @@ def _terms(
         context_length=engine.context_length if table.ctx_size is None else table.ctx_size,
         max_batch_requests=parallel,
         lora=tuple(map(_with_whole_path, table.lora or engine.lora)),
+        draft_model=engine.draft_model and str(Path(engine.draft_model).resolve()),
     )
     with naming_options(EngineOptions):
         engine, choice = with_device(Path(model.path), engine, num_replicas=num_replicas)

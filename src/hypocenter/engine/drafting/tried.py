@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from hypocenter.base.dtypes import Int32s
 from hypocenter.base.errors import GrammarError, NoTokenLeft
 from hypocenter.engine.batch import Chunk
-from hypocenter.engine.drafting.drafter import StepLoad
+from hypocenter.engine.drafting.draft_model import DraftModel
+from hypocenter.engine.drafting.drafter import NgramDrafter, StepLoad
+from hypocenter.engine.drafting.model_drafter import ModelDrafter
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.request import Request
 
@@ -18,9 +20,14 @@ _Masks = list[Int32s | None]
 
 
 def with_drafts(
-    chunks: list[Chunk], cache: KVCache, num_tokens: int, num_drawn: int
+    chunks: list[Chunk],
+    cache: KVCache,
+    num_tokens: int,
+    num_drawn: int,
+    model: DraftModel | None = None,
 ) -> list[Chunk]:
-    """The chunks of a step, each with the tokens that its request tries.
+    """The chunks of a step, each with the tokens that its request tries, which the draft model
+    writes where there is one.
 
     The step has room for `num_tokens` more tokens, and chooses at most `num_drawn`. No request
     gives up its room for that.
@@ -30,27 +37,69 @@ def with_drafts(
     num_rows = sum(chunk.num_tokens for chunk in chunks)
     num_answers = sum(chunk.is_answer for chunk in chunks)
     left = min(num_tokens, num_drawn - sum(chunk.num_drawn for chunk in chunks))
+    written = {} if model is None else _write_ahead(chunks, model, cache, left, num_rows)
     found = []
     for chunk in chunks:
-        tried = _with_drafts(chunk, cache, left, StepLoad(num_rows, num_answers))
+        load = StepLoad(num_rows, num_answers)
+        tried = _with_drafts(chunk, cache, left, load, written.get(chunk.request.id, ()))
         left -= len(tried.drafts)
         num_rows += len(tried.drafts)
         found.append(tried)
     return found
 
 
-def _with_drafts(chunk: Chunk, cache: KVCache, most: int, load: StepLoad) -> Chunk:
-    request = chunk.request
-    if request.drafter is None or not chunk.samples or not chunk.is_answer:
+def _may_try(chunk: Chunk) -> bool:
+    return chunk.request.drafter is not None and chunk.samples and chunk.is_answer
+
+
+def _write_ahead(
+    chunks: list[Chunk], model: DraftModel, cache: KVCache, most: int, num_rows: int
+) -> dict[int, list[int]]:
+    """What the draft model writes for each request that tries tokens, by its id."""
+    answers = [chunk for chunk in chunks if _may_try(chunk)]
+    load = StepLoad(num_rows, sum(chunk.is_answer for chunk in chunks), max(len(answers), 1))
+    each = most // load.num_writing
+    wanted: list[tuple[Request, int]] = []
+    for chunk in answers:
+        request, drafter = chunk.request, chunk.request.drafter
+        if isinstance(drafter, ModelDrafter):
+            room = min(each, request.room_for_drafts, cache.num_tokens_that_fit(request.id))
+            of_text = len(request.token_ids), len(request.output_ids)
+            if num := drafter.num_to_write(*of_text, room, load):
+                drafter.spend(num, *of_text, load)
+                wanted.append((request, num))
+    num_later = max(load.num_answers, 1)
+    later = StepLoad(num_later, num_later, num_later)
+    reading = [chunk for chunk in chunks if not chunk.is_answer and _will_try(chunk.request, later)]
+    return model.write(wanted, reading)
+
+
+def _will_try(request: Request, load: StepLoad) -> bool:
+    """Whether a draft model is worth it for a request whose prompt is still read, by the load that
+    steps have behind it."""
+    drafter = request.drafter
+    if not isinstance(drafter, ModelDrafter):
+        return False
+    return drafter.num_to_write(drafter.num_read + 1, 1, request.room_for_drafts, load) > 0
+
+
+def _with_drafts(
+    chunk: Chunk, cache: KVCache, most: int, load: StepLoad, written: Sequence[int]
+) -> Chunk:
+    request, drafter = chunk.request, chunk.request.drafter
+    if drafter is None or not _may_try(chunk):
         return chunk
     most = min(most, request.room_for_drafts, cache.num_tokens_that_fit(request.id))
-    if not (drafts := request.drafts(most, load)):
+    drafts = list(written[:most])
+    if isinstance(drafter, NgramDrafter):
+        drafts = drafter.propose(request.token_ids, len(request.output_ids), most, load)
+    if not drafts:
         return chunk
     drafts, masks = _leave_out(request, drafts)
     if not drafts:
         return chunk
     cache.append(request.id, len(drafts))
-    request.drafter.begin(len(drafts), load)
+    drafter.begin(len(drafts), load)
     return chunk.trying(drafts, masks)
 
 

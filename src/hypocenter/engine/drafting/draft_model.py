@@ -1,0 +1,319 @@
+"""A second, smaller model that writes ahead of requests; what it writes is tried, and no more.
+
+It has a KV cache of its own, of as many tokens as the model's. Requests that draft in a step are
+written for together. It draws by their settings and with the random numbers of the places, so where
+it would say what the model says, it does. Nothing here decides a token of an answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hypocenter.base.dtypes import Int32s
+from hypocenter.base.errors import BadLogits, GrammarError, IntegrityError, NoTokenLeft
+from hypocenter.device import memory
+from hypocenter.engine.batch import Batch, Chunk
+from hypocenter.engine.drafting.model_drafter import DraftRecord, ModelDrafter
+from hypocenter.engine.grammar import Matcher
+from hypocenter.engine.kv_cache import KVCache
+from hypocenter.engine.request import Request
+from hypocenter.engine.sampler import token_choice
+from hypocenter.kernels.sampling.draw import TokenChoice, has_penalties, num_mask_words
+from hypocenter.kernels.sampling.sampling import HostSampler, sample_later
+
+if TYPE_CHECKING:
+    from hypocenter.engine.runner import Runner
+    from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
+
+_Outcomes = list[int | BadLogits]
+
+
+@dataclass(slots=True, eq=False)
+class _Draft:
+    """What is written for a request: up to `num` tokens behind those it has.
+
+    A draw needs the tokens before it where a form, penalties or words to avoid ask for them.
+    """
+
+    request: Request
+    num: int
+    ids: list[int] = field(default_factory=list)
+    matcher: Matcher | None = None
+    is_over: bool = False
+    num_run: int = 0  # of its tokens the draft model itself has read
+
+    @property
+    def needs_tokens(self) -> bool:
+        rules = self.request.rules
+        return (
+            self.matcher is not None
+            or has_penalties(self.request.params)
+            or (rules is not None and rules.needs_tokens)
+        )
+
+    def take(self, outcome: int | BadLogits, num_ids: int) -> None:
+        """Take a token; nothing follows one that the model has not, or that the form has not."""
+        if isinstance(outcome, BadLogits) or outcome >= num_ids:
+            self.is_over = True
+            return
+        self.ids.append(outcome)
+        self.is_over = self.request.ends_with(outcome)
+        try:
+            if self.matcher is not None and self.matcher.accept(outcome):
+                self.is_over = True
+        except GrammarError:
+            self.is_over = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Tokens of a request that a step of the draft model reads, from position `start` on."""
+
+    request: Request
+    start: int
+    token_ids: Sequence[int]
+
+
+class DraftModel:
+    """Writes ahead of requests on `runner`. Not thread-safe.
+
+    `num_ids` is how many tokens the model itself has logits for, and `record` what is known of how
+    often this one is right.
+    """
+
+    def __init__(
+        self, runner: Runner, record: DraftRecord, num_ids: int, launch_mode: str = "off"
+    ) -> None:
+        self.runner, self.record = runner, record
+        self._num_ids, self._launch_mode = num_ids, launch_mode
+        self.cache = KVCache(runner.num_blocks, runner.block_size, growth=runner.growth)
+        self._sampler: DeviceSampler | HostSampler | None = None
+        #: What was written last for a request, behind how many of its tokens.
+        self._written: dict[int, tuple[int, list[int]]] = {}
+        #: No text is longer: context, and what is rotated as short texts are.
+        self._most_tokens = min(
+            runner.context_length, runner.longrope_threshold or runner.context_length
+        )
+
+    def write(
+        self, wanted: Sequence[tuple[Request, int]], reading: Iterable[Chunk]
+    ) -> dict[int, list[int]]:
+        """Tokens that may follow each request's, up to the number that is wanted, by its id.
+
+        Of the prompts that the chunks of `reading` read it reads as much, as far as a step has
+        room. Where a request has more to read than a step holds, nothing is written for it yet.
+        """
+        self.cache.look_at_memory()
+        drafts: list[_Draft] = []
+        spans: list[_Span] = []
+        left = self.runner.max_batch_tokens
+        for request, num in wanted:
+            num = min(num, self._most_tokens - len(request.token_ids))
+            span = self._next_span(request, len(request.token_ids), left, max(num - 1, 0))
+            if span is None or num < 1:
+                continue
+            left -= len(span.token_ids)
+            if span.start + len(span.token_ids) == len(request.token_ids):
+                drafts.append(_draft_of(request, num))
+            spans.append(span)
+        for chunk in reading:
+            stop = min(chunk.stop, self._most_tokens)
+            if (span := self._next_span(chunk.request, stop, left)) is not None:
+                left -= len(span.token_ids)
+                spans.append(span)
+        if spans:
+            # Those that write most stand first: then those that go on keep their rows.
+            drafts.sort(key=lambda draft: -draft.num)
+            places = {id(draft.request): place for place, draft in enumerate(drafts)}
+            spans.sort(key=lambda span: places.get(id(span.request), len(places)))
+            self._run(spans, drafts)
+        return {draft.request.id: draft.ids for draft in drafts if draft.ids}
+
+    def forget(self, request_id: int) -> None:
+        """Give up what was read of a request; others that begin alike may find it."""
+        self.cache.remove(request_id)
+        self._written.pop(request_id, None)
+
+    def check_integrity(self, running: set[int]) -> None:
+        """Raises IntegrityError where the cache contradicts itself, or one that does not run has
+        part of it."""
+        self.cache.check_integrity()
+        if owners := self.cache.owners() - running:
+            raise IntegrityError(f"draft model: requests {sorted(owners)} own blocks, not running")
+
+    def _next_span(self, request: Request, stop: int, most: int, num_more: int = 0) -> _Span | None:
+        """What is to be read of a request's first `stop` tokens, up to `most`, with room for it and
+        for `num_more` tokens; None where there is nothing, or no room."""
+        cache, num_ids = self.cache, self.runner.vocab_size
+        self._leave_right(request)
+        if not cache.num_tokens(request.id):
+            found = cache.find(request.digests_to_adopt(cache.block_size))
+            cache.adopt(request.id, found)
+        start = cache.num_tokens(request.id)
+        token_ids = request.token_ids[start : min(stop, start + most)]
+        room = cache.num_tokens_that_fit(request.id)
+        if not token_ids or len(token_ids) + num_more > room or max(token_ids) >= num_ids:
+            return None
+        is_whole = start + len(token_ids) == stop
+        cache.append(request.id, len(token_ids) + (num_more if is_whole else 0))
+        return _Span(request, start, token_ids)
+
+    def _leave_right(self, request: Request) -> None:
+        """Take back what was written for a request and did not become its text, and what is left of
+        it but its last token, which is to be read for its logits."""
+        written = self._written.pop(request.id, None)
+        num_tokens = self.cache.num_tokens(request.id)
+        if not num_tokens:
+            return
+        num_right = num_tokens
+        if written is not None:
+            num_before, ids = written
+            became = request.token_ids[num_before:]
+            num_same = 0
+            while num_same < min(len(ids), len(became)) and ids[num_same] == became[num_same]:
+                num_same += 1
+            num_right = min(num_tokens, num_before + num_same)
+        num_right = min(num_right, len(request.token_ids) - 1)
+        if num_right < num_tokens:
+            self.cache.take_back(request.id, num_right)
+
+    def _run(self, spans: Sequence[_Span], drafts: list[_Draft]) -> None:
+        """Read, and write token after token; those that want most stand first."""
+        began = time.perf_counter()
+        num_read = sum(len(span.token_ids) for span in spans)
+        wait = self._step(spans, drafts)
+        for span in spans:
+            self._keep(span.request, span.start + len(span.token_ids))
+        is_chained = self.runner.runs_ahead and not any(draft.needs_tokens for draft in drafts)
+        waits = [(wait, drafts)]
+        num_steps, going_on = 1, drafts
+        while True:
+            if not is_chained:
+                self._take(*waits.pop())
+            going_on = [
+                draft
+                for draft in going_on
+                if num_steps < draft.num and (is_chained or not draft.is_over)
+            ]
+            if not going_on:
+                break
+            following = [
+                _Span(draft.request, len(draft.request.token_ids) + draft.num_run, draft.ids[-1:])
+                for draft in going_on
+            ]
+            for draft in going_on:
+                draft.num_run += 1
+            wait = self._step(following, going_on, num_steps, on_device=is_chained)
+            waits.append((wait, going_on))
+            num_steps += 1
+        for wait, chosen in waits:
+            self._take(wait, chosen)
+        for draft in drafts:
+            request = draft.request
+            self.cache.take_back(request.id, len(request.token_ids) + draft.num_run)
+            self._written[request.id] = len(request.token_ids), draft.ids
+        # One step alone is mostly what the host takes to begin and to wait.
+        if num_steps > 1 and num_read <= 2 * len(spans):
+            seconds = time.perf_counter() - began
+            self.record.note_own(len(spans), seconds / num_steps)
+
+    def _take(self, wait: Callable[[], _Outcomes], drafts: Sequence[_Draft]) -> None:
+        for draft, outcome in zip(drafts, wait(), strict=True):
+            if not draft.is_over:
+                draft.take(outcome, self._num_ids)
+
+    def _step(
+        self,
+        spans: Sequence[_Span],
+        drafts: Sequence[_Draft],
+        num_before: int = 0,
+        *,
+        on_device: bool = False,
+    ) -> Callable[[], _Outcomes]:
+        """Run the spans, of which the first ones are those of `drafts`, and draw behind these."""
+        logits = self.runner.run(_batch(spans, len(drafts), self.cache, on_device=on_device))
+        draws = [self._draw(draft, num_before) for draft in drafts]
+        return sample_later(memory.rows(logits, 0, len(draws)), draws, self._drawing(logits.device))
+
+    def _drawing(self, device: str) -> DeviceSampler | HostSampler:
+        if self._sampler is None:
+            if device == "cpu":
+                self._sampler = HostSampler()
+            else:
+                from hypocenter.kernels.sampling.sampling_plan import DeviceSampler  # needs Triton
+
+                runner = self.runner
+                sizes = runner.vocab_size, runner.drawn_rows
+                self._sampler = DeviceSampler(device, *sizes, self._launch_mode, runner.token_ids)
+        return self._sampler
+
+    def _draw(self, draft: _Draft, num_before: int) -> TokenChoice:
+        """What the choice of a draft depends on; where nothing may come, it is the last."""
+        request, rules = draft.request, draft.request.rules
+        form = draft.matcher.mask() if draft.matcher is not None else None
+        if rules is not None:
+            output_ids = [*request.output_ids, *draft.ids]
+            try:
+                form = rules.draft_mask(output_ids, len(request.output_ids) + num_before, form)
+            except NoTokenLeft:
+                draft.is_over = True
+        position = len(request.token_ids) + num_before
+        return token_choice(request, position, draft.ids, _mask_for(form, self.runner.vocab_size))
+
+    def _keep(self, request: Request, num_tokens: int) -> None:
+        """Leave full blocks of a request's own tokens to those that begin alike."""
+        num_settled = min(num_tokens, len(request.token_ids) - 1)
+        digests = request.digests_of(num_settled, self.cache.block_size)
+        if len(digests) > self.cache.num_offered(request.id):
+            self.cache.keep(request.id, digests)
+        if isinstance(request.drafter, ModelDrafter):
+            request.drafter.num_read = num_tokens
+
+
+def _draft_of(request: Request, num: int) -> _Draft:
+    matcher = request.matcher.copy() if request.matcher is not None else None
+    return _Draft(request, num, matcher=matcher)
+
+
+def _mask_for(mask: Int32s | None, num_logits: int) -> Int32s | None:
+    """A mask for so many logits: tokens that the model has not got may not come."""
+    if mask is None:
+        return None
+    fitted = np.zeros(num_mask_words(num_logits), np.int32)
+    num_words = min(len(fitted), len(mask))
+    fitted[:num_words] = mask[:num_words]
+    return fitted
+
+
+def _batch(spans: Sequence[_Span], num_drawn: int, cache: KVCache, *, on_device: bool) -> Batch:
+    """The spans as one batch, with logits behind each of the first `num_drawn`."""
+    tables = [np.array(cache.blocks(span.request.id), np.int32) for span in spans]
+    block_tables = np.full((len(spans), max(map(len, tables))), -1, np.int32)
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    rows: list[int] = []
+    ends: list[int] = []
+    for row, (span, table) in enumerate(zip(spans, tables, strict=True)):
+        ids = [0] if on_device else span.token_ids
+        stop = span.start + len(ids)
+        block_tables[row, : len(table)] = table
+        token_ids += ids
+        positions += range(span.start, stop)
+        slots += cache.retrieve(span.request.id, span.start, stop).slots
+        rows += [row] * len(ids)
+        ends.append(len(token_ids) - 1)
+    return Batch(
+        token_ids=np.array(token_ids, np.int32),
+        positions=np.array(positions, np.int32),
+        slots=np.array(slots, np.int32),
+        sequence_rows=np.array(rows, np.int32),
+        block_tables=block_tables,
+        logit_rows=np.array(ends[:num_drawn], np.int32),
+        ids_on_device=on_device,
+    )

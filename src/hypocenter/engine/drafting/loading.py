@@ -1,0 +1,78 @@
+"""Loads a draft model beside the model that it writes ahead of, once both have one vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hypocenter.base.errors import BadSetting
+from hypocenter.engine.drafting.draft_model import DraftModel
+from hypocenter.engine.drafting.drafter import costs_on
+from hypocenter.engine.drafting.model_drafter import DraftRecord
+from hypocenter.engine.runner import Runner, Seat, load_runner
+from hypocenter.model.facts.architecture import read_architecture
+from hypocenter.model.gguf.file import GGUFFile, open_gguf
+from hypocenter.model.gguf.identity import require_model
+from hypocenter.model.placement import draft_config, weight_bytes
+from hypocenter.settings.config import EngineConfig, OnProgress
+
+#: Files of one family pad their vocabularies to unlike sizes; so many more tokens are padding.
+#: llama.cpp has the same bound (SPEC_VOCAB_MAX_SIZE_DIFFERENCE in common/speculative.cpp).
+_MAX_PADDING = 128
+_TOKENS = "tokenizer.ggml.tokens"
+
+
+def load_draft_model(
+    file: GGUFFile, runner: Runner, config: EngineConfig, progress: OnProgress | None = None
+) -> DraftModel | None:
+    """The draft model that `config` names, for the model of `file`, which `runner` has loaded.
+
+    Raises BadSetting for one of another vocabulary or whose layers carry states, and what
+    `load_runner` raises.
+    """
+    if config.draft_model is None:
+        return None
+    with open_gguf(Path(config.draft_model)) as own:
+        require_model(own)
+        arch = read_architecture(own)
+        _require_same_tokens(config.draft_model, file, own)
+        _require_as_many(config.draft_model, runner.vocab_size, arch.vocab_size)
+        if arch.recurrence is not None:
+            limit = "layers of this model carry states, which cannot be taken back; take another"
+            raise BadSetting("draft_model", config.draft_model, limit)
+        if arch.pooling is not None or arch.family.sees_all:
+            limit = "this model makes vectors and writes no text; take another"
+            raise BadSetting("draft_model", config.draft_model, limit)
+        kv_tokens = runner.num_blocks * runner.block_size
+        small = draft_config(arch, runner.config, runner.context_length, kv_tokens)
+        drafting = load_runner(own, small, progress, seat=Seat(is_draft=True))
+        cost = weight_bytes(own) / weight_bytes(file)
+    runner.count_compiled()
+    record = DraftRecord(costs_on(runner.config.device), cost)
+    return DraftModel(drafting, record, runner.vocab_size, config.launch_mode)
+
+
+def _require_as_many(path: str, num_tokens: int, num_own: int) -> None:
+    if abs(num_tokens - num_own) > _MAX_PADDING:
+        limit = f"it has {num_own} tokens, and the model {num_tokens}; take one of its vocabulary"
+        raise BadSetting("draft_model", path, limit)
+
+
+def _require_same_tokens(path: str, file: GGUFFile, own: GGUFFile) -> None:
+    """Raises BadSetting for the first token that is another one in the two files."""
+    theirs, mine = _tokens_of(file), _tokens_of(own)
+    for number, (their, my) in enumerate(zip(theirs, mine, strict=False)):
+        if their != my:
+            limit = (
+                f"token {number} is {my!r} there, and {their!r} in the model; take one of its "
+                "vocabulary"
+            )
+            raise BadSetting("draft_model", path, limit)
+    if bool(theirs) != bool(mine):
+        limit = "one of the two files has no vocabulary; take one of the model's"
+        raise BadSetting("draft_model", path, limit)
+
+
+def _tokens_of(file: GGUFFile) -> Sequence[object]:
+    tokens = file.metadata.get(_TOKENS)
+    return tokens if isinstance(tokens, Sequence) and not isinstance(tokens, str) else ()

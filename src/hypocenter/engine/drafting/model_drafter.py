@@ -1,0 +1,111 @@
+"""How many tokens a draft model writes ahead of a request, by what became of earlier ones.
+
+Runs no model. What a step of the draft model takes is measured, so the number of tokens that are
+tried may differ from run to run. The tokens of an answer do not.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Sequence
+
+from hypocenter.engine.drafting.drafter import Drafter, RowCosts, StepLoad
+
+#: What is taken to be the share of right tokens before any was tried.
+_FIRST_ODDS = 0.6
+#: Tokens that drafts may have cost before they are ever right: somebody chose that model. Where
+#: it gained for requests before, so much of that may be lost beside.
+_FIRST_LOSS, _CREDIT = 0.75, 1.5
+#: What one token that was tried weighs: for its own request, and for those that come later.
+_WEIGHT, _WEIGHT_OF_OTHERS = 0.1, 0.02
+#: Steps that are looked back on, and how many are needed before they count.
+_NUM_TIMED, _FEWEST_TIMED = 15, 5
+
+
+class DraftRecord:
+    """What is known of a draft model: how often it is right, and what its steps take.
+
+    `cost` is that of one of its steps of a single row, where one of the model takes 1. Until some
+    were timed it is `guessed_cost`. `gained` counts tokens, less what they cost, of all requests.
+    """
+
+    def __init__(self, costs: RowCosts, guessed_cost: float) -> None:
+        self.costs = costs
+        self.odds, self.gained = _FIRST_ODDS, 0.0
+        self._guessed_cost = guessed_cost
+        self._own: deque[float] = deque(maxlen=_NUM_TIMED)
+        self._of_model: deque[float] = deque(maxlen=_NUM_TIMED)
+
+    @property
+    def cost(self) -> float:
+        if min(len(self._own), len(self._of_model)) < _FEWEST_TIMED:
+            return self._guessed_cost
+        return statistics.median(self._own) / statistics.median(self._of_model)
+
+    def note_own(self, num_rows: int, seconds: float) -> None:
+        """A step of the draft model took that."""
+        self._own.append(seconds / self.costs.of(num_rows))
+
+    def note_step(self, num_rows: int, seconds: float) -> None:
+        """A step of the model took that, which was not launched ahead."""
+        self._of_model.append(seconds / (self.costs.of(num_rows) + self.costs.apart))
+
+
+class ModelDrafter(Drafter):
+    """Says how many tokens a draft model writes for one request.
+
+    `num_read` counts tokens of the request that the draft model has read. Those of the prompt, and
+    the `num_begun` of an answer that was begun elsewhere, are no loss: it reads them once.
+    """
+
+    def __init__(self, max_drafts: int, record: DraftRecord, num_begun: int = 0) -> None:
+        credit = min(max(record.gained, 0.0), _CREDIT)
+        super().__init__(max_drafts, record.costs, _FIRST_LOSS + credit)
+        self._record, self._num_begun = record, num_begun
+        self._odds = record.odds
+        self.num_read = 0
+
+    def num_to_write(self, num_tokens: int, num_output: int, most: int, load: StepLoad) -> int:
+        """How many tokens to write behind `num_tokens`, `num_output` of which are the answer."""
+        most = min(most, self._max_drafts)
+        num_unread = self._num_unread(num_tokens, num_output)
+
+        def price_of(num: int) -> float:
+            return self._price_of(num, num_unread, load)
+
+        return self._number(self._odds, most, num_output, price_of) if most > 0 else 0
+
+    def is_awaited(
+        self, token_ids: Sequence[int], num_output: int, most: int, load: StepLoad
+    ) -> bool:
+        return self.num_to_write(len(token_ids) + 1, num_output + 1, most, load) > 0
+
+    def begin(self, num: int, load: StepLoad) -> None:
+        """What they cost was lost when they were written."""
+
+    def spend(self, num: int, num_tokens: int, num_output: int, load: StepLoad) -> None:
+        """So many tokens are written, as `num_to_write` said."""
+        price = self._price_of(num, self._num_unread(num_tokens, num_output), load)
+        self._lost += price
+        self._record.gained -= price
+
+    def _num_unread(self, num_tokens: int, num_output: int) -> int:
+        return min(num_tokens - self.num_read, num_output - self._num_begun)
+
+    def _learn(self, were_right: Sequence[bool]) -> None:
+        self._record.gained += sum(were_right)
+        for is_right in were_right:
+            self._odds += _WEIGHT * (is_right - self._odds)
+            self._record.odds += _WEIGHT_OF_OTHERS * (is_right - self._record.odds)
+
+    def _price_of(self, num: int, num_unread: int, load: StepLoad) -> float:
+        """Tokens that one of the answers that are written for loses by its drafts."""
+        costs, num_writing = self._costs, load.num_writing
+        alone = costs.of(load.num_rows)
+        rows = costs.of(load.num_rows + num * num_writing) - alone
+        # The first step reads what is new, too: the last token, and what came before it.
+        written = costs.of(num_writing - 1 + max(num_unread, 1))
+        written += (num - 1) * costs.of(num_writing)
+        more = max(rows, 0.0) + costs.apart + self._record.cost * written
+        return more * load.num_answers / (alone * num_writing)
