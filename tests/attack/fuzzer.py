@@ -161,6 +161,7 @@ class Maker:
     def _address(self, chosen: random.Random, path: str, told: dict[str, Any]) -> str:
         """The path with something for what it leaves open, and some parameters behind it."""
         asked = []
+        found: tuple[str, ...]
         for one in told.get("parameters", ()):
             name, words = one["name"], one["schema"].get("enum", ())
             if one["in"] == "path":

@@ -27,7 +27,17 @@ main()
 def evaluated(python: str, model: Path, tasks: Path, names: str) -> dict[str, Any]:
     """The figures of each task, by its name."""
     library = sysconfig.get_paths()["purelib"]
-    words: list[str | Path] = ["eval", model, "--tasks", names, "--include", tasks, "--device", "cpu", "--json"]
+    words: list[str | Path] = [
+        "eval",
+        model,
+        "--tasks",
+        names,
+        "--include",
+        tasks,
+        "--device",
+        "cpu",
+        "--json",
+    ]
     done = subprocess.run(
         [python, "-c", PROGRAM, library, *words], capture_output=True, text=True, check=False
     )
@@ -50,7 +60,7 @@ def test_figures_are_those_of_the_python_api(
 def test_an_unknown_task_is_refused(python: str, model: Path, tasks: Path) -> None:
     library = sysconfig.get_paths()["purelib"]
     done = subprocess.run(
-        [python, "-c", PROGRAM, library, "eval", str(model), "--tasks", "nosuch", "--device", "cpu"],
+        [python, "-c", PROGRAM, library, "eval", model, "--tasks", "nosuch", "--device", "cpu"],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2

@@ -41,8 +41,10 @@ def tell(
     as_json: bool,
     write: Callable[[], None] = lambda: None,
 ) -> None:
-    """Print the outcome, have `write` write what else there is, and leave with its exit code: EXIT_GATE when something is wrong,
-    EXIT_BLIND when a planted error was not seen, EXIT_ERROR when nothing was looked at.
+    """Print the outcome, have `write` write what else there is, and leave with its exit code.
+
+    That is EXIT_GATE when something is wrong, EXIT_BLIND when a planted error was not seen, and
+    EXIT_ERROR when nothing was looked at.
 
     The verdict comes first: a file that cannot be written takes neither it nor its exit code.
     """

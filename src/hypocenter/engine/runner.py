@@ -142,9 +142,7 @@ def load_runner(
     in_bf16 = config.float_products == "bf16"
     if in_bf16:
         _require_bf16_products(file, arch)
-    footprint.require_kv_dtype(arch, config.kv_dtype)
-    _require_no_states(arch, config)
-    _require_experts(file, arch, config)
+    _require_fitting(file, arch, config)
     device = devices.open_device(config.device)
     if not seat.is_draft:
         current().record_model(file.path.name, arch.name, quantisation_of(file))
@@ -197,6 +195,13 @@ def _require_bf16_products(file: GGUFFile, arch: Architecture) -> None:
     if DType.BF16 not in footprint.held_dtypes(file, arch, in_bf16=True):
         limit = f"{file.path} has no matrix of F16 or BF16 of an even number of columns; use exact"
         raise BadSetting("float_products", "bf16", limit)
+
+
+def _require_fitting(file: GGUFFile, arch: Architecture, config: EngineConfig) -> None:
+    """Raises UsageError for a setting that this model cannot have."""
+    footprint.require_kv_dtype(arch, config.kv_dtype)
+    _require_no_states(arch, config)
+    _require_experts(file, arch, config)
 
 
 def _require_no_states(arch: Architecture, config: EngineConfig) -> None:
