@@ -22,6 +22,7 @@ TESTED_ELSEWHERE = {
     "draws": "doctor/test_draws.py",
     "short operands": "doctor/test_short_operands.py",
     "stale addresses": "doctor/test_stale_addresses.py",
+    "launch log": "doctor/test_logged_launch.py",
     "lost rank": "engine/test_rank_faults.py",
 }
 

@@ -604,6 +604,7 @@ def test_every_host_side_rung_is_needed() -> None:
         "failed comparison",
         "short operands",
         "guarded run",
+        "launch log",
         "kept blocks",
         "own checks",
         "lost rank",

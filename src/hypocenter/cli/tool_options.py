@@ -480,8 +480,9 @@ class EvalOptions:
     """Which tasks, and how much of them."""
 
     tasks: Annotated[
-        str, Parameter(name="--tasks", help="Names of tasks or groups of lm-eval, between commas.")
-    ] = ""
+        str | None,
+        Parameter(name="--tasks", help="Names of tasks or groups of lm-eval, between commas."),
+    ] = None
     include: Annotated[
         str | None,
         Parameter(name="--include", help="A folder with files of tasks of your own."),
@@ -504,7 +505,7 @@ class EvalOptions:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the tasks; raises UsageError for none."""
-        found = tuple(name for part in self.tasks.split(",") if (name := part.strip()))
+        found = tuple(name for part in (self.tasks or "").split(",") if (name := part.strip()))
         if not found:
             raise UsageError("no task; name some of lm-eval's, such as --tasks hellaswag,gsm8k")
         return found

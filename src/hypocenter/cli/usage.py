@@ -25,7 +25,7 @@ Exit codes
   3    GPU fault; of the doctor any fault
   4    a check failed: inspect, kernels, check, guard, replay, diff, bisect,
        kill-serve, verify, audit
-  5    verify or audit did not see an error that it planted: believe nothing of it
+  5    verify or audit missed an error that it planted: believe nothing of it
   {EXIT_INTERRUPTED:<4} interrupted by Ctrl-C
   {EXIT_PIPE:<4} nobody reads the output"""
 _EPILOGUE_OF_A_VERB = "Exit codes and --debug: hypo --help"
