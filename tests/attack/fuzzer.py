@@ -13,6 +13,7 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,10 +124,14 @@ class Sent:
 
 class Maker:
     """Makes requests of the server's document. `models` are the names of one that writes, one that
-    embeds and one that scores; "": the only one."""
+    embeds and one that scores; "" where there is only one."""
 
     def __init__(
-        self, document: dict[str, Any], key: str, boss: str, models: tuple[str, ...] = ("",)
+        self,
+        document: dict[str, Any],
+        key: str,
+        boss: str,
+        models: tuple[str, str, str] = ("", "", ""),
     ) -> None:
         self._schemas = document["components"]["schemas"]
         self._key, self._boss, self._models = key, boss, models
@@ -352,13 +357,19 @@ def fuzz(port: int, maker: Maker, seed: str, numbers: range) -> Answered:
     return said
 
 
+def _of_kinds(models: Sequence[str]) -> tuple[str, str, str]:
+    """The names of a model that writes, one that embeds and one that scores; "": the only one."""
+    writing, embedding, scoring = models or ("", "", "")
+    return writing, embedding, scoring
+
+
 def main(words: list[str]) -> None:
     """Fuzz, and print how it went."""
     port, key, boss, seed, first, count, *models = words
     connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=60)
     connection.request("GET", "/openapi.json", headers={"Authorization": f"Bearer {key}"})
     document = json.loads(connection.getresponse().read())
-    maker = Maker(document, key, boss, tuple(models) or ("",))
+    maker = Maker(document, key, boss, _of_kinds(models))
     connection.close()
     said = fuzz(int(port), maker, seed, range(int(first), int(first) + int(count)))
     print(json.dumps(vars(said)))
