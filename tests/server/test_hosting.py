@@ -499,3 +499,16 @@ def test_a_file_that_failed_is_tried_again_once_it_is_another(tmp_path: Path) ->
         assert (await house.ask("a")).service.facts.name == "a"
 
     run(work)
+
+
+def test_a_request_whose_model_is_unloaded_by_force_is_to_try_again(tmp_path: Path) -> None:
+    """It was chosen while it was loaded; its body came later."""
+    faults = FaultKeeper(None, lambda: None)
+    metrics: Any = SimpleNamespace()
+    service = Service(
+        cast(Any, SimpleNamespace(facts=None)), metrics, ("scores",), str(tmp_path), 1000, 4,
+        Bodies(1000), faults,
+    )  # fmt: skip
+    with pytest.raises(ApiError, match="the model scores was unloaded meanwhile") as refused:
+        _ = service.facts
+    assert (refused.value.status, refused.value.retry) == (503, True)

@@ -113,8 +113,11 @@ class Service:
 
     @property
     def facts(self) -> ServedModel:
+        """What is told of the model. Raises ApiError, status 503, where it was unloaded by then."""
         facts = self.supervisor.facts
-        assert facts is not None, "the server answers once a worker was ready"
+        if facts is None:
+            message = f"the model {self.names[0]} was unloaded meanwhile; try again"
+            raise ApiError(503, message, kind="unavailable_error", retry=True)
         return facts
 
     @property
