@@ -295,10 +295,11 @@ def problem(path: str, status: int, headers: dict[str, str], body: bytes, second
     kind = headers.get("content-type", "")
     if status >= 400 and kind.startswith("application/json"):
         told = json.loads(body).get("error") if body else {"message": "HEAD"}
-        # Ollama's routes tell an error as a text, all others as a record with a message.
-        is_text = path.startswith("/api/")
-        message = told if is_text or not isinstance(told, dict) else told.get("message")
-        is_told = not body or (isinstance(message, str) and is_text == isinstance(told, str))
+        # Ollama's routes tell an error as a text, all others as a record with a message. Where a
+        # connection carries no HTTP any more, nobody knows which route was meant.
+        is_text = isinstance(told, str) and path.startswith("/api/")
+        is_record = isinstance(told, dict) and isinstance(told.get("message"), str)
+        is_told = not body or is_text or is_record
         return "" if is_told else f"no error of the form: {body[:300]!r}"
     if kind.startswith("text/event-stream"):
         last = body[body.rfind(b"event: ") :] if b"event: " in body else body[-2000:]

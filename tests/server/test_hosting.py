@@ -512,3 +512,25 @@ def test_a_request_whose_model_is_unloaded_by_force_is_to_try_again(tmp_path: Pa
     with pytest.raises(ApiError, match="the model scores was unloaded meanwhile") as refused:
         _ = service.facts
     assert (refused.value.status, refused.value.retry) == (503, True)
+
+
+def test_who_asks_for_a_model_to_be_loaded_waits_for_one_load() -> None:
+    """Others may unload it again at once, and again: that is no reason to wait for ever."""
+
+    async def work() -> None:
+        house = House("a", "b")
+
+        async def unload_at_once() -> None:
+            while True:
+                if house.host("a").is_loaded:
+                    await house.hosting.unload("a", is_forced=True)
+                await asyncio.sleep(0)
+
+        unloading = asyncio.create_task(unload_at_once())
+        try:
+            await house.hosting.load("a")
+        finally:
+            unloading.cancel()
+        assert house.log.count("+a") == 1
+
+    run(work)

@@ -120,9 +120,9 @@ class Hosting:
     # -- what is loaded ----------------------------------------------------------------------------
 
     async def load(self, name: str) -> None:
-        """Load a model, and wait for that. Raises ApiError."""
+        """Load a model, and wait for that, however soon it goes again. Raises ApiError."""
         host = self._of(name)
-        while not host.is_loaded:
+        if not host.is_loaded:
             await self._bring(host, is_asked_for=True)
 
     async def unload(self, name: str, *, is_forced: bool = False) -> None:
