@@ -13,7 +13,7 @@ from recorded.program_launch import Launch
 
 from hypocenter.base.dtypes import Array
 from hypocenter.doctor.causes import Cause
-from hypocenter.doctor.diagnosis import Diagnosis
+from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.record.compared import ComparedSide, ComparedUnequal
 from hypocenter.record.fault_record import FaultRecord
@@ -30,31 +30,46 @@ def added_kernel(a_ptr, b_ptr, y_ptr, by_row, by_column, width, BLOCK: tl.conste
 TWO_FACTORS = ADDED.replace("width, BLOCK", "width, step, BLOCK").replace(
     "column * by_column", "column * by_column * step"
 )
+#: Neither number goes into an address, though they equal two strides of b.
+WEIGHTED = """
+def weighted_kernel(a_ptr, b_ptr, y_ptr, weight_a, weight_b, width, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * width + tl.arange(0, BLOCK)
+    y = weight_a * tl.load(a_ptr + at) + weight_b * tl.load(b_ptr + at)
+    tl.store(y_ptr + at, y)
+"""
 _random = np.random.default_rng(0)
 A, B = (_random.standard_normal((8, 8)).astype(np.float32) for _ in range(2))
 #: With the strides of the plain matrix the one that is kept turned is read the other way round.
 WANT, GAVE = A + 2 * B, A + 2 * B.T
+#: Of a matrix that is half as high only elements in front are read then, some of them twice.
+HIGH_A, HIGH_B = A[:4], B[:4]
+_AT = 4 * np.arange(4)[:, None] + np.arange(8)
+HIGH_WANT, HIGH_GAVE = HIGH_A + 2 * HIGH_B, HIGH_A + 2 * HIGH_B.T.reshape(-1)[_AT]
 
 
 def examined(
-    by: tuple[int, int] = (8, 1),
-    gave: Array = GAVE,
-    want: Array = WANT,
-    b: Array = B,
+    by: tuple[int, int] = (4, 1),
+    gave: Array = HIGH_GAVE,
+    want: Array = HIGH_WANT,
+    a: Array = HIGH_A,
+    b: Array = HIGH_B,
     text: str = ADDED,
     **changes: Any,
 ) -> Diagnosis:
-    """Of a program that passes `by` for strides of b, which are (1, 8)."""
-    tensors = dict.fromkeys(("a_ptr", "b_ptr", "y_ptr"), ("F32", (8, 8)))
+    """Of a program that passes `by` for strides of b, which lies column by column."""
+    height, width = b.shape
+    tensors = dict.fromkeys(("a_ptr", "b_ptr", "y_ptr"), ("F32", b.shape))
+    names = ("weight_a", "weight_b") if text is WEIGHTED else ("by_row", "by_column")
     launch = Launch(
         text,
         tensors,
-        {"by_row": by[0], "by_column": by[1], "width": 8}
+        dict(zip(names, by, strict=True))
+        | {"width": width}
         | ({"step": 1} if text is TWO_FACTORS else {}),
-        grid=(8,),
+        grid=(height,),
         constants={"BLOCK": 8},
-        held={"a_ptr": A, "b_ptr": b},
-        strides={"b_ptr": (1, 8)},
+        held={"a_ptr": a, "b_ptr": b},
+        strides={"b_ptr": (1, height)} if text is not WEIGHTED else {"b_ptr": (width, 1)},
     )
     bundle = launch.bundle(gave={"y_ptr": gave})
     y = next(tensor for tensor in bundle.tensors if tensor.name == "y_ptr")
@@ -63,7 +78,7 @@ def examined(
     sides = (
         ComparedSide(
             name="y", dtype="F32", value=float(gave[row, column]), data=gave.tobytes(),
-            address=y.address + 4 * (8 * row + column), allocation=y.allocation,
+            address=y.address + 4 * (width * row + column), allocation=y.allocation,
         ),
         ComparedSide(
             name="want", dtype="F32", value=float(want[row, column]), data=want.tobytes()
@@ -71,8 +86,8 @@ def examined(
     )  # fmt: skip
     event = ComparedUnequal(
         seq=max(event.seq for event in bundle.events) + 1, step=2, site="program.py:50",
-        compared_at="program.py:49", sides=sides, shape=(8, 8), index=(row, column),
-        num_different=len(wrong), num_elements=64, rtol=0.0, atol=1e-3,
+        compared_at="program.py:49", sides=sides, shape=b.shape, index=(row, column),
+        num_different=len(wrong), num_elements=b.size, rtol=0.0, atol=1e-3,
     )  # fmt: skip
     fault = FaultRecord(
         kind="error", message="AssertionError", call="`assert close`", is_statement=True,
@@ -85,23 +100,59 @@ def examined(
     return found
 
 
-def test_strides_the_other_way_round_are_the_cause_where_the_comparison_then_holds() -> None:
+def test_strides_the_other_way_round_are_the_cause_where_elements_are_passed_over_for_them() -> (
+    None
+):
     [root] = examined().roots
     assert (root.cause, root.kernel, root.argument) == (Cause.WRONG_STRIDE, "added", "b_ptr")
     assert root.line == 6
-    assert root.fix.startswith("Exchange the two strides: pass by_row = 1 and by_column = 8")
+    assert root.fix.startswith("Exchange the two strides: pass by_row = 1 and by_column = 4")
     assert root.culprit is None  # the kernel may have them the wrong way round
-    assert "each of 64 elements satisfies the comparison" in root.proof.green
+    assert (
+        "12 of 32 elements of b_ptr, whose strides are (1, 4), are never touched" in root.proof.red
+    )
+    assert "each of 32 elements satisfies the comparison" in root.proof.green
+
+
+SQUARE: dict[str, Any] = {"by": (8, 1), "gave": GAVE, "want": WANT, "a": A, "b": B}
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"want": np.where(np.arange(64).reshape(8, 8) == 9, WANT + 1, WANT)},
-        {"by": (1, 8), "gave": WANT, "want": WANT + 1},
-        {"b": (B + B.T) / 2, "gave": A + B + B.T, "want": A + B + B.T + 1},
+        SQUARE,
+        SQUARE | {"by": (1, 8), "gave": WANT, "want": GAVE},
+        {"by": (1, 4), "gave": HIGH_WANT, "want": HIGH_GAVE},
+    ],
+    ids=["read whole either way", "the expectation is turned", "and leaves elements out"],
+)
+def test_the_comparison_alone_proves_nothing(changes: dict[str, Any]) -> None:
+    """A kernel may be meant to read b turned, and a program may expect it turned."""
+    found = examined(**changes)
+    assert found.roots == ()
+    [seen] = [h for h in found.hypotheses if h.diagnostic == "failed comparison"]
+    assert (seen.verdict, seen.cause) == (Verdict.INCONCLUSIVE, Cause.WRONG_STRIDE)
+    assert (seen.kernel, seen.argument) == ("added", "b_ptr")
+    assert "each element satisfies the comparison" in seen.evidence[1]
+
+
+@pytest.mark.parametrize("by", [(8, 1), (1, 8)])
+def test_numbers_that_go_into_no_address_are_no_strides(by: tuple[int, int]) -> None:
+    there, turned = (one * A + other * B for one, other in (by, by[::-1]))
+    found = examined(by, there, turned, A, B, WEIGHTED)
+    assert found.roots == ()
+    assert found.compared is not None
+    assert not [h for h in found.hypotheses if h.diagnostic == "failed comparison"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"want": np.where(np.arange(32).reshape(4, 8) == 9, HIGH_WANT + 1, HIGH_WANT)},
+        {"by": (1, 4), "gave": HIGH_WANT, "want": HIGH_WANT + 1},
+        SQUARE | {"b": (B + B.T) / 2, "gave": A + B + B.T, "want": A + B + B.T + 1},
         {"text": TWO_FACTORS},
-        {"gave": GAVE + 1},
+        {"gave": HIGH_GAVE + 1},
         {"atol": None},
         {"is_first": False},
         {"text": ADDED.replace("+ 2 * b", "+ 2 * b + 0.01 * row")},
@@ -121,3 +172,4 @@ def test_strides_that_do_not_explain_all_of_it_are_not_blamed(changes: dict[str,
     found = examined(**changes)
     assert found.roots == ()
     assert found.compared is not None
+    assert not [h for h in found.hypotheses if h.diagnostic == "failed comparison"]

@@ -32,12 +32,20 @@ UNUSED = WIDE.replace(
     "    tl.store(",
     "    big = tl.load(x_ptr + at) * 1000.0\n    y = tl.where(big > 0, y, y)\n    tl.store(",
 )
+#: The same, where what is wrong was rounded in float16, and float32 mends that.
+ROUNDED = SCALED.replace("square.to(tl.float32) + 1e-5", "tl.where(square > 0, 1.0, 1.0)").replace(
+    "y = x * (", "y = x * 0.1 * 10.0 * ("
+)
 X = (100 * np.random.default_rng(0).standard_normal((4, 16))).astype(np.float16)
 WANT = X.astype(np.float32) / np.sqrt((X.astype(np.float32) ** 2).mean(1, keepdims=True) + 1e-5)
 #: What float16 makes of rows whose squares add up to more than it holds.
 GAVE = np.where((X.astype(np.float32) ** 2).sum(1, keepdims=True) > 65504, 0, WANT).astype(
     np.float16
 )
+
+
+#: Of ROUNDED; what it wants is X.
+SHORT = X * np.float16(0.1) * np.float16(10)
 
 
 def examined(
@@ -93,6 +101,7 @@ def test_infinity_of_float16_that_the_result_hides_is_the_cause() -> None:
         {"want": np.where(np.arange(64).reshape(4, 16) == 3, WANT + 1, WANT)},
         {"text": WIDE, "gave": WANT.astype(np.float16), "want": WANT + 1},
         {"text": UNUSED, "gave": WANT.astype(np.float16), "want": WANT + 1},
+        {"text": ROUNDED, "gave": SHORT, "want": X.astype(np.float32)},
         {"gave": (GAVE + np.float16(1))},
         {"atol": None},
         {"is_first": False},
@@ -102,6 +111,7 @@ def test_infinity_of_float16_that_the_result_hides_is_the_cause() -> None:
         "one element is wrong in another way",
         "in float32 already",
         "infinity that nothing hangs on",
+        "infinity beside what is rounded",
         "another wrote it",
         "no bound is known",
         "a mean is compared",

@@ -8,8 +8,9 @@ from pretended import runtime_words as texts
 from recorded.bundles import Run
 
 from hypocenter.doctor.causes import Cause
-from hypocenter.doctor.diagnosis import Diagnosis
+from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
+from hypocenter.doctor.report_parts import what_would_help
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import FOREIGN, Launched
 from hypocenter.watch.fault_text import fault_in
@@ -31,10 +32,6 @@ def diagnosis(stderr: str) -> Diagnosis:
         (
             texts.AUTOTUNER, Cause.NO_CONFIGURATION, "attention_fwd",
             ["No valid autotuner configs", "early_config_prune of attention_fwd"],
-        ),
-        (
-            texts.INTERPRETER, Cause.OLD_INTERPRETER, "sum_bags",
-            ["NumPy below 2.4", "only 0-dimensional arrays", "`int(self.handle.data)`"],
         ),
         (
             texts.RESOURCES, Cause.SHARED_MEMORY, "attention_fwd",
@@ -81,7 +78,7 @@ def diagnosis(stderr: str) -> Diagnosis:
         ),
     ],
     ids=[
-        "pruned", "interpreter", "shared", "threads", "tensor", "type", "assert", "other", "code",
+        "pruned", "shared", "threads", "tensor", "type", "assert", "other", "code",
         "triton", "item",
     ],
 )  # fmt: skip
@@ -101,6 +98,44 @@ def test_the_refusal_is_the_proof(
         assert root.launched_at == "/home/ann/train.py:61"
 
 
+@pytest.mark.parametrize(
+    ("packages", "told"),
+    [
+        ({}, "which Triton and NumPy ran was not recorded"),
+        ({"triton": "3.6.0", "numpy": "2.4.6"}, "versions that ran: triton 3.6.0, numpy 2.4.6"),
+        ({"triton": "3.5.1+git"}, "versions that ran: triton 3.5.1+git"),
+    ],
+)
+def test_what_numpy_refuses_of_the_interpreter_is_told_and_nothing_is_called_a_fix(
+    packages: dict[str, str], told: str
+) -> None:
+    """A loop over a vector, which is the program's own mistake, ends with the same words."""
+    bundle = msgspec.structs.replace(bundle_of(texts.INTERPRETER), packages=packages)
+    found = diagnose(bundle)
+    assert found.roots == ()
+    [seen] = [row for row in found.hypotheses if row.cause is Cause.OLD_INTERPRETER]
+    assert (seen.verdict, seen.kernel) == (Verdict.INCONCLUSIVE, "sum_bags")
+    assert seen.at == "/home/ann/train.py:61"
+    assert "`int(self.handle.data)`" in seen.evidence[0]
+    assert "only 0-dimensional arrays" in seen.evidence[0]
+    assert seen.evidence[1] == told
+    assert seen.evidence[-1].startswith("not tried: NumPy below 2.4 or a newer Triton")
+    assert "not tried: NumPy below 2.4" in " ".join(what_would_help(found))
+
+
+@pytest.mark.parametrize(
+    "packages",
+    [{"triton": "3.9.0", "numpy": "2.4.6"}, {"triton": "3.6.0", "numpy": "2.3.5"}],
+    ids=["a newer Triton", "an older NumPy"],
+)
+def test_versions_that_go_together_are_not_named(packages: dict[str, str]) -> None:
+    bundle = msgspec.structs.replace(bundle_of(texts.INTERPRETER), packages=packages)
+    found = diagnose(bundle)
+    assert found.roots == ()
+    rows = [row for row in found.hypotheses if row.cause is Cause.OLD_INTERPRETER]
+    assert all(row.verdict is Verdict.NOT_TESTED for row in rows)
+
+
 def test_a_number_that_the_program_itself_makes_of_an_array_is_not_the_interpreters() -> None:
     """The same words of NumPy, of a line that is none of Triton's."""
     own = texts.INTERPRETER.replace("int(self.handle.data)", "int(kept.data)")
@@ -116,8 +151,9 @@ def test_a_checkout_of_triton_is_no_program_of_the_users() -> None:
         f'  File "{folder}/triton/runtime/interpreter.py", line 1361, in __call__\n'
         "    raise InterpreterError(repr(e)) from e\ntriton.runtime.errors",
     )
-    [root] = diagnosis(kept.replace(folder, "/src")).roots
-    assert (root.kernel, root.launched_at) == ("sum_bags", "/home/ann/train.py:61")
+    found = diagnosis(kept.replace(folder, "/src"))
+    [seen] = [row for row in found.hypotheses if row.cause is Cause.OLD_INTERPRETER]
+    assert (seen.kernel, seen.at) == ("sum_bags", "/home/ann/train.py:61")
 
 
 def test_the_line_of_an_assertion_is_blamed_only_when_launches_were_waited_for() -> None:

@@ -334,6 +334,11 @@ AS_IT_IS, GUARDED, DRIVEN, CHECKED = (
     "as it is", "guarded", "with blocking launches, the driver watched", "below compute-sanitizer",
 )  # fmt: skip
 LAUNCHED = "a launch of Triton was recorded as well"
+#: All that ROCm's runtime is asked for where launches are waited for.
+WAITED = {
+    "AMD_SERIALIZE_KERNEL": "3", "AMD_SERIALIZE_COPY": "3", "HSA_DISABLE_FRAGMENT_ALLOCATOR": "1",
+    "AMD_LOG_LEVEL": "4",
+}  # fmt: skip
 ABORTED = "what():  kernel, /tmp/c/cab.main.cpp:24, index out of bounds: 0 <= tmp2 < 128L"
 
 
@@ -377,6 +382,27 @@ def test_the_way_that_can_tell_most_comes_first(
     monkeypatch.setattr("hypocenter.watch.sanitizers.memcheck", lambda: "/bin/true")
     Escalation(("true",), tmp_path, Deadlines()).run()
     assert made == ways
+
+
+@pytest.mark.parametrize("left", [(), *((name,) for name in list(WAITED)[1:])])
+def test_waiting_that_was_set_before_leaves_a_run_out_only_where_nothing_is_armed(
+    left: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The log of launches, and memory that is not kept, are new all the same."""
+    made: list[str] = []
+
+    def run_way(self: Escalation, way: Way) -> tuple[Ended, ExaminedRun]:
+        made.append(way.name)
+        return ended(), examined("crash", "hip:0")
+
+    for name in (*BLOCKING, *WATCHED, *WAITED):
+        monkeypatch.delenv(name, raising=False)
+    for name in WAITED.keys() - {*left}:
+        monkeypatch.setenv(name, WAITED[name])
+    monkeypatch.setattr("hypocenter.coredump.rocm.has_driver", lambda root=None: True)
+    monkeypatch.setattr(Escalation, "_run", run_way)
+    Escalation(("true",), tmp_path, Deadlines()).run()
+    assert made == [AS_IT_IS, GUARDED, *[DRIVEN] * bool(left)]
 
 
 @pytest.mark.tier("sim")

@@ -35,7 +35,7 @@ BUDGETS = {
     "foreign": 10_200,
     "replay": 6_900,
     "check": 4_500,
-    "doctor": 24_200,
+    "doctor": 24_400,
     "kernels": 18_900,
     "hub": 1_650,
     "model": 13_950,

@@ -180,8 +180,9 @@ class Escalation:
             return "the launches ran on the CPU, one after the other"
         is_of_amd = first.bundle.device.startswith("hip") or _has_only_amds_driver()
         if way.is_waited_for and (blocking := launch_blocking()):
-            if is_of_amd:  # CUPTI is for GPUs of NVIDIA
-                return f"{blocking} was set before"
+            if is_of_amd:  # CUPTI is for GPUs of NVIDIA, but ROCm's runtime logs launches
+                is_new = bool(rocm.variables_of_waiting(os.environ, self.base))
+                return "" if is_new else f"{blocking} was set before"
             if watches_driver():
                 return f"{blocking} and {WATCHES_DRIVER} were set before"
         if way.is_checked and is_of_amd:

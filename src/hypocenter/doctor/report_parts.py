@@ -276,7 +276,7 @@ def what_would_help(diagnosis: Diagnosis) -> Iterator[str]:
         )
     if any(gap.kind is GapKind.ZEROS for gap in diagnosis.unseen):
         yield f"what it held was not recorded: {WITH_VALUES}"
-    yield from _seen_read(diagnosis)
+    yield from _observations(diagnosis)
     blind: dict[str, list[str]] = {}
     for hypothesis in diagnosis.hypotheses if diagnosis.is_clean else ():
         if hypothesis.is_unrecorded:
@@ -293,8 +293,8 @@ def what_would_help(diagnosis: Diagnosis) -> Iterator[str]:
         )
 
 
-def _seen_read(diagnosis: Diagnosis) -> Iterator[str]:
-    """What was read though nobody had written it, where that is all that is known of it."""
+def _observations(diagnosis: Diagnosis) -> Iterator[str]:
+    """What the run itself was seen to do, where that is all that is known of it."""
     for hypothesis in diagnosis.hypotheses:
         if hypothesis.is_observed and hypothesis.verdict is Verdict.INCONCLUSIVE:
             yield "; ".join(hypothesis.evidence)

@@ -199,16 +199,19 @@ def numbers_made(
     *,
     text: KernelText,
     corrections: Mapping[str, Any] | None = None,
+    without: NumberStep | None = None,
     seconds: float = 4.0,
 ) -> NumbersMade | None:
     """The whole launch at `place` with a text of its kernel, and `corrections` as in a replay.
 
+    In the place of what is not finite of the operation `without` stand zeros, in each program.
     None where an access was wrong, or not all of it was replayed. Raises as `replay_place` does.
     """
     launch = index.launch(place)
     try:
         kernel = kernel_of(index, launch, allow_source=text.may_run, edited=text.edited)
-        rebuilt, seen = Rebuilt(index, place, launch, dict(corrections or {})), _Seen()
+        rebuilt = Rebuilt(index, place, launch, dict(corrections or {}))
+        seen = _Seen() if without is None else _Seen((without.operation, without.sites))
         report = replay(
             kernel,
             rebuilt.grid,

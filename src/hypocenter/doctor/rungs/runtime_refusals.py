@@ -1,10 +1,12 @@
 """What a runtime, a compiler or a kernel refused of any program: root causes by that alone.
 
-The refusal is the proof: what was asked for and the limit stand in it. Nothing is replayed.
+The refusal is the proof: what was asked for and the limit stand in it. Nothing is replayed. What
+NumPy refuses of Triton's interpreter is told, and is no proof.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import msgspec
@@ -21,7 +23,7 @@ from hypocenter.base.refusals import (
 )
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
-from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, proven
+from hypocenter.doctor.diagnosis import Claim, Hypothesis, Proof, RootCause, Verdict, proven
 from hypocenter.doctor.rungs.captured import compiled_text
 from hypocenter.doctor.rungs.compiled_assertion import compiled_assertion
 from hypocenter.record.bundle_index import LaunchMade
@@ -30,6 +32,9 @@ from hypocenter.record.events import Called, Launched, Rejected
 NAME = "refusals"
 #: Who was refused, where nothing says it.
 _SOME = "a launch"
+#: The last Triton whose interpreter counts by `int()` of an array with an axis, and the first NumPy
+#: that refuses one.
+_COUNTS_WITH_INT, _REFUSES_AN_AXIS = (3, 6), (2, 4)
 
 #: Kernels of torch that check an index, and the call that a program makes of each.
 _INDEXING = {
@@ -51,12 +56,12 @@ def runtime_refusals(case: Case) -> Iterator[Claim]:
     """Claims of what was refused; the recorded refusal counts before what stderr tells of it."""
     events = [event for event in case.index.events_of(Rejected) if is_of_runtime(event.refusal)]
     for event in events:
-        yield _claim(event.refusal, event.kernel, event.site, case, event.seq)
+        yield from _claims(event.refusal, event.kernel, event.site, case, event.seq)
     fault = case.bundle.fault
     is_told = any(isinstance(event.refusal, type(fault.refusal)) for event in events)
     if fault.refusal is not None and is_of_runtime(fault.refusal) and not is_told:
         last = max((event.seq for event in case.bundle.events), default=0)
-        yield _claim(fault.refusal, fault.kernel, fault.site, case, last)
+        yield from _claims(fault.refusal, fault.kernel, fault.site, case, last)
 
 
 def is_of_runtime(refusal: AnyRefusal) -> bool:
@@ -72,8 +77,15 @@ def has_told_no_code(case: Case) -> bool:
     return isinstance(case.bundle.fault.refusal, NoCode)
 
 
-def _claim(refusal: AnyRefusal, kernel: str, site: str, case: Case, seq: int) -> Claim:
+def _claims(refusal: AnyRefusal, kernel: str, site: str, case: Case, seq: int) -> Iterator[Claim]:
     who = kernel or _statement(case) or _SOME
+    if isinstance(refusal, OldInterpreter):
+        yield from _of_interpreter(refusal, who, site, case)
+    else:
+        yield _claim(refusal, who, site, case, seq)
+
+
+def _claim(refusal: AnyRefusal, who: str, site: str, case: Case, seq: int) -> Claim:
     match refusal:
         case ResourceExceeded():
             root = _of_resource(refusal, who)
@@ -83,8 +95,6 @@ def _claim(refusal: AnyRefusal, kernel: str, site: str, case: Case, seq: int) ->
             root = _of_compiler(refusal, who)
         case NoConfiguration():
             root = _of_autotuner(refusal, who)
-        case OldInterpreter():
-            root = _of_interpreter(refusal, who)
         case CaptureError():
             root = _of_capture(refusal, who, case)
         case DeviceAssert():
@@ -178,19 +188,43 @@ def _of_autotuner(refusal: NoConfiguration, who: str) -> RootCause:
     )
 
 
-def _of_interpreter(refusal: OldInterpreter, who: str) -> RootCause:
-    return RootCause(
+def _of_interpreter(refusal: OldInterpreter, who: str, site: str, case: Case) -> Iterator[Claim]:
+    """No cause: an array of several elements is refused alike, and how many it had nothing says.
+
+    Nothing at all where the recorded versions are none that refuse one of a single element.
+    """
+    packages = case.bundle.packages
+    of = {name: packages[name] for name in ("triton", "numpy") if name in packages}
+    triton, numpy = (_release(of.get(name, "")) for name in ("triton", "numpy"))
+    if (triton is not None and triton > _COUNTS_WITH_INT) or (
+        numpy is not None and numpy < _REFUSES_AN_AXIS
+    ):
+        return
+    versions = "versions that ran: " + ", ".join(f"{name} {of[name]}" for name in of)
+    seen = Hypothesis(
         cause=Cause.OLD_INTERPRETER,
-        sentence=f"{who}: the interpreter of Triton 3.6 and older makes a number of an array with "
-        f"an axis where a loop counts, which NumPy refuses from 2.4 on: {refusal.sentence}",
-        fix="Install NumPy below 2.4, or a Triton newer than 3.6; on a GPU nothing of this shows",
-        kernel=who,
-        proof=Proof(
-            f"Triton's own line `int(self.handle.data)` ended {who}: {refusal.sentence}",
-            "the number taken out of the array",
-            "NumPy refuses arrays that have an axis alone",
+        verdict=Verdict.INCONCLUSIVE,
+        diagnostic=NAME,
+        evidence=(
+            f"Triton's own line `int(self.handle.data)`, by which a loop counts, ended {who}: "
+            f"{refusal.sentence}",
+            versions if of else "which Triton and NumPy ran was not recorded",
+            "the interpreter of Triton 3.6 and older keeps a number as an array with an axis, and "
+            "NumPy refuses that from 2.4 on; of several elements any NumPy refuses it",
+            "not tried: NumPy below 2.4 or a newer Triton; on a GPU nothing of this shows",
         ),
+        would_refute="the same error with NumPy below 2.4",
+        kernel=None if who == _SOME else who,
+        is_observed=True,
+        at=site,
     )
+    yield Claim(seen)
+
+
+def _release(version: str) -> tuple[int, int] | None:
+    """Major and minor number; None where the text has none."""
+    found = re.match(r"(\d{1,6})\.(\d{1,6})", version)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _of_capture(refusal: CaptureError, who: str, case: Case) -> RootCause:

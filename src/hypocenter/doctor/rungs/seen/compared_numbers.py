@@ -32,8 +32,13 @@ class ComparedNumbers:
 
     def num_wrong(self, numbers: Array) -> int:
         """Elements that the comparison would not let pass."""
+        return int(self.are_wrong(numbers).sum())
+
+    def are_wrong(self, numbers: Array) -> Array:
+        """Of each element whether the comparison would not let it pass."""
         limit = self.atol + self.rtol * np.abs(numbers if self.is_second else self.wanted)
-        return int((~(np.abs(numbers - self.wanted) <= limit)).sum())
+        wrong: Array = ~(np.abs(numbers - self.wanted) <= limit)
+        return wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,17 @@ class StoredSide:
             return False
         is_near = np.abs(numbers - given).max() <= _ROUNDING[self.dtype] * np.abs(given).max()
         return bool(is_near) and self.compared.num_wrong(numbers) > 0
+
+    def wrong_ones_change(self, before: NumbersMade, after: NumbersMade | None) -> bool:
+        """Whether another replay leaves another number in each element that is wrong."""
+        numbers = self.numbers_in(before)
+        if after is None or numbers is None or self.parameter not in after.results:
+            return False
+        was, now = (
+            made.results[self.parameter].rows.view(NUMPY_DTYPES[self.dtype]).reshape(-1)
+            for made in (before, after)
+        )
+        return bool((was != now)[self.compared.are_wrong(numbers)].all())
 
     def is_right_in(self, before: NumbersMade, after: NumbersMade | None) -> bool:
         """Whether each element passes in another replay, and no other tensor is another."""

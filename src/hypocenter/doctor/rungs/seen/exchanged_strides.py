@@ -1,34 +1,53 @@
 """Two strides of a tensor that came to a kernel the other way round, inside what it may read.
 
-The program's own comparison says so: with the two numbers exchanged the launch has to satisfy it in
-every element. Whether the launch or the kernel has them the wrong way round is not proven.
+The program's own comparison finds the pair: with the two exchanged each element has to satisfy it.
+That may be wrong by itself, so it proves nothing alone. What does is which elements the kernel
+touches: some of them never as launched, and all of them equally often with the two exchanged.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+import numpy as np
+
+from hypocenter.base.dtypes import Array
 from hypocenter.base.errors import HypoError
 from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
-from hypocenter.doctor.diagnosis import Claim, LastWriter, Proof, RootCause, proven
+from hypocenter.doctor.diagnosis import Claim, LastWriter, Proof, RootCause, Verdict, proven, row
+from hypocenter.doctor.edits.factor_text import factors_at
 from hypocenter.doctor.kernel_text import Access, accesses
 from hypocenter.doctor.rungs.seen.compared_numbers import StoredSide, stored_side
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.compared import ComparedUnequal
 from hypocenter.record.events import TensorRecord
 from hypocenter.record.gap import Gap
-from hypocenter.replay.terms import KernelText
+from hypocenter.replay.terms import KernelText, Schedule, SeenReplay
 
 NAME = "failed comparison"
 #: Pairs that are tried, each by a replay, and seconds for all of them.
 MAX_TRIES, SECONDS = 24, 10.0
+#: Seconds of a replay that counts what is touched, and elements that are counted.
+_COUNT_SECONDS, _MAX_COUNTED = 4.0, 1 << 20
 
-#: Two numbers of a launch that are both strides of one of its tensors.
+
+#: Two numbers of a launch, by the names under which they were passed.
 _Pair = tuple[tuple[str, int], tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Strided:
+    """A tensor that a kernel touches in one access, of whose address both of a pair are factors."""
+
+    parameter: str
+    tensor: TensorRecord
+    access: Access
 
 
 def claim_of_exchanged(
@@ -61,75 +80,170 @@ def _by_replay(case: Case, event: ComparedUnequal, side: StoredSide) -> Claim | 
     for pair in pairs:
         if time.monotonic() > stop:  # of those that are left one may fit as well
             return None
-        (one, first), (other, second) = pair
-        after = numbers_made(case.index, place, text=text, corrections={one: second, other: first})
+        after = numbers_made(case.index, place, text=text, corrections=_exchanged_numbers(pair))
         if side.is_right_in(before, after):
             fitting.append(pair)
-    return _claim(case, event, side, fitting[0]) if len(fitting) == 1 else None
+    strided = list(_strided_tensors(case, side.use, fitting[0])) if len(fitting) == 1 else []
+    if len(strided) != 1:
+        return None
+    untouched = _num_untouched(case, side.use, strided[0], fitting[0])
+    if not untouched:
+        return _unproven(event, side, strided[0], fitting[0])
+    return _claim(event, side, strided[0], fitting[0], untouched)
+
+
+def _exchanged_numbers(pair: _Pair) -> dict[str, int]:
+    (one, first), (other, second) = pair
+    return {one: second, other: first}
 
 
 def _pairs(case: Case, use: LaunchMade) -> Iterator[_Pair]:
+    """Any two that equal two strides of a tensor: each of them may explain what was found."""
     numbers = [
         (argument.name, argument.value)
         for argument in use.launch.arguments
-        if argument.tensor is None
-        and isinstance(argument.value, int)
-        and not isinstance(argument.value, bool)
+        if argument.tensor is None and type(argument.value) is int
     ]
     tensors = case.tensors_of(use.launch).values()
     for one, other in itertools.combinations(numbers, 2):
-        if any(_has(tensor, one, other) for tensor in tensors):
+        if one[1] != other[1] and any({one[1], other[1]} <= {*of.strides} for of in tensors):
             yield one, other
 
 
-def _has(tensor: TensorRecord, one: tuple[str, int], other: tuple[str, int]) -> bool:
-    """Whether two numbers are two strides of a tensor, and not the same one."""
-    return one[1] != other[1] and {one[1], other[1]} <= {*tensor.strides}
+def _strided_tensors(case: Case, use: LaunchMade, pair: _Pair) -> Iterator[_Strided]:
+    """The tensors that have both strides and whose address both numbers are factors of.
 
-
-def _access(case: Case, use: LaunchMade, pair: _Pair) -> tuple[Access, str] | None:
-    """The one access whose address both numbers go into, and through which parameter it is."""
+    None of a tensor of several accesses, which are not told apart.
+    """
     source = case.sources.get(use.launch.source)
     if source is None:
+        return
+    names = {case.parameter_of(use.launch, name) for name, _ in pair}
+    for name, tensor in case.tensors_of(use.launch).items():
+        parameter = case.parameter_of(use.launch, name)
+        through = accesses(source, parameter, {})
+        if len(through) != 1 or not {number for _, number in pair} <= {*tensor.strides}:
+            continue
+        factors = {factor.name for factor in factors_at(source, through[0].line, parameter)}
+        if names <= factors:
+            yield _Strided(parameter, tensor, through[0])
+
+
+def _num_untouched(case: Case, use: LaunchMade, of: _Strided, pair: _Pair) -> int:
+    """Elements of the tensor that the launch never touches, where it touches each equally often
+    with the two numbers exchanged; 0 else."""
+    shape, strides = of.tensor.shape, of.tensor.strides
+    if math.prod(shape) > _MAX_COUNTED:
+        return 0
+    steps = (np.arange(size) * by for size, by in zip(shape, strides, strict=True))
+    elements = np.unique(sum(np.ix_(*steps), start=np.zeros((), np.int64)))
+    before, after = (
+        _touched_elements(case, use, of.parameter, given)
+        for given in ({}, _exchanged_numbers(pair))
+    )
+    if before is None or after is None:
+        return 0
+    (was, times_before), (now, times) = before, after
+    if not np.array_equal(now, elements) or len(np.unique(times)) != 1:
+        return 0
+    if times_before.sum() != times.sum():  # a mask hangs on them as well
+        return 0
+    return int(np.setdiff1d(elements, was).size)
+
+
+def _touched_elements(
+    case: Case, use: LaunchMade, parameter: str, given: dict[str, int]
+) -> tuple[Array, Array] | None:
+    """Elements from the tensor's start that a whole replay touches, and how often each."""
+    from hypocenter.replay.census import Census
+    from hypocenter.replay.recorded import replay_place
+
+    if use.place is None:
         return None
-    of = [accesses(source, case.parameter_of(use.launch, name), {}) for name, _ in pair]
-    both = [access for access in of[0] if access in of[1]]
-    names = (case.parameter_of(use.launch, name) for name in case.tensors_of(use.launch))
-    found = [
-        (access, name) for name in names for access in accesses(source, name, {}) if access in both
+    census = Census()
+    report = replay_place(
+        case.index,
+        use.place,
+        corrections=given,
+        text=KernelText(case.allow_source),
+        schedule=Schedule(budget_seconds=_COUNT_SECONDS),
+        seen=SeenReplay(census=census),
+    )
+    argument = next((a for a in census.arguments if a.name == parameter), None)
+    if argument is None or report.findings or not report.coverage.is_complete:
+        return None
+    lanes = [
+        access.pointers[access.active]
+        for access in census.accesses.values()
+        if census.aims_at(access) == parameter
     ]
-    return found[0] if len(found) == 1 else None
+    if not census.is_whole or not lanes:
+        return None
+    offsets = (np.concatenate(lanes) - np.uint64(argument.address)).view(np.int64)
+    return np.unique(offsets // argument.item_bytes, return_counts=True)
 
 
-def _claim(case: Case, event: ComparedUnequal, side: StoredSide, pair: _Pair) -> Claim:
-    (one, first), (other, second) = pair
-    use, (left, right) = side.use, event.sides
+def _comparison_text(event: ComparedUnequal, side: StoredSide) -> str:
+    left, right = event.sides
     at = f"[{', '.join(map(str, event.index))}]" if event.index else ""
-    exchanged = f"{one} = {second} and {other} = {first}"
-    access = _access(case, use, pair)
+    return (
+        f"{event.compared_at}: {left.name}{at} is {left.value:.6g} and {right.name}{at} "
+        f"{right.value:.6g}; the replay of {side.use.where} stores what was found in every element"
+    )
+
+
+def _text_of(numbers: dict[str, int]) -> str:
+    return " and ".join(f"{name} = {value}" for name, value in numbers.items())
+
+
+def _unproven(event: ComparedUnequal, side: StoredSide, of: _Strided, pair: _Pair) -> Claim:
+    """The comparison alone: it may be the one that has the two the wrong way round."""
+    kernel = side.use.launch.kernel
+    return row(
+        Cause.WRONG_STRIDE,
+        Verdict.INCONCLUSIVE,
+        NAME,
+        _comparison_text(event, side),
+        f"with {_text_of(_exchanged_numbers(pair))} instead of {_text_of(dict(pair))} each element "
+        "satisfies the comparison; whether that or the launch is wrong does not follow from the "
+        f"elements of {of.parameter} that are touched",
+        would_refute=f"that {kernel} is meant to go through {of.parameter} so",
+        kernel=kernel,
+        argument=of.parameter,
+    )
+
+
+def _claim(
+    event: ComparedUnequal, side: StoredSide, of: _Strided, pair: _Pair, untouched: int
+) -> Claim:
+    use, right, access = side.use, _text_of(_exchanged_numbers(pair)), of.access
+    part = f"{untouched} of {math.prod(of.tensor.shape)} elements of {of.parameter}"
     root = RootCause(
         cause=Cause.WRONG_STRIDE,
-        sentence=f"{use.launch.kernel}: {one} = {first} and {other} = {second} came the other way "
-        f"round, and {event.num_different} of {event.num_elements} elements of {side.parameter} "
-        "are wrong for it; whether the launch passes them so or the kernel takes them so is not "
-        "proven",
-        fix=f"Exchange the two strides: pass {exchanged}, or exchange them in the kernel",
+        sentence=f"{use.launch.kernel}: {_text_of(dict(pair))} came the other way round, so that "
+        f"{part} are never touched, and {event.num_different} of {event.num_elements} elements of "
+        f"{side.parameter} are wrong for it; whether the launch passes them so or the kernel takes "
+        "them so is not proven",
+        fix=f"Exchange the two strides: pass {right}, or exchange them in the kernel",
         proof=Proof(
-            f"{event.compared_at}: {left.name}{at} is {left.value:.6g} and {right.name}{at} "
-            f"{right.value:.6g}; the replay of {use.where} stores what was found in every element",
-            exchanged,
-            f"the same replay goes wrong nowhere, and each of "
-            f"{count_text(event.num_elements, 'element')} satisfies the comparison; of the pairs "
-            "of strides no other one does that",
+            f"{_comparison_text(event, side)}; {part}, whose strides are "
+            f"{tuple(of.tensor.strides)}, are never touched, and others more often instead",
+            right,
+            f"the same replay goes wrong nowhere and touches each element of {of.parameter} "
+            f"equally often, and each of {count_text(event.num_elements, 'element')} satisfies the "
+            "comparison; of the pairs of strides no other one does that",
         ),
         kernel=use.launch.kernel,
-        argument=access[1] if access is not None else one,
-        file=access[0].file if access is not None else None,
-        line=access[0].line if access is not None else None,
-        expression=access[0].expression if access is not None else None,
+        argument=of.parameter,
+        file=access.file,
+        line=access.line,
+        expression=access.expression,
         place=use.place,
         blames=Blame.UNKNOWN,
         launched_at=use.launch.site,
     )
-    refutes = "an element that fails the comparison with the two exchanged"
+    refutes = (
+        "an element that fails the comparison with the two exchanged, or one of the tensor that is "
+        "touched more often than another then"
+    )
     return proven(root, NAME, (), refutes, use.seq)
