@@ -47,6 +47,7 @@ EXPECTED: dict[str, list[tuple[str, str, str | None, str]]] = {
         ("out of bounds", "load", "x_ptr", "tl.load(x_ptr + offs, mask=mask) + 1"),
         ("out of bounds", "store", "x_ptr", "tl.load(x_ptr + offs, mask=mask) + 1"),
     ],
+    "padded_rows": [("uninitialised read", "load", "x_ptr", "x = tl.load(")],
     "pointer_table": [("null pointer", "load", None, "tl.load(x_ptr + offs, mask=offs < n)")],
     "row_pitch": [
         ("between rows", "load", "logits_ptr", "x = tl.load(logits_ptr + row * pitch"),
@@ -192,6 +193,7 @@ def test_the_file_sees_the_gpu_that_was_asked_for(
     assert (facts["hip"], facts["cuda"]) == (is_amd, not is_amd)
     assert facts["devices"] == ["cuda:0", "cuda:0", True, 0]
     assert (facts["sum"], facts["gradient"]) == (15000.0, 8.0)
+    assert facts["captures"] == [False, True, True, True, False]
     assert facts["main"] == "__main__"
     assert facts["arguments"] == [str(out), "--flag"]
     assert len(report.launches) == 3

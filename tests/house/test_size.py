@@ -34,7 +34,7 @@ BUDGETS = {
     "device": 22_500,
     "foreign": 10_200,
     "replay": 6_900,
-    "check": 4_500,
+    "check": 4_700,
     "doctor": 24_400,
     "kernels": 18_900,
     "hub": 1_650,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +19,7 @@ from hypocenter.kernels.attention import rope
 from hypocenter.kernels.sampling.sampling import sample_later
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.settings.config import EngineConfig
-from hypocenter.verify import logits_stage, repeats_stage
+from hypocenter.verify import ahead_stage, logits_stage, repeats_stage
 from hypocenter.verify.ahead_stage import AheadStage
 from hypocenter.verify.drawing import Drawer
 from hypocenter.verify.form import distinct_units
@@ -30,6 +32,7 @@ from hypocenter.verify.machine.words import WordLooker, patterns
 from hypocenter.verify.outcome import Mistake, PlantedError, StageVerdict, verdict_of
 from hypocenter.verify.repeats_stage import RepeatsStage
 from hypocenter.verify.sampling_stage import SamplingStage
+from hypocenter.verify.steps import PromptSteps
 
 SMALL: dict[str, Any] = {
     "context_length": 64,
@@ -168,6 +171,42 @@ def test_the_cpu_has_nothing_ahead(runner: Runner) -> None:
     found = AheadStage(runner).run(no_end)
     assert found.verdict is StageVerdict.NOT_RUN
     assert "on the CPU" in found.uncovered[0].why
+
+
+def over_after(num_asked: int) -> Callable[[], bool]:
+    """The time is over when it has been asked for so often."""
+    asked = itertools.count(1)
+    return lambda: next(asked) > num_asked
+
+
+@pytest.mark.parametrize(("num_asked", "num_steps"), [(0, 0), (2, 0), (4, 3)])
+def test_steps_ahead_keep_to_their_time(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, num_asked: int, num_steps: int
+) -> None:
+    monkeypatch.setattr(ahead_stage, "_why_not", lambda runner: None)
+    found = AheadStage(runner).run(over_after(num_asked))
+    assert found.verdict is (StageVerdict.RIGHT if num_steps else StageVerdict.NOT_RUN)
+    assert (found.num_checks, found.uncovered[0].why) == (num_steps, "the time was over")
+    if num_steps:
+        assert found.uncovered[0].what == "steps 4 to 48 of a round"
+
+
+def test_a_repeated_step_keeps_to_its_time_and_is_short_on_no_gpu(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    plain = PromptSteps.run
+
+    def run(self: PromptSteps, spans: Any) -> Any:
+        lengths.append(spans[0][2])
+        return plain(self, spans)
+
+    monkeypatch.setattr(PromptSteps, "run", run)
+    stage = RepeatsStage(runner, [])
+    stage._device = "emu:mi300x"
+    stage._repeat_steps(over_after(1))
+    assert lengths == [6]
+    assert [item.what for item in stage._uncovered] == ["a whole step"]
 
 
 @pytest.fixture(params=["cpu", "sim:h200"])

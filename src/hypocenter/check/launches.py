@@ -10,7 +10,7 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,20 +22,30 @@ from hypocenter.base import package
 from hypocenter.base.dtypes import Array
 from hypocenter.check.configurations import configuration_text, configurations_once
 from hypocenter.check.report import CheckedLaunch
-from hypocenter.check.tensors import TensorWatch
+from hypocenter.check.tensors import TensorWatch, fill_undefined
 from hypocenter.check.tuning import changed_by_tuning, finding_of, storage_bytes, tensors_in
 from hypocenter.device.interpret.block_pointers import compile_problem
 from hypocenter.device.triton_lang import triton
 from hypocenter.replay.arguments import Argument
-from hypocenter.replay.findings import Coverage, Finding, Headroom, Site
+from hypocenter.replay.findings import (
+    Coverage,
+    Finding,
+    FindingKind,
+    Headroom,
+    ReplayReport,
+    Site,
+)
 from hypocenter.replay.replay import KernelFailed, StaticAssertFailed, replay
 from hypocenter.replay.terms import GivenMemory, Observers, Schedule
+from hypocenter.replay.undefined import results_in, without_harmless
 
 CheckOutput = CheckedLaunch | Finding | Headroom
 
 #: Share of what is left of the budget that one launch may take.
 _SHARE = 0.5
 _LEAST_SECONDS = 0.2
+#: Tensors of a launch that are copied, so that it can be made again with other numbers in them.
+_MAX_COPIED_BYTES = 256 << 20
 
 
 class Launches:
@@ -83,9 +93,10 @@ class Launches:
         arguments = dict(inspect.signature(jit.fn).bind_partial(*args, **known).arguments)
         size = _Size(grid)
         started = time.thread_time()
-        after: list[tuple[Argument, ...]] = []
         self._was_skipped = False
-        try:
+
+        def once(*, headroom: bool = False) -> tuple[ReplayReport, tuple[Argument, ...]]:
+            done: list[Argument] = []
             report = replay(
                 jit,
                 size,
@@ -95,9 +106,17 @@ class Launches:
                     num_warps=kwargs.get("num_warps"),
                 ),
                 given=GivenMemory(initialised=self.watch.flags, find_storage=self.watch.find),
-                observers=Observers(after.append),
-                headroom=self._is_new(jit, arguments),
+                observers=Observers(done.extend),
+                headroom=headroom,
             )
+            return report, tuple(done)
+
+        rewind = self._snapshot(arguments) if self._may_read_undefined(arguments) else None
+        try:
+            report, done = once(headroom=self._is_new(jit, arguments))
+            findings: Sequence[Finding] = report.findings
+            if rewind is not None and report.coverage.is_complete:
+                findings = self._that_count(report.findings, done, arguments, rewind, once)
         except StaticAssertFailed as error:
             if self._configuration is None:
                 raise
@@ -125,7 +144,7 @@ class Launches:
             raise
         finally:
             self._left -= time.thread_time() - started
-        for finding in report.findings:
+        for finding in findings:
             self.write_finding(
                 msgspec.structs.replace(
                     finding, configuration=self._configuration, launched_at=site
@@ -146,14 +165,63 @@ class Launches:
         self._site, self._is_complete = site, report.coverage.is_complete
         self._is_in_place = any(
             argument.was_updated or (argument.was_read and argument.was_written)
-            for tensors in after
-            for argument in tensors
+            for argument in done
         )
-        for tensors in after:
-            self.on_launch(jit.__name__, site, arguments, tensors)
-            self.watch.note_launch(
-                jit.__name__, self._configuration, site, tensors, report.coverage.is_complete
+        self.on_launch(jit.__name__, site, arguments, done)
+        self.watch.note_launch(
+            jit.__name__, self._configuration, site, done, report.coverage.is_complete
+        )
+
+    def _may_read_undefined(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether a launch is given memory that nobody has written, and little enough to copy."""
+        storages = {
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+            for tensor in tensors_in(arguments).values()
+        }
+        flags = (self.watch.flags.get(address) for address in storages)
+        is_small = sum(storages.values()) <= _MAX_COPIED_BYTES
+        return is_small and any(known is not None and not known.all() for known in flags)
+
+    def _that_count(
+        self,
+        findings: Sequence[Finding],
+        done: tuple[Argument, ...],
+        arguments: dict[str, Any],
+        rewind: Callable[[], None],
+        once: Callable[[], tuple[ReplayReport, tuple[Argument, ...]]],
+    ) -> Sequence[Finding]:
+        """Without reads of undefined memory that reach no result.
+
+        The launch is made again with other numbers there; the tensors are then as it left them.
+        """
+        tensors = tensors_in(arguments)
+        named = {f.argument for f in findings if f.kind == FindingKind.UNINITIALISED_READ}
+        named |= {each.name for each in done if each.was_written or each.store_seen}
+        if not named <= tensors.keys():
+            return findings
+
+        def results(numbers: Mapping[str, float | None]) -> list[Any] | None:
+            rewind()
+            for name, number in numbers.items():
+                tensor = tensors[name]
+                flags = self.watch.flags[tensor.untyped_storage().data_ptr()]
+                fill_undefined(storage_bytes(tensor), tensor.dtype, flags, number)
+            try:
+                report, left = once()
+            except KernelFailed:
+                return None
+            told = sorted(
+                (each.kind, each.line, each.argument or "", each.num_lanes)
+                for each in report.findings
+                if each.kind != FindingKind.UNINITIALISED_READ
             )
+            return [*results_in(left), told] if report.coverage.is_complete else None
+
+        put_back = self._snapshot(arguments)
+        try:
+            return without_harmless(findings, done, results)
+        finally:
+            put_back()
 
     def tune(self, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run an autotuned kernel in every configuration that its author does not rule out.

@@ -158,18 +158,26 @@ def pretend(gpu: GpuLimits, memory: HostMemory) -> None:
     _triton_driver(gpu)
 
 
-def keep_in_backward(*modes: TorchFunctionMode) -> None:
-    """A mode is off while a torch function runs under it; but a backward pass runs user's code."""
-    anything: Any = torch.autograd
-    plain = anything._engine_run_backward
+def keep(*modes: TorchFunctionMode) -> None:
+    """Two places run without the modes of who asked: a backward pass, which runs user's code with
+    those of a torch function off, and the thread that pins what a DataLoader has loaded."""
 
-    def run_backward(*args: Any, **kwargs: Any) -> Any:
-        with contextlib.ExitStack() as entered:
-            for mode in modes:
-                entered.enter_context(mode)
-            return plain(*args, **kwargs)
+    def within(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with contextlib.ExitStack() as entered:
+                for mode in modes:
+                    entered.enter_context(mode)
+                return plain(*args, **kwargs)
 
-    anything._engine_run_backward = run_backward
+        return run
+
+    from torch.utils.data._utils import pin_memory
+
+    for module, name in (
+        (torch.autograd, "_engine_run_backward"),
+        (pin_memory, "_pin_memory_loop"),
+    ):
+        setattr(module, name, within(getattr(module, name)))
 
 
 def _torch_version(gpu: GpuLimits) -> None:
@@ -248,6 +256,7 @@ def _torch_cuda(gpu: GpuLimits) -> None:
         "set_device",
         "empty_cache",
         "ipc_collect",
+        "reset_accumulated_memory_stats",
         "reset_peak_memory_stats",
         "reset_max_memory_allocated",
         "manual_seed",
@@ -255,6 +264,7 @@ def _torch_cuda(gpu: GpuLimits) -> None:
         "seed",
         "seed_all",
         "set_stream",
+        "set_per_process_memory_fraction",
     ):
         setattr(cuda, name, answering(None))
     # A captured launch runs, and is checked, once; replaying its graph does nothing more.
@@ -276,7 +286,8 @@ def _torch_cuda(gpu: GpuLimits) -> None:
     cuda.get_rng_state_all = lambda: [torch.get_rng_state()]
     cuda.set_rng_state = lambda state, *args, **kwargs: torch.set_rng_state(state)
     cuda.set_rng_state_all = lambda states: torch.set_rng_state(states[0])
-    cuda.nvtx.range_push = cuda.nvtx.range_pop = lambda *args, **kwargs: None
+    for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+        setattr(cuda.nvtx, name, answering(None))
 
 
 def _torch_devices() -> None:
@@ -299,13 +310,68 @@ def _torch_devices() -> None:
     anything.Generator = Generator
     # Compiling for the CPU what is meant for a GPU would check other code than the file's.
     anything.compile = lambda model=None, **options: (lambda f: f) if model is None else model
-    with contextlib.suppress(AttributeError):
-        anything.accelerator.is_available = answering(True)
-        anything.accelerator.current_device_index = answering(0)
-        anything.accelerator.device_count = answering(1)
-        for name in ("set_device_index", "synchronize"):
-            setattr(anything.accelerator, name, answering(None))
-        anything.accelerator.current_accelerator = lambda *args, **kwargs: torch.device("cuda")
+    _torch_accelerator()
+    _torch_files_and_checkpoints()
+
+
+#: Names of torch.accelerator, for a GPU of any maker, and the names that torch.cuda has for them.
+_OF_ANY_MAKER = {
+    "current_device_idx": "current_device",
+    "current_device_index": "current_device",
+    "current_stream": "current_stream",
+    "device_count": "device_count",
+    "device_index": "device",
+    "empty_cache": "empty_cache",
+    "empty_host_cache": "empty_cache",
+    "get_memory_info": "mem_get_info",
+    "is_available": "is_available",
+    "max_memory_allocated": "max_memory_allocated",
+    "max_memory_reserved": "max_memory_reserved",
+    "memory_allocated": "memory_allocated",
+    "memory_reserved": "memory_reserved",
+    "memory_stats": "memory_stats",
+    "reset_accumulated_memory_stats": "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats": "reset_peak_memory_stats",
+    "set_device_idx": "set_device",
+    "set_device_index": "set_device",
+    "set_stream": "set_stream",
+    "synchronize": "synchronize",
+}
+
+
+def _torch_accelerator() -> None:
+    """A program that asks for no maker's GPU is answered as torch.cuda answers then."""
+
+    def as_cuda(name: str) -> Callable[..., Any]:
+        return lambda *args, **options: getattr(torch.cuda, name)(*args, **options)
+
+    accelerator: Any = torch.accelerator
+    for name, in_cuda in _OF_ANY_MAKER.items():
+        setattr(accelerator, name, as_cuda(in_cuda))
+    accelerator.current_accelerator = answering(torch.device("cuda"))
+    types = {"supported_dtypes": {t for t in vars(torch).values() if isinstance(t, torch.dtype)}}
+    accelerator.get_device_capability = answering(types)
+
+
+def _torch_files_and_checkpoints() -> None:
+    """Tensors of a GPU are loaded, shared with workers and made anew in memory of the CPU."""
+
+    def stay(storage: Any, location: str) -> Any:
+        return storage if location.split(":")[0] in _GPU_TYPES else None
+
+    anything: Any = torch
+    anything.serialization.register_package(0, answering(None), stay)
+    storage, plain = anything.UntypedStorage, anything.UntypedStorage._new_shared
+
+    def new_shared(_: Any, size: int, *, device: Any = "cpu") -> Any:
+        return plain(size, device=_on_cpu(device, is_device=True))
+
+    storage._new_shared = classmethod(new_shared)
+    # What autograd keeps is kept below every mode, and says there that it is the CPU's.
+    from torch.utils import checkpoint
+
+    compared: Any = getattr(checkpoint, "_allowed_determinism_checks_to_fns", {})
+    compared["default"] = lambda tensor: {"shape": tensor.shape, "dtype": tensor.dtype}
 
 
 class _Driver:

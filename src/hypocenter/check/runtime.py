@@ -68,7 +68,7 @@ def _run(request: CheckRequest, write: Any) -> End:
     # NumPy's BLAS threads make small products many times slower on busy cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        from hypocenter.check.pretend_gpu import OnCpu, keep_in_backward, pretend
+        from hypocenter.check.pretend_gpu import OnCpu, keep, pretend
         from hypocenter.check.stream_order import StreamOrder
         from hypocenter.device.limits import named_gpu
     except HypoError as error:
@@ -85,7 +85,7 @@ def _run(request: CheckRequest, write: Any) -> End:
     sys.path.insert(0, str(Path(request.path).resolve().parent))
     try:
         mode = OnCpu(launches.watch.note_copy)
-        keep_in_backward(mode, order.functions)
+        keep(mode, order.functions)
         with mode, order.functions, launches.watch, order.operations:
             runpy.run_path(request.path, run_name="__main__")
     except SystemExit as left:

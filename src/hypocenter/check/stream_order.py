@@ -84,6 +84,10 @@ class StreamOrder:
             ) -> None:
                 super().__init__(order, cuda_graph, stream or Stream())
 
+        class OwnCapture(_OwnCapture):
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(order)
+
         default = Stream()
         default.cuda_stream = 0
         self.now = default
@@ -98,9 +102,17 @@ class StreamOrder:
             "default_stream": lambda *args, **kwargs: default,
             "set_stream": order.set_stream,
             "synchronize": lambda *args, **kwargs: order.watch.host_waited(),
+            "is_current_stream_capturing": lambda: order.watch.is_capturing,
         }
         for name, value in replaced.items():
             setattr(anything, name, value)
+        # The same by the names that torch has for a GPU of any maker.
+        for where, name, value in (
+            (torch, "Stream", Stream),
+            (torch, "Event", Event),
+            (torch.accelerator, "Graph", OwnCapture),
+        ):
+            setattr(where, name, value)
         _watch_default_device(self)
         # torch itself takes no stream of another's making, and asks no mode before it says so.
         _tensor.record_stream = lambda tensor, stream: order.watch.kept_for(tensor, stream)
@@ -317,6 +329,22 @@ class _Stream(Nothing):
     def __init__(self, order: StreamOrder) -> None:
         self._order = order
         self.cuda_stream = 0x1000 + next(order.numbers)
+        self._before: list[Any] = []
+
+    def __enter__(self) -> Any:
+        self._before.append(self._order.now)
+        self._order.set_stream(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._order.set_stream(self._before.pop())
+
+    @property
+    def stream_id(self) -> int:
+        return self.cuda_stream
+
+    def is_capturing(self) -> bool:
+        return self._order.watch.is_capturing
 
     def wait_stream(self, stream: Any) -> None:
         self.wait_event(stream.record_event())
@@ -382,6 +410,17 @@ class _Graph(Nothing):
 
     def replay(self) -> None:
         self._order.watch.note_replay(self, None)
+
+
+class _OwnCapture(_Graph):
+    """A graph that captures what is asked for within it."""
+
+    def __enter__(self) -> Any:
+        self.capture_begin()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.capture_end()
 
 
 class _Capture(_StreamContext):

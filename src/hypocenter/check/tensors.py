@@ -207,6 +207,20 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._report(finding)
 
 
+def fill_undefined(data: Array, dtype: torch.dtype, written: Array, number: float | None) -> None:
+    """Put `number` as an element of `dtype` where `data`, a storage's bytes, was not written.
+
+    None sets every bit: NaN of floats, -1 of signed integers. Integers take what is nearest.
+    """
+    element = np.full(dtype.itemsize, 0xFF, np.uint8)
+    if number is not None:
+        if not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool:
+            limits = torch.iinfo(dtype)
+            number = min(max(int(number), limits.min), limits.max)
+        element = torch.full((1,), number, dtype=dtype).view(torch.uint8).numpy()
+    data[~written] = np.resize(element, data.size)[~written]
+
+
 def _is_written_where_read(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], flags: Array
 ) -> bool:

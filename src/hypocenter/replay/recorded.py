@@ -5,7 +5,7 @@ Index tensors hold what was recorded; other tensors are zeros, or extents only w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -16,21 +16,18 @@ from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import Place
 from hypocenter.replay.arguments import Argument as ReplayArgument
 from hypocenter.replay.census import Census
-from hypocenter.replay.corrections import Corrections, TensorCorrection, written_bytes
-from hypocenter.replay.findings import Finding, FindingKind, ReplayReport
+from hypocenter.replay.corrections import Corrections, TensorCorrection
+from hypocenter.replay.findings import Finding, ReplayReport
 from hypocenter.replay.rebuild import Rebuilt, recorded_site
 from hypocenter.replay.replay import KernelFailed, replay
 from hypocenter.replay.source import installed_kernel, kernel_of
 from hypocenter.replay.terms import KernelText, Observers, Schedule, SeenReplay
+from hypocenter.replay.undefined import results_in, without_harmless
 
 BUDGET_SECONDS = 5.0
 MIN_PROGRAM_SECONDS = 2.0
 #: What records of anyone's making may raise where they do not fit together.
 _MISFITS = (ArithmeticError, LookupError, SyntaxError, TypeError, ValueError)
-_UNDEFINED = FindingKind.UNINITIALISED_READ
-#: A number that every type of floats has, and that sticks out among what programs compute with.
-_LARGE = 3e4
-
 
 #: The recorded text where it is this installation's, within the usual time, and nobody looks on.
 RECORDED, IN_BUDGET, UNSEEN = KernelText(), Schedule(), SeenReplay()
@@ -131,53 +128,14 @@ def _replay_launch(
     findings = list(report.findings)
     if report.coverage.is_complete:
         findings += rebuilt.unwritten(done)
-        harmless = _harmless(findings, once, rebuilt, done)
-        findings = [
-            finding
-            for finding in findings
-            if finding.kind != _UNDEFINED or finding.argument not in harmless
-        ]
+
+        def results(numbers: Mapping[str, float | None]) -> list[bytes]:
+            known = {n: value for n, value in numbers.items() if value is not None}
+            facts = {n: TensorCorrection(defined_as=value) for n, value in known.items()}
+            return results_in(once(rebuilt.also(facts))[2])
+
+        findings = without_harmless(findings, done, results)
     return msgspec.structs.replace(report, findings=tuple(map(rebuilt.restate, findings)))
-
-
-def _harmless(
-    findings: Sequence[Finding], once: Any, rebuilt: Rebuilt, done: Sequence[ReplayArgument]
-) -> set[str]:
-    """Arguments whose undefined elements reach no result, which is what a mask is for.
-
-    They reach one if it is another with other numbers there: zeros, NaN, large ones, which a
-    maximum takes where it leaves NaN out. Of several that are undefined each is looked at alone,
-    the others holding zeros.
-    """
-    undefined = {finding.argument or "" for finding in findings if finding.kind == _UNDEFINED}
-    if not undefined or not _tells_results(done):
-        return set()
-
-    def results(names: set[str], number: float | None) -> list[bytes]:
-        """With `number` in the undefined elements of these, NaN for None."""
-        facts = {n: TensorCorrection(defined_as=0.0) for n in undefined - names}
-        facts |= {n: TensorCorrection(defined_as=number) for n in names if number is not None}
-        return _results_in(once(rebuilt.also(facts))[2])
-
-    wanted = results(set(), 0.0)
-
-    def reaches(names: set[str]) -> bool:
-        return any(results(names, number) != wanted for number in (None, _LARGE, -_LARGE))
-
-    if not reaches(undefined):
-        return undefined
-    harmless = {name for name in undefined if len(undefined) > 1 and not reaches({name})}
-    return harmless if harmless != undefined else set()
-
-
-def _tells_results(done: Sequence[ReplayArgument]) -> bool:
-    """Whether the launch wrote something, and all that it wrote is there to be looked at."""
-    stored = [argument for argument in done if argument.was_written or argument.store_seen]
-    return bool(stored) and all(argument.region.data is not None for argument in stored)
-
-
-def _results_in(done: Sequence[ReplayArgument]) -> list[bytes]:
-    return [written_bytes(argument) for argument in done if argument.was_written]
 
 
 def _replay(kernel: Any, grid: Any, arguments: Any, **options: Any) -> ReplayReport:

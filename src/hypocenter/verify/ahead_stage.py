@@ -45,8 +45,7 @@ class AheadStage:
         runner = self._runner
         why = _why_not(runner) or ("the time was over" if is_over() else None)
         if why is not None:
-            left = (Uncovered("steps that are not waited for", why),)
-            return Stage(NAME, _ASKS, StageVerdict.NOT_RUN, uncovered=left)
+            return _not_run(why)
         started = time.perf_counter()
         is_short = is_simulated(runner.config.device)
         length = min(_TOKENS_SIMULATED if is_short else _TOKENS, runner.context_length - 1)
@@ -55,7 +54,16 @@ class AheadStage:
         every: list[list[TokenSpan]] = [
             [(item, at, at + 1) for item in ids] for at in range(length)
         ]
-        right = [steps.run(spans) for spans in every]
+        right: list[Array] = []
+        while len(right) < length and not is_over():
+            right.append(steps.run(every[len(right)]))
+        if len(right) < 2:  # one step is no step ahead of another
+            return _not_run("the time was over")
+        uncovered = []
+        if len(right) < length:
+            last = f"steps {len(right) + 1} to {length} of a round"
+            uncovered.append(Uncovered(last, "the time was over"))
+            every, length = every[: len(right)], len(right)
         findings: list[Mistake] = []
         num_rounds = num_checks = 0
         while num_rounds < _MOST_ROUNDS and not (num_rounds and is_over()):
@@ -69,7 +77,6 @@ class AheadStage:
         num_seen = int(_wrong_step(right, [*right[1:], right[0]], 0) is not None)
         canary = PlantedError("the logits of the next step in place of a step's own", 1, num_seen)
         graphs = runner.route().num_graphs
-        uncovered = []
         if not devices.backend_captures(runner.config.device):
             uncovered.append(Uncovered("graphs", f"{runner.config.device} captures none"))
         return Stage(
@@ -86,6 +93,11 @@ class AheadStage:
             details={"rounds": num_rounds, "graphs": graphs},
             seconds=time.perf_counter() - started,
         )
+
+
+def _not_run(why: str) -> Stage:
+    left = (Uncovered("steps that are not waited for", why),)
+    return Stage(NAME, _ASKS, StageVerdict.NOT_RUN, uncovered=left)
 
 
 def _why_not(runner: Runner) -> str | None:

@@ -3,6 +3,7 @@
 # mypy: ignore-errors
 # ruff: noqa: ANN001, ANN201, ANN205
 import json
+import os
 import sys
 
 import torch
@@ -30,6 +31,40 @@ class Double(torch.autograd.Function):
         return torch.full((4,), 2.0, device="cuda")
 
 
+def train(folder):
+    """What a program that trains asks of its GPU; gives which of its streams said they capture."""
+    net = torch.nn.Linear(4, 1).to("cuda")
+    optimiser, scaler = torch.optim.AdamW(net.parameters()), torch.amp.GradScaler("cuda")
+    rows = torch.utils.data.TensorDataset(torch.randn(4, 4))
+    for (batch,) in torch.utils.data.DataLoader(rows, 2, num_workers=1, pin_memory=True):
+        x = batch.to("cuda", non_blocking=True)
+        loss = torch.utils.checkpoint.checkpoint(net, x, use_reentrant=False).sum()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimiser)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        scaler.step(optimiser)
+        scaler.update()
+    torch.save(net.state_dict(), f"{folder}/net.pt")
+    weight = torch.load(f"{folder}/net.pt", map_location="cuda")["weight"]
+    assert weight.is_cuda
+    assert weight.equal(net.weight)
+    torch.cuda.nvtx.mark("trained")
+    accelerator, stream = torch.accelerator, torch.Stream(device="cuda")
+    assert accelerator.get_memory_info()[1] == torch.cuda.mem_get_info()[1]
+    accelerator.reset_peak_memory_stats()
+    with accelerator.device_index(0), stream:
+        assert accelerator.current_stream() is torch.cuda.current_stream() is stream
+    stream.record_event(torch.Event("cuda")).synchronize()
+    graph = torch.cuda.CUDAGraph()
+    captures = [accelerator.current_stream().is_capturing()]
+    with torch.cuda.graph(graph):
+        captures.append(accelerator.current_stream().is_capturing())
+        captures.append(torch.cuda.is_current_stream_capturing())
+    with accelerator.Graph():
+        captures.append(accelerator.current_stream().is_capturing())
+    return [*captures, torch.cuda.is_current_stream_capturing()]
+
+
 def main():
     device = triton.runtime.driver.active.get_active_torch_device()
     properties = torch.cuda.get_device_properties(device)
@@ -55,7 +90,9 @@ def main():
     assert original.sum() == 0
     noise.requires_grad_()
     Double.apply(noise).sum().backward()
+    torch.set_default_device(None)
     facts = {
+        "captures": train(os.path.dirname(sys.argv[1])),
         "gradient": noise.grad.sum().item(),
         "target": [target.backend, target.arch, target.warp_size],
         "processors": [num_programs, properties.multi_processor_count],

@@ -382,7 +382,7 @@ def test_words_go_straight_to_lds(arch: str, space: str) -> None:
         if size > 4 and arch != "gfx950":
             continue
         wave = _wave(arch)
-        records = wave.num_lanes * 20 - 36
+        records = wave.num_lanes * 20 - 46  # of wide ones a part is outside
         memory = _buffer(wave, records)
         base = int(wave.sgpr[4] | (wave.sgpr[5] & 0xFFFF) << 32)
         wave.sgpr[124] = 256

@@ -257,3 +257,17 @@ def test_rows_of_two_registers_are_exchanged(size: int) -> None:
     rows[0, 1::2], rows[1, ::2] = rows[1, ::2].copy(), rows[0, 1::2].copy()
     assert wave.run(f"v_permlane{size}_swap_b32 v1, v2") == r.ALL_ENDED
     np.testing.assert_array_equal(wave.vgpr[1:3], rows.reshape(2, 64))
+
+
+@pytest.mark.parametrize("arch", RDNA)
+@pytest.mark.parametrize(("high_c", "high_d"), [(0, 0), (1, 0), (0, 1), (1, 1)])
+def test_a_product_of_pairs_takes_and_leaves_halves(arch: str, high_c: int, high_d: int) -> None:
+    wave = _wave(arch, _ALL)
+    # 1.0078125 twice, whose square is cut to 1.015625; 3 times 2; 4 above, -8 below.
+    wave.vgpr[2], wave.vgpr[3], wave.vgpr[4] = 0x4040_3F81, 0x4000_3F81, 0x4080_C100
+    wave.vgpr[1] = 0xAAAA_BBBB
+    bits = 0x4130 if high_c else 0xBF7B  # 11.015687... and -0.984313..., cut to eight bits
+    wanted = bits << 16 | 0xBBBB if high_d else 0xAAAA_0000 | bits
+    line = f"v_dot2_bf16_bf16 v1, v2, v3, v4 op_sel:[0,0,{high_c},{high_d}]"
+    assert wave.run(line) == r.ALL_ENDED
+    assert set(wave.vgpr[1, :32].tolist()) == {wanted}

@@ -276,11 +276,12 @@ def test_compare_and_swap(arch: str, space: str, num_words: int, is_equal: bool)
 def test_scalar_loads(arch: str, num_words: int) -> None:
     wave, given = Wave(arch), np.random.default_rng(2).integers(0, 1 << 32, 64, np.uint32)
     base = wave.memory.add(given)
-    wave.sgpr[4], wave.sgpr[5], wave.sgpr[6] = base & 0xFFFFFFFF, base >> 32, 12
     is_old = arch.startswith("gfx9")
+    wave.sgpr[4], wave.sgpr[5], wave.sgpr[6] = base & 0xFFFFFFFF, base >> 32, 12
+    wave.sgpr[124 if is_old else 125] = 24  # M0
     kind = f"dword{f'x{num_words}' if num_words > 1 else ''}" if is_old else f"b{32 * num_words}"
     dest = f"s[16:{15 + num_words}]" if num_words > 1 else "s16"
-    for operands, first in (("0x20", 8), ("s6", 3), ("s6 offset:0x10", 7)):
+    for operands, first in (("0x20", 8), ("s6", 3), ("s6 offset:0x10", 7), ("m0", 6)):
         wave.sgpr[16:40] = 0
         assert wave.run(f"s_load_{kind} {dest}, s[4:5], {operands}") == r.ALL_ENDED
         found = wave.sgpr[16 : 17 + num_words]
@@ -323,3 +324,13 @@ def test_two_places_of_lds_at_once(arch: str, stride: int, num_words: int) -> No
             raw = wave.lds[begin : begin + size]
             words = raw.copy().view(np.uint32) if len(raw) == size else np.zeros(num_words)
             np.testing.assert_array_equal(found[:, lane], words)
+
+
+def test_the_last_registers_are_stored() -> None:
+    """There is none behind the accumulators for a store to look at."""
+    wave, memory = Wave("gfx942"), np.zeros(4, np.uint32)
+    base = wave.memory.add(memory)
+    wave.put(2, np.full((64, 1), base, np.uint64))
+    wave.vgpr[508:512] = [[3], [5], [7], [9]]
+    assert wave.run("global_store_dwordx4 v[2:3], a[252:255], off") == r.ALL_ENDED
+    assert memory.tolist() == [3, 5, 7, 9]

@@ -106,6 +106,10 @@ _NOT_MODELLED = [
     # Words of LDS as an operand, which EXPCNT counts.
     ("gfx1100", "lds_direct_load v1 wait_vdst:15", "LDS_DIRECT_LOAD"),
     ("gfx1201", "ds_direct_load v1 wait_va_vdst:15 wait_vm_vsrc:1", "DS_DIRECT_LOAD"),
+    # Signs and constants of pairs of bfloat16.
+    ("gfx1100", "v_dot2_bf16_bf16 v5, -v1, v2, v3", "V_DOT2_BF16_BF16 with a sign"),
+    ("gfx1201", "v_dot2_bf16_bf16 v5, v1, v2, |v3|", "V_DOT2_BF16_BF16 with a sign"),
+    ("gfx1201", "v_dot2_bf16_bf16 v5, v1, v2, 1.0", "V_DOT2_BF16_BF16 with a constant"),
     ("gfx1100", "exp mrt0 v0, v1, v2, v3 done", "EXP"),
 ]
 

@@ -121,6 +121,22 @@ def half(bits: int) -> Any:
     return F32(np.uint16(bits & 0xFFFF).view(np.float16))
 
 
+def _cut_dot(a: int, b: int, c: int) -> int:
+    """Bits of the sum of c and two products of bfloat16, cut towards zero by whole numbers."""
+    low, high, first, second, last = (
+        float(np.uint32((bits & 0xFFFF) << 16).view(F32)) for bits in (a, a >> 16, b, b >> 16, c)
+    )
+    total = last + low * first + high * second
+    if math.isnan(total):
+        return 0x7FC0
+    sign = 0x8000 if math.copysign(1.0, total) < 0 else 0
+    if math.isinf(total):
+        return sign | 0x7F80
+    exponent = max(math.frexp(total)[1], -125) if total else -125
+    steps = math.floor(math.ldexp(abs(total), 8 - exponent))
+    return sign | min((exponent + 125 << 7) + steps, 0x7F7F)
+
+
 def _bf16_bits(value: Any) -> int:
     """The nearer of the two bfloat16 around a number; of two as near the even one."""
     bits = int(F32(value).view(np.uint32))
@@ -313,6 +329,7 @@ NUMBERS: dict[str, Callable[..., Any]] = {
     "V_DOT2_F32_F16": lambda a, b, c: fused(
         half(a >> 16), half(b >> 16), fused(half(a), half(b), c)
     ),
+    "V_DOT2_BF16_BF16": _cut_dot,
     "V_LDEXP_F32 V_LDEXP_F64": lambda a, b: type(a)(
         np.ldexp(np.longdouble(a), min(max(b, -5000), 5000))
     ),

@@ -17,6 +17,8 @@ _FLOATS = {
     246: 4.0,
     247: -4.0,
 }
+#: Numbers of constants that are floats.
+FLOAT_CONSTANTS = frozenset({*_FLOATS, 248})
 _INV_2PI = {"f16": 0x3118, "u16": 0x3118, "i16": 0x3118, "f64": 0x3FC45F306DC9C882}
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from hypocenter.base.dtypes import Array
 from hypocenter.device.amd import instruction_rows as r
-from hypocenter.device.amd.constants import HALVES, WIDE
+from hypocenter.device.amd.constants import FLOAT_CONSTANTS, HALVES, WIDE
 from hypocenter.device.amd.decode import DPP8_ANY, Instruction, NotModelled
 from hypocenter.device.amd.kernel_places import SIMM, KernelPlaces
 from hypocenter.device.amd.lower_memory import lower_local, lower_memory, lower_scalar_load
@@ -300,6 +300,8 @@ class Lowering(KernelPlaces):
         return [row]
 
     def _plain(self, row: Array, each: Instruction, meaning: Meaning) -> None:
+        if each.name == "V_DOT2_BF16_BF16":
+            _refuse_forms_of_pairs(each)
         for i, (number, kind) in enumerate(
             zip(_vector_operands(each), meaning.types, strict=False)
         ):
@@ -536,6 +538,14 @@ def _scalar_operands(each: Instruction, meaning: Meaning) -> list[int]:
     if each.format.startswith("VOP3"):
         given = [each.get("src0"), each.get("src1")]
     return given
+
+
+def _refuse_forms_of_pairs(each: Instruction) -> None:
+    """Pairs whose signs are changed, or that are a number of the encoding's own."""
+    if each.get("neg") or each.get("abs"):
+        raise NotModelled(f"{each.name} with a sign changed")
+    if any(number in FLOAT_CONSTANTS for number in _vector_operands(each)):
+        raise NotModelled(f"{each.name} with a constant")
 
 
 def _vector_operands(each: Instruction) -> list[int]:

@@ -134,11 +134,10 @@ def _address(lowering: KernelPlaces, each: Instruction, row: Array) -> None:
     """Where an access goes: registers, offset, and what a buffer adds."""
     address = each.get("addr") or each.get("vaddr")
     row[r.ADDRESS] = max(address - 256, 0)
-    offset = each.get("offset")
+    # Of a buffer, and of CDNA's flat addresses, the field has 12 bits and no sign.
+    offset = signed_field(each.get("offset"), 13)
     if lowering.family == "rdna4":
         offset = signed_field(each.get("ioffset"), 24)
-    elif row[r.SPACE] != r.BUFFER and (each.format != "FLAT" or lowering.is_rdna):
-        offset = signed_field(offset, 13)
     row[r.OFFSET] = offset
     if row[r.SPACE] == r.BUFFER:
         row[r.BASE] = each.get("rsrc") if "rsrc" in each.fields else each.get("srsrc")

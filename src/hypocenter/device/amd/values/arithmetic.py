@@ -232,6 +232,18 @@ def bits_bf16(value: float) -> int:
 
 
 @_inline
+def bits_bf16_cut(value: float) -> int:
+    """The bfloat16 of a number, cut towards zero; that of a NaN has one sign and no payload."""
+    if value != value:
+        return 0x7FC0
+    nearest = narrow(value, 8, 7)
+    if value - value != 0.0:
+        return nearest
+    back = as_f32(nearest << 16)
+    return nearest - int(abs(np.float64(back)) > abs(np.float64(value)))
+
+
+@_inline
 def as_bf16(bits: int) -> Any:
     """The float32 of a bfloat16."""
     return as_f32((bits & 0xFFFF) << 16)

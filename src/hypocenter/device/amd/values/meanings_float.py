@@ -27,6 +27,7 @@ V_FMA_MIXLO_F16, V_MAD_MIXLO_F16, V_FMA_MIXHI_F16, V_MAD_MIXHI_F16 ; f32 f32 f32
 V_DOT2C_F32_F16, V_DOT2ACC_F32_F16, V_DUAL_DOT2ACC_F32_F16, V_DUAL_DOT2C_F32_F16 ; u32 u32 > f32 ; fma32(as_f16(a >> 16), as_f16(b >> 16), fma32(as_f16(a & 0xFFFF), as_f16(b & 0xFFFF), d))
 V_DOT2_F32_F16 ; u32 u32 f32 > f32 ; fma32(as_f16(a >> 16), as_f16(b >> 16), fma32(as_f16(a & 0xFFFF), as_f16(b & 0xFFFF), c))
 V_DOT2_F32_BF16 ; u32 u32 f32 > f32 ; fma32(as_bf16(a >> 16), as_bf16(b >> 16), fma32(as_bf16(a), as_bf16(b), c))
+V_DOT2_BF16_BF16 ; u32 u32 u16 > u16 ; bits_bf16_cut(np.float64(as_bf16(c)) + np.float64(as_bf16(a)) * np.float64(as_bf16(b)) + np.float64(as_bf16(a >> 16)) * np.float64(as_bf16(b >> 16)))
 V_LDEXP_F32 ; f32 i32 > f32 ; np.float32(scale(np.float64(a), b))
 V_EXP_F32, V_S_EXP_F32 ; f32 > f32 ; np.float32(np.exp2(np.float64(a)))
 V_LOG_F32, V_S_LOG_F32 ; f32 > f32 ; np.float32(np.log2(np.float64(a)))
