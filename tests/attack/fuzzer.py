@@ -306,8 +306,14 @@ def problem(path: str, status: int, headers: dict[str, str], body: bytes, second
         is_whole = last.endswith(_ENDS[0]) or last.startswith(_ENDS[1:]) or b'"error"' in last
         return "" if is_whole else f"a stream without an end: {body[-300:]!r}"
     if kind.startswith("application/x-ndjson"):
-        line = json.loads(body.rstrip(b"\n").rpartition(b"\n")[2])
-        is_ended = line.get("done") is True or "error" in line
+        try:
+            lines = [json.loads(line) for line in body.removesuffix(b"\n").split(b"\n")]
+        except ValueError as error:
+            return f"a line that is no JSON ({error}): {body[:300]!r}"
+        if not all(isinstance(line, dict) for line in lines):
+            return f"a line that is no record: {body[:300]!r}"
+        is_ended = lines[-1].get("done") is True or "error" in lines[-1]
+        is_ended = is_ended and body.endswith(b"\n")
         return "" if is_ended else f"a stream without an end: {body[-300:]!r}"
     if kind.startswith("application/json") and body:
         json.loads(body)

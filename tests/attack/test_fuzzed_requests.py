@@ -16,6 +16,7 @@ from repository import DEMO
 
 from attack.arena import BOSS, MALLORY, Arena, Row, ended, run_program
 from attack.attacks import KEYS
+from attack.fuzzer import problem
 from attack.limits import FUZZ_PARTS, FUZZ_REQUESTS, FUZZ_REQUESTS_OF_SEVERAL
 from attack.process import TreeMemory
 
@@ -103,3 +104,22 @@ def _fuzz(row: Row, served: Served, numbers: range, models: Sequence[str] = ()) 
     right_share = _RIGHT_SHARE_OF_SEVERAL if models else _RIGHT_SHARE
     if statuses["200"] < right_share * len(numbers):
         row.problems.append(f"only {statuses['200']} were answered with 200")
+
+
+@pytest.mark.tier("fast")
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"a": 1}\n{"done": true}\n', ""),
+        (b'{"error": "x"}\n', ""),
+        (b'{"a": 1}\n{"done": false}\n', "a stream without an end"),
+        (b'{"a": 1}\n{"done": true}', "a stream without an end"),
+        (b'{"a": 1}\n7\n{"done": true}\n', "a line that is no record"),
+        (b'{"a": \n{"done": true}\n', "a line that is no JSON"),
+        (b'{"a": 1}\n\n{"done": true}\n', "a line that is no JSON"),
+    ],
+)
+def test_of_a_stream_of_records_each_line_is_read(body: bytes, message: str) -> None:
+    kind = {"content-type": "application/x-ndjson"}
+    assert problem("/api/chat", 200, kind, body, 0.1).startswith(message)
+    assert bool(problem("/api/chat", 200, kind, body, 0.1)) == bool(message)

@@ -107,6 +107,16 @@ def test_drafts_are_measured_in_answers_that_are_known_before(
     assert f"of {pairs['edit'].num_drafted} drafts right" in pairs["edit"].text
 
 
+def test_where_nothing_was_drafted_there_is_no_ratio() -> None:
+    """What the two runs differ by is then no gain of drafts."""
+    none = measured_drafts.Pairs("own", 8, (10.0,), (87.0,), 0, 0)
+    assert none.text == "own8: nothing was drafted, so there is no ratio"
+    assert none.as_object()["ratio"] is None
+    some = measured_drafts.Pairs("own", 8, (10.0,), (20.0,), 4, 0)
+    assert "2.00 x" in some.text
+    assert some.as_object()["ratio"] == 2.0
+
+
 def test_a_draft_model_is_measured_by_how_often_it_is_right(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -25,5 +25,25 @@ def test_without_the_library_a_line_says_what_to_install(
     assert said(["eval", "no-such-model.gguf", "--tasks", "x"], capfd) == f"hypo: {wanted}\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--limit", "0"], "--limit is 0, but must be from 1 to 16777216"),
+        (["--limit", "-1"], "--limit is -1, but must be from 1"),
+        (["--num-fewshot", "-1"], "--num-fewshot is -1, but must be from 0 to 1000"),
+        (["--num-fewshot", "1001"], "--num-fewshot is 1001, but must be from 0 to 1000"),
+        (["--include", "no-such-folder"], "--include is no-such-folder, but there is no such fol"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_there(
+    words: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    assert message in said(["eval", "no-such-model.gguf", "--tasks", "x", *words], capfd)
+
+
 def test_without_a_task_it_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert "no task" in said(["eval", "--tasks", " , "], capfd)

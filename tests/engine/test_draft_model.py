@@ -51,7 +51,7 @@ from hypocenter.engine.request import Request
 from hypocenter.engine.sampler import _draw
 from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.placement import draft_needs, kv_room, weight_bytes
+from hypocenter.model.placement import draft_config, draft_needs, kv_room, weight_bytes
 from hypocenter.record import recorder, ring
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import Reached
@@ -432,6 +432,10 @@ def test_a_gpu_has_room_left_for_it(tmp_path: Path) -> None:
         beside = replace(config, draft_model=str(path))
         needs = draft_needs(arch, beside)
         assert needs.fixed_bytes > weight_bytes(file)
+        # Experts of the model that the host has are none of the draft model's.
+        for on_host in ({"cpu_moe": True}, {"n_cpu_moe": 2}):
+            small = draft_config(arch, replace(beside, **on_host), 64, 64)
+            assert small.num_host_layers == 0
         with_one = kv_room(file, arch, beside, room)
     assert with_one == pytest.approx((without - needs.fixed_bytes) / 2, rel=1e-3)
 

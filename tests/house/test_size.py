@@ -42,7 +42,7 @@ BUDGETS = {
     "engine": 9_800,
     "worker": 1_050,
     "verify": 4_200,
-    "peers": 1_000,
+    "peers": 1_100,
     "server": 15_200,
     "ray": 650,
     "cli": 9_700,

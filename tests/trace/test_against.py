@@ -21,17 +21,17 @@ from safetensors.numpy import save_file
 from hypocenter.base.errors import EXIT_GATE, HypoError, UsageError
 from hypocenter.cli.app import main
 from hypocenter.cli.verbs import against
-from hypocenter.engine.float64_steps import weight_of
+from hypocenter.engine.float64_steps import Float64Steps, NotComputed, weight_of
 from hypocenter.engine.llm import LLM
 from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
 from hypocenter.peers import asking
-from hypocenter.peers.asking import PEERS, PeerAnswer, ask
-from hypocenter.peers.own_weights import OtherFolder, differences
+from hypocenter.peers.asking import PEERS, PeerAnswer, require
+from hypocenter.peers.own_weights import Differences, OtherFolder
 from hypocenter.peers.pairing import trace_of
 from hypocenter.peers.programs.llama_cpp_program import point_of
 from hypocenter.peers.verdict import judge
-from hypocenter.trace.points import OF_LOGIT_ROWS, ModelTrace, PointPlace
+from hypocenter.trace.points import OF_LOGIT_ROWS, ModelTrace, PointPlace, TracedStep
 from hypocenter.trace.reading import read_trace
 
 PEER = PEERS["transformers"]
@@ -164,6 +164,53 @@ def test_without_float64_nobody_is_accused(sound: ModelTrace, other_base: ModelT
     assert judge(sound, sound, None, "").whose == "nobody"
 
 
+def _not_rotated(self: Float64Steps, step: TracedStep, layer: int, name: str) -> Any:
+    raise NotComputed("positions that are stretched so have no float64 form here")
+
+
+def test_what_float64_has_no_form_of_is_not_passed_over(
+    sound: ModelTrace, other_base: ModelTrace, file: GGUFFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Float64Steps, "_rotation", _not_rotated)
+    found = _hold(sound, _told(other_base), file)
+    verdict, first = found.verdict, found.verdict.first
+    assert first is not None
+    assert (verdict.whose, first.name, first.layer) == ("unknown", "q_rope", 0)
+    assert verdict.not_explained == first
+    assert 0 < verdict.num_judged < verdict.num_differing
+    said = "\n".join(against.lines_of(found))
+    assert "no fault" not in said
+    assert "is not known: float64 was not asked (positions that are stretched" in said
+
+
+def test_of_points_that_are_not_judged_no_more_is_said(
+    sound: ModelTrace, file: GGUFFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin: what differs there is rounding."""
+    monkeypatch.setattr(Float64Steps, "_rotation", _not_rotated)
+    answer = _told(sound)
+    for place in (("q_rope", 0), ("logits", None)):
+        answer.tensors[place] = answer.tensors[place] * np.float32(1.0001)
+    found = _hold(sound, answer, file)
+    assert (found.verdict.whose, found.verdict.not_explained) == ("nobody", None)
+    said = "\n".join(against.lines_of(found))
+    assert said.startswith("no fault: at 3 of 6 points that differ")
+    assert "float64 was not asked everywhere (positions that are stretched" in said
+
+
+def test_a_fault_behind_what_is_not_judged_says_so(
+    sound: ModelTrace, other_base: ModelTrace, file: GGUFFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Float64Steps, "_rotation", _not_rotated)
+    answer = _told(other_base)
+    answer.tensors["v", 4] = answer.tensors["v", 4] * np.float32(1.5)
+    found = _hold(sound, answer, file)
+    assert found.verdict.whose == "theirs"
+    assert (found.verdict.first.name, found.verdict.not_explained.name) == ("v", "q_rope")
+    said = "\n".join(against.lines_of(found))
+    assert "before that the two part at the rotation of q by its positions in layer 0" in said
+
+
 # What a folder has.
 
 
@@ -188,6 +235,7 @@ def _folder(path: Path, file: GGUFFile, changes: Mapping[str, Any] = {}, **confi
         "num_key_value_heads": arch.layers[0].num_kv_heads,
         "rope_theta": arch.rope.base,
         "rms_norm_eps": arch.norm_eps,
+        "tie_word_embeddings": "output.weight" not in file.tensors,
     }
     (path / "config.json").write_text(json.dumps(said | config))
     return path
@@ -223,7 +271,7 @@ def test_the_folder_of_a_model_is_like_its_file(tmp_path: Path, file: GGUFFile) 
         found = folder.weight(name)
         assert found is not None, name
         np.testing.assert_array_equal(found, weight_of(file, name))
-    unlike = differences(file, arch, folder)
+    unlike = Differences(file, arch, folder)
     for name in ("attn_norm", "q", "k", "q_rope", "attention", "attn_residual", "layer_out"):
         assert unlike(name, 3) == ()
     assert unlike("embedding", None) == unlike("logits", None) == ()
@@ -238,7 +286,7 @@ def test_what_was_converted_wrongly_is_named(tmp_path: Path, file: GGUFFile) -> 
                "blk.3.attn_k.weight": rows}  # fmt: skip
     arch = read_architecture(file)
     path = _folder(tmp_path / "folder", file, changes, rope_theta=20000.0)
-    unlike = differences(file, arch, OtherFolder(path, arch))
+    unlike = Differences(file, arch, OtherFolder(path, arch))
     assert unlike("attn_norm", 1) == unlike("k", 2) == ()
     assert "blk.2.attn_norm.weight is" in unlike("attn_norm", 2)[0]
     assert "blk.3.attn_k.weight is" in unlike("k", 3)[0]
@@ -256,6 +304,60 @@ def test_other_weights_are_nobodys_fault(
     said = "\n".join(against.lines_of(found))
     assert "neither engine is wrong" in said
     assert "20000 in theirs" in said
+
+
+@pytest.mark.parametrize(("is_tied", "whose"), [(False, "unknown"), (True, "theirs")])
+def test_a_peer_is_not_judged_by_our_weights(
+    is_tied: bool, whose: str, sound: ModelTrace, file: GGUFFile, tmp_path: Path
+) -> None:
+    """A folder without a head of its own: of one that is not tied it is not known which it has."""
+    folder = _folder(tmp_path / "folder", file, tie_word_embeddings=is_tied)
+    answer = _told(sound)
+    answer.tensors["logits", None] = answer.tensors["logits", None] * np.float32(1.2)
+    found = _hold(sound, answer, file, folder)
+    assert (found.verdict.whose, found.verdict.first.name) == (whose, "logits")
+    assert ("has no output.weight" in found.verdict.not_judged) == (not is_tied)
+
+
+def test_a_tensor_that_a_peer_lacks_is_not_ours(
+    sound: ModelTrace, file: GGUFFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, name = _folder(tmp_path / "folder", file), "blk.2.attn_k.weight"
+    weight = OtherFolder.weight
+    monkeypatch.setattr(
+        OtherFolder, "weight", lambda self, of: None if of == name else weight(self, of)
+    )
+    answer = _told(sound)
+    answer.tensors["k", 2] = answer.tensors["k", 2] * np.float32(1.2)
+    found = _hold(sound, answer, file, folder)
+    assert (found.verdict.whose, found.verdict.first.name) == ("unknown", "k")
+    assert f"has no {name}" in found.verdict.not_judged
+
+
+def test_a_folder_that_stretches_positions_is_not_judged_by_our_rotation(
+    sound: ModelTrace, other_base: ModelTrace, file: GGUFFile, tmp_path: Path
+) -> None:
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    folder = _folder(tmp_path / "folder", file, rope_scaling=scaling)
+    found = _hold(sound, _told(other_base), file, folder)
+    assert (found.verdict.whose, found.verdict.first.name) == ("unknown", "q_rope")
+
+
+def test_weights_that_differ_within_their_types_are_told(
+    sound: ModelTrace, file: GGUFFile, tmp_path: Path
+) -> None:
+    head = weight_of(file, "token_embd.weight")
+    drawn = np.random.default_rng(2).standard_normal(head.shape) * head.std()
+    changes = {"token_embd.weight": head + 3e-3 * drawn}
+    folder = _folder(tmp_path / "folder", file, changes)
+    answer = _told(sound)
+    answer.tensors["logits", None] = answer.tensors["logits", None] * np.float32(1.01)
+    found = _hold(sound, answer, file, folder)
+    assert found.verdict.whose == "nobody"
+    assert found.weights_apart == {"output.weight": pytest.approx(3e-3, rel=0.1)}
+    said = "\n".join(against.lines_of(found))
+    assert "within what their types explain: output.weight is 0.3 % apart" in said
+    assert "within what" not in "\n".join(against.lines_of(_hold(sound, answer, file)))
 
 
 @pytest.mark.parametrize(
@@ -304,11 +406,11 @@ def test_nodes_of_a_graph_are_points(node: str, op: str, place: str | None) -> N
 def test_a_peer_that_is_not_there_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with pytest.raises(UsageError, match=r"no module llama_cpp; pip install llama-cpp-python, or"):
-        ask(PEERS["llama.cpp"], sys.executable, Path(DEMO), "", [1])
+        require(PEERS["llama.cpp"], sys.executable, Path(DEMO))
     with pytest.raises(UsageError, match="--peer-python /nowhere/python: No such file"):
-        ask(PEERS["llama.cpp"], "/nowhere/python", Path(DEMO), "", [1])
+        require(PEERS["llama.cpp"], "/nowhere/python", Path(DEMO))
     with pytest.raises(UsageError, match="reads GGUF files; name one"):
-        ask(PEERS["llama.cpp"], sys.executable, Path(DEMO).parent, "", [1])
+        require(PEERS["llama.cpp"], sys.executable, Path(DEMO).parent)
 
 
 def test_of_what_a_peer_said_the_error_is_told() -> None:
@@ -339,6 +441,7 @@ def test_the_command_says_whose_fault_it_is(
     ids = sound.steps[0].token_ids
     answer = replace(_told(other_base), token_ids=(*ids[:-1], 7))
     monkeypatch.setattr(against, "_trace_ours", lambda model, asked, progress: (sound, ids))
+    monkeypatch.setattr(against, "require", lambda *given: None)
     monkeypatch.setattr(against, "ask", lambda *given: answer)
     with pytest.raises(SystemExit) as left:
         main(["diff", str(DEMO), "--against", "transformers", "--json"])
@@ -351,6 +454,38 @@ def test_the_command_says_whose_fault_it_is(
         main(["diff", str(DEMO), "--against", "transformers"])
     assert left.value.code == 0
     assert "is wrong" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("peer", "words", "message"),
+    [
+        (None, ["{folder}/nosuch.gguf"], "hypo: {folder}/nosuch.gguf: there is no such file"),
+        ("other", [str(DEMO)], "has a vocabulary of 7 tokens, and"),
+        ("empty", [str(DEMO)], "has no config.json"),
+        ("nosuch", [str(DEMO)], "--peer-model {folder}/nosuch: there is no such file or folder"),
+        (None, [str(DEMO), "--peer-python", "/nowhere/python"], "/nowhere/python: No such file"),
+    ],
+)
+def test_what_cannot_be_held_is_told_before_anything_runs(
+    peer: str | None,
+    words: list[str],
+    message: str,
+    file: GGUFFile,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(against, "_trace_ours", lambda *given: pytest.fail("our model has run"))
+    (tmp_path / "empty").mkdir()
+    _folder(tmp_path / "other", file, vocab_size=7)
+    words = [word.format(folder=tmp_path) for word in words]
+    if peer is not None:
+        monkeypatch.setattr(against, "require", lambda *given: None)
+        words += ["--peer-model", str(tmp_path / peer)]
+    with pytest.raises(SystemExit) as left:
+        main(["diff", *words, "--against", "transformers"])
+    assert left.value.code == 2
+    assert message.format(folder=tmp_path) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

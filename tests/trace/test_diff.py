@@ -9,12 +9,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from gguf import GGUFValueType
+from models.demo_variants import demo_with
+from repository import DEMO
 
 from hypocenter.base.errors import EXIT_GATE, EXIT_USAGE, UsageError
 from hypocenter.cli import trace_report
 from hypocenter.cli.trace_report import are_traces, examine, lines_of
 from hypocenter.engine.float64_steps import Float64Steps, NotComputed, limit_of
 from hypocenter.engine.llm import LLM
+from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.trace.comparing import compare
 from hypocenter.trace.points import ModelTrace, Point, TracedAdapter
@@ -23,8 +27,10 @@ from hypocenter.trace.reading import read_trace
 PROMPT = "def read_lines(path):\n    "
 
 
-def _trace(path: Path, max_data_bytes: int = 64 << 20, **fields: Any) -> ModelTrace:
-    with LLM(context_length=64, prefix_cache=False, **fields) as llm:
+def _trace(
+    path: Path, max_data_bytes: int = 64 << 20, model: Path = DEMO, **fields: Any
+) -> ModelTrace:
+    with LLM(model, context_length=64, prefix_cache=False, **fields) as llm:
         trace = llm.trace(path, max_data_bytes=max_data_bytes)
         llm.generate(PROMPT, max_tokens=3, temperature=0.0)
         trace.close()
@@ -66,6 +72,26 @@ def test_every_point_is_as_float64_has_it(sound: ModelTrace) -> None:
         for step in sound.steps:
             for place in step.points:
                 assert float64.error(step, *place) <= limit_of(place[0]) / 2, place
+
+
+def test_float64_knows_divisors_of_the_rotation_and_windows(folder: Path) -> None:
+    """As Llama 3.1's file has them, and Mistral's; with either left out the points are off."""
+    divisors = np.linspace(1, 8, 32, dtype=np.float32)
+    window = {"llama.attention.sliding_window": (5, GGUFValueType.UINT32)}
+    path = demo_with(folder / "model.gguf", window, tensors={"rope_freqs.weight": divisors})
+    trace = _trace(folder / "divided", model=path)
+    with open_gguf(path) as file:
+        arch, float64 = read_architecture(file), Float64Steps(file, trace)
+        for step in trace.steps:
+            for place in step.points:
+                assert float64.error(step, *place) <= limit_of(place[0]) / 2, place
+        layers = tuple(replace(shape, window=0) for shape in arch.layers)
+        whole = Float64Steps(file, trace, arch=replace(arch, layers=layers))
+        assert whole.error(trace.steps[0], "attention", 0) > 10 * limit_of("attention")
+    with open_gguf(DEMO) as demo:
+        header = msgspec.structs.replace(trace.header, model_bytes=DEMO.stat().st_size)
+        plain = Float64Steps(demo, ModelTrace(header, trace.steps))
+        assert plain.error(trace.steps[0], "q_rope", 0) > 10 * limit_of("q_rope")
 
 
 def test_equal_traces_have_no_difference(sound: ModelTrace) -> None:

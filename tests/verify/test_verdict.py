@@ -95,3 +95,33 @@ def test_tests_that_cannot_be_written_leave_the_verdict(
     assert f"VERDICT   {verdict}," in out
     assert str(there) in err
     assert there.read_text() == "another's"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"), [(StageVerdict.WRONG, EXIT_GATE), (StageVerdict.RIGHT, EXIT_ERROR)]
+)
+def test_a_page_that_cannot_be_written_takes_no_tests(
+    verdict: StageVerdict,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Of two tests the first is written and told, and the second one is there already."""
+    own, page = tmp_path / "own.py", tmp_path / "page.html"
+    own.write_text(OWN)
+    first, second = (tmp_path / f"test_{name}_fails.py" for name in ("sums", "rows"))
+    second.write_text("another's")
+    found = outcome(verdict), OwnReport(smallest={"sums": {"n": 3}, "rows": {"n": 4}})
+
+    def work(*_: object, **__: object) -> object:
+        page.write_text("another's")
+        return found
+
+    monkeypatch.setattr(verb, "verify_file", work)
+    assert leaves(["verify", own, "--tests", tmp_path, "--html", page]) == code
+    said = capfd.readouterr().err
+    assert f"wrote {first}; run it with pytest" in said
+    assert first.is_file()
+    assert f"{second}: File exists; the test was not written" in said
+    assert said.count(str(page)) == 1

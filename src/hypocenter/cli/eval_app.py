@@ -20,7 +20,7 @@ def eval_tasks(
     """Run tasks of lm-eval, by its own library, on an engine of this process.
 
     pip install 'hypocenter[eval]' brings the library. It fetches the data that a
-    task names; tasks in --include may name files of this machine.
+    task names. Files of tasks may run Python, and name files of this machine.
     """
     from hypocenter.cli.verbs import eval as cli_eval
 

@@ -92,9 +92,11 @@ class Pairs:
 
     @property
     def text(self) -> str:
-        ratios = self.ratios
+        ratios, name = self.ratios, f"{self.name}{self.num_tokens}"
+        if not self.num_drafted:
+            return f"{name}: nothing was drafted, so there is no ratio"
         return (
-            f"{self.name}{self.num_tokens}: {statistics.median(self.without):.1f} tokens/s without "
+            f"{name}: {statistics.median(self.without):.1f} tokens/s without "
             f"drafts, {statistics.median(self.drafted):.1f} with them: "
             f"{statistics.median(ratios):.2f} x ({ratios[0]:.2f} to {ratios[-1]:.2f} in "
             f"{len(ratios)} pairs); {self.num_accepted} of {self.num_drafted} drafts right"
@@ -106,7 +108,7 @@ class Pairs:
             "num_tokens": self.num_tokens,
             "tokens_per_second": self.without,
             "drafted_tokens_per_second": self.drafted,
-            "ratio": statistics.median(self.ratios),
+            "ratio": statistics.median(self.ratios) if self.num_drafted else None,
             "num_drafted": self.num_drafted,
             "num_accepted": self.num_accepted,
         }

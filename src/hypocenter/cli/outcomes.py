@@ -46,29 +46,31 @@ def tell(
     That is EXIT_GATE when something is wrong, EXIT_BLIND when a planted error was not seen, and
     EXIT_ERROR when nothing was looked at.
 
-    The verdict comes first: a file that cannot be written takes neither it nor its exit code.
+    The verdict comes first: a file that cannot be written takes neither it nor its exit code, nor
+    the other file. Raises OSError for one where all is right.
     """
     if as_json:
         show_json({"verdict": outcome.verdict, **_fields(outcome)})
     else:
         show("\n".join(outcome_lines(outcome, words)))
     code = _EXITS[outcome.verdict]
+    writers: dict[str, Callable[[], object]] = {"test": write}
     if page is not None:
         data = outcome_html(outcome, words.verb).encode()
-        _try(functools.partial(write_new_file, page, data), page, "page", code)
-    _try(write, None, "test", code)
+        writers = {"page": functools.partial(write_new_file, page, data), **writers}
+    first = None
+    for what, write_it in writers.items():
+        try:
+            write_it()
+        except OSError as error:
+            if code == EXIT_OK and first is None:
+                first = error  # nothing else is wrong: this is what the exit code tells
+            else:
+                say(f"{error.filename}: {error.strerror}; the {what} was not written")
+    if first is not None:
+        raise first
     if code != EXIT_OK:
         sys.exit(code)
-
-
-def _try(write: Callable[[], object], where: str | None, what: str, code: int) -> None:
-    """Write; what cannot be written is told, and raised only where nothing else is wrong."""
-    try:
-        write()
-    except OSError as error:
-        if code == EXIT_OK:
-            raise
-        say(f"{where or error.filename}: {error.strerror}; the {what} was not written")
 
 
 def _fields(outcome: Verification) -> dict[str, object]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter, Token
@@ -32,6 +33,8 @@ _BENCH_GROUP = Group("Tests", sort_key=1)
 _DOCTOR_GROUP = Group("Examination", sort_key=1)
 #: Steps of `hypo diff --against` whose tensors are kept.
 _MAX_TOKENS_BEHIND = 256
+#: Examples before each question of `hypo eval`, and samples of each task.
+MAX_FEWSHOT, MAX_SAMPLES = 1000, 1 << 24
 _EVAL_GROUP = Group("Tasks", sort_key=1)
 #: Of `hypo replay`.
 ExportFile = Annotated[
@@ -485,7 +488,10 @@ class EvalOptions:
     ] = None
     include: Annotated[
         str | None,
-        Parameter(name="--include", help="A folder with files of tasks of your own."),
+        Parameter(
+            name="--include",
+            help="A folder with files of tasks of your own. lm-eval executes code that they name.",
+        ),
     ] = None
     num_fewshot: Annotated[
         int | None,
@@ -501,6 +507,16 @@ class EvalOptions:
             name="--limit", converter=whole_number, help="So many samples of each task, to try it."
         ),
     ] = None
+
+    def __post_init__(self) -> None:
+        limits = {"num_fewshot": (0, MAX_FEWSHOT), "limit": (1, MAX_SAMPLES)}
+        with naming_options(type(self)):
+            for name, (low, high) in limits.items():
+                value = getattr(self, name)
+                if value is not None and not low <= value <= high:
+                    raise BadSetting(name, value, f"must be from {low} to {high}")
+        if self.include is not None and not Path(self.include).is_dir():
+            raise UsageError(f"--include is {self.include}, but there is no such folder")
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -47,10 +47,12 @@ class Float64Steps:
         self,
         file: GGUFFile,
         trace: ModelTrace,
-        weight: Callable[[str], Float64s | None] = lambda name: None,
+        weight: Callable[[str], Float64s | None] | None = None,
         arch: Architecture | None = None,
     ) -> None:
-        """`weight` has tensors in place of the file's, and `arch` facts in place of its metadata.
+        """`weight` has the tensors in place of the file's, with the head as `output.weight` also
+        where it is tied, and `arch` facts in place of its metadata. None of `weight`: it has no
+        such tensor.
 
         Raises NotComputed for a model that is computed otherwise, and for another model.
         """
@@ -113,8 +115,8 @@ class Float64Steps:
         if name == "result_norm":
             x = self._values(step, "layer_out", self._arch.num_layers - 1)
             return self._norm_by(x[list(step.logit_rows)], self._weight("output_norm.weight"))
-        has_own = "output.weight" in self._file.tensors
-        head = self._weight("output.weight" if has_own else "token_embd.weight")
+        is_own = self._other_weight is not None or "output.weight" in self._file.tensors
+        head = self._weight("output.weight" if is_own else "token_embd.weight")
         logits: Float64s = self._values(step, "result_norm", None) @ head.T
         if self._arch.final_softcap:
             raise NotComputed("logits that are capped have no float64 form here")
@@ -155,21 +157,24 @@ class Float64Steps:
     def _product(self, step: TracedStep, layer: int, source: str, name: str) -> Float64s:
         x = self._values(step, source, layer)
         product: Float64s = x @ self._weight(f"blk.{layer}.{name}.weight").T
-        bias = f"blk.{layer}.{name}.bias"
-        return product + self._weight(bias) if bias in self._file.tensors else product
+        bias = self._optional(f"blk.{layer}.{name}.bias")
+        return product + bias if bias is not None else product
 
     def _rotation(self, step: TracedStep, layer: int, name: str) -> Float64s:
         """Formula: `kernels/attention/rope.py`, behind a norm of each head where there is one."""
         arch, shape = self._arch, self._arch.layers[layer]
         x = self._values(step, name, layer).reshape(len(step.token_ids), -1, shape.head_dim)
-        norm = f"blk.{layer}.attn_{name}_norm.weight"
-        if norm in self._file.tensors:
-            x = self._norm_by(x, self._weight(norm))
-        if arch.rope.scaling != "none" or "rope_freqs.weight" in self._file.tensors:
-            raise NotComputed("positions that are stretched have no float64 form here")
+        norm = self._optional(f"blk.{layer}.attn_{name}_norm.weight")
+        if norm is not None:
+            x = self._norm_by(x, norm)
+        is_plain = arch.rope.scaling == "none" and arch.rope.attn_factor in (0, 1)
+        if not is_plain or "rope_factors_long.weight" in self._file.tensors:
+            raise NotComputed("positions that are stretched so have no float64 form here")
         angles = np.array(step.positions, np.float64)[:, None] * arch.rope.base ** (
             -2 * np.arange(arch.rope.dim // 2) / arch.rope.dim
         )
+        if (divisors := self._optional("rope_freqs.weight")) is not None:
+            angles /= divisors
         cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
         turned, half = x.copy(), arch.rope.dim // 2
         if arch.family.rope_style == "normal":
@@ -181,10 +186,11 @@ class Float64Steps:
         return turned.reshape(len(x), -1)
 
     def _attention(self, step: TracedStep, layer: int) -> Float64s:
-        """Formula: softmax(scale q k^T) v over the positions up to each token's own."""
+        """Formula: softmax(scale q k^T) v over the positions up to each token's own, and of a
+        window of w over w of them."""
         arch, shape = self._arch, self._arch.layers[layer]
-        if shape.window or arch.attn_softcap:
-            raise NotComputed("attention with a window or a cap has no float64 form here")
+        if arch.attn_softcap:
+            raise NotComputed("attention with a cap has no float64 form here")
         if len(set(step.sequences)) != 1:
             raise NotComputed("attention of several sequences at once has no float64 form here")
         keys, values = (self._cache_until(name, step, layer) for name in ("k_cache", "v_cache"))
@@ -192,7 +198,8 @@ class Float64Steps:
         group = arch.num_heads // shape.num_kv_heads
         keys, values = (np.repeat(each, group, axis=1) for each in (keys, values))
         scores = np.einsum("thd,shd->hts", q, keys) * arch.attn_scale
-        is_seen = np.arange(len(keys))[None] <= np.array(step.positions)[:, None]
+        behind = np.array(step.positions)[:, None] - np.arange(len(keys))[None]
+        is_seen = (behind >= 0) & (behind < (shape.window or len(keys)))
         scores = np.where(is_seen[None], scores, -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
@@ -230,13 +237,22 @@ class Float64Steps:
         found: Float64s = x + (gated / (1 + np.exp(-gated)) * (y @ up.T)) @ down.T
         return found
 
-    @functools.lru_cache(maxsize=16)  # noqa: B019  # it lives as long as a comparison
     def _weight(self, name: str) -> Float64s:
-        if (other := self._other_weight(name)) is not None:
-            return other
-        if name not in self._file.tensors:
-            raise NotComputed(f"{self._file.path} has no {name}, by which this is computed")
-        return weight_of(self._file, name)
+        if (found := self._optional(name)) is None:
+            whose = "the other model" if self._other_weight is not None else self._file.path
+            raise NotComputed(f"{whose} has no {name}, by which this is computed")
+        return found
+
+    @functools.lru_cache(maxsize=16)  # noqa: B019  # it lives as long as a comparison
+    def _optional(self, name: str) -> Float64s | None:
+        """A tensor that not every model has. Raises NotComputed where only the file has it: a
+        model read in its place may have it by a name that is not known here."""
+        is_there = name in self._file.tensors
+        if self._other_weight is None:
+            return weight_of(self._file, name) if is_there else None
+        if (found := self._other_weight(name)) is None and is_there:
+            raise NotComputed(f"the other model has no {name}, by which this is computed")
+        return found
 
 
 def weight_of(file: GGUFFile, name: str) -> Float64s:

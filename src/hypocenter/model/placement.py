@@ -145,6 +145,8 @@ def draft_config(
         kv_dtype=kv_dtype,
         max_batch_tokens=config.step_tokens,
         float_products="exact",
+        cpu_moe=False,
+        n_cpu_moe=0,
         disk_cache=None,
         tokenizer_pre=None,
         chat_template=None,

@@ -26,11 +26,20 @@ from hypocenter.base.errors import HypoError, UsageError
 _SECONDS = 600
 #: What its program leaves with where a module is missing, whose name is its last line.
 _NOT_INSTALLED = 77
+#: Finds modules without importing them.
+_FIND = f"""
+import importlib.util, sys
+for name in sys.argv[1:]:
+    if importlib.util.find_spec(name) is None:
+        print(name, file=sys.stderr)
+        sys.exit({_NOT_INSTALLED})
+"""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Another engine: the program that runs it, and what to install where it is missing.
+    """Another engine: the program that runs it, the modules that it needs, and what to install
+    where one is missing.
 
     `attention_limit`: the share by which its attention may be off: llama.cpp multiplies q, and the
     weights behind the softmax, as halves. `has_cache`: keys and values are rounded as ours are.
@@ -38,6 +47,7 @@ class Peer:
 
     name: str
     program: str
+    modules: tuple[str, ...]
     to_install: str
     reads_folders: bool
     attention_limit: float
@@ -52,9 +62,23 @@ PEERS = {
     peer.name: peer
     for peer in (
         Peer(
-            "transformers", "transformers_program.py", "transformers torch gguf", True, 2e-3, False
+            "transformers",
+            "transformers_program.py",
+            ("transformers", "torch"),
+            "transformers torch gguf",
+            True,
+            2e-3,
+            False,
         ),
-        Peer("llama.cpp", "llama_cpp_program.py", "llama-cpp-python", False, 2e-2, True),
+        Peer(
+            "llama.cpp",
+            "llama_cpp_program.py",
+            ("llama_cpp",),
+            "llama-cpp-python",
+            False,
+            2e-2,
+            True,
+        ),
     )
 }
 
@@ -74,13 +98,38 @@ class PeerAnswer:
     tensors: dict[tuple[str, int | None], Float32s]
 
 
+def require(peer: Peer, python: str, model: Path) -> None:
+    """Before anything is run: raises UsageError where the interpreter or the engine is not there,
+    or it cannot read such a model."""
+    if model.is_dir() and not peer.reads_folders:
+        raise UsageError(f"{model} is a folder, and {peer.name} reads GGUF files; name one")
+    modules = peer.modules if model.is_dir() or not peer.reads_folders else (*peer.modules, "gguf")
+    command = [python, "-c", _FIND, *modules]
+    try:
+        ended = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
+    except OSError as error:
+        raise UsageError(f"--peer-python {python}: {error.strerror}") from error
+    except subprocess.TimeoutExpired:
+        raise HypoError(f"--peer-python {python} said nothing for {_SECONDS} s") from None
+    lines = ended.stderr.decode(errors="replace").strip().splitlines()
+    if ended.returncode == _NOT_INSTALLED:
+        raise _not_installed(peer, python, lines)
+    if ended.returncode:
+        raise UsageError(f"--peer-python {python} runs no Python: {_why(lines)}")
+
+
+def _not_installed(peer: Peer, python: str, lines: list[str]) -> UsageError:
+    return UsageError(
+        f"{peer.name} cannot be asked: {python} has no module {lines[-1][:100]}; "
+        f"pip install {peer.to_install}, or name the Python that has it by --peer-python"
+    )
+
+
 def ask(peer: Peer, python: str, model: Path, text: str, token_ids: Sequence[int]) -> PeerAnswer:
     """Run the tokens in one batch.
 
-    Raises UsageError where the interpreter or the engine is not there, HypoError where it fails.
+    Raises UsageError as `require` does where that was not asked, HypoError where it fails.
     """
-    if model.is_dir() and not peer.reads_folders:
-        raise UsageError(f"{model} is a folder, and {peer.name} reads GGUF files; name one")
     with tempfile.TemporaryDirectory(prefix="hypo-peer-") as folder:
         order, out = Path(folder, "order.json"), Path(folder, "told.npz")
         order.write_text(json.dumps({"text": text, "token_ids": list(token_ids)}))
@@ -97,10 +146,7 @@ def ask(peer: Peer, python: str, model: Path, text: str, token_ids: Sequence[int
             raise HypoError(f"{peer.name} took more than {_SECONDS} s; give fewer tokens") from None
         lines = ended.stderr.decode(errors="replace").strip().splitlines()
         if ended.returncode == _NOT_INSTALLED:
-            raise UsageError(
-                f"{peer.name} cannot be asked: {python} has no module {lines[-1][:100]}; "
-                f"pip install {peer.to_install}, or name the Python that has it by --peer-python"
-            )
+            raise _not_installed(peer, python, lines)
         if ended.returncode or not out.is_file():
             raise HypoError(f"{peer.name} ended with {ended.returncode} on {model}: {_why(lines)}")
         return _read(peer, out)

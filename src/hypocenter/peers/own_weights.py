@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,23 +25,27 @@ from hypocenter.kernels.weights.block_types import dequantise
 from hypocenter.model.facts.architecture import Architecture, read_architecture
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.trace.comparing import rms_of
+from hypocenter.trace.points import PointPlace
 
+#: What Llama 3.1 and later divide frequencies of the rotation by, in all layers.
+_DIVISORS = "rope_freqs.weight"
 #: Tensors that an op reads, by the point that holds what it makes; of a layer below `blk.N.`.
 _OF_LAYER = {
     "attn_norm": ("attn_norm.weight",),
     "q": ("attn_q.weight", "attn_q.bias"),
     "k": ("attn_k.weight", "attn_k.bias"),
     "v": ("attn_v.weight", "attn_v.bias"),
-    "q_rope": ("attn_q_norm.weight",),
-    "k_cache": ("attn_k_norm.weight",),
+    "q_rope": ("attn_q_norm.weight", _DIVISORS),
+    "k_cache": ("attn_k_norm.weight", _DIVISORS),
     "attn_residual": ("attn_output.weight", "attn_output.bias"),
     "ffn_norm": ("ffn_norm.weight",),
     "layer_out": ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"),
 }
+_HEAD = "output.weight"
 _OF_MODEL = {
     "embedding": ("token_embd.weight",),
     "result_norm": ("output_norm.weight",),
-    "logits": ("output.weight",),
+    "logits": (_HEAD,),
 }
 #: What a type costs may be so many times as much in the file as when its tensor is quantised anew,
 #: for others choose scales with more care or less; and what is lost between bf16 and halves.
@@ -69,18 +73,26 @@ _TOP_NAMES = {
 _MAX_HEADER_BYTES = 100 << 20
 
 
+def head_of(file: GGUFFile) -> str:
+    """The tensor that makes logits: a file without one of its own has it tied to the embedding."""
+    return _HEAD if _HEAD in file.tensors else "token_embd.weight"
+
+
 class OtherFile:
     """Weights and facts of a GGUF file that the peer was given."""
 
     def __init__(self, file: GGUFFile) -> None:
         self._file, self.arch = file, read_architecture(file)
 
+        self.vocab_size = self.arch.vocab_size
+
     def weight(self, name: str) -> Float64s | None:
+        name = head_of(self._file) if name == _HEAD else name
         return weight_of(self._file, name) if name in self._file.tensors else None
 
     def dtype(self, name: str) -> DType | None:
         """The type of a tensor, None where quantising cannot explain a difference."""
-        return self._file.tensors[name].dtype
+        return self._file.tensors[head_of(self._file) if name == _HEAD else name].dtype
 
 
 class OtherFolder:
@@ -103,13 +115,18 @@ class OtherFolder:
             raise UsageError(f"{folder} has no *.safetensors; name the folder of a whole model")
         self._heads = config.get("num_attention_heads", arch.num_heads)
         self._kv_heads = config.get("num_key_value_heads", self._heads)
-        rope = config.get("rope_parameters") or {}
+        self._is_tied = config.get("tie_word_embeddings") is True
+        self.vocab_size = int(config.get("vocab_size", arch.vocab_size))
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         base = rope.get("rope_theta", config.get("rope_theta", arch.rope.base))
         eps = config.get("rms_norm_eps", arch.norm_eps)
-        self.arch = replace(arch, rope=replace(arch.rope, base=float(base)), norm_eps=float(eps))
+        kind = str(rope.get("rope_type", rope.get("type", "default")))
+        scaling = "none" if kind == "default" else kind
+        rotation = replace(arch.rope, base=float(base), scaling=scaling)
+        self.arch = replace(arch, rope=rotation, norm_eps=float(eps))
 
     def weight(self, name: str) -> Float64s | None:
-        theirs = _TOP_NAMES.get(name)
+        theirs = _TOP_NAMES.get("token_embd.weight" if name == _HEAD and self._is_tied else name)
         if theirs is None and name.startswith("blk."):
             _, layer, part, kind = name.split(".")
             theirs = f"model.layers.{layer}.{_NAMES.get(part, part)}.{kind}"
@@ -127,15 +144,47 @@ class OtherFolder:
         return None
 
 
-def differences(
-    file: GGUFFile, arch: Architecture, other: OtherFile | OtherFolder
-) -> Callable[[str, int | None], tuple[str, ...]]:
-    """What of the weights and facts that an op reads is not alike in both, in words."""
+class Differences:
+    """What of the weights and facts that an op reads is not alike in both, in words. `within` keeps
+    how far tensors are apart, relative, whose types explain that."""
 
-    def unlike(name: str, layer: int | None) -> tuple[str, ...]:
-        return (*_numbers(name, arch, other.arch), *_weights(file, other, name, layer))
+    def __init__(self, file: GGUFFile, arch: Architecture, other: OtherFile | OtherFolder) -> None:
+        self._file, self._arch, self.other = file, arch, other
+        self._found: dict[PointPlace, tuple[str, ...]] = {}
+        self.within: dict[str, float] = {}
 
-    return unlike
+    def __call__(self, name: str, layer: int | None) -> tuple[str, ...]:
+        if (name, layer) not in self._found:
+            numbers = _numbers(name, self._arch, self.other.arch)
+            self._found[name, layer] = (*numbers, *self._weights(name, layer))
+        return self._found[name, layer]
+
+    def _weights(self, name: str, layer: int | None) -> Iterator[str]:
+        file, other = self._file, self.other
+        names: tuple[str, ...] = _OF_MODEL.get(name, ())
+        if layer is not None:
+            of_layer = _OF_LAYER.get(name, ())
+            names = tuple(part if part == _DIVISORS else f"blk.{layer}.{part}" for part in of_layer)
+        for tensor in names:
+            own = head_of(file) if tensor == _HEAD else tensor
+            theirs = other.weight(tensor)
+            if own not in file.tensors or theirs is None:
+                if (own in file.tensors) != (theirs is not None):
+                    yield f"{tensor} is in {'ours' if theirs is None else 'theirs'} alone"
+                continue
+            mine = weight_of(file, own)
+            if mine.shape != theirs.shape:
+                yield f"{tensor} is {mine.shape} in ours and {theirs.shape} in theirs"
+                continue
+            apart = rms_of(mine - theirs) / (rms_of(theirs) or 1.0)
+            most = max(
+                _cost_of_type(file.tensors[own].dtype, theirs),
+                _cost_of_type(other.dtype(tensor), mine),
+            )
+            if apart > most:
+                yield f"{tensor} is {100 * apart:.2g} % apart; its type explains {100 * most:.2g} %"
+            elif apart > 0:
+                self.within[tensor] = apart
 
 
 def _numbers(name: str, ours: Architecture, theirs: Architecture) -> Iterator[str]:
@@ -149,28 +198,6 @@ def _numbers(name: str, ours: Architecture, theirs: Architecture) -> Iterator[st
     for what, mine, other in numbers:
         if not math.isclose(mine, other, rel_tol=1e-6):
             yield f"{what} is {mine:g} in ours and {other:g} in theirs"
-
-
-def _weights(
-    file: GGUFFile, other: OtherFile | OtherFolder, name: str, layer: int | None
-) -> Iterator[str]:
-    names: tuple[str, ...] = _OF_MODEL.get(name, ())
-    if layer is not None:
-        names = tuple(f"blk.{layer}.{part}" for part in _OF_LAYER.get(name, ()))
-    for tensor in names:
-        if tensor not in file.tensors or (theirs := other.weight(tensor)) is None:
-            continue
-        mine = weight_of(file, tensor)
-        if mine.shape != theirs.shape:
-            yield f"{tensor} is {mine.shape} in ours and {theirs.shape} in theirs"
-            continue
-        apart = rms_of(mine - theirs) / (rms_of(theirs) or 1.0)
-        most = max(
-            _cost_of_type(file.tensors[tensor].dtype, theirs),
-            _cost_of_type(other.dtype(tensor), mine),
-        )
-        if apart > most:
-            yield f"{tensor} is {100 * apart:.2g} % apart; its type explains {100 * most:.2g} %"
 
 
 def _cost_of_type(dtype: DType | None, values: Float64s) -> float:

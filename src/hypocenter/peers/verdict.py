@@ -3,7 +3,7 @@ float64 makes of its own inputs, or at which the two read other weights. Runs no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,9 +15,9 @@ from hypocenter.trace.comparing import ROUNDING, PointDistance, distances
 from hypocenter.trace.points import ModelTrace, PointPlace, TracedStep, order_of
 
 #: Who does not compute what float64 does; `weights`: both do, each by weights or facts of its own
-#: that differ by more than their types explain; `unknown`: float64 was not asked.
+#: that differ by more than their types explain; `unknown`: float64 did not judge it.
 Whose = Literal["nobody", "ours", "theirs", "both", "weights", "unknown"]
-#: Where float64 is not asked: a point is beyond rounding that is this much farther apart than all
+#: Where float64 does not judge: a point is beyond rounding that is this much farther apart than all
 #: points before it in its step, and its limit more.
 _JUMP = 4.0
 
@@ -49,7 +49,12 @@ class PeerVerdict(Struct, frozen=True):
     num_logit_rows: int
     num_same_top: int
     num_points: int
+    #: Points that differ beyond rounding, up to the first fault, and how many were judged.
+    num_differing: int
     num_judged: int
+    #: The first point before the fault, or of all, that was not judged and is farther apart than
+    #: what comes before it explains.
+    not_explained: FirstFault | None
     #: Names of points that the peer does not have, in some layer or in all.
     missing: tuple[str, ...]
     not_judged: str
@@ -79,21 +84,29 @@ def judge(
         (each.step, each.place): each for one, other in pairs for each in distances(one, other)
     }
     whose: Whose = "nobody"
-    first, num_judged = None, 0
-    if judges is not None:
-        for number, place in enumerate(places := _places(pairs)):
-            progress(f"comparing with float64: {place[0]}", number / len(places))
+    first, num_differing = None, 0
+    not_judged: dict[tuple[int, PointPlace], str] = {}
+    places = _places(pairs)
+    for number, place in enumerate(places):
+        progress(f"comparing with float64: {place[0]}", number / len(places))
+        for step in (differing := _differing(pairs, place, apart)):
+            num_differing += 1
             try:
-                whose, first, num = _at(judges, pairs, place, apart)
+                if judges is None:
+                    raise NotComputed(reason)
+                whose, first = _at(judges, differing[step], place, apart[step, place])
             except NotComputed as error:
-                reason = reason or str(error)
-                continue
-            num_judged += num
+                not_judged[step, place] = str(error)
             if first is not None:
                 break
-    if first is None and (judges is None or not num_judged):
-        first = _jump(pairs, apart)
-        whose = "unknown" if first is not None else "nobody"
+        if first is not None:
+            break
+    not_explained = _jump(pairs, apart, not_judged)
+    if first is None and not_explained is not None:
+        whose, first = "unknown", not_explained
+    if not_explained is not None:
+        reason = not_judged[not_explained.step, (not_explained.name, not_explained.layer)]
+    reason = reason or next(iter(not_judged.values()), "")
     return PeerVerdict(
         whose,
         first,
@@ -102,7 +115,9 @@ def judge(
         max((each.relative for each in apart.values() if each.name == "logits"), default=None),
         *_tops(pairs),
         len(apart),
-        num_judged,
+        num_differing,
+        num_differing - len(not_judged),
+        not_explained,
         tuple(sorted({name for name, _ in _only_ours(pairs)})),
         reason,
     )
@@ -118,44 +133,53 @@ def _only_ours(pairs: list[tuple[TracedStep, TracedStep]]) -> set[PointPlace]:
     return {place for ours, theirs in pairs for place in ours.points.keys() - theirs.points.keys()}
 
 
-def _at(
-    judges: Judges,
+def _differing(
     pairs: list[tuple[TracedStep, TracedStep]],
     place: PointPlace,
     apart: dict[tuple[int, PointPlace], PointDistance],
-) -> tuple[Whose, FirstFault | None, int]:
-    """What float64 says of a point in all steps, and how many of them were judged."""
-    name, layer = place
-    limit = judges.attention_limit if name == "attention" else limit_of(name)
-    num = 0
+) -> dict[int, tuple[TracedStep, TracedStep]]:
+    """Steps in which the two differ at a point by more than rounding."""
+    found = {}
     for ours, theirs in pairs:
         distance = apart.get((ours.step, place))
-        if distance is None or (not distance.relative > ROUNDING and not distance.what):
-            continue  # nothing to tell apart
-        errors = judges.ours.error(ours, name, layer), judges.theirs.error(theirs, name, layer)
-        num += 1
-        is_off = [
-            not error <= of for error, of in zip(errors, (limit_of(name), limit), strict=True)
-        ]
-        unlike = () if any(is_off) else judges.unlike(name, layer)
-        if any(is_off) or unlike:
-            whose: Whose = "both" if all(is_off) else "ours" if is_off[0] else "theirs"
-            fault = FirstFault(ours.step, name, layer, distance.relative, *errors, limit, unlike)
-            return whose if any(is_off) else "weights", fault, num
-    return "nobody", None, num
+        if distance is not None and (distance.what or not distance.relative <= ROUNDING):
+            found[ours.step] = ours, theirs
+    return found
+
+
+def _at(
+    judges: Judges,
+    pair: tuple[TracedStep, TracedStep],
+    place: PointPlace,
+    distance: PointDistance,
+) -> tuple[Whose, FirstFault | None]:
+    """What float64 says of a point of a step. Raises NotComputed."""
+    name, layer = place
+    limits = limit_of(name), judges.attention_limit if name == "attention" else limit_of(name)
+    errors = judges.ours.error(pair[0], name, layer), judges.theirs.error(pair[1], name, layer)
+    is_off = [not error <= limit for error, limit in zip(errors, limits, strict=True)]
+    unlike = () if any(is_off) else judges.unlike(name, layer)
+    if not any(is_off) and not unlike:
+        return "nobody", None
+    whose: Whose = "both" if all(is_off) else "ours" if is_off[0] else "theirs"
+    step = pair[0].step
+    fault = FirstFault(step, name, layer, distance.relative, *errors, limits[1], unlike)
+    return whose if any(is_off) else "weights", fault
 
 
 def _jump(
     pairs: list[tuple[TracedStep, TracedStep]],
     apart: dict[tuple[int, PointPlace], PointDistance],
+    not_judged: Container[tuple[int, PointPlace]],
 ) -> FirstFault | None:
-    """The first point that is farther apart than what comes before it explains."""
+    """The first point of those that is farther apart than what comes before it explains."""
     for ours, theirs in pairs:
         farthest = 0.0
         for place in _places([(ours, theirs)]):
             distance = apart[ours.step, place]
             limit = limit_of(place[0]) + _JUMP * farthest
-            if distance.what or not distance.relative <= limit:
+            is_far = distance.what or not distance.relative <= limit
+            if is_far and (ours.step, place) in not_judged:
                 return FirstFault(ours.step, *place, distance.relative, None, None, limit)
             farthest = max(farthest, distance.relative)
     return None

@@ -20,9 +20,10 @@ CHAT_TEMPLATE = (
 def demo_with(
     path: Path, metadata: dict[str, tuple[Any, GGUFValueType]],
     types: Mapping[str, GGMLQuantizationType] | None = None,
+    tensors: Mapping[str, Any] | None = None,
 ) -> Path:  # fmt: skip
-    """Write the bundled model to `path` with these keys added or replaced, and tensors of these
-    names in other types."""
+    """Write the bundled model to `path` with these keys added or replaced, tensors of these names
+    in other types, and these tensors of f32 beside its own."""
     reader = GGUFReader(DEMO)
     arch = metadata.get("general.architecture", ("llama", None))[0]
     writer = GGUFWriter(path, arch)
@@ -43,6 +44,8 @@ def demo_with(
             kind = types[tensor.name]
             data = quantize(dequantize(data, tensor.tensor_type), kind)
         writer.add_tensor(tensor.name, data, raw_dtype=kind)
+    for name, values in (tensors or {}).items():
+        writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

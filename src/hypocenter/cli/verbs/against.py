@@ -19,8 +19,8 @@ from hypocenter.cli.tool_options import AgainstOptions
 from hypocenter.engine.float64_steps import Float64Steps, NotComputed
 from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
-from hypocenter.peers.asking import PEERS, Peer, PeerAnswer, ask
-from hypocenter.peers.own_weights import OtherFile, OtherFolder, differences
+from hypocenter.peers.asking import PEERS, Peer, PeerAnswer, ask, require
+from hypocenter.peers.own_weights import Differences, OtherFile, OtherFolder
 from hypocenter.peers.pairing import trace_of
 from hypocenter.peers.verdict import FirstFault, Judges, PeerVerdict, judge
 from hypocenter.settings.config import EngineConfig
@@ -43,24 +43,29 @@ class AgainstReport(msgspec.Struct, frozen=True):
     other_tokens: tuple[int, ...] | None
     op: str | None
     verdict: PeerVerdict
+    #: Tensors that are apart by no more than their types explain, and how far, relative.
+    weights_apart: dict[str, float]
 
 
 def against(path: str, asked: AgainstOptions) -> None:
     """Find and print; leaves with EXIT_GATE where an op of one of the two is wrong, or the two read
-    other weights or tokens. Raises UsageError where the engine is not there."""
+    other weights or tokens, or it is not known. Raises UsageError where the engine is not there,
+    or its model is none that can be held against ours; before either is run."""
     assert asked.against is not None
     peer, model = PEERS[asked.against], Path(path)
     peer_model = Path(asked.peer_model) if asked.peer_model is not None else model
-    if not peer_model.exists():
-        raise UsageError(f"--peer-model {peer_model}: there is no such file or folder")
+    python = asked.peer_python or sys.executable
     with ExitStack() as stack:
+        file = stack.enter_context(open_gguf(model))
+        if not peer_model.exists():
+            raise UsageError(f"--peer-model {peer_model}: there is no such file or folder")
+        require(peer, python, peer_model)
+        other = peer_model if peer_model.is_dir() else stack.enter_context(open_gguf(peer_model))
+        _require_vocabulary(file, other)
         progress = stack.enter_context(ProgressDisplay(quiet=asked.quiet or asked.json))
         ours, prompt_ids = _trace_ours(model, asked, progress)
         progress(f"running {peer.name}", 0.5)
-        python = asked.peer_python or sys.executable
         answer = ask(peer, python, peer_model, asked.prompt, _tokens(ours))
-        file = stack.enter_context(open_gguf(model))
-        other = stack.enter_context(open_gguf(peer_model)) if peer_model.is_file() else peer_model
         found = hold(peer, answer, ours, file, other, progress)
         if answer.token_ids is not None and answer.token_ids != prompt_ids:
             found = msgspec.structs.replace(found, other_tokens=answer.token_ids)
@@ -70,6 +75,18 @@ def against(path: str, asked: AgainstOptions) -> None:
         show("\n".join(lines_of(found)))
     if found.verdict.first is not None or found.other_tokens is not None:
         sys.exit(EXIT_GATE)
+
+
+def _require_vocabulary(file: GGUFFile, other: GGUFFile | Path) -> None:
+    """Raises UsageError for a peer's model with another number of tokens than ours."""
+    arch = read_architecture(file)
+    read = OtherFolder(other, arch) if isinstance(other, Path) else OtherFile(other)
+    if read.vocab_size != arch.vocab_size:
+        name = other if isinstance(other, Path) else other.path
+        raise UsageError(
+            f"--peer-model {name} has a vocabulary of {read.vocab_size} tokens, and {file.path} "
+            f"one of {arch.vocab_size}; both run the same tokens, so name one of as many"
+        )
 
 
 def hold(
@@ -83,9 +100,12 @@ def hold(
     """Hold our trace against a peer's answer of `other`: our file, another one, or a folder."""
     arch = read_architecture(file)
     theirs = trace_of(peer, answer, ours, arch)
-    judges, reason = None, ""
+    judges, unlike, reason = None, None, ""
+    if not isinstance(other, GGUFFile) or Path(other.path) != Path(file.path):
+        read = OtherFolder(other, arch) if isinstance(other, Path) else OtherFile(other)
+        unlike = Differences(file, arch, read)
     try:
-        judges = _judges(peer, ours, theirs, file, other)
+        judges = _judges(peer, ours, theirs, file, unlike)
     except NotComputed as error:
         reason = str(error)
     verdict = judge(ours, theirs, judges, reason, progress or (lambda what, share: None))
@@ -98,21 +118,20 @@ def hold(
         None,
         OPS[first.name].format(layer=first.layer) if first is not None else None,
         verdict,
+        unlike.within if unlike is not None else {},
     )
 
 
 def _judges(
-    peer: Peer, ours: ModelTrace, theirs: ModelTrace, file: GGUFFile, other: GGUFFile | Path
+    peer: Peer, ours: ModelTrace, theirs: ModelTrace, file: GGUFFile, unlike: Differences | None
 ) -> Judges:
     """Raises NotComputed for a model that has no float64 form."""
     judge_of_ours = Float64Steps(file, ours)
-    if isinstance(other, GGUFFile) and Path(other.path) == Path(file.path):
+    if unlike is None:
         of_theirs = Float64Steps(file, theirs)
         return Judges(judge_of_ours, of_theirs, lambda name, layer: (), peer.attention_limit)
-    arch = read_architecture(file)
-    read = OtherFolder(other, arch) if isinstance(other, Path) else OtherFile(other)
-    of_theirs = Float64Steps(file, theirs, read.weight, read.arch)
-    return Judges(judge_of_ours, of_theirs, differences(file, arch, read), peer.attention_limit)
+    of_theirs = Float64Steps(file, theirs, unlike.other.weight, unlike.other.arch)
+    return Judges(judge_of_ours, of_theirs, unlike, peer.attention_limit)
 
 
 def _trace_ours(
@@ -149,14 +168,29 @@ def lines_of(found: AgainstReport) -> Iterator[str]:
     if first is not None:
         yield from _fault(found, first)
     elif verdict.num_judged:
+        num, most = verdict.num_judged, verdict.num_differing
         yield (
-            f"no fault: at all {verdict.num_judged} points that differ each of the two does what "
-            "float64 makes of its own inputs and weights"
+            f"no fault: at {f'all {num}' if num == most else f'{num} of {most}'} points that "
+            "differ each of the two does what float64 makes of its own inputs and weights"
         )
-    elif verdict.num_points:
+    elif verdict.num_differing:
         yield f"no difference beyond rounding; float64 was not asked{_because(verdict)}"
+    elif verdict.num_points:
+        yield f"no difference: at none of {verdict.num_points} points do the two part"
     else:
         yield f"nothing was compared: {found.peer} has none of our points"
+    if (beside := verdict.not_explained) is not None and beside != first:
+        yield (
+            f"before that the two part at {_where(beside)}, where float64 was not asked"
+            f"{_because(verdict)}: {_percent(beside.apart)} apart"
+        )
+    if found.weights_apart:
+        name = max(found.weights_apart, key=lambda each: found.weights_apart[each])
+        yield (
+            f"the two read other weights, within what their types explain: {name} is "
+            f"{_percent(found.weights_apart[name])} apart, of {len(found.weights_apart)} such "
+            "tensors the farthest"
+        )
     if verdict.growth:
         shown = verdict.growth
         if len(shown) > 16:
@@ -168,8 +202,8 @@ def lines_of(found: AgainstReport) -> Iterator[str]:
             f"logits are {_percent(verdict.logits_apart)} apart; the most likely token is the same "
             f"in {verdict.num_same_top} of {verdict.num_logit_rows} rows"
         )
-    if verdict.not_judged and verdict.num_judged:
-        yield f"float64 was not asked everywhere: {verdict.not_judged}"
+    if 0 < verdict.num_judged < verdict.num_differing and verdict.whose != "unknown":
+        yield f"float64 was not asked everywhere{_because(verdict)}"
     missing = f"; it has no {', '.join(verdict.missing)}" if verdict.missing else ""
     yield (
         f"compared with {found.peer}: {verdict.num_points} points of {found.num_tokens} tokens"
@@ -179,7 +213,7 @@ def lines_of(found: AgainstReport) -> Iterator[str]:
 
 def _fault(found: AgainstReport, first: FirstFault) -> Iterator[str]:
     verdict = found.verdict
-    where = f"{OPS[first.name].format(layer=first.layer)}, step {first.step}"
+    where = _where(first)
     if verdict.whose == "unknown":
         yield f"the two part at {where}: {_percent(first.apart)} apart"
         yield (
@@ -194,7 +228,8 @@ def _fault(found: AgainstReport, first: FirstFault) -> Iterator[str]:
         f"rounding explains {_percent(first.limit)}"
     )
     if verdict.whose == "weights":
-        yield f"neither engine is wrong: the two read other weights or facts at {where}"
+        said = "neither engine is wrong: " if verdict.not_explained is None else ""
+        yield f"{said}the two read other weights or facts at {where}"
         yield from first.unlike
     elif verdict.whose == "both":
         yield f"float64 agrees with neither at {where}"
@@ -202,6 +237,10 @@ def _fault(found: AgainstReport, first: FirstFault) -> Iterator[str]:
         wrong, right = (found.peer, "ours") if verdict.whose == "theirs" else ("ours", found.peer)
         yield f"{wrong} is wrong at {where}; float64 agrees with {right}"
     yield f"there the two are {_percent(first.apart)} apart, and from float64 {errors}"
+
+
+def _where(fault: FirstFault) -> str:
+    return f"{OPS[fault.name].format(layer=fault.layer)}, step {fault.step}"
 
 
 def _because(verdict: PeerVerdict) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hypocenter.base.errors import UsageError
 from hypocenter.cli.answer import open_llm
 from hypocenter.cli.output import show, show_json
 from hypocenter.cli.progress import ProgressDisplay
@@ -26,10 +25,11 @@ def evaluate(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Run the tasks and print their figures. Raises UsageError, and what a model is refused by."""
+    """Run the tasks and print their figures.
+
+    Raises UsageError for an unknown task, and what a model is refused by.
+    """
     folder = Path(options.include) if options.include is not None else None
-    if folder is not None and not folder.is_dir():
-        raise UsageError(f"--include is {folder}, but there is no such folder")
     with (
         ProgressDisplay(quiet=quiet or as_json) as progress,
         open_llm(path, config, progress) as llm,

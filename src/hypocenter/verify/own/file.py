@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -56,18 +57,16 @@ def verify_file(path: Path, arch: str, budget_seconds: float) -> tuple[Verificat
     return outcome, report
 
 
-def write_tests(path: Path, report: OwnReport, folder: Path) -> list[Path]:
-    """Write a test for each kernel that was wrong on drawn inputs; the new files.
+def write_tests(path: Path, report: OwnReport, folder: Path) -> Iterator[Path]:
+    """Write a test for each kernel that was wrong on drawn inputs; each new file as it is written.
 
     Raises FileExistsError where one is there.
     """
-    written = []
     for kernel, numbers in report.smallest.items():
         place = folder / f"test_{kernel}_fails.py"
         with place.open("x") as file:
             file.write(_TEST.format(kernel=kernel, path=str(path.resolve()), numbers=numbers))
-        written.append(place)
-    return written
+        yield place
 
 
 def require_right(path: str, kernel: str, numbers: dict[str, int], arch: str = "sm_90") -> None:
