@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,15 +11,25 @@ import numpy as np
 import pytest
 from repository import DEMO
 
-from hypocenter import LLM
-from hypocenter.audit import compare
-from hypocenter.audit.equivalence import AuditSizes, OwnGates
-from hypocenter.audit.executed import Executed, OwnRecord, Stretch
+from hypocenter import LLM, EngineConfig
+from hypocenter.audit import beside, compare
+from hypocenter.audit.audit import _fit_sizes, _without_drafts
+from hypocenter.audit.equivalence import USUAL, AuditSizes, OwnGates
+from hypocenter.audit.executed import Executed, OwnRecord, RecordCutShort, Stretch
+from hypocenter.audit.gates import Gate, attempt
 from hypocenter.audit.repeats import repeats
 from hypocenter.audit.residency import residency
 from hypocenter.audit.soak import soak
 from hypocenter.audit.ways import Ways
-from hypocenter.base.errors import UsageError
+from hypocenter.base.errors import (
+    BadLogits,
+    BadSetting,
+    HypoError,
+    ModelTooLarge,
+    OutOfBlocks,
+    OutOfMemory,
+    UsageError,
+)
 from hypocenter.base.tensor import DType
 from hypocenter.device import copies, memory
 from hypocenter.engine.engine import Engine
@@ -210,16 +221,136 @@ def test_a_comparison_that_sees_nothing_is_blind(
     assert gate(own, "decode").verdict is StageVerdict.BLIND
 
 
-def test_an_error_in_one_of_the_ways_is_told(
-    own: OwnGates, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (UsageError("it is not to be had"), StageVerdict.NOT_RUN),
+        (OutOfMemory("cuda", 2, 1, 1), StageVerdict.NOT_RUN),
+        (OutOfBlocks(2, 1, 1), StageVerdict.NOT_RUN),
+        (RecordCutShort("the ring turned"), StageVerdict.NOT_RUN),
+        (BadLogits(0, 1, 32), StageVerdict.WRONG),
+    ],
+)
+def test_a_way_that_cannot_be_had_is_no_mistake(
+    error: HypoError, verdict: StageVerdict, own: OwnGates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(self: Any, batch: Any) -> Any:
-        raise UsageError("it cannot be run")
+        raise error
 
     monkeypatch.setattr(Runner, "run", refused)
     found = gate(own, "decode")
-    assert found.verdict is StageVerdict.WRONG
-    assert "it cannot be run" in found.findings[0].what
+    memory_left = attempt("memory", "asks", lambda: soak(own.ways, 1, 2))
+    assert [found.verdict, memory_left.verdict] == [verdict, verdict]
+    for stage in (found, memory_left):
+        told = stage.findings[0].what if stage.findings else stage.uncovered[0].why
+        assert str(error) in told
+
+
+def test_pairs_that_ran_stay_when_a_later_one_cannot(own: OwnGates) -> None:
+    whole = own.read("at once", 8)
+
+    def pairs() -> Iterator[tuple[compare.AuditedRun, compare.AuditedRun]]:
+        yield whole, own.read("steps of 7", 8, 7)
+        raise UsageError("it is not to be had")
+
+    found = Gate("chunks", "asks", "chunks", pairs).run()
+    assert (found.verdict, found.num_covered) == (StageVerdict.RIGHT, 1)
+    assert [item.why for item in found.uncovered] == ["it is not to be had"]
+
+
+def test_sizes_are_those_that_context_and_step_hold() -> None:
+    def fitted(**fields: Any) -> AuditSizes:
+        return _fit_sizes(USUAL, EngineConfig(device="cpu", **fields))
+
+    assert fitted(context_length=256) == USUAL
+    assert fitted(context_length=64).read == 64
+    assert fitted(context_length=64).chunks == (1, 7)
+    assert fitted(context_length=256, max_batch_tokens=32).read == 32
+    assert fitted(context_length=256, max_batch_tokens=32).batches == (2, 3)
+    for field in ("context_length", "max_batch_tokens"):
+        with pytest.raises(BadSetting, match=field):
+            fitted(**{field: 31})
+
+
+def test_a_small_step_leaves_gates_right(own: OwnGates, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = own.ways.llm.engine.scheduler
+    monkeypatch.setattr(scheduler, "max_batch_tokens", 8)
+    config = replace(own.ways.runner.config, max_batch_tokens=8)
+    small = OwnGates(own.ways, _fit_sizes(SIZES, config), 0.0)
+    for name in ("chunks", "decode", "batch"):
+        found = gate(small, name)
+        assert found.verdict is StageVerdict.RIGHT, found.findings
+        assert found.uncovered or name == "decode"
+
+
+def test_another_load_that_has_no_room_is_not_audited(
+    own: OwnGates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(path: str, config: EngineConfig) -> LLM:
+        raise ModelTooLarge("cpu", 2, 1, 1)
+
+    monkeypatch.setattr(beside, "LLM", too_large)
+    made = beside.Beside(str(DEMO), own, own.ways.runner.config, own.ways.record, 0.1)
+    found = made.device()
+    assert found.verdict is StageVerdict.NOT_RUN
+    assert "sim:h200 does not run it: cpu: 2 B asked for" in found.uncovered[0].why
+
+
+def test_a_large_model_is_not_simulated(own: OwnGates, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "_num_weights", lambda path: 8_000_000_000)
+    monkeypatch.setattr(
+        beside.Beside, "_open_other", lambda self, config: pytest.fail("it is loaded")
+    )
+    found = beside.Beside(str(DEMO), own, own.ways.runner.config, own.ways.record, 0.1).device()
+    assert found.verdict is StageVerdict.NOT_RUN
+    assert "6 tokens are 48,000 million" in found.uncovered[0].why
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"tensor_parallel": 2}, "the model runs on 2 ranks; give one"),
+        ({"lora": "adapter.gguf"}, "2 ranks do not run it: tensor_parallel is 2, but adapters"),
+        ({"cpu_moe": True}, "2 ranks do not run it: cpu_moe is True, but parts"),
+    ],
+)
+def test_settings_that_leave_no_ranks_are_said(
+    fields: dict[str, Any], why: str, own: OwnGates
+) -> None:
+    config = EngineConfig(device="sim:h200", **fields)
+    found = beside.Beside(str(DEMO), own, config, own.ways.record, 0.1).ranks()
+    assert found.verdict is StageVerdict.NOT_RUN
+    assert found.uncovered[0].why.startswith(why)
+
+
+def test_a_cpu_beside_a_gpu_has_all_of_the_model(
+    own: OwnGates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its experts too, which are the host's where a GPU has the rest."""
+    opened: list[EngineConfig] = []
+
+    def opening(path: str, config: EngineConfig) -> LLM:
+        opened.append(config)
+        raise UsageError("seen")
+
+    monkeypatch.setattr(beside, "LLM", opening)
+    config = EngineConfig(device="sim:h200", cpu_moe=True)
+    beside.Beside(str(DEMO), own, config, own.ways.record, 0.1).device()
+    assert [(config.device, config.num_host_layers) for config in opened] == [("cpu", 0)]
+
+
+def test_that_no_emulated_gpu_is_beside_a_real_one_is_said_of_each_device() -> None:
+    for device in ("cpu", "cuda", "hip"):
+        [left] = beside._left_of_amd(device)
+        assert device in left.why.lower()
+
+
+@pytest.mark.parametrize("name", ["spec", "draft_model"])
+def test_an_audit_takes_no_drafts(name: str) -> None:
+    given: Any = {name: "ngram" if name == "spec" else "/other.gguf"}
+    config = EngineConfig(device="cpu", **given)
+    with pytest.raises(BadSetting, match=f"{name} is"):
+        _without_drafts(config)
 
 
 def test_a_launch_elsewhere_is_a_fallback(own: OwnGates, monkeypatch: pytest.MonkeyPatch) -> None:

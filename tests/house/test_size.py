@@ -25,7 +25,7 @@ BUDGETS = {
     "settings": 1_850,
     "wire": 500,
     "conversation": 2_050,
-    "record": 5_900,
+    "record": 5_950,
     "order": 600,
     "trace": 720,
     "coredump": 2_800,
@@ -46,7 +46,7 @@ BUDGETS = {
     "server": 15_200,
     "ray": 650,
     "cli": 9_700,
-    "audit": 1_750,
+    "audit": 1_860,
     "evals": 270,
     "package": 140,
 }

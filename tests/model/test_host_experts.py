@@ -126,6 +126,7 @@ def test_a_host_without_room_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ({"lora": ("a.gguf",)}, "leave out lora"),
         ({"launch_mode": "traced"}, "launches are not traced there; use off"),
         ({"n_cpu_moe": -1}, "n_cpu_moe is -1"),
+        ({"cpu_moe": True}, "n_cpu_moe is 1, but cpu_moe is given as well"),
     ],
 )
 def test_what_does_not_go_together(given: dict[str, Any], message: str) -> None:

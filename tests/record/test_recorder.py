@@ -675,7 +675,7 @@ def test_the_word_of_a_mark(sim: Recorder) -> None:
 class _MarkedPlan:
     """As much of a plan on a GPU as a recorder looks at."""
 
-    name, device, launches, graph = "step", "cuda", (), 0
+    name, device, launches, host_launches, graph = "step", "cuda", (), (), 0
 
     def __init__(self, marks: Any, tag: int) -> None:
         self.marks, self.tag = marks, tag

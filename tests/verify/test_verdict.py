@@ -125,3 +125,11 @@ def test_a_page_that_cannot_be_written_takes_no_tests(
     assert first.is_file()
     assert f"{second}: File exists; the test was not written" in said
     assert said.count(str(page)) == 1
+@pytest.mark.parametrize("command", ["verify", "audit"])
+def test_a_draft_model_is_refused_by_its_option(
+    command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is not opened: no such file is there."""
+    given = [command, DEMO, "--device", "cpu", "-md", tmp_path / "none.gguf"]
+    assert leaves(list(given)) == EXIT_USAGE
+    assert "--model-draft/-md is " in capfd.readouterr().err

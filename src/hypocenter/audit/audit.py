@@ -11,10 +11,14 @@ from hypocenter.audit.beside import Beside
 from hypocenter.audit.deaths import death
 from hypocenter.audit.equivalence import SIMULATED, USUAL, AuditSizes, OwnGates
 from hypocenter.audit.executed import OwnRecord
+from hypocenter.audit.gates import attempt
 from hypocenter.audit.repeats import repeats
+from hypocenter.audit.residency import ASKS as residency_asks
 from hypocenter.audit.residency import residency
+from hypocenter.audit.soak import ASKS as memory_asks
 from hypocenter.audit.soak import soak
 from hypocenter.audit.ways import Ways
+from hypocenter.base.errors import BadSetting
 from hypocenter.device.choice import with_device
 from hypocenter.engine.llm import LLM
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
@@ -52,14 +56,16 @@ def audit(
     started = time.perf_counter()
     open_recorder()
     record = OwnRecord()
+    keeps_blocks = config.prefix_cache
     config, _ = with_device(Path(path), config)
     is_slow = is_simulated(config.device)
     sizes = SIMULATED if is_slow and thoroughness is SHORT else USUAL
     with open_gguf(Path(path)) as file:
-        config = _small(file, config, sizes)
+        config = _small(file, _without_drafts(config), sizes)
+    sizes = _fit_sizes(sizes, config)
     stages: list[Stage] = []
     with LLM(path, config, progress=progress) as llm:
-        for stage in _stages(llm, path, config, sizes, thoroughness, record):
+        for stage in _stages(llm, path, config, sizes, thoroughness, record, keeps_blocks):
             stages.append(stage)
             if progress:
                 progress(f"audited {stage.name}", min(len(stages) / _NUM_GATES, 1.0))
@@ -85,31 +91,59 @@ def _stages(
     sizes: AuditSizes,
     thoroughness: Thoroughness,
     record: OwnRecord,
+    keeps_blocks: bool,
 ) -> Iterator[Stage]:
     ways = Ways(llm, record, config.device)
     allowed = distance_allowed(ways.runner)
     own = OwnGates(ways, sizes, allowed)
     for gate in own.each():  # the first of them finds an empty cache
         yield gate.run()
-    yield residency(ways, sizes.asked, sizes.answered)
-    is_short = sizes is SIMULATED
+    yield attempt("residency", residency_asks, lambda: residency(ways, sizes.asked, sizes.answered))
+    is_short = sizes.is_simulated
     yield repeats(own, 3 if is_short else thoroughness.num_runs).run()
     beside = Beside(path, own, config, record, allowed)
     yield beside.device()
     yield beside.ranks()
-    yield death(path, config, own)
+    yield death(path, config, own, keeps_blocks=keeps_blocks)
     rounds = 2 if is_short else thoroughness.num_rounds
-    yield soak(ways, rounds, min(thoroughness.num_together, sizes.most_together))
+    num_together = min(thoroughness.num_together, max(sizes.most_together, 1))
+    yield attempt("memory", memory_asks, lambda: soak(ways, rounds, num_together))
 
 
 def _small(file: GGUFFile, config: EngineConfig, sizes: AuditSizes) -> EngineConfig:
     """The configuration with a context, a cache and a batch that hold what is run here."""
     num_requests = max(sizes.most_together, 2)
-    num_tokens = config.kv_tokens or 4 * config.block_size * num_requests + 2 * _CONTEXT
+    blocks_each = 1 + -(-(sizes.asked + sizes.answered) // config.block_size)
+    num_tokens = blocks_each * config.block_size * num_requests + 2 * _CONTEXT
     return replace(
         with_short_context(file, config, _CONTEXT),
         kv_tokens=num_tokens,
         max_batch_requests=num_requests,
         prefix_cache=False,
-        spec="off",
+    )
+
+
+def _without_drafts(config: EngineConfig) -> EngineConfig:
+    """The configuration itself. Raises BadSetting where steps try tokens: no gate asks for that."""
+    if config.tries_tokens:
+        name = "draft_model" if config.draft_model is not None else "spec"
+        limit = "an audit compares steps that try no tokens; leave it out"
+        raise BadSetting(name, getattr(config, name), limit)
+    return config
+
+
+def _fit_sizes(sizes: AuditSizes, config: EngineConfig) -> AuditSizes:
+    """The part of `sizes` that the context holds and that runs in one step. Raises BadSetting where
+    not even an answer does."""
+    least = sizes.asked + sizes.answered
+    context, step = config.context_length or _CONTEXT, config.step_tokens
+    for name, most in (("context_length", context), ("max_batch_tokens", step)):
+        if most < least:
+            raise BadSetting(name, most, f"an audit runs {least} tokens at once; take more")
+    read = min(sizes.read, context, step)
+    return replace(
+        sizes,
+        read=read,
+        chunks=tuple(chunk for chunk in sizes.chunks if chunk < read),
+        batches=tuple(number for number in sizes.batches if sizes.num_first(number) <= step),
     )

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from hypocenter.audit.compare import AuditedRun
 from hypocenter.audit.equivalence import OwnGates
 from hypocenter.audit.executed import OwnRecord
 from hypocenter.audit.gates import Gate, not_audited
 from hypocenter.audit.ways import Ways
-from hypocenter.base.errors import UsageError
+from hypocenter.base.errors import HypoError
 from hypocenter.engine.llm import LLM
+from hypocenter.model.gguf.file import open_gguf
 from hypocenter.settings.config import EngineConfig, is_simulated
 from hypocenter.verify.outcome import Stage, Uncovered
 
 #: The simulated GPU that a CPU is held against.
 SIM = "sim:h200"
+#: Multiply-adds that it may take to do so: of the order of a minute.
+MOST_SIMULATED = 1 << 26
 _NUM_RANKS = 2
 
 
@@ -37,14 +43,22 @@ class Beside:
         other = SIM if device == "cpu" else "cpu"
         asks = f"are results those of {other}?"
         length = self._length(device, other)
-        with self._open_other(replace(self.config, device=other)) as found:
-            if isinstance(found, UsageError):
+        if other == SIM and (num_done := length * _num_weights(self.path)) > MOST_SIMULATED:
+            why = (
+                f"a processor that stands for {SIM} does at most {MOST_SIMULATED / 1e6:.0f} "
+                f"million multiply-adds here, and {length} tokens are {num_done / 1e6:,.0f} "
+                "million"
+            )
+            return not_audited("device", asks, why)
+        whole: dict[str, Any] = {"tensor_parallel": 1, "cpu_moe": False, "n_cpu_moe": 0}
+        with self._open_other(device=other, **whole) as found:
+            if isinstance(found, HypoError):
                 return not_audited("device", asks, f"{other} does not run it: {found}")
 
             def pairs() -> Iterator[tuple[AuditedRun, AuditedRun]]:
                 yield self._read(found, length), self.own.read("at once", length)
 
-            left = () if device.startswith("hip") else _no_amd_card(device)
+            left = _left_of_amd(device)
             return Gate("device", asks, "devices", pairs, self.allowed, uncovered=left).run()
 
     def ranks(self) -> Stage:
@@ -53,9 +67,12 @@ class Beside:
         device = self.config.device
         if device == "cpu":
             return not_audited("ranks", asks, "ranks are of GPUs, and the model runs on the CPU")
+        if self.config.tensor_parallel > 1:
+            why = f"the model runs on {self.config.tensor_parallel} ranks; give one"
+            return not_audited("ranks", asks, why)
         length = self._length(device, device)
-        with self._open_other(replace(self.config, tensor_parallel=_NUM_RANKS)) as found:
-            if isinstance(found, UsageError):
+        with self._open_other(tensor_parallel=_NUM_RANKS) as found:
+            if isinstance(found, HypoError):
                 return not_audited("ranks", asks, f"{_NUM_RANKS} ranks do not run it: {found}")
 
             def pairs() -> Iterator[tuple[AuditedRun, AuditedRun]]:
@@ -76,16 +93,26 @@ class Beside:
         return ways.run("at once", [request], {"length": length, "chunks": (length,), **asked})
 
     @contextlib.contextmanager
-    def _open_other(self, config: EngineConfig) -> Iterator[LLM | UsageError]:
-        """The model under another configuration, or why it cannot be had."""
+    def _open_other(self, **fields: Any) -> Iterator[LLM | HypoError]:
+        """The model with other settings in these fields, or why it cannot be had."""
         with contextlib.ExitStack() as stack:
             try:
-                found: LLM | UsageError = stack.enter_context(LLM(self.path, config))
-            except UsageError as error:
+                config = replace(self.config, **fields)
+                found: LLM | HypoError = stack.enter_context(LLM(self.path, config))
+            except HypoError as error:
                 found = error
             yield found
 
 
-def _no_amd_card(device: str) -> tuple[Uncovered, ...]:
+def _num_weights(path: str) -> int:
+    """All numbers of a model's tensors, each of which is a multiply-add of a token at most."""
+    with open_gguf(Path(path)) as file:
+        return sum(math.prod(tensor.shape) for tensor in file.tensors.values())
+
+
+def _left_of_amd(device: str) -> tuple[Uncovered, ...]:
+    """Why no emulated AMD GPU is held against a real one."""
     why = f"the model runs on {device}, which is no AMD GPU"
+    if device.startswith("hip"):
+        why = f"{device} is held against the CPU alone"
     return (Uncovered("an emulated AMD GPU beside a real one", why),)

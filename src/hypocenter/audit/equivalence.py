@@ -31,15 +31,26 @@ class AuditSizes:
     answered: int
     chunks: tuple[int, ...]
     batches: tuple[int, ...]
+    #: Whether they are small, since a processor stands for a GPU.
+    is_simulated: bool = False
 
     @property
     def most_together(self) -> int:
-        return max(self.batches)
+        return max(self.batches, default=0)
+
+    def num_first(self, number: int) -> int:
+        """Tokens of the first step of a batch of so many requests."""
+        return self.asked + sum(length_beside(seed) for seed in range(1, number))
+
+
+def length_beside(seed: int) -> int:
+    """Tokens of the prompt of a request that runs beside the one that is looked at."""
+    return 2 + seed % 7
 
 
 USUAL = AuditSizes(96, 24, 8, (1, 7, 64), (2, 3, 8, 16, 32, 64))
 #: Where a processor stands for a GPU.
-SIMULATED = AuditSizes(20, 6, 3, (7,), (2, 5))
+SIMULATED = AuditSizes(20, 6, 3, (7,), (2, 5), is_simulated=True)
 
 
 class OwnGates:
@@ -77,8 +88,12 @@ class OwnGates:
                 yield self.whole, self.read(f"steps of {chunk}", self.sizes.read, chunk)
 
         why_not = None if self.ways.writes else _ALL_AT_ONCE
+        read, usual = self.sizes.read, SIMULATED if self.sizes.is_simulated else USUAL
+        left = [chunk for chunk in usual.chunks if chunk >= read]
+        why = f"the context and a step hold prompts of {read} tokens"
+        uncovered = tuple(Uncovered(f"steps of {chunk} tokens", why) for chunk in left)
         asks = "does a prompt give the same bits in one step and in several?"
-        return Gate("chunks", asks, "chunks", pairs, why_not=why_not)
+        return Gate("chunks", asks, "chunks", pairs, why_not=why_not, uncovered=uncovered)
 
     def _pages(self) -> Gate:
         def pairs() -> Iterator[tuple[AuditedRun, AuditedRun]]:
@@ -95,6 +110,8 @@ class OwnGates:
             why_not = "no layer of this model keeps keys and values"
         elif not self.ways.writes:
             why_not = _ALL_AT_ONCE
+        elif self.sizes.read <= self.ways.runner.block_size:
+            why_not = f"a block of the cache holds all {self.sizes.read} tokens of the prompt"
         asks = "do keys and values in scattered blocks give the bits of blocks in a row?"
         return Gate("pages", asks, "is_scattered", pairs, why_not=why_not)
 
@@ -121,8 +138,8 @@ class OwnGates:
         return Gate("decode", asks, "chunks", pairs, why_not=why_not)
 
     def _batch(self) -> Gate:
-        most = self.ways.runner.max_batch_requests
-        batches = [number for number in self.sizes.batches if number <= most]
+        most, sizes = self.ways.runner.max_batch_requests, self.sizes
+        batches = [number for number in sizes.batches if number <= most]
 
         def pairs() -> Iterator[tuple[AuditedRun, AuditedRun]]:
             alone = self.together(1)
@@ -130,11 +147,13 @@ class OwnGates:
                 yield alone, self.together(number)
 
         uncovered = []
-        if self.sizes.most_together > max(batches, default=0):
+        if sizes.most_together > max(batches, default=0):
             limit = f"the engine takes {most} requests at once"
-            uncovered.append(Uncovered(f"{self.sizes.most_together} requests together", limit))
-        if self.sizes.most_together < USUAL.most_together:
-            why = "where a processor stands for a GPU they take too long; ask by --long"
+            uncovered.append(Uncovered(f"{sizes.most_together} requests together", limit))
+        if sizes.most_together < USUAL.most_together:
+            why = f"a step takes {self.ways.runner.config.step_tokens} tokens"
+            if sizes.is_simulated:
+                why = "where a processor stands for a GPU they take too long; ask by --long"
             uncovered.append(Uncovered(f"{USUAL.most_together} requests together", why))
         asks = "has a request the same bits alone and among others?"
         return Gate(
@@ -142,7 +161,7 @@ class OwnGates:
             asks,
             "num_sequences",
             pairs,
-            why_not=None if batches else f"the engine takes {most} request at once",
+            why_not=None if batches else "a step does not take a second request",
             uncovered=tuple(uncovered),
         )
 
@@ -151,12 +170,12 @@ class OwnGates:
         ways, sizes = self.ways, self.sizes
         seeds, name = range(1, number), "alone" if number == 1 else f"among {number}"
         if not ways.writes:
-            others = [ways.reading(ways.ids(2 + seed % 7, seed)) for seed in seeds]
+            others = [ways.reading(ways.ids(length_beside(seed), seed)) for seed in seeds]
             request = ways.reading(ways.ids(sizes.asked))
             asked = {"length": sizes.asked, "num_sequences": number}
             return ways.run(name, [*others, request], asked)
         others = [
-            ways.answering(ways.ids(2 + seed % 7, seed), 2 * sizes.answered, **_DRAWN)
+            ways.answering(ways.ids(length_beside(seed), seed), 2 * sizes.answered, **_DRAWN)
             for seed in seeds
         ]
         return self.answer(name, others, num_sequences=number)

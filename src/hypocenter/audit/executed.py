@@ -31,7 +31,11 @@ from hypocenter.settings.environment import Environment
 _numbers = itertools.count(1)
 
 
-class RecordCutShort(HypoError):
+class CannotRun(HypoError):
+    """A way that an audit asks for cannot be run here, which says nothing of what it computes."""
+
+
+class RecordCutShort(CannotRun):
     """The record no longer has all that ran since a place."""
 
 
@@ -132,9 +136,10 @@ class Stretch:
             raise RecordCutShort(f"no step of the record has request {request}")
         spans = [self._span(step, request) for step in steps]
         launches = [launch for step in steps for launch in self.plans[step.plan].launches]
+        by_host = [launch for step in steps for launch in self.plans[step.plan].host_launches]
         plans = {step.plan for step in steps}
         return Executed(
-            devices=tuple(sorted({launch.device for launch in launches})),
+            devices=tuple(sorted({launch.device for launch in (*launches, *by_host)})),
             length=1 + max(int(positions[-1]) for positions, _ in spans),
             chunks=tuple(len(positions) for positions, _ in spans),
             num_sequences=max(self._num_sequences(step) for step in steps),
@@ -142,7 +147,7 @@ class Stretch:
             num_captured=sum(isinstance(e, Captured) and e.plan in plans for e in self.events),
             is_scattered=any(_is_scattered(blocks) for _, blocks in spans),
             kv_types=self._types(launches, "kv_cache"),
-            weight_types=self._types(launches, "model"),
+            weight_types=self._types((*launches, *by_host), "model"),
             kernels=tuple(dict.fromkeys(launch.kernel for launch in launches)),
             processes=() if self.pid is None else (self.pid,),
         )

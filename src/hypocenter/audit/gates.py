@@ -10,7 +10,8 @@ import msgspec
 
 from hypocenter.audit import compare
 from hypocenter.audit.compare import AuditedRun
-from hypocenter.base.errors import HypoError
+from hypocenter.audit.executed import CannotRun
+from hypocenter.base.errors import HypoError, OutOfBlocks, OutOfMemory, UsageError
 from hypocenter.verify.outcome import (
     Mistake,
     PlantedError,
@@ -20,6 +21,8 @@ from hypocenter.verify.outcome import (
     verdict_of,
 )
 
+#: Errors of a way that was not to be had: no mistake of what it computes.
+NOT_TO_BE_HAD = (UsageError, OutOfMemory, OutOfBlocks, CannotRun)
 #: Mistakes of a gate that are kept.
 _MAX_MISTAKES = 16
 
@@ -42,13 +45,18 @@ class Gate:
     uncovered: tuple[Uncovered, ...] = ()
 
     def run(self) -> Stage:
-        """Run all pairs and compare them."""
+        """Run all pairs and compare them; those that cannot be run are not audited."""
         if self.why_not is not None:
             return not_audited(self.name, self.asks, self.why_not)
         started, found = time.perf_counter(), _Found(self.axis, self.allowed)
+        uncovered = self.uncovered
         try:
             for one, other in self.pairs():
                 found.take(one, other)
+        except NOT_TO_BE_HAD as error:
+            if not found.num_pairs:
+                return not_audited(self.name, self.asks, str(error))
+            uncovered += (Uncovered("the pairs after these", str(error)),)
         except HypoError as error:
             found.mistakes.append(Mistake(str(error), "a way that did not end"))
         canary = PlantedError(" and ".join(found.planted), found.num_planted, found.num_seen)
@@ -65,7 +73,7 @@ class Gate:
             num_checks=found.num_rows,
             canary=canary,
             findings=tuple(found.mistakes[:_MAX_MISTAKES]),
-            uncovered=self.uncovered,
+            uncovered=uncovered,
             details=found.details(),
             seconds=time.perf_counter() - started,
         )
@@ -120,3 +128,14 @@ class _Found:
 def not_audited(name: str, asks: str, why: str) -> Stage:
     """A gate at which nothing was looked, with the reason."""
     return Stage(name, asks, StageVerdict.NOT_RUN, uncovered=(Uncovered(name, why),))
+
+
+def attempt(name: str, asks: str, run: Callable[[], Stage]) -> Stage:
+    """What `run` gives; not audited where it cannot be had, and wrong where it ends otherwise."""
+    try:
+        return run()
+    except NOT_TO_BE_HAD as error:
+        return not_audited(name, asks, str(error))
+    except HypoError as error:
+        mistake = Mistake(str(error), "it did not end")
+        return Stage(name, asks, StageVerdict.WRONG, findings=(mistake,))

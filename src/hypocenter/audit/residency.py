@@ -15,11 +15,11 @@ import msgspec
 from hypocenter.audit.executed import Stretch
 from hypocenter.audit.ways import Ways
 from hypocenter.device import copies
-from hypocenter.record.events import Allocated, Copied, Stepped
+from hypocenter.record.events import Allocated, Copied, PlanRecord, Stepped, TensorRecord
 from hypocenter.verify.outcome import Mistake, PlantedError, Stage, Uncovered, verdict_of
 
 NAME = "residency"
-_ASKS = "does all that a step needs stay on the device?"
+ASKS = "does all that a step needs stay on the device?"
 #: Why a copy between host and device is made while requests run: by owner and name of its tensor,
 #: and by its direction.
 _REASONS = {
@@ -27,6 +27,8 @@ _REASONS = {
     ("sampler", "*", "in"): "how tokens are chosen",
     ("step", "counts", "out"): "the end of a step",
 }
+#: What a GPU's launch of this name reads and writes goes to the host and back.
+_BY_HOST, _WHY_BY_HOST = "host_mixture", "experts on the host"
 #: The owners of what stays on the device from the load on.
 _RESIDENT = ("model", "kv_cache", "states")
 
@@ -57,14 +59,20 @@ def residency(ways: Ways, num_asked: int, num_answered: int) -> Stage:
         per_step[f"{copy.direction}: {copy.reason or copy.tensor}"] += copy.num_bytes
     num_steps = len(stretch.steps)
     per_step["in: inputs of the step"] += sum(_input_bytes(step) for step in stretch.steps)
-    uncovered = []
+    uncovered = list(_unknown(stretch))
     if device == "cpu":
         why = "host and device are one memory, so nothing is copied between them"
         uncovered.append(Uncovered("copies between host and device", why))
     num_launches = sum(len(stretch.plans[step.plan].launches) for step in stretch.steps)
+    num_by_host = sum(len(stretch.plans[step.plan].host_launches) for step in stretch.steps)
+    asks = ASKS
+    if num_by_host:
+        asks = "does all that a step needs stay on the device, but for experts on the host?"
+        why = f"the host has them: {num_by_host} launches of its own, and rows go there and back"
+        uncovered.append(Uncovered("experts", why))
     return Stage(
         name=NAME,
-        asks=_ASKS,
+        asks=asks,
         verdict=verdict_of(mistakes, planted, num_steps),
         things="steps",
         num_covered=num_steps,
@@ -75,8 +83,9 @@ def residency(ways: Ways, num_asked: int, num_answered: int) -> Stage:
         uncovered=tuple(uncovered),
         details={
             "fallbacks": len(_fallbacks(stretch, device)),
+            "launches_by_host_per_step": num_by_host / max(num_steps, 1),
             "copies": [msgspec.to_builtins(copy) for copy in sorted(set(found))],
-            "bytes_per_step": {name: total / num_steps for name, total in per_step.items()},
+            "bytes_per_step": {name: total / max(num_steps, 1) for name, total in per_step.items()},
         },
         seconds=time.perf_counter() - started,
     )
@@ -84,8 +93,7 @@ def residency(ways: Ways, num_asked: int, num_answered: int) -> Stage:
 
 def _fallbacks(stretch: Stretch, device: str) -> list[Mistake]:
     """Launches on another device, and tensors of the model that lie elsewhere."""
-    events = stretch.all_events
-    devices = {e.allocation.id: e.allocation.device for e in events if isinstance(e, Allocated)}
+    devices = _devices(stretch)
     found: dict[str, Mistake] = {}
     for step in stretch.steps:
         plan = stretch.plans[step.plan]
@@ -93,22 +101,60 @@ def _fallbacks(stretch: Stretch, device: str) -> list[Mistake]:
             if launch.device != device:
                 what = f"{launch.kernel} runs on {launch.device}, and the model on {device}"
                 found[what] = Mistake(what, plan.name)
-        for owner in _RESIDENT:
-            for tensor in stretch.tensors_given(plan.launches, owner):
-                where = devices.get(tensor.allocation, device)
-                if where != device:
-                    what = f"{tensor.name} lies on {where}, and the model on {device}"
-                    found[what] = Mistake(what, plan.name)
+        for tensor in _resident(stretch, plan):
+            where = devices.get(tensor.allocation)
+            if where not in (device, None):
+                what = f"{tensor.name} lies on {where}, and the model on {device}"
+                found[what] = Mistake(what, plan.name)
     return list(found.values())
 
 
+def _unknown(stretch: Stretch) -> Iterator[Uncovered]:
+    """Tensors of which the record does not say where they lie."""
+    devices = _devices(stretch)
+    plans = {step.plan: stretch.plans[step.plan] for step in stretch.steps}
+    tensors = {tensor.id: tensor for plan in plans.values() for tensor in _resident(stretch, plan)}
+    left = sorted(t.name for t in tensors.values() if t.allocation not in devices)
+    if left:
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        why = "the record does not have their allocations"
+        yield Uncovered(f"on which device {left[0]}{more} lie", why)
+
+
+def _resident(stretch: Stretch, plan: PlanRecord) -> Iterator[TensorRecord]:
+    """The tensors of a plan's launches that are to stay on its device."""
+    for owner in _RESIDENT:
+        yield from stretch.tensors_given(plan.launches, owner)
+
+
+def _devices(stretch: Stretch) -> dict[int, str]:
+    """The device of each allocation that the record has."""
+    events = stretch.all_events
+    return {e.allocation.id: e.allocation.device for e in events if isinstance(e, Allocated)}
+
+
 def _copies(stretch: Stretch) -> Iterator[_Copy]:
+    given = _given_to_host(stretch)
     for event in stretch.events:
         if isinstance(event, Copied):
             tensor = stretch.tensors.get(event.tensor or 0)
             name, owner = (tensor.name, tensor.owner) if tensor is not None else ("?", "?")
             reason = _reason(owner, name, event.direction)
+            if event.tensor in given:  # that of the counts may be copied for both
+                reason = ", ".join(filter(None, (reason, _WHY_BY_HOST)))
             yield _Copy(event.direction, f"{name} ({owner})", reason, event.num_bytes, event.site)
+
+
+def _given_to_host(stretch: Stretch) -> frozenset[int]:
+    """Numbers of the tensors that the host changes in place of the device, as was asked of it."""
+    return frozenset(
+        fact.tensor
+        for plan in stretch.plans.values()
+        for launch in plan.launches
+        if launch.kernel == _BY_HOST
+        for fact in launch.facts
+        if fact.tensor is not None
+    )
 
 
 def _reason(owner: str, name: str, direction: str) -> str:

@@ -18,7 +18,7 @@ from hypocenter.record.events import Allocated, Freed
 from hypocenter.verify.outcome import Mistake, PlantedError, Stage, verdict_of
 
 NAME = "memory"
-_ASKS = "does the engine give back all memory that requests take?"
+ASKS = "does the engine give back all memory that requests take?"
 #: By so much a process may grow over the second half of a soak whose requests are all alike: pages
 #: that allocators of Python and NumPy keep.
 ALLOWED_GROWTH_BYTES = 8 << 20
@@ -49,7 +49,7 @@ def soak(ways: Ways, num_rounds: int, num_together: int) -> Stage:
     planted = _plant(ways, lost)
     return Stage(
         name=NAME,
-        asks=_ASKS,
+        asks=ASKS,
         verdict=verdict_of(mistakes, planted, num_rounds),
         things="rounds of requests",
         num_covered=num_rounds,

@@ -74,11 +74,17 @@ class Ways:
         dtype = KV_DTYPES[self.runner.config.kv_dtype].name
         #: What is asked of all its requests.
         self.asked: dict[str, Any] = {
-            "devices": (self.runner.config.device,),
+            "devices": self._launching_devices,
             "weight_types": frozenset(dtype.name for dtype in self.runner.weights.dtypes),
         }
         if self.runner.arch.attention_layers:
             self.asked["kv_types"] = (dtype,)
+
+    @property
+    def _launching_devices(self) -> tuple[str, ...]:
+        """The devices that launch in a step: the host too, where it has experts."""
+        config = self.runner.config
+        return tuple(sorted({config.device, *(["cpu"] if config.num_host_layers else [])}))
 
     @property
     def width(self) -> int:

@@ -11,7 +11,7 @@ from cyclopts import Group, Parameter
 from hypocenter.base.errors import UsageError
 from hypocenter.cli.model_app import Model, ModelOptions
 from hypocenter.cli.new_file import check_new_file
-from hypocenter.cli.options import AsJson, EngineOptions, Quiet
+from hypocenter.cli.options import AsJson, EngineOptions, Quiet, naming_options
 
 _GROUP = Group("Verification", sort_key=1)
 
@@ -98,15 +98,16 @@ def verify(
         return
     effort, config = options.effort, engine.config()
     path = (models or ModelOptions()).path(model, device=engine.device, quiet=quiet)
-    cli_verify.verify(
-        path,
-        config,
-        effort,
-        with_memory=options.memory,
-        page=options.html,
-        as_json=json,
-        quiet=quiet,
-    )
+    with naming_options(EngineOptions):
+        cli_verify.verify(
+            path,
+            config,
+            effort,
+            with_memory=options.memory,
+            page=options.html,
+            as_json=json,
+            quiet=quiet,
+        )
 
 
 _AUDIT_GROUP = Group("Audit", sort_key=1)
@@ -140,13 +141,15 @@ def audit(
 ) -> None:
     """Audit what the engine does with a model, by what it records of itself.
 
-    Each gate runs the same requests in two ways and compares the bits: prompts in
-    chunks, answers token by token, batches of up to 64, graphs, other devices, two
-    ranks, before and after a death. Which way a side took is read from the
-    engine's record, and a gate fails where that is not what was asked for, or
-    where both sides took the same. Each gate plants errors and must see them.
-    The exit code is 4 when something is wrong, and 5 when a planted error was not
-    seen.
+    Most gates run the same requests in two ways and compare the bits: prompts in
+    chunks, answers token by token, batches of up to 64, graphs, before and after a
+    death. Other devices, two ranks, and ops in parts on a GPU are held to a
+    distance. Which way a side took is read from the engine's record. A gate fails
+    where that is not what was asked for, or where both sides took the same. Others
+    look at repeats, at copies between host and device, and at memory. Each gate
+    plants errors and must see them. What cannot be run is not audited, with the
+    reason. The exit code is 4 when something is wrong, and 5 when a planted error
+    was not seen.
     """
     from hypocenter.cli.verbs import audit as cli_audit
 
@@ -155,6 +158,7 @@ def audit(
         check_new_file("--html", options.html)
     config = engine.config()
     path = (models or ModelOptions()).path(model, device=engine.device, quiet=quiet)
-    cli_audit.audit(
-        path, config, is_long=options.long, page=options.html, as_json=json, quiet=quiet
-    )
+    with naming_options(EngineOptions):
+        cli_audit.audit(
+            path, config, is_long=options.long, page=options.html, as_json=json, quiet=quiet
+        )

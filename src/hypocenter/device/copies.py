@@ -31,7 +31,7 @@ from hypocenter.base.refusals import (
     WrongStrides,
 )
 from hypocenter.base.tensor import DType, Tensor
-from hypocenter.device.arrays import AnyArray, address_of, is_host
+from hypocenter.device.arrays import AnyArray, address_of, constants, is_host, kind_of, on_host
 from hypocenter.device.devices import (
     call_device,
     call_site,
@@ -87,6 +87,19 @@ def to_device(tensor: Tensor, values: Array, *, is_recorded: bool = False) -> No
             _record_copy("in", tensor, data.nbytes)
         _will_write(tensor, data.nbytes)
         copy_in(tensor.device, _who(tensor), tensor.address, data)
+
+
+def array_to_host(tensor: Tensor, array: AnyArray) -> Array:
+    """The elements of `array`, the first ones of `tensor`, for a launch of a GPU that is running:
+    it has been let through, and waits for those before it."""
+    _record_copy("out", tensor, array.nbytes)
+    return on_host(array)
+
+
+def array_to_device(tensor: Tensor, array: AnyArray, values: Array) -> None:
+    """Put as many values of its type into `array`, the first elements of `tensor`; as above."""
+    _record_copy("in", tensor, values.nbytes)
+    array[:] = constants(values, kind_of(array), array)
 
 
 def refuse_unfit(whole: Tensor, filled: Iterable[tuple[Tensor, Array]]) -> None:

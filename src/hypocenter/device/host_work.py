@@ -10,37 +10,40 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hypocenter.base.dtypes import Array
 from hypocenter.base.tensor import Tensor
-from hypocenter.device import launch
-from hypocenter.device.arrays import AnyArray, constants, is_host
+from hypocenter.device import copies, launch
+from hypocenter.device.arrays import AnyArray
 from hypocenter.device.cpu.native import NativeLaunches
 from hypocenter.device.launch import Launch
 
 
 class HostWork:
     """Launches of CPU kernels that change rows of `x` f32 [num_rows, pitch], of which the first of
-    `counts` i32 [2] are live; both lie on the host, and stand for tensors of a GPU."""
+    `counts` i32 [2] are live. Those of the host stand for a GPU's, `on_gpu`, in that order."""
 
-    def __init__(self, launches: Sequence[Launch], x: Tensor, counts: Tensor) -> None:
+    def __init__(
+        self,
+        launches: Sequence[Launch],
+        x: Tensor,
+        counts: Tensor,
+        on_gpu: tuple[Tensor, Tensor],
+    ) -> None:
         self.launches = tuple(launches)
         self._rows, self._counts = x.data, counts.data
+        self._on_gpu = on_gpu
         self._native: NativeLaunches | None = None
         #: Where these note how far they are, which nobody reads.
         self._word = np.zeros(1, np.uint64)
 
     def __call__(self, x: AnyArray, counts: AnyArray) -> None:
-        """Do it with a GPU's `x` and `counts`, flat, of as many elements."""
-        self._counts[:] = _on_host(counts)
+        """Do it with the arrays of the GPU's tensors, flat, of as many elements."""
+        on_gpu, counts_on_gpu = self._on_gpu
+        self._counts[:] = copies.array_to_host(counts_on_gpu, counts)
         num_live = int(self._counts[0]) * self._rows.shape[1]
         rows = self._rows.reshape(-1)[:num_live]
-        rows[:] = _on_host(x[:num_live])
+        rows[:] = copies.array_to_host(on_gpu, x[:num_live])
         if self._native is None:
             launch.compile_all(self.launches)
             self._native = launch.native(tuple(enumerate(self.launches)))
         launch.run_within(self._native, self.launches, self._word.ctypes.data)
-        x[:num_live] = rows if is_host(x) else constants(rows, "float32", x)
-
-
-def _on_host(array: AnyArray) -> Array:
-    return array if isinstance(array, np.ndarray) else array.cpu().numpy()
+        copies.array_to_device(on_gpu, x[:num_live], rows)

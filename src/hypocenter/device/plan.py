@@ -191,10 +191,11 @@ class Plan:
     def every_launch(self) -> tuple[Launch, ...]:
         """The launches, those of marks, and those of what the host does."""
         marks = (mark for _, mark in self._marks if isinstance(mark, Launch))
-        return (*self.launches, *marks, *self._launches_of_host)
+        return (*self.launches, *marks, *self.host_launches)
 
     @property
-    def _launches_of_host(self) -> tuple[Launch, ...]:
+    def host_launches(self) -> tuple[Launch, ...]:
+        """Those of the CPU that launches of the plan make."""
         return tuple(made for work in self._host_work.values() for made in work.launches)
 
     @functools.cached_property
@@ -217,7 +218,7 @@ class Plan:
         if self._device == "cpu":
             launch.compile_all(self.launches, progress)
         elif self._host_work:
-            launch.compile_all(self._launches_of_host, progress)
+            launch.compile_all(self.host_launches, progress)
         if self._is_short:
             self._native = launch.native(self._numbered)
 

@@ -123,12 +123,16 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The launches of a step (`name` says of which shape), in order, over static buffers."""
+    """The launches of a step (`name` says of which shape), in order, over static buffers.
+
+    `host_launches` are those of the CPU that launches of a GPU make in their place.
+    """
 
     id: int
     name: str
     device: str
     launches: tuple[LaunchRecord, ...]
+    host_launches: tuple[LaunchRecord, ...] = ()
 
 
 class Values(msgspec.Struct, frozen=True):

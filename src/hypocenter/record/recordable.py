@@ -32,8 +32,8 @@ class Launchable(Protocol):
 class Planned(Protocol):
     """What is recorded of a plan, which `device/plan.py` makes: launches that run in order.
 
-    `graph` is the number of the graph that the next run replays, or 0; `tag` tells its marks from
-    those of other plans.
+    `host_launches` are those of the CPU that some of them make. `graph` is the number of the graph
+    that the next run replays, or 0; `tag` tells its marks from those of other plans.
     """
 
     name: str
@@ -44,6 +44,9 @@ class Planned(Protocol):
 
     @property
     def launches(self) -> Sequence[Launchable]: ...
+
+    @property
+    def host_launches(self) -> Sequence[Launchable]: ...
 
     @property
     def graph(self) -> int: ...

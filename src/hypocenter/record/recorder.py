@@ -596,7 +596,14 @@ class Recorder:
         if number is None:
             number = self._plans[plan] = next(self._plan_ids)
             launches = tuple(self.catalogue.launch(launch) for launch in plan.launches)
-            told = PlanRecord(id=number, name=plan.name, device=plan.device, launches=launches)
+            of_host = tuple(self.catalogue.launch(launch) for launch in plan.host_launches)
+            told = PlanRecord(
+                id=number,
+                name=plan.name,
+                device=plan.device,
+                launches=launches,
+                host_launches=of_host,
+            )
             self._static(told)
         return number
 

@@ -646,6 +646,9 @@ class EngineConfig:
     def _require_what_goes_with_host_layers(self) -> None:
         if not self.num_host_layers:
             return
+        if self.cpu_moe and self.n_cpu_moe:
+            twice = "cpu_moe is given as well, which has the experts of all layers; give one"
+            raise BadSetting("n_cpu_moe", self.n_cpu_moe, twice)
         name, value = ("cpu_moe", True) if self.cpu_moe else ("n_cpu_moe", self.n_cpu_moe)
         limits = {
             self.device == "cpu": "a CPU has all of the model; leave it out, or name a GPU",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hypocenter.base.errors import BadSetting
 from hypocenter.device import devices
 from hypocenter.device.choice import with_device
 from hypocenter.device.cpu.lang import instruction_set
@@ -62,8 +63,12 @@ def verify(
 ) -> Verification:
     """Look whether the device computes the model at `path` rightly.
 
-    The time begins when the model is loaded. Raises as `load_runner` does.
+    The time begins when the model is loaded. Raises as `load_runner` does, and BadSetting for a
+    draft model.
     """
+    if config.draft_model is not None:
+        limit = "one model is verified at a time; leave it out, and verify that one by itself"
+        raise BadSetting("draft_model", config.draft_model, limit)
     with open_gguf(Path(path)) as file:
         config, _ = with_device(file.path, config)
         config = with_short_context(file, config, _MAX_CONTEXT)
