@@ -45,7 +45,7 @@ BUDGETS = {
     "peers": 1_100,
     "server": 15_200,
     "ray": 650,
-    "cli": 9_700,
+    "cli": 9_750,
     "audit": 1_860,
     "evals": 270,
     "package": 140,

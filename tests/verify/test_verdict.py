@@ -125,6 +125,8 @@ def test_a_page_that_cannot_be_written_takes_no_tests(
     assert first.is_file()
     assert f"{second}: File exists; the test was not written" in said
     assert said.count(str(page)) == 1
+
+
 @pytest.mark.parametrize("command", ["verify", "audit"])
 def test_a_draft_model_is_refused_by_its_option(
     command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
