@@ -21,21 +21,21 @@ def _finish(plugin: Costs, exitstatus: int = 0, **of_config: Any) -> SimpleNames
 def test_a_file_or_a_tier_that_costs_too_much_is_told() -> None:
     assert beyond_limits({"a": MOST_SECONDS_OF_A_FILE, costs.SET_UP: 80.0}) == []
     (told,) = beyond_limits({"a": MOST_SECONDS_OF_A_FILE + 1, "b": 1.0})
-    assert told.startswith("a took 61 processor seconds; a file of the fast tier may take 60")
+    assert told.startswith("a took 121 processor seconds; a file of the fast tier may take 120")
     many = dict.fromkeys(range(100), MOST_SECONDS / 100)
     assert beyond_limits(cast(Any, many)) == []
     (told,) = beyond_limits({**cast(Any, many), "one more": 1.0})
-    assert told.startswith("the fast tier took 1301 processor seconds")
+    assert told.startswith("the fast tier took 2001 processor seconds")
 
 
 def test_what_workers_took_is_added_and_makes_a_run_red() -> None:
     worker, controller = Costs(is_limited=True), Costs(is_limited=True)
-    worker.of_files = {"a": 40.0}
+    worker.of_files = {"a": 80.0}
     output: dict[str, Any] = {}
     assert _finish(worker, workeroutput=output).exitstatus == 0
     for number in (1, 2):
         controller.pytest_testnodedown(SimpleNamespace(workeroutput=output))
-        assert controller.of_files == {"a": 40.0 * number}
+        assert controller.of_files == {"a": 80.0 * number}
         assert _finish(controller).exitstatus == number - 1
     assert _finish(controller, exitstatus=2).exitstatus == 2
     unlimited = Costs(is_limited=False)
