@@ -95,6 +95,15 @@ def test_infinity_of_float16_that_the_result_hides_is_the_cause() -> None:
     assert "each of 64 elements satisfies the comparison" in root.proof.green
 
 
+def test_a_sum_that_is_too_large_behind_squares_that_are_too_large_hides_nothing() -> None:
+    """With another number for the squares the sum is infinite, and the root of what is left no
+    number: each is put right before it is asked whether infinity led to what is wrong."""
+    text = SCALED.replace("tl.sum(x * x, axis=0)", "tl.sum((x * 8) * (x * 8), axis=0) / 64")
+    [root] = examined(text, gave=np.zeros_like(X)).roots
+    assert (root.cause, root.argument, root.line) == (Cause.NONFINITE_VALUE, "x_ptr", 4)
+    assert "`(x * 8) * (x * 8)` at scaled_kernel.py:5 gives inf of" in root.sentence
+
+
 @pytest.mark.parametrize(
     "changes",
     [

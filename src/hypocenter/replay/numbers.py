@@ -61,9 +61,10 @@ class NumberTrace:
 
 @dataclass(slots=True)
 class _Seen:
-    """What one replay saw; `repaired` is the place, in its program, of what gives zeros."""
+    """What one replay saw; `repaired` are the places, in their program, of what gives `instead`."""
 
-    repaired: tuple[str, tuple[Site, ...]] | None = None
+    repaired: frozenset[tuple[str, tuple[Site, ...]]] = frozenset()
+    instead: float = 0.0
     program: tuple[int, int, int] = (0, 0, 0)
     num_of_program: int = 0
     steps: list[NumberStep] = field(default_factory=list)
@@ -79,7 +80,7 @@ class _Seen:
         operands: tuple[Array, ...],
         result: Array,
     ) -> Array | None:
-        """An operation gave what is not finite; zeros for the one that is repaired."""
+        """An operation gave what is not finite; `instead` for one that is repaired."""
         if program != self.program:
             self.program, self.num_of_program = program, 0
         self.num_of_program += 1
@@ -87,8 +88,8 @@ class _Seen:
         if made is None:
             return None
         sites = tuple(recorded_site(site_of(frame)) for frame in kernel_frames())
-        if self.repaired == (operation, sites):
-            return np.where(made, 0.0, result)
+        if (operation, sites) in self.repaired:
+            return np.where(made, self.instead, result)
         if len(self.steps) < MAX_STEPS:
             flat = int(made.argmax())
             lane = tuple(int(n) for n in np.unravel_index(flat, made.shape))
@@ -172,7 +173,7 @@ def trace_numbers(
             if key in tried or len(tried) >= MAX_TRIED:
                 continue
             tried[key] = None
-            again = _Seen(repaired=key, program=stored[0], wanted=lambda values: True)
+            again = _Seen(frozenset({key}), program=stored[0], wanted=lambda values: True)
             run(again, [number])
             found = again.stored_at(address)
             if found is not None and np.isfinite(found[1]):
@@ -199,19 +200,20 @@ def numbers_made(
     *,
     text: KernelText,
     corrections: Mapping[str, Any] | None = None,
-    without: NumberStep | None = None,
+    without: Sequence[NumberStep] = (),
     seconds: float = 4.0,
 ) -> NumbersMade | None:
     """The whole launch at `place` with a text of its kernel, and `corrections` as in a replay.
 
-    In the place of what is not finite of the operation `without` stand zeros, in each program.
+    In the place of what is not finite of the operations `without` stand ones, in each program: 0
+    would be what a division by infinity gives.
     None where an access was wrong, or not all of it was replayed. Raises as `replay_place` does.
     """
     launch = index.launch(place)
     try:
         kernel = kernel_of(index, launch, allow_source=text.may_run, edited=text.edited)
         rebuilt = Rebuilt(index, place, launch, dict(corrections or {}))
-        seen = _Seen() if without is None else _Seen((without.operation, without.sites))
+        seen = _Seen(frozenset((step.operation, step.sites) for step in without), instead=1.0)
         report = replay(
             kernel,
             rebuilt.grid,

@@ -2,7 +2,7 @@
 
 A scale of 1 / sqrt(infinity) is 0, so what is stored is finite and wrong. Proven where the replay
 stores what was found, makes infinity of finite numbers, and with one load in float32 makes none and
-satisfies the program's own comparison in every element. With zeros in the place of the infinity
+satisfies the program's own comparison in every element. With repairs in the place of the infinity
 each wrong element has to change, since float32 mends what was merely rounded as well.
 """
 
@@ -66,11 +66,22 @@ def _by_replay(case: Case, event: ComparedUnequal, side: StoredSide) -> Claim | 
     before = replay_of(None)
     if before is None or not before.steps or not side.is_found_by(before):
         return None
-    text = KernelText(case.allow_source)
-    zeroed = numbers_made(case.index, place, text=text, without=before.steps[0])
-    if not side.wrong_ones_change(before, zeroed):  # it leads to none of them, or not to all
-        return None
     stop = case.limit.until(SECONDS)
+    repaired = before
+    repairs: list[NumberStep] = []
+    while repaired.steps:  # ones for one operation may leave a sum behind it that is too large
+        if len(repairs) >= MAX_TRIES or time.monotonic() > stop:
+            return None
+        repairs.append(repaired.steps[0])
+        text = KernelText(case.allow_source)
+        made = numbers_made(case.index, place, text=text, without=repairs)
+        if made is None:
+            return None
+        repaired = made
+    if not side.wrong_ones_change(
+        before, repaired
+    ):  # infinity leads to none of them, or not to all
+        return None
     fitting: list[tuple[str, MaskEdit]] = []
     for number, (parameter, edit) in enumerate(_edits(case, side.use, source)):
         if number >= MAX_TRIES or time.monotonic() > stop:
@@ -115,8 +126,8 @@ def _claim(
         proof=Proof(
             f"{event.compared_at}: {one.name}{at} is {one.value:.6g} and {other.name}{at} "
             f"{other.value:.6g}; the replay of {use.where} stores what was found in every element, "
-            f"and {where} gives {step.value} in program {step.program}; with 0 instead it stores "
-            "another number in each wrong element",
+            f"and {where} gives {step.value} in program {step.program}; with 1 for "
+            "what is not finite it stores another number in each wrong element",
             f"`{edit.now}` in line {edit.line}",
             f"the same replay makes nothing infinite, and each of "
             f"{count_text(event.num_elements, 'element')} satisfies the comparison",
