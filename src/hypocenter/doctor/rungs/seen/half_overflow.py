@@ -78,10 +78,8 @@ def _by_replay(case: Case, event: ComparedUnequal, side: StoredSide) -> Claim | 
         if made is None:
             return None
         repaired = made
-    if not side.wrong_ones_change(
-        before, repaired
-    ):  # infinity leads to none of them, or not to all
-        return None
+    if not side.wrong_ones_change(before, repaired):
+        return None  # infinity leads to none of them, or not to all
     fitting: list[tuple[str, MaskEdit]] = []
     for number, (parameter, edit) in enumerate(_edits(case, side.use, source)):
         if number >= MAX_TRIES or time.monotonic() > stop:
