@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import weakref
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from hypocenter.base.results import TokenLogprob, TopLogprob
 from hypocenter.server.generation import AnswerOrder, Generation
 from hypocenter.server.inquiry import NEWS_OF_A_TURN, Inquiry
+from hypocenter.server.routes import Service
 from hypocenter.settings.config import SamplingParams
 from hypocenter.wire.messages import Accepted, Ending, Piece
 
@@ -92,6 +95,33 @@ def test_logprobs_are_no_work_for_the_collector() -> None:
     assert not gc.is_tracked(TOP[0])
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_what_was_answered_goes_without_the_collector(leaves: bool) -> None:
+    """A hundred answers with logprobs are as many megabytes, and the collector seldom comes by."""
+
+    async def work() -> weakref.ref[Inquiry]:
+        supervisor: Any = SilentOrNot(leaves)
+        inquiry = Inquiry(supervisor, "one", AnswerOrder([(5,), (5,)], SamplingParams(seed=3)))
+        inquiry.form = SimpleNamespace(inquiry=inquiry)
+        for choice in inquiry.choices:
+            choice.generation.watcher = lambda generation, event, held=inquiry: None
+        await inquiry.accept()
+        if leaves:
+            inquiry.cancel()
+        else:
+            assert len([news async for news in inquiry.pieces()]) == 2
+        service: Any = SimpleNamespace(open={}, ended={}, slots=None, traces=None)
+        Service.remember(service, inquiry, "cancelled" if leaves else "completed")
+        supervisor.submitted.clear()
+        return weakref.ref(inquiry)
+
+    gc.disable()
+    try:
+        assert asyncio.run(asyncio.wait_for(work(), 20))() is None
+    finally:
+        gc.enable()
+
+
 class Silent(Answering):
     """Its worker says what the test has it say."""
 
@@ -102,6 +132,18 @@ class Silent(Answering):
     def say(self, ending: Ending | None = None) -> None:
         [generation] = self.submitted
         generation.take(Piece(generation.id, "z", (7,), ending=ending))
+
+
+class SilentOrNot(Silent):
+    def __init__(self, is_silent: bool) -> None:
+        super().__init__()
+        self._submit = Silent.submit if is_silent else Answering.submit
+
+    def submit(self, generation: Generation) -> None:
+        self._submit(self, generation)
+
+    def cancel(self, generation: Generation) -> None:
+        generation.leave()
 
 
 def test_a_stream_says_once_for_each_while_that_nothing_came(

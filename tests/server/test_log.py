@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import logging
@@ -12,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from recorded.bundles import background
@@ -20,7 +21,7 @@ from recorded.bundles import background
 from hypocenter.base.errors import UsageError
 from hypocenter.record import bundle as bundles
 from hypocenter.server import faults
-from hypocenter.server.operating.access import _as_text
+from hypocenter.server.operating.access import AccessLog, _as_text
 from hypocenter.server.operating.log import (
     MAX_WAITING,
     JsonLines,
@@ -263,3 +264,15 @@ def test_a_report_is_not_written_through_a_link(
     with pytest.raises(OSError, match="Not a directory"):
         keeper._write_report(home / "fault-2")
     assert [Path(one.bundle).name for one in keeper.list_all(str)] == ["fault-1"]
+
+
+def test_the_scope_of_a_request_keeps_nothing_of_it() -> None:
+    """A connection that stays open keeps the scope of its last request: hundreds of them idle."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        scope["state"]["inquiry"] = None
+        scope["state"]["body"] = bytes(1000)
+
+    scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "state": {}}
+    asyncio.run(AccessLog(answer)(scope, cast(Any, None), cast(Any, None)))
+    assert scope["state"] == {}

@@ -281,3 +281,10 @@ class Generation:
         for told in (self.watcher, self.listener):
             if told is not None:
                 told(self, event)
+        if self.is_done:
+            self.forget_who_waits()
+
+    def forget_who_waits(self) -> None:
+        """Nothing more is said of it. Who waits has it too: in a circle both, with all that was
+        answered, would stay until the collector of garbage comes by."""
+        self.watcher = self.listener = None

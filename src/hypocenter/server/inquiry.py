@@ -201,6 +201,7 @@ class Inquiry:
         for choice in self.choices:
             if not choice.generation.is_done:
                 self.supervisor.cancel(choice.generation)
+            choice.generation.forget_who_waits()
 
     def end_early(self) -> None:
         """Have all end with what they have; who waits is told so."""

@@ -40,7 +40,7 @@ from hypocenter.server.hosting.terms import MAX_MODELS, ModelTerms, require_own_
 from hypocenter.server.intake.bodies import Bodies
 from hypocenter.server.intake.strangers import is_host, is_loopback
 from hypocenter.server.metrics import Metrics
-from hypocenter.server.operating.heap import return_freed_blocks
+from hypocenter.server.operating.heap import Heap, return_freed_blocks
 from hypocenter.server.operating.listening import (
     BACKLOG,
     Certificate,
@@ -209,8 +209,10 @@ async def _serve(
             looking = loop.create_task(hosting.run())
         return_freed_blocks()
         gc.freeze()  # modules stay; looking through them over and over held up everybody
+        heap = Heap()
         while not answering.done() and not _is_over(hosting):
             await asyncio.wait({answering}, timeout=_LOOK_SECONDS)
+            await heap.look()
     finally:
         if looking is not None:
             looking.cancel()

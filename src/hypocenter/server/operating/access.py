@@ -72,6 +72,8 @@ class AccessLog:
                     "request_id": name,
                 }
                 log.log(level, "%s", _as_text(data), extra={"event": "request", "data": data})
+            # A connection keeps the scope of its last request, which would keep the whole answer.
+            state.clear()
 
 
 def _of_inquiry(inquiry: Inquiry | None, began: float) -> dict[str, Any]:
