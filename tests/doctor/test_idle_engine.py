@@ -71,7 +71,7 @@ BETWEEN = (
     (FILE.replace("engine/scheduler", "record/recorder"), 103, "recording_defects"),
     ("/usr/lib/python3.11/contextlib.py", 137, "__enter__"),
     (ENGINE, TURN, "_take_turn"),
-    (ENGINE, TURN - 100, "complete"),
+    (ENGINE, 1, "complete"),
 )
 
 
@@ -81,8 +81,27 @@ def test_a_thread_between_two_steps_goes_round_too() -> None:
     assert "about to make the next step" in root.sentence
     waits = (("/usr/lib/python3.11/threading.py", 327, "wait"), *BETWEEN)
     assert not diagnose(hung(*waits), without=("replay",)).roots
-    locked = (*BETWEEN[:2], (ENGINE, TURN - 2, "_take_turn"), BETWEEN[3])
-    assert not diagnose(hung(*locked), without=("replay",)).roots
+
+
+def line_of(text: str) -> int:
+    lines = Path(ENGINE).read_text().splitlines()
+    return 1 + next(at for at, line in enumerate(lines) if line.strip().startswith(text))
+
+
+def test_wherever_it_stands_between_two_steps() -> None:
+    """A sample of the stack may fall on any line of the way."""
+    turn, asked = BETWEEN[2], line_of("return os.getpid() == self._process")
+    for within in (
+        ((ENGINE, asked, "is_of_this_process"), (ENGINE, asked + 6, "require_own_process"), turn),
+        ((ENGINE, line_of("self._num_turns += 1"), "_end_turn"), turn),
+        ((ENGINE, 1, "<genexpr>"),),
+        (),
+    ):
+        root = diagnose(hung(*within, BETWEEN[3]), without=("replay",)).roots[0]
+        assert (root.cause, root.file, root.line) == (Cause.ENDLESS_LOOP, None, None)
+    for waits in ("with self._turn_ended", "self._turn_ended.wait_for"):
+        of_another = ((ENGINE, line_of(waits), "_take_turn"), BETWEEN[3])
+        assert not diagnose(hung(*of_another), without=("replay",)).roots
 
 
 def test_a_prompt_of_which_all_tokens_were_found_is_told() -> None:

@@ -18,10 +18,12 @@ from hypocenter.record.raised import statement_at
 #: A frame as faulthandler writes it, the innermost first.
 _FRAME = re.compile(r'^  File "([^"\n]{1,4096})", line (\d{1,9}) in ([^\n]{1,200})$', re.M)
 #: Frames of the engine lie in this folder of the package; its steps in this function of it, which
-#: another one calls.
-_FOLDER, _STEP, _TURN, _CALL = "/hypocenter/engine/", "_step", "_take_turn", "work()"
-#: What stands between these two, and waits for nobody.
+#: these call over and over.
+_FOLDER, _STEP, _DRIVES = "/hypocenter/engine/", "_step", ("complete", "follow")
+#: What else stands between these, and waits for nobody.
 _BETWEEN = ("/contextlib.py", "/hypocenter/record/recorder.py")
+#: Where the engine waits for another thread that steps.
+_WAITS = ("with self._turn_ended", "self._turn_ended.wait_for")
 _MAX_FRAMES = 8
 
 
@@ -89,13 +91,16 @@ def _decides(frames: list[_Frame]) -> _Frame | None:
 
 
 def _is_beginning(frames: list[_Frame]) -> bool:
-    """Whether the thread has its turn, and what it stands in goes on to a step."""
-    turns = [
-        at for at, frame in enumerate(frames) if frame.function == _TURN and _is_engines(frame)
-    ]
-    if not turns or statement_at(frames[turns[0]].file, frames[turns[0]].line) != _CALL:
-        return False
-    return all(_path(frame).endswith(_BETWEEN) for frame in frames[: turns[0]])
+    """Whether the thread goes from step to step, and what it stands in waits for nobody."""
+    drives = [at for at, frame in enumerate(frames) if frame.function in _DRIVES]
+    within = frames[: drives[0] + 1] if drives else []
+    return bool(within and _is_engines(within[-1])) and all(map(_goes_on, within))
+
+
+def _goes_on(frame: _Frame) -> bool:
+    if not _is_engines(frame):
+        return _path(frame).endswith(_BETWEEN)
+    return not statement_at(frame.file, frame.line).startswith(_WAITS)
 
 
 def _all_found(case: Case, entered: Entered) -> str | None:
