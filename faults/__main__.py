@@ -125,8 +125,8 @@ def _rows(
 
 def _again(cases: Sequence[Case], work: Path) -> int:
     """From the bundles of an earlier run: which are named rightly by the doctor as it is now."""
-    found = {case.key: case.is_named_again(work / case.collection, ()) for case in cases}
-    judged = {name: is_named for name, is_named in found.items() if is_named is not None}
+    found = {case.key: case.named_again(work / case.collection, ()) for case in cases}
+    judged = {name: again.is_right for name, again in found.items() if again is not None}
     for name, is_named in judged.items():
         print(f"{name:<34} {'right' if is_named else 'NOT RIGHT'}")
     print(f"{sum(judged.values())} of {len(judged)} are named rightly")

@@ -21,7 +21,7 @@ import msgspec
 from faults.judge import Root, Verdict, judged
 from faults.program import Program, programs
 from faults.report import environment_of, json_of, without_folder
-from faults.row import Case, Platform, Role, Row
+from faults.row import Again, Case, Platform, Role, Row
 from faults.truth import Truth
 
 #: Of one run: machine code is slow here, and slower beside other work.
@@ -73,7 +73,7 @@ class MachineCase(Case):
         roles = [Role.FAULT, *([Role.TWIN] if self.program.has_twin else [])]
         return [self._row(work / f"{self.name}-{role}", role) for role in roles]
 
-    def is_named_again(self, work: Path, without: Collection[str]) -> bool | None:
+    def named_again(self, work: Path, without: Collection[str]) -> Again | None:
         return None
 
     def _row(self, folder: Path, role: Role) -> Row:

@@ -35,7 +35,7 @@ from faults.report import (
     with_edits,
     without_folder,
 )
-from faults.row import Case, Platform, Role, Row
+from faults.row import Again, Case, Platform, Role, Row
 from faults.truth import LARGER, TOO_SMALL, Fix, Truth
 
 TABLES = ROOT / "faults" / "patches"
@@ -133,7 +133,7 @@ class Patch(Case):
         )
         return [row if self.is_harmless else row.with_verdict(self.verdict(roots, source))]
 
-    def is_named_again(self, work: Path, without: Collection[str]) -> bool | None:
+    def named_again(self, work: Path, without: Collection[str]) -> Again | None:
         from hypocenter.doctor.doctor import diagnose
         from hypocenter.record.bundle import load
 
@@ -143,7 +143,8 @@ class Patch(Case):
         good = load(str(Bench(work).good(self.program)[0])) if self.wants_good else None
         found = diagnose(load(str(folder / "bundle")), good, allow_source=True, without=without)
         roots = [told_of(root) for root in msgspec.to_builtins(found.roots)]
-        return self.verdict(roots, folder / "src" / "hypocenter").says == "right"
+        verdict = self.verdict(roots, folder / "src" / "hypocenter")
+        return Again.of(found, verdict.says == "right")
 
     def verdict(self, roots: list[Root] | None, package: Path) -> Verdict:
         """What the causes of a report are worth.

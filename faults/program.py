@@ -35,7 +35,7 @@ from faults.report import (
     with_edits,
     without_folder,
 )
-from faults.row import Case, Platform, Role, Row
+from faults.row import Again, Case, Platform, Role, Row
 from faults.truth import Fix, Truth
 from hypocenter.base.errors import UsageError
 
@@ -89,7 +89,7 @@ class Program(Case):
             *(self._healthy(platform, work / f"{self.name}-right", role) for role in twins),
         ]
 
-    def is_named_again(self, work: Path, without: Collection[str]) -> bool | None:
+    def named_again(self, work: Path, without: Collection[str]) -> Again | None:
         from hypocenter.doctor.doctor import diagnose
         from hypocenter.record.bundle import load
 
@@ -98,7 +98,7 @@ class Program(Case):
             return None
         found = diagnose(load(str(folder)), allow_source=True, without=without)
         roots = [told_of(root) for root in msgspec.to_builtins(found.roots)]
-        return self.verdict(roots).says == "right"
+        return Again.of(found, self.verdict(roots).says == "right")
 
     def verdict(self, roots: list[Root] | None) -> Verdict:
         """What the causes of a report on it are worth."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 
 from faults.judge import Says, Verdict
+from hypocenter.doctor import diagnosis
 
 
 class Platform(StrEnum):
@@ -85,6 +87,19 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Whether a bundle still names its fault, and the rungs that confirmed something of it."""
+
+    is_right: bool
+    rungs: frozenset[str]
+
+    @classmethod
+    def of(cls, found: diagnosis.Diagnosis, is_right: bool) -> Again:
+        confirmed = (one for one in found.hypotheses if one.verdict is diagnosis.Verdict.CONFIRMED)
+        return cls(is_right, frozenset(one.diagnostic for one in confirmed))
+
+
 class Case(ABC):
     """A fault with its twin, or something healthy, of one collection."""
 
@@ -107,8 +122,8 @@ class Case(ABC):
         """Run it and its twin below the doctor; `work` is the folder of its collection."""
 
     @abstractmethod
-    def is_named_again(self, work: Path, without: Collection[str]) -> bool | None:
-        """Whether the bundle that `run` left names the fault without some of the doctor's rungs.
+    def named_again(self, work: Path, without: Collection[str]) -> Again | None:
+        """What the bundle that `run` left tells of the fault without some of the doctor's rungs.
 
         None where it left none.
         """

@@ -16,7 +16,7 @@ import msgspec
 from faults.harmless import harmless
 from faults.judge import Root, Verdict, judged, refuted
 from faults.report import means_the_same, told_of, with_edits
-from faults.row import Case, Platform, Role, Row
+from faults.row import Again, Case, Platform, Role, Row
 from faults.victim import Harmless, Planted, Victim, victims
 from faults.victim_run import Outcome, run_child
 from hypocenter.base.errors import UsageError
@@ -98,7 +98,7 @@ class VictimCase(Case):
         )
         return row.with_verdict(self.verdict(roots, outcome.bundle))
 
-    def is_named_again(self, work: Path, without: Collection[str]) -> bool | None:
+    def named_again(self, work: Path, without: Collection[str]) -> Again | None:
         folder = work / self.name
         made = next(
             (folder / one for one in ("again", "victim") if _has_bundle(folder / one)), None
@@ -110,7 +110,8 @@ class VictimCase(Case):
             good = bundles.load(folder / "twin" / "bundle")
         found = diagnose(bundle, good, allow_source=True, without=without)
         verdict = self.verdict(_roots(found), bundle)
-        return verdict.says == "right" and _explains(found, self.victim.address)
+        is_right = verdict.says == "right" and _explains(found, self.victim.address)
+        return Again.of(found, is_right)
 
     def verdict(self, roots: Sequence[Root] | None, bundle: Bundle | None) -> Verdict:
         """What the causes of a report are worth; its fix must give a kernel back its own text."""
@@ -145,7 +146,7 @@ class HarmlessCase(Case):
         outcome = run_child(self.change, folder / "it", twin=False)
         return [_healthy(self, Role.HEALTHY, platform, outcome, healthy)]
 
-    def is_named_again(self, work: Path, without: Collection[str]) -> bool | None:
+    def named_again(self, work: Path, without: Collection[str]) -> Again | None:
         return None
 
 

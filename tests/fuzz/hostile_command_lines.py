@@ -32,7 +32,7 @@ from hypocenter.settings.environment import KNOWN
 
 #: Where a right command line has been understood, and work would begin.
 DOORS = (
-    "hypocenter.engine.llm.LLM",
+    "hypocenter.engine.llm.LLM.__init__",
     "hypocenter.cli.verbs.doctor.watch",
     "hypocenter.cli.verbs.kernels.compile_all",
     "hypocenter.cli.verbs.kernels.Worker.start",
