@@ -9,11 +9,20 @@ import weakref
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from hypocenter.base.results import TokenLogprob, TopLogprob
+from hypocenter.server.api_error import ApiError
 from hypocenter.server.generation import AnswerOrder, Generation
-from hypocenter.server.inquiry import NEWS_OF_A_TURN, Inquiry
+from hypocenter.server.inquiry import (
+    LOGPROB_BYTES,
+    NEWS_OF_A_TURN,
+    TOKEN_BYTES,
+    UNCOUNTED_BYTES,
+    Inquiry,
+)
+from hypocenter.server.intake.bodies import Bodies
 from hypocenter.server.routes import Service
 from hypocenter.settings.config import SamplingParams
 from hypocenter.wire.messages import Accepted, Ending, Piece
@@ -120,6 +129,40 @@ def test_what_was_answered_goes_without_the_collector(leaves: bool) -> None:
         assert asyncio.run(asyncio.wait_for(work(), 20))() is None
     finally:
         gc.enable()
+
+
+def test_what_is_kept_of_answers_is_counted_and_bounded() -> None:
+    """A hundred long answers with logprobs in one request would be gigabytes of the server's."""
+    piece = Piece(1, "zz", (7, 7), (TokenLogprob(5, b"a", -0.5, TOP),) * 2)
+
+    async def kept(bodies: Bodies, *, keeps_logprobs: bool) -> int:
+        supervisor, held = Silent(), bodies.of("client")
+        order = AnswerOrder([(5,)], SamplingParams(seed=3))
+        inquiry = Inquiry(cast(Any, supervisor), "one", order, held=held)
+        inquiry.keeps_logprobs = keeps_logprobs
+        await inquiry.accept()
+        [generation] = supervisor.submitted
+        for number in range(500):
+            ending = Ending("stop") if number == 499 else None
+            generation.take(msgspec.structs.replace(piece, ending=ending))
+        try:
+            async for _ in inquiry.pieces():
+                pass
+            return bodies.num_bytes
+        finally:
+            held.release()
+            assert bodies.num_bytes == 0
+
+    def of(max_bytes: int, *, keeps_logprobs: bool = True) -> int:
+        return asyncio.run(kept(Bodies(max_bytes), keeps_logprobs=keeps_logprobs))
+
+    num_bytes = 1000 * TOKEN_BYTES + 3000 * LOGPROB_BYTES - UNCOUNTED_BYTES
+    assert of(2 * num_bytes) == num_bytes
+    with pytest.raises(ApiError, match="your requests and their answers hold") as refused:
+        of(2 * num_bytes - 2)
+    assert (refused.value.status, refused.value.code) == (429, "bodies_full")
+    streamed = 1000 * TOKEN_BYTES - UNCOUNTED_BYTES
+    assert of(2 * streamed, keeps_logprobs=False) == streamed
 
 
 class Silent(Answering):

@@ -152,7 +152,7 @@ def test_bodies_have_a_bound_together_and_each_client_has_half_of_it() -> None:
     bodies = Bodies(1000)
     first, second, third = bodies.of("a"), bodies.of("a"), bodies.of("b")
     first.take(300)
-    with pytest.raises(ApiError, match="your requests that are being read hold 600 bytes") as info:
+    with pytest.raises(ApiError, match="your requests and their answers hold 600 bytes") as info:
         second.take(300)
     assert (info.value.status, info.value.code, info.value.retry) == (429, "bodies_full", True)
     second.take(200)

@@ -177,7 +177,8 @@ class ServeOptions:
         int,
         Parameter(
             name="--body-memory",
-            help="MiB that requests may take together while they are read; then come 429s.",
+            help="MiB that requests being read and answers not sent yet may take together; "
+            "then come 429s.",
         ),
     ] = 256
     grace: Annotated[

@@ -46,6 +46,8 @@ class AnswerForm(ABC):
 
     #: Of its stream.
     media_type = "text/event-stream"
+    #: Whether the end of a stream tells the logprobs of all tokens once more.
+    keeps_logprobs = False
 
     @abstractmethod
     def note(self, choice: Choice, piece: Piece) -> None:

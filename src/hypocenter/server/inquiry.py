@@ -16,6 +16,7 @@ from hypocenter.base.results import CallPiece, TokenLogprob
 from hypocenter.server.answers import PromptTokensDetails, Usage
 from hypocenter.server.api_error import error_of
 from hypocenter.server.generation import NOBODY, AnswerOrder, Generation, WorkerEvent
+from hypocenter.server.intake.bodies import HeldBody
 from hypocenter.server.supervisor import Supervisor
 from hypocenter.settings.config import MAX_SEED, SamplingParams
 from hypocenter.wire.messages import Accepted, Ending, Failed, Piece
@@ -27,6 +28,11 @@ PING_SECONDS = 15.0
 JOINED_TOKENS = 64
 #: News that are taken before others have a turn, where so many wait: some milliseconds of a stream.
 NEWS_OF_A_TURN = 16
+#: What is kept of a token, its text and number, and of each of its logprobs: measured, rounded up.
+TOKEN_BYTES, LOGPROB_BYTES = 128, 128
+#: An answer that takes less is not counted: most are short, and would only fail where others fill
+#: the memory.
+UNCOUNTED_BYTES = 64 << 10
 
 
 @dataclass(eq=False, slots=True)
@@ -74,8 +80,13 @@ class Inquiry:
         order: AnswerOrder,
         *,
         client: str = NOBODY,
+        held: HeldBody | None = None,
     ) -> None:
         self.name, self.client = name, client
+        #: Whether the logprobs of its tokens are needed once they have been told one by one.
+        self.keeps_logprobs = True
+        #: What it holds of the server's memory: `_num_kept_bytes` of its answers.
+        self._held, self._num_kept_bytes = held, 0
         self.created = int(time.time())
         #: `completed`, `cancelled` or `failed`, once it is.
         self.outcome = "open"
@@ -155,7 +166,7 @@ class Inquiry:
     async def pieces(self) -> AsyncIterator[tuple[Choice, Piece] | None]:
         """Each piece of each choice up to the last end; None: nothing came for a while.
 
-        Raises ApiError when one of them fails.
+        Raises ApiError when one of them fails, and status 429 where too much is kept of it.
         """
         num_open = len(self.choices)
         try:
@@ -180,13 +191,31 @@ class Inquiry:
                 choice.reasoning.append(event.reasoning)
                 choice.calls += event.calls
                 choice.call_ids += [new_name("call") for piece in event.calls if piece.name]
-                choice.logprobs += event.logprobs or ()
+                if self.keeps_logprobs:
+                    choice.logprobs += event.logprobs or ()
+                self._keep(event)
                 choice.ending, choice.vector = event.ending, event.vector
                 num_open -= event.ending is not None
                 yield choice, event
         finally:
             if self._alarm is not None:
                 self._alarm.cancel()
+
+    def _keep(self, piece: Piece) -> None:
+        """Count what is kept of it."""
+        of_prompt = piece.prompt_logprobs or ()
+        kept = (*(piece.logprobs or ()), *of_prompt) if self.keeps_logprobs else of_prompt
+        num_logprobs = sum(1 + len(token.top) for token in kept if token is not None)
+        before = max(self._num_kept_bytes - UNCOUNTED_BYTES, 0)
+        self._num_kept_bytes += TOKEN_BYTES * len(piece.token_ids) + LOGPROB_BYTES * num_logprobs
+        more = max(self._num_kept_bytes - UNCOUNTED_BYTES, 0) - before
+        if self._held is not None and more:
+            self._held.take(more)
+
+    @property
+    def num_kept_bytes(self) -> int:
+        """About what is kept of its answers."""
+        return self._num_kept_bytes
 
     def _submit_others(self, first: Choice) -> None:
         for choice in self.choices[first.index + 1 : first.index + self.num_choices]:
@@ -208,17 +237,6 @@ class Inquiry:
         for choice in self.choices:
             if not choice.generation.is_done:
                 self.supervisor.end_early(choice.generation)
-
-    @property
-    def num_entries(self) -> int:
-        """Tokens of the answers, and logprobs of these and of their prompts."""
-        lists = [
-            logprobs
-            for choice in self.choices
-            for logprobs in (choice.logprobs, choice.prompt_logprobs or ())
-        ]
-        tops = sum(len(token.top) for logprobs in lists for token in logprobs if token is not None)
-        return tops + sum(len(choice.generation.output_ids) for choice in self.choices)
 
     def usage(self) -> Usage:
         """OpenAI's count of tokens: each prompt counts once, whatever the number of choices."""

@@ -29,7 +29,7 @@ from hypocenter.server.fleet.slot_memory import SlotMemory
 from hypocenter.server.forms import AnswerForm, ChatForm, CompletionForm
 from hypocenter.server.generation import NOBODY, AnswerOrder, Manner
 from hypocenter.server.hosting.adapters import ServedAdapters, no_adapters
-from hypocenter.server.inquiry import PING_SECONDS, Inquiry, new_name
+from hypocenter.server.inquiry import LOGPROB_BYTES, PING_SECONDS, Inquiry, new_name
 from hypocenter.server.intake.bodies import Bodies, HeldBody
 from hypocenter.server.intake.json_bounds import BodyShape
 from hypocenter.server.metrics import Metrics
@@ -315,7 +315,8 @@ def inquire(request: Request, prefix: str, order: AnswerOrder) -> Inquiry:
     order = service.adapters.apply(order)
     if service.api_keys:  # nobody learns what others have in the prefix cache
         order = replace(order, cache_salt=f"{client}:{order.cache_salt}")
-    return Inquiry(service.supervisor, new_name(prefix), order, client=client)
+    held = request.state.body
+    return Inquiry(service.supervisor, new_name(prefix), order, client=client, held=held)
 
 
 async def respond(request: Request, inquiry: Inquiry, form: AnswerForm, manner: Manner) -> Response:
@@ -388,10 +389,11 @@ async def _answer_whole(
         if news is not None:
             form.note(*news)
     timings = _timings(inquiry)
-    if inquiry.num_entries <= _FEW_ENTRIES:
+    if (num_bytes := inquiry.num_kept_bytes) <= _FEW_ENTRIES * LOGPROB_BYTES:
         encoded = form.encode_whole(timings)
     else:
-        encoded = await asyncio.to_thread(form.encode_whole, timings)
+        async with service.bodies.decoding(num_bytes):
+            encoded = await asyncio.to_thread(form.encode_whole, timings)
     service.remember(inquiry, "completed")
     return Response(encoded, headers=headers, media_type="application/json")
 
@@ -400,6 +402,7 @@ async def _stream(
     service: Service, inquiry: Inquiry, form: AnswerForm, *, wants_usage: bool
 ) -> AsyncIterator[bytes]:
     """The lines of a stream; an error within it is sent, and never just its end."""
+    inquiry.keeps_logprobs = form.keeps_logprobs
     try:
         for line in form.begin():
             yield line

@@ -56,6 +56,8 @@ Keep = Callable[[bytes, list[dict[str, Any]], dict[str, bytes], int], None]
 class ResponseForm(AnswerForm):
     """`keep` is told of the response once it has ended."""
 
+    keeps_logprobs = True
+
     def __init__(self, inquiry: Inquiry, request: ResponseTerms, keep: Keep) -> None:
         self._inquiry, self._request, self._keep = inquiry, request, keep
         self._blocks = SpokenBlocks()

@@ -1,7 +1,8 @@
-"""How much memory all bodies that are not answered yet may take together, and each client of it.
+"""How much memory all bodies and their answers may take together, and each client of it.
 
 A body counts from its first byte until the worker has taken the request, or it is refused. While it
-comes that are its bytes, then what its texts and numbers take.
+comes that are its bytes, then what its texts and numbers take. What is kept of its answer counts
+until that is sent.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _SHARE = 2
 
 
 class Bodies:
-    """The bodies of all requests; `num_bytes` are held now, at most `max_bytes`."""
+    """Bodies and answers of all requests; `num_bytes` are held now, at most `max_bytes`."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -38,7 +39,7 @@ class Bodies:
 
     @contextlib.asynccontextmanager
     async def decoding(self, num_bytes: int) -> AsyncIterator[None]:
-        """To decode a body of so many bytes within: it is in memory twice then.
+        """To decode a body of so many bytes within, or encode an answer: it is there twice then.
 
         Long ones come one after the other, so that no more than one is.
         """
@@ -49,10 +50,10 @@ class Bodies:
         """Count so many bytes more. Raises ApiError, status 429, when that is too much."""
         held, most = self._by_client[client] + num_bytes, self.most_of_client
         if held > most:
-            raise _full(f"your requests that are being read hold {held} bytes, but at most {most}")
+            raise _full(f"your requests and their answers hold {held} bytes, but at most {most}")
         held = self.num_bytes + num_bytes
         if held > self.max_bytes:
-            raise _full(f"requests that are being read hold {held} of {self.max_bytes} bytes")
+            raise _full(f"all requests and their answers hold {held} of {self.max_bytes} bytes")
         self.num_bytes = held
         self._by_client[client] += num_bytes
 
