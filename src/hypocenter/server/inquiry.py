@@ -14,7 +14,7 @@ import msgspec
 
 from hypocenter.base.results import CallPiece, TokenLogprob
 from hypocenter.server.answers import PromptTokensDetails, Usage
-from hypocenter.server.api_error import error_of
+from hypocenter.server.api_error import ApiError, error_of
 from hypocenter.server.generation import NOBODY, AnswerOrder, Generation, WorkerEvent
 from hypocenter.server.intake.bodies import HeldBody
 from hypocenter.server.supervisor import Supervisor
@@ -166,7 +166,7 @@ class Inquiry:
     async def pieces(self) -> AsyncIterator[tuple[Choice, Piece] | None]:
         """Each piece of each choice up to the last end; None: nothing came for a while.
 
-        Raises ApiError when one of them fails, and status 429 where too much is kept of it.
+        Raises ApiError when one of them fails, and status 413 or 429 where too much is kept of it.
         """
         num_open = len(self.choices)
         try:
@@ -209,8 +209,16 @@ class Inquiry:
         before = max(self._num_kept_bytes - UNCOUNTED_BYTES, 0)
         self._num_kept_bytes += TOKEN_BYTES * len(piece.token_ids) + LOGPROB_BYTES * num_logprobs
         more = max(self._num_kept_bytes - UNCOUNTED_BYTES, 0) - before
-        if self._held is not None and more:
-            self._held.take(more)
+        if self._held is None or not more:
+            return
+        if self._num_kept_bytes > self._held.max_bytes + UNCOUNTED_BYTES:
+            raise ApiError(
+                413,
+                f"the answer takes more than {self._held.max_bytes} bytes of memory, which are all "
+                "that a client gets; ask for fewer choices, tokens or logprobs, or for a stream",
+                code="answer_too_large",
+            )
+        self._held.take(more)
 
     @property
     def num_kept_bytes(self) -> int:

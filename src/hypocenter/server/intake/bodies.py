@@ -71,6 +71,11 @@ class HeldBody:
         self._bodies, self._client = bodies, client
         self._num_bytes = 0
 
+    @property
+    def max_bytes(self) -> int:
+        """What it may hold where its client asks for nothing else."""
+        return self._bodies.most_of_client
+
     def take(self, num_bytes: int) -> None:
         """Count so many bytes more. Raises ApiError, status 429, when that is too much."""
         self._bodies.take(self._client, num_bytes)
