@@ -37,7 +37,7 @@ from faults.report import (
 )
 from faults.row import Again, Case, Platform, Role, Row
 from faults.truth import Fix, Truth
-from hypocenter.base.errors import UsageError
+from hypocenter.base.errors import EXIT_ERROR, EXIT_OK, UsageError
 
 FOLDER = ROOT / "faults" / "programs"
 _BEGIN, _END = "# /// truth\n", "# ///\n"
@@ -65,6 +65,9 @@ class Program(Case):
     beside: str = ""
     fix_old: str = ""
     fix_new: str = ""
+    #: Whether something of a healthy run is recorded on a CPU. Of Inductor's C++ nothing is: the
+    #: doctor then ends as where it could examine nothing, and must not say that all is well.
+    is_recorded_on_cpu: bool = True
     collection: str = field(default="programs")
 
     @property
@@ -142,8 +145,10 @@ class Program(Case):
         command = self.command(folder, twin=role is Role.TWIN)
         row, _ = self._run(command, platform, folder, role)
         problems = list(row.problems)
-        if row.exit_code != 0:
-            problems.append(f"exit code {row.exit_code}")
+        is_recorded = self.is_recorded_on_cpu or platform is not Platform.CPU
+        wanted = EXIT_OK if is_recorded else EXIT_ERROR
+        if row.exit_code != wanted:
+            problems.append(f"exit code {row.exit_code} instead of {wanted}")
         return msgspec.structs.replace(row, problems=problems)
 
     def _run(
@@ -269,6 +274,7 @@ def read(file: Path, folder: Path = FOLDER) -> Program:
         beside=table.get("beside", ""),
         fix_old=table.get("fix_old", ""),
         fix_new=table.get("fix_new", ""),
+        is_recorded_on_cpu=table.get("is_recorded_on_cpu", True),
         collection="healthy" if is_healthy else "programs" if room == "." else room,
     )
 
@@ -276,7 +282,7 @@ def read(file: Path, folder: Path = FOLDER) -> Program:
 _KEYS = frozenset(
     {
         "causes", "kernels", "arguments", "lines", "fix", "never", "options", "needs_gpu",
-        "beside", "fix_old", "fix_new",
+        "beside", "fix_old", "fix_new", "is_recorded_on_cpu",
     }
 )  # fmt: skip
 

@@ -37,6 +37,7 @@ if __name__ == "__main__":
 # causes = ["index out of range", "sentinel consumed"]
 # kernels = ["triton_", "cpp_"]
 # lines = ["self.table(tokens)"]
+# is_recorded_on_cpu = false
 # fix = 'tokens inside 0 to 127'
 # options = ["--suspect"]
 # ///

@@ -34,6 +34,7 @@ if __name__ == "__main__":
 # causes = ["index out of range", "sentinel consumed"]
 # kernels = ["triton_", "cpp_"]
 # lines = ["logs.gather(1, labels"]
+# is_recorded_on_cpu = false
 # fix = 'labels inside 0 to 49|index of `picked'
 # options = ["--suspect"]
 # ///

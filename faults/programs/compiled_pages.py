@@ -33,6 +33,7 @@ if __name__ == "__main__":
 # causes = ["index out of range", "sentinel consumed"]
 # kernels = ["triton_", "cpp_"]
 # lines = ["cache[rows] + 1.0"]
+# is_recorded_on_cpu = false
 # fix = 'inside 0 to 39'
 # options = ["--suspect"]
 # ///

@@ -32,6 +32,7 @@ if __name__ == "__main__":
 # causes = ["index out of range", "sentinel consumed"]
 # kernels = ["triton_", "cpp_"]
 # lines = ["cache.index_put("]
+# is_recorded_on_cpu = false
 # fix = 'slots inside 0 to 99'
 # options = ["--suspect"]
 # ///

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,3 +146,23 @@ def test_an_interpreter_that_cannot_count_loops_is_refused(
     problem = interpreter_problem(text, numpy)
     assert ("NumPy" in problem) is is_refused
     assert bool(problem) is is_refused
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_healthy_run_of_which_nothing_is_recorded_is_no_good_result(
+    is_recorded: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Inductor's kernels are C++ on a CPU. There the doctor examined nothing, and must say so."""
+    program = replace(named("compiled_embedding"), is_recorded_on_cpu=is_recorded)
+    assert not named("compiled_embedding").is_recorded_on_cpu
+    code = 0
+
+    def run(command: list[str], folder: Path, options: object, environment: object) -> Any:
+        return code, "", ""
+
+    monkeypatch.setattr("faults.program.run_doctor", run)
+    for code in (0, 1):
+        row = program._healthy(Platform.CPU, tmp_path / f"cpu-{code}", Role.TWIN)
+        assert row.is_alarm == (code != (0 if is_recorded else 1))
+        row = program._healthy(Platform.CARD, tmp_path / f"card-{code}", Role.TWIN)
+        assert row.is_alarm == (code != 0)
