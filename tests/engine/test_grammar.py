@@ -21,7 +21,7 @@ from pretended.fake_runner import batches_of, fake_engine
 from hypocenter import LLM, SamplingParams
 from hypocenter.base.errors import BadSetting, GrammarError, HypoError, UsageError
 from hypocenter.engine import grammar
-from hypocenter.engine.grammar import Grammars
+from hypocenter.engine.grammar import Grammars, MaskCost
 from hypocenter.engine.grammar_worker import read_form
 from hypocenter.engine.request import Request
 from hypocenter.settings.grammar_text import MAX_GRAMMAR_BYTES, MAX_SCHEMA_DEPTH
@@ -170,6 +170,8 @@ def test_a_matcher_is_made_again_from_the_tokens_of_a_request(llm: LLM, grammars
 
 class Free:
     """A matcher that allows everything."""
+
+    cost = MaskCost()
 
     def mask(self) -> Any:
         return np.full(2, -1, np.int32)

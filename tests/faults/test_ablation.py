@@ -10,6 +10,7 @@ import pytest
 
 from faults import ablation
 from faults.row import Again, Case, Platform, Role, Row
+from hypocenter.doctor.doctor import LADDER
 
 
 class Pretended(Case):
@@ -43,7 +44,7 @@ def test_only_rungs_that_confirmed_something_are_taken_away(
 
 
 def test_a_rung_without_which_all_is_named_is_idle() -> None:
-    named = {rung: ["patches/a"] for rung in ("", *ablation.LADDER)} | {"replay": []}
+    named = {rung: ["patches/a"] for rung in ("", *LADDER)} | {"replay": []}
     idle = ablation.idle_rungs(named)
     assert "values" in idle
     assert not {"replay", "core dump"} & set(idle)

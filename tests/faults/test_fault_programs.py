@@ -12,7 +12,7 @@ import pytest
 
 from faults.program import FOLDER, Program, interpreter_problem, programs, read
 from faults.report import lost_of, with_edits
-from faults.row import Platform, Role
+from faults.row import Again, Platform, Role
 from faults.table import table
 from hypocenter.doctor.causes import Cause
 
@@ -22,6 +22,11 @@ ALL = programs()
 def named(name: str) -> Program:
     [found] = [one for one in ALL if one.name == name and one.collection != "victims"]
     return found
+
+
+def is_right(again: Again | None) -> bool:
+    assert again is not None
+    return again.is_right
 
 
 def test_each_truth_is_about_its_program() -> None:
@@ -124,9 +129,9 @@ def test_a_program_and_its_twin_are_run_and_told(tmp_path: Path) -> None:
     )  # fmt: skip
     assert "truth" not in (tmp_path / one.name / "program" / one.file.name).read_text()
     assert list(table([fault, twin]))[1].split()[:5] == ["programs", "cpu", "1", "1", "0"]
-    assert one.is_named_again(tmp_path, ())
-    assert not one.is_named_again(tmp_path, ("replay",))
-    assert one.is_named_again(tmp_path / "elsewhere", ()) is None
+    assert is_right(one.named_again(tmp_path, ()))
+    assert not is_right(one.named_again(tmp_path, ("replay",)))
+    assert one.named_again(tmp_path / "elsewhere", ()) is None
 
 
 @pytest.mark.parametrize(

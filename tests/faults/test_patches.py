@@ -138,7 +138,9 @@ def test_a_fault_and_a_harmless_patch_are_run_and_told(tmp_path: Path) -> None:
     [row], [quiet] = (_run(ALL[name], tmp_path) for name in names)
     assert (row.says, row.symptom, row.is_as_wanted) == ("right", "differs", True)
     assert (quiet.says, quiet.symptom, quiet.is_as_wanted) == ("", "none", True), quiet
-    assert ALL[names[0]].is_named_again(tmp_path, ())
+    again = ALL[names[0]].named_again(tmp_path, ())
+    assert again is not None
+    assert again.is_right
 
 
 def _run(patch: Patch, work: Path) -> list[Row]:

@@ -271,7 +271,9 @@ def test_the_background_case_is_solved_from_its_bundle(
     case, (fault, twin), folder = background
     assert (fault.symptom, fault.says, fault.problems) == ("crash", "right", [])
     assert (twin.symptom, twin.is_alarm) == ("none", False)
-    assert case.is_named_again(folder, ())
+    again = case.named_again(folder, ())
+    assert again is not None
+    assert again.is_right
     text = (folder / case.name / "victim" / "bundle" / "bundle.json").read_text()
     assert "two_bytes" not in str(json.loads(text)["command"])
 
@@ -283,7 +285,8 @@ def test_only_the_first_cause_counts_and_a_wrong_one_is_false(
     wrong = msgspec.structs.replace(ROOT, kernel="rope_write_and_more_kernel", argument="slots")
     for roots, is_named in (((), False), ((wrong,), False), ((wrong, ROOT), False)):
         monkeypatch.setattr(victim_case, "diagnose", lambda *_, said=roots, **__: told(*said))
-        assert case.is_named_again(folder, ()) is is_named
+        again = case.named_again(folder, ())
+        assert (None if again is None else again.is_right) is is_named
     # A line is at fault, and this cause names none: true, and little.
     assert case.verdict([msgspec.to_builtins(ROOT)], None).says == "vague"
 

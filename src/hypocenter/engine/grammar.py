@@ -16,7 +16,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,10 +50,30 @@ _PROGRAM = (
     "from hypocenter.engine.grammar_worker import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 )
 _MAX_REASON_CHARS = 200
+#: Part of what was known of a mask's time that is left by one that took less.
+_DECAY = 0.9
 _UNSPELLED = "the vocabulary has no tokens for the text that must come next"
 #: Of messages: how a place is written, and lines that hold the source, a caret or nothing.
 _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 _SHOWN = re.compile(r"\s*(\d+ \|.*|\^+|<non-verbose/>)?\s*")
+
+
+@dataclass(slots=True)
+class MaskCost:
+    """Seconds that the next mask of a form may take: of its last ones the longest, more or less."""
+
+    seconds: float = 0.0
+
+    def note(self, seconds: float) -> None:
+        self.seconds = max(seconds, self.seconds * _DECAY)
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A form at the beginning of an answer, never to be moved, and what its masks take."""
+
+    matcher: LLMatcher
+    cost: MaskCost
 
 
 class Grammars:
@@ -89,10 +111,12 @@ class Grammars:
             return None
         field, text = constraint
         num_known = min(self._tokenizer.vocab_size, self._vocab_size)
+        begun = self._kept(field, text, compiled)
         matcher = Matcher(
             field,
-            self._kept(field, text, compiled).deep_copy(),
+            begun.matcher.deep_copy(),
             _first_bits(num_known, self._vocab_size),
+            begun.cost,
         )
         for token_id in emitted:
             matcher.accept(token_id)
@@ -117,8 +141,7 @@ class Grammars:
         if self._tokenizer.end_ids:
             self._tokens()
 
-    def _begin(self, field: str, text: str, compiled: str) -> LLMatcher:
-        """A matcher at the beginning of an answer, never to be moved."""
+    def _begin(self, field: str, text: str, compiled: str) -> _Begun:
         import llguidance
 
         from hypocenter.engine.grammar_worker import limits
@@ -133,7 +156,7 @@ class Grammars:
         )
         if reason := self._failure_of_first_tokens(matcher.deep_copy()):
             raise _bad_form(field, text, reason)
-        return matcher
+        return _Begun(matcher, MaskCost())
 
     def _failure_of_first_tokens(self, matcher: LLMatcher) -> str:
         """What goes wrong within the first tokens of some answer, which reading does not find.
@@ -178,16 +201,16 @@ class Matcher:
     """Follows the answer of one request and knows what may come next. Not safe from two threads.
 
     `field` is what the request asked by, `known` i32 [num_words] has a bit for each token that the
-    tokenizer has.
+    tokenizer has. `cost` is noted of all answers in the form.
     """
 
-    def __init__(self, field: str, matcher: LLMatcher, known: Int32s) -> None:
+    def __init__(self, field: str, matcher: LLMatcher, known: Int32s, cost: MaskCost) -> None:
         self._field, self._matcher, self._known = field, matcher, known
-        self._failure = ""
+        self.cost, self._failure = cost, ""
 
     def copy(self) -> Matcher:
         """Another one that stands where this one does."""
-        return Matcher(self._field, self._matcher.deep_copy(), self._known)
+        return Matcher(self._field, self._matcher.deep_copy(), self._known, self.cost)
 
     @property
     def has_failed(self) -> bool:
@@ -199,7 +222,9 @@ class Matcher:
         End tokens are among them where the answer may end. A failure allows everything here, and
         is raised by `accept`, where it ends this request alone.
         """
+        begun = time.perf_counter()
         found = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
+        self.cost.note(time.perf_counter() - begun)
         if self._matcher.is_error():
             self._failure = self._matcher.get_error()
             return np.full_like(self._known, -1)

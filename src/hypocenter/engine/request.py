@@ -163,6 +163,11 @@ class Request:
         return len(self.token_ids) - self.num_computed
 
     @property
+    def mask_seconds(self) -> float:
+        """What it may take to say which tokens may come next in its form."""
+        return 0.0 if self.matcher is None else self.matcher.cost.seconds
+
+    @property
     def done(self) -> bool:
         return self.state is State.DONE
 

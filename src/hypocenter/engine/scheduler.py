@@ -20,6 +20,7 @@ from hypocenter.engine.batch import Chunk
 from hypocenter.engine.drafting.draft_model import DraftModel
 from hypocenter.engine.drafting.drafter import StepLoad
 from hypocenter.engine.drafting.tried import with_drafts
+from hypocenter.engine.form_turns import FormTurns
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.pace import StepPace
 from hypocenter.engine.request import Request, State
@@ -54,6 +55,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._took_long = False  # the last step of two kinds of texts
+        self._form_turns = FormTurns()
 
     def add(self, request: Request) -> None:
         """Queue a request behind all others."""
@@ -101,7 +103,7 @@ class Scheduler:
                     request.begin_anew()
                 if request.num_pending > 1:
                     self._catch_up(request)
-            for requests in self._kinds():
+            for requests in map(self._form_turns.take_turns, self._kinds()):
                 # In order of arrival: room for one may preempt those behind it, never those before.
                 left = self.max_batch_tokens
                 for request, num_tokens in self._shares(requests):

@@ -20,6 +20,7 @@ from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.sim.sim import open_sim
 from hypocenter.engine.engine import Engine
+from hypocenter.engine.grammar import MaskCost
 from hypocenter.engine.runner import load_runner
 from hypocenter.kernels.sampling import draw, sampling
 from hypocenter.kernels.sampling.draw import TokenChoice
@@ -288,6 +289,8 @@ def host_copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 class EveryThird:
     """A matcher that allows the tokens with one remainder, and with the next one after each."""
+
+    cost = MaskCost()
 
     def __init__(self) -> None:
         self._number = 0

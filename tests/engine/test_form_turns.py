@@ -1,0 +1,88 @@
+"""Whose turn it is when masks take long: others step as before, and nobody waits for ever."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import cast
+
+import pytest
+
+from hypocenter import LLM, SamplingParams
+from hypocenter.engine.batch import Chunk
+from hypocenter.engine.form_turns import SLOW_SECONDS, STEP_SECONDS, FormTurns
+from hypocenter.engine.grammar import MaskCost
+from hypocenter.engine.request import Request
+from hypocenter.engine.scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class Asking:
+    id: int
+    mask_seconds: float
+
+
+def requests(*seconds: float) -> list[Request]:
+    return [cast(Request, Asking(number, one)) for number, one in enumerate(seconds)]
+
+
+def ids(turns: FormTurns, asking: list[Request]) -> list[int]:
+    return [request.id for request in turns.take_turns(asking)]
+
+
+def test_ordinary_forms_always_step() -> None:
+    turns = FormTurns()
+    many = requests(*[SLOW_SECONDS] * 500)
+    assert ids(turns, many) == list(range(500))
+    few = requests(STEP_SECONDS / 2, 0.0, STEP_SECONDS / 2)
+    assert ids(turns, few) == [0, 1, 2]
+
+
+def test_slow_forms_take_turns_and_others_step_each_time() -> None:
+    turns = FormTurns()
+    asking = requests(0.0, *[STEP_SECONDS / 2] * 5, 0.0, 10 * STEP_SECONDS)
+    steps = [ids(turns, asking) for _ in range(12)]
+    assert steps[:4] == [[0, 1, 2, 6], [0, 3, 4, 6], [0, 5, 6], [0, 6, 7]]
+    seen = Counter(number for step in steps for number in step)
+    assert (seen[0], seen[6]) == (12, 12)
+    assert all(seen[number] == 3 for number in (1, 2, 3, 4, 5, 7))
+
+
+def test_who_comes_later_waits_no_longer_than_the_others() -> None:
+    turns = FormTurns()
+    first = requests(*[STEP_SECONDS] * 3)
+    assert [ids(turns, first) for _ in range(2)] == [[0], [1]]
+    later = requests(*[STEP_SECONDS] * 4)
+    assert [ids(turns, later) for _ in range(4)] == [[2], [3], [0], [1]]
+
+
+def test_what_a_mask_may_take_is_forgotten_by_and_by() -> None:
+    cost = MaskCost()
+    cost.note(0.5)
+    cost.note(0.001)
+    assert 0.4 < cost.seconds < 0.5
+    for _ in range(100):
+        cost.note(0.001)
+    assert cost.seconds == pytest.approx(0.001, rel=0.1)
+
+
+def test_answers_are_the_same_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    warm = SamplingParams(temperature=1.0, max_tokens=12)
+    params = [replace(warm, seed=seed, json_schema=form if seed % 4 else None) for seed in range(8)]
+    steps: list[list[Chunk]] = []
+    schedule = Scheduler.schedule
+
+    def seen(scheduler: Scheduler) -> list[Chunk]:
+        steps.append(schedule(scheduler))
+        return steps[-1]
+
+    with LLM(num_threads=1, context_length=256) as llm:
+        together = [one.token_ids for one in llm.generate(["x = "] * 8, params)]
+        monkeypatch.setattr(Scheduler, "schedule", seen)
+        monkeypatch.setattr(MaskCost, "note", lambda cost, seconds: None)
+        monkeypatch.setattr(MaskCost, "seconds", STEP_SECONDS, raising=False)
+        assert [one.token_ids for one in llm.generate(["x = "] * 8, params)] == together
+    held = [sum(chunk.request.matcher is not None for chunk in step) for step in steps]
+    assert max(held) == 1
+    assert sum(held) > 12
