@@ -43,7 +43,7 @@ BUDGETS = {
     "worker": 1_050,
     "verify": 4_200,
     "peers": 1_100,
-    "server": 15_250,
+    "server": 15_350,
     "ray": 650,
     "cli": 9_750,
     "audit": 1_860,

@@ -16,13 +16,11 @@ from hypocenter.base.results import TokenLogprob, TopLogprob
 from hypocenter.server.api_error import ApiError
 from hypocenter.server.generation import AnswerOrder, Generation
 from hypocenter.server.inquiry import (
-    LOGPROB_BYTES,
     NEWS_OF_A_TURN,
-    TOKEN_BYTES,
-    UNCOUNTED_BYTES,
     Inquiry,
 )
 from hypocenter.server.intake.bodies import Bodies
+from hypocenter.server.intake.kept_answer import LOGPROB_BYTES, TOKEN_BYTES, UNCOUNTED_BYTES
 from hypocenter.server.routes import Service
 from hypocenter.settings.config import SamplingParams
 from hypocenter.wire.messages import Accepted, Ending, Piece
@@ -142,12 +140,19 @@ def test_what_is_kept_of_answers_is_counted_and_bounded() -> None:
         inquiry.keeps_logprobs = keeps_logprobs
         await inquiry.accept()
         [generation] = supervisor.submitted
-        for number in range(500):
-            ending = Ending("stop") if number == 499 else None
-            generation.take(msgspec.structs.replace(piece, ending=ending))
+        most = 0
         try:
-            async for _ in inquiry.pieces():
+            for number in range(500):
+                ending = Ending("stop") if number == 499 else None
+                generation.take(msgspec.structs.replace(piece, ending=ending))
+                if number == 249 and not keeps_logprobs:  # a client that reads
+                    pieces = inquiry.pieces()
+                    for _ in range(8):
+                        await anext(pieces)
+                most = max(most, bodies.num_bytes)
+            async for _ in inquiry.pieces() if keeps_logprobs else pieces:
                 pass
+            assert keeps_logprobs or most < num_bytes
             return bodies.num_bytes
         finally:
             held.release()
@@ -166,7 +171,9 @@ def test_what_is_kept_of_answers_is_counted_and_bounded() -> None:
         asyncio.run(kept(full, keeps_logprobs=True))
     assert (refused.value.status, refused.value.code) == (429, "bodies_full")
     streamed = 1000 * TOKEN_BYTES - UNCOUNTED_BYTES
-    assert of(2 * streamed, keeps_logprobs=False) == streamed
+    assert of(2 * num_bytes, keeps_logprobs=False) == streamed
+    with pytest.raises(ApiError, match="or read a stream"):  # nor does one who reads too slowly
+        of(num_bytes, keeps_logprobs=False)
 
 
 class Silent(Answering):
@@ -175,6 +182,9 @@ class Silent(Answering):
     def submit(self, generation: Generation) -> None:
         self.submitted.append(generation)
         generation.take(Accepted(generation.id))
+
+    def cancel(self, generation: Generation) -> None:
+        generation.leave()
 
     def say(self, ending: Ending | None = None) -> None:
         [generation] = self.submitted
@@ -188,9 +198,6 @@ class SilentOrNot(Silent):
 
     def submit(self, generation: Generation) -> None:
         self._submit(self, generation)
-
-    def cancel(self, generation: Generation) -> None:
-        generation.leave()
 
 
 def test_a_stream_says_once_for_each_while_that_nothing_came(

@@ -17,6 +17,7 @@ from hypocenter.server.answers import PromptTokensDetails, Usage
 from hypocenter.server.api_error import ApiError, error_of
 from hypocenter.server.generation import NOBODY, AnswerOrder, Generation, WorkerEvent
 from hypocenter.server.intake.bodies import HeldBody
+from hypocenter.server.intake.kept_answer import KeptAnswer
 from hypocenter.server.supervisor import Supervisor
 from hypocenter.settings.config import MAX_SEED, SamplingParams
 from hypocenter.wire.messages import Accepted, Ending, Failed, Piece
@@ -28,11 +29,6 @@ PING_SECONDS = 15.0
 JOINED_TOKENS = 64
 #: News that are taken before others have a turn, where so many wait: some milliseconds of a stream.
 NEWS_OF_A_TURN = 16
-#: What is kept of a token, its text and number, and of each of its logprobs: measured, rounded up.
-TOKEN_BYTES, LOGPROB_BYTES = 128, 128
-#: An answer that takes less is not counted: most are short, and would only fail where others fill
-#: the memory.
-UNCOUNTED_BYTES = 64 << 10
 
 
 @dataclass(eq=False, slots=True)
@@ -85,8 +81,9 @@ class Inquiry:
         self.name, self.client = name, client
         #: Whether the logprobs of its tokens are needed once they have been told one by one.
         self.keeps_logprobs = True
-        #: What it holds of the server's memory: `_num_kept_bytes` of its answers.
-        self._held, self._num_kept_bytes = held, 0
+        self.kept = KeptAnswer(held)
+        #: Why no more of it is kept, once that is so.
+        self._refusal: ApiError | None = None
         self.created = int(time.time())
         #: `completed`, `cancelled` or `failed`, once it is.
         self.outcome = "open"
@@ -130,6 +127,8 @@ class Inquiry:
 
     def _listener(self, choice: Choice) -> Any:
         def listen(generation: Generation, event: WorkerEvent) -> None:
+            if self._refusal is not None or not self._keep(event):
+                return
             newest = choice.newest
             joined = None if newest is None else _join(newest.event, event)
             if newest is None or joined is None:
@@ -140,6 +139,17 @@ class Inquiry:
             self._changed.set()
 
         return listen
+
+    def _keep(self, event: WorkerEvent) -> bool:
+        """Count what came; where it is too much all end, and who waits is told so."""
+        try:
+            if isinstance(event, Piece):
+                self.kept.add(event)
+        except ApiError as error:
+            self._refusal = error
+            self._changed.set()
+            asyncio.get_running_loop().call_soon(self.cancel)
+        return self._refusal is None
 
     async def accept(self) -> None:
         """Submit one answer to each prompt, and wait until these were taken.
@@ -193,37 +203,14 @@ class Inquiry:
                 choice.call_ids += [new_name("call") for piece in event.calls if piece.name]
                 if self.keeps_logprobs:
                     choice.logprobs += event.logprobs or ()
-                self._keep(event)
+                else:
+                    self.kept.drop_logprobs(event)
                 choice.ending, choice.vector = event.ending, event.vector
                 num_open -= event.ending is not None
                 yield choice, event
         finally:
             if self._alarm is not None:
                 self._alarm.cancel()
-
-    def _keep(self, piece: Piece) -> None:
-        """Count what is kept of it."""
-        of_prompt = piece.prompt_logprobs or ()
-        kept = (*(piece.logprobs or ()), *of_prompt) if self.keeps_logprobs else of_prompt
-        num_logprobs = sum(1 + len(token.top) for token in kept if token is not None)
-        before = max(self._num_kept_bytes - UNCOUNTED_BYTES, 0)
-        self._num_kept_bytes += TOKEN_BYTES * len(piece.token_ids) + LOGPROB_BYTES * num_logprobs
-        more = max(self._num_kept_bytes - UNCOUNTED_BYTES, 0) - before
-        if self._held is None or not more:
-            return
-        if self._num_kept_bytes > self._held.max_bytes + UNCOUNTED_BYTES:
-            raise ApiError(
-                413,
-                f"the answer takes more than {self._held.max_bytes} bytes of memory, which are all "
-                "that a client gets; ask for fewer choices, tokens or logprobs, or for a stream",
-                code="answer_too_large",
-            )
-        self._held.take(more)
-
-    @property
-    def num_kept_bytes(self) -> int:
-        """About what is kept of its answers."""
-        return self._num_kept_bytes
 
     def _submit_others(self, first: Choice) -> None:
         for choice in self.choices[first.index + 1 : first.index + self.num_choices]:
@@ -263,12 +250,12 @@ class Inquiry:
         """
         loop = asyncio.get_running_loop()
         self._waits_since, self._is_alarmed = loop.time(), False
-        while not self._events and not self._is_alarmed:
+        while not self._events and not self._is_alarmed and self._refusal is None:
             if self._alarm is None:
                 self._alarm = loop.call_later(PING_SECONDS, self._ring)
             self._changed.clear()
             await self._changed.wait()
-        return await self._next() if self._events else None
+        return await self._next() if self._events or self._refusal is not None else None
 
     def _ring(self) -> None:
         loop = asyncio.get_running_loop()
@@ -284,9 +271,11 @@ class Inquiry:
         self._num_taken += 1
         if self._num_taken % NEWS_OF_A_TURN == 0:
             await asyncio.sleep(0)
-        while not self._events:
+        while not self._events and self._refusal is None:
             self._changed.clear()
             await self._changed.wait()
+        if self._refusal is not None:
+            raise self._refusal
         news = self._events.popleft()
         if news.choice.newest is news:  # nothing is added to it any more
             news.choice.newest = None

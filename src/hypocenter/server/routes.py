@@ -29,9 +29,10 @@ from hypocenter.server.fleet.slot_memory import SlotMemory
 from hypocenter.server.forms import AnswerForm, ChatForm, CompletionForm
 from hypocenter.server.generation import NOBODY, AnswerOrder, Manner
 from hypocenter.server.hosting.adapters import ServedAdapters, no_adapters
-from hypocenter.server.inquiry import LOGPROB_BYTES, PING_SECONDS, Inquiry, new_name
+from hypocenter.server.inquiry import PING_SECONDS, Inquiry, new_name
 from hypocenter.server.intake.bodies import Bodies, HeldBody
 from hypocenter.server.intake.json_bounds import BodyShape
+from hypocenter.server.intake.kept_answer import LOGPROB_BYTES
 from hypocenter.server.metrics import Metrics
 from hypocenter.server.operating.traces import Traces, trace_headers
 from hypocenter.server.pages.links import ReportLinks
@@ -315,7 +316,8 @@ def inquire(request: Request, prefix: str, order: AnswerOrder) -> Inquiry:
     order = service.adapters.apply(order)
     if service.api_keys:  # nobody learns what others have in the prefix cache
         order = replace(order, cache_salt=f"{client}:{order.cache_salt}")
-    held = request.state.body
+    held = service.bodies.of(client)  # the body's own is given back once the worker has it
+    request.state.until_answered.callback(held.release)
     return Inquiry(service.supervisor, new_name(prefix), order, client=client, held=held)
 
 
@@ -389,7 +391,7 @@ async def _answer_whole(
         if news is not None:
             form.note(*news)
     timings = _timings(inquiry)
-    if (num_bytes := inquiry.num_kept_bytes) <= _FEW_ENTRIES * LOGPROB_BYTES:
+    if (num_bytes := inquiry.kept.num_bytes) <= _FEW_ENTRIES * LOGPROB_BYTES:
         encoded = form.encode_whole(timings)
     else:
         async with service.bodies.decoding(num_bytes):

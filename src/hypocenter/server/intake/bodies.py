@@ -81,6 +81,12 @@ class HeldBody:
         self._bodies.take(self._client, num_bytes)
         self._num_bytes += num_bytes
 
+    def give_back(self, num_bytes: int) -> None:
+        """So many of its bytes are in no memory of ours any more."""
+        num_bytes = min(num_bytes, self._num_bytes)
+        self._bodies.give_back(self._client, num_bytes)
+        self._num_bytes -= num_bytes
+
     def settle(self, num_bytes: int) -> None:
         """It is whole, and takes so many bytes from now on; nobody is refused who is alone.
 
@@ -91,8 +97,7 @@ class HeldBody:
 
     def release(self) -> None:
         """It is in no memory of ours any more."""
-        self._bodies.give_back(self._client, self._num_bytes)
-        self._num_bytes = 0
+        self.give_back(self._num_bytes)
 
 
 def _full(message: str) -> ApiError:
