@@ -47,6 +47,35 @@ def create(client: anthropic.Anthropic, **fields: Any) -> anthropic.types.Messag
     return message
 
 
+def test_a_forced_call_that_is_cut_is_the_same_whole_and_streamed(
+    client: anthropic.Anthropic,
+) -> None:
+    """The client makes an input of what the stream has of it."""
+    forced: Any = {
+        "tools": [WEATHER],
+        "tool_choice": {"type": "tool", "name": "weather"},
+        "extra_body": {"temperature": 0},
+    }
+    inputs = []
+    for limit in range(1, 60, 2):
+        whole = create(client, max_tokens=limit, **forced)
+        asked: Any = {"model": "chat", "messages": ASKED, "max_tokens": limit, **forced}
+        with client.messages.stream(**asked) as stream:
+            told = stream.get_final_message()
+        assert [block.model_dump(exclude={"id"}) for block in told.content] == [
+            block.model_dump(exclude={"id"}) for block in whole.content
+        ]
+        assert told.stop_reason == whole.stop_reason
+        for block in whole.content:
+            assert block.type == "tool_use", "no mark is told as text"
+            inputs.append(block.input)
+        if whole.stop_reason == "tool_use":
+            break
+        assert whole.stop_reason == "max_tokens"
+    assert {} in inputs, "its name comes before its input"
+    assert inputs[-1] in ({"city": "Oslo"}, {"city": "Rome"})
+
+
 def test_a_call_and_the_turn_behind_it(client: anthropic.Anthropic) -> None:
     message = create(client, tools=[WEATHER], extra_body=CALLS)
     assert message.stop_reason == "tool_use"
@@ -89,7 +118,8 @@ def test_a_call_that_is_asked_for(client: anthropic.Anthropic, choice: Any) -> N
     message = create(client, tools=[WEATHER], tool_choice=choice, system="Be brief.")
     calls = [block for block in message.content if block.type == "tool_use"]
     assert calls
-    assert all(call.input in ({"city": "Oslo"}, {"city": "Rome"}) for call in calls)
+    whole = calls[:-1] if message.stop_reason == "max_tokens" else calls
+    assert all(call.input in ({"city": "Oslo"}, {"city": "Rome"}) for call in whole)
 
 
 class Turn(pydantic.BaseModel):

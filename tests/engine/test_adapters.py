@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,9 +19,11 @@ from models.adapter_gguf import (
     random_adapter,
     random_pairs,
     read_pairs,
+    with_token_table,
     write_adapter,
 )
 from models.families import make_family
+from models.family_table import FAMILIES as TABLE
 from ops.kernel_launch import bits
 from repository import DEMO
 
@@ -36,8 +39,11 @@ from hypocenter.base.errors import (
 from hypocenter.engine.admission import RequestTerms
 from hypocenter.engine.kv_cache import BlockDigests
 from hypocenter.model.facts.architecture import read_architecture
+from hypocenter.model.facts.part import Part
+from hypocenter.model.facts.split import part_of
 from hypocenter.model.gguf.file import open_gguf
-from hypocenter.model.tensors.adapters import open_adapters
+from hypocenter.model.tensors.adapters import open_adapters, part_of_adapters
+from hypocenter.model.tensors.part_of_file import PartOfFile
 from hypocenter.settings.adapters import AdapterChoice, read_choice
 
 #: As in tests/model/test_families.py, for which these sums are two more of some ten for each layer.
@@ -111,6 +117,102 @@ def test_an_adapter_is_what_merging_it_would_be(name: str, folder: Path) -> None
     assert (bits(by_token) == bits(ours)).all()
     idle = whole_logits(model.path, f"{first}:0", f"{second}:0")
     assert (bits(idle) == bits(base)).all()
+
+
+@pytest.mark.tier("sim", fast=lambda case: case.name == "llama")
+@pytest.mark.parametrize("name", ["llama", "phi2", "gpt-oss"])
+def test_rows_of_the_token_table_are_adapted(name: str, folder: Path) -> None:
+    """Of models that make logits with another table."""
+    model = make_family(name, folder)
+    path = folder / f"{name}-table.gguf"
+    pairs = with_token_table(model.path, random_pairs(model.path, 3, 7), 5, 8)
+    write_adapter(path, model.path, pairs, alpha=6.0)
+    few = folder / f"{name}-few.gguf"
+    write_adapter(few, model.path, with_token_table(model.path, {}, 9, 9), alpha=None)
+    # Of each pair alpha / rank counts.
+    scaled = {one: (down, up * 6.0 / up.shape[1]) for one, (down, up) in read_pairs(path).items()}
+    both = [(scaled, 0.75), (read_pairs(few), -0.5)]
+    right = whole_logits(merged(folder / f"{name}-table-merged.gguf", model.path, both))
+    ours = whole_logits(model.path, f"{path}:0.75", f"{few}:-0.5")
+    assert relative_error(ours, right) < TOLERANCE
+    base = whole_logits(model.path)
+    assert relative_error(base, right) > 300 * TOLERANCE, "the adapters change the model"
+    alone = whole_logits(model.path, f"{few}:-0.5", f"{path}:0")
+    assert relative_error(alone, base) > 100 * TOLERANCE, "the token table alone does"
+    assert (bits(whole_logits(model.path, f"{path}:0", f"{few}:0")) == bits(base)).all()
+
+
+#: Of what each rank has: heads and inner columns, joined matrices, a shared expert, biases and
+#: copies of keys, an untied table in parts.
+SPLIT = ("llama", "phi3", "qwen2moe", "gemma2", "qwen2", "starcoder2")
+
+
+@pytest.mark.tier("sim")
+@pytest.mark.parametrize("name", SPLIT)
+def test_each_rank_applies_its_part(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = changed_family(name, tmp_path, monkeypatch, num_hidden_layers=1)
+    pairs = random_pairs(model, 5, 9)
+    with open_gguf(model) as file:
+        if "output.weight" in file.tensors:
+            pairs = with_token_table(model, pairs, 5, 8)
+    adapter = write_adapter(tmp_path / "tp.gguf", model, pairs)
+    right = whole_logits(merged(tmp_path / "merged.gguf", model, [(read_pairs(adapter), 3.2)]))
+    base = whole_logits(model)
+    fields: dict[str, Any] = {"device": "sim:h200", "kv_dtype": "f32", "tensor_parallel": 2}
+    fields |= {"context_length": 64, "max_batch_tokens": 8, "prefix_cache": False}
+    with LLM(model, lora=[str(adapter)], **fields) as llm:
+        ours, plain = logits_of(llm, (IDS[:3], None), (IDS[:2], []))
+        alone = logits_of(llm, (IDS[:3], {"tp": 1.0}))[0]
+    assert relative_error(ours, right[:3]) < TOLERANCE
+    assert relative_error(plain, base[:2]) < TOLERANCE
+    assert (bits(alone) == bits(ours)).all()
+    assert relative_error(base, right) > 300 * TOLERANCE, "the adapter changes the model"
+
+
+def changed_family(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: int
+) -> Path:
+    config = {**TABLE[name].config, **changes}
+    monkeypatch.setitem(TABLE, name, dataclasses.replace(TABLE[name], config=config))
+    return make_family(name, folder).path
+
+
+@pytest.mark.tier("sim", fast=lambda case: (case.name, case.num_ranks) == ("phi3", 4))
+@pytest.mark.parametrize("name", ["llama", "phi3", "qwen2"])
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_parts_of_an_adapter_are_the_whole(
+    name: str, num_ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns of A where a rank has columns of the matrix, rows of B where it has rows."""
+    wide = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}
+    model = changed_family(name, tmp_path, monkeypatch, **wide)
+    adapter = random_adapter(tmp_path / "parts.gguf", model, rank=3)
+    with open_gguf(model) as file:
+        arch = read_architecture(file)
+        whole = open_adapters([str(adapter)], file, arch)
+        assert whole is not None
+        parts = []
+        for rank in range(num_ranks):
+            part = Part(rank, num_ranks)
+            of_rank = PartOfFile(file, arch, part), part_of(arch, part)
+            found = part_of_adapters(whole, (file, arch), of_rank)
+            assert found is not None
+            assert found.digest([1.0]) == whole.digest([1.0]), "it stands for the same"
+            parts.append(found)
+    for target, pair in whole.files[0].pairs.items():
+        own = [one.files[0].pairs[target] for one in parts]
+        kinds = {"attn_output": "columns", "ffn_down": "columns", "output": "rows", "token": ""}
+        kind = next((kind for part, kind in kinds.items() if part in target), "rows")
+        if kind == "columns":
+            assert all((one.up == pair.up).all() for one in own)
+            joined = np.concatenate([one.down for one in own], axis=1)
+            assert (joined == pair.down).all(), target
+        elif own[0].up.shape != pair.up.shape:
+            assert all((one.down == pair.down).all() for one in own)
+            rows = {row.tobytes() for one in own for row in one.up}
+            assert rows == {row.tobytes() for row in pair.up}, target
 
 
 @pytest.mark.tier("sim")
@@ -319,7 +421,7 @@ BROKEN: dict[str, Broken] = {
     "the token table": (
         {"change": lambda x: {n.replace("blk.0.attn_q", "token_embd"): v for n, v in x.items()}},
         UnsupportedModel,
-        "adapted tensor is 'token_embd.weight', but matrices of attention, feed-forwards and",
+        "adapted tensor is 'token_embd.weight', but this model makes its logits with that table",
     ),
     "a norm": (
         {"change": lambda x: {n.replace("attn_q", "attn_norm"): v for n, v in x.items()}},
@@ -449,12 +551,6 @@ def test_settings_that_are_refused(given: list[Any], text: str) -> None:
 def test_requests_that_are_refused(given: Any) -> None:
     with pytest.raises(BadSetting):
         SamplingParams(lora=given)
-
-
-def test_several_gpus_have_no_adapters(tmp_path: Path) -> None:
-    path = write_adapter(tmp_path / "one.gguf", DEMO, small())
-    with pytest.raises(BadSetting, match="tensor_parallel is 2, but adapters are applied by a"):
-        LLM(DEMO, lora=[str(path)], tensor_parallel=2, device="cuda")
 
 
 def test_the_fixture_stands_beside_every_matrix(demo: LLM, folder: Path) -> None:

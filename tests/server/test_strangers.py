@@ -112,7 +112,8 @@ class Fake:
         asyncio.run(self.app(scope, receive, send))
         self.scope = scope
         data = b"".join(message.get("body", b"") for message in sent)
-        return sent[0]["status"], json.loads(data) if data[:1] in (b"{", b"[") else data
+        is_json = (b"content-type", b"application/json") in sent[0]["headers"]
+        return sent[0]["status"], json.loads(data) if is_json else data
 
 
 def bearer(key: str) -> tuple[str, str]:

@@ -9,6 +9,7 @@ MiniMax M2, Gemma 4, Granite 3, LFM2.
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ CalledTool = tuple[str, str]
 TextParameters = Mapping[str, Sequence[str]]
 NO_TYPES: TextParameters = {}
 #: What is read by Python's own parser is no longer than that.
-_MAX_PYTHON_CHARS = 64 << 10
+MAX_PYTHON_CHARS = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,17 @@ def _starts(*openings: str) -> Callable[[str], bool]:
 # -- JSON -----------------------------------------------------------------------------------------
 
 
-def read_json_call(text: str, types: TextParameters = NO_TYPES) -> list[CalledTool] | None:
-    """`{"name": NAME, "arguments": {...}}`, whose arguments may be called parameters."""
+def read_json_call(
+    text: str, types: TextParameters = NO_TYPES, *, may_have: Sequence[str] = ()
+) -> list[CalledTool] | None:
+    """`{"name": NAME, "arguments": {...}}`, whose arguments may be called parameters.
+
+    Fields of the names in `may_have` are passed over.
+    """
     try:
         fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        for other in may_have:
+            fields.pop(other, None)
         name = msgspec.json.decode(fields.pop("name", msgspec.Raw(b"0")), type=str)
         # Llama's word for them is "parameters".
         given = fields.pop("arguments", None) or fields.pop("parameters", None)
@@ -80,7 +88,7 @@ def read_json_call(text: str, types: TextParameters = NO_TYPES) -> list[CalledTo
     return [(name, "{}" if arguments == "null" else arguments)]
 
 
-def _read_json_list(text: str, types: TextParameters) -> list[CalledTool] | None:
+def read_json_list(text: str, types: TextParameters) -> list[CalledTool] | None:
     """A list of calls as JSON, each with an id perhaps, which is another one here."""
     try:
         calls = msgspec.json.decode(text, type=list[dict[str, msgspec.Raw]])
@@ -108,8 +116,7 @@ def _read_objects(text: str, types: TextParameters) -> list[CalledTool] | None:
             return None
         if not isinstance(call, dict) or not call.keys() & {"parameters", "arguments"}:
             return None
-        call.pop("type", None)
-        one = read_json_call(text[at:end] if "type" not in text[at:end] else json.dumps(call))
+        one = read_json_call(text[at:end], may_have=("type",))
         if one is None:
             return None
         found += one
@@ -133,26 +140,32 @@ def _call_of(name: str, arguments: str) -> CalledTool | None:
 
 # -- marks between which there is JSON ------------------------------------------------------------
 
-_TOOL_CALLS, _ARGS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+TOOL_CALLS, ARGS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 
 
 def _read_mistral(text: str, types: TextParameters) -> list[CalledTool] | None:
     if text.lstrip().startswith("["):
-        return _read_json_list(text, types)
+        return read_json_list(text, types)
     found: list[CalledTool] = []
-    for part in text.split(_TOOL_CALLS):
-        name, mark, arguments = part.partition(_ARGS)
-        if not mark:
-            name, mark, arguments = part.partition("{")
-            arguments = mark + arguments
-        one = _call_of(name.partition(_CALL_ID)[0], arguments)
+    for part in text.split(TOOL_CALLS):
+        name, arguments = mistral_parts(part)
+        one = _call_of(name, arguments)
         if one is None:
             return None
         found.append(one)
     return found
 
 
-_KIMI = (
+def mistral_parts(text: str) -> tuple[str, str]:
+    """The name and the arguments of a call; without its mark they begin with the first brace."""
+    name, mark, arguments = text.partition(ARGS)
+    if not mark:
+        name, brace, arguments = text.partition("{")
+        arguments = brace + arguments
+    return name.partition(_CALL_ID)[0], arguments
+
+
+KIMI_MARKS = (
     "<|tool_calls_section_begin|>",
     "<|tool_calls_section_end|>",
     "<|tool_call_begin|>",
@@ -163,35 +176,35 @@ _KIMI = (
 
 def _read_kimi(text: str, types: TextParameters) -> list[CalledTool] | None:
     """`functions.NAME:NUMBER` is the id of a call, and its name."""
-    return _between(text, _KIMI[2], _KIMI[4], _kimi_call)
+    return _between(text, KIMI_MARKS[2], KIMI_MARKS[4], kimi_call)
 
 
-def _kimi_call(text: str) -> CalledTool | None:
-    name, mark, arguments = text.partition(_KIMI[3])
+def kimi_call(text: str) -> CalledTool | None:
+    name, mark, arguments = text.partition(KIMI_MARKS[3])
     name = name.strip().removeprefix("functions.").rpartition(":")[0] or name
     return _call_of(name, arguments) if mark else None
 
 
-_DEEPSEEK = (
+DEEPSEEK_MARKS = (
     "<｜tool▁calls▁begin｜>",
     "<｜tool▁calls▁end｜>",
     "<｜tool▁call▁begin｜>",
     "<｜tool▁sep｜>",
     "<｜tool▁call▁end｜>",
 )
-_FENCE = "```json"
+FENCE = "```json"
 
 
 def _read_deepseek(text: str, types: TextParameters) -> list[CalledTool] | None:
-    return _between(text, _DEEPSEEK[2], _DEEPSEEK[4], _deepseek_call)
+    return _between(text, DEEPSEEK_MARKS[2], DEEPSEEK_MARKS[4], deepseek_call)
 
 
-def _deepseek_call(text: str) -> CalledTool | None:
+def deepseek_call(text: str) -> CalledTool | None:
     """V3.1 writes name and arguments; V3 a kind before them, and arguments in a fence."""
-    first, mark, rest = text.partition(_DEEPSEEK[3])
+    first, mark, rest = text.partition(DEEPSEEK_MARKS[3])
     if not mark:
         return None
-    name, fence, arguments = rest.partition(_FENCE)
+    name, fence, arguments = rest.partition(FENCE)
     if fence and "{" not in name:
         return _call_of(name, arguments.strip().removesuffix("```"))
     return _call_of(first, rest)
@@ -219,7 +232,7 @@ def _between(
 
 
 @dataclass(frozen=True)
-class _Xml:
+class XmlMarks:
     """Texts around a function's name and its parameters; `key_end` closes the name of one."""
 
     function: str
@@ -230,12 +243,14 @@ class _Xml:
     value_end: str
 
 
-_CODER = _Xml("<function=", ">", "</function>", "<parameter=", ">", "</parameter>")
-_INVOKE = _Xml('<invoke name="', '">', "</invoke>", '<parameter name="', '">', "</parameter>")
-_KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+CODER_MARKS = XmlMarks("<function=", ">", "</function>", "<parameter=", ">", "</parameter>")
+INVOKE_MARKS = XmlMarks(
+    '<invoke name="', '">', "</invoke>", '<parameter name="', '">', "</parameter>"
+)
+KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 
 
-def _read_xml(xml: _Xml) -> Callable[[str, TextParameters], list[CalledTool] | None]:
+def _read_xml(xml: XmlMarks) -> Callable[[str, TextParameters], list[CalledTool] | None]:
     def read(text: str, types: TextParameters) -> list[CalledTool] | None:
         found: list[CalledTool] = []
         rest = text.strip()
@@ -247,20 +262,20 @@ def _read_xml(xml: _Xml) -> Callable[[str, TextParameters], list[CalledTool] | N
             rest = rest.lstrip()
             while mark and rest.startswith(xml.key):
                 key, mark, rest = rest.removeprefix(xml.key).partition(xml.key_end)
-                value, mark, rest = _value(rest, xml.value_end, (xml.key, xml.function_end))
+                value, mark, rest = value_in_tags(rest, xml.value_end, (xml.key, xml.function_end))
                 given[key.strip()] = value
             if not mark or not rest.startswith(xml.function_end):
                 return None
             rest = rest.removeprefix(xml.function_end).strip()
             if not CALLED_NAME.fullmatch(name.strip()):
                 return None
-            found.append((name.strip(), _as_json(given, types.get(name.strip(), ()))))
+            found.append((name.strip(), as_json(given, types.get(name.strip(), ()))))
         return found or None
 
     return read
 
 
-def _value(text: str, end: str, behind: tuple[str, ...]) -> tuple[str, str, str]:
+def value_in_tags(text: str, end: str, behind: tuple[str, ...]) -> tuple[str, str, str]:
     """A value, its end and what follows: that end is one behind which these stand.
 
     One line break before and behind a value belongs to the tags.
@@ -276,30 +291,30 @@ def _value(text: str, end: str, behind: tuple[str, ...]) -> tuple[str, str, str]
 
 
 def _read_glm(text: str, types: TextParameters) -> list[CalledTool] | None:
-    name, mark, rest = text.partition(_KEY)
+    name, mark, rest = text.partition(KEY)
     name, rest = name.strip(), mark + rest
     if not CALLED_NAME.fullmatch(name):
         return None
     given: dict[str, str] = {}
     while rest:
-        if not rest.startswith(_KEY):
+        if not rest.startswith(KEY):
             return None
-        key, mark, rest = rest.removeprefix(_KEY).partition(_KEY_END)
+        key, mark, rest = rest.removeprefix(KEY).partition(KEY_END)
         rest = rest.lstrip()
-        if not mark or not rest.startswith(_VALUE):
+        if not mark or not rest.startswith(VALUE):
             return None
-        rest = rest.removeprefix(_VALUE)
-        if rest.rstrip().endswith(_VALUE_END) and _KEY not in rest:
-            value, rest = rest.rstrip().removesuffix(_VALUE_END), ""
+        rest = rest.removeprefix(VALUE)
+        if rest.rstrip().endswith(VALUE_END) and KEY not in rest:
+            value, rest = rest.rstrip().removesuffix(VALUE_END), ""
         else:
-            value, mark, rest = _value(rest, _VALUE_END, (_KEY,))
+            value, mark, rest = value_in_tags(rest, VALUE_END, (KEY,))
             if not mark:
                 return None
         given[key.strip()] = value
-    return [(name, _as_json(given, types.get(name, ())))]
+    return [(name, as_json(given, types.get(name, ())))]
 
 
-def _as_json(given: Mapping[str, str], texts: Sequence[str]) -> str:
+def as_json(given: Mapping[str, str], texts: Sequence[str]) -> str:
     """The arguments as JSON: what is a text stays one, what else is JSON is that."""
     return json.dumps(
         {name: value if name in texts else _json_or_text(value) for name, value in given.items()},
@@ -316,14 +331,14 @@ def _json_or_text(value: str) -> Any:
 
 # -- others ---------------------------------------------------------------------------------------
 
-_QUOTE = '<|"|>'
+QUOTE = '<|"|>'
 _BARE_KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]{0,127})\s*:")
 
 
 _JSON_TEXT = re.compile(r'("(?:\\.|[^"\\])*")')
 
 
-def _with_quoted_keys(text: str) -> str:
+def with_quoted_keys(text: str) -> str:
     """The same with keys as JSON has them; texts that JSON quotes stay as they are."""
     parts = _JSON_TEXT.split(text)
     parts[::2] = [_BARE_KEY.sub(r'\1"\2":', part) for part in parts[::2]]
@@ -335,11 +350,11 @@ def _read_gemma(text: str, types: TextParameters) -> list[CalledTool] | None:
     name, brace, rest = text.strip().removeprefix("call:").partition("{")
     if not brace or not text.strip().startswith("call:"):
         return None
-    parts = (brace + rest).split(_QUOTE)
+    parts = (brace + rest).split(QUOTE)
     if len(parts) % 2 == 0:
         return None
     plain = [
-        json.dumps(part, ensure_ascii=False) if number % 2 else _with_quoted_keys(part)
+        json.dumps(part, ensure_ascii=False) if number % 2 else with_quoted_keys(part)
         for number, part in enumerate(parts)
     ]
     one = _call_of(name, "".join(plain))
@@ -364,19 +379,30 @@ _CONSTANTS = {
 
 def _read_python(text: str, types: TextParameters) -> list[CalledTool] | None:
     """LFM2's list of calls as Python writes them, with literals by their names."""
-    if len(text) > _MAX_PYTHON_CHARS:
+    text = text.strip()
+    written = python_as_json(text)
+    if written is None or written[1] < len(text):
+        return None
+    return calls_of_json("".join(written[0]))
+
+
+def python_as_json(text: str, *, is_cut: bool = False) -> tuple[list[str], int] | None:
+    """A list of calls as Python writes them, as parts of JSON, and up to where it is one.
+
+    Each call becomes a name and an object; the part that begins one is `["NAME",{`. Where the text
+    `is_cut`, a word or a number at its end may go on, and is left. None for what is no such list.
+    """
+    if len(text) > MAX_PYTHON_CHARS:
         return None
     written: list[str] = []
-    text, at, is_in_call = text.strip(), 0, False
-    while at < len(text):
-        token = _PYTHON.match(text, at)
-        if token is None:
-            return None
-        at = token.end()
+    at, is_in_call = 0, False
+    while (token := _PYTHON.match(text, at)) is not None:
         said, number, name, behind, mark = token.groups(default="")
+        if is_cut and token.end() == len(text) and (number or (name and not behind)):
+            break
         if said:
             try:
-                written.append(json.dumps(ast.literal_eval(said), ensure_ascii=False))
+                written.append(json.dumps(_python_text(said), ensure_ascii=False))
             except (SyntaxError, ValueError):
                 return None
         elif name and behind == "(" and not is_in_call:
@@ -393,8 +419,22 @@ def _read_python(text: str, types: TextParameters) -> list[CalledTool] | None:
             return None
         else:
             written.append(number or mark)
+        at = token.end()
+    return written, at
+
+
+def _python_text(said: str) -> str:
+    """What a text between quotes says. A call that is held to a schema has texts of JSON."""
+    if said.startswith('"'):
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
+            return msgspec.json.decode(said, type=str)
+    return str(ast.literal_eval(said))
+
+
+def calls_of_json(text: str) -> list[CalledTool] | None:
+    """The calls of a list of pairs, each of a name and an object; None for what is none."""
     try:
-        calls = msgspec.json.decode("".join(written), type=list[tuple[str, dict[str, msgspec.Raw]]])
+        calls = msgspec.json.decode(text, type=list[tuple[str, dict[str, msgspec.Raw]]])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
     if not all(CALLED_NAME.fullmatch(name) for name, _ in calls):
@@ -410,8 +450,8 @@ QWEN_CODER = CallFormat(
     "qwen_coder",
     _TAG,
     _TAG_END,
-    _starts(_CODER.function),
-    _read_xml(_CODER),
+    _starts(CODER_MARKS.function),
+    _read_xml(CODER_MARKS),
     (_TAG, _TAG_END),
     has_types=True,
 )
@@ -421,35 +461,41 @@ GLM = CallFormat(
     _TAG_END,
     lambda text: text[0] not in "{[<",
     _read_glm,
-    (_TAG, _TAG_END, _KEY, _KEY_END, _VALUE, _VALUE_END),
+    (_TAG, _TAG_END, KEY, KEY_END, VALUE, VALUE_END),
     has_types=True,
 )
 MISTRAL = CallFormat(
     "mistral",
-    _TOOL_CALLS,
+    TOOL_CALLS,
     "",
     lambda text: text[0] == "[" or text[0].isalnum() or text[0] == "_",
     _read_mistral,
-    (_TOOL_CALLS, _ARGS, _CALL_ID),
+    (TOOL_CALLS, ARGS, _CALL_ID),
 )
 KIMI = CallFormat(
-    "kimi", _KIMI[0], _KIMI[1], _starts(_KIMI[2]), _read_kimi, _KIMI, may_lack_end=True
+    "kimi",
+    KIMI_MARKS[0],
+    KIMI_MARKS[1],
+    _starts(KIMI_MARKS[2]),
+    _read_kimi,
+    KIMI_MARKS,
+    may_lack_end=True,
 )
 DEEPSEEK = CallFormat(
     "deepseek",
-    _DEEPSEEK[0],
-    _DEEPSEEK[1],
-    _starts(_DEEPSEEK[2]),
+    DEEPSEEK_MARKS[0],
+    DEEPSEEK_MARKS[1],
+    _starts(DEEPSEEK_MARKS[2]),
     _read_deepseek,
-    _DEEPSEEK,
+    DEEPSEEK_MARKS,
     may_lack_end=True,
 )
 MINIMAX = CallFormat(
     "minimax",
     "<minimax:tool_call>",
     "</minimax:tool_call>",
-    _starts(_INVOKE.function),
-    _read_xml(_INVOKE),
+    _starts(INVOKE_MARKS.function),
+    _read_xml(INVOKE_MARKS),
     ("<minimax:tool_call>", "</minimax:tool_call>"),
     has_types=True,
 )
@@ -459,10 +505,10 @@ GEMMA = CallFormat(
     "<tool_call|>",
     _starts("call:"),
     _read_gemma,
-    ("<|tool_call>", "<tool_call|>", _QUOTE),
+    ("<|tool_call>", "<tool_call|>", QUOTE),
 )
 GRANITE = CallFormat(
-    "granite", "<|tool_call|>", "", _starts("["), _read_json_list, ("<|tool_call|>",)
+    "granite", "<|tool_call|>", "", _starts("["), read_json_list, ("<|tool_call|>",)
 )
 LFM2 = CallFormat(
     "lfm2",
@@ -507,9 +553,9 @@ def format_of(chat_template: str) -> CallFormat | None:
         if mark in chat_template:
             return one
     if _TAG in chat_template:
-        if _CODER.function in chat_template:
+        if CODER_MARKS.function in chat_template:
             return QWEN_CODER
-        return GLM if _KEY in chat_template else HERMES
+        return GLM if KEY in chat_template else HERMES
     if GRANITE.begin in chat_template:
         return GRANITE
     is_llama = "<|python_tag|>" in chat_template or _LLAMA_SAYS in chat_template

@@ -1,14 +1,16 @@
 """Takes calls of tools out of an answer, in any format of `call_formats.py`.
 
 What stands behind a mark and is no call stays a part of the answer. A call is told when it is
-whole.
+whole, or as far as it goes where the answer was cut off.
 """
 
 from __future__ import annotations
 
 from hypocenter.base.results import CallPiece
 from hypocenter.conversation.call_formats import HERMES, NO_TYPES, CallFormat, TextParameters
+from hypocenter.conversation.cut_calls import CUT_READERS
 from hypocenter.conversation.harmony import NOTHING, AnswerDelta
+from hypocenter.conversation.marks import num_begun
 from hypocenter.conversation.tools import MAX_CALLS
 
 #: Blanks that may belong to a call are held back, but no more of them.
@@ -22,11 +24,18 @@ _PYTHON_TAG = "<|python_tag|>"
 class CallsInTags:
     """Takes calls out of the text of one answer, wherever its pieces break.
 
-    Blanks before a call belong to no text. `types` are those of the tools that are offered.
+    Blanks before a call belong to no text. `types` are those of the tools that are offered. An
+    answer that `must_call` has no text beside its calls.
     """
 
-    def __init__(self, form: CallFormat = HERMES, types: TextParameters = NO_TYPES) -> None:
-        self._form, self._types = form, types
+    def __init__(
+        self,
+        form: CallFormat = HERMES,
+        types: TextParameters = NO_TYPES,
+        *,
+        must_call: bool = False,
+    ) -> None:
+        self._form, self._types, self.must_call = form, types, must_call
         self._held = ""
         #: The blanks before the mark of a call that has begun, and that mark.
         self._blanks = ""
@@ -54,15 +63,20 @@ class CallsInTags:
         taken, self._held = self._held[:end], self._held[end:]
         return spoken + AnswerDelta(taken, "")
 
-    def flush(self) -> AnswerDelta:
-        """What is held back; no more text will follow. A call that is cut off is text."""
+    def flush(self, *, is_cut: bool = False) -> AnswerDelta:
+        """What is held back; no more text will follow.
+
+        Where the answer `is_cut`, a call that has begun is told as far as it goes; else it is text.
+        """
         spoken = NOTHING
-        if self._call is not None and (not self._form.end or self._form.may_lack_end):
+        if self._call is not None and (is_cut or not self._form.end or self._form.may_lack_end):
             self._call.append(self._held)
             self._held = ""
-            spoken = self._take("".join(self._call)) or NOTHING
+            spoken = self._take("".join(self._call), is_cut=is_cut) or NOTHING
         left = self._as_text().content if self._call is not None else ""
         left, self._held = left + self._held, ""
+        if is_cut and self.must_call:
+            return spoken  # what is left are marks
         return spoken if self._num_calls and not left.strip() else spoken + AnswerDelta(left, "")
 
     def _step(self) -> AnswerDelta | None:
@@ -115,9 +129,12 @@ class CallsInTags:
         pieces.append(mark)
         return self._as_text() if self._num_ends >= _MAX_ENDS else NOTHING
 
-    def _take(self, text: str) -> AnswerDelta | None:
+    def _take(self, text: str, *, is_cut: bool = False) -> AnswerDelta | None:
         """The calls of a text; None where it is none, or there were enough."""
-        found = self._form.read(text.strip(), self._types)
+        if is_cut:
+            found = CUT_READERS[self._form.name](text.lstrip(), self._types)
+        else:
+            found = self._form.read(text.strip(), self._types)
         if not found or self._num_calls + len(found) > MAX_CALLS:
             return None
         self._call = None
@@ -130,11 +147,3 @@ class CallsInTags:
         text = self._blanks + "".join(self._call or ())
         self._call, self._blanks = None, ""
         return AnswerDelta(text, "")
-
-
-def num_begun(text: str, mark: str) -> int:
-    """Length of the end of the text with which the mark may begin."""
-    for num in range(min(len(mark) - 1, len(text)), 0, -1):
-        if text.endswith(mark[:num]):
-            return num
-    return 0

@@ -84,10 +84,15 @@ class Channels:
             pass
         return sum(parts, NOTHING)
 
-    def flush(self) -> AnswerDelta:
-        """What is held back; no more text will follow. The head of a message is no text."""
+    def flush(self, *, is_cut: bool = False) -> AnswerDelta:
+        """What is held back; no more text will follow. The head of a message is no text.
+
+        Of an answer that `is_cut` what may be a mark is left out, in a call and where it begins.
+        """
         held, self._held = self._held, ""
-        if self._is_call and held.startswith((END, _CALL)):
+        if self._is_call and (is_cut or held.startswith((END, _CALL))):
+            held = ""
+        if is_cut and not self._has_begun and any(mark.startswith(held) for mark in _BEGINNINGS):
             held = ""
         is_text = self._channel is not None or not self._has_begun
         if not self._has_message and held.startswith(" to="):

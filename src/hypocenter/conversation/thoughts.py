@@ -20,12 +20,12 @@ from hypocenter.conversation import harmony
 from hypocenter.conversation.call_formats import (
     FORMATS,
     NO_TYPES,
-    CallFormat,
     TextParameters,
     format_of,
 )
-from hypocenter.conversation.calls_in_tags import CallsInTags, num_begun
+from hypocenter.conversation.calls_in_tags import CallsInTags
 from hypocenter.conversation.harmony import AnswerDelta
+from hypocenter.conversation.marks import num_begun
 
 #: So much of a prompt's end tells whether it begins a thought.
 PROMPT_END_CHARS = 64
@@ -78,8 +78,8 @@ class AnswerReader(Protocol):
         """What `text` adds to each; what may be a part of a mark is held back."""
         ...
 
-    def flush(self) -> AnswerDelta:
-        """What is held back; no more text will follow."""
+    def flush(self, *, is_cut: bool = False) -> AnswerDelta:
+        """What is held back; no more text will follow. `is_cut`: the answer was not at its end."""
         ...
 
 
@@ -91,12 +91,14 @@ def make_answer_reader(
     offers_tools: bool = False,
     in_thought: bool | None = None,
     types: TextParameters = NO_TYPES,
+    must_call: bool = False,
 ) -> AnswerReader | None:
     """The reader of an answer to a prompt that ends so; None: the model has no marks.
 
     `in_thought` says whether the answer begins within a thought, where the prompt's end does not.
     An answer that is held to a form, as JSON is, begins with no thought though its prompt does.
-    Calls are looked for where the conversation `offers_tools`; `types` are those of the tools.
+    Calls are looked for where the conversation `offers_tools`; `types` are those of the tools. An
+    answer that `must_call` is held to a form in which nothing but thoughts and calls stands.
     """
     if harmony.answers_in_channels(chat_template):
         return harmony.Channels(reads_calls=offers_tools)
@@ -107,7 +109,8 @@ def make_answer_reader(
     form = format_of(chat_template) if offers_tools else None
     if form is None:
         return found
-    return CallsInTags(form, types) if found is None else _CallsBehind(found, form, types)
+    calls = CallsInTags(form, types, must_call=must_call)
+    return calls if found is None else _CallsBehind(found, calls)
 
 
 def marks_of(chat_template: str) -> tuple[str, ...]:
@@ -136,14 +139,17 @@ def reads_calls_of(chat_template: str) -> bool:
 class _CallsBehind:
     """Calls in what `thoughts` leaves of an answer."""
 
-    def __init__(self, thoughts: Thoughts, form: CallFormat, types: TextParameters) -> None:
-        self._thoughts, self._calls = thoughts, CallsInTags(form, types)
+    def __init__(self, thoughts: Thoughts, calls: CallsInTags) -> None:
+        self._thoughts, self._calls = thoughts, calls
 
     def push(self, text: str) -> AnswerDelta:
         return self._of_answer(self._thoughts.push(text))
 
-    def flush(self) -> AnswerDelta:
-        return self._of_answer(self._thoughts.flush()) + self._calls.flush()
+    def flush(self, *, is_cut: bool = False) -> AnswerDelta:
+        left = self._of_answer(self._thoughts.flush(is_cut=is_cut))
+        if is_cut and self._calls.must_call:
+            left = AnswerDelta("", left.reasoning, left.calls)
+        return left + self._calls.flush(is_cut=is_cut)
 
     def _of_answer(self, spoken: AnswerDelta) -> AnswerDelta:
         return AnswerDelta("", spoken.reasoning) + self._calls.push(spoken.content)
@@ -160,9 +166,9 @@ def marks_of_calls() -> list[str]:
     return [*marks_of_thoughts(), *harmony.MARKS, harmony.CONSTRAIN]
 
 
-def split(answer: str, using: AnswerReader) -> AnswerDelta:
-    """A whole answer; `using` is one that was not used before."""
-    return using.push(answer) + using.flush()
+def split(answer: str, using: AnswerReader, *, is_cut: bool = False) -> AnswerDelta:
+    """A whole answer, or one that `is_cut`; `using` is one that was not used before."""
+    return using.push(answer) + using.flush(is_cut=is_cut)
 
 
 class Thoughts:
@@ -194,7 +200,7 @@ class Thoughts:
         content, self._held = content + self._held, ""
         return AnswerDelta(content, reasoning)
 
-    def flush(self) -> AnswerDelta:
+    def flush(self, *, is_cut: bool = False) -> AnswerDelta:
         held, self._held = self._held, ""
         if self._is_within:
             return AnswerDelta("", held.rstrip() if self._has_words else held.strip())

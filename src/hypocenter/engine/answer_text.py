@@ -36,12 +36,13 @@ class AnswerText:
             AnswerDelta(text, "") if self._reader is None else self._reader.push(text), may_end
         )
 
-    def flush(self, *, may_end: bool) -> tuple[AnswerDelta, bool]:
-        """What was held back, as `push` gives it; no more tokens will follow."""
+    def flush(self, *, may_end: bool, is_cut: bool) -> tuple[AnswerDelta, bool]:
+        """What was held back, as `push` gives it; no more tokens will follow. `is_cut`: there would
+        have been more."""
         text = self._detokenizer.flush()
         delta = AnswerDelta(text, "")
         if self._reader is not None:
-            delta = self._reader.push(text) + self._reader.flush()
+            delta = self._reader.push(text) + self._reader.flush(is_cut=is_cut)
         left, stopped = self._up_to_stop(delta, may_end)
         return left if stopped else left + AnswerDelta(self._stop_strings.flush(), ""), stopped
 

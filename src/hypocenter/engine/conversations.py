@@ -141,6 +141,7 @@ class Conversations:
         offers_tools: bool,
         in_thought: bool | None,
         types: TextParameters = NO_TYPES,
+        must_call: bool = False,
     ) -> AnswerReader | None:
         """What tells thoughts and calls from the answer to these token ids of a conversation."""
         if self._template is None:
@@ -152,6 +153,7 @@ class Conversations:
             offers_tools=offers_tools,
             in_thought=in_thought,
             types=types,
+            must_call=must_call,
         )
 
     def call_form(

@@ -535,6 +535,7 @@ class LLM:
                 offers_tools=bool(answer.tools),
                 in_thought=in_thought(answer.continues),
                 types=text_parameters(check_tools(answer.tools)),
+                must_call=answer.calls.must_call,
             ),
             call_form=conversations.call_form(prompt_ids, field_of(params), answer),
             turn_ids=conversations.turn_ids,

@@ -374,7 +374,7 @@ class Request:
 
     def finish(self, reason: str, spoken: AnswerDelta = NOTHING) -> None:
         """End with `reason`, after `spoken` and whatever is still held back."""
-        left, stopped = self._text.flush(may_end=self._may_end)
+        left, stopped = self._text.flush(may_end=self._may_end, is_cut=reason != "stop")
         self._send(spoken + left, "stop" if stopped else reason)
 
     def fail(self, error: Exception) -> None:

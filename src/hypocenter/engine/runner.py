@@ -69,6 +69,7 @@ from hypocenter.model.tensors.adapters import (
     AdapterSet,
     num_bytes_of,
     open_adapters,
+    part_of_adapters,
     with_adapters,
 )
 from hypocenter.model.tensors.packed_weights import Packing
@@ -132,12 +133,10 @@ def load_runner(
     config = with_whole_texts(arch, config)
     if kept is not None and kept.stamps != repr(file.stamps):
         kept = None  # of a file that is another one now
-    if part.num_parts > 1:
-        whole, arch = arch, part_of(arch, part)
-        file = PartOfFile(file, whole, part)
+    adapters = open_adapters(config.lora, file, arch)
+    file, arch, adapters = _cut_to_part(file, arch, adapters, part)
     if kept is not None and kept.pages is not None:
         config = replace(config, kv_tokens=kept.kv_tokens)
-    adapters = open_adapters(config.lora, file, arch)
     context_length = context_length_of(arch, config)
     in_bf16 = config.float_products == "bf16"
     if in_bf16:
@@ -182,6 +181,17 @@ def load_runner(
     _log_cache(runner, device)
     runner.compile(progress)
     return runner
+
+
+def _cut_to_part(
+    file: GGUFFile, arch: Architecture, adapters: AdapterSet | None, part: Part
+) -> tuple[GGUFFile, Architecture, AdapterSet | None]:
+    """What one part has of a model and of its adapters. Raises as `part_of` and `PartOfFile`."""
+    if part.num_parts == 1:
+        return file, arch, adapters
+    own_arch = part_of(arch, part)
+    own_file = PartOfFile(file, arch, part)
+    return own_file, own_arch, part_of_adapters(adapters, (file, arch), (own_file, own_arch))
 
 
 def _log_cache(runner: Runner, device: str) -> None:

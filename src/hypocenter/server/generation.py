@@ -138,6 +138,7 @@ class Generation:
     is_read: bool = False
     is_chat: bool = False
     offers_tools: bool = False
+    must_call: bool = False
     text_parameters: dict[str, tuple[str, ...]] = field(default_factory=dict)
     continues: MessagePart = ""
     #: A form of its calls that is still to be read.
@@ -173,6 +174,7 @@ class Generation:
         self.is_chat = self.messages is not None
         if self.asked is not None:
             self.offers_tools, self.continues = bool(self.asked.tools), self.asked.continues
+            self.must_call = self.asked.calls.must_call
             self.text_parameters = self.asked.text_parameters or {}
         if isinstance(self.prompt, tuple) and not isinstance(self.prompt, QueryAndDocument):
             self.prompt_ids = self._cut(self.prompt)
@@ -235,6 +237,7 @@ class Generation:
             self.cache_salt,
             is_chat=self.is_chat,
             offers_tools=self.offers_tools,
+            must_call=self.must_call,
             text_parameters=self.text_parameters,
             continues=self.continues,
             form=self.form,

@@ -59,6 +59,11 @@ class Choice:
             return None
         return "tool_calls" if self.calls and self.ending.reason == "stop" else self.ending.reason
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether it has ended, and the model did not end it."""
+        return self.ending is not None and self.ending.reason != "stop"
+
 
 @dataclass(eq=False, slots=True)
 class _News:

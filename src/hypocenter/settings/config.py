@@ -75,7 +75,6 @@ PARTS_NEED_A_GPU = (
 FLOAT_PRODUCTS = ("exact", "bf16")
 _BF16_NEEDS_THE_CPU = "products in bf16 run on the CPU only; use exact, or device cpu"
 MAX_RANKS = 16
-_RANKS_HAVE_NO_ADAPTERS = "adapters are applied by a model on one GPU; use 1, or no lora"
 _RANKS_HAVE_NO_DRAFTS = "a draft model runs beside a model on one GPU; use 1, or no draft_model"
 _ONE_DRAFTS = "a draft model says what is tried; use off, or no draft_model"
 _RANKS_NEED_GPUS = "a CPU has all cores for one model; use 1, or a device such as cuda or hip"
@@ -632,8 +631,6 @@ class EngineConfig:
             raise BadSetting("float_products", self.float_products, _BF16_NEEDS_THE_CPU)
         if self.tensor_parallel > 1 and self.device == "cpu":
             raise BadSetting("tensor_parallel", self.tensor_parallel, _RANKS_NEED_GPUS)
-        if self.lora and self.tensor_parallel > 1:
-            raise BadSetting("tensor_parallel", self.tensor_parallel, _RANKS_HAVE_NO_ADAPTERS)
         if self.draft_model is not None and self.tensor_parallel > 1:
             raise BadSetting("tensor_parallel", self.tensor_parallel, _RANKS_HAVE_NO_DRAFTS)
         if self.draft_model is not None and self.spec != "off":

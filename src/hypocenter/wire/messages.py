@@ -125,8 +125,9 @@ class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """A request, as readers have read it: the ids of its prompt, of its words to avoid, its form.
 
     `output_ids` have been sent to the client already, by a worker that is no more. `is_chat`: the
-    prompt is a conversation, which may offer tools. `continues` is the part of its last message
-    that the answer goes on with. `form` is that of the answer, or of its calls.
+    prompt is a conversation, which may offer tools, one of which the answer `must_call`.
+    `continues` is the part of its last message that the answer goes on with. `form` is that of the
+    answer, or of its calls.
     """
 
     id: int
@@ -136,6 +137,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     cache_salt: str = ""
     is_chat: bool = False
     offers_tools: bool = False
+    must_call: bool = False
     #: By tool: its parameters that are texts.
     text_parameters: dict[str, tuple[str, ...]] = {}
     continues: MessagePart = ""

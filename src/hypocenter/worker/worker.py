@@ -255,6 +255,7 @@ class ModelWorker:
                 offers_tools=message.offers_tools,
                 in_thought=in_thought(message.continues),
                 types=message.text_parameters,
+                must_call=message.must_call,
             )
             turn_ids = conversations.turn_ids
         terms = RequestTerms(

@@ -14,6 +14,7 @@ from models.gguf_edit import Tensors, rewritten
 
 #: Of a matrix [n, k]: A [rank, k], and B [n, rank].
 Pair = tuple[np.ndarray, np.ndarray]
+TOKEN_TABLE = "token_embd.weight"
 
 
 def adapted_matrices(base: Path) -> dict[str, tuple[int, int]]:
@@ -89,7 +90,8 @@ def merged(path: Path, base: Path, adapters: Sequence[tuple[Mapping[str, Pair], 
     def add(tensors: Tensors) -> Tensors:
         for pairs, factor in adapters:
             for name, (down, up) in pairs.items():
-                delta = factor * (up.astype(np.float64) @ down.astype(np.float64))
+                left, right = (down, up.T) if name == TOKEN_TABLE else (up, down)
+                delta = factor * (left.astype(np.float64) @ right.astype(np.float64))
                 tensors[name] = (tensors[name] + delta).astype(np.float32)
         return tensors
 
@@ -104,3 +106,15 @@ def read_pairs(path: Path) -> dict[str, Pair]:
     }
     names = [name.removesuffix(".lora_a") for name in found if name.endswith(".lora_a")]
     return {name: (found[f"{name}.lora_a"], found[f"{name}.lora_b"]) for name in names}
+
+
+def with_token_table(
+    base: Path, pairs: Mapping[str, Pair], rank: int, seed: int
+) -> dict[str, Pair]:
+    """The same with a pair beside the token table: A [vocab_size, rank], and B [width, rank]."""
+    shapes = {tensor.name: tensor.shape for tensor in gguf.GGUFReader(base).tensors}
+    width, num_tokens = (int(count) for count in shapes[TOKEN_TABLE])
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((num_tokens, rank)).astype(np.float32)
+    up = (0.3 * rng.standard_normal((width, rank)) / np.sqrt(rank)).astype(np.float32)
+    return {**pairs, TOKEN_TABLE: (rows, up)}

@@ -41,19 +41,27 @@ class Capture(msgspec.Struct, frozen=True, tag=True):
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
-    """A batch to run; `arrays` as their bytes, i32, `num_sequences` rows of block tables."""
+    """A batch to run; `arrays` as their bytes, i32, `num_sequences` rows of block tables, and
+    `scales` f32 of their adapters, as many rows; empty: none has any."""
 
     arrays: dict[str, bytes]
     num_sequences: int
     requests: tuple[RequestRecord, ...]
     ids_on_device: bool
     is_long: bool
+    scales: bytes = b""
 
     @classmethod
     def of(cls, batch: Batch) -> Step:
         arrays = {name: np.ascontiguousarray(getattr(batch, name)).tobytes() for name in _ARRAYS}
+        scales = batch.adapter_scales
         return cls(
-            arrays, len(batch.block_tables), batch.requests, batch.ids_on_device, batch.is_long
+            arrays,
+            len(batch.block_tables),
+            batch.requests,
+            batch.ids_on_device,
+            batch.is_long,
+            b"" if scales is None else np.ascontiguousarray(scales, np.float32).tobytes(),
         )
 
     def batch(self) -> Batch:
@@ -70,6 +78,11 @@ class Step(msgspec.Struct, frozen=True, tag=True):
             requests=self.requests,
             ids_on_device=self.ids_on_device,
             is_long=self.is_long,
+            adapter_scales=(
+                np.frombuffer(self.scales, np.float32).reshape(self.num_sequences, -1)
+                if self.scales
+                else None
+            ),
         )
 
 

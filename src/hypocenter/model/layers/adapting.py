@@ -10,6 +10,8 @@ from hypocenter.device.memory import allocate, rows
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.linear.adapter import adapter_down, adapter_up
 from hypocenter.kernels.linear.operands import Product
+from hypocenter.kernels.rowwise.embedding import lookup
+from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.layers.step_buffers import StepInputs
 from hypocenter.model.tensors.table import Adapted
 
@@ -23,6 +25,12 @@ class Adapting:
         shape, device = (max_tokens, most), inputs.counts.device
         #: Of each row its products with ranks, scaled.
         self._products = allocate("adapter_products", "decoder", DType.F32, shape, device=device)
+        tables = [beside.table for beside in placed.values() if beside.table is not None]
+        #: Of each token its row of A beside the token table, where an adapter has one.
+        self._looked_up: Tensor | None = None
+        if tables:
+            shape = (max_tokens, padded_rows(tables[0].shape[1]))
+            self._looked_up = allocate("adapter_rows", "decoder", DType.F32, shape, device=device)
 
     def begin(self, *, is_adapted: bool) -> None:
         """Begin a plan of steps that have adapters, or of others."""
@@ -38,36 +46,49 @@ class Adapting:
 
     def add(self, plan: PlanBuilder, x: Tensor, products: Iterable[Product], count: int) -> None:
         """Append what is added to products of x, of tokens (`count` 0) or of logit rows (1)."""
+        for product in products:
+            if self.stands_beside([product.weight]):
+                self._add_one(plan, x, self._placed[id(product.weight)], product.out, count)
+
+    def add_embedding(self, plan: PlanBuilder, token_table: Tensor, out: Tensor) -> None:
+        """Append what is added to the rows of the token table, where they are looked up."""
+        beside = self._placed.get(id(token_table)) if self._is_on else None
+        if beside is None or beside.table is None:
+            return
+        assert self._looked_up is not None
+        looked_up = rows(self._looked_up, 0, out.shape[0])
+        lookup(plan, self._inputs.token_ids, beside.table, looked_up, self._inputs.counts)
+        self._add_one(plan, looked_up, beside, out, 0)
+
+    def _add_one(
+        self, plan: PlanBuilder, x: Tensor, beside: Adapted, out: Tensor, count: int
+    ) -> None:
         inputs = self._inputs
         assert inputs.adapter_scales is not None
         assert inputs.logit_sequences is not None
         sequences = inputs.logit_sequences if count else inputs.sequence_rows
-        for product in products:
-            if not self.stands_beside([product.weight]):
-                continue
-            beside = self._placed[id(product.weight)]
-            of_ranks = rows(self._products, 0, x.shape[0])
-            adapter_down(
-                plan,
-                x,
-                beside.down,
-                of_ranks,
-                owners=beside.owners,
-                factors=beside.factors,
-                scales=inputs.adapter_scales,
-                sequences=sequences,
-                counts=inputs.counts,
-                num_columns=beside.num_columns,
-                count=count,
-            )
-            adapter_up(
-                plan,
-                of_ranks,
-                beside.up,
-                product.out,
-                owners=beside.owners,
-                scales=inputs.adapter_scales,
-                sequences=sequences,
-                counts=inputs.counts,
-                count=count,
-            )
+        of_ranks = rows(self._products, 0, x.shape[0])
+        adapter_down(
+            plan,
+            x,
+            beside.down,
+            of_ranks,
+            owners=beside.owners,
+            factors=beside.factors,
+            scales=inputs.adapter_scales,
+            sequences=sequences,
+            counts=inputs.counts,
+            num_columns=beside.num_columns,
+            count=count,
+        )
+        adapter_up(
+            plan,
+            of_ranks,
+            beside.up,
+            out,
+            owners=beside.owners,
+            scales=inputs.adapter_scales,
+            sequences=sequences,
+            counts=inputs.counts,
+            count=count,
+        )

@@ -202,6 +202,8 @@ class Decoder(LayerOps):
         """b.x = the embedding of each token, with what positions and kinds of texts add, normed."""
         inputs, arch, w = self.inputs, self.arch, self.weights.additions
         lookup(plan, inputs.token_ids, self.weights.token_table, b.x, inputs.counts)
+        if self._adapting is not None:
+            self._adapting.add_embedding(plan, self.weights.token_table, b.x)
         if arch.embedding_scale != 1:
             scale(plan, b.x, arch.embedding_scale, inputs.counts)
         if w is None:

@@ -2,7 +2,8 @@
 
 Keys and names are those of llama.cpp's convert_lora_to_gguf.py: `general.type` is `adapter`,
 `adapter.type` is `lora`, and beside a matrix NAME [n, k] stand NAME.lora_a [rank, k] and
-NAME.lora_b [n, rank]. Of the product counts `adapter.lora.alpha` / rank.
+NAME.lora_b [n, rank]. Of the product counts `adapter.lora.alpha` / rank. Beside the token table
+[vocab, width] stand A [vocab, rank], of which rows are looked up, and B [width, rank].
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _INVOKED = "adapter.alora.invocation_tokens"
 @dataclass(frozen=True, slots=True)
 class LowRankPair:
     """What an adapter has beside one matrix: `down` A [rank, k] and `up` B [n, rank], both f32 and
-    finite; `factor`: what their product counts. `is_half`: all their numbers are f16's."""
+    finite; `factor`: what their product counts. `is_half`: all their numbers are f16's. Beside the
+    token table `down` is A [vocab, rank], and `up` B [width, rank]."""
 
     down: Array
     up: Array
@@ -121,15 +123,14 @@ def _pair(
         limit = f"this {arch.name} model has no tensor of that name"
         way_out = "open the model that it was made for"
         raise UnsupportedModel(file.path, "adapted tensor", target, limit, way_out)
-    # A token table that makes logits, too, is a matrix; it is looked up as well.
-    is_table = any(part.place == "token_table" for part in spec.loaded)
-    if spec.kind is not TensorKind.MATRIX or len(spec.shape) != 2 or is_table:
-        limit = "matrices of attention, feed-forwards and logits are adapted, and no experts"
-        way_out = "merge the adapter into the model, by llama.cpp's llama-export-lora"
-        raise UnsupportedModel(file.path, "adapted tensor", target, limit, way_out)
+    is_table = is_token_table(spec)
+    _require_adaptable(file, spec, is_table=is_table)
     down, up = (file.tensors[target + end] for end in _ENDS)
-    rank, (num_rows, num_columns) = _rank(file, down), spec.shape
-    for info, wanted in ((down, (rank, num_columns)), (up, (num_rows, rank))):
+    rank, (num_rows, num_columns) = _rank(file, down, axis=1 if is_table else 0), spec.shape
+    shapes = (rank, num_columns), (num_rows, rank)
+    if is_table:
+        shapes = (num_rows, rank), (num_columns, rank)
+    for info, wanted in zip((down, up), shapes, strict=True):
         if _two_axes(info) != wanted:
             limit = f"{target} of this model is {spec.shape}, so it must be {wanted}"
             way_out = "open the model that it was made for"
@@ -139,8 +140,28 @@ def _pair(
     return LowRankPair(_numbers(file, down), _numbers(file, up), factor, is_half)
 
 
-def _rank(file: GGUFFile, down: TensorInfo) -> int:
-    rank = _two_axes(down)[0]
+def is_token_table(spec: TensorSpec) -> bool:
+    """Whether the embeddings of tokens are looked up in it."""
+    return any(part.place == "token_table" for part in spec.loaded)
+
+
+def _require_adaptable(file: GGUFFile, spec: TensorSpec, *, is_table: bool) -> None:
+    """Raises UnsupportedModel for a tensor beside which no adapter is applied."""
+    if is_table and spec.kind is TensorKind.TABLE:
+        return
+    if spec.kind is TensorKind.MATRIX and len(spec.shape) == 2 and not is_table:
+        return
+    limit = "matrices of attention, feed-forwards and logits are adapted, and no experts"
+    if is_table:
+        limit = (
+            "this model makes its logits with that table, too, which the adapter was not made for"
+        )
+    way_out = "merge the adapter into the model, by llama.cpp's llama-export-lora"
+    raise UnsupportedModel(file.path, "adapted tensor", spec.name, limit, way_out)
+
+
+def _rank(file: GGUFFile, down: TensorInfo, *, axis: int) -> int:
+    rank = _two_axes(down)[axis]
     if not 1 <= rank <= MAX_RANK:
         raise BadModelFile.out_of_range(file.path, f"rank of {down.name}", rank, 1, MAX_RANK)
     return rank

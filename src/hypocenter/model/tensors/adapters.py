@@ -19,11 +19,18 @@ from hypocenter.base.errors import BadSetting
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, memory
 from hypocenter.kernels.linear.adapter_cpu import RANKS
+from hypocenter.kernels.weights import packing
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.gguf.file import GGUFFile
-from hypocenter.model.tensors.adapter_file import AdapterFile, LowRankPair, load_adapter
+from hypocenter.model.tensors.adapter_file import (
+    AdapterFile,
+    LowRankPair,
+    is_token_table,
+    load_adapter,
+)
 from hypocenter.model.tensors.mixer_weights import MIXERS
+from hypocenter.model.tensors.part_of_file import cut_axis, runs_of
 from hypocenter.model.tensors.table import Adapted, Weights, tensor_table
 from hypocenter.model.tensors.tensor_reader import matrix_parts
 from hypocenter.model.tensors.tensor_spec import TensorSpec
@@ -96,6 +103,42 @@ def open_adapters(texts: Sequence[str], base: GGUFFile, arch: Architecture) -> A
     return AdapterSet(tuple(files)) if files else None
 
 
+def part_of_adapters(
+    adapters: AdapterSet | None,
+    whole: tuple[GGUFFile, Architecture],
+    own: tuple[GGUFFile, Architecture],
+) -> AdapterSet | None:
+    """What one part of a model has of its adapters: columns of A where it has columns of a matrix,
+    rows of B where it has rows. They are named and stand for the same as the whole ones do.
+
+    `whole` and `own` are the model and the part.
+    """
+    if adapters is None or own[1].part.num_parts == 1:
+        return adapters
+    specs, parts = (
+        {spec.name: spec for spec in tensor_table(arch, file.tensors)}
+        for file, arch in (whole, own)
+    )
+
+    def cut(name: str, pair: LowRankPair) -> LowRankPair:
+        axis = cut_axis(specs[name], parts[name])
+        if axis is None:
+            return pair
+        lengths = specs[name].segments_along(axis), parts[name].segments_along(axis)
+        runs = runs_of(list(zip(*lengths, strict=True)), own[1].part)
+        values = pair.down.T if axis == -1 else pair.up
+        kept = np.concatenate([values[begin:end] for begin, end in runs])
+        if axis == -1:
+            return replace(pair, down=np.ascontiguousarray(kept.T))
+        return replace(pair, up=kept)
+
+    files = (
+        replace(file, pairs={name: cut(name, pair) for name, pair in file.pairs.items()})
+        for file in adapters.files
+    )
+    return AdapterSet(tuple(files))
+
+
 def with_adapters(
     weights: Weights, adapters: AdapterSet | None, base: GGUFFile, arch: Architecture, device: str
 ) -> Weights:
@@ -110,6 +153,9 @@ def with_adapters(
             if spec.name not in adapters.targets:
                 continue
             pairs = [file.pairs.get(spec.name) for file in adapters.files]
+            if is_token_table(spec):
+                placed[id(weights.token_table)] = _place_table(spec.name, pairs, device)
+                continue
             # Each adapter's rows are shared out as those of the matrix are.
             parts = [None if pair is None else matrix_parts(spec, pair.up) for pair in pairs]
             for number, loaded in enumerate(spec.loaded):
@@ -164,6 +210,31 @@ def _place(
         factors=put("lora factors", np.array(factors, np.float32)),
         num_columns=next(pair.down.shape[1] for pair in pairs if pair is not None),
     )
+
+
+def _place_table(name: str, pairs: Sequence[LowRankPair | None], device: str) -> Adapted:
+    """What stands beside the token table: rows of A that are looked up, and B.
+
+    What is looked up goes through `adapter_down` with ones on a diagonal, which gives each row what
+    its own adapters count and changes no number else.
+    """
+    ranks = [0 if pair is None else RANKS * -(-pair.down.shape[1] // RANKS) for pair in pairs]
+    num_rows = next(len(pair.down) for pair in pairs if pair is not None)
+    rows, at = np.zeros((num_rows, padded_rows(sum(ranks))), np.float32), 0
+    ones: list[LowRankPair | None] = []
+    for pair, num_ranks in zip(pairs, ranks, strict=True):
+        if pair is not None:
+            rows[:, at : at + pair.down.shape[1]] = pair.down
+            diagonal = np.eye(num_ranks, sum(ranks), at, np.float32)
+            wide = np.pad(pair.up, ((0, 0), (0, num_ranks - pair.up.shape[1])))
+            ones.append(replace(pair, down=diagonal, up=wide, is_half=pair.is_half))
+            at += num_ranks
+        else:
+            ones.append(None)
+    beside = _place(name, ones, [None if pair is None else pair.up for pair in ones], device)
+    packed = packing.pack(rows.view(np.uint8), DType.F32, rows.shape[1], device=device)
+    table = packing.place(f"{name} lora_a", "model", packed, device=device)
+    return replace(beside, table=table)
 
 
 def _tiles_of(rows: Array, num_tiles: int) -> Array:

@@ -82,11 +82,9 @@ class PartOfFile(GGUFFile):
         if whole.is_added_once and self._part.rank:
             self._cuts[whole.name] = _Cut(info.name, 1, 1, ())
             return info
-        num_axes = len(whole.shape)
-        axis = next((i for i in range(num_axes) if whole.shape[i] != part.shape[i]), None)
+        axis = cut_axis(whole, part)
         if axis is None:
             return info
-        axis -= num_axes  # as axes of 1 may stand before those of the file, or be missing there
         segments = list(zip(whole.segments_along(axis), part.segments_along(axis), strict=True))
         unit_bytes = info.dtype.block_bytes
         if axis < -1:  # whole rows
@@ -114,20 +112,36 @@ class PartOfFile(GGUFFile):
         segments: Sequence[tuple[int, int]],
     ) -> TensorInfo:
         """`segments`: the units of each one in the whole, and in the part."""
-        rank, num_parts = self._part.rank, self._part.num_parts
-        runs, start = [], 0
-        for length, size in segments:
-            num_copies = size * num_parts // length  # of each unit: heads of keys may be few
-            begin = start + rank // num_copies * size
-            runs.append((begin, begin + size))
-            start += length
         num_leading = math.prod(info.shape[:axis])
-        self._cuts[name] = _Cut(info.name, num_leading, unit_bytes, tuple(runs))
+        runs = runs_of(segments, self._part)
+        self._cuts[name] = _Cut(info.name, num_leading, unit_bytes, runs)
         shape = list(info.shape)
-        num_own = sum(size for _, size in segments)
-        shape[axis] = shape[axis] * num_own // start
-        num_bytes = info.num_bytes * num_own // start
+        num_all, num_own = (sum(counts) for counts in zip(*segments, strict=True))
+        shape[axis] = shape[axis] * num_own // num_all
+        num_bytes = info.num_bytes * num_own // num_all
         return replace(info, name=name, shape=tuple(shape), num_bytes=num_bytes)
+
+
+def cut_axis(whole: TensorSpec, part: TensorSpec) -> int | None:
+    """The axis of which a part has some, counted from the last (-1); None: it has the whole.
+
+    Axes of 1 may stand before those of the file, or be missing there.
+    """
+    num_axes = len(whole.shape)
+    found = (i for i in range(num_axes) if whole.shape[i] != part.shape[i])
+    return next((axis - num_axes for axis in found), None)
+
+
+def runs_of(segments: Sequence[tuple[int, int]], part: Part) -> tuple[tuple[int, int], ...]:
+    """Where the units of a part begin and end. `segments`: those of each in the whole, and in a
+    part."""
+    runs, start = [], 0
+    for length, size in segments:
+        num_copies = size * part.num_parts // length  # of each unit: heads of keys may be few
+        begin = start + part.rank // num_copies * size
+        runs.append((begin, begin + size))
+        start += length
+    return tuple(runs)
 
 
 def _flat(units: Array) -> Array:

@@ -264,13 +264,15 @@ def additions_of(tensors: Mapping[str, Tensor]) -> Additions | None:
 class Adapted:
     """What adapters have beside one matrix [n, k], rank after rank: `down` f16 or f32 [num_ranks, k
     padded to 64], `up` likewise [num_ranks, n padded to 64], and of each tile of ranks the adapter
-    it is of, `owners` i32, and what it counts, `factors` f32."""
+    it is of, `owners` i32, and what it counts, `factors` f32. Beside the token table, `table` F32
+    [vocab_size, num_ranks padded to 64] packed, of which rows are looked up for `down`."""
 
     down: Tensor
     up: Tensor
     owners: Tensor
     factors: Tensor
     num_columns: int
+    table: Tensor | None = None
 
     @property
     def num_ranks(self) -> int:

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from hypocenter.base.results import join_calls
+from hypocenter.conversation.cut_json import whole_members
 from hypocenter.server.inquiry import Choice
 from hypocenter.wire.messages import Piece
 
@@ -88,3 +92,14 @@ class SpokenBlocks:
     def _end(self) -> list[BlockNews]:
         ended, self._open = self._open, None
         return [] if ended is None else [(BlockChange.ENDS, ended, "")]
+
+
+def input_of(arguments: str, *, is_cut: bool) -> dict[str, Any] | None:
+    """The object that a call's arguments are; None where they are none.
+
+    Of those of an answer that `is_cut` what is whole.
+    """
+    try:
+        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return whole_members(arguments) if is_cut else None

@@ -7,10 +7,17 @@ from typing import Any
 
 import msgspec
 
+from hypocenter.conversation.cut_json import without_cut_number
 from hypocenter.server.answers import AnswerTimings
 from hypocenter.server.api_error import ApiError
 from hypocenter.server.dialects import messages_answers as said
-from hypocenter.server.dialects.blocks import BlockChange, BlockKind, SpokenBlock, SpokenBlocks
+from hypocenter.server.dialects.blocks import (
+    BlockChange,
+    BlockKind,
+    SpokenBlock,
+    SpokenBlocks,
+    input_of,
+)
 from hypocenter.server.forms import AnswerForm
 from hypocenter.server.inquiry import Choice, Inquiry
 from hypocenter.wire.messages import Piece
@@ -40,10 +47,12 @@ def error_of(error: ApiError) -> said.MessageError:
 
 
 class MessageForm(AnswerForm):
-    """The arguments of a call are held back until they are whole.
+    """The arguments of a call are held back until they are whole, or the answer is cut off.
 
-    Those that are no JSON object, as when an answer was cut off, are a text: no client is to run a
-    tool with a part of them.
+    Of a call that is cut off a stream has what was written, but for a number that may go on, and a
+    whole answer those of its members that are whole, as Anthropic's client makes them of a stream.
+    Arguments that are no JSON object though the model ended them are a text: no client is to run a
+    tool with these.
     """
 
     def __init__(self, inquiry: Inquiry, model: str, *, shows_thoughts: bool = True) -> None:
@@ -86,7 +95,7 @@ class MessageForm(AnswerForm):
             if change is BlockChange.ENDS:
                 whole = self._finish_block(block)
                 self._content.append(whole)
-                yield from _at_once(block, whole)
+                yield from _at_once(block, whole, is_cut=self._is_cut())
             return
         is_thought = block.kind is BlockKind.THOUGHT
         if change is BlockChange.BEGINS:
@@ -105,11 +114,15 @@ class MessageForm(AnswerForm):
             return said.ThinkingBlock(block.text if self._shows_thoughts else "")
         if block.kind is BlockKind.TEXT:
             return said.TextBlock(block.text)
-        try:
-            given = msgspec.json.decode(block.text or "{}", type=dict[str, Any])
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        given = input_of(block.text, is_cut=self._is_cut())
+        if given is None:
             return said.TextBlock(f"{block.name} {block.text}")
         return said.ToolUseBlock(block.call_id, block.name, given)
+
+    def _is_cut(self) -> bool:
+        """Whether the answer was cut off, as far as is known by now."""
+        [choice] = self._inquiry.choices
+        return choice.is_cut
 
     def _stop(self) -> tuple[str, str | None]:
         """Why the answer ended, and at which stop string."""
@@ -144,11 +157,12 @@ class MessageForm(AnswerForm):
         )
 
 
-def _at_once(block: SpokenBlock, whole: said.AnswerBlock) -> Iterator[Any]:
-    """The events of a block that is sent when it is whole."""
+def _at_once(block: SpokenBlock, whole: said.AnswerBlock, *, is_cut: bool) -> Iterator[Any]:
+    """The events of a block that is sent when it is whole, or as far as it goes."""
     if isinstance(whole, said.ToolUseBlock):
         yield said.BlockStart(block.index, said.ToolUseBlock(whole.id, whole.name, {}))
-        yield said.BlockDelta(block.index, said.InputDelta(block.text or "{}"))
+        written = without_cut_number(block.text) if is_cut else block.text or "{}"
+        yield said.BlockDelta(block.index, said.InputDelta(written))
     else:
         assert isinstance(whole, said.TextBlock), "a call is a tool_use or a text"
         yield said.BlockStart(block.index, said.TextBlock(""))

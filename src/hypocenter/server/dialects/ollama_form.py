@@ -11,7 +11,13 @@ from msgspec import UNSET
 
 from hypocenter.server.answers import AnswerTimings
 from hypocenter.server.api_error import ApiError
-from hypocenter.server.dialects.blocks import BlockChange, BlockKind, SpokenBlock, SpokenBlocks
+from hypocenter.server.dialects.blocks import (
+    BlockChange,
+    BlockKind,
+    SpokenBlock,
+    SpokenBlocks,
+    input_of,
+)
 from hypocenter.server.dialects.ollama_answers import (
     OllamaCall,
     OllamaChatAnswer,
@@ -33,7 +39,10 @@ def now_text() -> str:
 
 
 class OllamaForm(AnswerForm):
-    """A call is sent when it is whole; arguments that are no JSON object are a text."""
+    """A call is sent when it is whole; arguments that are no JSON object are a text.
+
+    Of one that is cut off those members of its arguments are sent that are whole.
+    """
 
     media_type = NDJSON
 
@@ -83,7 +92,7 @@ class OllamaForm(AnswerForm):
         for change, block, text in self._blocks.take(choice, piece):
             if block.kind is BlockKind.CALL:
                 if change is BlockChange.ENDS:
-                    made.append(_message_of_call(block))
+                    made.append(_message_of_call(block, is_cut=choice.is_cut))
             elif change is BlockChange.GROWS:
                 is_thought = block.kind is BlockKind.THOUGHT
                 made.append(
@@ -112,10 +121,9 @@ class OllamaForm(AnswerForm):
         return OllamaText(**named, response=message.content, thinking=message.thinking)
 
 
-def _message_of_call(block: SpokenBlock) -> OllamaMessage:
-    try:
-        given = msgspec.json.decode(block.text or "{}", type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+def _message_of_call(block: SpokenBlock, *, is_cut: bool) -> OllamaMessage:
+    given = input_of(block.text, is_cut=is_cut)
+    if given is None:
         return OllamaMessage(content=f"{block.name} {block.text}")
     return OllamaMessage(tool_calls=[ToolCalled(OllamaCall(block.name, given))])
 

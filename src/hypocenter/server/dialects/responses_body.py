@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from hypocenter.conversation.cut_json import read_cut_string
 from hypocenter.conversation.message_fields import CALLS, THOUGHT
 from hypocenter.server.api_error import ApiError
 from hypocenter.server.dialects.turns import (
@@ -43,6 +45,7 @@ _TOOL = frozenset({"type", "name", "description", "parameters", "strict"})
 _CUSTOM_TOOL = frozenset({"type", "name", "description", "format"})
 #: What a tool that takes free text has as its only parameter.
 _INPUT = "input"
+_INPUT_BEGUN = re.compile(r'\s*\{\s*"input"\s*:\s*(?=")')
 #: Tools of the server that clients offer to every model; the model is not told of them.
 _PASSED_OVER = ("web_search", "web_search_preview")
 #: How a thought begins that a client keeps as `encrypted_content`.
@@ -304,11 +307,13 @@ def custom_names(body: ResponsesBody) -> frozenset[str]:
 
 
 def text_given(arguments: str) -> str:
-    """The text that a tool is given which takes one; what is no such call stays as it is."""
+    """The text that a tool is given which takes one, as far as it goes where the answer was cut
+    off; what is no such call stays as it is."""
     try:
         given = msgspec.json.decode(arguments, type=dict[str, str])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return arguments
+        begun = _INPUT_BEGUN.match(arguments)
+        return read_cut_string(arguments[begun.end() :]) if begun is not None else arguments
     return given.get(_INPUT, arguments)
 
 
