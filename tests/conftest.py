@@ -16,11 +16,22 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from _pytest.assertion.rewrite import AssertionRewritingHook
 from costs import Costs
 from hypothesis.internal.conjecture import providers
 from tiers import TIERS, NoSingleTier, empty_grids, tier_of_case, tier_of_folder
 
 TESTS = Path(__file__).parent
+
+# Until all tests are collected nothing becomes garbage; `pytest_collection_finish` ends this.
+gc.disable()
+
+# A package that brings a plugin has its own assertions rewritten, too: here 160,000 lines, by each
+# process. What is tested is the package as users load it.
+for _finder in sys.meta_path:
+    if isinstance(_finder, AssertionRewritingHook):
+        _finder._must_rewrite.discard("hypocenter")
+        _finder._marked_for_rewrite_cache.clear()
 
 # The settings of whoever runs the tests must not change what they see, and nothing is downloaded.
 # What they say of instructions may stay: results are within the same bounds on every path.
@@ -76,6 +87,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """Modules and tests stay; looking through millions of objects over and over takes a minute."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from outside.checked import hypo_check
 from outside.terminal import hypo_in_process
 
 pytest.importorskip("torch")
@@ -69,7 +70,7 @@ EXPECTED: dict[str, list[tuple[str, str, str | None, str]]] = {
 
 
 def check(*arguments: str) -> tuple[CheckReport, subprocess.CompletedProcess[str]]:
-    done = hypo_in_process("check", "--json", *arguments)
+    done = hypo_check(*arguments)
     assert done.stdout, done.stderr
     return msgspec.json.decode(done.stdout, type=CheckReport), done
 

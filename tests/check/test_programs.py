@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from outside.terminal import hypo_in_process
+from outside.checked import hypo_check
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -23,7 +23,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 
 def check(*arguments: str) -> tuple[CheckReport, subprocess.CompletedProcess[str]]:
-    done = hypo_in_process("check", "--json", *arguments)
+    done = hypo_check(*arguments)
     assert done.stdout, done.stderr
     return msgspec.json.decode(done.stdout, type=CheckReport), done
 

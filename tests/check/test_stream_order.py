@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from outside.terminal import hypo_in_process
+from outside.checked import hypo_check
 
 pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -19,7 +19,7 @@ PROGRAM = Path(__file__).parent / "programs" / "streams.py"
 
 def test_each_fault_is_told_at_its_line_and_nothing_else_is() -> None:
     """The program does all of it in order first, and without waits then."""
-    done = hypo_in_process("check", "--json", str(PROGRAM))
+    done = hypo_check(str(PROGRAM))
     report = msgspec.json.decode(done.stdout, type=CheckReport)
     assert report.error is None
     lines = PROGRAM.read_text().splitlines()

@@ -776,9 +776,9 @@ def test_the_next_command_tells_of_a_death_once_and_last_examines_it(
 ) -> None:
     died = subprocess.run(child("os.kill(os.getpid(), 9)"), capture_output=True)
     assert died.returncode == -9
-    assert hypo("env", "--help").stderr == ""
-    assert hypo("--version").stderr == ""
-    first, second = hypo("inspect", "nowhere.gguf"), hypo("inspect", "nowhere.gguf")
+    for words in (["env", "--help"], ["--version"]):
+        assert hypo_in_process(*words).stderr == ""
+    first, second = (hypo_in_process("inspect", "nowhere.gguf") for _ in range(2))
     assert "died; see `hypo doctor --last`" in first.stderr
     assert len(first.stderr.splitlines()) == 2
     assert "died" not in second.stderr
@@ -838,7 +838,7 @@ def test_a_fault_inside_hypo_run_names_the_way_and_is_found(tmp_path: Path, doct
     died = subprocess.run([sys.executable, "-c", FAULTING_RUN], capture_output=True, text=True)
     assert died.returncode == 3
     assert died.stderr.rstrip().endswith("; see `hypo doctor --last`")
-    assert "died" not in hypo("inspect").stderr  # it has been told
+    assert "died" not in hypo_in_process("inspect").stderr  # it has been told
     done = doctor("--last")
     assert done.returncode == 3
     assert "an illegal memory access" in done.stdout

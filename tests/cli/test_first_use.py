@@ -166,7 +166,8 @@ def test_another_chat_template_is_taken(tmp_path: Path) -> None:
         LLM(DEMO, chat_template="x")
     file = tmp_path / "t.jinja"
     file.write_text(SPOKEN)
-    done = hypo("run", str(DEMO), "hi", "-n", "2", "--chat-template-file", str(file), "-q")
+    words = ("run", str(DEMO), "hi", "-n", "2", "--chat-template-file", str(file), "-q")
+    done = hypo_in_process(*words)
     assert done.returncode == 0, done.stderr
     assert done.stdout
     file.write_text("no template")
@@ -197,7 +198,7 @@ def test_the_cache_is_shown_and_cleared(tmp_path: Path) -> None:
     made.mkdir(parents=True)
     (made / "code").write_bytes(bytes(3 << 20))
     (tmp_path / "keys").mkdir()
-    assert "3.0 MiB  machine code" in hypo("cache", environ=environ).stdout
+    assert "3.0 MiB  machine code" in hypo_in_process("cache", environ=environ).stdout
     (part, *_) = json.loads(hypo("cache", "clear", "--json", environ=environ).stdout)
     assert part["num_bytes"] == 0
     assert not made.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import sys
@@ -20,7 +21,9 @@ from hypocenter.base import package
 from hypocenter.cli.verbs import mcp as cli_mcp
 from hypocenter.record import bundle as bundles
 
-mcp = pytest.importorskip("mcp")
+# Importing it takes a second and more, in each process that only collects what is here.
+if importlib.util.find_spec("mcp") is None:
+    pytest.skip("mcp is not installed", allow_module_level=True)
 
 Use = Callable[[Any], Awaitable[Any]]
 EXAMPLES = ROOT / "examples"
@@ -28,6 +31,8 @@ EXAMPLES = ROOT / "examples"
 
 def in_process(use: Use, run_below: Path | None = None) -> Any:
     """What `use` makes of a client of the server's tools."""
+
+    import mcp
 
     async def run() -> Any:
         async with mcp.Client(cli_mcp.make_server(run_below)) as client:
@@ -38,6 +43,8 @@ def in_process(use: Use, run_below: Path | None = None) -> Any:
 
 def over_stdio(use: Use, *words: str) -> Any:
     """The same with a server in a process of its own, as an agent starts it."""
+
+    import mcp
 
     async def run() -> Any:
         command = mcp.StdioServerParameters(

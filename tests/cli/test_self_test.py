@@ -7,7 +7,7 @@ import json
 
 import msgspec
 import pytest
-from outside.terminal import hypo
+from outside.terminal import hypo, hypo_in_process
 
 from hypocenter.base.errors import EXIT_GATE
 from hypocenter.cli import app
@@ -65,7 +65,7 @@ def test_only_the_planted_fault_counts_as_proven() -> None:
 
 def test_nothing_else_is_asked_for_beside_it() -> None:
     for words in (["--", "true"], ["bundle"], ["--suspect"], ["--last"]):
-        done = hypo("doctor", "--self-test", *words)
+        done = hypo_in_process("doctor", "--self-test", *words)
         assert done.returncode == 2, words
         assert "give it alone" in done.stderr
 

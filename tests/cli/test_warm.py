@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from outside.terminal import hypo
+from outside.terminal import hypo, hypo_in_process
 from repository import DEMO
 
 
@@ -20,7 +20,7 @@ def test_it_says_what_is_kept_and_why_not() -> None:
 
 
 def test_json_holds_the_same() -> None:
-    found = json.loads(hypo("warm", "--json", "-q").stdout)
+    found = json.loads(hypo_in_process("warm", "--json", "-q").stdout)
     assert found["kernels_bytes"] > 1 << 20
     assert "64 MiB" in found["weights_not_kept"]
     assert Path(found["cache"]).is_dir()

@@ -17,7 +17,6 @@ from models.families import FamilyModel, hf_logits, make_family
 from models.family_table import FAMILIES, _deepseek2
 from models.tiny_gguf import write_tiny
 from ops.kernel_launch import bits
-from transformers.models.qwen3 import modeling_qwen3
 
 from hypocenter import LLM, EngineConfig, SamplingParams
 from hypocenter.base.errors import BadSetting
@@ -90,6 +89,8 @@ def test_logits_are_those_of_keys_and_values_that_gguf_rounds(
     kv_dtype: str, model: FamilyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where sums that differ by a bit round to another code, a few logits differ by more."""
+    from transformers.models.qwen3 import modeling_qwen3  # two seconds, in each process
+
     ids = model.token_ids[:NUM_TOKENS]
     exact, found = hf_logits(model.hf_model, ids), _logits(model, kv_dtype)
     attend = _rounded_by_gguf(kv_dtype, modeling_qwen3.eager_attention_forward)

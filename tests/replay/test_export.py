@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from costs import processor_seconds
 from outside.forked import run_forked
 from recorded.bundles import Run
 from recorded.foreign_launch import TAKE, launch_of
@@ -70,6 +71,13 @@ def run_alone(
         [sys.executable, str(file)], cwd=folder, env=environment, capture_output=True, text=True,
         timeout=100, check=False,
     )  # fmt: skip
+
+
+def test_what_a_fork_takes_is_counted(tmp_path: Path) -> None:
+    run_alone("", tmp_path)
+    before = processor_seconds()
+    run_alone("import time\nwhile time.process_time() < 0.3: pass\n", tmp_path)
+    assert processor_seconds() - before > 0.25
 
 
 def right(count: int = 100) -> list[int]:

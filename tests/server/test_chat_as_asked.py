@@ -44,7 +44,7 @@ GO = {
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    words = (str(DEMO), "--chat-template", TEMPLATE, "-t", "1")
+    words = (str(DEMO), "--chat-template", TEMPLATE, "-t", "1", "--no-spare")
     with serving(tmp_path_factory.mktemp("served"), *words) as one:
         yield one
 

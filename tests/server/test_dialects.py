@@ -46,7 +46,7 @@ HI = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    words = (str(DEMO), "--chat-template", TEMPLATE, "-t", "1", "--api-key", KEY)
+    words = (str(DEMO), "--chat-template", TEMPLATE, "-t", "1", "--no-spare", "--api-key", KEY)
     with serving(tmp_path_factory.mktemp("served"), *words, "--api-key", OTHER) as one:
         yield one
 

@@ -21,7 +21,8 @@ from hypocenter.settings.environment import key_of_clients
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(tmp_path_factory.mktemp("served"), "-np", "8", "--api-key", "k") as served:
+    words = ("-np", "8", "--api-key", "k", "--no-spare")
+    with serving(tmp_path_factory.mktemp("served"), *words) as served:
         yield served
 
 

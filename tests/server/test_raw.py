@@ -33,7 +33,7 @@ ANTHROPICS_ERROR = frozenset({"message", "type"})
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("raw")
     words = ("-np", "4", "--api-key", "sesame", "--admin-key", "boss", "--body-memory", "64")
-    with serving(folder, *words, "--allowed-host", "llm.example.com") as one:
+    with serving(folder, *words, "--allowed-host", "llm.example.com", "--no-spare") as one:
         yield one
 
 
