@@ -14,7 +14,8 @@ import pytest
 
 from hypocenter.base.errors import UsageError
 from hypocenter.cli.verbs import run as cli_run
-from hypocenter.device.cpu.measuring import BLOCK, TILE, figures_of
+from hypocenter.device.cpu.measuring import TILE, figures_of
+from hypocenter.device.digests import BLOCK
 from hypocenter.engine.llm import LLM
 from hypocenter.trace.points import (
     AFTER_LAYERS,
@@ -86,6 +87,41 @@ def test_only_what_was_asked_for(tmp_path: Path) -> None:
     assert list(step.points) == [("q", 1), ("q", 3), ("logits", None)]
 
 
+def _assert_figures_are_of_their_elements(trace: ModelTrace) -> None:
+    """What the device made of a point is what the host makes of its copy: the digest to the bit."""
+    for step in trace.steps:
+        for place, point in step.points.items():
+            assert point.values is not None, place
+            wanted = figures_of(point.values[None])
+            assert point.digest == wanted.digests, place
+            assert (point.low, point.high) == (wanted.low[0], wanted.high[0]), place
+            sums = (point.mean, point.rms, *point.sketch)
+            of_host = (wanted.mean[0], wanted.rms[0], *wanted.sketches[0])
+            np.testing.assert_allclose(sums, of_host, rtol=0, atol=1e-6 * point.rms)
+
+
+def test_figures_are_of_what_the_tensors_held(tmp_path: Path) -> None:
+    """Elements are copied at once, and figures may be made a few launches later."""
+    _assert_figures_are_of_their_elements(_traced(tmp_path / "trace")[0])
+
+
+@pytest.mark.tier("sim")
+def test_figures_of_a_gpu_are_of_what_the_tensors_held(tmp_path: Path) -> None:
+    trace = _traced(tmp_path / "trace", device="sim:mi300x")[0]
+    _assert_figures_are_of_their_elements(trace)
+
+
+def test_figures_without_elements_are_the_same(tmp_path: Path) -> None:
+    with LLM(context_length=64, prefix_cache=False) as llm:
+        trace = llm.trace(tmp_path / "bare")
+        llm.generate(PROMPT, max_tokens=3, temperature=0.0)
+        trace.close()
+    bare, whole = read_trace(tmp_path / "bare"), _traced(tmp_path / "whole")[0]
+    for one, other in zip(bare.steps, whole.steps, strict=False):
+        assert [p.digest for p in one.points.values()] == [p.digest for p in other.points.values()]
+        assert all(point.values is None for point in one.points.values())
+
+
 @pytest.mark.tier("sim")
 def test_a_gpu_has_the_same_points(tmp_path: Path) -> None:
     ours, _ = _traced(tmp_path / "cpu")
@@ -102,7 +138,7 @@ def test_figures_are_those_of_numpy() -> None:
     values = rng.standard_normal((3, BLOCK + 77)).astype(np.float32)
     values[1, 5], values[1, BLOCK + 3], values[1, 9] = np.nan, np.inf, -np.inf
     values[2] = np.nan
-    found = figures_of(values)
+    found = figures_of(values[:, None])
     for row, numbers in enumerate(values[:2].astype(np.float64)):
         finite = numbers[np.isfinite(numbers)]
         told = found.low[row], found.high[row], found.mean[row], found.rms[row]
@@ -115,7 +151,7 @@ def test_figures_are_those_of_numpy() -> None:
 @pytest.mark.parametrize("size", [1e-30, 1e-13, 1e18, 3e37])
 def test_figures_of_what_f32_cannot_square(size: float) -> None:
     values = np.random.default_rng(2).uniform(-size, size, (2, 3 * TILE)).astype(np.float32)
-    found = figures_of(values)
+    found = figures_of(values[:, None])
     for row, numbers in enumerate(values.astype(np.float64)):
         rms = np.sqrt((numbers**2).mean())
         np.testing.assert_allclose(found.rms[row], rms, rtol=1e-6)
@@ -124,17 +160,17 @@ def test_figures_of_what_f32_cannot_square(size: float) -> None:
 
 
 def test_a_digest_sees_a_bit_and_a_place() -> None:
-    values = np.arange(2 * BLOCK, dtype=np.float32)[None]
+    values = np.arange(2 * BLOCK, dtype=np.float32).reshape(1, 2, BLOCK)
     first = figures_of(values).digests
-    swapped = values.reshape(2, BLOCK)[::-1].reshape(1, -1)
+    swapped = values[:, ::-1]
     nudged = values.copy()
-    nudged[0, 70] = np.nextafter(nudged[0, 70], np.float32(np.inf))
+    nudged[0, 0, 70] = np.nextafter(nudged[0, 0, 70], np.float32(np.inf))
     assert len({first, figures_of(swapped).digests, figures_of(nudged).digests}) == 3
 
 
 def test_a_sketch_tells_how_far_two_are_apart() -> None:
     rng = np.random.default_rng(1)
-    values = rng.standard_normal((1, 3 * BLOCK)).astype(np.float32)
+    values = rng.standard_normal((1, 3, BLOCK)).astype(np.float32)
     moved = values + 1e-3 * rng.standard_normal(values.shape).astype(np.float32)
     apart = figures_of(values).sketches - figures_of(moved).sketches
     assert 3e-4 < np.sqrt((apart.astype(np.float64) ** 2).mean()) < 3e-3
@@ -154,7 +190,7 @@ def _far_layer(lines: list[Any]) -> None:
 
 
 def _newer(lines: list[Any]) -> None:
-    lines[0]["version"] = 3
+    lines[0]["version"] = 4
 
 
 def _again(lines: list[Any]) -> None:
@@ -205,7 +241,7 @@ def _no_tokens(lines: list[Any]) -> None:
         (_cut, "line 2 is damaged: lists of embedding.* differ in length"),
         (_other_point, "there is no point 'querys'"),
         (_far_layer, "q is of layer 6, and there are 6"),
-        (_newer, "this program reads version 2"),
+        (_newer, "this program reads version 3"),
         (_again, "line 6 has step 0 out of order"),
         (_more_data, "bytes of elements for"),
     ],

@@ -634,7 +634,9 @@ class Runner:
         if self._group is not None:
             raise BadSetting("tensor_parallel", self.config.tensor_parallel, "a trace is of one")
         self._forget_plans()
-        self._decoder.points = KeptPoints(self.arch, selection, self._inputs.counts)
+        self._decoder.points = KeptPoints(
+            self.arch, selection, self._inputs, keeps_data=max_data_bytes > 0
+        )
         self.trace = StepTrace(file, selection, self._decoder.points, max_data_bytes)
         return self.trace
 

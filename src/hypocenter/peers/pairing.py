@@ -81,7 +81,7 @@ def _pairs_beside(rows: Float32s, head_dim: int) -> Float32s:
 
 
 def _point(place: PointPlace, values: Float32s) -> Point:
-    figures = figures_of(values.reshape(1, -1))
+    figures = figures_of(values[None])
     name, layer = place
     return Point(
         name=name,

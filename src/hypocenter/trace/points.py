@@ -14,7 +14,7 @@ import msgspec
 if TYPE_CHECKING:  # these names stand in the command line's help, which loads no numpy
     from hypocenter.base.dtypes import Float32s
 
-FORMAT, VERSION = "hypocenter trace", 2
+FORMAT, VERSION = "hypocenter trace", 3
 
 #: Points of a whole step that come before those of layers, and behind them.
 BEFORE_LAYERS = ("embedding",)

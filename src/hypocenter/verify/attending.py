@@ -11,9 +11,9 @@ from hypocenter.base.dtypes import Array
 from hypocenter.base.tensor import DType
 from hypocenter.kernels.attention import rope
 from hypocenter.kernels.rowwise import norm
+from hypocenter.verify.block_caches import numbers_of_cache, numbers_of_rows, rounded_rows
 from hypocenter.verify.bounds import EPS, EPS_F16, TINY_F16, Scoring, of_attention, of_chain
 from hypocenter.verify.expected import Expected, OpInputs
-from hypocenter.verify.file_weights import NotInFile
 from hypocenter.verify.rowwise import result
 
 
@@ -62,8 +62,6 @@ def rotated_and_written(given: OpInputs) -> list[Expected]:
 def written_rows(given: OpInputs) -> list[Expected]:
     """`kv_write`."""
     cache = given.unit.arguments["k_cache"]
-    if cache.dtype.is_quantised:
-        raise NotInFile("a cache of blocks has no reference here")
     num_kv_heads, head_dim = cache.shape[1], cache.shape[2]
     live = given.live
     k = given.values["k"][:live, : num_kv_heads * head_dim].astype(np.float64)
@@ -82,10 +80,9 @@ def _cache_contents(
     block, offset = slots // block_size, slots % block_size
     found = []
     for name, new, off in (("k_cache", k, k_off), ("v_cache", v, np.zeros_like(v))):
-        exact = as_numbers(given.values[name])
+        exact = cache_numbers(given, name)
         bound = np.zeros_like(exact)
-        is_f16 = arguments[name].dtype is DType.F16
-        off = off + (EPS_F16 * np.abs(new) + TINY_F16 if is_f16 else EPS * np.abs(new))
+        new, off = as_stored(new, off, arguments[name].dtype)
         if name == "k_cache":
             exact[block, :, :, offset], bound[block, :, :, offset] = new, off
         else:
@@ -94,6 +91,21 @@ def _cache_contents(
             bound[block, :, offset, head_dim:] = np.inf  # padding may hold anything
         found.append(Expected(name, exact, bound, np.arange(len(exact))))
     return found
+
+
+def as_stored(new: Array, off: Array, dtype: DType) -> tuple[Array, Array]:
+    """Rows of new keys or values, each off by up to `off`, as a cache of that type holds them."""
+    if dtype.is_quantised:
+        return rounded_rows(new, off, dtype)
+    is_f16 = dtype is DType.F16
+    return new, off + (EPS_F16 * np.abs(new) + TINY_F16 if is_f16 else EPS * np.abs(new))
+
+
+def cache_numbers(given: OpInputs, name: str) -> Array:
+    """A whole cache before the op ran, as float64."""
+    dtype = given.unit.arguments[name].dtype
+    values = given.values[name]
+    return numbers_of_cache(name, values, dtype) if dtype.is_quantised else as_numbers(values)
 
 
 def as_numbers(values: Array) -> Array:
@@ -105,14 +117,14 @@ def as_numbers(values: Array) -> Array:
 def attended_rows(given: OpInputs) -> list[Expected]:
     """`attention`, whole, or by tiles that are folded."""
     arguments, rows = given.unit.arguments, given.rows
-    caches = [arguments["k_cache"], arguments["v_cache"]]
-    if any(cache.dtype.is_quantised for cache in caches):
-        raise NotInFile("a cache of blocks has no reference here")
+    dtype = arguments["k_cache"].dtype
     num_heads, dim = arguments["num_heads"], arguments["k_cache"].shape[2]
     value_dim = arguments["value_dim"]
     exact = np.zeros((len(rows), num_heads * value_dim))
     bound = np.zeros_like(exact)
-    is_f16 = caches[0].dtype is DType.F16 and not given.on_cpu
+    # A GPU multiplies halves, which it makes of blocks, too.
+    is_f16 = (dtype is DType.F16 or dtype.is_quantised) and not given.on_cpu
+    of_halves = EPS_F16 if is_f16 and dtype.is_quantised else 0.0
     for at, row in enumerate(rows):
         q = given.values["q"][row, : num_heads * dim].reshape(1, num_heads, dim)
         k, v = _visible_keys(given, int(row), value_dim)
@@ -128,15 +140,18 @@ def attended_rows(given: OpInputs) -> list[Expected]:
             ),
             is_f16=is_f16,
         )
-        exact[at], bound[at] = right.reshape(-1), (off + _of_scores(q, k, v, arguments)).reshape(-1)
+        off = off + _of_scores(q, k, v, arguments, of_halves)
+        exact[at], bound[at] = right.reshape(-1), off.reshape(-1)
     return [result(given, "out", exact, bound)]
 
 
-def _of_scores(q: Array, k: Array, v: Array, arguments: Any) -> float:
-    """What rounded scores change: each weight by a share of what its score is off."""
+def _of_scores(q: Array, k: Array, v: Array, arguments: Any, of_halves: float) -> float:
+    """What rounded scores change: each weight by a share of what its score is off. `of_halves`: of
+    keys and values so much is off as well."""
     sizes = np.abs(q).astype(np.float64).sum(axis=2).max() * float(np.abs(k).max())
-    off = of_chain(-(-k.shape[2] // 16)) * sizes * arguments["scale"]
-    return float(2 * off * np.abs(v).max())
+    off = (of_chain(-(-k.shape[2] // 16)) + of_halves) * sizes * arguments["scale"]
+    # Whatever weights are, what they weigh is off by twice the largest value at most.
+    return float((min(2 * off, 2.0) + of_halves) * np.abs(v).max())
 
 
 def _sinks(given: OpInputs, num_heads: int) -> Array | None:
@@ -153,9 +168,11 @@ def _visible_keys(given: OpInputs, row: int, value_dim: int) -> tuple[Array, Arr
     key = np.arange(position + 1)
     block = values["block_tables"][sequence, key // block_size]
     offset = key % block_size
-    k = as_numbers(values["k_cache"][block, :, :, offset])
-    v = as_numbers(values["v_cache"][block, :, offset, :value_dim])
-    return k, v
+    k, v = values["k_cache"][block, :, :, offset], values["v_cache"][block, :, offset]
+    dtype = given.unit.arguments["k_cache"].dtype
+    if dtype.is_quantised:
+        return numbers_of_rows(k, dtype), numbers_of_rows(v, dtype)[..., :value_dim]
+    return as_numbers(k), as_numbers(v[..., :value_dim])
 
 
 REFERENCES: dict[str, Callable[[OpInputs], list[Expected]]] = {

@@ -19,6 +19,7 @@ from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.linear.quantise import ROUNDED, SCALED, TILES, prepare_operands
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.verify import operands
+from hypocenter.verify.block_caches import draw_cache, is_of_blocks, read_cache, write_cache
 from hypocenter.verify.form import Unit
 
 #: A number that nothing right leaves behind, in what is to be written: NaN, and as an integer one
@@ -30,6 +31,10 @@ SEQUENCE_INPUTS = (
     *("state_slots", "state_sources", "checkpoint_slots", "checkpoint_stops"),
     *("sequence_starts", "sequence_rows", "positions"),
 )
+#: What says which sorted rows are whose, in the contracts of products of experts.
+GROUP_INPUTS = ("experts", "firsts", "sizes", "found")
+#: On the CPU rows of an expert may begin at multiples of 1, 4 or 16, by the bucket.
+_ALIGNMENT = 16
 #: Tokens of a sequence that goes on: more than any state keeps.
 _CAME_BEFORE = 40
 
@@ -82,7 +87,8 @@ class Drawer:
         symbols, arguments = unit.symbols, unit.arguments
         self._poison(unit, rng)
         counts = np.full(2, case.live, np.int32)
-        copies.to_device(arguments["counts"], counts)
+        if unit.has_counts:
+            copies.to_device(arguments["counts"], counts)
         values: dict[str, Any] = {**symbols, "counts": counts}
         has_operands = operands.kind_of([arg.name for arg in unit.given])
         for arg in unit.given:
@@ -91,33 +97,52 @@ class Drawer:
                 continue
             if unit.has_sequences and arg.name in SEQUENCE_INPUTS:
                 continue  # drawn together
+            if unit.has_groups and arg.name in GROUP_INPUTS:
+                continue  # these too
             if arg.index is not None:
                 values[arg.name] = self._index(arg, tensor, values, arguments, rng)
             elif tensor.dtype is DType.F32 and not (has_operands and _is_operand(arg.name)):
                 copies.to_device(tensor, _floats(tensor.shape, case, rng))
+            elif is_of_blocks(tensor):
+                draw_cache(arg.name, tensor, rng)
             elif tensor.dtype is DType.F16 and arg.name.endswith("_cache"):
                 halves = rng.standard_normal(tensor.shape).astype(np.float16)
                 copies.to_device(tensor, halves.view(np.uint16))
         if has_operands:
             self._fill_operands(unit, symbols, case, rng)
+        together: dict[str, Array] = {}
         if unit.has_sequences:
-            for name, drawn in drawn_sequences(unit, case.live, rng).items():
-                copies.to_device(arguments[name], drawn)
+            together = drawn_sequences(unit, case.live, rng)
+        elif unit.has_groups:
+            together = drawn_groups(unit, case.live, rng)
+        for name, drawn in together.items():
+            copies.to_device(arguments[name], drawn)
         return self.read(unit)
 
     def read(self, unit: Unit) -> dict[str, Array]:
         """What the tensors of a unit hold, by name; packed weights are left out."""
         names = dict.fromkeys(arg.name for contract in unit.contracts for arg in contract.args)
         return {
-            name: copies.to_host(tensor)
+            name: read_cache(name, tensor) if is_of_blocks(tensor) else copies.to_host(tensor)
             for name in names
             if (tensor := unit.arguments[name]) is not None and not hasattr(tensor.data, "parts")
         }
+
+    def write(self, unit: Unit, name: str, values: Array) -> None:
+        """Put what `read` gave, or something like it, into a tensor of a unit."""
+        tensor = unit.arguments[name]
+        if is_of_blocks(tensor):
+            write_cache(tensor, values)
+        else:
+            copies.to_device(tensor, values)
 
     def _poison(self, unit: Unit, rng: np.random.Generator) -> None:
         for arg in unit.written:
             tensor = unit.arguments[arg.name]
             if tensor is None:
+                continue
+            if is_of_blocks(tensor):
+                draw_cache(arg.name, tensor, rng)
                 continue
             if arg.name.endswith("_cache") and tensor.dtype in (DType.F16, DType.F32):
                 # What is not written must stay, so it must be something.
@@ -145,7 +170,10 @@ class Drawer:
         if arg.name == "sequence_rows":
             bound = min(bound, arguments.get("num_sequences") or bound)
         shape = tensor.shape
-        if arg.index.unique:
+        if arg.name == "ids" and len(shape) == 2 and bound >= shape[1]:
+            # A token takes no expert twice.
+            drawn = rng.random((shape[0], bound)).argsort(axis=1)[:, : shape[1]]
+        elif arg.index.unique:
             drawn = rng.permutation(bound)[: tensor.num_elements]
             drawn = np.resize(drawn, shape)
         else:
@@ -203,6 +231,35 @@ def drawn_sequences(unit: Unit, live: int, rng: np.random.Generator) -> dict[str
     if num_slots >= 3 * num and starts[1] > 1:
         found["checkpoint_slots"][0], found["checkpoint_stops"][0] = slots[2 * num], starts[1] - 1
     return found
+
+
+def drawn_groups(unit: Unit, live: int, rng: np.random.Generator) -> dict[str, Array]:
+    """Groups that share the first `live` sorted rows, one behind the other."""
+    arguments = unit.arguments
+    most_groups, num_experts = arguments["experts"].shape[0], arguments["weight"].shape[0]
+    firsts: list[int] = []
+    sizes: list[int] = []
+    at = 0
+    while at < live and len(firsts) < most_groups:
+        size = _drawn_size(unit, live - at, most_groups - len(firsts), rng)
+        firsts.append(at)
+        sizes.append(size)
+        at += size
+    found = {name: np.zeros(most_groups, np.int32) for name in GROUP_INPUTS[:3]}
+    num = len(firsts)
+    # Experts in order, each once on the CPU, where a group has all rows of one.
+    chosen = np.sort(rng.permutation(max(num_experts, num))[:num]) % num_experts
+    found["experts"][:num], found["firsts"][:num], found["sizes"][:num] = chosen, firsts, sizes
+    return {**found, "found": np.array([num], np.int32)}
+
+
+def _drawn_size(unit: Unit, num_left: int, groups_left: int, rng: np.random.Generator) -> int:
+    if unit.device != "cpu":
+        return min(int(rng.integers(1, unit.arguments["shape"].group_rows + 1)), num_left)
+    if groups_left == 1:
+        return num_left
+    size = int(rng.integers(1, max(num_left // 2, 1) + 1))
+    return min(-(-size // _ALIGNMENT) * _ALIGNMENT, num_left)
 
 
 def _is_operand(name: str) -> bool:

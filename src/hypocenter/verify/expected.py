@@ -11,6 +11,7 @@ import numpy as np
 from hypocenter.base.dtypes import Array
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.verify import operands
+from hypocenter.verify.block_caches import is_of_blocks, numbers_of_cache
 from hypocenter.verify.bounds import LEAST
 from hypocenter.verify.form import Unit
 
@@ -99,7 +100,9 @@ def numbers_of(values: Array, tensor: Any) -> Array:
     """A tensor's host copy as float64."""
     if values.dtype == np.uint16:
         return values.view(np.float16).astype(np.float64)
-    del tensor
+    if is_of_blocks(tensor):
+        name = "k_cache" if tensor.name.startswith("k") else "v_cache"
+        return numbers_of_cache(name, values, tensor.dtype)
     return values.astype(np.float64)
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hypocenter.base.dtypes import Array
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.kernels.weights import block_types, gpu_layout
+from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import GGUFFile
+from hypocenter.model.tensors.table import tensor_table
+from hypocenter.model.tensors.tensor_reader import matrix_parts
 
 #: Rows that are looked at together where a whole matrix would take much memory.
 _SLAB_ROWS = 1024
@@ -92,5 +95,41 @@ def matrices_of(file: GGUFFile, weight: Tensor) -> tuple[FileMatrix, ...]:
         raw = file.raw(name).reshape(-1, info.dtype.num_bytes(columns))
         found.append(FileMatrix(raw, info.dtype, columns))
     if len(found) == 1 and len(found[0].raw) != weight.shape[0]:
-        raise NotInFile(f"{names[0]} has {len(found[0].raw)} rows, and {weight.shape[0]} here")
+        return (_part_of(file, names[0], found[0], weight.shape[0]),)
+    return tuple(found)
+
+
+def _part_of(file: GGUFFile, name: str, whole: FileMatrix, num_rows: int) -> FileMatrix:
+    """The part of a tensor that is loaded as a matrix of so many rows by itself."""
+    specs = tensor_table(read_architecture(file), file.tensors)
+    parts = [
+        part
+        for spec in specs
+        if spec.name == name
+        for part in matrix_parts(spec, whole.raw)
+        if len(part) == num_rows
+    ]
+    if len(parts) != 1:
+        raise NotInFile(f"{name} has {len(whole.raw)} rows, and {num_rows} here are one of several")
+    return replace(whole, raw=parts[0])
+
+
+def expert_matrices_of(file: GGUFFile, weight: Tensor) -> tuple[FileMatrix, ...]:
+    """The matrices that packed weights of experts [num_experts, num_outputs, num_columns] were made
+    of: the rows of each expert lie behind those of the one before. Raises as `matrices_of`."""
+    found = []
+    names = weight.name.split(" + ")
+    for name in names:
+        info = file.tensors.get(name)
+        if info is None:
+            raise NotInFile(f"{name} is a part of a tensor of the file, or made of several")
+        num_experts, _, columns = weight.shape
+        if len(info.shape) != 3 or (info.shape[0], info.shape[-1]) != (num_experts, columns):
+            raise NotInFile(f"{name} is {list(info.shape)} in the file, and {weight.shape} here")
+        if info.dtype is DType.NVFP4:
+            raise NotInFile(f"{name} has factors in another tensor")
+        raw = file.raw(name).reshape(-1, info.dtype.num_bytes(columns))
+        found.append(FileMatrix(raw, info.dtype, columns))
+    if len(names) == 1 and len(found[0].raw) != weight.shape[0] * weight.shape[1]:
+        raise NotInFile(f"{names[0]} has {len(found[0].raw)} rows, and {weight.shape} is here")
     return tuple(found)

@@ -95,6 +95,16 @@ class Unit:
         return any(arg.name == "sequence_starts" for arg in self.given)
 
     @property
+    def has_groups(self) -> bool:
+        """Whether it reads which expert each of its rows is for."""
+        return any(arg.name == "firsts" for arg in self.given)
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether its inputs can be drawn: something says which of its rows are live."""
+        return self.has_counts or self.has_groups
+
+    @property
     def num_rows(self) -> int:
         """Rows of the bucket: as many as may be live; of products of experts, which have no counts,
         the rows that they write."""

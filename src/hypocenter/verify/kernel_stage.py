@@ -12,11 +12,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from hypocenter.base.dtypes import Array
-from hypocenter.device import copies
 from hypocenter.device.launch import compile_all, run
 from hypocenter.device.plan import Plan
 from hypocenter.model.gguf.file import GGUFFile
-from hypocenter.verify import attending, mixtures, products, rowwise, states
+from hypocenter.verify import (
+    attending,
+    expert_products,
+    latents,
+    mixtures,
+    products,
+    rowwise,
+    states,
+)
+from hypocenter.verify.block_caches import is_of_blocks, with_error
 from hypocenter.verify.drawing import Drawer, DrawnCase, cases_of
 from hypocenter.verify.expected import Expected, Miss, OpInputs, compare
 from hypocenter.verify.file_weights import NotInFile
@@ -28,6 +36,8 @@ REFERENCES = {
     **products.REFERENCES,
     **attending.REFERENCES,
     **mixtures.REFERENCES,
+    **expert_products.REFERENCES,
+    **latents.REFERENCES,
     **states.REFERENCES,
 }
 NAME = "kernels"
@@ -138,7 +148,7 @@ class KernelStage:
         if planted is None:
             return
         name, values = planted
-        copies.to_device(unit.arguments[name], values)
+        self._drawer.write(unit, name, values)
         self._num_planted += 1
         miss = compare(expected, unit, self._drawer.read(unit))
         if miss.share <= 1:
@@ -175,13 +185,21 @@ def planted_error(
     bounds = np.broadcast_to(expected.bound, expected.exact.shape)
     worst = int(np.where(np.isfinite(bounds), bounds, -1).argmax())
     index = tuple(int(i) for i in np.unravel_index(worst, expected.exact.shape))
+    tensor = unit.arguments[expected.name]
+    if is_of_blocks(tensor):
+        finite = np.where(np.isfinite(bounds), np.abs(expected.exact), -1)
+        largest = np.unravel_index(int(finite.argmax()), finite.shape)
+        index = tuple(int(i) for i in largest)
+        return expected.name, with_error(expected.name, values, tensor.dtype, index)
     bound, exact = float(bounds[index]), float(expected.exact[index])
     row, *others = index
     if expected.columns is not None:
         others[-1] = int(expected.columns[others[-1]])
     place = (int(expected.rows[row]), *others)
     wrong = exact + max(2.01 * bound, 2.0**-22 * abs(exact), 2.0**-100)
-    if values.dtype == np.uint16:
+    if values.dtype == np.int32:
+        values[place] = int(exact) + 1
+    elif values.dtype == np.uint16:
         values[place] = np.float16(wrong).view(np.uint16)
     else:
         values[place] = wrong

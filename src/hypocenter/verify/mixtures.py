@@ -1,5 +1,5 @@
 """What a mixture of experts must come to: who is chosen and how much each counts, and the sum of
-what the chosen ones made. Products of experts have no reference here."""
+what the chosen ones made. Their products are in `expert_products.py`."""
 
 from __future__ import annotations
 

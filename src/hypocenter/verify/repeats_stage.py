@@ -40,11 +40,11 @@ class RepeatsStage:
         self._runner, self._device = runner, runner.config.device
         self._findings: list[Mistake] = []
         # Inputs of the others only make sense as another launch makes them, so they are not drawn.
-        self._units = [unit for unit in units if unit.has_counts]
+        self._units = [unit for unit in units if unit.is_drawn]
         self._uncovered = [
             Uncovered(label(unit), "what it reads is made by other launches")
             for unit in units
-            if not unit.has_counts
+            if not unit.is_drawn
         ]
         self._num_all = len(units)
         self._num_checks = self._num_planted = self._num_seen = 0
@@ -118,7 +118,7 @@ class RepeatsStage:
                 for name in names:
                     self._hold(found[0][name], again[name], f"{label(unit)}: {name}", number)
             planted = _with_bit_turned(found[0][names[0]])
-            copies.to_device(unit.arguments[names[0]], planted)
+            drawer.write(unit, names[0], planted)
             self._count_planted(found[0][names[0]], drawer.read(unit)[names[0]])
             num_done += 1
         return num_done

@@ -158,6 +158,31 @@ def looked_up_rows(given: OpInputs) -> list[Expected]:
     return [Expected("out", exact, bound, given.rows)]
 
 
+def gathered_and_rounded(given: OpInputs) -> list[Expected]:
+    """`gather_round`: the rows that `sources` names."""
+    width = given.number("width")
+    exact = given.values["x"][given.values["sources"][given.rows], :width].astype(np.float64)
+    return [result(given, "x", exact, np.zeros_like(exact))]
+
+
+def gate_norm_rows(given: OpInputs) -> list[Expected]:
+    """`gate_norm`, in place: what a gate lets through, normed in groups of columns."""
+    width, num_groups = given.number("width"), given.number("num_groups")
+    size, rows, values = width * num_groups, given.rows, given.values
+    gate, x = (values[name][rows, :size].astype(np.float64) for name in ("gate", "x"))
+    weight, eps = values["weight"][:size].astype(np.float64), given.number("eps")
+    through, off = gate_result(gate, x, activation.GATES["silu"])
+    shape = (len(rows), num_groups, width)
+    through, off = through.reshape(shape), off.reshape(shape)
+    root = np.sqrt((through**2).mean(axis=2, keepdims=True) + eps)
+    exact = through / root
+    # Of the root as much is off as of all that is summed in it.
+    share = np.sqrt((off**2).mean(axis=2, keepdims=True)) / root
+    bound = off / root + np.abs(exact) * (share + of_chain(-(-width // 16) + 16))
+    exact, bound = (part.reshape(len(rows), size) * weight for part in (exact, bound))
+    return [Expected("gate", exact, np.abs(bound), rows)]
+
+
 def gathered_rows(given: OpInputs) -> list[Expected]:
     """`gather` and `narrow` copy."""
     x = given.values["x"]
@@ -195,5 +220,7 @@ REFERENCES: dict[str, Callable[[OpInputs], list[Expected]]] = {
     "lookup": looked_up_rows,
     "gather": gathered_rows,
     "narrow": gathered_rows,
+    "gather_round": gathered_and_rounded,
+    "gate_norm": gate_norm_rows,
     "add_rows": added_rows,
 }

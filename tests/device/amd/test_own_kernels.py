@@ -26,22 +26,28 @@ BOUNDS = {"float32": 2.0**-14, "float16": 2.0**-10}
 #: Kernels that round the weights of keys to halves. Where an exponential is one float apart, its
 #: half may be the next one, which is 2^-10 of it; so much is a sum of products with it apart.
 HALF_WEIGHTS = ("attention_kernel", "attention_split_kernel")
+#: Kernels whose words of 64 bits are numbers, too: sums in another order have other last bits.
+NUMBERS_AS_WORDS = ("measure_kernel", "join_figures_kernel")
 #: Below `tests/kernels`, or beside it.
 ROOMS = (
     "attention", "collective/test_all_reduce.py", "collective/test_peer_sum.py", "experts",
-    "linear", "recurrent", "sampling", "test_kernels.py", "test_moves.py",
+    "linear", "recurrent", "sampling", "test_figures.py", "test_kernels.py", "test_moves.py",
     "../verify/test_stages.py",
 )  # fmt: skip
 #: Of a room the tests that run, where not all do. Kernels that wait for another GPU are compared
 #: where that has written already: where a thread plays it meanwhile, the tests were not seen to
 #: end as machine code beside the interpreter; why is not known.
-ONLY = {"collective/test_peer_sum.py": "each_turn"}
+ONLY = {
+    "collective/test_peer_sum.py": "each_turn",
+    "test_figures.py": "mi300x and (3-2-77 or keys)",
+}
 #: Whose tests launch a kernel, where these are not those of its own folder.
 ELSEWHERE = {
     "add_parts_kernel": "collective/test_all_reduce.py",
     **dict.fromkeys(
         ("sum_by_chunks_kernel", "sum_by_packets_kernel"), "collective/test_peer_sum.py"
     ),
+    **dict.fromkeys(("join_figures_kernel", "kv_read_kernel", "measure_kernel"), "test_figures.py"),
     "attention_fold_round_kernel": "linear",
     **dict.fromkeys(("look_kernel", "probe_kernel", "write_kernel"), "../verify/test_stages.py"),
     **dict.fromkeys(("join_kernel", "mark_kernel", "narrow_kernel"), "test_moves.py"),
@@ -92,6 +98,8 @@ def beyond(forms: list[dict[str, Any]]) -> list[str]:
             bound = BOUNDS.get(dtype, 0.0)
             if form["kernel"] in HALF_WEIGHTS and dtype == "float32":
                 bound = BOUNDS["float16"]
+            if form["kernel"] in NUMBERS_AS_WORDS and dtype == "int64":
+                bound = 2.0**-40
             if num_other and share > bound:
                 told.append(f"{form['form']}: {num_other} of {dtype} differ, by {share:.2g}")
     return told

@@ -1,12 +1,11 @@
-"""Figures of many arrays in one pass, compiled: what a trace tells of tensors (`trace/points.py`).
+"""What figures of tensors are made of on the CPU, and those of arrays of the host in one pass.
 
-Launches nothing on a device: the arrays are the host's.
+`kernels/rowwise/figures_cpu.py` measures tensors of a plan by the same words. What the figures are
+is said in `device/digests.py` and `trace/points.py`.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,18 +13,46 @@ import numpy as np
 
 from hypocenter.base.dtypes import Array, Float32s
 from hypocenter.device.cpu.lang import host_function, inline
-from hypocenter.device.cpu.vector import add, fma, get, larger, load, mul, pick, smaller, splat
+from hypocenter.device.cpu.vector import (
+    absolute,
+    add,
+    fma,
+    get,
+    larger,
+    load_first,
+    max_lanes,
+    pick,
+    put,
+    smaller,
+    splat,
+    sum_lanes,
+)
+from hypocenter.device.cpu.vector_digest import (
+    bits_of_number,
+    digest_of_lanes,
+    mix_places,
+    number_of_bits,
+    signed_by,
+)
+from hypocenter.device.digests import (
+    DIGEST,
+    HIGH,
+    LOW,
+    NUM_INF,
+    NUM_NAN,
+    NUM_SKETCHES,
+    NUM_WORDS,
+    SKETCH,
+    SQUARES,
+    TOTAL,
+)
 
-#: Numbers in the sketch of an array, elements with signs and factors of their own, and elements
-#: that are summed as f32 before the sums are.
-NUM_SKETCHES, BLOCK, TILE = 8, 1 << 14, 256
-#: Columns of what `measure` finds: range, sums, counts, and behind them the sketch.
-_LOW, _HIGH, _TOTAL, _SQUARES, _NUM_NAN, _NUM_INF, _SKETCH = range(7)
-#: Of the bits of an f32.
-_EXPONENT, _ONE, _SIGN = (np.uint64(bits) for bits in (0x7F800000, 0x00800000, 0x80000000))
+#: Elements that are summed as f32 before the sums are.
+TILE = 256
 _LANES = 16
 #: Between these f32 holds the squares of the largest element, and of those that count beside it.
 _LEAST, _MOST = np.float32(1e-12), np.float32(1e15)
+_ZERO = np.float32(0)
 
 
 class ArrayFigures(NamedTuple):
@@ -41,137 +68,159 @@ class ArrayFigures(NamedTuple):
     num_inf: list[int]
     sketches: Float32s
 
-
-@inline
-def _whole_tile(values: Any, at: Any, signs: Any, sign_at: Any, first: Any, found: Any) -> Any:
-    """Formula: adds to found f64 [14] what `measure` wants of the TILE finite elements from
-    values[at] on, whose signs begin at signs[sign_at] and whose sketch begins with number `first`.
-    False, with nothing added, where squares would leave what f32 holds.
-    """
-    low = high = load(values, at)
-    total = mul(low, splat(np.float32(0)))
-    squares = sketch = total
-    for i in range(0, TILE, _LANES):
-        x = load(values, at + i)
-        low, high = smaller(low, x), larger(high, x)
-        total, squares = add(total, x), fma(x, x, squares)
-        sketch = fma(x, load(signs, sign_at + i), sketch)
-    most = np.float32(0)
-    for lane in range(_LANES):
-        most = max(most, -pick(low, lane), pick(high, lane))
-    if not (most == 0 or _LEAST < most < _MOST):
-        return False
-    for lane in range(_LANES):
-        found[0] = min(found[0], np.float64(pick(low, lane)))
-        found[1] = max(found[1], np.float64(pick(high, lane)))
-        found[2] += np.float64(pick(total, lane))
-        found[3] += np.float64(pick(squares, lane))
-        found[6 + (first + lane) % NUM_SKETCHES] += np.float64(pick(sketch, lane))
-    return True
+    def some(self, start: int, stop: int) -> ArrayFigures:
+        """Those of some arrays, one behind the other."""
+        of = slice(start, stop)
+        return ArrayFigures(
+            self.digests[16 * start : 16 * stop],
+            self.low[of],
+            self.high[of],
+            self.mean[of],
+            self.rms[of],
+            self.num_nan[of],
+            self.num_inf[of],
+            self.sketches[of],
+        )
 
 
 @inline
-def _some(values: Any, at: Any, num: Any, signs: Any, sign_at: Any, first: Any, found: Any) -> None:
-    """Formula: as `_whole_tile` of `num` elements, one by one; what is not finite is counted."""
-    for i in range(num):
-        x = np.float64(get(values, at + i))
-        if x != x:
-            found[4] += 1
-        elif x - x != 0.0:
-            found[5] += 1
-        else:
-            found[0], found[1] = min(found[0], x), max(found[1], x)
-            found[2] += x
-            found[3] += x * x
-            found[6 + (first + i) % NUM_SKETCHES] += x * np.float64(get(signs, sign_at + i))
+def clear_words(words: Any, at: Any) -> None:
+    """The words of no element, from words[at] on."""
+    for i in range(NUM_WORDS):
+        put(words, at + i, np.int64(0))
+    put(words, at + LOW, bits_of_number(np.inf))
+    put(words, at + HIGH, bits_of_number(-np.inf))
+
+
+@inline
+def _add_number(words: Any, at: Any, value: Any) -> None:
+    put(words, at, bits_of_number(number_of_bits(get(words, at)) + value))
+
+
+@inline
+def _widen(words: Any, at: Any, low: Any, high: Any) -> None:
+    """Let the range of words[at] and the next one hold low and high."""
+    put(words, at, bits_of_number(min(number_of_bits(get(words, at)), low)))
+    put(words, at + 1, bits_of_number(max(number_of_bits(get(words, at + 1)), high)))
+
+
+@inline
+def _one_by_one(x: Any, first: Any, num: Any, place: Any, words: Any, at: Any) -> None:
+    """As `_measure_tile`, but for the digest: what is not finite is counted, all else is f64."""
+    for start in range(0, num, _LANES):
+        mix = mix_places(place + start)
+        for lane in range(min(_LANES, num - start)):
+            value = np.float64(get(x, first + start + lane))
+            if value != value:
+                put(words, at + NUM_NAN, get(words, at + NUM_NAN) + np.int64(1))
+            elif value - value != 0.0:
+                put(words, at + NUM_INF, get(words, at + NUM_INF) + np.int64(1))
+            else:
+                _widen(words, at + LOW, value, value)
+                _add_number(words, at + TOTAL, value)
+                _add_number(words, at + SQUARES, value * value)
+                sign = np.float64(pick(signed_by(splat(np.float32(1)), mix), lane))
+                _add_number(words, at + SKETCH + lane % NUM_SKETCHES, value * sign)
+
+
+@inline
+def _measure_tile(x: Any, first: Any, num: Any, place: Any, words: Any, at: Any) -> None:
+    """Add to words[at:] the figures of `num` <= TILE elements from x[first] on, from a column that
+    is a multiple of 16 on; `place` is that of the first in its tensor."""
+    low, high = splat(np.float32(np.inf)), splat(np.float32(-np.inf))
+    total = squares = sketch = zeros = most = splat(_ZERO)
+    digest = np.int64(0)
+    for start in range(0, num, _LANES):
+        left = num - start
+        value = load_first(x, first + start, left)
+        mix = mix_places(place + start)
+        digest += digest_of_lanes(value, mix)
+        # What is not finite gives NaN here, and it is looked at one by one.
+        zeros = fma(value, splat(_ZERO), zeros)
+        most = larger(most, absolute(value))
+        low, high = smaller(value, low), larger(value, high)
+        total, squares = add(total, value), fma(value, value, squares)
+        sketch = add(sketch, signed_by(value, mix))
+    put(words, at + DIGEST, get(words, at + DIGEST) + digest)
+    top = max_lanes(most)
+    is_plain = num % _LANES == 0 and sum_lanes(zeros) == _ZERO
+    if not (is_plain and (top == _ZERO or _LEAST < top < _MOST)):
+        _one_by_one(x, first, num, place, words, at)
+        return
+    for lane in range(_LANES):
+        _widen(words, at + LOW, np.float64(pick(low, lane)), np.float64(pick(high, lane)))
+        _add_number(words, at + SKETCH + lane % NUM_SKETCHES, np.float64(pick(sketch, lane)))
+    _add_number(words, at + TOTAL, np.float64(sum_lanes(total)))
+    _add_number(words, at + SQUARES, np.float64(sum_lanes(squares)))
+
+
+@inline
+def measure_stretch(x: Any, first: Any, num: Any, place: Any, words: Any, at: Any) -> None:
+    """Add to words[at:] i64 [NUM_WORDS] the figures of `num` elements of a row, from x[first] on;
+    `place` is that of the first in its tensor, and its column a multiple of 16."""
+    for start in range(0, num, TILE):
+        _measure_tile(x, first + start, min(TILE, num - start), place + start, words, at)
+
+
+@inline
+def add_words(words: Any, at: Any, others: Any, first: Any) -> None:
+    """Add to words[at:] the words from others[first] on, of other elements of the same tensor."""
+    low, high = get(others, first + LOW), get(others, first + HIGH)
+    _widen(words, at + LOW, number_of_bits(low), number_of_bits(high))
+    for i in (NUM_NAN, NUM_INF, DIGEST):
+        put(words, at + i, get(words, at + i) + get(others, first + i))
+    for i in range(TOTAL, SQUARES + 1):
+        _add_number(words, at + i, number_of_bits(get(others, first + i)))
+    for i in range(SKETCH, NUM_WORDS):
+        _add_number(words, at + i, number_of_bits(get(others, first + i)))
 
 
 @host_function
-def measure(values: Any, bits: Any, factors: Any, signs: Any, found: Any, digests: Any) -> None:
-    """Formula: of each row the least and the greatest finite element, the sums of these and of
-    their squares, how many are NaN and infinite, and 8 sums of the finite ones times signs, each of
-    every eighth element; digest = sum of bits[i] * factors[i mod BLOCK] * (2 * (i div BLOCK) + 1)
-    modulo 2**64.
-    Shapes: values f32 and bits u32 [num_rows, num_elements], the same memory; factors u64 and signs
-    f32 [BLOCK]; found f64 [num_rows, 14] and digests u64 [num_rows], both written.
+def _measure(x: Any, words: Any) -> None:
+    """Formula: words[i] = the figures of x[i], summed row by row.
+    Shapes: x f32 [num_arrays, num_rows, width]; words i64 [num_arrays, NUM_WORDS].
     """
-    num_elements = values.shape[1]
-    for row in range(values.shape[0]):
-        of_row, digest = found[row], np.uint64(0)
-        of_row[:] = 0.0
-        of_row[0], of_row[1] = np.inf, -np.inf
-        for start in range(0, num_elements, TILE):
-            num, number, at = min(TILE, num_elements - start), start // BLOCK, start % BLOCK
-            part, exponents = np.uint64(0), np.uint64(0)
-            for i in range(num):
-                of_one = np.uint64(bits[row, start + i])
-                part += of_one * factors[at + i]
-                # All ones, and so one too many for the bits of an exponent, is what is not finite.
-                exponents |= (of_one & _EXPONENT) + _ONE
-            digest += part * np.uint64(2 * number + 1)
-            first = row * num_elements + start
-            # Of each block the sums change places, so that equal blocks are told apart.
-            is_plain = num == TILE and not exponents & _SIGN
-            if not (is_plain and _whole_tile(values, first, signs, at, number, of_row)):
-                _some(values, first, num, signs, at, number, of_row)
-        digests[row] = digest
+    num_rows, width = x.shape[1], x.shape[2]
+    for array in range(x.shape[0]):
+        at = array * NUM_WORDS
+        clear_words(words, at)
+        for row in range(num_rows):
+            place = row * width
+            measure_stretch(x, array * num_rows * width + place, width, place, words, at)
+
+
+def words_of(values: Float32s) -> Array:
+    """Words i64 [num_arrays, NUM_WORDS] of each of `values` f32 [num_arrays, num_rows, width]."""
+    words = np.empty((len(values), NUM_WORDS), np.int64)
+    _measure(np.ascontiguousarray(values, np.float32), words)
+    return words
 
 
 def figures_of(values: Float32s) -> ArrayFigures:
-    """The figures of each row of `values`, f32 [num_arrays, num_elements]; 0 where there is no
+    """The figures of each of `values`, f32 [num_arrays, num_rows, width]; 0 where there is no
     finite element.
 
     A digest stands for the bits: one element that changes always changes it. It is no defence
     against who wants two to be equal.
     """
-    return figures_of_groups([values])[0]
+    return figures_of_words(words_of(values), [values[0].size] * len(values))
 
 
-def figures_of_groups(groups: Sequence[Float32s]) -> list[ArrayFigures]:
-    """`figures_of` of each of these, in one go: for few elements most of the time is around it."""
-    ends = np.cumsum([len(values) for values in groups]).tolist()
-    found, digests = np.empty((ends[-1], 14)), np.empty(ends[-1], np.uint64)
-    sizes = np.empty(ends[-1])
-    for values, end in zip(groups, ends, strict=True):
-        values = np.ascontiguousarray(values, np.float32)
-        of = slice(end - len(values), end)
-        sizes[of] = values.shape[1]
-        bits = values.view(np.uint32)
-        measure(values, bits, _factors(), _signs(), found[of], digests[of])
-    counts = sizes - found[:, _NUM_NAN] - found[:, _NUM_INF]
-    found[counts == 0, :_TOTAL] = 0
+def figures_of_words(words: Array, sizes: Sequence[int]) -> ArrayFigures:
+    """The figures that words i64 [num_arrays, NUM_WORDS] hold, of so many elements each."""
+    numbers, num_elements = words.view(np.float64), np.array(sizes, np.float64)
+    counts = num_elements - words[:, NUM_NAN] - words[:, NUM_INF]
+    # Of no element the range is from infinity to minus infinity.
+    found = np.where(counts[:, None] == 0, 0.0, numbers[:, : SQUARES + 1])
     at_least_one = np.maximum(counts, 1)
-    hexed = digests.astype(">u8").tobytes().hex()
-    low, high = found[:, _LOW].tolist(), found[:, _HIGH].tolist()
-    mean = (found[:, _TOTAL] / at_least_one).tolist()
-    rms = np.sqrt(found[:, _SQUARES] / at_least_one).tolist()
-    num_nan, num_inf = (found[:, at].astype(int).tolist() for at in (_NUM_NAN, _NUM_INF))
-    scales = np.sqrt(NUM_SKETCHES / np.maximum(sizes, 1))[:, None]
-    sketches = (found[:, _SKETCH:] * scales).astype("<f4")
-    return [
-        ArrayFigures(
-            hexed[16 * start : 16 * end],
-            low[start:end],
-            high[start:end],
-            mean[start:end],
-            rms[start:end],
-            num_nan[start:end],
-            num_inf[start:end],
-            sketches[start:end],
-        )
-        for start, end in zip([0, *ends], ends, strict=False)
-    ]
-
-
-@functools.cache
-def _signs() -> Float32s:
-    """Signs f32 [BLOCK], the same in every run and version."""
-    bits = hashlib.shake_256(b"hypocenter trace signs").digest(BLOCK // 8)
-    return np.unpackbits(np.frombuffer(bits, np.uint8)).astype(np.float32) * 2 - 1
-
-
-@functools.cache
-def _factors() -> Array:
-    """Odd factors u64 [BLOCK], the same in every run and version."""
-    raw = hashlib.shake_256(b"hypocenter trace factors").digest(8 * BLOCK)
-    return np.frombuffer(raw, "<u8").astype(np.uint64) | np.uint64(1)
+    scales = np.sqrt(NUM_SKETCHES / np.maximum(num_elements, 1))[:, None]
+    return ArrayFigures(
+        words[:, DIGEST].astype(">i8").tobytes().hex(),
+        found[:, LOW].tolist(),
+        found[:, HIGH].tolist(),
+        (found[:, TOTAL] / at_least_one).tolist(),
+        np.sqrt(found[:, SQUARES] / at_least_one).tolist(),
+        words[:, NUM_NAN].tolist(),
+        words[:, NUM_INF].tolist(),
+        (numbers[:, SKETCH:] * scales).astype("<f4"),
+    )

@@ -1,43 +1,74 @@
-"""Keys and values of tokens, read back on the host out of the pages in which `kv_write` put them.
-
-No kernel: it is for who looks on, and not for a step.
+"""kv_read: the keys and values of a step's tokens, read back out of the pages in which `kv_write`
+put them. It is for who looks on, and no step needs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import numpy as np
-
-from hypocenter.base.dtypes import Array, Float32s, bf16_to_f32
 from hypocenter.base.tensor import DType, Tensor
-from hypocenter.device import copies, memory
+from hypocenter.contracts.contract import Contract
+from hypocenter.contracts.demands import Arg, Index, Rule, Scalar, live_counts, live_rows
+from hypocenter.device.op import Op
+from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.attention import kv_read_cpu
+from hypocenter.kernels.attention.kv_write import FLOATS
 
 
-def read_tokens_later(
-    pages: Tensor, slots: Array, *, are_keys: bool, value_dim: int
-) -> Callable[[], Float32s]:
-    """f32 [num_tokens, heads * columns] of pages f16, bf16 or f32, as `kv_write` lays them out; of
-    each head's values the first `value_dim` columns. What is returned waits for the copy.
+def _contract(layout: str) -> Contract:
+    keys = "num_blocks, num_kv_heads, head_dim, block_size"
+    values = "num_blocks, num_kv_heads, block_size, value_pitch"
+    return Contract(
+        "kv_read",
+        Arg("k_cache", FLOATS, keys, "read", layout),
+        Arg("v_cache", FLOATS, values, "read", layout),
+        Arg("k", (DType.F32,), "num_tokens, >= num_kv_heads * head_dim", "both"),
+        Arg("v", (DType.F32,), "num_tokens, >= num_kv_heads * value_dim", "both"),
+        Arg(
+            "slots",
+            (DType.I32,),
+            ">= num_tokens",
+            index=Index("num_blocks * block_size", "the cache", live=live_rows("slots")),
+        ),
+        live_counts("num_tokens", 0),
+        Scalar("value_dim", "0 < value_dim <= value_pitch", "must fit the rows of values"),
+        Rule("block_size % 16 == 0", "16 keys are read together"),
+    )
+
+
+#: On a GPU, and on the CPU.
+CONTRACT, PAGES = _contract("contiguous"), _contract("pages")
+_KV_READ = Op(
+    PAGES,
+    gpu_contract=CONTRACT,
+    cpu=kv_read_cpu.kv_read,
+    gpu="attention.kv_read_gpu.launch",
+    work_per_row=lambda k: 4 * k.shape[1],
+)
+
+
+def kv_read(
+    plan: PlanBuilder,
+    caches: tuple[Tensor, Tensor],
+    slots: Tensor,
+    k: Tensor,
+    v: Tensor,
+    counts: Tensor,
+    *,
+    value_dim: int,
+) -> None:
+    """Append k[t] and v[t] = the keys and the values at slots[t]; of a head's values the first
+    `value_dim`.
+
+    `caches` are those of keys and of values, f16 or f32, as `kv_write` has them; k f32 [num_tokens,
+    >= num_kv_heads * head_dim], v f32 [num_tokens, >= num_kv_heads * value_dim].
     """
-    block_size = pages.shape[3] if are_keys else pages.shape[2]
-    blocks, offsets = slots // block_size, slots % block_size
-
-    def take(held: Array, blocks: Array) -> Float32s:
-        if are_keys:
-            found = held[blocks, :, :, offsets]
-        else:
-            found = np.ascontiguousarray(held[blocks, :, offsets, :value_dim])
-        if pages.dtype is DType.F16:
-            found = found.view(np.float16)
-        elif pages.dtype is DType.BF16:
-            found = bf16_to_f32(found.view(np.uint16))
-        as_f32: Float32s = found.reshape(len(slots), -1).astype(np.float32)
-        return as_f32
-
-    if pages.device == "cpu":
-        found = take(pages.data, blocks)  # now: a later step writes there
-        return lambda: found
-    each, places = np.unique(blocks, return_inverse=True)
-    waits = [copies.to_host_later(memory.rows(pages, at, at + 1)) for at in map(int, each)]
-    return lambda: take(np.concatenate([wait() for wait in waits]), places)
+    k_cache, v_cache = caches
+    plan.add(
+        _KV_READ,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        slots=slots,
+        counts=counts,
+        k=k,
+        v=v,
+        value_dim=value_dim,
+    )

@@ -184,9 +184,11 @@ class Decoder(LayerOps):
             self.points.keep(plan, "layer_out", index, b.x, self.arch.width)
             mark_layer(plan, index, len(self.weights.layers))
         if not num_logit_rows:
+            self.points.finish(plan)
             return Plan(plan, b.x)
         finish = self._logits if self.weights.makes_logits else self._features
         result = finish(plan, b, num_logit_rows)
+        self.points.finish(plan, result)
         mark(plan)
         return Plan(plan, result)
 
@@ -243,6 +245,7 @@ class Decoder(LayerOps):
         self._keep_norm(plan, "attn_norm", index, (normed, x_codes), b.x, norm)
         self._linear(plan, normed, *products, ready=x_codes)
         self._keep_heads(plan, b, index, w)
+        self.points.measure(plan)
         if w.is_parallel:
             # x is read no more, so what this adds to it may come before attention's part.
             self._dense(plan, b, index, w, normed, x_codes)
@@ -253,7 +256,7 @@ class Decoder(LayerOps):
         heads.prepare(plan, b, index, w, keys, values)
         self.points.keep(plan, "q_rope", index, b.q, arch.q_width(index))
         if arch.layers[index].kv_source is None:
-            self.points.keep_cache(index, keys, values, arch.layers[index].value_dim)
+            self.points.keep_cache(plan, index, (keys, values), arch.layers[index].value_dim)
         codes = None if w.attn_gate is not None else self._codes(b.q, w.attn_output)
         attend(
             plan,
@@ -268,6 +271,7 @@ class Decoder(LayerOps):
         )
         width = arch.num_heads * arch.layers[index].value_dim
         self.points.keep(plan, "attention", index, b.attended, width)
+        self.points.measure(plan)
         attended = b.attended
         if w.attn_gate is not None:
             width, attended = arch.q_width(index), b.attn_gate
@@ -323,6 +327,7 @@ class Decoder(LayerOps):
         norm = Norm(layer.attn_norm)
         normed, x_codes = self._norm(plan, b.x, norm, b.hidden, *w.read)
         self._keep_norm(plan, "attn_norm", index, (normed, x_codes), b.x, norm)
+        self.points.measure(plan)
         self._linear(plan, normed, *latent.products(w, b), ready=x_codes)
         if w.q_up is not None:
             self._linear(plan, latent.norm_queries(plan, w), (w.q_up, latent.heads, None))
@@ -342,6 +347,7 @@ class Decoder(LayerOps):
         norm = Norm(layer.attn_norm)
         normed, x_codes = self._norm(plan, b.x, norm, b.hidden, *w.read)
         self._keep_norm(plan, "attn_norm", index, (normed, x_codes), b.x, norm)
+        self.points.measure(plan)
         self._linear(plan, normed, *net.products(w), ready=x_codes)
         self._add_mixed(plan, b, net, index, w)
 
@@ -368,8 +374,10 @@ class Decoder(LayerOps):
             assert w.dense is not None
             normed, x_codes = self._norm(plan, b.x, norm, b.hidden, *w.dense.read)
             self._keep_norm(plan, "ffn_norm", index, (normed, x_codes), b.x, norm)
+            self.points.measure(plan)
             self._dense(plan, b, index, w, normed, x_codes)
             return
+        self.points.measure(plan)
         if self._host_mixtures is not None and w.is_on_host(plan.device):
             self._host_mixtures.mix(plan, b.x, w, self.inputs.counts)
             return

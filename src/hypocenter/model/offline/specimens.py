@@ -30,12 +30,14 @@ from hypocenter.model.facts.recurrence import AnyRecurrence, Convolution, Recurr
 from hypocenter.model.facts.split import part_of
 from hypocenter.model.facts.state_space import StateSpace
 from hypocenter.model.layers.decoder import Decoder
+from hypocenter.model.layers.points import KeptPoints
 from hypocenter.model.layers.step_buffers import Cache, KVPages, StatePages, StepInputs
 from hypocenter.model.tensors.specimen_weights import (
     allocate_undefined,
     undefined_weights,
     with_undefined_adapters,
 )
+from hypocenter.trace.points import Selection
 
 # One model for each kernel variant that a family brings.
 _MODELS: tuple[tuple[str, str, dict[str, float]], ...] = (
@@ -139,6 +141,7 @@ def vendor_specimens(vendor: str) -> Iterator[Specimen]:
     yield from _of_latents(vendor)
     yield from _of_parts(vendor)
     yield from _of_adapters(vendor)
+    yield from _of_traces(vendor)
     yield from _of_blocks(vendor)
     # Extents beyond 2**31 elements, which no memory is needed for here.
     caps = {"attn_softcap": 50.0, "final_softcap": 30.0}
@@ -276,6 +279,18 @@ def _of_adapters(vendor: str) -> Iterator[Specimen]:
         yield from _own_specimens("adapter", plan, f"{dtype.name.lower()} adapters")
 
 
+def _of_traces(vendor: str) -> Iterator[Specimen]:
+    """What a trace of all points launches, for a token, some and more than 2**31 elements."""
+    own = ("measure", "join_figures", "kv_read")
+    for kv_dtype, num_tokens in itertools.product((DType.F16, DType.F32), (1, 64, 1 << 20)):
+        model = AbstractModel(vendor, "llama", DType.Q8_0, kv_dtype, is_traced=True)
+        yield from _own_specimens(
+            own, model.plan(num_tokens), f"{kv_dtype.name.lower()} cache, trace"
+        )
+    model = AbstractModel(vendor, "qwen3moe", DType.Q8_0, DType.F16, is_traced=True)
+    yield from _own_specimens(own, model.plan(64), "trace of experts")
+
+
 def _of_parts(vendor: str) -> Iterator[Specimen]:
     """The launches of each of two parts of a model: the first one adds the residual, and joins what
     both make."""
@@ -355,6 +370,8 @@ class AbstractModel:
     adapters: DType | None = None
     #: Whether heads go through `hadamard` before they are rounded.
     uses_hadamard: bool = False
+    #: Whether all points are traced.
+    is_traced: bool = False
 
     def plan(
         self, num_tokens: int, num_logit_rows: int | None = None, max_blocks: int = 256
@@ -391,6 +408,8 @@ class AbstractModel:
         weights = undefined_weights(arch, self.dtype, gpu.name)
         weights = with_undefined_adapters(weights, self.adapters)
         decoder = Decoder(arch, weights, inputs, cache, num_tokens, self.attention, group)
+        if self.is_traced:
+            decoder.points = KeptPoints(arch, Selection(), inputs, max_bytes=1 << 62)
         some = max(min(num_tokens, 4), num_tokens // 16)
         num_rows = some if num_logit_rows is None else num_logit_rows
         return decoder.plan(num_tokens, num_rows, is_adapted=self.adapters is not None)
