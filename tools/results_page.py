@@ -56,6 +56,17 @@ _KINDS = {
     "attack-*": ("attacks on a server, each beside a prober", "scripts/test-attack"),
     "defaults-*": ("commands that name no device, on a card", "benchmarks/gpu_defaults.py"),
     "ranks-*": ("two GPUs beside one", "benchmarks/gpu_ranks.py"),
+    "audit-families-*": (
+        "an audit of a small random model of each architecture",
+        "benchmarks/audit_figures.py families",
+    ),
+    "audit-canaries-*": (
+        "errors that the gates of an audit planted and saw", "benchmarks/audit_figures.py canaries"
+    ),
+    "perplexity-float64*": (
+        "perplexity of four types beside llama.cpp's and that of float64",
+        "benchmarks/perplexity_beside.py",
+    ),
     "peer_llama_cpp*": (
         "logits and perplexity beside llama.cpp, per family and per file type", "scripts/test-peers"
     ),
@@ -351,6 +362,56 @@ def _servers(told: Mapping[str, Any]) -> str:
     )  # fmt: skip
 
 
+def _audited(told: Mapping[str, Any]) -> str:
+    """Each architecture, its gates, and which of them are not audited."""
+    rows = [
+        (
+            row["architecture"],
+            row["verdict"],
+            f"{len(row['right'])} of {len(row['right']) + len(row['not_audited'])}",
+            ", ".join(row["not_audited"]),
+            f"{row['seen']:,} of {row['planted']:,}",
+        )
+        for row in told["rows"]
+    ]
+    return _lines(
+        rows, "architecture", "verdict", "gates that are right", "not audited", "errors seen"
+    )
+
+
+def _canaries(told: Mapping[str, Any]) -> str:
+    rows = [
+        (row["gate"], str(row["runs"]), row["planted"], f"{row['num_seen']:,} of "
+         f"{row['num_planted']:,}")
+        for row in told["rows"]
+    ]  # fmt: skip
+    return _lines(rows, "gate", "runs", "planted", "seen")
+
+
+def _perplexities(told: Mapping[str, Any]) -> str:
+    """Of each type the perplexities, how far ours is from others, and how far each token is."""
+    rows, whose = [], ("float64", "ours", "our form", "llama.cpp", "llama.cpp's form")
+    pairs = ("ours - float64", "float64 - llama.cpp's form", "ours - llama.cpp's form")
+    for row in told["rows"]:
+        apart = [row["percent_apart"][pair] for pair in pairs]
+        rows.append(
+            (
+                row["file_type"],
+                *(f"{row['perplexity'][who]:.4f}" for who in whose),
+                *(f"{found['mean']:+.3f} ± {found['error']:.3f}" for found in apart),
+                *(f"{row['token_rms'][pair]:.4f}" for pair in (*pairs, "ours - our form")),
+            )
+        )
+    heads = ("ours, float64", "float64, llama.cpp's form", "ours, llama.cpp's form")
+    return _lines(
+        rows,
+        "type",
+        *(f"perplexity, {who}" for who in whose),
+        *(f"{pair}, %" for pair in heads),
+        *(f"{pair}, a token" for pair in (*heads, "ours, our form")),
+    )
+
+
 _MAKERS: dict[str, Callable[[Any], str]] = {
     "one-judge*": _classes,
     "vs-llama-cpp-tinyllama-*": _cpu,
@@ -358,6 +419,9 @@ _MAKERS: dict[str, Callable[[Any], str]] = {
     "vs-server-*": _servers,
     "paced-*": _servers,
     "attack-*": _attacks,
+    "audit-families-*": _audited,
+    "audit-canaries-*": _canaries,
+    "perplexity-float64*": _perplexities,
 }
 
 

@@ -142,6 +142,19 @@ def test_two_ranks_are_two_processes(
 
 
 @pytest.mark.tier("sim")
+def test_a_model_on_two_ranks_is_held_against_one(model: Path) -> None:
+    fields = {**FIELDS, "tensor_parallel": 2}
+    with LLM(model, **fields) as llm:
+        own = OwnGates(Ways(llm, OwnRecord(), SIM), SIZES, 0.1)
+        found = Beside(str(model), own, EngineConfig(**fields), own.ways.record, 0.1).ranks()
+    assert found.verdict is StageVerdict.RIGHT, found.findings
+    assert found.asks == "do 2 ranks give what one does?"
+    [[both, one]] = found.details["routes"]
+    assert len(set(both["executed"]["processes"])) == 2
+    assert len(one["executed"]["processes"]) == 1
+
+
+@pytest.mark.tier("sim")
 def test_a_model_that_cannot_be_split_says_so(
     model: Path, own: OwnGates, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,7 @@ BUDGETS = {
     "engine": 10_000,
     "worker": 1_050,
     "verify": 4_750,
-    "peers": 1_100,
+    "peers": 1_250,
     "server": 15_350,
     "ray": 650,
     "cli": 9_750,

@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from hypocenter.base.errors import EXIT_GATE, HypoError, UsageError
 from hypocenter.cli.app import main
 from hypocenter.cli.verbs import against
-from hypocenter.engine.float64_steps import Float64Steps, NotComputed, weight_of
+from hypocenter.engine.float64_steps import Float64Steps, NotComputed, exactly, weight_of
 from hypocenter.engine.llm import LLM
 from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
@@ -30,6 +30,7 @@ from hypocenter.peers.asking import PEERS, PeerAnswer, require
 from hypocenter.peers.own_weights import Differences, OtherFolder
 from hypocenter.peers.pairing import trace_of
 from hypocenter.peers.programs.llama_cpp_program import point_of
+from hypocenter.peers.readings import FORMS, readings_of
 from hypocenter.peers.verdict import judge
 from hypocenter.trace.points import OF_LOGIT_ROWS, ModelTrace, PointPlace, TracedStep
 from hypocenter.trace.reading import read_trace
@@ -209,6 +210,39 @@ def test_a_fault_behind_what_is_not_judged_says_so(
     assert (found.verdict.first.name, found.verdict.not_explained.name) == ("v", "q_rope")
     said = "\n".join(against.lines_of(found))
     assert "before that the two part at the rotation of q by its positions in layer 0" in said
+
+
+OWN_FORM = "8-bit codes with a scale of four bits per 32 columns"
+
+
+@pytest.mark.parametrize("form", [*FORMS, "f32", ""])
+def test_the_form_in_which_each_reads_activations_is_named(
+    form: str, sound: ModelTrace, file: GGUFFile
+) -> None:
+    judge, step = Float64Steps(file, sound), sound.steps[0]
+    values = judge.point(step, "q", 0, FORMS.get(form, exactly))
+    if not form:
+        values = values * 1.01  # no rounding, but a fault
+    point = replace(step.points["q", 0], values=values.astype(np.float32))
+    other = replace(step, points={**step.points, ("q", 0): point})
+    [found] = readings_of(file, [(step, other)], (judge, judge))
+    assert (found.weights, found.name, found.layer) == ("Q8_0", "q", 0)
+    assert (found.ours.form, found.theirs.form) == (OWN_FORM, form)
+    assert found.ours.off_by_form < 1e-6 < 1e-3 < found.ours.off
+    if form:
+        assert found.theirs.off_by_form < 1e-6
+
+
+def test_how_far_products_are_from_float64_is_told(sound: ModelTrace, file: GGUFFile) -> None:
+    answer = _told(sound)
+    answer.tensors["logits", None] = answer.tensors["logits", None] * np.float32(1.001)
+    found = _hold(sound, answer, file)
+    products = found.verdict.products
+    assert products.num_points == 3
+    assert 1e-4 < products.of_ours < 0.02
+    said = "\n".join(against.lines_of(found))
+    assert "at 3 products ours is 0." in said
+    assert f"with weights in Q8_0 ours reads {OWN_FORM}: 0." in said
 
 
 # What a folder has.

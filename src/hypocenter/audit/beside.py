@@ -15,6 +15,7 @@ from hypocenter.audit.executed import OwnRecord
 from hypocenter.audit.gates import Gate, not_audited
 from hypocenter.audit.ways import Ways
 from hypocenter.base.errors import HypoError
+from hypocenter.base.wording import count_text
 from hypocenter.engine.llm import LLM
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.settings.config import EngineConfig, is_simulated
@@ -62,23 +63,23 @@ class Beside:
             return Gate("device", asks, "devices", pairs, self.allowed, uncovered=left).run()
 
     def ranks(self) -> Stage:
-        """The same prompt on two processes, each with a part of the model."""
-        asks = f"do {_NUM_RANKS} ranks give what one does?"
-        device = self.config.device
+        """The same prompt on one process, and on several with a part of the model each: one of the
+        two is the model as it is loaded."""
+        device, num_own = self.config.device, self.config.tensor_parallel
+        num_other = 1 if num_own > 1 else _NUM_RANKS
+        asks = f"do {max(num_own, num_other)} ranks give what one does?"
         if device == "cpu":
             return not_audited("ranks", asks, "ranks are of GPUs, and the model runs on the CPU")
-        if self.config.tensor_parallel > 1:
-            why = f"the model runs on {self.config.tensor_parallel} ranks; give one"
-            return not_audited("ranks", asks, why)
         length = self._length(device, device)
-        with self._open_other(tensor_parallel=_NUM_RANKS) as found:
+        with self._open_other(tensor_parallel=num_other) as found:
             if isinstance(found, HypoError):
-                return not_audited("ranks", asks, f"{_NUM_RANKS} ranks do not run it: {found}")
+                do_not = "1 rank does not" if num_other == 1 else f"{num_other} ranks do not"
+                return not_audited("ranks", asks, f"{do_not} run it: {found}")
 
             def pairs() -> Iterator[tuple[AuditedRun, AuditedRun]]:
                 yield (
-                    self.own.read("one rank", length, num_processes=1),
-                    self._read(found, length, num_processes=_NUM_RANKS),
+                    self.own.read(count_text(num_own, "rank"), length, num_processes=num_own),
+                    self._read(found, length, num_processes=num_other),
                 )
 
             return Gate("ranks", asks, "num_processes", pairs, self.allowed).run()

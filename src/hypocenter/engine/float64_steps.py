@@ -27,8 +27,18 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 
 #: By how much a point may be off, relative to what its op adds: products read activations as 8-bit
 #: codes or halves, the cache holds halves, and all else is f32.
-_LIMITS = dict.fromkeys(("q", "k", "v", "attn_residual", "layer_out", "logits"), 0.05)
+PRODUCTS = ("q", "k", "v", "attn_residual", "layer_out", "logits")
+_LIMITS = dict.fromkeys(PRODUCTS, 0.05)
 _OTHER_LIMIT = 2e-3
+
+
+#: What a product makes of activations before it multiplies them, of f64 [num_rows, columns].
+Reading = Callable[[Float64s], Float64s]
+
+
+def exactly(x: Float64s) -> Float64s:
+    """Activations as they are."""
+    return x
 
 
 class NotComputed(HypoError):
@@ -57,6 +67,7 @@ class Float64Steps:
         Raises NotComputed for a model that is computed otherwise, and for another model.
         """
         self._file, self._trace, self._other_weight = file, trace, weight
+        self._reading: Reading = exactly
         arch = self._arch = arch or read_architecture(file)
         header = trace.header
         if arch.name not in FAMILIES or arch.experts is not None:
@@ -86,10 +97,12 @@ class Float64Steps:
             "layer_out": self._layer_out,
         }
 
-    def error(self, step: TracedStep, name: str, layer: int | None) -> float:
-        """How far the trace is from float64 at this point: the root mean square of the difference
-        over that of what the op makes. Raises NotComputed."""
-        wanted, found = self.point(step, name, layer), self._values(step, name, layer)
+    def error(
+        self, step: TracedStep, name: str, layer: int | None, reading: Reading = exactly
+    ) -> float:
+        """How far the trace is from float64 at this point, where products read activations so: the
+        root mean square of the difference over that of what the op makes. Raises NotComputed."""
+        wanted, found = self.point(step, name, layer, reading), self._values(step, name, layer)
         added = wanted
         if layer is not None and name == "attn_residual":
             added = wanted - self._x(step, layer)
@@ -99,8 +112,11 @@ class Float64Steps:
             off = rms_of(found - wanted) / (rms_of(added) or 1.0)
         return off if np.isfinite(off) else np.inf
 
-    def point(self, step: TracedStep, name: str, layer: int | None) -> Float64s:
+    def point(
+        self, step: TracedStep, name: str, layer: int | None, reading: Reading = exactly
+    ) -> Float64s:
         """The point as float64 has it. Raises NotComputed."""
+        self._reading = reading
         if layer is not None:
             compute = self._compute[name]
             return compute(step, layer)
@@ -117,7 +133,7 @@ class Float64Steps:
             return self._norm_by(x[list(step.logit_rows)], self._weight("output_norm.weight"))
         is_own = self._other_weight is not None or "output.weight" in self._file.tensors
         head = self._weight("output.weight" if is_own else "token_embd.weight")
-        logits: Float64s = self._values(step, "result_norm", None) @ head.T
+        logits: Float64s = self._reading(self._values(step, "result_norm", None)) @ head.T
         if self._arch.final_softcap:
             raise NotComputed("logits that are capped have no float64 form here")
         return logits / self._arch.logit_scale
@@ -155,7 +171,7 @@ class Float64Steps:
         return x / scale * weight
 
     def _product(self, step: TracedStep, layer: int, source: str, name: str) -> Float64s:
-        x = self._values(step, source, layer)
+        x = self._reading(self._values(step, source, layer))
         product: Float64s = x @ self._weight(f"blk.{layer}.{name}.weight").T
         bias = self._optional(f"blk.{layer}.{name}.bias")
         return product + bias if bias is not None else product
@@ -233,8 +249,9 @@ class Float64Steps:
         gate, up, down = (
             self._weight(f"blk.{layer}.ffn_{name}.weight") for name in ("gate", "up", "down")
         )
+        y = self._reading(y)
         gated = y @ gate.T
-        found: Float64s = x + (gated / (1 + np.exp(-gated)) * (y @ up.T)) @ down.T
+        found: Float64s = x + self._reading(gated / (1 + np.exp(-gated)) * (y @ up.T)) @ down.T
         return found
 
     def _weight(self, name: str) -> Float64s:

@@ -3,15 +3,16 @@ float64 makes of its own inputs, or at which the two read other weights. Runs no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from msgspec import Struct
 
-from hypocenter.engine.float64_steps import Float64Steps, NotComputed, limit_of
-from hypocenter.trace.comparing import ROUNDING, PointDistance, distances
+from hypocenter.base.dtypes import Float64s
+from hypocenter.engine.float64_steps import PRODUCTS, Float64Steps, NotComputed, limit_of
+from hypocenter.trace.comparing import ROUNDING, PointDistance, distances, rms_of
 from hypocenter.trace.points import ModelTrace, PointPlace, TracedStep, order_of
 
 #: Who does not compute what float64 does; `weights`: both do, each by weights or facts of its own
@@ -37,6 +38,15 @@ class FirstFault(Struct, frozen=True):
     unlike: tuple[str, ...] = ()
 
 
+class ProductErrors(Struct, frozen=True):
+    """How far products are from float64 on each side: the root mean square, relative to what each
+    adds, of those that were judged before a fault."""
+
+    num_points: int
+    of_ours: float
+    of_theirs: float
+
+
 class PeerVerdict(Struct, frozen=True):
     """What was found. `growth` are layers and how far what they give is apart, in the step of the
     fault; `farthest` is the point at which the two are farthest apart of all."""
@@ -58,6 +68,7 @@ class PeerVerdict(Struct, frozen=True):
     #: Names of points that the peer does not have, in some layer or in all.
     missing: tuple[str, ...]
     not_judged: str
+    products: ProductErrors
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,7 @@ def judge(
     }
     whose: Whose = "nobody"
     first, num_differing = None, 0
+    of_products: list[tuple[float, float]] = []
     not_judged: dict[tuple[int, PointPlace], str] = {}
     places = _places(pairs)
     for number, place in enumerate(places):
@@ -94,7 +106,10 @@ def judge(
             try:
                 if judges is None:
                     raise NotComputed(reason)
-                whose, first = _at(judges, differing[step], place, apart[step, place])
+                errors = _errors(judges, differing[step], place)
+                whose, first = _at(judges, errors, apart[step, place])
+                if first is None and place[0] in PRODUCTS:
+                    of_products.append(errors)
             except NotComputed as error:
                 not_judged[step, place] = str(error)
             if first is not None:
@@ -120,7 +135,13 @@ def judge(
         not_explained,
         tuple(sorted({name for name, _ in _only_ours(pairs)})),
         reason,
+        ProductErrors(len(of_products), *(rms_of(side) for side in _sides(of_products))),
     )
+
+
+def _sides(errors: Sequence[tuple[float, float]]) -> tuple[Float64s, Float64s]:
+    found = np.array(errors, np.float64).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
 
 
 def _places(pairs: list[tuple[TracedStep, TracedStep]]) -> list[PointPlace]:
@@ -147,23 +168,25 @@ def _differing(
     return found
 
 
+def _errors(
+    judges: Judges, pair: tuple[TracedStep, TracedStep], place: PointPlace
+) -> tuple[float, float]:
+    """How far a point of a step is from float64 on each side. Raises NotComputed."""
+    return judges.ours.error(pair[0], *place), judges.theirs.error(pair[1], *place)
+
+
 def _at(
-    judges: Judges,
-    pair: tuple[TracedStep, TracedStep],
-    place: PointPlace,
-    distance: PointDistance,
+    judges: Judges, errors: tuple[float, float], distance: PointDistance
 ) -> tuple[Whose, FirstFault | None]:
     """What float64 says of a point of a step. Raises NotComputed."""
-    name, layer = place
+    name, layer = distance.place
     limits = limit_of(name), judges.attention_limit if name == "attention" else limit_of(name)
-    errors = judges.ours.error(pair[0], name, layer), judges.theirs.error(pair[1], name, layer)
     is_off = [not error <= limit for error, limit in zip(errors, limits, strict=True)]
     unlike = () if any(is_off) else judges.unlike(name, layer)
     if not any(is_off) and not unlike:
         return "nobody", None
     whose: Whose = "both" if all(is_off) else "ours" if is_off[0] else "theirs"
-    step = pair[0].step
-    fault = FirstFault(step, name, layer, distance.relative, *errors, limits[1], unlike)
+    fault = FirstFault(distance.step, name, layer, distance.relative, *errors, limits[1], unlike)
     return whose if any(is_off) else "weights", fault
 
 

@@ -22,6 +22,7 @@ from hypocenter.model.gguf.file import GGUFFile, open_gguf
 from hypocenter.peers.asking import PEERS, Peer, PeerAnswer, ask, require
 from hypocenter.peers.own_weights import Differences, OtherFile, OtherFolder
 from hypocenter.peers.pairing import trace_of
+from hypocenter.peers.readings import ProductReading, SideReading, readings_of
 from hypocenter.peers.verdict import FirstFault, Judges, PeerVerdict, judge
 from hypocenter.settings.config import EngineConfig
 from hypocenter.trace.comparing import OPS
@@ -45,6 +46,8 @@ class AgainstReport(msgspec.Struct, frozen=True):
     verdict: PeerVerdict
     #: Tensors that are apart by no more than their types explain, and how far, relative.
     weights_apart: dict[str, float]
+    #: How each reads activations, by the first product with each type of weights.
+    readings: tuple[ProductReading, ...]
 
 
 def against(path: str, asked: AgainstOptions) -> None:
@@ -119,7 +122,17 @@ def hold(
         OPS[first.name].format(layer=first.layer) if first is not None else None,
         verdict,
         unlike.within if unlike is not None else {},
+        _readings(file, ours, theirs, judges),
     )
+
+
+def _readings(
+    file: GGUFFile, ours: ModelTrace, theirs: ModelTrace, judges: Judges | None
+) -> tuple[ProductReading, ...]:
+    if judges is None:
+        return ()
+    pairs = zip(ours.steps, theirs.steps, strict=True)
+    return tuple(readings_of(file, pairs, (judges.ours, judges.theirs)))
 
 
 def _judges(
@@ -191,6 +204,7 @@ def lines_of(found: AgainstReport) -> Iterator[str]:
             f"{_percent(found.weights_apart[name])} apart, of {len(found.weights_apart)} such "
             "tensors the farthest"
         )
+    yield from _products(found)
     if verdict.growth:
         shown = verdict.growth
         if len(shown) > 16:
@@ -208,6 +222,31 @@ def lines_of(found: AgainstReport) -> Iterator[str]:
     yield (
         f"compared with {found.peer}: {verdict.num_points} points of {found.num_tokens} tokens"
         f"{missing}"
+    )
+
+
+def _products(found: AgainstReport) -> Iterator[str]:
+    """What rounding of activations explains: how far products are from float64, and why."""
+    products = found.verdict.products
+    if products.num_points:
+        yield (
+            f"at {products.num_points} products ours is {_percent(products.of_ours)} from float64, "
+            f"and {found.peer} {_percent(products.of_theirs)}"
+        )
+    for reading in found.readings:
+        if not reading.ours.form == reading.theirs.form == "f32":
+            sides = ("ours", reading.ours), (found.peer, reading.theirs)
+            said = "; ".join(f"{who} {_form(side)}" for who, side in sides)
+            yield f"with weights in {reading.weights} {said}"
+
+
+def _form(side: SideReading) -> str:
+    if side.form in ("", "f32"):
+        said = f"is {_percent(side.off)} from float64"
+        return f"reads f32 and {said}" if side.form else f"{said} by no form that is known here"
+    return (
+        f"reads {side.form}: {_percent(side.off)} from float64, and {_percent(side.off_by_form)} "
+        "from float64 with these"
     )
 
 
