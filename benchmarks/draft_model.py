@@ -12,6 +12,7 @@ a draft model of the size of a head that drafts.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import statistics
@@ -136,12 +137,13 @@ def main(words: Sequence[str]) -> int:
     ) as llm:
         llm.engine.capture()
         record = llm.engine.draft_model.record  # type: ignore[union-attr]
-        print(json.dumps({"guessed_cost": round(record.cost, 3)}), flush=True)
+        prices = functools.partial(record.prices, is_chained=record.is_chained)
+        print(json.dumps({"guessed_cost": round(prices()[1], 3)}), flush=True)
         qualities = [*given.quality, *([None] if given.own else [])]
         for num_streams in given.streams:
             for quality in qualities:
                 found = measure(llm, num_streams, given.tokens, quality, given.repetitions)
-                print(json.dumps(found | {"cost": round(record.cost, 3)}), flush=True)
+                print(json.dumps(found | {"cost": round(prices()[1], 3)}), flush=True)
         with (
             mock.patch.object(drafter, "best_number", lambda odds, most, price_of: (most, True)),
             mock.patch.object(Drafter, "_left", return_value=math.inf),

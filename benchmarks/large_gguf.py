@@ -21,6 +21,9 @@ _F32_TENSOR, _Q4_K, _Q6_K = 0, 12, 14
 #: Bytes of a block of 256 weights.
 _BLOCK_BYTES = {_Q4_K: 144, _Q6_K: 210}
 _ALIGNMENT = 32
+_TABLE = "token_embd.weight"
+#: The scale of blocks of a table of tokens whose rows are large beside what layers add to them.
+_TABLE_SCALE = 0.7
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,10 @@ class Shape:
 
 
 LLAMA_8B = Shape("llama", 32, 4096, 32, 8, 14336, 128256)
+LLAMA_1B = Shape("llama", 16, 2048, 16, 4, 8192, 128256)
+#: What drafts for an 8B may be as small as.
+LLAMA_SMALL = Shape("llama", 6, 1024, 8, 2, 4096, 128256)
+SHAPES = {"8b": LLAMA_8B, "1b": LLAMA_1B, "small": LLAMA_SMALL}
 QWEN3_30B = Shape("qwen3moe", 48, 2048, 32, 4, 768, 151936, num_experts=128, num_used=8)
 HEAD_DIM = 128
 
@@ -48,11 +55,20 @@ def write_8b(path: Path, num_layers: int = LLAMA_8B.num_layers) -> None:
     write(path, LLAMA_8B, num_layers)
 
 
-def write(path: Path, shape_of: Shape, num_layers: int) -> None:
-    """Write a file of the first layers of a shape; 340 MB for each with experts."""
+def write(path: Path, shape_of: Shape, num_layers: int, quality: float | None = None) -> None:
+    """Write a file of the first layers of a shape; 340 MB for each with experts.
+
+    With `quality` the model says token t + 1 behind token t, in that share of tokens, and what is
+    no neighbour in the others: so two files agree as often as is wanted, of whatever sizes. What
+    layers add is small beside a token's own row, and yet computed.
+    """
     rng = np.random.default_rng(0)
     pools = {kind: _blocks(rng, kind) for kind in _BLOCK_BYTES}
     tensors = list(_tensors(shape_of, num_layers))
+    tables = {}
+    if quality is not None:
+        tensors = [(n, shape, _Q6_K if n == _TABLE else kind) for n, shape, kind in tensors]
+        tables = _saying_neighbours(pools[_Q6_K], shape_of, quality)
     fields = _fields(shape_of, num_layers)
     infos, offset = b"", 0
     for name, shape, kind in tensors:
@@ -72,12 +88,29 @@ def write(path: Path, shape_of: Shape, num_layers: int) -> None:
                 data = values.astype("<f4").tobytes()
                 file.write(data.ljust(_padded(num_bytes), b"\0"))
                 continue
+            if name in tables:
+                file.write(tables[name].tobytes().ljust(_padded(num_bytes), b"\0"))
+                continue
             pool, left = pools[kind], num_bytes
             while left:
                 part = pool[: min(left, len(pool))]
                 file.write(part)
                 left -= len(part)
             file.write(b"\0" * (_padded(num_bytes) - num_bytes))
+
+
+def _saying_neighbours(pool: bytes, of: Shape, quality: float) -> dict[str, Any]:
+    """Blocks of the two tables. Row t + 1 of the output is the embedding of t, which it is most
+    alike of all rows; where the model is wrong it is another row."""
+    per_row, size = of.width // 256, _BLOCK_BYTES[_Q6_K]
+    blocks = np.frombuffer(pool, np.uint8).reshape(-1, size)
+    rows = np.resize(blocks, (of.vocab * per_row, size)).reshape(of.vocab, per_row, size)
+    others = np.roll(rows.reshape(-1, size), 5, axis=0).reshape(rows.shape)
+    is_wrong = np.random.default_rng(7).random(of.vocab) >= quality
+    output = np.roll(np.where(is_wrong[:, None, None], others, rows), 1, axis=0)
+    table = rows.copy()
+    table[:, :, -2:] = np.array([_TABLE_SCALE], np.float16).view(np.uint8)
+    return {_TABLE: table, "output.weight": output}
 
 
 def _blocks(rng: np.random.Generator, kind: int) -> bytes:
@@ -94,7 +127,7 @@ def _blocks(rng: np.random.Generator, kind: int) -> bytes:
 def _tensors(of: Shape, num_layers: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
     heads, kv = of.num_heads * HEAD_DIM, of.num_kv_heads * HEAD_DIM
     lead, end = ((of.num_experts,), "_exps") if of.num_experts else ((), "")
-    yield "token_embd.weight", (of.vocab, of.width), _Q4_K
+    yield _TABLE, (of.vocab, of.width), _Q4_K
     for layer in range(num_layers):
         matrices = {
             "attn_q": (heads, of.width), "attn_k": (kv, of.width), "attn_v": (kv, of.width),
@@ -172,4 +205,8 @@ def _padded(num_bytes: int) -> int:
 
 
 if __name__ == "__main__":
-    write_8b(Path(sys.argv[1]), *map(int, sys.argv[2:3]))
+    if sys.argv[2:3] and sys.argv[2] in SHAPES:  # PATH SHAPE QUALITY
+        shape = SHAPES[sys.argv[2]]
+        write(Path(sys.argv[1]), shape, shape.num_layers, float(sys.argv[3]))
+    else:
+        write_8b(Path(sys.argv[1]), *map(int, sys.argv[2:3]))

@@ -90,6 +90,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many tokens are tried as may be, however often they are wrong."""
     monkeypatch.setattr(Drafter, "_left", lambda self, num_output, gains=True: math.inf)
     monkeypatch.setattr(drafter, "best_number", lambda odds, most, price_of: (most, True))
+    monkeypatch.setattr(DraftRecord, "awaits_steps", False)
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -130,6 +131,23 @@ def model_batches(engine: Engine) -> list[Any]:
     runner: Any = model_of(engine).runner
     assert isinstance(runner, FakeRunner)
     return runner.batches
+
+
+@pytest.mark.parametrize("kind", ["greedy", "penalised"])
+@pytest.mark.usefixtures("eager")
+def test_the_host_reads_drafts_once_a_round(kind: str) -> None:
+    """With the tokens of the step that tries them; one by one where it must see each."""
+    engine = drafting(runs_ahead=True)
+    params = SamplingParams(max_tokens=30, ignore_eos=True, seed=1, **KINDS[kind])
+    requests = [engine.request([n, n + 1], params) for n in (1, 11)]
+    finish(engine, *requests)
+    rounds = [batch for batch in batches_of(engine) if batch.put_drafts is not None]
+    assert bool(rounds) == (kind == "greedy")
+    assert cast(Any, model_of(engine).chain()).num_read == len(rounds)
+    for batch in rounds:  # what the host does not know yet
+        is_draft = batch.sequence_rows[1:] == batch.sequence_rows[:-1]
+        assert is_draft.any()
+        assert not batch.token_ids[1:][is_draft].any()
 
 
 @pytest.mark.parametrize("kind", ["greedy", "sampled", "penalised"])
@@ -335,32 +353,60 @@ def test_a_cpu_says_the_same_to_the_bit(tmp_path: Path) -> None:
     assert drafted > accepted > 60
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.3])
+#: What requests ask for that a device drafts for by itself, and the last one not.
+ON_A_GPU: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 0.3, "seed": 5},
+    {"temperature": 0.5, "seed": 6, "top_p": 0.95, "logprobs": 2},
+    {"min_tokens": 9, "stop_token_ids": (3,), "ignore_eos": False},
+    {"temperature": 0.4, "seed": 7, "allowed_token_ids": tuple(range(6))},
+    {"frequency_penalty": 0.1},
+)
+GREEDY_ALONE = ON_A_GPU[:1] * 2
+
+
+@pytest.mark.parametrize("together", [GREEDY_ALONE, ON_A_GPU], ids=["greedy", "each"])
 @pytest.mark.tier("sim")
 @pytest.mark.usefixtures("eager")
-def test_a_gpu_says_the_same(tmp_path: Path, temperature: float) -> None:
-    """Drafts are written one behind the other on the device, in graphs."""
-    path = alphabet(tmp_path / "model.gguf", 1.2)
-    draft = alphabet(tmp_path / "draft.gguf", 0.9)
+def test_a_gpu_says_the_same(tmp_path: Path, together: Sequence[dict[str, Any]]) -> None:
+    """Drafts are written one behind the other on the device, in graphs, and go into the step that
+    tries them there. The host reads them with its tokens."""
     found = []
-    for draft_model in (None, str(draft)):
+    for certainty in (None, 0.9):
         recorder.close_recorder()
         devices.use_backend(open_sim(SIM, graphs=True))
-        params = SamplingParams(max_tokens=30, ignore_eos=True, temperature=temperature, seed=5)
-        config = EngineConfig(
-            device=SIM, context_length=64, max_batch_tokens=16, draft_model=draft_model
-        )
-        with LLM(path, config) as llm:
+        with simulated(tmp_path, certainty) as llm:
             llm.engine.capture()
-            requests = [llm.engine.request(ids, params) for ids in ([1, 2, 3], [4, 5, 6])]
-            llm.engine.complete(requests)
+            requests = [
+                llm.engine.request(
+                    [n, n + 1], SamplingParams(**{"max_tokens": 12, "ignore_eos": True} | fields)
+                )
+                for n, fields in enumerate(together)
+            ]
+            llm.engine.complete(requests[:1])
+            llm.engine.complete(requests[1:])
             llm.engine.check_integrity()
+            if certainty is not None:
+                plans = model_of(llm.engine).chain()._plans.values()
+                assert any(plan.is_captured and "link" in plan.name for plan in plans)
         found.append(requests)
     for one, other in zip(*found, strict=True):
         assert one.output_ids == other.output_ids
+        assert one.logprobs == other.logprobs
     drafted, accepted = counts(found[1])
-    assert accepted > 10
-    assert (drafted > accepted) == (temperature > 0)
+    assert accepted > 5 * len(together)
+    assert (drafted > accepted) == (together is ON_A_GPU)
+
+
+def simulated(tmp_path: Path, certainty: float | None) -> LLM:
+    """A model on a simulated GPU, and one that drafts for it, if it is that sure of itself."""
+    path, draft = alphabet(tmp_path / "model.gguf", 1.2), None
+    if certainty is not None:
+        draft = str(alphabet(tmp_path / "draft.gguf", certainty))
+    config = EngineConfig(
+        device=SIM, context_length=64, max_batch_tokens=16, draft_model=draft, draft_max=4
+    )
+    return LLM(path, config)
 
 
 def alphabet(path: Path, certainty: float) -> Path:
@@ -373,13 +419,20 @@ def alphabet(path: Path, certainty: float) -> Path:
     return write_tiny(path, tokens=list("abcdefg"), tensors=tensors)
 
 
+@pytest.mark.parametrize("device", ["cpu", SIM])
+@pytest.mark.tier("sim", fast=lambda case: case.device == "cpu")
 @pytest.mark.usefixtures("eager")
-def test_the_doctor_finds_the_record_in_order(tmp_path: Path) -> None:
+def test_the_doctor_finds_the_record_in_order(tmp_path: Path, device: str) -> None:
     """Steps of two models, of which one draws what the other is to try."""
     recorder.close_recorder()
+    if device == SIM:
+        devices.use_backend(open_sim(SIM, graphs=True))
     path, draft = alphabet(tmp_path / "model.gguf", 1.2), alphabet(tmp_path / "draft.gguf", 0.9)
-    settings = EngineConfig(device="cpu", context_length=64, draft_model=str(draft))
-    params = SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.3, seed=5)
+    settings = EngineConfig(
+        device=device, context_length=64, max_batch_tokens=16, draft_model=str(draft)
+    )
+    num_tokens = 30 if device == "cpu" else 12
+    params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, temperature=0.3, seed=5)
     with LLM(path, settings) as llm:
         requests = [llm.engine.request(ids, params) for ids in ([1, 2, 3], [4, 5, 6])]
         llm.engine.complete(requests)
@@ -507,6 +560,26 @@ def test_a_step_that_was_measured_counts_and_not_the_guess() -> None:
     assert record.cost == pytest.approx(0.5)
     record.note_own(1, 9.0)  # one that waited for something else
     assert record.cost == pytest.approx(0.5)
+
+
+def test_on_a_device_a_round_counts_as_a_whole() -> None:
+    """Beside steps without drafts, of which some are timed first."""
+    record = DraftRecord(GPU_COSTS, 0.1, is_chained=True)
+    one = ModelDrafter(7, record)
+    one.num_read = 20
+    for _ in range(5):
+        assert record.awaits_steps
+        assert one.num_to_write(21, 1, 7, ALONE) == 0
+        record.note_step(1, 0.002, is_ahead=True)
+    assert record.prices(is_chained=True) == pytest.approx((0.5, 0.1), rel=1e-6)
+    assert one.num_to_write(21, 1, 7, ALONE) > 0
+    apart, cost = 0.2, 0.05
+    for work in (2.0, 4.0, 6.0) * 9:
+        record.note_round(5, work, 0.002 * (GPU_COSTS.of(5) + apart + cost * work))
+    record.note_round(5, 4.0, 9.0)  # one that waited for something else
+    assert record.prices(is_chained=True) == pytest.approx((apart, cost), abs=0.05)
+    # What passes the host costs what it did.
+    assert record.prices(is_chained=False) == (0.5, 0.1)
 
 
 def test_the_better_and_the_cheaper_it_is_the_more_is_written() -> None:

@@ -121,8 +121,14 @@ def test_steps_that_try_tokens_are_ready_as_well(gpu: CountingGpu) -> None:
         assert (runner.num_compiled_since, gpu.met) == (0, {})
 
 
-def test_a_draft_model_is_ready_as_well(gpu: CountingGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its steps are graphs before the first request, also those that read two tokens of each."""
+@pytest.mark.parametrize("runs_ahead", [True, False])
+@pytest.mark.tier("sim", fast=lambda case: case.runs_ahead)
+def test_a_draft_model_is_ready_as_well(
+    gpu: CountingGpu, runs_ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps are graphs before the first request, also those that read two tokens of each, and
+    those of a chain."""
+    gpu.runs_ahead = runs_ahead
     monkeypatch.setattr(Drafter, "_left", lambda self, num_output, gains=True: math.inf)
     settings = EngineConfig(
         device=gpu.name, max_batch_requests=8, context_length=512, kv_tokens=2048,
@@ -138,6 +144,8 @@ def test_a_draft_model_is_ready_as_well(gpu: CountingGpu, monkeypatch: pytest.Mo
         run_all(llm, alone)
         assert alone[0].timings().num_drafted_tokens > 0
         assert set(model.runner._keys_of_answers()) <= model.runner._plans.keys()
+        if runs_ahead:
+            assert model.chain()._plans[1, (None, False), True].is_captured
         together = llm.sample_requests([7] * 9, 3, SamplingParams(max_tokens=60, ignore_eos=True))
         run_all(llm, together + traffic(llm, 1))
         assert any(request.timings().num_drafted_tokens for request in together)

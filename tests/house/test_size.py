@@ -39,7 +39,7 @@ BUDGETS = {
     "kernels": 19_310,
     "hub": 1_650,
     "model": 14_050,
-    "engine": 10_000,
+    "engine": 10_400,
     "worker": 1_050,
     "verify": 4_750,
     "peers": 1_250,

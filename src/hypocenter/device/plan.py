@@ -121,6 +121,12 @@ class PlanBuilder:
         self.host_work[len(self.launches)] = work
         self.add(op, work=work, **arguments)
 
+    def join(self, plan: Plan) -> None:
+        """Append the launches of a plan that has the host do nothing, without its marks."""
+        assert not plan.host_launches, plan.name
+        self.launches += plan.launches
+        self.calls += plan.calls
+
     def mark_by(self, op: Op, **arguments: Any) -> None:
         """Place a mark that is a Triton kernel behind the launches so far; raises as `add` does."""
         num_launches = len(self.launches)

@@ -12,7 +12,7 @@ from hypocenter.base.errors import BadSetting, ContextOverflow, OutOfBlocks, Usa
 from hypocenter.engine.answer_text import AnswerText
 from hypocenter.engine.arguments import require_in_vocabulary
 from hypocenter.engine.drafting.drafter import Drafter, NgramDrafter, costs_on
-from hypocenter.engine.drafting.model_drafter import DraftRecord, ModelDrafter
+from hypocenter.engine.drafting.model_drafter import DraftRecord, ModelDrafter, needs_host
 from hypocenter.engine.grammar import Grammars
 from hypocenter.engine.kv_cache import BlockDigests, KVCache
 from hypocenter.engine.request import AnswerPlan, Request
@@ -85,32 +85,38 @@ class Admission:
         scales = self._adapter_scales(params)
         adapters = runner.adapters.digest(scales or ()) if runner.adapters is not None else b""
         digests = BlockDigests(self._cache.block_size, terms.cache_salt, adapters)
+        matcher = self._grammars.matcher(params, terms.output_ids, terms.call_form, terms.form)
+        rules = token_rules(params, tokenizer, runner.vocab_size, terms.bad_word_ids)
+        passes_host = needs_host(params, matcher, rules)
         plan = AnswerPlan(
             text=AnswerText(tokenizer.detokenizer(at_start=False), params, terms.reader),
             end_ids=tokenizer.end_ids | terms.turn_ids,
             context_length=runner.context_length,
             keeps_logits=terms.keeps_logits or pooling is not None,
             block_digests=digests if self._has_prefix_cache else None,
-            matcher=self._grammars.matcher(params, terms.output_ids, terms.call_form, terms.form),
-            rules=token_rules(params, tokenizer, runner.vocab_size, terms.bad_word_ids),
+            matcher=matcher,
+            rules=rules,
             output_ids=terms.output_ids,
             longrope_threshold=runner.longrope_threshold,
             pooling=pooling,
             # A model that knows one kind of text has no row for another.
             num_first=terms.num_first if runner.arch.num_text_kinds > 1 else None,
-            drafter=self._drafter(params, len(terms.output_ids)),
+            drafter=self._drafter(params, len(terms.output_ids), passes_host=passes_host),
             adapter_scales=scales,
         )
         request = Request(next(self._request_ids), prompt_ids, params, plan)
         self._cache.prefetch(request.digests_to_adopt(self._cache.block_size))
         return request
 
-    def _drafter(self, params: SamplingParams, num_begun: int) -> Drafter | None:
+    def _drafter(
+        self, params: SamplingParams, num_begun: int, *, passes_host: bool
+    ) -> Drafter | None:
         config = self._runner.config
         if not config.tries_tokens or not params.drafts:
             return None
         if self._draft_record is not None:
-            return ModelDrafter(config.draft_max, self._draft_record, num_begun)
+            record = self._draft_record
+            return ModelDrafter(config.draft_max, record, num_begun, passes_host=passes_host)
         return NgramDrafter(config.draft_max, costs_on(config.device))
 
     def _adapter_scales(self, params: SamplingParams) -> tuple[float, ...] | None:

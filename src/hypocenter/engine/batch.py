@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypocenter.base.refusals import (
     TableTooShort,
     WrongCount,
 )
+from hypocenter.engine.drafting.ahead import DraftsAhead
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.request import Request
 from hypocenter.engine.state_ledger import BatchStates
@@ -46,6 +48,8 @@ class Batch:
     requests: tuple[RequestRecord, ...] = ()
     #: The device has the token ids: it chose them in a step that may still run.
     ids_on_device: bool = False
+    #: Puts drafts that the device has among the token ids, once all others are there.
+    put_drafts: Callable[[], None] | None = None
     #: Of each row of block_tables, where layers carry a state.
     states: BatchStates | None = None
     #: Whether its texts are rotated as texts beyond the original context are; all of them or none.
@@ -74,6 +78,7 @@ class Chunk:
 
     Its last tokens are `drafts`, which are tried: a token is chosen before each, and after the
     last one. `masks` say which may be, where a form or a rule does; there are none without drafts.
+    With `ahead` the device has the drafts, and each counts as 0 until they are read.
     """
 
     request: Request
@@ -85,6 +90,7 @@ class Chunk:
     checkpoint_at: int = 0
     drafts: tuple[int, ...] = ()
     masks: tuple[Int32s | None, ...] = ()
+    ahead: DraftsAhead | None = None
 
     @classmethod
     def next_of(cls, request: Request, num_tokens: int) -> Chunk:
@@ -100,10 +106,22 @@ class Chunk:
         slot, position = checkpoint
         return replace(self, checkpoint_slot=slot, checkpoint_at=position)
 
-    def trying(self, drafts: Sequence[int], masks: Sequence[Int32s | None]) -> Chunk:
+    def trying(
+        self,
+        drafts: Sequence[int],
+        masks: Sequence[Int32s | None],
+        ahead: DraftsAhead | None = None,
+    ) -> Chunk:
         """The same, with drafts behind its last token."""
-        stop = self.stop + len(drafts)
-        return replace(self, stop=stop, drafts=tuple(drafts), masks=tuple(masks))
+        stop, masks = self.stop + len(drafts), tuple(masks)
+        return replace(self, stop=stop, drafts=tuple(drafts), masks=masks, ahead=ahead)
+
+    def knowing_drafts(self) -> Chunk:
+        """The same once its drafts are read."""
+        if self.ahead is None:
+            return self
+        drafts = self.ahead.ids_of(self.request.id)[: len(self.drafts)]
+        return replace(self, drafts=tuple(drafts), ahead=None)
 
     @property
     def num_tokens(self) -> int:
@@ -178,6 +196,8 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
     drawn_rows: list[int] = []
     kept_rows: list[int] = []
     text_kinds: list[int] = []
+    targets: list[int] = []
+    sources: list[int] = []
     tables, requests = [], []
     is_recorded = current().is_on
     for row, chunk in enumerate(chunks):
@@ -187,6 +207,9 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
         if chunk.request.pooling is not None:
             text_kinds += chunk.text_kinds
         token_ids += chunk.token_ids
+        if chunk.ahead is not None:
+            targets += range(len(token_ids) - len(chunk.drafts), len(token_ids))
+            sources += chunk.ahead.sources(chunk.request.id, len(chunk.drafts))
         positions += range(chunk.start, chunk.stop)
         slots += placement.slots
         sequence_rows += [row] * chunk.num_tokens
@@ -209,11 +232,23 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
         logit_rows=np.array(drawn_rows + kept_rows, np.int32),
         requests=tuple(requests),
         ids_on_device=any(chunk.ids_on_device for chunk in chunks),
+        put_drafts=_putting(chunks, targets, sources),
         states=_states_of(chunks, cache.states) if cache.states else None,
         is_long=chunks[0].request.uses_long_factors,
         text_kinds=np.array(text_kinds, np.int32),
         adapter_scales=_scales_of(chunks),
     )
+
+
+def _putting(
+    chunks: list[Chunk], targets: list[int], sources: list[int]
+) -> Callable[[], None] | None:
+    """What puts the drafts that the device has into a step; None where it has none."""
+    ahead = next((chunk.ahead for chunk in chunks if chunk.ahead is not None), None)
+    if ahead is None:
+        return None
+    places = np.array(targets, np.int32), np.array(sources, np.int32)
+    return functools.partial(ahead.place, *places)
 
 
 def _scales_of(chunks: list[Chunk]) -> Float32s | None:

@@ -68,6 +68,7 @@ class Engine(SteppingTurns):
             draft_model=draft_model,
         )
         self._last_end = 0.0  # of a step, by the clock of the machine
+        self._goes_on = False  # whether that step left something to do
         # What a token is there depends on those behind it.
         self._has_prefix_cache = has_cache = prefix_cache and not runner.arch.family.sees_all
         self._admission = Admission(
@@ -102,7 +103,9 @@ class Engine(SteppingTurns):
         self.cache.look_at_memory()
         steps.drop_unwanted()
         step = steps.take_ahead()
+        goes_on = step is not None or self._goes_on
         began = self._last_end if step else time.perf_counter()
+        before = self._last_end if goes_on else began
         chunks = step.chunks if step else self.scheduler.schedule()
         launched: float | None = None
         if chunks:
@@ -114,23 +117,25 @@ class Engine(SteppingTurns):
                     step = steps.launch(chunks)
                 failure = steps.launch_ahead(step)  # the device goes on while the host settles
                 outcomes = step.wait()
-                self._note_pace(chunks, began, launched)
+                self._note_pace(chunks, began)
+                if self.draft_model is not None:
+                    since = None if launched is None else self._last_end - launched
+                    self.draft_model.note_step(chunks, self._last_end - before, since)
                 self.runner.require_ranks()  # what a step without one of them gives is nothing
                 steps.settle(step, outcomes)
                 if failure is not None:
                     raise failure
                 steps.record_ids(step, outcomes)
             self.cache.end_step()
+        self._goes_on = bool(self.scheduler.running)
         return sum(chunk.num_tokens for chunk in chunks)
 
-    def _note_pace(self, chunks: Sequence[Chunk], began: float, launched: float | None) -> None:
+    def _note_pace(self, chunks: Sequence[Chunk], began: float) -> None:
         """A step ends now that began then: one that was launched ahead, with the end of the last
-        one. Another one was `launched` when it was known what it tries."""
+        one."""
         self._last_end = time.perf_counter()
         num_tokens = sum(chunk.num_tokens for chunk in chunks)
         num_generating = sum(chunk.num_tokens for chunk in chunks if chunk.is_answer)
-        if self.draft_model is not None and launched is not None and num_generating == num_tokens:
-            self.draft_model.record.note_step(num_tokens, self._last_end - launched)
         if self._pace is not None:
             self._pace.note(num_tokens, num_generating, self._last_end - began)
         if self.cache.disk is not None and num_tokens - num_generating >= self.cache.block_size:
@@ -147,7 +152,7 @@ class Engine(SteppingTurns):
         """Capture the steps of the model, and those of the one that drafts, as `Runner` does."""
         self.runner.capture()
         if self.draft_model is not None:
-            self.draft_model.runner.capture()
+            self.draft_model.capture()
 
     def save_prompt(
         self, path: Path, token_ids: Sequence[int], salt: str, lora: Scales | None = None

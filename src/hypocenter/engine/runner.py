@@ -546,8 +546,6 @@ class Runner:
         ]
         if scales is not None:
             filled += self._adapter_inputs(batch, scales)
-        if batch.ids_on_device:
-            del filled[0]
         spans = []
         if inputs.state_slots is not None and batch.states is not None:
             sequences, states = inputs.sequences, batch.states
@@ -562,9 +560,7 @@ class Runner:
             ]
         if inputs.last_seen is not None and inputs.text_kinds is not None:
             filled += [(inputs.last_seen, batch.last_seen), (inputs.text_kinds, batch.text_kinds)]
-        filled_by_device = inputs.token_ids if batch.ids_on_device else None
-        current().record_step(plan, filled, batch.requests, filled_by_device=filled_by_device)
-        inputs.shared.put(filled, is_recorded=True)
+        self._fill(plan, batch, filled)
         self._ledger.note(spans, is_whole=False)
         if batch.ids_on_device and self._share_ids is not None:
             self._share_ids(num_tokens)
@@ -579,6 +575,19 @@ class Runner:
         if plan not in self._ran:
             self._ran[plan] = None
         return memory.rows(plan.result, 0, num_logit_rows)
+
+    def _fill(self, plan: Plan, batch: Batch, filled: list[tuple[Tensor, Array]]) -> None:
+        """Put what is `filled`, the token ids first, into the inputs of `plan`, and record it."""
+        shared, by_device = self._inputs.shared, None
+        if batch.put_drafts is not None:
+            # Before the record of the step, of which the launch that does it is no part.
+            shared.put(filled, is_recorded=True)
+            batch.put_drafts()
+        if batch.put_drafts is not None or batch.ids_on_device:
+            by_device = filled.pop(0)[0]
+        current().record_step(plan, filled, batch.requests, filled_by_device=by_device)
+        if batch.put_drafts is None:
+            shared.put(filled, is_recorded=True)
 
     def _adapter_inputs(self, batch: Batch, scales: Float32s) -> list[tuple[Tensor, Array]]:
         """Inputs of a step with adapters: what each counts, and the sequence of each logit row."""
@@ -667,6 +676,11 @@ class Runner:
     def end_of_step(self) -> Callable[[], object]:
         """What waits for all that was launched until now, and raises what went wrong there."""
         return copies.to_host_later(self._inputs.counts)
+
+    @property
+    def inputs(self) -> StepInputs:
+        """What steps read, for who fills it on the device."""
+        return self._inputs
 
     @property
     def token_ids(self) -> Tensor:
@@ -836,6 +850,12 @@ class Runner:
             num_threads=self.num_threads,
             kernels=tuple(dict.fromkeys(itertools.chain(*(plan.kernels for plan in ran)))),
             num_graphs=sum(plan.is_captured for plan in ran),
+        )
+
+    def plan_of_answers(self, num_requests: int) -> Plan:
+        """The plan of a step in which each of so many requests gets its next token."""
+        return self._plan(
+            num_requests, num_requests, num_requests == 1, is_long=False, is_adapted=False
         )
 
     def _plan(

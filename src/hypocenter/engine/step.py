@@ -171,7 +171,7 @@ class Steps:
     def settle(self, step: StepInFlight, outcomes: list[int | BadLogits]) -> None:
         """Hand each request what the step brought it: a token, logits, or its end."""
         drawn = iter(outcomes)
-        for chunk in step.chunks:
+        for chunk in self._read_drafts(step.chunks):
             request = chunk.request
             chosen = list(itertools.islice(drawn, chunk.num_drawn))
             if request.done:  # it ended when this was launched already
@@ -194,6 +194,19 @@ class Steps:
                     self._pool(request)
                 if request.error is None:
                     self._scheduler.finish(request, "length")
+
+    def _read_drafts(self, chunks: list[Chunk]) -> list[Chunk]:
+        """The chunks with the drafts that the device had, which it has written by now."""
+        ahead = next((chunk.ahead for chunk in chunks if chunk.ahead is not None), None)
+        if ahead is None:
+            return chunks
+        ahead.read()
+        known = [chunk.knowing_drafts() for chunk in chunks]
+        ids = list(itertools.chain(*(chunk.token_ids for chunk in known)))
+        requests = [chunk.request for chunk in known]
+        digests = tuple("" if request.done else request.digest() for request in requests)
+        current().record_ids(self._runner.token_ids, np.array(ids, np.int32), digests)
+        return known
 
     def _pool(self, request: Request) -> None:
         """Make the vector of what was kept of its prompt, where one is wanted."""

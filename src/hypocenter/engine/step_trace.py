@@ -106,7 +106,7 @@ class StepTrace:
             if len(batch.logit_rows) and self._selection.takes("logits", None):
                 logits = copies.to_host_later(plan.result, len(batch.logit_rows))
         ids = batch.token_ids
-        if batch.ids_on_device:
+        if batch.ids_on_device or batch.put_drafts is not None:  # the host knows not all of them
             return _Coming(
                 step,
                 plan.tag,

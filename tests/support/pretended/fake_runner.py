@@ -20,6 +20,7 @@ from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, memory
 from hypocenter.engine.admission import RequestTerms
 from hypocenter.engine.batch import Batch, Chunk
+from hypocenter.engine.drafting.ahead import ChainRow, DraftsAhead, WrittenRow
 from hypocenter.engine.drafting.draft_model import DraftModel
 from hypocenter.engine.drafting.drafter import CPU_COSTS
 from hypocenter.engine.drafting.model_drafter import DraftRecord
@@ -125,6 +126,8 @@ class FakeRunner:
         self.batches: list[Batch] = []
         #: What a device would have left in `token_ids`.
         self.chosen = np.zeros(0, np.int32)
+        #: The token ids of a step, while drafts are put among them.
+        self.filling = np.zeros(0, np.int32)
         #: With checkpoints its layers carry a state: the tokens themselves, by slot.
         has_states = num_checkpoints is not None
         self.num_state_slots = max_batch_requests if has_states else 0
@@ -143,7 +146,9 @@ class FakeRunner:
     def run(self, batch: Batch) -> Tensor:
         self._check(batch)
         self.batches.append(batch)
-        known = batch.token_ids
+        self.filling = known = batch.token_ids.copy()
+        if batch.put_drafts is not None:
+            batch.put_drafts()
         token_ids = self.chosen[: len(known)] if batch.ids_on_device else known
         self._cached[batch.slots, 0] = token_ids
         self._cached[batch.slots, 1] = batch.positions
@@ -188,6 +193,7 @@ class FakeRunner:
         for values in set(vars(type(batch))["__slots__"]) - {
             "requests",
             "ids_on_device",
+            "put_drafts",
             "states",
             "is_long",
             "adapter_scales",
@@ -233,8 +239,70 @@ class FakeTokenizer:
         return FakeDetokenizer()
 
 
+class FakeChain:
+    """What a device writes by itself, of which the host hears when it asks."""
+
+    def __init__(self, model: FakeDraftModel, target: FakeRunner) -> None:
+        self._model, self._target = model, target
+        self.num_read = 0
+
+    def write(
+        self,
+        logits: Tensor,
+        rows: Sequence[ChainRow],
+        draws: Sequence[Sequence[TokenChoice]],
+        work: float | None,
+    ) -> DraftsAhead:
+        runner = cast(FakeRunner, self._model.runner)
+        size, sampler = runner.block_size, HostSampler()
+        drafts = np.zeros((len(draws), len(rows)), np.int32)
+        for link, of_link in enumerate(draws):
+            going_on = [row for row in rows if row.num > link]
+            if link:
+                positions = np.array([row.num_tokens + link - 1 for row in going_on], np.int32)
+                tables = np.full((len(going_on), max(len(r.blocks) for r in rows)), -1, np.int32)
+                for at, row in enumerate(going_on):
+                    tables[at, : len(row.blocks)] = row.blocks
+                each = np.arange(len(going_on), dtype=np.int32)
+                blocks = tables[each, positions // size]
+                runner.chosen = drafts[link - 1, : len(going_on)].copy()
+                logits = runner.run(
+                    Batch(
+                        token_ids=np.zeros(len(going_on), np.int32),
+                        positions=positions,
+                        slots=blocks * size + positions % size,
+                        sequence_rows=each,
+                        block_tables=tables,
+                        logit_rows=each,
+                        ids_on_device=True,
+                    )
+                )
+            found = sampler.sample(
+                memory.rows(logits, 0, len(going_on)), of_link[: len(going_on)]
+            )()
+            drafts[link, : len(going_on)] = [max(token_id, 0) for token_id, _ in found]
+
+        def read() -> npt.NDArray[np.int32]:
+            self.num_read += 1
+            return drafts
+
+        def place(targets: npt.NDArray[np.int32], sources: npt.NDArray[np.int32]) -> None:
+            assert not self._target.filling[targets].any()
+            self._target.filling[targets] = drafts.reshape(-1)[sources]
+
+        written = {row.request_id: WrittenRow(at, row.num) for at, row in enumerate(rows)}
+        return DraftsAhead(written, read, place, max_rows=len(rows), num_ids=VOCAB_SIZE, work=work)
+
+
 class FakeDraftModel(DraftModel):
     """A draft model on a FakeRunner, whose ids stay where a device would leave them."""
+
+    target: FakeRunner
+
+    def chain(self) -> Any:
+        if self._chain is None:
+            self._chain = cast(Any, FakeChain(self, self.target))
+        return self._chain
 
     def _drawing(self, device: str) -> HostSampler:
         runner, sampler = cast(FakeRunner, self.runner), HostSampler()
@@ -258,7 +326,9 @@ def fake_engine(
     model = None
     if draft is not None:
         drafting = FakeRunner(**{**sizes, "draft_max": 0, **draft})
-        model = FakeDraftModel(cast(Any, drafting), DraftRecord(CPU_COSTS, 0.1), VOCAB_SIZE)
+        record = DraftRecord(CPU_COSTS, 0.1)
+        model = FakeDraftModel(cast(Any, drafting), record, VOCAB_SIZE)
+        model.target = runner
     engine = Engine(
         cast(Any, runner),
         cast(Any, FakeTokenizer()),

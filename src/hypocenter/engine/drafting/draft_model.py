@@ -16,17 +16,20 @@ import numpy as np
 
 from hypocenter.base.dtypes import Int32s
 from hypocenter.base.errors import BadLogits, GrammarError, IntegrityError, NoTokenLeft
-from hypocenter.device import memory
+from hypocenter.base.tensor import Tensor
+from hypocenter.device import devices, memory
 from hypocenter.engine.batch import Batch, Chunk
-from hypocenter.engine.drafting.model_drafter import DraftRecord, ModelDrafter
+from hypocenter.engine.drafting.ahead import ChainRow, DraftsAhead, WrittenDrafts
+from hypocenter.engine.drafting.model_drafter import DraftRecord, ModelDrafter, needs_host
 from hypocenter.engine.grammar import Matcher
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.request import Request
 from hypocenter.engine.sampler import token_choice
-from hypocenter.kernels.sampling.draw import TokenChoice, has_penalties, num_mask_words
+from hypocenter.kernels.sampling.draw import TokenChoice, num_mask_words
 from hypocenter.kernels.sampling.sampling import HostSampler, sample_later
 
 if TYPE_CHECKING:
+    from hypocenter.engine.drafting.chain import DraftChain
     from hypocenter.engine.runner import Runner
     from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
 
@@ -35,10 +38,7 @@ _Outcomes = list[int | BadLogits]
 
 @dataclass(slots=True, eq=False)
 class _Draft:
-    """What is written for a request: up to `num` tokens behind those it has.
-
-    A draw needs the tokens before it where a form, penalties or words to avoid ask for them.
-    """
+    """What is written for a request: up to `num` tokens behind those it has."""
 
     request: Request
     num: int
@@ -46,15 +46,6 @@ class _Draft:
     matcher: Matcher | None = None
     is_over: bool = False
     num_run: int = 0  # of its tokens the draft model itself has read
-
-    @property
-    def needs_tokens(self) -> bool:
-        rules = self.request.rules
-        return (
-            self.matcher is not None
-            or has_penalties(self.request.params)
-            or (rules is not None and rules.needs_tokens)
-        )
 
     def take(self, outcome: int | BadLogits, num_ids: int) -> None:
         """Take a token; nothing follows one that the model has not, or that the form has not."""
@@ -87,13 +78,24 @@ class DraftModel:
     """
 
     def __init__(
-        self, runner: Runner, record: DraftRecord, num_ids: int, launch_mode: str = "off"
+        self,
+        runner: Runner,
+        record: DraftRecord,
+        num_ids: int,
+        launch_mode: str = "off",
+        token_ids: Tensor | None = None,
+        num_placed: int = 0,
     ) -> None:
+        """A step of the model tries up to `num_placed` tokens, and has the ids of all its tokens in
+        `token_ids` i32 [max_tokens], which is there on a GPU."""
         self.runner, self.record = runner, record
         self._num_ids, self._launch_mode = num_ids, launch_mode
+        self._token_ids, self._num_placed = token_ids, num_placed
+        self._chain: DraftChain | None = None
         self.cache = KVCache(runner.num_blocks, runner.block_size, growth=runner.growth)
         self._sampler: DeviceSampler | HostSampler | None = None
-        #: What was written last for a request, behind how many of its tokens.
+        #: What was written last for a request, behind how many of its tokens; nothing while only
+        #: a device has it.
         self._written: dict[int, tuple[int, list[int]]] = {}
         #: No text is longer: context, and what is rotated as short texts are.
         self._most_tokens = min(
@@ -102,11 +104,13 @@ class DraftModel:
 
     def write(
         self, wanted: Sequence[tuple[Request, int]], reading: Iterable[Chunk]
-    ) -> dict[int, list[int]]:
-        """Tokens that may follow each request's, up to the number that is wanted, by its id.
+    ) -> WrittenDrafts:
+        """Tokens that may follow each request's, up to the number that is wanted.
 
-        Of the prompts that the chunks of `reading` read it reads as much, as far as a step has
-        room. Where a request has more to read than a step holds, nothing is written for it yet.
+        On a GPU a device writes them for those that do not need the host between two tokens, and
+        nothing is waited for. Of the prompts that the chunks of `reading` read it reads as much, as
+        far as a step has room. Where a request has more to read than a step holds, nothing is
+        written for it yet.
         """
         self.cache.look_at_memory()
         drafts: list[_Draft] = []
@@ -131,8 +135,29 @@ class DraftModel:
             drafts.sort(key=lambda draft: -draft.num)
             places = {id(draft.request): place for place, draft in enumerate(drafts)}
             spans.sort(key=lambda span: places.get(id(span.request), len(places)))
-            self._run(spans, drafts)
-        return {draft.request.id: draft.ids for draft in drafts if draft.ids}
+        chained = [d for d in drafts if self.runner.runs_ahead and not _passes_host(d.request)]
+        requests = {id(draft.request) for draft in chained}
+        of_chain = [span for span in spans if id(span.request) in requests]
+        if by_host := [span for span in spans if id(span.request) not in requests]:
+            drafts = [draft for draft in drafts if id(draft.request) not in requests]
+            self._run(by_host, drafts)
+        ahead = self._begin_chain(of_chain, chained) if chained else None
+        return WrittenDrafts({draft.request.id: draft.ids for draft in drafts if draft.ids}, ahead)
+
+    def note_step(self, chunks: Sequence[Chunk], seconds: float, launched: float | None) -> None:
+        """A step took that since the one before; `launched` is what it took since it was, where
+        that was not ahead of it."""
+        if not all(chunk.is_answer for chunk in chunks):
+            return
+        num_rows = sum(chunk.num_tokens for chunk in chunks)
+        ahead = next((chunk.ahead for chunk in chunks if chunk.ahead is not None), None)
+        if ahead is not None:
+            if ahead.work is not None:
+                self.record.note_round(num_rows, ahead.work, seconds)
+        elif launched is not None:
+            self.record.note_step(num_rows, launched)
+        elif self.record.is_chained:
+            self.record.note_step(num_rows, seconds, is_ahead=True)
 
     def forget(self, request_id: int) -> None:
         """Give up what was read of a request; others that begin alike may find it."""
@@ -182,6 +207,53 @@ class DraftModel:
         if num_right < num_tokens:
             self.cache.take_back(request.id, num_right)
 
+    def _begin_chain(self, spans: Sequence[_Span], drafts: list[_Draft]) -> DraftsAhead:
+        """Have a device read, and write all drafts; nothing is waited for."""
+        most = drafts[0].num
+        logits = self.runner.run(_batch(spans, len(drafts), self.cache))
+        draws = [
+            [self._draw(draft, link) for draft in drafts if draft.num > link]
+            for link in range(most)
+        ]
+        num_read = sum(len(span.token_ids) for span in spans)
+        costs = self.record.costs
+        work = costs.of(num_read) + sum(costs.of(len(of_link)) for of_link in draws[1:])
+        rows = [
+            ChainRow(d.request.id, len(d.request.token_ids), d.num, self.cache.blocks(d.request.id))
+            for d in drafts
+        ]
+        is_alike = num_read <= 2 * len(spans)  # or else it read a prompt
+        ahead = self.chain().write(logits, rows, draws, work if is_alike else None)
+        for span in spans:
+            self._keep(span.request, span.start + len(span.token_ids))
+        for draft in drafts:
+            num_before, request_id = len(draft.request.token_ids), draft.request.id
+            self._written[request_id] = num_before, ahead.ids_of(request_id)
+        return ahead
+
+    def chain(self) -> DraftChain:
+        """What writes on a GPU."""
+        if self._chain is None:
+            from hypocenter.engine.drafting.chain import DraftChain, DraftTarget  # needs Triton
+
+            assert self._token_ids is not None, "a model on a GPU has its token ids there"
+            sampler = self._drawing(self.runner.config.device)
+            assert not isinstance(sampler, HostSampler)
+            target = DraftTarget(self._token_ids, self._num_ids, self._num_placed)
+            self._chain = DraftChain(self.runner, sampler, target, self.runner.config.draft_max)
+        return self._chain
+
+    def compile(self) -> None:
+        """Have ready what it launches beside the runner's steps."""
+        if self.runner.runs_ahead:
+            self.chain().compile()
+
+    def capture(self) -> None:
+        """Capture its steps, as `Runner.capture` does."""
+        self.runner.capture()
+        if self.runner.runs_ahead and devices.backend_captures(self.runner.config.device):
+            self.chain().capture()
+
     def _run(self, spans: Sequence[_Span], drafts: list[_Draft]) -> None:
         """Read, and write token after token; those that want most stand first."""
         began = time.perf_counter()
@@ -189,17 +261,10 @@ class DraftModel:
         wait = self._step(spans, drafts)
         for span in spans:
             self._keep(span.request, span.start + len(span.token_ids))
-        is_chained = self.runner.runs_ahead and not any(draft.needs_tokens for draft in drafts)
-        waits = [(wait, drafts)]
         num_steps, going_on = 1, drafts
         while True:
-            if not is_chained:
-                self._take(*waits.pop())
-            going_on = [
-                draft
-                for draft in going_on
-                if num_steps < draft.num and (is_chained or not draft.is_over)
-            ]
+            self._take(wait, going_on)
+            going_on = [draft for draft in going_on if num_steps < draft.num and not draft.is_over]
             if not going_on:
                 break
             following = [
@@ -208,11 +273,8 @@ class DraftModel:
             ]
             for draft in going_on:
                 draft.num_run += 1
-            wait = self._step(following, going_on, num_steps, on_device=is_chained)
-            waits.append((wait, going_on))
+            wait = self._step(following, going_on, num_steps)
             num_steps += 1
-        for wait, chosen in waits:
-            self._take(wait, chosen)
         for draft in drafts:
             request = draft.request
             self.cache.take_back(request.id, len(request.token_ids) + draft.num_run)
@@ -232,11 +294,9 @@ class DraftModel:
         spans: Sequence[_Span],
         drafts: Sequence[_Draft],
         num_before: int = 0,
-        *,
-        on_device: bool = False,
     ) -> Callable[[], _Outcomes]:
         """Run the spans, of which the first ones are those of `drafts`, and draw behind these."""
-        logits = self.runner.run(_batch(spans, len(drafts), self.cache, on_device=on_device))
+        logits = self.runner.run(_batch(spans, len(drafts), self.cache))
         draws = [self._draw(draft, num_before) for draft in drafts]
         return sample_later(memory.rows(logits, 0, len(draws)), draws, self._drawing(logits.device))
 
@@ -275,6 +335,10 @@ class DraftModel:
             request.drafter.num_read = num_tokens
 
 
+def _passes_host(request: Request) -> bool:
+    return needs_host(request.params, request.matcher, request.rules)
+
+
 def _draft_of(request: Request, num: int) -> _Draft:
     matcher = request.matcher.copy() if request.matcher is not None else None
     return _Draft(request, num, matcher=matcher)
@@ -290,7 +354,7 @@ def _mask_for(mask: Int32s | None, num_logits: int) -> Int32s | None:
     return fitted
 
 
-def _batch(spans: Sequence[_Span], num_drawn: int, cache: KVCache, *, on_device: bool) -> Batch:
+def _batch(spans: Sequence[_Span], num_drawn: int, cache: KVCache) -> Batch:
     """The spans as one batch, with logits behind each of the first `num_drawn`."""
     tables = [np.array(cache.blocks(span.request.id), np.int32) for span in spans]
     block_tables = np.full((len(spans), max(map(len, tables))), -1, np.int32)
@@ -300,7 +364,7 @@ def _batch(spans: Sequence[_Span], num_drawn: int, cache: KVCache, *, on_device:
     rows: list[int] = []
     ends: list[int] = []
     for row, (span, table) in enumerate(zip(spans, tables, strict=True)):
-        ids = [0] if on_device else span.token_ids
+        ids = span.token_ids
         stop = span.start + len(ids)
         block_tables[row, : len(table)] = table
         token_ids += ids
@@ -315,5 +379,4 @@ def _batch(spans: Sequence[_Span], num_drawn: int, cache: KVCache, *, on_device:
         sequence_rows=np.array(rows, np.int32),
         block_tables=block_tables,
         logit_rows=np.array(ends[:num_drawn], np.int32),
-        ids_on_device=on_device,
     )

@@ -47,9 +47,12 @@ def load_draft_model(
         small = draft_config(arch, runner.config, runner.context_length, kv_tokens)
         drafting = load_runner(own, small, progress, seat=Seat(is_draft=True))
         cost = weight_bytes(own) / weight_bytes(file)
+    record = DraftRecord(costs_on(runner.config.device), cost, is_chained=drafting.runs_ahead)
+    placed = runner.token_ids, runner.drawn_rows
+    model = DraftModel(drafting, record, runner.vocab_size, config.launch_mode, *placed)
+    model.compile()
     runner.count_compiled()
-    record = DraftRecord(costs_on(runner.config.device), cost)
-    return DraftModel(drafting, record, runner.vocab_size, config.launch_mode)
+    return model
 
 
 def _require_as_many(path: str, num_tokens: int, num_own: int) -> None:

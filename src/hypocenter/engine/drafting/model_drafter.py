@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hypocenter.engine.drafting.drafter import Drafter, RowCosts, StepLoad
+from hypocenter.engine.grammar import Matcher
+from hypocenter.engine.token_rules import TokenRules
+from hypocenter.kernels.sampling.draw import has_penalties
+from hypocenter.settings.config import SamplingParams
 
 #: What is taken to be the share of right tokens before any was tried.
 _FIRST_ODDS = 0.6
@@ -21,6 +25,18 @@ _FIRST_LOSS, _CREDIT = 0.75, 1.5
 _WEIGHT, _WEIGHT_OF_OTHERS = 0.1, 0.02
 #: Steps that are looked back on, and how many are needed before they count.
 _NUM_TIMED, _FEWEST_TIMED = 15, 5
+#: Rounds that are looked back on; a guess counts as one of much work; no step costs nothing.
+_NUM_ROUNDS, _FAR, _LEAST_COST = 48, 8.0, 0.005
+
+
+def needs_host(params: SamplingParams, matcher: Matcher | None, rules: TokenRules | None) -> bool:
+    """Whether the host must see each token before the next one is drawn, as forms, penalties and
+    words to avoid demand, or lists biases beside it."""
+    return (
+        matcher is not None
+        or has_penalties(params)
+        or (rules is not None and (rules.needs_tokens or bool(rules.bias_ids.size)))
+    )
 
 
 class DraftRecord:
@@ -28,14 +44,19 @@ class DraftRecord:
 
     `cost` is that of one of its steps of a single row, where one of the model takes 1. Until some
     were timed it is `guessed_cost`. `gained` counts tokens, less what they cost, of all requests.
+
+    With `is_chained` most drafts are written without the host (`chain.py`). What that takes is seen
+    with the model's step alone, as one round.
     """
 
-    def __init__(self, costs: RowCosts, guessed_cost: float) -> None:
-        self.costs = costs
+    def __init__(self, costs: RowCosts, guessed_cost: float, *, is_chained: bool = False) -> None:
+        self.costs, self.is_chained = costs, is_chained
         self.odds, self.gained = _FIRST_ODDS, 0.0
         self._guessed_cost = guessed_cost
         self._own: deque[float] = deque(maxlen=_NUM_TIMED)
         self._of_model: deque[float] = deque(maxlen=_NUM_TIMED)
+        self._rounds: deque[tuple[float, float]] = deque(maxlen=_NUM_ROUNDS)
+        self._line: tuple[float, float] | None = None
 
     @property
     def cost(self) -> float:
@@ -43,13 +64,54 @@ class DraftRecord:
             return self._guessed_cost
         return statistics.median(self._own) / statistics.median(self._of_model)
 
+    @property
+    def awaits_steps(self) -> bool:
+        """Whether a round cannot be judged yet: too few steps without drafts were timed."""
+        return self.is_chained and len(self._of_model) < _FEWEST_TIMED
+
+    def prices(self, *, is_chained: bool) -> tuple[float, float]:
+        """What a round takes beside the model's step, whose unit is a step without drafts: apart
+        from all drafts, and for each step of a single row of the draft model."""
+        if not is_chained:
+            return self.costs.apart, self.cost
+        if self._line is None:
+            self._line = _line_through(self._rounds, self.costs.apart, self._guessed_cost)
+        return self._line
+
     def note_own(self, num_rows: int, seconds: float) -> None:
         """A step of the draft model took that."""
         self._own.append(seconds / self.costs.of(num_rows))
 
-    def note_step(self, num_rows: int, seconds: float) -> None:
-        """A step of the model took that, which was not launched ahead."""
-        self._of_model.append(seconds / (self.costs.of(num_rows) + self.costs.apart))
+    def note_step(self, num_rows: int, seconds: float, *, is_ahead: bool = False) -> None:
+        """A step of the model took that, which was launched ahead or was not."""
+        apart = 0.0 if is_ahead else self.costs.apart
+        self._of_model.append(seconds / (self.costs.of(num_rows) + apart))
+
+    def note_round(self, num_rows: int, work: float, seconds: float) -> None:
+        """A round took that: steps of the draft model, in steps of a single row, and one of the
+        model of so many rows."""
+        if len(self._of_model) >= _FEWEST_TIMED:
+            unit = statistics.median(self._of_model)
+            self._rounds.append((work, seconds / unit - self.costs.of(num_rows)))
+            self._line = None
+
+
+def _line_through(
+    rounds: Iterable[tuple[float, float]], apart: float, cost: float
+) -> tuple[float, float]:
+    """Where the line through medians of equal work begins, and how it rises. What is guessed counts
+    as two rounds, so that it says the slope while all rounds are alike."""
+    by_work: dict[float, list[float]] = {}
+    for work, taken in rounds:
+        by_work.setdefault(round(work, 2), []).append(taken)
+    points = [(0.0, apart, 1.0), (_FAR, apart + _FAR * cost, 0.25)]
+    points += [(work, statistics.median(some), len(some)) for work, some in by_work.items()]
+    weight = sum(w for _, _, w in points)
+    x = sum(w * x for x, _, w in points) / weight
+    y = sum(w * y for _, y, w in points) / weight
+    spread = sum(w * (at - x) ** 2 for at, _, w in points)
+    slope = max(sum(w * (at - x) * (of - y) for at, of, w in points) / spread, _LEAST_COST)
+    return max(y - slope * x, 0.0), slope
 
 
 class ModelDrafter(Drafter):
@@ -59,7 +121,16 @@ class ModelDrafter(Drafter):
     the `num_begun` of an answer that was begun elsewhere, are no loss: it reads them once.
     """
 
-    def __init__(self, max_drafts: int, record: DraftRecord, num_begun: int = 0) -> None:
+    def __init__(
+        self,
+        max_drafts: int,
+        record: DraftRecord,
+        num_begun: int = 0,
+        *,
+        passes_host: bool = False,
+    ) -> None:
+        """`passes_host`: each of its drafts does, as `needs_host` has it."""
+        self._is_chained = record.is_chained and not passes_host
         credit = min(max(record.gained, 0.0), _CREDIT)
         super().__init__(max_drafts, record.costs, _FIRST_LOSS + credit)
         self._record, self._num_begun = record, num_begun
@@ -68,6 +139,8 @@ class ModelDrafter(Drafter):
 
     def num_to_write(self, num_tokens: int, num_output: int, most: int, load: StepLoad) -> int:
         """How many tokens to write behind `num_tokens`, `num_output` of which are the answer."""
+        if self._record.awaits_steps:
+            return 0
         most = min(most, self._max_drafts)
         num_unread = self._num_unread(num_tokens, num_output)
 
@@ -107,5 +180,6 @@ class ModelDrafter(Drafter):
         # The first step reads what is new, too: the last token, and what came before it.
         written = costs.of(num_writing - 1 + max(num_unread, 1))
         written += (num - 1) * costs.of(num_writing)
-        more = max(rows, 0.0) + costs.apart + self._record.cost * written
+        apart, cost = self._record.prices(is_chained=self._is_chained)
+        more = max(rows, 0.0) + apart + cost * written
         return more * load.num_answers / (alone * num_writing)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from hypocenter.base.dtypes import Int32s
 from hypocenter.base.errors import GrammarError, NoTokenLeft
 from hypocenter.engine.batch import Chunk
+from hypocenter.engine.drafting.ahead import NOTHING, WrittenDrafts
 from hypocenter.engine.drafting.draft_model import DraftModel
 from hypocenter.engine.drafting.drafter import NgramDrafter, StepLoad
 from hypocenter.engine.drafting.model_drafter import ModelDrafter
@@ -37,11 +38,13 @@ def with_drafts(
     num_rows = sum(chunk.num_tokens for chunk in chunks)
     num_answers = sum(chunk.is_answer for chunk in chunks)
     left = min(num_tokens, num_drawn - sum(chunk.num_drawn for chunk in chunks))
-    written = {} if model is None else _write_ahead(chunks, model, cache, left, num_rows)
+    written = NOTHING
+    if model is not None:
+        written = _write_ahead(chunks, model, cache, left, num_rows)
     found = []
     for chunk in chunks:
         load = StepLoad(num_rows, num_answers)
-        tried = _with_drafts(chunk, cache, left, load, written.get(chunk.request.id, ()))
+        tried = _with_drafts(chunk, cache, left, load, written)
         left -= len(tried.drafts)
         num_rows += len(tried.drafts)
         found.append(tried)
@@ -54,7 +57,7 @@ def _may_try(chunk: Chunk) -> bool:
 
 def _write_ahead(
     chunks: list[Chunk], model: DraftModel, cache: KVCache, most: int, num_rows: int
-) -> dict[int, list[int]]:
+) -> WrittenDrafts:
     """What the draft model writes for each request that tries tokens, by its id."""
     answers = [chunk for chunk in chunks if _may_try(chunk)]
     load = StepLoad(num_rows, sum(chunk.is_answer for chunk in chunks), max(len(answers), 1))
@@ -84,23 +87,26 @@ def _will_try(request: Request, load: StepLoad) -> bool:
 
 
 def _with_drafts(
-    chunk: Chunk, cache: KVCache, most: int, load: StepLoad, written: Sequence[int]
+    chunk: Chunk, cache: KVCache, most: int, load: StepLoad, written: WrittenDrafts
 ) -> Chunk:
     request, drafter = chunk.request, chunk.request.drafter
     if drafter is None or not _may_try(chunk):
         return chunk
     most = min(most, request.room_for_drafts, cache.num_tokens_that_fit(request.id))
-    drafts = list(written[:most])
+    ahead, num_ahead = written.ahead, 0
+    drafts = written.ids.get(request.id, [])[:most]
+    if ahead is not None and (num_ahead := min(ahead.num_of(request.id), most)):
+        drafts = [0] * num_ahead  # not known yet
     if isinstance(drafter, NgramDrafter):
         drafts = drafter.propose(request.token_ids, len(request.output_ids), most, load)
     if not drafts:
         return chunk
-    drafts, masks = _leave_out(request, drafts)
+    drafts, masks = (_mask_all if num_ahead else _leave_out)(request, drafts)
     if not drafts:
         return chunk
     cache.append(request.id, len(drafts))
     drafter.begin(len(drafts), load)
-    return chunk.trying(drafts, masks)
+    return chunk.trying(drafts, masks, ahead if num_ahead else None)
 
 
 def _leave_out(request: Request, drafts: list[int]) -> tuple[list[int], _Masks]:
@@ -132,6 +138,19 @@ def _leave_out(request: Request, drafts: list[int]) -> tuple[list[int], _Masks]:
         except GrammarError:
             break
     return drafts[: max(len(masks) - 1, 0)], masks
+
+
+def _mask_all(request: Request, drafts: list[int]) -> tuple[list[int], _Masks]:
+    """Drafts that nobody has seen, and what may come before each and after the last one, which
+    hangs on no token. One that may not come, or that ends the answer, is seen to be wrong, or to
+    end it, like any other."""
+    masks: _Masks = []
+    for number in range(len(drafts) + 1):
+        num_output, mask = len(request.output_ids) + number, None
+        if request.rules is not None:
+            mask = request.rules.mask(request.output_ids, num_output, None)
+        masks.append(mask)
+    return drafts, masks
 
 
 def _mask(request: Request, output_ids: Sequence[int], form: Int32s | None) -> Int32s | None:

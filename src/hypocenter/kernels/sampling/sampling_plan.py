@@ -21,6 +21,7 @@ from hypocenter.device.op import Op
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.kernels.mark import mark
 from hypocenter.kernels.sampling.draw import (
+    Ids,
     TokenChoice,
     has_penalties,
     masks_of,
@@ -60,6 +61,9 @@ _ADD_BIASES = Op(BIAS, gpu="sampling.sampling_launches_gpu.launch_bias")
 
 #: Whether tokens are searched for by count, and by mass; blocks of context, and of biases.
 _Filters = tuple[bool, bool, int, int]
+#: What decides which kernels a choice takes: its filters, None for a greedy one, and whether some
+#: of its rows have masks.
+ChoiceKind = tuple[_Filters | None, bool]
 
 
 class DeviceSampler:
@@ -111,39 +115,72 @@ class DeviceSampler:
 
         It is one copy to the host, and the next choice may begin before it is waited for.
         """
+        self.launch(logits, draws)
+        outcomes = copies.to_host_later(self._buffers["outcomes"], len(draws))
+        return lambda: [(int(token_id), int(num_bad)) for token_id, num_bad in outcomes()]
+
+    def launch(self, logits: Tensor, draws: Sequence[TokenChoice]) -> None:
+        """Choose; the ids lie in `next_ids` alone."""
         self._filled.clear()
         plan = self.plan(logits, draws)
         if self._filled:
             current().record_step(plan, self._filled, is_new=False)
         plan.run()
         self._ran.update(dict.fromkeys(plan.kernels))
-        outcomes = copies.to_host_later(self._buffers["outcomes"], len(draws))
-        return lambda: [(int(token_id), int(num_bad)) for token_id, num_bad in outcomes()]
 
     def plan(self, logits: Tensor, draws: Sequence[TokenChoice]) -> Plan:
         """The plan that chooses for `draws`, whose settings are copied to its buffers."""
-        contexts = [
-            (draw.context_ids, draw.output_counts)
-            for draw in draws
-            if has_penalties(draw.params) and draw.context_ids.size
-        ]
-        num_biases = [draw.bias_ids.size for draw in draws]
-        is_greedy = all(draw.params.temperature == 0 for draw in draws)
-        if is_greedy and not contexts and not any(num_biases):
-            filters: _Filters | None = None
-        else:
-            self._make_room(sum(ids.size for ids, _ in contexts), sum(num_biases))
+        filters, is_masked = kind = self.kind_of(draws)
+        if filters is not None:
+            num_context = sum(ids.size for ids, _ in _contexts(draws))
+            self._make_room(num_context, sum(draw.bias_ids.size for draw in draws))
             self._fill(draws)
-            longest = max((ids.size for ids, _ in contexts), default=0)
-            params = [draw.params for draw in draws]
-            by_mass = any(param.temperature and param.top_p < 1 for param in params)
-            by_count = by_mass or any(not param.temperature or param.top_k for param in params)
-            filters = (by_count, by_mass, _num_blocks(longest), _num_blocks(max(num_biases)))
-        is_masked = self._put_masks(draws)
-        key = (logits.address, len(draws), filters, is_masked)
+        if is_masked:
+            self._put_masks(draws)
+        return self.plan_of(logits, len(draws), kind)
+
+    def kind_of(self, draws: Sequence[TokenChoice]) -> ChoiceKind:
+        """Which kernels choose for `draws`; nothing is copied."""
+        contexts = _contexts(draws)
+        most_biases = max((draw.bias_ids.size for draw in draws), default=0)
+        is_masked = any(draw.mask is not None for draw in draws)
+        params = [draw.params for draw in draws]
+        is_greedy = all(param.temperature == 0 for param in params)
+        if is_greedy and not contexts and not most_biases:
+            return None, is_masked
+        longest = max((ids.size for ids, _ in contexts), default=0)
+        by_mass = any(param.temperature and param.top_p < 1 for param in params)
+        by_count = by_mass or any(not param.temperature or param.top_k for param in params)
+        return (by_count, by_mass, _num_blocks(longest), _num_blocks(most_biases)), is_masked
+
+    def plan_of(self, logits: Tensor, num_rows: int, kind: ChoiceKind) -> Plan:
+        """The plan of a kind of choice, for whose settings there is room."""
+        key = (logits.address, num_rows, *kind)
         if key not in self._plans:
-            self._plans[key] = self._make(logits, len(draws), filters, is_masked)
+            self._plans[key] = self._make(logits, num_rows, *kind)
         return self._plans[key]
+
+    def buffers_for(self, num_rows: int, kind: ChoiceKind) -> tuple[Tensor | None, Tensor | None]:
+        """The settings and the masks that the first `num_rows` rows are chosen by: i64 [num_rows,
+        8], the last column the bits of the random number, and i32 [num_rows, num_words]. None for
+        what that kind of choice, which is without context and biases, does not read."""
+        filters, is_masked = kind
+        settings = masks = None
+        if filters is not None:
+            self._make_room(0, 0)
+            settings = memory.rows(self._buffers["settings"], 0, num_rows)
+        if is_masked:
+            masks = memory.rows(self._masks(), 0, num_rows)
+        return settings, masks
+
+    def settings_of(
+        self, draws: Sequence[TokenChoice]
+    ) -> list[tuple[Tensor, np.ndarray[Any, Any]]]:
+        """The buffer of settings and what it holds where a device has put the draws' random numbers
+        there; nothing where there is none."""
+        if "settings" not in self._buffers:
+            return []
+        return [(self._buffers["settings"], _settings(draws))]
 
     def free(self) -> None:
         """Give the buffers back; the sampler is of no use afterwards."""
@@ -194,8 +231,7 @@ class DeviceSampler:
         return {name: self._tensor(name, dtype, room) for name, dtype in dtypes.items()}
 
     def _fill(self, draws: Sequence[TokenChoice]) -> None:
-        settings = np.array([settings_of(draw) for draw in draws], np.float64)
-        self._put(self._buffers["settings"], settings.view(np.int64))
+        self._put(self._buffers["settings"], _settings(draws))
         penalised = [draw if has_penalties(draw.params) else None for draw in draws]
         sizes = [0 if draw is None else draw.context_ids.size for draw in penalised]
         starts = np.cumsum([0, *sizes], dtype=np.int32)
@@ -211,19 +247,20 @@ class DeviceSampler:
             biases = np.concatenate([draw.biases for draw in draws])
             self._put(self._biases["biases"], biases.view(np.int64))
 
-    def _put_masks(self, draws: Sequence[TokenChoice]) -> bool:
-        """Copy the masks to their buffer; False where no draw has one.
+    def _put_masks(self, draws: Sequence[TokenChoice]) -> None:
+        """Copy the masks to their buffer.
 
         They are not recorded: with 16 kB a row they would push the steps before out of the ring.
         """
         masks = masks_of(draws, self.vocab_size)
-        if masks is None:
-            return False
+        assert masks is not None
+        copies.to_device(self._masks(), masks)
+
+    def _masks(self) -> Tensor:
         if "masks" not in self._buffers:
             shape = (self.max_rows, num_mask_words(self.vocab_size))
             self._buffers["masks"] = self._tensor("masks", DType.I32, *shape)
-        copies.to_device(self._buffers["masks"], masks)
-        return True
+        return self._buffers["masks"]
 
     def _put(self, tensor: Tensor, values: np.ndarray[Any, Any]) -> None:
         self._filled.append((tensor, values))
@@ -264,6 +301,20 @@ class DeviceSampler:
             plan.name += ", masked"
         plan.set_mode(self._mode)
         return plan
+
+
+def _settings(draws: Sequence[TokenChoice]) -> np.ndarray[Any, Any]:
+    """Bits of float64, i64 [num_draws, 8]."""
+    return np.array([settings_of(draw) for draw in draws], np.float64).view(np.int64)
+
+
+def _contexts(draws: Sequence[TokenChoice]) -> list[tuple[Ids, Ids]]:
+    """Tokens and counts of the draws that depend on those before them."""
+    return [
+        (draw.context_ids, draw.output_counts)
+        for draw in draws
+        if has_penalties(draw.params) and draw.context_ids.size
+    ]
 
 
 def draws_of_all_forms(vocab_size: int) -> list[TokenChoice]:

@@ -14,9 +14,16 @@ from hypocenter.device.launch import Launch
 from hypocenter.device.offline.abstract import AbsentGroup, AbstractGpu, specimens
 from hypocenter.device.offline.specimen import Specimen
 from hypocenter.device.peers import Lane, LaneKind, StopWord
-from hypocenter.device.plan import Plan
+from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.kernels.collective.peer_sum import LANES, PeerSum
 from hypocenter.kernels.experts.choice import ExpertChoice
+from hypocenter.kernels.sampling.drafting import (
+    ChainState,
+    StepTensors,
+    advance_drafts,
+    place_drafts,
+    take_masks,
+)
 from hypocenter.kernels.sampling.sampling_plan import DeviceSampler, draws_of_all_forms
 from hypocenter.kernels.weights.gpu_layout import UNITS
 from hypocenter.model.facts.architecture import Architecture, Rope
@@ -155,6 +162,7 @@ def vendor_specimens(vendor: str) -> Iterator[Specimen]:
     yield from of_model("gemma2", DType.Q8_0, DType.F16, caps, num_tokens=huge, attention="parts")
     yield from _of_sampling(vendor, 32, 128256, "sampling")
     yield from _of_sampling(vendor, *_HUGE)
+    yield from _of_drafts(vendor)
 
 
 def _of_mixtures(vendor: str) -> Iterator[Specimen]:
@@ -461,6 +469,29 @@ def sampling_plans(vendor: str, num_rows: int, vocab_size: int) -> list[Plan]:
 def _of_sampling(vendor: str, num_rows: int, vocab_size: int, label: str) -> list[Specimen]:
     plans = sampling_plans(vendor, num_rows, vocab_size)
     return [specimen for plan in plans for specimen in specimens(plan.launches, label)]
+
+
+def _of_drafts(vendor: str) -> list[Specimen]:
+    """What runs between the steps of a draft model, behind greedy choices and others, and what
+    puts its tokens into a step."""
+    gpu, most, rows, words = AbstractGpu(vendor), 7, 32, 4008
+    devices.use_backend(gpu)
+
+    def ids(*shape: int) -> Tensor:
+        return allocate_undefined("ids", DType.I32, shape, gpu.name)
+
+    builder = PlanBuilder(rows, gpu.name)
+    state = ChainState(ids(1), ids(rows), ids(rows), ids(most, 2 * rows), ids(most, rows))
+    names = ("token_ids", "positions", "slots", "sequence_rows", "logit_rows")
+    of_tokens = {name: ids(rows) for name in names}
+    for settings in (allocate_undefined("settings", DType.I64, (rows, 8), gpu.name), None):
+        step = StepTensors(
+            **of_tokens, counts=ids(2), block_tables=ids(rows, 512), settings=settings
+        )
+        advance_drafts(builder, state, step, num_rows=rows, block_size=16)
+    take_masks(builder, state.link, ids(most * rows, words), ids(rows, words))
+    place_drafts(builder, ids(64), state.drafts, ids(64), ids(64), num_ids=128256)
+    return specimens(builder.launches, "drafts")
 
 
 def form_of(specimen: Specimen) -> tuple[object, ...]:
