@@ -72,7 +72,7 @@ def judged(
     claims = [_claims(root, truth, guilty, changed) for root in roots]
     if not has_fix:
         claims = [{**one, "fix": Claim.RIGHT} for one in claims]
-    if any(Claim.WRONG in one.values() for one in claims) or not truth.is_seen:
+    if any(Claim.WRONG in one.values() for one in claims) or not truth.causes:
         says = Says.FALSE
     else:
         says = Says.VAGUE if Claim.MISSING in claims[0].values() else Says.RIGHT

@@ -268,7 +268,7 @@ def read(file: Path, folder: Path = FOLDER) -> Program:
     return Program(
         name=file.stem,
         file=file,
-        truth=Truth(**told, fix=fix),
+        truth=Truth(**told, fix=fix, undecided=table.get("undecided", "")),
         platforms=_CARD if needs_gpu else frozenset({Platform.CPU, Platform.CARD}),
         options=tuple(table.get("options", _SUSPECT if is_healthy else ("--again",))),
         beside=table.get("beside", ""),
@@ -282,7 +282,7 @@ def read(file: Path, folder: Path = FOLDER) -> Program:
 _KEYS = frozenset(
     {
         "causes", "kernels", "arguments", "lines", "fix", "never", "options", "needs_gpu",
-        "beside", "fix_old", "fix_new", "is_recorded_on_cpu",
+        "beside", "fix_old", "fix_new", "is_recorded_on_cpu", "undecided",
     }
 )  # fmt: skip
 

@@ -77,8 +77,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         """Whether all is told of a fault, and nothing of what is none."""
         if self.role is not Role.FAULT:
             return not self.is_alarm
-        wanted = Says.RIGHT if self.is_seen else Says.SILENT
-        return self.says == wanted and not self.problems
+        wanted = {Says.RIGHT} if self.is_seen else {Says.SILENT, Says.RIGHT}
+        return self.says in wanted and not self.problems
 
     def with_verdict(self, verdict: Verdict, *, is_seen: bool = True) -> Row:
         claims = {name: claim.value for name, claim in verdict.claims.items()}

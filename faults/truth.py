@@ -60,7 +60,8 @@ class Truth:
     It names one of `causes`; without any nothing may be named. The kernel is one of `kernels`, as
     its launch or its function is called; a name that ends with `_` is how those of a compiler
     begin, and an empty one stands for no kernel. The argument is one of `arguments`, by contract
-    or source. `lines` are texts of which one stands in the guilty line.
+    or source. `lines` are texts of which one stands in the guilty line. `undecided` says why no
+    record can prove any of it, where that is so: silence is right then, too.
     """
 
     causes: tuple[str, ...] = ()
@@ -68,11 +69,12 @@ class Truth:
     arguments: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     fix: Fix = field(default_factory=Fix)
+    undecided: str = ""
 
     @property
     def is_seen(self) -> bool:
-        """Whether it is of a kind that a doctor looks for."""
-        return bool(self.causes)
+        """Whether it is of a kind that a doctor looks for, and can prove."""
+        return bool(self.causes) and not self.undecided
 
     def places(self, file: str, text: str, first_line: int = 1) -> Iterable[tuple[str, int]]:
         """File and line of the guilty lines in a text that begins with line `first_line`."""

@@ -600,6 +600,7 @@ def test_every_host_side_rung_is_needed() -> None:
         "core dump",
         "driver",
         "first of the numbers",
+        "halved elements",
         "unwritten reads",
         "failed comparison",
         "short operands",

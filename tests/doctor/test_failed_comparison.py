@@ -12,7 +12,7 @@ import pytest
 from recorded.program_launch import Launch
 
 from hypocenter.doctor.causes import Cause
-from hypocenter.doctor.diagnosis import Diagnosis
+from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.markdown import report_markdown
 from hypocenter.doctor.page.rest_section import how_it_showed
@@ -52,6 +52,7 @@ def examined(
     num_different: int = 4,
     others: tuple[tuple[int, int, int], ...] = (),
     wanted: int = RIGHT,
+    divisors: tuple[int, ...] = (),
 ) -> Diagnosis:
     """Of a program that ended because key[7, 1] is not as it wants; `others` are elements that
     differ as well, by their number, with what they hold and what is wanted."""
@@ -70,6 +71,7 @@ def examined(
         name="keys", dtype="I64", value=value, address=keys.address + 8 * 29,
         allocation=keys.allocation,
         others=tuple((keys.address + 8 * at, found) for at, found, _ in others),
+        divisors=divisors,
     )  # fmt: skip
     other = ComparedSide(
         name="want", dtype="I64", value=wanted, others=tuple((0, right) for _, _, right in others)
@@ -106,6 +108,7 @@ def test_the_launch_the_program_and_the_line_that_stored_it_are_told() -> None:
     told = " ".join(text.split())
     assert "4 of 32 elements differ, of which this is the first" in told
     assert "in program (7, 0, 0); its replay stores this number, too" in told
+    assert "it is want that says it is wrong" in told
     assert "is not proven" in told
     assert "FIX" not in text
     assert "**Look at.** keys" in report_markdown(result)
@@ -125,14 +128,15 @@ def test_of_a_number_that_the_replay_does_not_store_no_reason_is_told() -> None:
         f"its replay stores {WRAPPED} and not this number; what makes the difference is not known"
         in told
     )
+    assert "that says it is wrong" not in told
 
 
 ROW_5 = (21, 14135 * 151936 + 5 - (1 << 32), 14135 * 151936 + 5)
 
 
-def test_a_product_of_32_bits_is_proven_where_one_of_64_gives_what_is_wanted() -> None:
-    """Rows 5, 6 and 7 are beyond 2**31."""
-    result = examined(num_different=12, others=(ROW_5,))
+def test_a_product_of_32_bits_is_proven_where_the_program_takes_the_number_apart() -> None:
+    """Rows 5, 6 and 7 are beyond 2**31. The program divides the keys by the vocabulary."""
+    result = examined(num_different=12, others=(ROW_5,), divisors=(7, 151936))
     [root] = result.roots
     assert (root.cause, root.kernel, root.argument) == (Cause.OFFSET_OVERFLOW, "keys", "key_ptr")
     assert (root.line, root.expression) == (6, "(14130 + r) * vocab")
@@ -141,6 +145,7 @@ def test_a_product_of_32_bits_is_proven_where_one_of_64_gives_what_is_wanted() -
     [edit] = root.edits
     assert edit.new == "key = ((14130 + r).to(tl.int64)) * vocab + tok"
     assert "2 elements that were kept differ by multiples of 2**32" in root.proof.red
+    assert "the program takes keys apart again by 151936" in root.proof.red
     assert "changes 12 elements: as many as differ" in root.proof.green
     assert result.compared is not None
     assert "LOOK AT" not in report_text(result)
@@ -169,10 +174,39 @@ def test_a_product_of_32_bits_is_proven_where_one_of_64_gives_what_is_wanted() -
     ],
 )
 def test_a_product_that_does_not_explain_all_of_it_is_not_blamed(changed: dict[str, Any]) -> None:
-    given: dict[str, Any] = {"num_different": 12, "others": (ROW_5,)}
+    given: dict[str, Any] = {"num_different": 12, "others": (ROW_5,), "divisors": (151936,)}
     result = examined(**given | changed)
     assert result.roots == ()
     assert result.compared is not None
+
+
+@pytest.mark.parametrize("divisors", [(), (151935, 8)], ids=["none", "others"])
+def test_a_product_that_may_leave_32_bits_on_purpose_is_not_blamed(
+    divisors: tuple[int, ...],
+) -> None:
+    """What the comparison wants may be what is wrong, as beside a hash."""
+    result = examined(num_different=12, others=(ROW_5,), divisors=divisors)
+    assert result.roots == ()
+    [told] = [row for row in result.hypotheses if "failed comparison" in row.diagnostic]
+    assert (told.verdict, told.cause) == (Verdict.INCONCLUSIVE, Cause.OFFSET_OVERFLOW)
+    assert told.argument == "key_ptr"
+    why = "whether `(14130 + r) * vocab` is to leave 32 bits, as in a hash"
+    assert any(why in text for text in told.evidence)
+    text = " ".join(report_text(result).split())
+    assert "LOOK AT keys[7, 1] is" in text
+    assert "FIX" not in text
+
+
+@pytest.mark.parametrize("statement", ["assert same", "raise ValueError(keys)"])
+def test_an_assertion_over_no_launchs_results_is_said_to_be_the_programs(statement: str) -> None:
+    bundle = Launch(KEYS, {"tok_ptr": ("I32", (8, 4)), "key_ptr": ("I64", (8, 4))}).bundle()
+    fault = FaultRecord(
+        kind="error", message="keys", call=f"`{statement}`", is_statement=True,
+        site="program.py:50", is_asynchronous=False,
+    )  # fmt: skip
+    result = diagnose(msgspec.structs.replace(bundle, fault=fault), allow_source=True)
+    told = [gap for gap in result.unseen if gap.what == "what `assert same` at program.py:50 tests"]
+    assert bool(told) == (statement == "assert same")
 
 
 def test_of_two_stores_of_a_launch_the_later_one_is_named() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from faults.ablation import TESTED_ELSEWHERE
 from faults.judge import CLAIMS, VAGUE_CAUSE, Claim, judged, refuted
+from faults.row import Platform, Role, Row
 from faults.truth import FIX_OF, Fix, Truth
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.doctor import LADDER
@@ -71,6 +72,14 @@ def test_nothing_is_silent_and_what_is_no_fault_of_a_doctor_is_false_when_named(
     assert judged([], TRUTH, GUILTY).says == judged(None, TRUTH, GUILTY).says == "silent"
     assert judged([RIGHT], Truth()).says == "false"
     assert refuted(judged([RIGHT], TRUTH, GUILTY)).says == "false"
+
+
+def test_of_what_no_record_decides_silence_is_right_and_a_wrong_claim_is_false() -> None:
+    truth = Truth(causes=TRUTH.causes, lines=TRUTH.lines, undecided="only the program knows")
+    row = Row(collection="programs", name="row", platform=Platform.CPU, role=Role.FAULT)
+    for roots, says in (([], "silent"), ([RIGHT], "right"), ([RIGHT | {"line": 20}], "false")):
+        told = row.with_verdict(judged(roots, truth, GUILTY), is_seen=truth.is_seen)
+        assert (told.says, told.is_as_wanted) == (says, says != "false")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from recorded.bundles import Run
 from hypocenter.cli import app
 from hypocenter.cli.escalation import BLOCKING, WATCHED, Escalation, ExaminedRun, Way, with_site
 from hypocenter.doctor.causes import Cause
-from hypocenter.doctor.diagnosis import GpuSight, Proof, RootCause, Verdict
+from hypocenter.doctor.diagnosis import GpuSight, Proof, RootCause, Verdict, row
 from hypocenter.doctor.doctor import LADDER, diagnose
 from hypocenter.doctor.report_parts import headline
 from hypocenter.record import bundle as bundles
@@ -382,6 +382,33 @@ def test_the_way_that_can_tell_most_comes_first(
     monkeypatch.setattr("hypocenter.watch.sanitizers.memcheck", lambda: "/bin/true")
     Escalation(("true",), tmp_path, Deadlines()).run()
     assert made == ways
+
+
+@pytest.mark.parametrize("told_by", ["driver", "core dump", ""])
+def test_the_slow_tool_is_left_out_where_the_driver_has_told_of_a_kernel_of_another(
+    told_by: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of such a kernel the tool proves no cause, and its run takes as long as all others."""
+    made: list[str] = []
+    sight = GpuSight(source="dump", exception="illegal", kernel="copy")
+    told = row(Cause.ACCESS_OUTSIDE, Verdict.CONFIRMED, told_by, "outside", kernel="copy")
+    rows = (told.hypothesis,) if told_by else ()
+
+    def run_way(self: Escalation, way: Way) -> tuple[Ended, ExaminedRun]:
+        made.append(way.name)
+        is_driven = way.name == DRIVEN
+        run = examined("crash", sights=(sight,), hypotheses=rows if is_driven else ())
+        driver_run = DriverRun() if is_driven else None
+        return ended(), ExaminedRun(
+            msgspec.structs.replace(run.bundle, driver_run=driver_run), run.diagnosis
+        )
+
+    for name in (*BLOCKING, *WATCHED):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Escalation, "_run", run_way)
+    monkeypatch.setattr("hypocenter.watch.sanitizers.memcheck", lambda: "/bin/true")
+    Escalation(("true",), tmp_path, Deadlines()).run()
+    assert made == [AS_IT_IS, DRIVEN, *[CHECKED] * (told_by != "driver")]
 
 
 @pytest.mark.parametrize("left", [(), *((name,) for name in list(WAITED)[1:])])

@@ -219,3 +219,51 @@ def test_a_copy_is_followed_to_what_it_was_made_of(watched: Watched, text: str) 
 def test_what_is_no_copy_any_more_is_not_followed(watched: Watched, text: str) -> None:
     watched.given = "out"
     assert watched.run(text) is None
+
+
+_KEYS = "vocab = 7\nkeys, wanted = out.long(), want.long()\n"
+_COMPARED = "\nassert torch.equal(keys, wanted)"
+
+
+@pytest.mark.parametrize(
+    ("text", "divisors"),
+    [
+        ("rows, ids = keys // vocab, keys % vocab", (7,)),
+        ("again = keys.unique()\nlast = again[1:]\nrows, ids = last // 7, last % 7", (7,)),
+        ("rows, ids = divmod(keys.numpy(), vocab)", (7,)),
+        ("rows = torch.div(keys, vocab, rounding_mode='floor')\nids = keys.remainder(vocab)", (7,)),
+        ("rows, ids = wanted // vocab, wanted % vocab", ()),  # the other side is taken apart
+        ("rows, ids = keys // vocab, keys % 5", ()),
+        ("rows = keys // vocab", ()),
+        ("slots = keys % vocab", ()),
+        ("rows, ids = keys / vocab, keys % vocab", ()),
+        ("at = torch.arange(12)\nrows, ids = at // vocab, at % vocab", ()),
+        ("rows, ids = keys // unknown(), keys % unknown()", ()),
+    ],
+)
+def test_by_what_the_program_takes_a_side_apart_is_told(
+    watched: Watched, text: str, divisors: tuple[int, ...]
+) -> None:
+    text = text.replace("unknown()", "len('seven')")
+    told = watched.run(_KEYS + text + _COMPARED)
+    assert told is not None
+    keys, wanted = told["sides"]
+    assert keys.divisors == divisors
+    assert wanted.divisors == ((7,) if text.startswith("rows, ids = wanted") else ())
+
+
+def test_what_is_made_together_with_a_side_is_taken_apart_for_it(watched: Watched) -> None:
+    text = """
+def made(vocab):
+    keys = out.long()
+    return keys, keys.unique()
+wanted = want.long()
+for vocab in (7, 9):
+    keys, again = made(vocab)
+    rows, ids = again // vocab, again % vocab
+    if vocab > 7:
+        assert torch.equal(keys, wanted)
+"""
+    told = watched.run(text)
+    assert told is not None
+    assert told["sides"][0].divisors == (9,)

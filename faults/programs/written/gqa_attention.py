@@ -51,6 +51,7 @@ print("ok")
 # why = "The kv head is h // H_KV (4) and must be h // (H // H_KV) (2); heads 2..7 read the K and V of another group, all in bounds."
 # class = "wrong arithmetic"
 # sources = []
+# undecided = "Every head reads keys and values inside of their tensors; which ones it should read only the program's own expectation says."
 # symptom = "prints a difference per head, assert_close fails"
 # causes = [
 #   "index out of range",

@@ -48,6 +48,7 @@ print("ok")
 # why = "The strides of w are passed as (stride(1), stride(0)) for (sbk, sbn), so the kernel multiplies by the matrix that is not transposed; square, hence in bounds."
 # class = "wrong stride"
 # sources = []
+# undecided = "The matrix is square and read whole either way, so the strides are as well those of a product with the matrix itself; only the program's own expectation says which one is meant."
 # symptom = "prints max diff, AssertionError"
 # causes = ["wrong stride", "scalar out of range"]
 # kernels = ["matmul"]

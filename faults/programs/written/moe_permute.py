@@ -67,6 +67,7 @@ print("ok")
 # why = "counts is zeroed only when the router is made; from the second step on the old counts are added in, the offsets get too large and the gather finds stale entries and -1 in perm."
 # class = "uninitialised read"
 # sources = []
+# undecided = "Counters that go on from step to step are as often meant; only the program's own expectation, of which torch makes both sides, says that these are not."
 # symptom = "step 0 passes, AssertionError in step 1"
 # origin_kernel = "count_experts"
 # causes = [

@@ -55,6 +55,7 @@ print("ok")
 # why = "build_cu_seqlens stores the inclusive sums from place 0 on instead of from place 1, so every sequence is packed at the end of its own range and the last one has the range [22, 0)."
 # class = "off by one"
 # sources = []
+# undecided = "Every access is inside and every launch does what its text says; that the sums belong one place later only the program's own expectation says."
 # symptom = "prints cu_seqlens [5, 14, 16, 22, 0] and differences, AssertionError"
 # origin_kernel = "build_cu_seqlens"
 # causes = [

@@ -21,10 +21,11 @@ from hypocenter.base.wording import bare_name
 from hypocenter.cli.child_run import environment_of, exit_code, how, pass_on, say_armed
 from hypocenter.cli.output import say
 from hypocenter.coredump import rocm
-from hypocenter.doctor.diagnosis import Diagnosis, RunMade
+from hypocenter.doctor.diagnosis import Diagnosis, RunMade, Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.examining.time_limit import EXAMINE_SECONDS
 from hypocenter.doctor.report_parts import headline, run_text
+from hypocenter.doctor.rungs.driver.launches import NAME as DRIVER
 from hypocenter.doctor.rungs.driver.logged_launch import launch_text
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
@@ -150,6 +151,17 @@ class Escalation:
         sights = first.diagnosis.sights if first is not None else ()
         return any(sight.exception and sight.kernel and not sight.is_triton for sight in sights)
 
+    def _has_driver_claim(self) -> bool:
+        """Whether a run whose launches the driver told of has confirmed an access by that."""
+        return any(
+            run.bundle.driver_run is not None
+            and any(
+                told.verdict is Verdict.CONFIRMED and DRIVER in told.diagnostic
+                for told in run.diagnosis.hypotheses
+            )
+            for run in self._examined.values()
+        )
+
     def _ended_at_number(self) -> bool:
         """Whether the command, run as it is, found NaN or infinity itself and ended there."""
         first = self._examined.get(0)
@@ -189,6 +201,11 @@ class Escalation:
             return "compute-sanitizer is for GPUs of NVIDIA"
         if way.is_checked and sanitizers.memcheck() is None:
             return "compute-sanitizer is not on PATH"
+        if way.is_checked and self._other_stopped() and self._has_driver_claim():
+            return (
+                "the driver's record has the access already, and of a kernel that is none of "
+                "Triton's the tool proves no more"
+            )
         return ""
 
     def _run(self, way: Way) -> tuple[Ended, ExaminedRun | None]:

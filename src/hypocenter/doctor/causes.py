@@ -307,7 +307,7 @@ CAUSES: dict[Cause, CauseRow] = {
     ),
     Cause.OFFSET_OVERFLOW: CauseRow(
         symptoms=_OF_MEMORY, blames=Blame.KERNEL, untested=_REPLAY, tested_by=TestedBy.REPLAY,
-        clean="every offset is the same in 32 and in 64 bits",
+        clean="no address has left 32 bits that should not have",
     ),
     # -- of order
     Cause.USE_AFTER_FREE: CauseRow(symptoms=_OF_MEMORY, blames=Blame.FREE),

@@ -21,7 +21,20 @@ def compared_lines(found: FailedComparison) -> Iterator[str]:
                     f"{name}, to which {where} stores" for name, where in side.writer.fed_by
                 )
                 yield f"it reads {made}"
-    yield OPEN
+    yield _open_text(found)
+
+
+def _open_text(found: FailedComparison) -> str:
+    """What stays open; where one side is just what its launch makes of what it read, that it is the
+    program's other side which says that it is wrong."""
+    made = [side.writer is not None and side.writer.gives_it is True for side in found.sides]
+    if made.count(True) != 1:
+        return OPEN
+    other = found.sides[1 - made.index(True)]
+    return (
+        f"the launch makes this number of what it read, so it is {other.name} that says it is "
+        f"wrong; {OPEN}"
+    )
 
 
 def compared_text(found: FailedComparison) -> str:

@@ -56,6 +56,7 @@ from hypocenter.doctor.rungs.refusals import refusals
 from hypocenter.doctor.rungs.replays import replays
 from hypocenter.doctor.rungs.seen.card_hardware import card_hardware
 from hypocenter.doctor.rungs.seen.failed_comparison import failed_comparison
+from hypocenter.doctor.rungs.seen.halved_elements import halved_elements
 from hypocenter.doctor.rungs.seen.short_operands import short_operands
 from hypocenter.doctor.rungs.seen.stale_addresses import stale_addresses
 from hypocenter.doctor.rungs.seen.tuned_in_place import tuned_in_place
@@ -98,6 +99,7 @@ LADDER: dict[str, Rung] = {
     "hang": hang,
     "replay": replays,
     "tuned in place": tuned_in_place,
+    "halved elements": halved_elements,
     "unwritten reads": unwritten_reads,
     "failed comparison": failed_comparison,
     "short operands": short_operands,

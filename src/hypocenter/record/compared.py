@@ -17,6 +17,8 @@ class ComparedSide(msgspec.Struct, frozen=True, kw_only=True):
     the memory, where a launch was given it, else 0. Of whole numbers `others` are address and value
     of some more elements that differ, the same ones on both sides. Of float numbers `data` are the
     bytes of all elements, row by row; empty where they are many, or contents are not kept.
+    `divisors` are numbers by which the program takes the tensor apart again, or what it makes of
+    it: it computes both the quotient and the remainder.
     """
 
     name: str
@@ -26,6 +28,7 @@ class ComparedSide(msgspec.Struct, frozen=True, kw_only=True):
     allocation: int = 0
     others: tuple[tuple[int, int], ...] = ()
     data: bytes = b""
+    divisors: tuple[int, ...] = ()
 
 
 class ComparedUnequal(Event, frozen=True, kw_only=True, tag=True):

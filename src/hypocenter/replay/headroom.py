@@ -25,6 +25,7 @@ from hypocenter.replay.arguments import SPACE_BITS, Argument
 from hypocenter.replay.findings import Site
 from hypocenter.replay.sites import SiteValue, kernel_frames, state_of, values_at, wrap_site
 from hypocenter.replay.waiting import Polls
+from hypocenter.replay.wrapped import are_wrapped
 
 #: Most programs along each axis: CUDA's and HIP's limits.
 MAX_PROGRAMS = (2**31 - 1, 65535, 65535)
@@ -193,7 +194,11 @@ class _Probe:
         return np.array(np.broadcast_to(compare, pointers.shape))
 
     def _look(self, pointers: Array) -> None:
-        if self.exact is None or not (self.exact.values != pointers).any():
+        if self.exact is None:
+            return
+        exact = np.broadcast_to(self.exact.values, pointers.shape).reshape(-1)
+        flat = pointers.reshape(-1)
+        if not are_wrapped(flat, exact, self.exact.reduced, self._arguments, 1).any():
             return
         wrap = self.exact.wrap
         origin = wrap_site(wrap)

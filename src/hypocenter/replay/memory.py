@@ -31,6 +31,7 @@ from hypocenter.replay.sites import (
     wrap_site,
 )
 from hypocenter.replay.waiting import Polls
+from hypocenter.replay.wrapped import are_wrapped
 
 #: What is wrong at a lane, in words; its index in the tensor; its element number from the first.
 _Place = tuple[str, tuple[int, ...] | None, int | None]
@@ -279,7 +280,7 @@ class CheckedMemory:
             lanes = np.flatnonzero(active)
             flat = flat[lanes]
         if self.exact is not None:
-            flat, lanes = self._without_wrapped(operation, pointers, flat, lanes)
+            flat, lanes = self._without_wrapped(operation, pointers, flat, lanes, width)
         self.num_lanes += flat.size
         if not flat.size:
             return
@@ -296,14 +297,14 @@ class CheckedMemory:
             yield from self._inside(operation, shape, part, numbers[some], width, low, high)
 
     def _without_wrapped(
-        self, operation: str, pointers: Array, flat: Array, lanes: Array | None
+        self, operation: str, pointers: Array, flat: Array, lanes: Array | None, width: int
     ) -> tuple[Array, Array]:
         assert self.exact is not None
         wrap = self.exact.wrap
         exact = np.broadcast_to(self.exact.values, pointers.shape).reshape(-1)
         numbers = np.arange(flat.size) if lanes is None else lanes
         exact = exact[numbers]
-        bad = exact != flat
+        bad = are_wrapped(flat, exact, self.exact.reduced, self._arguments, width)
         if bad.any():
             origin = wrap_site(wrap)
             argument = self._arguments.get(int(exact[bad][0]) >> SPACE_BITS)

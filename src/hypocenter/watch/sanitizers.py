@@ -19,9 +19,10 @@ from hypocenter.watch.fault_text import MEMCHECK_NAME, num_heads_in, reports_in
 VARIABLES = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 _MAX_LOG_BYTES, _MAX_LOGS = 8 << 20, 64
 _LOG = "memcheck-"
-#: How long a command may take to end by itself, once the tool has told all that it tells. Where a
-#: launch has a million threads that stray, the tool goes on for a minute and more.
-LAST_SECONDS = 3.0
+#: How long a command may take to end by itself, once the tool has told all that it tells: how it
+#: ends is known from the run before. Where a launch has a million threads that stray, the tool goes
+#: on for a minute and more.
+LAST_SECONDS = 0.5
 
 
 def memcheck() -> str | None:

@@ -7,6 +7,7 @@ its bits, so that a memory can tell an address that wrapped. It runs no program.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ _Handle: Any = _interp.TensorHandle
 
 #: Steps after which is asked whether a program goes on, as a rule and where it is watched closely.
 STEPS_BETWEEN, STEPS_BETWEEN_CLOSE = 4096, 1
+#: Operations that make less of a number.
+_DIVIDING = frozenset({"create_ashr", "create_sdiv", "create_udiv"})
+_LEAVING = frozenset({"create_srem", "create_urem"})
 _NARROW = {np.dtype(kind): np.iinfo(kind) for kind in ("i1", "u1", "i2", "u2", "i4", "u4")}
 
 
@@ -36,12 +40,24 @@ class Wrap:
     type_name: str
 
 
+class Reduced(enum.Enum):
+    """What has made less of a number that had wrapped: a division or a shift, or a remainder."""
+
+    NOT = enum.auto()
+    QUOTIENT = enum.auto()
+    REMAINDER = enum.auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """What an integer, or an address, would be if none of its parts had wrapped."""
+    """What an integer, or an address, would be if none of its parts had wrapped.
+
+    `reduced` is what has made less of the number since, as a hash does, which wraps on purpose.
+    """
 
     values: Array  # int64 (addresses: uint64), broadcastable to the shape of the data
     wrap: Wrap
+    reduced: Reduced = Reduced.NOT
 
 
 class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
@@ -89,7 +105,8 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
         except TypeError:  # uint64 among them
             exact = operator(*(part.astype(np.int64) for part in known))
         if (exact != data.astype(np.int64, copy=False)).any():
-            result.exact = Exact(exact, _first_wrap(operands) or _here(result))
+            wrap = _first_wrap(operands) or _here(result)
+            result.exact = Exact(exact, wrap, _reduction_of(operands))
         return result
 
     def create_add(self, lhs: Any, rhs: Any) -> Any:
@@ -112,7 +129,8 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
             width = max(1, pointer.get_element_ty().primitive_bitwidth // 8)
             start = pointer.exact.values if hasattr(pointer, "exact") else pointer.data
             steps = offset.exact.values if hasattr(offset, "exact") else offset.data
-            result.exact = Exact(start + steps.astype(np.uint64) * np.uint64(width), wrap)
+            values = start + steps.astype(np.uint64) * np.uint64(width)
+            result.exact = Exact(values, wrap, _reduction_of((pointer, offset)))
         return result
 
     # -- numbers --------------------------------------------------------------------------------
@@ -243,7 +261,7 @@ def _carrying(name: str) -> Callable[..., Any]:
             exact = plain(self, *(_as_exact(arg) for arg in args))
             for part, known in zip(_tuple(result), _tuple(exact), strict=True):
                 if (known.data != part.data.astype(known.data.dtype)).any():
-                    part.exact = Exact(known.data, wrap)
+                    part.exact = Exact(known.data, wrap, _reduction_of(operands, name))
         return result
 
     return operation
@@ -300,7 +318,7 @@ def _create_splat(self: Builder, *args: Any) -> Any:
     for arg in args:
         if hasattr(arg, "exact"):
             value = np.broadcast_to(arg.exact.values.reshape(-1)[:1], result.data.shape)
-            result.exact = Exact(value, arg.exact.wrap)
+            result.exact = dataclasses.replace(arg.exact, values=value)
     return result
 
 
@@ -317,6 +335,17 @@ def _identity(values: Array, dtype: Any) -> Array:
 
 def _first_wrap(operands: Any) -> Wrap | None:
     return next((o.exact.wrap for o in operands if hasattr(o, "exact")), None)
+
+
+def _reduction_of(operands: Any, name: str = "") -> Reduced:
+    """How the result of an operation is reduced: a row and a column, which are quotient and
+    remainder of one number, are as a quotient together."""
+    known = {o.exact.reduced for o in operands if hasattr(o, "exact")} or {Reduced.NOT}
+    if name in _LEAVING or known == {Reduced.REMAINDER}:
+        return Reduced.REMAINDER
+    if Reduced.NOT in known:
+        return Reduced.QUOTIENT if name in _DIVIDING else Reduced.NOT
+    return Reduced.QUOTIENT
 
 
 def _here(result: Any) -> Wrap:

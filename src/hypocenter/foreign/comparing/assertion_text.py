@@ -25,6 +25,9 @@ _KEEPING = frozenset(
     | {"detach", "clone", "contiguous", "item"}
 )
 _LARGEST = frozenset({"abs", "max", "amax", "item", "float", "cpu", "detach"})
+#: Calls that divide whole numbers, and those that give what is left; `divmod` does both.
+_DIVIDING = frozenset({"floor_divide", "div", "divide", "divmod"})
+_LEAVING = frozenset({"remainder", "fmod", "mod", "divmod"})
 #: Of other sums of the differences it is not known what one element may be.
 _SUMMING = frozenset({"mean", "sum", "norm", "square", "pow", "sqrt"})
 _MAX_DEPTH, _MAX_LINES = 8, 20_000
@@ -48,11 +51,13 @@ class ComparedPair:
 @dataclass(frozen=True, slots=True)
 class Assertion:
     """A failed assertion: `lines` are its own and those of what it hangs on, `pairs` what was
-    compared there as far as the text tells. `origins` has by name what that is a copy of."""
+    compared there as far as the text tells. `origins` has by name what that is a copy of, and
+    `divisors` by which numbers the program takes apart what it names, or what it makes of that."""
 
     lines: frozenset[int]
     pairs: tuple[ComparedPair, ...]
     origins: Mapping[str, ast.expr]
+    divisors: Mapping[str, tuple[int | str, ...]]
 
 
 def assertion_at(file: str, line: int, is_module: Callable[[str], bool]) -> Assertion | None:
@@ -75,7 +80,13 @@ def assertion_at(file: str, line: int, is_module: Callable[[str], bool]) -> Asse
         test = node.test if isinstance(node, ast.Assert) else node.value
         pairs = tuple(reading.pairs_in(test, node.lineno, 0))
         reading.lines |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        return Assertion(frozenset(reading.lines), pairs, dict(reading.origins_of(pairs)))
+        names = {side.id for pair in pairs for side in _sides(pair) if isinstance(side, ast.Name)}
+        return Assertion(
+            lines=frozenset(reading.lines),
+            pairs=pairs,
+            origins=dict(reading.origins_of(pairs)),
+            divisors={name: tuple(_divisors_of(body, name)) for name in names},
+        )
     return None
 
 
@@ -113,7 +124,7 @@ class _Reading:
     def origins_of(self, pairs: Sequence[ComparedPair]) -> Iterator[tuple[str, ast.expr]]:
         """By name of a side the expression that it was made of by calls which keep elements."""
         for pair in pairs:
-            for side in map(base_of, (pair.one, pair.other)):
+            for side in _sides(pair):
                 made = (
                     self._assignment_of(side.id, pair.line) if isinstance(side, ast.Name) else None
                 )
@@ -209,6 +220,74 @@ class _Reading:
                 self.lines |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
                 return node
         return None
+
+
+def _sides(pair: ComparedPair) -> tuple[ast.expr, ast.expr]:
+    return base_of(pair.one), base_of(pair.other)
+
+
+def _divisors_of(body: list[ast.stmt], name: str) -> Iterator[int | str]:
+    """By what the scope both divides and takes the remainder of one expression that is made of
+    `name`, or was made together with it: numbers, or names of such."""
+    made = _names_made_of(body, name)
+    divided: set[tuple[str, str]] = set()
+    left: dict[tuple[str, str], ast.expr] = {}
+    for node in _nodes(body):
+        operands, divides, leaves = _division_in(node)
+        if len(operands) == 2 and _names_in(operands[0]) & made:
+            key = (ast.dump(operands[0]), ast.dump(operands[1]))
+            divided |= {key} if divides else set()
+            left |= {key: operands[1]} if leaves else {}
+    for key, divisor in left.items():
+        number = _number_in(divisor) if key in divided else None
+        if number is not None:
+            yield number if isinstance(number, str) else int(number)
+
+
+def _division_in(node: ast.AST) -> tuple[Sequence[ast.expr], bool, bool]:
+    """The operands of a division of whole numbers, and whether it gives quotient and remainder."""
+    if isinstance(node, ast.BinOp):
+        operands = node.left, node.right
+        return operands, isinstance(node.op, ast.FloorDiv), isinstance(node.op, ast.Mod)
+    if not isinstance(node, ast.Call):
+        return (), False, False
+    name = _name_of(node)
+    is_rounded = name not in ("div", "divide") or any(
+        keyword.arg == "rounding_mode" for keyword in node.keywords
+    )
+    given: Sequence[ast.expr] = node.args
+    if isinstance(node.func, ast.Attribute) and len(node.args) == 1:  # a method
+        given = [node.func.value, *node.args]
+    return given, name in _DIVIDING and is_rounded, name in _LEAVING
+
+
+def _names_made_of(body: list[ast.stmt], name: str) -> set[str]:
+    """The name itself, those that are bound together with it, and those that are made of them."""
+    made, before = {name}, set[str]()
+    while made != before:
+        before = set(made)
+        for node in _nodes(body):
+            for target, value in _bindings(node):
+                bound = _names_in(target)
+                if name in bound or _names_in(value) & made:
+                    made |= bound
+    return made
+
+
+def _bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What an assignment binds, and to what; element by element where both are written out."""
+    if not isinstance(node, ast.Assign):
+        return
+    for target in node.targets:
+        value = node.value
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            yield from zip(target.elts, value.elts, strict=False)
+        else:
+            yield target, value
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    return {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
 
 
 def _name_of(call: ast.Call) -> str:

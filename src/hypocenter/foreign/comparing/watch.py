@@ -180,6 +180,9 @@ class Comparisons:
         if expression is None:
             return side
         named = msgspec.structs.replace(side, name=ast.unparse(expression))
+        numbers = (_number(frame, divisor) for divisor in found.divisors.get(named.name, ()))
+        divisors = tuple(int(number) for number in numbers if number)
+        named = msgspec.structs.replace(named, divisors=divisors)
         origin = found.origins.get(named.name)
         is_copy = origin is not None and not side.allocation
         tensor: Any = _tensor_of(frame, origin) if is_copy and origin is not None else None

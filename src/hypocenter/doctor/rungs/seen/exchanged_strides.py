@@ -24,17 +24,18 @@ from hypocenter.doctor.diagnosis import Claim, LastWriter, Proof, RootCause, Ver
 from hypocenter.doctor.edits.factor_text import factors_at
 from hypocenter.doctor.kernel_text import Access, accesses
 from hypocenter.doctor.rungs.seen.compared_numbers import StoredSide, stored_side
+from hypocenter.doctor.rungs.seen.touched import touches_of
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.compared import ComparedUnequal
 from hypocenter.record.events import TensorRecord
 from hypocenter.record.gap import Gap
-from hypocenter.replay.terms import KernelText, Schedule, SeenReplay
+from hypocenter.replay.terms import KernelText
 
 NAME = "failed comparison"
 #: Pairs that are tried, each by a replay, and seconds for all of them.
 MAX_TRIES, SECONDS = 24, 10.0
-#: Seconds of a replay that counts what is touched, and elements that are counted.
-_COUNT_SECONDS, _MAX_COUNTED = 4.0, 1 << 20
+#: Elements that are counted.
+_MAX_COUNTED = 1 << 20
 
 
 #: Two numbers of a launch, by the names under which they were passed.
@@ -155,32 +156,10 @@ def _touched_elements(
     case: Case, use: LaunchMade, parameter: str, given: dict[str, int]
 ) -> tuple[Array, Array] | None:
     """Elements from the tensor's start that a whole replay touches, and how often each."""
-    from hypocenter.replay.census import Census
-    from hypocenter.replay.recorded import replay_place
-
-    if use.place is None:
+    found = touches_of(case, use, parameter, given)
+    if found is None:
         return None
-    census = Census()
-    report = replay_place(
-        case.index,
-        use.place,
-        corrections=given,
-        text=KernelText(case.allow_source),
-        schedule=Schedule(budget_seconds=_COUNT_SECONDS),
-        seen=SeenReplay(census=census),
-    )
-    argument = next((a for a in census.arguments if a.name == parameter), None)
-    if argument is None or report.findings or not report.coverage.is_complete:
-        return None
-    lanes = [
-        access.pointers[access.active]
-        for access in census.accesses.values()
-        if census.aims_at(access) == parameter
-    ]
-    if not census.is_whole or not lanes:
-        return None
-    offsets = (np.concatenate(lanes) - np.uint64(argument.address)).view(np.int64)
-    return np.unique(offsets // argument.item_bytes, return_counts=True)
+    return np.unique(found.offsets // found.item_bytes, return_counts=True)
 
 
 def _comparison_text(event: ComparedUnequal, side: StoredSide) -> str:

@@ -43,6 +43,7 @@ def failed_comparison(case: Case) -> list[Claim]:
     """Leaves the comparison with the case; a claim where one change of the kernel takes it away."""
     events = case.index.events_of(ComparedUnequal)
     if not events or case.bundle.fault.kind != "error":
+        _tell_of_assertion(case)
         return []
     event = events[-1]
     one, other = (_element(case, event, side) for side in event.sides)
@@ -61,6 +62,20 @@ def failed_comparison(case: Case) -> list[Claim]:
         is_first=event.is_first,
     )
     return [claim] if claim is not None else []
+
+
+def _tell_of_assertion(case: Case) -> None:
+    """That an assertion ended the program, and that it compares no launch's results."""
+    fault = case.bundle.fault
+    is_assertion = fault.is_statement and fault.call.startswith("`assert ")
+    is_proven = any(claim.root is not None for claim in case.claims)
+    if case.is_foreign and is_assertion and not is_proven:
+        why = (
+            "its text compares nothing that a recorded launch stored as it stands, so the program "
+            "alone says that it is wrong"
+        )
+        at = f" at {fault.site}" if fault.site else ""
+        case.leave_unseen(Gap.not_examined(f"what {fault.call}{at} tests", why))
 
 
 def _element(case: Case, event: ComparedUnequal, side: ComparedSide) -> ComparedElement:

@@ -18,7 +18,7 @@ from hypocenter.base.errors import HypoError
 from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
-from hypocenter.doctor.diagnosis import Claim, LastWriter, Proof, RootCause, proven
+from hypocenter.doctor.diagnosis import Claim, LastWriter, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.edits.width_text import float_edits
 from hypocenter.doctor.mask_text import MaskEdit
 from hypocenter.doctor.rungs.replaying.trials import edits_of
@@ -78,8 +78,6 @@ def _by_replay(case: Case, event: ComparedUnequal, side: StoredSide) -> Claim | 
         if made is None:
             return None
         repaired = made
-    if not side.wrong_ones_change(before, repaired):
-        return None  # infinity leads to none of them, or not to all
     fitting: list[tuple[str, MaskEdit]] = []
     for number, (parameter, edit) in enumerate(_edits(case, side.use, source)):
         if number >= MAX_TRIES or time.monotonic() > stop:
@@ -89,6 +87,8 @@ def _by_replay(case: Case, event: ComparedUnequal, side: StoredSide) -> Claim | 
             fitting.append((parameter, edit))
     if len(fitting) != 1:
         return None
+    if not side.wrong_ones_change(before, repaired):
+        return _unproven(event, side, before.steps[0], *fitting[0])
     return _claim(case, event, side, before.steps[0], *fitting[0])
 
 
@@ -101,6 +101,39 @@ def _edits(case: Case, use: LaunchMade, source: SourceRecord) -> Iterator[tuple[
                 yield parameter, edit
 
 
+def _found_text(event: ComparedUnequal, side: StoredSide, step: NumberStep) -> str:
+    one, other = event.sides
+    at = f"[{', '.join(map(str, event.index))}]" if event.index else ""
+    return (
+        f"{event.compared_at}: {one.name}{at} is {one.value:.6g} and {other.name}{at} "
+        f"{other.value:.6g}; the replay of {side.use.where} stores what was found in every "
+        f"element, and {_place_text(step)} gives {step.value} in program {step.program}"
+    )
+
+
+def _place_text(step: NumberStep) -> str:
+    site = step.sites[-1]
+    return f"`{site.expression}` at {site.file}:{site.line}"
+
+
+def _unproven(
+    event: ComparedUnequal, side: StoredSide, step: NumberStep, parameter: str, edit: MaskEdit
+) -> Claim:
+    """The infinity is there, and leads to none of the wrong elements, or not to all of them."""
+    return row(
+        Cause.NONFINITE_VALUE,
+        Verdict.INCONCLUSIVE,
+        NAME,
+        _found_text(event, side, step),
+        f"with `{edit.now}` in line {edit.line} nothing becomes infinite, and each element "
+        "satisfies the comparison; but some wrong elements do not hang on the infinity, so "
+        "rounding may be what is wrong with them",
+        would_refute="a wrong element that stays wrong with that load in float32",
+        kernel=side.use.launch.kernel,
+        argument=parameter,
+    )
+
+
 def _claim(
     case: Case,
     event: ComparedUnequal,
@@ -109,11 +142,8 @@ def _claim(
     parameter: str,
     edit: MaskEdit,
 ) -> Claim:
-    use, site = side.use, step.sites[-1]
+    use, where = side.use, _place_text(step)
     source = case.sources[use.launch.source]
-    one, other = event.sides
-    at = f"[{', '.join(map(str, event.index))}]" if event.index else ""
-    where = f"`{site.expression}` at {site.file}:{site.line}"
     root = RootCause(
         cause=Cause.NONFINITE_VALUE,
         sentence=f"{use.launch.kernel}: {where} gives {step.value} of finite numbers, since "
@@ -122,10 +152,8 @@ def _claim(
         "for it",
         fix=f"Compute in float32: `{edit.now}`",
         proof=Proof(
-            f"{event.compared_at}: {one.name}{at} is {one.value:.6g} and {other.name}{at} "
-            f"{other.value:.6g}; the replay of {use.where} stores what was found in every element, "
-            f"and {where} gives {step.value} in program {step.program}; with 1 for "
-            "what is not finite it stores another number in each wrong element",
+            f"{_found_text(event, side, step)}; with 1 for what is not finite it stores another "
+            "number in each wrong element",
             f"`{edit.now}` in line {edit.line}",
             f"the same replay makes nothing infinite, and each of "
             f"{count_text(event.num_elements, 'element')} satisfies the comparison",

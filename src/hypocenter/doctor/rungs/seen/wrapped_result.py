@@ -1,7 +1,10 @@
-"""Whole numbers that are wrong by multiples of 2**32, and the product of 32 bits that made them so.
+"""Whole numbers that differ by multiples of 2**32, and the product of 32 bits that made them so.
 
-The program's own comparison says what is right. With that product in 64 bits the launch has to
-store it in each element that was kept, and change as many elements as differ, and no other.
+With that product in 64 bits the launch has to store what the program's comparison wants in each
+element that was kept, and change as many elements as differ, and no other. That alone proves
+nothing: a hash leaves 32 bits on purpose, and the expectation may be what is wrong. What refutes it
+is a program that takes the number apart again, into quotient and remainder by one of the factors.
+Nobody divides a hash by its multiplier.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from hypocenter.base.errors import HypoError
 from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
-from hypocenter.doctor.diagnosis import Claim, LastWriter, Proof, RootCause, proven
+from hypocenter.doctor.diagnosis import Claim, LastWriter, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.edits.product_text import wide_edits
 from hypocenter.doctor.kernel_text import function_of
 from hypocenter.doctor.mask_text import MaskEdit
@@ -53,7 +56,24 @@ def claim_of_wrapped(
             case.leave_unseen(Gap.not_examined(what, str(error)))
             return None
         if edit is not None:
-            return _claim(case, event, use, writer, tensor, edit)
+            divisor = _divisor(case, use, edit, side)
+            if divisor is None:
+                return _unproven(event, use, writer, edit)
+            return _claim(case, event, use, writer, tensor, edit, divisor)
+    return None
+
+
+def _divisor(case: Case, use: LaunchMade, edit: MaskEdit, side: ComparedSide) -> int | None:
+    """The factor of the product by which the program takes the number apart; None without one."""
+    product = ast.parse(edit.was, mode="eval").body
+    source = case.sources[use.launch.source]
+    values = {argument.name: argument.value for argument in use.launch.arguments}
+    values = source.constants | use.launch.constants | values
+    for factor in (product.left, product.right) if isinstance(product, ast.BinOp) else ():
+        name = factor.id if isinstance(factor, ast.Name) else None
+        value = factor.value if isinstance(factor, ast.Constant) else values.get(name or "")
+        if type(value) is int and abs(value) > 1 and value in side.divisors:
+            return value
     return None
 
 
@@ -82,6 +102,7 @@ def _fitting(
     sides: tuple[ComparedSide, ComparedSide],
 ) -> MaskEdit | None:
     """The widest product of the one line of which some fit; its first text that does."""
+    from hypocenter.replay.replay import KernelFailed
     from hypocenter.replay.weightless import results_of
 
     source, place = case.sources.get(use.launch.source), use.place
@@ -96,7 +117,10 @@ def _fitting(
     for number, edit in enumerate(_edits(source)):
         if number >= MAX_TRIES or before is None:
             return None
-        after = results(msgspec.structs.replace(source, text=edit.text))
+        try:
+            after = results(msgspec.structs.replace(source, text=edit.text))
+        except KernelFailed:  # a constant has no type that could be another
+            continue
         if edit.was not in fitting and _takes_away(event, stored, sides, (before, after)):
             fitting[edit.was] = edit
     lines = {edit.line for edit in fitting.values()}
@@ -141,6 +165,34 @@ def _elements(data: Array, tensor: TensorRecord) -> Array:
     return found
 
 
+def _found_text(event: ComparedUnequal, use: LaunchMade) -> str:
+    one, other = event.sides
+    at = f"[{', '.join(map(str, event.index))}]"
+    kept = count_text(1 + len(one.others), "element")
+    return (
+        f"{event.compared_at}: {one.name}{at} is {one.value} and {other.name}{at} {other.value}; "
+        f"{kept} that were kept differ by multiples of 2**32, and the replay of {use.where} stores "
+        "the same"
+    )
+
+
+def _unproven(event: ComparedUnequal, use: LaunchMade, writer: LastWriter, edit: MaskEdit) -> Claim:
+    """The comparison alone: what it wants may be what is wrong."""
+    kernel = use.launch.kernel
+    return row(
+        Cause.OFFSET_OVERFLOW,
+        Verdict.INCONCLUSIVE,
+        NAME,
+        _found_text(event, use),
+        f"with `{edit.now}` in line {edit.line} it stores what the comparison wants; whether "
+        f"`{edit.was}` is to leave 32 bits, as in a hash, and what is wanted lacks that, is not "
+        "known",
+        would_refute=f"that `{edit.was}` is meant to leave 32 bits",
+        kernel=kernel,
+        argument=writer.parameter,
+    )
+
+
 def _claim(
     case: Case,
     event: ComparedUnequal,
@@ -148,21 +200,20 @@ def _claim(
     writer: LastWriter,
     tensor: TensorRecord,
     edit: MaskEdit,
+    divisor: int,
 ) -> Claim:
     source = case.sources[use.launch.source]
     edited = msgspec.structs.replace(source, text=edit.text)
-    one, other = event.sides
-    kept = count_text(1 + len(one.others), "element")
-    at = f"[{', '.join(map(str, event.index))}]"
+    side = event.sides[0] if divisor in event.sides[0].divisors else event.sides[1]
+    kept = count_text(1 + len(side.others), "element")
     root = RootCause(
         cause=Cause.OFFSET_OVERFLOW,
         sentence=f"{use.launch.kernel}: `{edit.was}` leaves 32 bits, and "
         f"{count_text(event.num_different, 'element')} of {writer.parameter} are wrong for it",
         fix=f"Compute {edit.was} in 64 bits: `{edit.now}`",
         proof=Proof(
-            f"{event.compared_at}: {one.name}{at} is {one.value} and {other.name}{at} "
-            f"{other.value}; {kept} that were kept differ by multiples of 2**32, and the replay of "
-            f"{use.where} stores the same",
+            f"{_found_text(event, use)}; the program takes {side.name} apart again by {divisor}, "
+            "into quotient and remainder, so it is no hash that may leave 32 bits",
             f"`{edit.now}` in line {edit.line}",
             f"the same replay stores what the comparison wants in {kept} that were kept, and "
             f"changes {count_text(event.num_different, 'element')}: as many as differ",

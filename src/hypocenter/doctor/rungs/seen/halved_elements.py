@@ -1,0 +1,163 @@
+"""Rung: indices of 8 bytes that a kernel reads 4 bytes at a time, all of them inside the tensor.
+
+A kernel may read halves on purpose. It is a fault where all of this holds, by what was recorded:
+
+- one load reads as many numbers as the tensor has elements, one behind the other, so that it
+  reads the first half of the tensor alone;
+- what it reads decides where the kernel goes;
+- every second number is but the sign of the one before it, as in whole numbers of 8 bytes;
+- the half that is never read holds other numbers than 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from hypocenter.base.dtypes import Array
+from hypocenter.base.errors import HypoError
+from hypocenter.base.tensor import contiguous_strides
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.causes import Blame, Cause
+from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, proven
+from hypocenter.doctor.kernel_text import accesses, follows_what_it_loads
+from hypocenter.doctor.mask_text import MaskEdit, uncast_edits
+from hypocenter.doctor.rungs.replaying.trials import edits_of
+from hypocenter.doctor.rungs.seen.touched import Touched, touches_of
+from hypocenter.record.bundle_index import LaunchMade
+from hypocenter.record.events import SourceRecord, TensorRecord
+from hypocenter.record.gap import Gap
+
+NAME = "halved elements"
+#: Launches that are replayed, the first of each kernel and parameter; and least elements of a
+#: tensor of which it is told.
+MAX_LAUNCHES, MIN_ELEMENTS = 8, 4
+_WIDTH_BYTES = 4
+
+
+def halved_elements(case: Case) -> list[Claim]:
+    """A root for each parameter that is read so."""
+    claims: list[Claim] = []
+    for number, (use, parameter, tensor, source) in enumerate(_cast_indices(case)):
+        if number >= MAX_LAUNCHES:
+            break
+        try:
+            claim = _claim(case, use, parameter, tensor, source)
+        except (HypoError, ImportError) as error:
+            what = f"whether {use.launch.kernel} reads halves of what {parameter} holds"
+            case.leave_unseen(Gap.not_examined(what, str(error)))
+            continue
+        if claim is not None:
+            claims.append(claim)
+    return claims
+
+
+def _cast_indices(case: Case) -> Iterator[tuple[LaunchMade, str, TensorRecord, SourceRecord]]:
+    """The first launch of each kernel that casts a pointer and goes by what it loads there."""
+    seen: set[tuple[str, str]] = set()
+    for use in case.launches if case.is_foreign else ():
+        source = case.sources.get(use.launch.source)
+        if source is None or "pointer_type" not in source.text:
+            continue
+        for name, tensor in case.tensors_of(use.launch).items():
+            parameter = case.parameter_of(use.launch, name)
+            key = (use.launch.source, parameter)
+            if tensor.dtype != "I64" or key in seen or _contents_of(case, use, tensor) is None:
+                continue
+            is_read_once = len(accesses(source, parameter, {})) == 1
+            if is_read_once and follows_what_it_loads(source, parameter):
+                seen.add(key)
+                yield use, parameter, tensor, source
+
+
+def _contents_of(case: Case, use: LaunchMade, tensor: TensorRecord) -> Array | None:
+    """What a packed tensor held before the launch, where all of that was recorded; flat."""
+    values = case.index.values(use.place).get(tensor.id) if use.place is not None else None
+    is_packed = tuple(tensor.strides) == tuple(contiguous_strides(tuple(tensor.shape)))
+    if values is None or not is_packed or values.dtype != "I64":
+        return None
+    held = np.frombuffer(values.data, np.int64)
+    return held if held.size == int(np.prod(tensor.shape)) >= MIN_ELEMENTS else None
+
+
+def _claim(
+    case: Case, use: LaunchMade, parameter: str, tensor: TensorRecord, source: SourceRecord
+) -> Claim | None:
+    held = _contents_of(case, use, tensor)
+    before = touches_of(case, use, parameter)
+    if held is None or before is None or not _are_halves(before, held):
+        return None
+    line = before.accesses[0].line
+    edits = [edit for edit in uncast_edits(source, line) if edit.now == parameter]
+    if len(edits) != 1:
+        return None
+    edited = msgspec.structs.replace(source, text=edits[0].text)
+    after = touches_of(case, use, parameter, edited=edited)
+    if after is None or not _are_elements(after, held.size):
+        return None
+    return _proven(use, parameter, tensor, source, edits[0], line)
+
+
+def _are_halves(found: Touched, held: Array) -> bool:
+    """Whether one load reads the first half of the numbers, and they are halves of whole ones."""
+    if any(a.operation != "load" or a.width_bytes != _WIDTH_BYTES for a in found.accesses):
+        return False
+    if not np.array_equal(np.unique(found.offsets), np.arange(held.size) * _WIDTH_BYTES):
+        return False
+    if any(not _go_up_by_one(access.pointers[access.active]) for access in found.accesses):
+        return False  # pairs, lane by lane
+    words = held.view(np.int32)[: held.size]
+    low, high = words[0::2], words[1::2]
+    is_sign = np.array_equal(high, low[: high.size] >> 31)
+    return bool(is_sign and held[(held.size + 1) // 2 :].any())
+
+
+def _go_up_by_one(addresses: Array) -> bool:
+    return bool((np.diff(addresses) == np.uint64(_WIDTH_BYTES)).all())
+
+
+def _are_elements(found: Touched, num_elements: int) -> bool:
+    are_whole = all(access.width_bytes == 2 * _WIDTH_BYTES for access in found.accesses)
+    elements = np.arange(num_elements) * 2 * _WIDTH_BYTES
+    return are_whole and np.array_equal(np.unique(found.offsets), elements)
+
+
+def _proven(
+    use: LaunchMade,
+    parameter: str,
+    tensor: TensorRecord,
+    source: SourceRecord,
+    edit: MaskEdit,
+    line: int,
+) -> Claim:
+    num = int(np.prod(tensor.shape))
+    half = (num + 1) // 2
+    root = RootCause(
+        cause=Cause.DTYPE_WIDTH,
+        sentence=f"{use.launch.kernel}: {parameter} ({tensor.name}) holds whole numbers of 8 bytes "
+        f"and is read {_WIDTH_BYTES} bytes at a time, so every second index is the upper half of "
+        "the one before it",
+        fix=f"Take the cast of the pointer away: `{edit.now}`; or give {parameter} a tensor of "
+        "int32",
+        proof=Proof(
+            f"the replay of {use.where} reads {num} numbers of {_WIDTH_BYTES} bytes, which are "
+            f"elements 0 to {half - 1} of {num}: every second one is 0, or -1 behind one below 0, "
+            f"and elements {half} to {num - 1} are never read",
+            f"`{edit.now}` in line {edit.line}",
+            f"the same replay reads each of {num} elements",
+        ),
+        kernel=use.launch.kernel,
+        argument=parameter,
+        tensor=tensor.name,
+        file=source.file,
+        line=line,
+        expression=edit.was,
+        place=use.place,
+        blames=Blame.KERNEL,
+        launched_at=use.launch.site,
+        edits=edits_of(source, msgspec.structs.replace(source, text=edit.text)),
+    )
+    refutes = "a number among the upper halves that is no sign"
+    return proven(root, NAME, (), refutes, use.seq, (tensor.id,))

@@ -1,0 +1,85 @@
+"""Indices of 8 bytes that are read 4 bytes at a time, and kernels that read halves on purpose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+from recorded.program_launch import Launch
+
+from hypocenter.base.dtypes import Array
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Diagnosis
+
+GATHER = """
+def gather_kernel(x_ptr, ids_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ids = tl.load(ids_ptr.to(tl.pointer_type(tl.int32)) + r, mask=r < n, other=0)
+    tl.store(out_ptr + r, tl.load(x_ptr + ids, mask=r < n, other=0.0), mask=r < n)
+"""
+#: The lower halves alone, on purpose.
+LOWER = GATHER.replace("+ r, mask", "+ 2 * r, mask")
+#: Both halves are indices: a row and a column of each pair.
+PAIRS = """
+def pairs_kernel(x_ptr, ids_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    pair = ids_ptr.to(tl.pointer_type(tl.int32)) + 2 * r
+    row = tl.load(pair, mask=2 * r < n, other=0)
+    column = tl.load(pair + 1, mask=2 * r < n, other=0)
+    tl.store(out_ptr + r, tl.load(x_ptr + row + column, mask=2 * r < n, other=0.0), mask=r < n)
+"""
+#: The bits alone, which lead nowhere.
+BITS = GATHER.replace(
+    "tl.load(x_ptr + ids, mask=r < n, other=0.0)", "tl.load(x_ptr + r, mask=r < n) + ids"
+)
+IDS = np.array([7, 30, 2, 11, 45, 9, 0, 21, 33, 5], np.int64)
+
+
+def examined(text: str = GATHER, ids: Array = IDS, n: int = 10, **changes: Any) -> Diagnosis:
+    given: dict[str, Any] = {"held": {"ids_ptr": ids}} | changes
+    return Launch(
+        text,
+        {"x_ptr": ("F32", (50,)), "ids_ptr": ("I64", ids.shape), "out_ptr": ("F32", (n,))},
+        {"n": n},
+        grid=(5,),
+        constants={"BLOCK": 4},
+        **given,
+    ).diagnosis()
+
+
+@pytest.mark.parametrize("ids", [IDS, IDS[:9], IDS + 1])
+def test_indices_that_are_read_by_halves_are_proven(ids: Array) -> None:
+    result = examined(ids=ids, n=ids.size)
+    [root] = result.roots
+    assert (root.cause, root.kernel, root.argument) == (Cause.DTYPE_WIDTH, "gather", "ids_ptr")
+    assert root.line == 4
+    [edit] = root.edits
+    assert edit.new == "ids = tl.load(ids_ptr + r, mask=r < n, other=0)"
+    assert f"elements {(ids.size + 1) // 2} to {ids.size - 1} are never read" in root.proof.red
+    assert f"reads each of {ids.size} elements" in root.proof.green
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"text": LOWER},
+        {"text": LOWER, "n": 5},
+        {"text": PAIRS},
+        {"text": BITS},
+        {"n": 20},  # all halves
+        {"n": 8},  # not as many as it has elements
+        {"ids": IDS | (3 << 32)},  # upper halves with numbers of their own
+        {"ids": np.where(np.arange(10) < 5, IDS, 0)},  # the rest was never filled
+        {"held": {}},
+        {"ids": IDS[:3], "n": 3},
+    ],
+    ids=[
+        "lower", "fewer lower", "pairs", "bits", "all", "fewer", "packed", "empty rest", "unknown",
+        "few",
+    ],
+)  # fmt: skip
+def test_halves_that_may_be_read_on_purpose_are_no_fault(changed: dict[str, Any]) -> None:
+    assert examined(**changed).roots == ()
