@@ -5,7 +5,8 @@ files of that size, without a digest and without a cache that they are copied fr
 many threads as the cache has. All files are flushed within what is timed. They are read twice: from
 the disk, after the kernel was told to forget them, and from the page cache. The turns of both
 alternate; the figures are medians. Seconds of the processor, of all threads, are told beside: they
-say what is left on a machine that others use too. Writes benchmarks/results/disk_cache.json.
+say what is left on a machine that others use too. So are the parts of it that are not the disk's.
+Writes benchmarks/results/disk_cache.json.
 
     python benchmarks/disk_cache.py [FOLDER]
 
@@ -15,6 +16,7 @@ The goal is that restoring takes 1 GB/s, or what the disk reads by itself where 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -30,6 +32,7 @@ from pathlib import Path
 import numpy as np
 
 from hypocenter.base.dtypes import Array
+from hypocenter.device.cpu.checksum import checksum_of
 from hypocenter.engine.disk_blocks import NUM_READERS, DiskBlocks
 from hypocenter.engine.page_bytes import PageBytes
 
@@ -68,6 +71,7 @@ def main() -> int:
         "processor_seconds_per_gigabyte": {
             name: round(statistics.median(each) / num_bytes * 1e9, 3) for name, each in busy.items()
         },
+        "seconds_per_gigabyte_of_one_thread": _parts(pages, options.blocks),
     }
     print(json.dumps(report, indent=1))
     options.out.write_text(json.dumps(report, indent=1) + "\n")
@@ -137,11 +141,34 @@ def _restore(folder: Path, pages: list[Array], num: int, *, forgotten: bool) -> 
     digests = [_digest(number) for number in range(num)]
     began = time.perf_counter()
     blocks.prefetch(digests)
-    for number, digest in enumerate(digests):
-        blocks.fetch(digest, number)
+    taken = [(number, blocks.take(digest)) for number, digest in enumerate(digests)]
+    blocks.fill([(number, data) for number, data in taken if data is not None])
     seconds = time.perf_counter() - began
     blocks.close()
+    assert blocks.num_read == num, blocks.num_read
     return seconds
+
+
+def _parts(pages: list[Array], num: int) -> dict[str, float]:
+    """Seconds of one thread for each GB of what is done with a block; medians of five."""
+    each = PageBytes(pages)
+    block = each.copy_of(0)
+    work: dict[str, Callable[[int], object]] = {
+        "copy from blocks": each.copy_of,
+        "copy into blocks": lambda number: each.put(number, block),
+        "XXH64": lambda _: checksum_of(block),
+        "SHA-256, for comparison": lambda _: hashlib.sha256(block.data).digest(),
+    }
+    found = {}
+    for name, do in work.items():
+        turns = []
+        for _ in range(5):
+            began = time.perf_counter()
+            for number in range(num):
+                do(number)
+            turns.append(time.perf_counter() - began)
+        found[name] = round(statistics.median(turns) / (num * block.nbytes) * 1e9, 3)
+    return found
 
 
 def _open(folder: Path, pages: list[Array]) -> DiskBlocks:

@@ -195,7 +195,7 @@ def patches(table: str) -> tuple[Patch, ...]:
 
 def _patch(row: dict[str, Any]) -> Patch:
     """Larger memory is no fix, unless a buffer is too small."""
-    claims = {
+    claims: dict[str, Any] = {
         name: tuple(row.pop(name, ())) for name in ("causes", "kernels", "arguments", "lines")
     }
     fix = Fix(row.pop("fix", ""), never="" if TOO_SMALL in claims["causes"] else LARGER)

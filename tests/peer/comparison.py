@@ -86,9 +86,29 @@ class Peer:
         self._run("logits", model, ids, out, context_length, "--cache", cache)
         return np.asarray(np.load(out, allow_pickle=False))
 
-    def quantise(self, model: Path, out: Path, kind: str) -> None:
-        """Requantise with llama.cpp's own quantiser; `kind` as in its file type names."""
-        self._run("quantise", model, out, kind)
+    def quantise(
+        self,
+        model: Path,
+        out: Path,
+        kind: str,
+        weights: dict[str, np.ndarray] | None = None,
+        *,
+        pure: bool = False,
+    ) -> None:
+        """Requantise with llama.cpp's own quantiser; `kind` as in its file type names. `weights`:
+        f32 [num_columns] of tensors by their names."""
+        more: list[object] = ["--pure"] if pure else []
+        if weights is not None:
+            given = self.folder / "imatrix.npz"
+            arrays: dict[str, Any] = {**weights}
+            np.savez(given, **arrays)
+            more += ["--imatrix", given]
+        self._run("quantise", model, out, kind, *more)
+
+    def types(self, model: Path, kinds: Sequence[str]) -> dict[str, list[list[str]] | None]:
+        """Name and type of each tensor, as `llama_worker.show_types` says."""
+        found: dict[str, list[list[str]] | None] = json.loads(self._run("types", model, *kinds))
+        return found
 
     def blocks(self, dtype: DType, cases: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """ggml's blocks of f32 rows, by the names of the cases; see `llama_worker.write_blocks`."""

@@ -9,6 +9,7 @@ import argparse
 import ctypes
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ import llama_cpp
 import numpy as np
 
 CACHE_TYPES = {"f32": 0, "f16": 1}  # ggml_type
+#: What a dry run says of a tensor: its name, its type and the new one, if it gets another.
+_TYPES = re.compile(
+    r"\[ *\d+/ *\d+\] (\S+) +- \[[^]]*\], type = +(\w+), size = .*?MiB(?: -> .*?\((\w+)\))?\n"
+)
 
 
 def write_logits(model: Path, ids: Path, out: Path, context_length: int, cache: str) -> None:
@@ -64,13 +69,13 @@ def write_blocks(cases: Path, out: Path, ggml_id: int, row_bytes: int) -> None:
     np.savez(out, **made)
 
 
-def quantise(model: Path, out: Path, kind: str) -> None:
+def quantise(model: Path, out: Path, kind: str, imatrix: Path | None, pure: bool) -> None:
     """Requantise `model` to llama.cpp's file type `kind`, for example Q4_K_M."""
-    params = llama_cpp.llama_model_quantize_default_params()
-    name = "ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"
-    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_{name}")
-    params.nthread = 2
-    params.allow_requantize = True
+    params = quantise_params(kind)
+    params.pure = pure
+    if imatrix is not None:
+        weights = {name: np.ascontiguousarray(values) for name, values in np.load(imatrix).items()}
+        params.imatrix = imatrix_of(weights)
     status = llama_cpp.llama_model_quantize(
         str(model).encode(), str(out).encode(), ctypes.byref(params)
     )
@@ -78,9 +83,51 @@ def quantise(model: Path, out: Path, kind: str) -> None:
         raise SystemExit(f"llama_model_quantize({model}, {kind}) returned {status}")
 
 
+def quantise_params(kind: str) -> Any:
+    """The defaults, for that file type."""
+    params = llama_cpp.llama_model_quantize_default_params()
+    name = "ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_{name}")
+    params.nthread = 2
+    params.allow_requantize = True
+    return params
+
+
+def imatrix_of(weights: dict[str, Any]) -> Any:
+    """An importance matrix as llama.cpp takes it; `weights` must outlive it."""
+    entries = (llama_cpp.llama_model_imatrix_data * (len(weights) + 1))()
+    floats = ctypes.POINTER(ctypes.c_float)
+    for entry, (name, values) in zip(entries, weights.items(), strict=False):
+        entry.name, entry.size = name.encode(), values.size
+        entry.data = values.ctypes.data_as(floats)
+    return entries
+
+
+def show_types(model: Path, kinds: list[str]) -> None:
+    """Print as JSON the type that each tensor of `model` gets, by kind, without and with an
+    importance matrix; null where llama.cpp refuses."""
+    lines: list[str] = []
+    log = llama_cpp.llama_log_callback(lambda _, text, __: lines.append(text.decode()))
+    llama_cpp.llama_log_set(log, ctypes.c_void_p())
+    some = {"none": np.ones(1, np.float32)}
+    found: dict[str, Any] = {}
+    for kind in kinds:
+        for weighed in (False, True):
+            params = quantise_params(kind)
+            params.dry_run = True
+            if weighed:
+                params.imatrix = imatrix_of(some)
+            lines.clear()
+            status = llama_cpp.llama_model_quantize(str(model).encode(), b"", ctypes.byref(params))
+            rows = _TYPES.findall("".join(lines))
+            types = [[name, (new or old).upper()] for name, old, new in rows]
+            found[f"{kind} weighed" if weighed else kind] = types if status == 0 else None
+    print(json.dumps(found))
+
+
 def main() -> None:
     """Command line: `logits MODEL IDS OUT CONTEXT`, `quantise MODEL OUT KIND`,
-    `blocks CASES OUT GGML_ID ROW_BYTES` or `version`."""
+    `types MODEL KIND...`, `blocks CASES OUT GGML_ID ROW_BYTES` or `version`."""
     parser = argparse.ArgumentParser()
     verbs = parser.add_subparsers(dest="verb", required=True)
     logits = verbs.add_parser("logits")
@@ -92,6 +139,11 @@ def main() -> None:
     for name in ("model", "out"):
         quant.add_argument(name, type=Path)
     quant.add_argument("kind")
+    quant.add_argument("--imatrix", type=Path)
+    quant.add_argument("--pure", action="store_true")
+    types = verbs.add_parser("types")
+    types.add_argument("model", type=Path)
+    types.add_argument("kinds", nargs="+")
     blocks = verbs.add_parser("blocks")
     for name in ("cases", "out"):
         blocks.add_argument(name, type=Path)
@@ -103,10 +155,12 @@ def main() -> None:
         write_logits(given.model, given.ids, given.out, given.context_length, given.cache)
     elif given.verb == "blocks":
         write_blocks(given.cases, given.out, given.ggml_id, given.row_bytes)
+    elif given.verb == "types":
+        show_types(given.model, given.kinds)
     elif given.verb == "version":
         print(llama_cpp.__version__)
     else:
-        quantise(given.model, given.out, given.kind)
+        quantise(given.model, given.out, given.kind, given.imatrix, given.pure)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from models.block_cases import comparable, digest, weights
-from models.unquantised_gguf import write_unquantised
+from models.block_cases import comparable, digest, digest_of_types, weights
+from models.unquantised_gguf import importance_of, write_imatrix, write_unquantised
 from repository import ROOT
 
 from hypocenter.base.tensor import DType
@@ -24,11 +25,14 @@ from hypocenter.kernels.blocks.block_quantise import (
     quantise_rows,
 )
 from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.quantising.importance import read_importance
 from hypocenter.model.quantising.mixes import MIXES
 from hypocenter.model.quantising.quantising import WantedFile, quantise
 from peer.comparison import Peer
 
 DIGESTS = ROOT / "tests/fixtures/blocks_of_ggml.json"
+TYPES = ROOT / "tests/fixtures/types_of_mixes.json"
+KNOWN_TYPES = json.loads(TYPES.read_text())
 
 
 def _cases(dtype: DType) -> dict[str, np.ndarray]:
@@ -51,8 +55,11 @@ def test_blocks_are_ggmls(dtype: DType, peer: Peer) -> None:
         assert known[name] == digest(theirs[name]), f"{name}: record the digests anew"
 
 
-#: Mixes without rules of their own for tensors, which need no importance matrix.
-UNWEIGHED = [name for name in MIXES if not name.startswith(("IQ2", "IQ3_X")) and name != "Q2_K_S"]
+#: Mixes that need an importance matrix, and those that do not.
+WEIGHED_ALONE = [
+    name for name in MIXES if name.startswith(("IQ1", "IQ2", "IQ3_X")) or name == "Q2_K_S"
+]
+UNWEIGHED = [name for name in MIXES if name not in WEIGHED_ALONE]
 
 
 @pytest.mark.parametrize("num_experts", [0, 4])
@@ -67,6 +74,40 @@ def test_a_file_is_that_of_llama_quantize(
     with open_gguf(source) as file:
         quantise(file, tmp_path / "ours.gguf", WantedFile(MIXES[name]))
     assert (tmp_path / "ours.gguf").read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+
+
+@pytest.mark.parametrize("num_experts", [0, 8])
+@pytest.mark.parametrize("name", WEIGHED_ALONE)
+def test_tensors_by_an_importance_matrix_are_those_of_llama_quantize(
+    name: str, num_experts: int, peer: Peer, tmp_path: Path
+) -> None:
+    """Metadata apart: the program beside llama.cpp's library adds what tells of the matrix."""
+    source = write_unquantised(
+        tmp_path / "source.gguf", num_layers=9, num_experts=num_experts, ffn_width=256
+    )
+    importance = read_importance(write_imatrix(tmp_path / "i.gguf", importance_of(source)))
+    peer.quantise(source, tmp_path / "theirs.gguf", name, dict(importance.weights))
+    with open_gguf(source) as file:
+        quantise(file, tmp_path / "ours.gguf", WantedFile(MIXES[name], importance))
+    with open_gguf(tmp_path / "ours.gguf") as ours, open_gguf(tmp_path / "theirs.gguf") as theirs:
+        assert list(ours.tensors) == list(theirs.tensors)
+        for tensor, info in theirs.tensors.items():
+            assert ours.tensors[tensor].dtype is info.dtype, tensor
+            assert bytes(ours.raw(tensor)) == bytes(theirs.raw(tensor)), tensor
+
+
+@pytest.mark.parametrize("model", KNOWN_TYPES["models"])
+def test_recorded_types_are_those_of_a_dry_run(model: str, peer: Peer, tmp_path: Path) -> None:
+    assert _types(peer, tmp_path, KNOWN_TYPES["models"][model]) == KNOWN_TYPES["types"][model]
+
+
+def _types(peer: Peer, folder: Path, wanted: dict[str, Any]) -> dict[str, str | None]:
+    """A digest of a line for each tensor, by mix; None for what llama.cpp cannot write."""
+    source = write_unquantised(folder / "source.gguf", **wanted)
+    return {
+        mix: None if types is None else digest_of_types(dict(types))
+        for mix, types in peer.types(source, list(MIXES)).items()
+    }
 
 
 @pytest.mark.parametrize("num_experts", [0, 4])
@@ -87,7 +128,7 @@ def test_a_source_of_another_type_or_in_parts_gives_the_same_file(
 
 
 def _record() -> None:
-    """Write the digests of what ggml makes of all cases."""
+    """Write the digests of what ggml makes of all cases, and of the types of all mixes."""
     peer = Peer.from_environment(Path(tempfile.mkdtemp()))
     found = {
         dtype.name: {name: digest(made) for name, made in peer.blocks(dtype, _cases(dtype)).items()}
@@ -95,6 +136,11 @@ def _record() -> None:
     }
     text = json.dumps({"llama-cpp-python": peer.version(), **found}, indent=1)
     DIGESTS.write_text(f"{text}\n")
+    types = {}
+    for model, wanted in KNOWN_TYPES["models"].items():
+        with tempfile.TemporaryDirectory() as folder:
+            types[model] = _types(peer, Path(folder), wanted)
+    TYPES.write_text(json.dumps({**KNOWN_TYPES, "types": types}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

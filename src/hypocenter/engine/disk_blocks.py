@@ -2,17 +2,19 @@
 
     put       a block is kept; it is written once the steps after it have ended well
     prefetch  reads ahead what a request will ask for, in whichever thread makes it ready
-    fetch     copies a block that was read ahead into the cache
+    take      gives a block that was read ahead
+    fill      copies such blocks into the cache
 
 A file `DIGEST.PID.kv` lies in a folder of its fingerprint, which stands for everything that a
 block's contents depend on besides its tokens and their salt: the model's file, types, settings with
 the chat template, and our code. It has a header and the block's bytes, page after page. The header
-has a digest over all of it, so that a file which was cut or changed is a miss. What was computed in
-the last steps of a process that died was not written yet (`block_archive.NUM_DOUBTED_STEPS`).
+has a digest of itself and of a checksum of the bytes, so that a file which was cut or changed is a
+miss. What was computed in the last steps of a process that died was not written yet
+(`block_archive.NUM_DOUBTED_STEPS`).
 
 Reading must pay: what reading a block takes and what computing it takes are measured as they
-happen, and where reading is slower, nothing is read. All files together take at most `max_bytes`;
-the one that was used longest ago goes first. Nothing that goes wrong on disk is more than a miss.
+happen, and where reading is slower, nothing is read. All files together take at most `max_bytes`
+(`disk_room.py`). Nothing that goes wrong on disk is more than a miss.
 """
 
 from __future__ import annotations
@@ -30,33 +32,36 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from hypocenter.base.dtypes import Array
 from hypocenter.base.errors import UsageError
+from hypocenter.device.cpu.checksum import checksum_of
 from hypocenter.engine.block_archive import DIGEST_BYTES, NUM_DOUBTED_STEPS
+from hypocenter.engine.disk_room import SUFFIX, DiskRoom
 from hypocenter.engine.page_bytes import PageBytes, write_private
 from hypocenter.record.prefixes import SETTINGS
 from hypocenter.settings.cache_folder import changeable_by_others, make_private
 
+_T = TypeVar("_T")
 _log = logging.getLogger("hypocenter.engine")
-_MAGIC = b"hypoDB01"
+_MAGIC = b"hypoDB02"
 #: Magic number, digest of the tokens, settings as the record has them, number of bytes, check.
 _HEADER = struct.Struct(f"<8s{DIGEST_BYTES}s16sQ32s")
 #: What may wait to be written, and what may have been read ahead.
 _MAX_WAITING_BYTES = _MAX_AHEAD_BYTES = 512 << 20
 #: After the disk was full, or could not be written, nothing is for so long.
 _PAUSE_SECONDS = 60.0
-#: Each waits for the disk, then makes a digest of what came: several keep the disk busy.
+#: Each waits for the disk, then makes a checksum of what came: several keep the disk busy.
 NUM_READERS = min(4, len(os.sched_getaffinity(0)))
+#: Blocks that are worth a thread of their own when they are copied.
+_BLOCKS_OF_THREAD = 4
 #: How much a new measurement counts.
 _WEIGHT = 0.2
 #: Where reading did not pay, one request in so many reads a block, to see whether it does now.
 _TRIES = 32
-#: One in so many parts of the bound is freed at once.
-_PARTS = 16
-_SUFFIX = ".kv"
 
 
 class DiskBlocks:
@@ -79,7 +84,10 @@ class DiskBlocks:
         _require_private(folder, self._folder)
         self.settings, self._pages, self._block_size = settings, pages, block_size
         self._block_bytes = pages.num_bytes
-        self._root, self._max_bytes = folder, max_bytes
+        self._root, self._room = folder, DiskRoom(folder, max_bytes)
+        if _HEADER.size + self._block_bytes > max_bytes:
+            text = "%s may take %d bytes, and a block is one of %d: none is written"
+            _log.warning(text, folder, max_bytes, _HEADER.size + self._block_bytes)
         self._lock = threading.Lock()
         #: Names of files by the digest of their tokens.
         self._names = dict(_names_in(self._folder))
@@ -88,8 +96,6 @@ class DiskBlocks:
         self._ahead: OrderedDict[bytes, Array] = OrderedDict()
         self._made_with: dict[bytes, str] = {}
         self._step = 0
-        #: Bytes of all files when they were last counted, and what this process wrote since.
-        self._total_bytes, self._new_bytes = _total_bytes(folder), 0
         self._paused_until = 0.0
         self._read_seconds: float | None = None
         self._token_seconds: float | None = None
@@ -98,14 +104,17 @@ class DiskBlocks:
         most = max(_MAX_WAITING_BYTES // max(self._block_bytes, 1), 1)
         self._waiting: queue.Queue[tuple[bytes, Array] | None] = queue.Queue(most)
         self._readers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="disk cache")
+        #: Apart from those, which may all be waiting for the disk.
+        self._copiers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="disk cache copy")
         self._writer = threading.Thread(target=self._write_all, name="disk cache", daemon=True)
+        checksum_of(np.zeros(0, np.uint8))  # compiled before reading is measured
         self._writer.start()
 
     def __len__(self) -> int:
         return len(self._names)
 
     def __contains__(self, digest: bytes) -> bool:
-        """Whether `fetch` will find it."""
+        """Whether `take` will find it, if no other thread reads ahead meanwhile."""
         return digest in self._ahead
 
     # -- what is kept ------------------------------------------------------------------------------
@@ -139,7 +148,8 @@ class DiskBlocks:
         with contextlib.suppress(queue.Full):
             self._waiting.put(None, timeout=seconds)
             self._writer.join(seconds)
-        self._readers.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._readers, self._copiers):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _write_until(self, step: int) -> None:
         """Hand what was kept up to that step to the thread that writes."""
@@ -163,21 +173,16 @@ class DiskBlocks:
                     _log.warning("blocks are not written to %s for now: %s", self._root, why)
 
     def _write(self, digest: bytes, data: Array) -> None:
-        num_bytes = _HEADER.size + data.nbytes
-        wanted = self._total_bytes + self._new_bytes + num_bytes
-        # Other processes write there, too: a sixteenth of the bound is what each may be behind.
-        if wanted > self._max_bytes or self._new_bytes > self._max_bytes // _PARTS:
-            self._total_bytes = _make_room(self._root, self._max_bytes - num_bytes)
-            self._new_bytes = 0
-        if self._total_bytes + num_bytes > self._max_bytes:
-            return
-        check = _check(digest, self.settings.encode(), data)
-        header = _HEADER.pack(_MAGIC, digest, self.settings.encode(), data.nbytes, check)
-        name = f"{digest.hex()}.{os.getpid()}{_SUFFIX}"
-        write_private(self._folder / name, [header, data.data])
+        settings = self.settings.encode()
+        check = _check(digest, settings, data)
+        header = _HEADER.pack(_MAGIC, digest, settings, data.nbytes, check)
+        name = f"{digest.hex()}.{os.getpid()}{SUFFIX}"
+        with self._room.reserve(_HEADER.size + data.nbytes) as has_room:
+            if not has_room:
+                return
+            write_private(self._folder / name, [header, data.data])
         with self._lock:
             self._names[digest] = name
-        self._new_bytes += num_bytes
         self.num_written += 1
 
     # -- what is read ------------------------------------------------------------------------------
@@ -197,9 +202,7 @@ class DiskBlocks:
         if not wanted:
             return
         began = time.perf_counter()
-        # A share for each reader: handing over takes as long as reading a small block.
-        size = -(-len(wanted) // NUM_READERS)
-        shares = [wanted[first : first + size] for first in range(0, len(wanted), size)]
+        shares = _shares(wanted, 1)
         found = [data for share in self._readers.map(self._read_all, shares) for data in share]
         seconds = (time.perf_counter() - began) / len(wanted)
         self._read_seconds = _mean(self._read_seconds, seconds)
@@ -211,12 +214,28 @@ class DiskBlocks:
             while len(self._ahead) * self._block_bytes > _MAX_AHEAD_BYTES:
                 self._ahead.popitem(last=False)
 
-    def fetch(self, digest: bytes, block_id: int) -> None:
-        """Copy what was read ahead of `digest` into a block."""
+    def take(self, digest: bytes) -> Array | None:
+        """u8 [block_bytes]: what was read ahead of `digest`, which is forgotten here; or None."""
         with self._lock:
-            data = self._ahead.pop(digest)
-        self._pages.put(block_id, data)
-        self.num_read += 1
+            return self._ahead.pop(digest, None)
+
+    def give_back(self, digest: bytes, data: Array) -> None:
+        """There was no room for what `take` gave."""
+        with self._lock:
+            self._ahead[digest] = data
+
+    def fill(self, taken: Sequence[tuple[int, Array]]) -> None:
+        """Have blocks hold what `take` gave, several at once."""
+        shares = _shares(taken, _BLOCKS_OF_THREAD)
+        if len(shares) == 1:
+            self._put_all(shares[0])
+        else:
+            list(self._copiers.map(self._put_all, shares))
+        self.num_read += len(taken)
+
+    def _put_all(self, taken: Sequence[tuple[int, Array]]) -> None:
+        for block_id, data in taken:
+            self._pages.put(block_id, data)
 
     def made_with(self, digest: bytes) -> dict[str, str]:
         """The settings of the process that wrote it, as the record has them."""
@@ -247,17 +266,23 @@ class DiskBlocks:
         if name is None:
             return None
         path = f"{self._folder}{os.sep}{name}"
+        header, data = bytearray(_HEADER.size), np.empty(self._block_bytes, np.uint8)
+        is_whole = False
         try:
             file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with os.fdopen(file, "rb") as opened:
-                read = opened.read(_HEADER.size + self._block_bytes + 1)
-            os.utime(path)
+            try:
+                num_bytes = _HEADER.size + self._block_bytes
+                if os.fstat(file).st_size == num_bytes:
+                    is_whole = os.preadv(file, [header, data.data], 0) == num_bytes
+                os.utime(file)
+            finally:
+                os.close(file)
         except OSError:  # another process made room
-            read = b""
-        if (found := self._check_read(digest, read)) is not None:
-            return found
-        if read:
-            _log.warning("%s is damaged; the block is computed again", path)
+            self._remove(digest)
+            return None
+        if is_whole and self._is_sound(digest, header, data):
+            return data
+        _log.warning("%s is damaged; the block is computed again", path)
         self._remove(digest)
         return None
 
@@ -268,16 +293,14 @@ class DiskBlocks:
         if name is not None:
             self._unlink(self._folder / name)
 
-    def _check_read(self, digest: bytes, read: bytes) -> Array | None:
-        if len(read) != _HEADER.size + self._block_bytes:
-            return None
-        magic, of, settings, num_bytes, check = _HEADER.unpack_from(read)
-        data = np.frombuffer(read, np.uint8, offset=_HEADER.size)
-        is_whole = magic == _MAGIC and of == digest and num_bytes == data.nbytes
-        if not is_whole or check != _check(digest, settings, data):
-            return None
+    def _is_sound(self, digest: bytes, header: bytes | bytearray, data: Array) -> bool:
+        magic, of, settings, num_bytes, check = _HEADER.unpack(header)
+        if magic != _MAGIC or of != digest or num_bytes != data.nbytes:
+            return False
+        if check != _check(digest, settings, data):
+            return False
         self._made_with[digest] = settings.rstrip(b"\0").decode(errors="replace")
-        return data
+        return True
 
     def _unlink(self, path: Path) -> None:
         with contextlib.suppress(OSError):
@@ -296,9 +319,13 @@ def _require_private(folder: Path, inner: Path) -> None:
 
 
 def _check(digest: bytes, settings: bytes, data: Array) -> bytes:
-    found = hashlib.sha256(digest + settings.ljust(16, b"\0"))
-    found.update(data.data)
-    return found.digest()
+    return hashlib.sha256(digest + settings.ljust(16, b"\0") + checksum_of(data)).digest()
+
+
+def _shares(items: Sequence[_T], least: int) -> list[Sequence[_T]]:
+    """A share for each thread, of `least` or more: handing one over takes its time, too."""
+    size = max(-(-len(items) // NUM_READERS), least)
+    return [items[first : first + size] for first in range(0, len(items), size)]
 
 
 def _mean(before: float | None, new: float) -> float:
@@ -309,39 +336,9 @@ def _names_in(folder: Path) -> list[tuple[bytes, str]]:
     """The files of blocks, each with the digest that its name has; the rest is passed over."""
     found = []
     for name in os.listdir(folder):
-        if name.endswith(_SUFFIX):
+        if name.endswith(SUFFIX):
             with contextlib.suppress(ValueError):
                 digest = bytes.fromhex(name.partition(".")[0])
                 if len(digest) == DIGEST_BYTES:
                     found.append((digest, name))
     return found
-
-
-def _files_below(root: Path) -> list[tuple[float, int, str]]:
-    """When each file of a block was used last, its size and its path."""
-    found = []
-    for path in root.glob(f"*/*{_SUFFIX}"):
-        with contextlib.suppress(OSError):  # another process made room
-            status = path.lstat()
-            found.append((status.st_mtime, status.st_size, str(path)))
-    return found
-
-
-def _total_bytes(root: Path) -> int:
-    return sum(num_bytes for _, num_bytes, _ in _files_below(root))
-
-
-def _make_room(root: Path, most: int) -> int:
-    """Where more than `most` bytes are there, remove the files used longest ago, and some more, so
-    that it is not done again for the next block. Returns how many bytes are left."""
-    files = sorted(_files_below(root))
-    total = sum(num_bytes for _, num_bytes, _ in files)
-    if total <= most:
-        return total
-    for _, num_bytes, path in files:
-        if total <= most - most // _PARTS:
-            break
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-            total -= num_bytes
-    return total

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hypocenter.base.dtypes import Int32s
+from hypocenter.base.dtypes import Array, Int32s
 from hypocenter.base.errors import IntegrityError, OutOfBlocks
 from hypocenter.device.page_watch import PageWatch
 from hypocenter.engine.block_archive import BlockArchive
@@ -279,13 +279,18 @@ class KVCache:
     def find_kept(self, digests: Sequence[bytes]) -> list[int]:
         """The blocks that are kept of the leading `digests`, up to the first that is not."""
         found: list[int] = []
+        taken: list[tuple[int, Array]] = []
         for digest in digests:
             block_id = self._kept.get(digest)
             if block_id is None:
                 block_id = self._fetch(digest)
-            if block_id is None and (block_id := self._fetch_from_disk(digest, found)) is None:
+            if block_id is None:
+                block_id = self._take_from_disk(digest, found, taken)
+            if block_id is None:
                 break
             found.append(block_id)
+        if taken and self.disk is not None:
+            self.disk.fill(taken)
         return found
 
     def _fetch(self, digest: bytes) -> int | None:
@@ -301,14 +306,18 @@ class KVCache:
         self._keep_unread(digest, block_id, self._archive.made_with(digest))
         return block_id
 
-    def _fetch_from_disk(self, digest: bytes, found: Sequence[int]) -> int | None:
-        """Copy a block that was read ahead from disk, in the place of what nobody reads, if need
-        be; not of `found`, which the same request begins with."""
-        if self.disk is None or digest not in self.disk:
+    def _take_from_disk(
+        self, digest: bytes, found: Sequence[int], taken: list[tuple[int, Array]]
+    ) -> int | None:
+        """A block for one that was read ahead from disk, which is added to `taken`; in the place of
+        what nobody reads, if need be, and not of `found`, which the same request begins with."""
+        if self.disk is None or (data := self.disk.take(digest)) is None:
             return None
-        if (block_id := self._blank_block(found)) is not None:
-            self.disk.fetch(digest, block_id)
-            self._keep_unread(digest, block_id, self.disk.made_with(digest))
+        if (block_id := self._blank_block(found)) is None:
+            self.disk.give_back(digest, data)
+            return None
+        taken.append((block_id, data))
+        self._keep_unread(digest, block_id, self.disk.made_with(digest))
         return block_id
 
     def _blank_block(self, spared: Sequence[int]) -> int | None:

@@ -105,18 +105,19 @@ def _codes(num_columns: int, scale_of: Callable[[Float32s], tuple[Float32s, Floa
 
 def _ggml_q8_0(largest: Float32s) -> tuple[Float32s, Float32s]:
     size = np.abs(largest)
-    return np.float32(127) / size, (size / np.float32(127)).astype(np.float16).astype(np.float32)
+    scale = np.divide(size, 127, dtype=np.float32).astype(np.float16).astype(np.float32)
+    return np.divide(127, size, dtype=np.float32), scale
 
 
 def _ggml_q8_k(largest: Float32s) -> tuple[Float32s, Float32s]:
-    factor = np.float32(-127) / largest
-    return factor, 1 / factor
+    factor: Float32s = np.divide(-127, largest, dtype=np.float32)
+    return factor, np.divide(1, factor, dtype=np.float32)
 
 
 def _four_bits(largest: Float32s) -> tuple[Float32s, Float32s]:
     bits = (np.abs(largest) * np.float32(1 / 127)).view(np.int32)
     scale = ((bits + np.int32(0xFFFFF)) & np.int32(-0x100000)).view(np.float32)
-    return 1 / scale, scale
+    return np.divide(1, scale, dtype=np.float32), scale
 
 
 def _as_f16(x: Float64s) -> Float64s:

@@ -13,8 +13,10 @@ from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Rule, Scalar
 from hypocenter.device import launch
 from hypocenter.device.cpu.lang import CpuKernel
+from hypocenter.kernels.blocks.few_bits_cpu import _quantise_few_bits_cpu
 from hypocenter.kernels.blocks.grid_cpu import _quantise_grid_cpu
 from hypocenter.kernels.blocks.grids import grid_of
+from hypocenter.kernels.blocks.iq1_cpu import _quantise_iq1_cpu
 from hypocenter.kernels.blocks.iq4_cpu import _quantise_iq4_cpu
 from hypocenter.kernels.blocks.k_cpu import _quantise_k_cpu
 from hypocenter.kernels.blocks.plain_cpu import _quantise_plain_cpu
@@ -29,19 +31,24 @@ CONTRACT = Contract(
 )
 _PLAIN = (DType.Q4_0, DType.Q4_1, DType.Q5_0, DType.Q5_1, DType.Q8_0, DType.MXFP4)
 _K = (DType.Q2_K, DType.Q3_K, DType.Q4_K, DType.Q5_K, DType.Q6_K)
-_GRIDS = (DType.IQ2_XXS, DType.IQ2_XS, DType.IQ2_S, DType.IQ3_XXS, DType.IQ3_S)
+_OF_IQ1 = (DType.IQ1_S, DType.IQ1_M)
+_OF_IQ2_AND_IQ3 = (DType.IQ2_XXS, DType.IQ2_XS, DType.IQ2_S, DType.IQ3_XXS, DType.IQ3_S)
+_GRIDS = (*_OF_IQ1, *_OF_IQ2_AND_IQ3)
+_FEW_BITS = (DType.TQ1_0, DType.TQ2_0, DType.Q1_0, DType.Q2_0)
 _KERNELS: dict[DType, CpuKernel] = {
     **dict.fromkeys(_PLAIN, _quantise_plain_cpu),
     **dict.fromkeys(_K, _quantise_k_cpu),
     **dict.fromkeys((DType.IQ4_NL, DType.IQ4_XS), _quantise_iq4_cpu),
-    **dict.fromkeys(_GRIDS, _quantise_grid_cpu),
+    **dict.fromkeys(_OF_IQ2_AND_IQ3, _quantise_grid_cpu),
+    **dict.fromkeys(_OF_IQ1, _quantise_iq1_cpu),
+    **dict.fromkeys(_FEW_BITS, _quantise_few_bits_cpu),
 }
 #: The types that `quantise_rows` makes.
 WRITTEN_TYPES: tuple[DType, ...] = (DType.F32, DType.F16, DType.BF16, *_KERNELS)
 #: Those that are searched for badly, or not at all, where no column has a weight.
 NEEDS_WEIGHTS = frozenset(_GRIDS) - {DType.IQ3_S}
 #: Those that make use of weights of columns; the others take none into account.
-WEIGHED = frozenset(_KERNELS) - {DType.Q8_0, DType.MXFP4}
+WEIGHED = frozenset(_KERNELS) - {DType.Q8_0, DType.MXFP4, *_FEW_BITS}
 
 
 def quantise_rows(x: Float32s, dtype: DType, weights: Float32s | None = None) -> Array:

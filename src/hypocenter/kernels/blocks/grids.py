@@ -1,7 +1,8 @@
-"""Grids of the types IQ2 and IQ3 as a quantiser needs them: which entry is near which codes.
+"""Grids of the types IQ1 to IQ3 as a quantiser needs them: which entry is near which codes.
 
-The entries are those of `kernels/weights/grid_types.py`. Codes here are levels, 0 to 2 of IQ2 and 0
-to 7 of IQ3, which stand for 2 * level + 1. What is near is ggml's choice (iq2xs_init_impl and
+The entries are those of `kernels/weights/grid_types.py`. Codes here are levels, 0 to 2 of IQ1 and
+IQ2, and 0 to 7 of IQ3. They stand for 2 * level + 1, and of IQ1 for level - 1. What is near is
+ggml's choice (iq2xs_init_impl and
 iq3xs_init_impl in `ggml-quants.c`): all entries at the smallest distances, so many as `_NUM_NEAR`.
 """
 
@@ -17,6 +18,7 @@ from hypocenter.base.tensor import DType
 from hypocenter.kernels.weights import grid_types
 
 _NAMES = {
+    **dict.fromkeys((DType.IQ1_S, DType.IQ1_M), "iq1"),
     DType.IQ2_XXS: "iq2_xxs",
     DType.IQ2_XS: "iq2_xs",
     DType.IQ2_S: "iq2_s",
@@ -25,6 +27,7 @@ _NAMES = {
 }
 #: How many different distances.
 _NUM_NEAR = {
+    **dict.fromkeys((DType.IQ1_S, DType.IQ1_M), 3),
     DType.IQ2_XXS: 2,
     DType.IQ2_XS: 2,
     DType.IQ2_S: 1,

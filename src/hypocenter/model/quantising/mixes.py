@@ -28,7 +28,8 @@ _BASES = {
 }
 _PLAIN = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q6_K"),
-    *("IQ4_NL", "IQ4_XS", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ3_S"),
+    *("IQ4_NL", "IQ4_XS", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M"),
+    *("TQ1_0", "TQ2_0", "Q1_0", "Q2_0"),
 )
 #: Other names of mixes.
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
@@ -79,25 +80,29 @@ _ROLES = (
     ("ffn_down", "down"),
 )
 _LIKE_V = ("v", "qkv", "kv_b")
-#: Mixes of two bits, which have rules of their own, and those of them whose better tensors get
-#: IQ3_S and not Q2_K.
-_TWO_BITS = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M")
-_BETTER_TWO_BITS = ("IQ2_S", "IQ2_M")
+#: Mixes of one and two bits, which have rules of their own, and those of them whose better tensors
+#: get IQ3_S and not Q2_K.
+_ONE_BIT = ("IQ1_S", "IQ1_M")
+_FEW_BITS = (*_ONE_BIT, "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M")
+_BETTER_OF_THEM = ("IQ2_S", "IQ2_M")
 #: Types that come out well only where columns have weights.
-_NEED_WEIGHTS = (DType.IQ2_XXS, DType.IQ2_XS, DType.IQ2_S, DType.IQ3_XXS)
+_NEED_WEIGHTS = (
+    *(DType.IQ1_S, DType.IQ1_M, DType.IQ2_XXS, DType.IQ2_XS, DType.IQ2_S, DType.IQ3_XXS),
+)
 #: What takes the place of a type whose blocks do not fit into rows.
 _FALLBACKS = {
     **dict.fromkeys((*_NEED_WEIGHTS, DType.IQ3_S, DType.IQ4_XS), DType.IQ4_NL),
-    DType.Q2_K: DType.Q4_0,
-    DType.Q3_K: DType.Q4_0,
+    **dict.fromkeys((DType.Q2_K, DType.Q3_K), DType.Q4_0),
+    **dict.fromkeys((DType.TQ1_0, DType.TQ2_0, DType.Q2_0), DType.Q4_0),
     DType.Q4_K: DType.Q5_0,
     DType.Q5_K: DType.Q5_1,
     DType.Q6_K: DType.Q8_0,
 }
 #: Embeddings that are not the output as well.
 _OF_EMBEDDINGS = {
-    **dict.fromkeys(("IQ2_XXS", "IQ2_XS"), DType.Q2_K),
+    **dict.fromkeys((*_ONE_BIT, "IQ2_XXS", "IQ2_XS"), DType.Q2_K),
     **dict.fromkeys(("IQ2_S", "IQ2_M", "IQ3_XXS"), DType.IQ3_S),
+    **dict.fromkeys(("TQ1_0", "TQ2_0", "Q2_0"), DType.Q4_K),
 }
 _ATTENTION_OUTPUTS = {
     "Q2_K": DType.Q3_K,
@@ -207,7 +212,7 @@ class Chooser:
         if info.name == _OUTPUT or (self._is_tied and is_embedding):
             if name == "MXFP4_MOE" or info.shape[-1] % base.block_elements:
                 return DType.Q8_0
-            if name == "IQ3_XXS" or name in _TWO_BITS:
+            if name == "IQ3_XXS" or name in _FEW_BITS:
                 return DType.Q5_K
             return base if base is DType.Q8_0 else DType.Q6_K
         if name == "MXFP4_MOE":
@@ -215,8 +220,8 @@ class Chooser:
         if is_embedding:
             return _OF_EMBEDDINGS.get(name, base)
         role = _role(info.name)
-        if name in _TWO_BITS:
-            return self._of_two_bits(role)
+        if name in _FEW_BITS:
+            return self._of_few_bits(role)
         if role in _LIKE_V:
             return self._like_v(self._count("v"))
         if role == "k" and self.sizes.num_experts == 8:
@@ -231,9 +236,9 @@ class Chooser:
             return DType.IQ3_XXS if name == "IQ3_XS" and is_inner else base
         return self._attention_output() if role == "attention_output" else base
 
-    def _of_two_bits(self, role: str) -> DType:
+    def _of_few_bits(self, role: str) -> DType:
         base, sizes = self.mix.base, self.sizes
-        better = DType.IQ3_S if self.mix.name in _BETTER_TWO_BITS else DType.Q2_K
+        better = DType.IQ3_S if self.mix.name in _BETTER_OF_THEM else DType.Q2_K
         if role in _LIKE_V:
             return DType.Q4_K if sizes.heads_per_kv >= 4 or sizes.num_experts >= 4 else better
         if role == "k" and sizes.num_experts == 8:
@@ -243,6 +248,8 @@ class Chooser:
         if role == "attention_output":
             if sizes.num_experts == 8:
                 return DType.Q5_K
+            if self.mix.name in _ONE_BIT:
+                return DType.IQ2_XXS
             return better if better is DType.IQ3_S else base
         return base
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
 from outside.served import Served, serving
 
 RULES = "".join(f"# rule {number}: keep it short\n" for number in range(20))
@@ -15,11 +16,11 @@ ASKED = {"prompt": RULES + "def f", "max_tokens": 8, "temperature": 0, "logprobs
 BLOCK = 16
 
 
-def server(stack: ExitStack, folder: Path, model: Path, python: str) -> Served:
+def server(stack: ExitStack, folder: Path) -> Served:
     """One that saves prompts in `folder`, for two keys."""
     keys = ("--api-key", "one", "--api-key", "two")
-    words = (str(model), *keys, "--slot-save-path", str(folder / "slots"))
-    return stack.enter_context(serving(folder, *words, python=python))
+    words = (*keys, "--slot-save-path", str(folder / "slots"), "--device", "cpu", "-c", "512")
+    return stack.enter_context(serving(folder, *words))
 
 
 def answer(one: Served, key: str = "one") -> tuple[Any, int]:
@@ -53,9 +54,10 @@ def move(one: Served, action: str, key: str = "one") -> Any:
     return one.post(path, {"filename": "rules.bin"}, headers=bearer(key))
 
 
-def test_a_saved_prompt_outlives_its_server(tmp_path: Path, model: Path, python: str) -> None:
+@pytest.mark.tier("whole")
+def test_a_saved_prompt_outlives_its_server(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        one = server(stack, tmp_path, model, python)
+        one = server(stack, tmp_path)
         said, num_cached = answer(one)
         assert num_cached == 0
         saved = move(one, "save").json
@@ -63,7 +65,7 @@ def test_a_saved_prompt_outlives_its_server(tmp_path: Path, model: Path, python:
         one.process.send_signal(signal.SIGKILL)
         assert one.process.wait(30) == -signal.SIGKILL
     with ExitStack() as stack:
-        one = server(stack, tmp_path, model, python)
+        one = server(stack, tmp_path)
         assert move(one, "restore", "two").status == 400, "it is the other key's"
         restored = move(one, "restore").json
         assert restored["n_restored"] == saved["n_saved"]
@@ -77,7 +79,7 @@ def test_a_saved_prompt_outlives_its_server(tmp_path: Path, model: Path, python:
     data[-1] ^= 1
     file.write_bytes(data)
     with ExitStack() as stack:
-        one = server(stack, tmp_path, model, python)
+        one = server(stack, tmp_path)
         refused = move(one, "restore")
         assert (refused.status, "is damaged" in refused.json["error"]["message"]) == (400, True)
         assert answer(one) == (said, 0), "it is computed again"
