@@ -34,7 +34,7 @@ BUDGETS = {
     "device": 22_750,
     "foreign": 10_200,
     "replay": 6_950,
-    "check": 4_700,
+    "check": 4_970,
     "doctor": 24_700,
     "kernels": 19_700,
     "hub": 1_650,

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch.overrides import TorchFunctionMode
 
+from hypocenter.check.pretend_autocast import pretend_autocast
 from hypocenter.check.pretend_bindings import (
     CLOCK_KHZ,
     MEMORY_BUS_BITS,
@@ -155,6 +156,7 @@ def pretend(gpu: GpuLimits, memory: HostMemory) -> None:
     pretend_bindings(gpu)
     _torch_cuda(gpu)
     _torch_devices()
+    pretend_autocast()
     _triton_driver(gpu)
 
 

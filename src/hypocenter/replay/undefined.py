@@ -5,8 +5,8 @@ Decided by trial, with other numbers there. Runs nothing itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from hypocenter.replay.arguments import Argument
 from hypocenter.replay.corrections import written_bytes
@@ -14,6 +14,8 @@ from hypocenter.replay.findings import Finding, FindingKind
 
 #: A number that every type of floats has, and that sticks out among what programs compute with.
 _LARGE = 3e4
+
+_Key = TypeVar("_Key", bound=Hashable)
 
 #: What a launch does with a number in the undefined elements of each argument, where None is NaN;
 #: None where that cannot be told.
@@ -30,11 +32,11 @@ def without_harmless(
     looked at alone, the others holding zeros. `done` is what became of the launch's arguments.
     """
     undefined = {f.argument or "" for f in findings if f.kind == FindingKind.UNINITIALISED_READ}
-    harmless = _harmless(undefined, results) if undefined and _tells_results(done) else set()
+    spared = harmless(undefined, results) if undefined and _tells_results(done) else set()
     return [
         finding
         for finding in findings
-        if finding.kind != FindingKind.UNINITIALISED_READ or finding.argument not in harmless
+        if finding.kind != FindingKind.UNINITIALISED_READ or finding.argument not in spared
     ]
 
 
@@ -43,20 +45,24 @@ def results_in(done: Sequence[Argument]) -> list[bytes]:
     return [written_bytes(argument) for argument in done if argument.was_written]
 
 
-def _harmless(undefined: set[str], results: Results) -> set[str]:
+def harmless(
+    undefined: set[_Key], results: Callable[[Mapping[_Key, float | None]], Sequence[Any] | None]
+) -> set[_Key]:
+    """Those of `undefined` that reach no result; `results` is as `Results`, by whatever names
+    them."""
     zeros = dict.fromkeys(undefined, 0.0)
     wanted = results(zeros)
     if wanted is None:
         return set()
 
-    def reaches(names: set[str]) -> bool:
+    def reaches(names: set[_Key]) -> bool:
         numbers = (None, _LARGE, -_LARGE)
         return any(results(zeros | dict.fromkeys(names, number)) != wanted for number in numbers)
 
     if not reaches(undefined):
         return undefined
-    harmless = {name for name in undefined if len(undefined) > 1 and not reaches({name})}
-    return harmless if harmless != undefined else set()
+    alone = {name for name in undefined if len(undefined) > 1 and not reaches({name})}
+    return alone if alone != undefined else set()
 
 
 def _tells_results(done: Sequence[Argument]) -> bool:

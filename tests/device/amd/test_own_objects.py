@@ -6,49 +6,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from machine.amd_forms import complaints
 from machine.amd_objects import (
     TARGETS,
-    Compiled,
     amd_forms,
     compiled,
     differing,
     first_forms,
     kernel_names,
 )
-from machine.amd_references import BITS, FLAGS, NUMBERS, WHOLE, flat
 
-from hypocenter.device.amd.evidence.waits import missing_waits
-from hypocenter.device.amd.lower import Lowered, Lowering
-from hypocenter.device.amd.values.meanings import meanings
 from hypocenter.device.offline.specimen import Specimen
 
 #: Few instructions, and wide ones of memory, masks and matrices.
 FAST = ("narrow_kernel", "rope_write_kernel", "head_linear_kernel")
 #: In how many parts the forms are divided that are no kernel's first one.
 PARTS = 16
-#: Opcodes whose cases stand in `test_division.py`.
-_DIVISION = {f"V_DIV_{step}_{form}" for step in ("SCALE", "FMAS") for form in ("F32", "F64")}
-
-
-def _lowered(arch: str, given: Compiled) -> Lowered:
-    return Lowering(arch, given.kernel.descriptor.wavefront).lower(given.instructions)
-
-
-def _without_a_case(given: Compiled) -> set[str]:
-    known = meanings()
-    cases = {known[name] for name in flat([BITS, WHOLE, NUMBERS, FLAGS])}
-    names = {part for each in given.instructions for part in each.name.split("::")}
-    return {name for name in names - _DIVISION if name in known and known[name] not in cases}
 
 
 def _check(form: Specimen, arch: str) -> None:
-    given = compiled(form, arch)
-    assert differing(given) == [], form.label
-    lowered = _lowered(arch, given)
-    assert lowered.problems == {}, form.label
-    num_lanes = given.kernel.descriptor.wavefront
-    assert missing_waits(lowered, arch, num_lanes) == [], form.label
-    assert _without_a_case(given) == set(), form.label
+    wrong = complaints(compiled(form, arch), arch)
+    assert not wrong, (form.label, wrong)
 
 
 @pytest.mark.tier("amd", fast=lambda case: case.name in FAST)
@@ -62,7 +40,8 @@ def test_its_instructions_have_llvms_names_meanings_and_cases(name: str, arch: s
 @pytest.mark.parametrize("part", range(PARTS), ids=lambda part: f"part{part + 1}of{PARTS}")
 @pytest.mark.parametrize("arch", TARGETS)
 def test_so_have_those_of_all_its_other_forms(arch: str, part: int) -> None:
-    """A part of a target is `scripts/test-amd -k "other_forms and gfx942 and part1of16"`."""
+    """A part of a target is `scripts/test-amd -k "other_forms and gfx942 and part1of16"`;
+    `benchmarks/amd_forms.py` has all, in turns and on many cores."""
     others = [form for form in amd_forms() if form is not first_forms()[form.name]]
     assert len(others) >= PARTS
     for form in others[part::PARTS]:

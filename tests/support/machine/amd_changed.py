@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import copy
 import ctypes
 import inspect
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from types import ModuleType
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from types import CodeType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -68,11 +68,21 @@ _COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Noted:
+    """A module of which is noted which blocks are run: `reached` are their numbers."""
+
+    module: ModuleType
+    reached: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
-    """A mistake in a module: the function, what its line is and what becomes of it."""
+    """A mistake in a module: the function, what its line is and what becomes of it. `block` is the
+    number of the innermost statements that it stands in."""
 
     module: ModuleType
     number: int
+    block: int
     function: str
     line: str
     what: str
@@ -84,15 +94,36 @@ class Change:
 def changes_of(module: ModuleType, functions: Sequence[str]) -> list[Change]:
     """Every mistake of some functions."""
     tree, text = _tree(module), inspect.getsource(module).splitlines()
+    block_of = {
+        id(node): number
+        for number, statements in enumerate(_blocks(tree))
+        for statement in statements
+        for node in ast.walk(statement)
+    }
     return [
-        Change(module, number, function, text[node.lineno - 1].strip(), what)
+        Change(module, number, block_of[id(node)], function, text[node.lineno - 1].strip(), what)
         for number, (function, node, what, _) in enumerate(_sites(tree))
         if function in functions
     ]
 
 
+@cache
+def _source(module: ModuleType) -> str:
+    return inspect.getsource(module)
+
+
 def _tree(module: ModuleType) -> ast.Module:
-    return ast.parse(inspect.getsource(module))
+    return ast.parse(_source(module))
+
+
+def _blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The statements of functions and of their branches and loops, inner ones behind outer ones."""
+    for node in ast.iter_child_nodes(tree):
+        for name in ("body", "orelse"):
+            statements = getattr(node, name, None)
+            if isinstance(statements, list) and statements:
+                yield statements
+        yield from _blocks(node)
 
 
 def _sites(tree: ast.Module) -> Iterator[tuple[str, Any, str, Callable[[], None]]]:
@@ -157,12 +188,35 @@ def _swapper(node: ast.IfExp) -> Callable[[], None]:
     return swap
 
 
-def _changed(module: ModuleType, change: Change | None) -> ast.Module:
-    tree = copy.deepcopy(_tree(module))
-    if change is not None and change.module is module:
-        (step,) = [each[3] for i, each in enumerate(_sites(tree)) if i == change.number]
-        step()
-    return ast.fix_missing_locations(tree)
+def _code(module: ModuleType, change: Change | None) -> CodeType:
+    """The module's functions, with the mistake that is in them."""
+    if change is None or change.module is not module:
+        return _plain_code(module)
+    tree = _tree(module)
+    (step,) = [each[3] for i, each in enumerate(_sites(tree)) if i == change.number]
+    step()
+    return _to_code(module, tree)
+
+
+@cache
+def _plain_code(module: ModuleType) -> CodeType:
+    return _to_code(module, _tree(module))
+
+
+@cache
+def _noting_code(module: ModuleType) -> CodeType:
+    """The module's functions, which put the number of each block that they run into `reached`."""
+    tree = _tree(module)
+    for number, statements in enumerate(list(_blocks(tree))):
+        statements[:0] = ast.parse(f"reached.add({number})").body
+    return _to_code(module, tree)
+
+
+def _to_code(module: ModuleType, tree: ast.Module) -> CodeType:
+    tree.body = [
+        each for each in tree.body if not (isinstance(each, ast.ImportFrom) and each.module in _OWN)
+    ]
+    return compile(ast.fix_missing_locations(tree), module.__file__ or "", "exec")
 
 
 class _Places:
@@ -208,10 +262,13 @@ class _Places:
         return 0
 
 
-def python_machine(change: Change | None = None) -> Callable[[r.Machine], int]:
-    """`run_workgroup` in Python, with a mistake in it."""
+def python_machine(
+    change: Change | None = None, noted: Noted | None = None
+) -> Callable[[r.Machine], int]:
+    """`run_workgroup` in Python, with a mistake in it; or with a note of what of it is run."""
     places = _Places()
     space: dict[str, Any] = {
+        "reached": noted.reached if noted else None,
         "compile_call": lambda function: function,
         "compile_inline": lambda function: function,
         "int": np.int64,  # as wide as in numba's code
@@ -223,13 +280,8 @@ def python_machine(change: Change | None = None) -> Callable[[r.Machine], int]:
         "store_word": lambda address, value: places.store(address, value, 4),
     }
     for module in _COMPILED:
-        tree = _changed(module, change)
-        tree.body = [
-            each
-            for each in tree.body
-            if not (isinstance(each, ast.ImportFrom) and each.module in _OWN)
-        ]
-        exec(compile(tree, module.__file__ or "", "exec"), space)
+        is_noted = noted is not None and noted.module is module
+        exec(_noting_code(module) if is_noted else _code(module, change), space)
 
     def run(m: r.Machine) -> int:
         places.allow(m)
@@ -240,17 +292,21 @@ def python_machine(change: Change | None = None) -> Callable[[r.Machine], int]:
 
 
 @contextlib.contextmanager
-def planted(change: Change | None) -> Iterator[None]:
-    """Waves of tests run by Python, with a mistake in the machine or in what reads instructions."""
+def planted(change: Change | None, noted: Noted | None = None) -> Iterator[None]:
+    """Waves of tests run by Python, with a mistake in the machine or in what reads instructions; or
+    with a note of what is run."""
+    given = change or noted
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(amd_wave, "run_workgroup", python_machine(change))
-        if change is not None and change.module in _USERS:
-            space = dict(vars(change.module))
-            tree = _changed(change.module, change)
-            exec(compile(tree, change.module.__file__ or "", "exec"), space)
-            for user in (change.module, *_USERS[change.module]):
+        patch.setattr(amd_wave, "run_workgroup", python_machine(change, noted))
+        if given is not None and given.module in _USERS:
+            module = given.module
+            space = dict(vars(module))
+            if noted is not None:
+                space["reached"] = noted.reached
+            exec(_code(module, change) if noted is None else _noting_code(module), space)
+            for user in (module, *_USERS[module]):
                 for name in vars(user):
-                    if inspect.getmodule(vars(user)[name]) is change.module:
+                    if inspect.getmodule(vars(user)[name]) is module:
                         patch.setattr(user, name, space[name])
         yield
 
@@ -258,8 +314,23 @@ def planted(change: Change | None) -> Iterator[None]:
 Case = Callable[[], None]
 
 
-def is_found(change: Change, cases: list[Case], seconds: float = 60.0) -> bool:
-    """Whether a case fails with it; that case then stands first. Who never ends is found, too."""
+def cases_by_block(module: ModuleType, cases: Sequence[Case]) -> dict[int, set[Case]]:
+    """The cases that run each block of a module: no other case can see a mistake there."""
+    found: dict[int, set[Case]] = {}
+    for case in cases:
+        noted = Noted(module)
+        with planted(None, noted):
+            case()
+        for block in noted.reached:
+            found.setdefault(block, set()).add(case)
+    return found
+
+
+def is_found(
+    change: Change, cases: list[Case], reach: Collection[Case], seconds: float = 60.0
+) -> bool:
+    """Whether a case of those in `reach` fails with it; that case then stands first. Who never ends
+    is found, too."""
 
     def out_of_time(*_: Any) -> None:
         raise TimeoutError
@@ -267,7 +338,7 @@ def is_found(change: Change, cases: list[Case], seconds: float = 60.0) -> bool:
     before = signal.signal(signal.SIGALRM, out_of_time)
     try:
         with planted(change):
-            for case in cases:
+            for case in filter(reach.__contains__, cases):
                 signal.setitimer(signal.ITIMER_REAL, seconds)
                 try:
                     case()

@@ -43,12 +43,18 @@ class Oddity:
     other_block: int | None = None
 
 
+#: Of rows of code that read what nobody had written: the array's name, or None for LDS, and the
+#: row; bool[bytes] of what was read so.
+UnwrittenBytes = dict[tuple[str | None, int], Array]
+
+
 class AccessWatch:
     """Follows the blocks of one launch, in the order in which they are run."""
 
     def __init__(self, regions: Sequence[ArrayRegion], local_bytes: int) -> None:
         self._regions, self._local_bytes = regions, local_bytes
         self._atomic_blocks: set[int] = set()
+        self.unwritten: UnwrittenBytes = {}
 
     def note_block(self, number: int, log: Array) -> Iterator[Oddity]:
         """What is wrong with the accesses of the block of that number; each place of code once."""
@@ -57,7 +63,7 @@ class AccessWatch:
         inside = log[:, _ADDRESS] + log[:, _BYTES] <= self._local_bytes
         # A load straight to LDS fills words that no entry of the log tells of.
         is_filled = bool((log[:, _ACTION] == r.TO_LOCAL).any())
-        yield from _of_local(log[(log[:, _SPACE] == _LOCAL) & inside], is_filled=is_filled)
+        yield from self._of_local(log[(log[:, _SPACE] == _LOCAL) & inside], is_filled=is_filled)
         outer = log[(log[:, _SPACE] != _LOCAL) & (log[:, _SPACE] != r.SCRATCH)]
         for region in self._regions:
             held = (outer[:, _ADDRESS] >= region.address) & (outer[:, _ADDRESS] < region.end)
@@ -67,7 +73,7 @@ class AccessWatch:
     def _of_region(self, region: ArrayRegion, number: int, log: Array) -> Iterator[Oddity]:
         at, entry = _bytes_of(log, region.address)
         writes = np.isin(log[entry, _ACTION], _WRITES)
-        yield from _unwritten(region, log, at, entry, region.is_known)
+        yield from self._of_unwritten(region, log, at, entry, region.is_known)
         yield from _races_of_waves(region, log, at, entry)
         yield from _two_writers(region, log, at, entry)
         is_atomic = np.isin(log[entry, _ACTION], _ATOMICS)
@@ -110,18 +116,35 @@ class AccessWatch:
         region.first_reader[read[unread]] = number
         region.last_reader[read] = number
 
+    def _of_local(self, log: Array, *, is_filled: bool) -> Iterator[Oddity]:
+        if not len(log):
+            return
+        at, entry = _bytes_of(log, 0)
+        raced = [*_races_of_waves(None, log, at, entry), *_two_writers(None, log, at, entry)]
+        yield from raced
+        # What a wave reads too early may be written later: that is the race.
+        if not raced and not is_filled:
+            yield from self._of_unwritten(None, log, at, entry, np.zeros(self._local_bytes, bool))
 
-def _of_local(log: Array, *, is_filled: bool) -> Iterator[Oddity]:
-    if not len(log):
-        return
-    at, entry = _bytes_of(log, 0)
-    raced = [*_races_of_waves(None, log, at, entry), *_two_writers(None, log, at, entry)]
-    yield from raced
-    if (
-        not raced and not is_filled
-    ):  # what a wave reads too early may be written later: that is the race
-        size = int(at.max()) + 1
-        yield from _unwritten(None, log, at, entry, np.zeros(size, bool))
+    def _of_unwritten(
+        self, region: ArrayRegion | None, log: Array, at: Array, entry: Array, known: Array
+    ) -> Iterator[Oddity]:
+        """Reads of bytes that were not known and that no earlier access of this block wrote.
+
+        An atomic operation reads what it then writes.
+        """
+        writes, is_atomic = (np.isin(log[entry, _ACTION], these) for these in (_WRITES, _ATOMICS))
+        unknown = (~writes | is_atomic) & ~known[at]
+        if not unknown.any():
+            return
+        first_write = np.full(len(known), len(log), np.int64)
+        np.minimum.at(first_write, at[writes], entry[writes])
+        wrong = unknown & (first_write[at] >= entry)
+        for place in _one_a_row(log, entry, wrong):
+            row, name = int(log[entry[place], _ROW]), None if region is None else region.name
+            read = self.unwritten.setdefault((name, row), np.zeros(len(known), bool))
+            read[at[wrong & (log[entry, _ROW] == row)]] = True
+            yield _oddity(FindingKind.UNINITIALISED_READ, region, log[entry[place]], int(at[place]))
 
 
 def _bytes_of(log: Array, first: int) -> tuple[Array, Array]:
@@ -130,22 +153,6 @@ def _bytes_of(log: Array, first: int) -> tuple[Array, Array]:
     entry = np.repeat(np.arange(len(log)), sizes)
     inner = np.arange(len(entry)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     return log[entry, _ADDRESS] - first + inner, entry
-
-
-def _unwritten(
-    region: ArrayRegion | None, log: Array, at: Array, entry: Array, known: Array
-) -> Iterator[Oddity]:
-    """Reads of bytes that were not known and that no earlier access of this block wrote."""
-    writes = np.isin(log[entry, _ACTION], _WRITES)
-    reads = ~writes
-    unknown = reads & ~known[at]
-    if not unknown.any():
-        return
-    first_write = np.full(len(known), len(log), np.int64)
-    np.minimum.at(first_write, at[writes], entry[writes])
-    wrong = unknown & (first_write[at] > entry)
-    for place in _one_a_row(log, entry, wrong):
-        yield _oddity(FindingKind.UNINITIALISED_READ, region, log[entry[place]], int(at[place]))
 
 
 def _races_of_waves(

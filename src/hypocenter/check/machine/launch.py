@@ -7,15 +7,17 @@ cache or a missing wait would show is not seen.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from hypocenter.base.dtypes import Array
 from hypocenter.base.errors import UsageError
-from hypocenter.check.machine.accesses import AccessWatch
+from hypocenter.check.machine.accesses import AccessWatch, UnwrittenBytes
 from hypocenter.check.machine.file_kinds import SOURCES
 from hypocenter.check.machine.machine_findings import (
     MAX_INSTRUCTIONS,
@@ -24,6 +26,7 @@ from hypocenter.check.machine.machine_findings import (
 )
 from hypocenter.check.machine.memory import ArgumentMemory
 from hypocenter.check.machine.not_a_number import explain_nan
+from hypocenter.check.machine.unwritten_reads import harmless_rows
 from hypocenter.check.machine.widths import Value, copy_arguments, explain_widths
 from hypocenter.check.report import CheckedLaunch
 from hypocenter.device.amd import instruction_rows as r
@@ -33,7 +36,7 @@ from hypocenter.device.amd.hip import compile_hip
 from hypocenter.device.amd.kernarg import LaunchShape, PassedNumber, pack_arguments
 from hypocenter.device.amd.targets import EXECUTED
 from hypocenter.device.limits import GpuLimits, named_gpu
-from hypocenter.replay.findings import Coverage, Finding, Site
+from hypocenter.replay.findings import Coverage, Finding, FindingKind, Site
 
 #: Accesses of a block that are kept to be compared, 80 bytes each.
 _MAX_ACCESSES = 1 << 20
@@ -52,6 +55,19 @@ class MachineReport:
     num_instructions: int
     untested: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all blocks were run, and all that they did is known."""
+        return self.launch.coverage.is_complete and not self.untested
+
+    def findings_to_compare(self) -> list[tuple[Any, ...]]:
+        """The findings, reads of what nobody wrote left out, so that two launches compare."""
+        return [
+            (found.kind, found.line, found.argument, found.operation, found.num_programs)
+            for found in self.findings
+            if found.kind != FindingKind.UNINITIALISED_READ or found.operation == "register"
+        ]
 
     def launched_at(self, site: Site | None) -> MachineReport:
         """The same, with the place that launched it."""
@@ -112,23 +128,57 @@ def run_checked(
     `on_memory` gets what the launch used of its arrays, before any trial.
     """
     before = copy_arguments(arguments)
-    memory, values = place_arguments(arguments)
-    report = CheckedRun(program, shape, memory, values).run(budget_seconds)
+
+    def run_once(given: Mapping[str, Value]) -> tuple[ArgumentMemory, MachineReport]:
+        return _run_once(program, shape, given, budget_seconds)
+
+    memory, report = run_once(arguments)
     on_memory(memory)
     if not report.findings and report.launch.coverage.is_complete:
 
         def is_clean(given: Mapping[str, Value]) -> bool:
-            again = CheckedRun(program, shape, *place_arguments(given)).run(budget_seconds)
+            _, again = run_once(given)
             return again.launch.coverage.is_complete and not again.findings
 
         found = explain_nan(program.kernel.name, before, arguments, is_clean)
         return replace(report, findings=found)
 
     def run_again(given: Mapping[str, Value]) -> Sequence[Finding]:
-        again = CheckedRun(program, shape, *place_arguments(given)).run(budget_seconds)
+        _, again = run_once(given)
         return again.findings if again.launch.coverage.is_complete else report.findings
 
     return replace(report, findings=explain_widths(report.findings, before, run_again))
+
+
+def _run_once(
+    program: MachineProgram,
+    shape: LaunchShape,
+    arguments: Mapping[str, Value],
+    budget_seconds: float,
+) -> tuple[ArgumentMemory, MachineReport]:
+    """One launch; of reads of what nobody wrote those are told that reach what it leaves.
+
+    What is not tried within `budget_seconds` more is told.
+    """
+    before = copy_arguments(arguments)
+    memory, values = place_arguments(arguments)
+    run = CheckedRun(program, shape, memory, values)
+    report = run.run(budget_seconds)
+    if not run.unwritten or not report.is_whole:
+        return memory, report
+
+    until = time.thread_time() + budget_seconds
+
+    def leaves(given: Mapping[str, Value], local: Array) -> Sequence[Any] | None:
+        if (left := until - time.thread_time()) <= 0:
+            return None
+        again_memory, again_values = place_arguments(given)
+        again = CheckedRun(program, shape, again_memory, again_values, local=local)
+        done = again.run(left)
+        return [*again_memory.contents(), done.findings_to_compare()] if done.is_whole else None
+
+    rows = harmless_rows(run.unwritten, before, run.local_bytes, leaves)
+    return memory, run.without_reads(report, rows)
 
 
 def three_sizes(sizes: Sequence[int]) -> tuple[int, int, int]:
@@ -162,7 +212,10 @@ def place_arguments(
 
 
 class CheckedRun:
-    """One launch, block by block; with `only_local` the accesses to LDS alone are compared."""
+    """One launch, block by block; with `only_local` the accesses to LDS alone are compared.
+
+    Each block begins with `local` in its LDS, uint8[local_bytes], or with zeros.
+    """
 
     def __init__(
         self,
@@ -172,6 +225,7 @@ class CheckedRun:
         values: Mapping[str, PassedNumber | bytes],
         *,
         only_local: bool = False,
+        local: Array | None = None,
     ) -> None:
         self._program, self._shape, self._memory = program, shape, memory
         kernel = program.kernel
@@ -181,12 +235,34 @@ class CheckedRun:
             shape.grid, shape.block, kernarg, shape.shared_bytes, MAX_INSTRUCTIONS
         )
         self._execution = Execution(
-            program, given, memory, _MAX_ACCESSES, watches_registers=True, is_alone=True
+            program,
+            given,
+            memory,
+            _MAX_ACCESSES,
+            watches_registers=True,
+            is_alone=True,
+            local=local,
         )
-        local = kernel.descriptor.group_bytes + shape.shared_bytes
-        self._watch = AccessWatch(() if only_local else memory.held, local)
-        self._findings = MachineFindings(program, memory, local)
+        self.local_bytes = kernel.descriptor.group_bytes + shape.shared_bytes
+        self._watch = AccessWatch(() if only_local else memory.held, self.local_bytes)
+        self._findings = MachineFindings(program, memory, self.local_bytes)
         self._findings.note_waits(-(-given.num_threads // kernel.descriptor.wavefront))
+
+    @property
+    def unwritten(self) -> UnwrittenBytes:
+        """What was read that nobody had written, by rows of code."""
+        return self._watch.unwritten
+
+    def without_reads(self, report: MachineReport, rows: Collection[int]) -> MachineReport:
+        """The report of `run`, where reads of what nobody wrote, by these rows, reach nothing."""
+        self._findings.forget_reads(rows)
+        names = {name or "shared memory" for name, row in self.unwritten if row in rows}
+        notes = (
+            f"{name} is read where nobody wrote, and no result hangs on it: tried with zeros, NaN "
+            "and large numbers (no finding)"
+            for name in sorted(names)
+        )
+        return replace(report, findings=self._findings.every(), notes=(*report.notes, *notes))
 
     def run(
         self, budget_seconds: float, note: Callable[[BlockNumber], None] = lambda block: None

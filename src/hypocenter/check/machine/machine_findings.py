@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +70,15 @@ class MachineFindings:
             msgspec.structs.replace(seen.finding, num_programs=len(seen.blocks - {None}))
             for seen in self._seen.values()
         )
+
+    def forget_reads(self, rows: Iterable[int]) -> None:
+        """Reads of what nobody wrote, by these rows of code, are no findings."""
+        pcs = {self._instruction(row).pc for row in rows}
+        for key in [*self._seen]:
+            kind, operation, pc = key[:3]
+            is_read = kind is FindingKind.UNINITIALISED_READ and operation != "register"
+            if is_read and pc in pcs:
+                del self._seen[key]
 
     def note_fault(self, fault: MachineFault) -> None:
         """A block that stopped. Raises HypoError where the emulator itself could not go on."""

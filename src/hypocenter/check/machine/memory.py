@@ -19,7 +19,12 @@ _NULL_BYTES = 1 << 16
 
 
 class UnwrittenArray(np.ndarray):
-    """An array that nobody has written: what torch.empty and hipMalloc give."""
+    """An array that nobody has written: what torch.empty and hipMalloc give.
+
+    `written` are the bytes that launches have written since, bool[bytes]; None where none has.
+    """
+
+    written: Array | None = None
 
 
 def unwritten(shape: int | tuple[int, ...], dtype: object = np.float32) -> Array:
@@ -95,9 +100,13 @@ class ArgumentMemory:
     def _add(self, name: str, array: Array) -> ArrayRegion:
         address = _FIRST + len(self._held) * SPACE_BYTES + SPACE_BYTES // 2
         data = np.asarray(array).reshape(-1).view(np.uint8)
-        known = np.full(data.size, not isinstance(array, UnwrittenArray))
         region = ArrayRegion(
-            name, np.asarray(array), address, data, known, isinstance(array, FreedArray)
+            name,
+            np.asarray(array),
+            address,
+            data,
+            _known_bytes(array, data.size),
+            isinstance(array, FreedArray),
         )
         self._held.append(region)
         return region
@@ -127,6 +136,12 @@ class ArgumentMemory:
                     f"elements, and not in [{place}] (no finding)"
                 )
 
+    def contents(self) -> Iterator[bytes]:
+        """What is left in the arrays, and which bytes of each somebody wrote."""
+        for region in self._held:
+            yield region.data[region.is_known].tobytes()
+            yield region.is_known.tobytes()
+
     @property
     def held(self) -> tuple[ArrayRegion, ...]:
         return tuple(self._held)
@@ -152,6 +167,15 @@ class ArgumentMemory:
 
     def make_ready(self, address: int) -> None:
         """All of it is there."""
+
+
+def _known_bytes(array: Array, num_bytes: int) -> Array:
+    """Which bytes of an array were written; the launch marks in it what it writes."""
+    if not isinstance(array, UnwrittenArray):
+        return np.full(num_bytes, True)
+    if array.written is None:
+        array.written = np.full(num_bytes, False)
+    return array.written
 
 
 def is_null(address: int) -> bool:

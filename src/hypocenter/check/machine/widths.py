@@ -24,11 +24,18 @@ def copy_arguments(arguments: Mapping[str, Value]) -> dict[str, Value]:
     """The arguments as they are before a launch; what was one array stays one."""
     copies: dict[int, Array] = {}
     return {
-        name: copies.setdefault(id(value), np.array(value, subok=True))
-        if isinstance(value, np.ndarray)
-        else value
+        name: copies.setdefault(id(value), _copy(value)) if isinstance(value, np.ndarray) else value
         for name, value in arguments.items()
     }
+
+
+def _copy(array: Array) -> Array:
+    """The array, with what launches have written of it."""
+    copy: Array = np.array(array, subok=True)
+    if isinstance(array, UnwrittenArray) and array.written is not None:
+        assert isinstance(copy, UnwrittenArray)
+        copy.written = array.written.copy()
+    return copy
 
 
 def explain_widths(

@@ -183,6 +183,7 @@ class Execution:
 
     With `watches_registers` uses of registers that nobody wrote are noted: see `unset.py`. Where
     the launch `is_alone`, nothing else changes its memory: a wave that goes round ends it at once.
+    A block begins with `local` in its LDS, uint8[bytes], or with zeros.
     """
 
     def __init__(
@@ -194,8 +195,10 @@ class Execution:
         *,
         watches_registers: bool = False,
         is_alone: bool = False,
+        local: Array | None = None,
     ) -> None:
         _check(program, given)
+        self._local = local
         self.program, self.given, self._memory = program, given, memory
         descriptor = program.kernel.descriptor
         self._lanes = descriptor.wavefront
@@ -284,6 +287,8 @@ class Execution:
         machine = self._state
         for state in (machine.sgpr, machine.wave, machine.lds, machine.scratch, machine.out):
             state.fill(0)
+        if self._local is not None:
+            machine.lds[:] = self._local
         machine.vgpr[:, : self._num_vgprs].fill(0)
         machine.vgpr[:, 256:].fill(0)
         machine.out[r.LOCAL_OUTSIDE_ROW] = -1
