@@ -51,7 +51,7 @@ class Clock:
     def mark(self, *, begins: bool = False) -> None:
         import torch
 
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         if begins:
             self.rounds.append([])

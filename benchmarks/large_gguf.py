@@ -23,7 +23,7 @@ _BLOCK_BYTES = {_Q4_K: 144, _Q6_K: 210}
 _ALIGNMENT = 32
 _TABLE = "token_embd.weight"
 #: The scale of blocks of a table of tokens whose rows are large beside what layers add to them.
-_TABLE_SCALE = 0.7
+_TABLE_SCALE = 20.0
 
 
 @dataclass(frozen=True)

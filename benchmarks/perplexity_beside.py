@@ -89,7 +89,7 @@ def _reading(file: GGUFFile, place: PointPlace, forms: Mapping[DType, str]) -> R
     name, layer = place
     tensor = head_of(file) if name == "logits" else f"blk.{layer}.{_MATRICES.get(name)}.weight"
     dtype = file.tensors[tensor].dtype if tensor in file.tensors else None
-    return FORMS[forms[dtype]] if dtype in forms else exactly
+    return FORMS[forms[dtype]] if dtype is not None and dtype in forms else exactly
 
 
 def _header(file: GGUFFile, arch: Architecture) -> TraceHeader:

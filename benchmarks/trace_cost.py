@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "src")]
@@ -36,10 +37,12 @@ def main() -> None:
 def measure(given: argparse.Namespace, is_prompt: bool) -> dict[str, object]:
     """Turns of both kinds; each LLM has plans of its own, and both have run before."""
     context = given.prompt + given.generate + 64
+    settings: dict[str, Any] = {"context_length": context, "kv_tokens": 4 * context}
+    settings |= {"prefix_cache": False, "device": given.device}
     with (
         tempfile.TemporaryDirectory() as folder,
-        LLM(given.model, context_length=context, prefix_cache=False, device=given.device) as off,
-        LLM(given.model, context_length=context, prefix_cache=False, device=given.device) as on,
+        LLM(given.model, **settings) as off,
+        LLM(given.model, **settings) as on,
     ):
         trace = on.trace(Path(folder, "trace"))
 
