@@ -70,6 +70,13 @@ _KINDS = {
     "peer_llama_cpp*": (
         "logits and perplexity beside llama.cpp, per family and per file type", "scripts/test-peers"
     ),
+    "draft-rounds*": (
+        "what a draft model gains, and what the parts of a round take", "benchmarks/draft_rounds.py"
+    ),
+    "amd-forms*": (
+        "each form of each kernel as AMD's machine code beside LLVM's text",
+        "benchmarks/amd_forms.py",
+    ),
     "adapter_cost*": (
         "what a LoRA adapter costs on a card, with several streams", "benchmarks/adapter_cost.py"
     ),
