@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import itertools
 import logging
 import resource
 import socket
 import ssl
+import weakref
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -756,3 +758,28 @@ def test_too_few_files_are_a_line_and_other_errors_are_not(
     connection.tell_of_loop(loop, {"message": "a defect", "exception": ValueError("x")})
     assert caplog.records[-1].name == "asyncio"
     loop.close()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [(b"GET /a HTTP/1.1\r\nHost: a\r\n\r\n",) * 2, (b"nonsense\r\n\r\n",), (b"POST / HT",), ()],
+)
+def test_who_has_left_goes_without_the_collector(parts: tuple[bytes, ...]) -> None:
+    """Thousands come and go, and each in a circle would keep memory between two collections."""
+
+    async def run() -> weakref.ref[Connection]:
+        made = Connection(uvicorn.Config(App(), log_config=None, lifespan="off"), ServerState(), {})
+        made.connection_made(Wire())
+        for part in parts:
+            made.data_received(part)
+            await settle()
+        made.connection_lost(None)
+        await settle()
+        return weakref.ref(made)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert run_in_virtual_time(run())() is None
+    finally:
+        gc.enable()

@@ -14,7 +14,9 @@ import errno
 import logging
 import re
 import resource
+import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -83,12 +85,26 @@ def tell_of_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> No
         loop.default_exception_handler(context)
 
 
+def _weakly(method: Callable[[int, str], None]) -> Callable[[int, str], None]:
+    """The method for as long as what it is of is there: nothing once that has gone."""
+    held = weakref.WeakMethod(method)
+
+    def call(status: int, reason: str) -> None:
+        if (found := held()) is not None:
+            found(status, reason)
+
+    return call
+
+
 class _Gate(asyncio.Transport):
-    """The transport as uvicorn is shown it: when to read and how to close is the connection's."""
+    """The transport as uvicorn is shown it: when to read and how to close is the connection's.
+
+    That goes with its transport. In a circle with this one it would stay until the collector comes.
+    """
 
     def __init__(self, wire: asyncio.Transport, connection: Connection) -> None:
         super().__init__()
-        self._wire, self._connection = wire, connection
+        self._wire, self._connection = wire, weakref.ref(connection)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._wire.get_extra_info(name, default)
@@ -97,19 +113,25 @@ class _Gate(asyncio.Transport):
         self._wire.write(data)
 
     def is_closing(self) -> bool:
-        return self._connection.is_leaving or self._wire.is_closing()
+        connection = self._connection()
+        return connection is None or connection.is_leaving or self._wire.is_closing()
 
     def close(self) -> None:
-        self._connection.leave()
+        if (connection := self._connection()) is not None:
+            connection.leave()
 
     def abort(self) -> None:
         self._wire.abort()
 
     def pause_reading(self) -> None:
-        self._connection.hold(is_full=True)
+        self._hold(is_full=True)
 
     def resume_reading(self) -> None:
-        self._connection.hold(is_full=False)
+        self._hold(is_full=False)
+
+    def _hold(self, *, is_full: bool) -> None:
+        if (connection := self._connection()) is not None:
+            connection.hold(is_full=is_full)
 
 
 class _Turns:
@@ -188,7 +210,7 @@ class Connection(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.conn = Parser(MAX_HEADER_BYTES, self._refuse_request)
+        self.conn = Parser(MAX_HEADER_BYTES, _weakly(self._refuse_request))
         # Uvicorn would refuse in its own words, and keep the connection.
         self._max_connections, self.limit_concurrency = self.limit_concurrency, None
         self.is_leaving = False

@@ -23,6 +23,8 @@ class Parser(h11.Connection):
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as error:
+            # A frame of h11 has the error, which has all frames: none would go for long.
+            error.__traceback__ = None
             self._refuse(error.error_status_hint, str(error))
             return h11.NEED_DATA
         if isinstance(event, h11.Request) and (reason := _ambiguity(event)):

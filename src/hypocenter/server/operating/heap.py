@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import gc
 import os
 import time
 from pathlib import Path
@@ -44,17 +43,12 @@ class Heap:
         self._looked = time.monotonic()
 
     async def look(self) -> None:
-        """Give back what is free; nothing while little has come, or nothing has changed.
-
-        Connections that are closed are circles of objects. Few as these are, each would keep pages
-        on which large answers were: so they are collected first, which takes some milliseconds.
-        """
+        """Give back what is free; nothing while little has come, or nothing has changed."""
         if self._trim is None or time.monotonic() < self._looked + _EVERY_SECONDS:
             return
         self._looked, resident = time.monotonic(), _resident_bytes()
         has_changed = abs(resident - self._last) > _CHANGE_BYTES
         if has_changed and max(resident, self._last) > self._few + _MANY_BYTES:
-            gc.collect()
             await asyncio.to_thread(self._trim, 0)
             resident = _resident_bytes()
         self._last = resident
