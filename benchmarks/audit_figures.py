@@ -3,7 +3,7 @@
     python benchmarks/audit_figures.py families    # an audit of each architecture, all gates
     python benchmarks/audit_figures.py canaries    # gates of the bundled model, 100 times
 
-Each is written to `benchmarks/results/audit-PART-DEVICE.json`.
+Each is a file of `benchmarks/results/`, named by its part and the device.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from peer import comparison  # noqa: E402
 
 from hypocenter.base.dtypes import Float64s  # noqa: E402
 from hypocenter.base.tensor import DType  # noqa: E402
-from hypocenter.engine.float64_steps import Float64Steps, Reading, exactly  # noqa: E402
+from hypocenter.engine.float64_steps import Float64Steps, InputForm, exactly  # noqa: E402
 from hypocenter.model.facts.architecture import Architecture, read_architecture  # noqa: E402
 from hypocenter.model.gguf.file import GGUFFile, open_gguf  # noqa: E402
 from hypocenter.model.quantising.mixes import MIXES  # noqa: E402
@@ -85,7 +85,7 @@ def chained_logits(file: GGUFFile, ids: Iterable[int], forms: Mapping[DType, str
     return found  # type: ignore[no-any-return]
 
 
-def _reading(file: GGUFFile, place: PointPlace, forms: Mapping[DType, str]) -> Reading:
+def _reading(file: GGUFFile, place: PointPlace, forms: Mapping[DType, str]) -> InputForm:
     name, layer = place
     tensor = head_of(file) if name == "logits" else f"blk.{layer}.{_MATRICES.get(name)}.weight"
     dtype = file.tensors[tensor].dtype if tensor in file.tensors else None

@@ -309,7 +309,6 @@ def test_a_large_model_is_not_simulated(own: OwnGates, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"lora": "adapter.gguf"}, "2 ranks do not run it: tensor_parallel is 2, but adapters"),
         ({"cpu_moe": True}, "2 ranks do not run it: cpu_moe is True, but parts"),
     ],
 )

@@ -33,7 +33,7 @@ _OTHER_LIMIT = 2e-3
 
 
 #: What a product makes of activations before it multiplies them, of f64 [num_rows, columns].
-Reading = Callable[[Float64s], Float64s]
+InputForm = Callable[[Float64s], Float64s]
 
 
 def exactly(x: Float64s) -> Float64s:
@@ -67,7 +67,7 @@ class Float64Steps:
         Raises NotComputed for a model that is computed otherwise, and for another model.
         """
         self._file, self._trace, self._other_weight = file, trace, weight
-        self._reading: Reading = exactly
+        self._reading: InputForm = exactly
         arch = self._arch = arch or read_architecture(file)
         header = trace.header
         if arch.name not in FAMILIES or arch.experts is not None:
@@ -98,7 +98,7 @@ class Float64Steps:
         }
 
     def error(
-        self, step: TracedStep, name: str, layer: int | None, reading: Reading = exactly
+        self, step: TracedStep, name: str, layer: int | None, reading: InputForm = exactly
     ) -> float:
         """How far the trace is from float64 at this point, where products read activations so: the
         root mean square of the difference over that of what the op makes. Raises NotComputed."""
@@ -113,7 +113,7 @@ class Float64Steps:
         return off if np.isfinite(off) else np.inf
 
     def point(
-        self, step: TracedStep, name: str, layer: int | None, reading: Reading = exactly
+        self, step: TracedStep, name: str, layer: int | None, reading: InputForm = exactly
     ) -> Float64s:
         """The point as float64 has it. Raises NotComputed."""
         self._reading = reading

@@ -1,5 +1,5 @@
-"""In which form each engine reads activations at its products, by what float64 makes of them in
-that form. A difference between two sound engines comes from here.
+"""Tells in which form each engine reads activations at its products, by what float64 makes of them
+in that form. A difference between two sound engines comes from here.
 
 Forms of llama.cpp: `quantize_row_q8_0` and `quantize_row_q8_K_ref` of ggml-quants.c, as the AVX2
 code of ggml-cpu rounds (to the nearest, ties to even). Ours: `kernels/linear/quantise.py`.
@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from hypocenter.base.dtypes import Float32s, Float64s, bf16_to_f32, f32_to_bf16
 from hypocenter.base.tensor import DType
-from hypocenter.engine.float64_steps import Float64Steps, NotComputed, Reading
+from hypocenter.engine.float64_steps import Float64Steps, InputForm, NotComputed
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.peers.own_weights import head_of
 from hypocenter.trace.comparing import ROUNDING
@@ -50,8 +50,8 @@ def readings_of(
     pairs: Iterable[tuple[TracedStep, TracedStep]],
     judges: tuple[Float64Steps, Float64Steps],
 ) -> Iterator[ProductReading]:
-    """For each type of weights its first product that both sides have; `judges` are those of ours
-    and of theirs. Products that have no float64 form are left out."""
+    """Find for each type of weights its first product that both sides have; `judges` are those of
+    ours and of theirs. Products that have no float64 form are left out."""
     seen: set[DType] = set()
     for steps in pairs:
         for place in sorted(steps[0].points.keys() & steps[1].points.keys(), key=order_of):
@@ -85,7 +85,9 @@ def _side(judge: Float64Steps, step: TracedStep, place: PointPlace) -> SideReadi
     return SideReading(off, form if is_explained else "", by_form[form] if is_explained else off)
 
 
-def _codes(num_columns: int, scale_of: Callable[[Float32s], tuple[Float32s, Float32s]]) -> Reading:
+def _codes(
+    num_columns: int, scale_of: Callable[[Float32s], tuple[Float32s, Float32s]]
+) -> InputForm:
     """Codes of so many columns that share a scale, by the factor that makes codes and the scale
     that is multiplied back, which `scale_of` gives of the values of largest size."""
 
@@ -130,7 +132,7 @@ def _as_bf16(x: Float64s) -> Float64s:
 
 
 #: By the words of a report.
-FORMS: dict[str, Reading] = {
+FORMS: dict[str, InputForm] = {
     "f16": _as_f16,
     "bf16": _as_bf16,
     "8-bit codes with an f16 scale per 32 columns": _codes(32, _ggml_q8_0),
