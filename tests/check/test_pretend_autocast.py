@@ -19,7 +19,10 @@ HALF, WIDE, SINGLE = torch.float16, torch.float64, torch.float32
 @pytest.fixture
 def autocast(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """`torch.autocast` as a program under `hypo check` has it; all is put back afterwards."""
-    for name in ("set_autocast_enabled", "set_autocast_dtype", "set_autocast_gpu_dtype"):
+    for name in (
+        *("set_autocast_enabled", "set_autocast_dtype", "set_autocast_gpu_dtype"),
+        *("is_autocast_enabled", "get_autocast_dtype"),
+    ):
         monkeypatch.setattr(torch, name, getattr(torch, name))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
@@ -34,6 +37,10 @@ def autocast(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
 
 def _matrix(dtype: torch.dtype = SINGLE) -> torch.Tensor:
     return torch.full((4, 4), 0.5, dtype=dtype)
+
+
+def _padded(x: torch.Tensor, mode: str) -> torch.Tensor:
+    return torch.nn.functional.pad(x[None, None], (1, 1, 1, 1), mode=mode)
 
 
 OPS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.dtype]] = {
@@ -59,6 +66,24 @@ OPS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], torch.dtype]] = {
     "norm of rows": (lambda x: x.half().norm(dim=1), SINGLE),
     "widest": (lambda x: torch.atan2(x, x.half()), SINGLE),
     "widest of halves": (lambda x: torch.dot(x[0].half(), x[1].half()), HALF),
+    "sampler of halves": (
+        lambda x: torch.nn.functional.grid_sample(
+            x.half()[None, None],
+            x.half()[None, :2, :2, None].expand(1, 2, 2, 2),
+            align_corners=False,
+        ),
+        HALF,
+    ),
+    "reflected edges": (lambda x: _padded(x.half(), "reflect"), HALF),
+    "copied edges": (lambda x: _padded(x.half(), "replicate"), HALF),
+    "pool of volumes": (
+        lambda x: torch.nn.functional.max_pool3d(
+            x.half()[None, None, None].expand(1, 1, 2, 4, 4), 2
+        ),
+        HALF,
+    ),
+    "lstm": (lambda x: torch.nn.LSTM(4, 4)(x)[0], HALF),
+    "gru": (lambda x: torch.nn.GRU(4, 4, bidirectional=True)(x)[0], HALF),
     "addition": (lambda x: x.half() + x.half(), HALF),
     "relu": (lambda x: x.half().relu(), HALF),
     "of doubles": (lambda x: (x.double() @ x.double()).exp(), WIDE),
@@ -90,6 +115,32 @@ def test_the_context_has_its_type_its_inner_ones_and_its_words(
             assert (x @ x).dtype == HALF
         assert (x @ x).dtype == torch.bfloat16
     assert not torch.is_autocast_enabled("cuda")
+
+
+def test_contexts_of_the_cpu_around_and_within_stay_the_programs(
+    autocast: Callable[..., Any],
+) -> None:
+    x = _matrix()
+    with autocast("cpu", dtype=torch.bfloat16):
+        with autocast("cuda", dtype=HALF):
+            with autocast("cpu", enabled=False):
+                assert (x @ x).dtype == HALF
+                assert not torch.is_autocast_enabled("cpu")
+            assert (x @ x).dtype == HALF
+        assert (x @ x).dtype == torch.bfloat16
+        with autocast("cuda", enabled=False):
+            assert not torch.is_autocast_enabled("cuda")
+        assert (x @ x).dtype == torch.bfloat16
+    assert (x @ x).dtype == SINGLE
+
+
+def test_what_a_gpu_refuses_under_autocast_is_refused(autocast: Callable[..., Any]) -> None:
+    loss, x = torch.nn.functional.binary_cross_entropy, _matrix()
+    with autocast("cuda"), pytest.raises(RuntimeError, match="with_logits"):
+        loss(x, x)
+    with autocast("cuda"), autocast("cuda", enabled=False):
+        assert loss(x, x).dtype == SINGLE
+    assert loss(x, x).dtype == SINGLE
 
 
 def test_values_are_those_of_the_narrow_type(autocast: Callable[..., Any]) -> None:

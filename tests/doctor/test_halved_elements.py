@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 pytest.importorskip("triton")
+from recorded.bundles import Run
 from recorded.program_launch import Launch
 
 from hypocenter.base.dtypes import Array
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis
+from hypocenter.doctor.doctor import diagnose
+from hypocenter.record.events import Launched
 
 GATHER = """
 def gather_kernel(x_ptr, ids_ptr, out_ptr, n, BLOCK: tl.constexpr):
@@ -38,7 +42,7 @@ BITS = GATHER.replace(
 IDS = np.array([7, 30, 2, 11, 45, 9, 0, 21, 33, 5], np.int64)
 
 
-def examined(text: str = GATHER, ids: Array = IDS, n: int = 10, **changes: Any) -> Diagnosis:
+def launch_of(text: str = GATHER, ids: Array = IDS, n: int = 10, **changes: Any) -> Launch:
     given: dict[str, Any] = {"held": {"ids_ptr": ids}} | changes
     return Launch(
         text,
@@ -47,7 +51,11 @@ def examined(text: str = GATHER, ids: Array = IDS, n: int = 10, **changes: Any) 
         grid=(5,),
         constants={"BLOCK": 4},
         **given,
-    ).diagnosis()
+    )
+
+
+def examined(**changes: Any) -> Diagnosis:
+    return launch_of(**changes).diagnosis()
 
 
 @pytest.mark.parametrize("ids", [IDS, IDS[:9], IDS + 1])
@@ -83,3 +91,36 @@ def test_indices_that_are_read_by_halves_are_proven(ids: Array) -> None:
 )  # fmt: skip
 def test_halves_that_may_be_read_on_purpose_are_no_fault(changed: dict[str, Any]) -> None:
     assert examined(**changed).roots == ()
+
+
+#: Writes halves of 4 bytes: each second is 0, as in a workspace of pairs.
+FILL = """
+def fill_kernel(ids_ptr, n, BLOCK: tl.constexpr):
+    r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    half = ids_ptr.to(tl.pointer_type(tl.int32)) + r
+    tl.store(half, tl.where(r % 2 == 0, r, 0), mask=r < n)
+"""
+
+
+@pytest.mark.parametrize(("text", "num_roots"), [(FILL, 0), (LOWER, 1)])
+def test_a_workspace_that_a_launch_before_wrote_by_halves_is_no_fault(
+    text: str, num_roots: int
+) -> None:
+    """A launch that only read it changes nothing."""
+    after = launch_of().bundle()
+    run = Run()
+    run.tensors |= {tensor.name: tensor for tensor in after.tensors}
+    given = {name: name for name in ("x_ptr", "ids_ptr", "out_ptr") if name in text}
+    site, constants = "program.py:30", {"BLOCK": 4}
+    before = run.launch(
+        text.split("def ")[1].split("_kernel")[0], {}, given | {"n": 10},
+        source=text, grid=(5,), site=site, constants=constants,
+    )  # fmt: skip
+    [launched] = (event for event in after.events if isinstance(event, Launched))
+    first = Launched(seq=launched.seq - 1, step=launched.step, launch=before)
+    events = (*(event for event in after.events if event is not launched), first, launched)
+    sources = (*after.sources, *run.bundle(after.fault).sources)
+    result = diagnose(
+        msgspec.structs.replace(after, events=events, sources=sources), allow_source=True
+    )
+    assert len(result.roots) == num_roots

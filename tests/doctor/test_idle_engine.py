@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 from recorded.bundles import BLOCK, REQUEST, Run, decoder, inputs, tensors_of_decoder
 
 from hypocenter.doctor.causes import Cause
@@ -83,8 +85,8 @@ def test_a_thread_between_two_steps_goes_round_too() -> None:
     assert not diagnose(hung(*waits), without=("replay",)).roots
 
 
-def line_of(text: str) -> int:
-    lines = Path(ENGINE).read_text().splitlines()
+def line_of(text: str, file: str = ENGINE) -> int:
+    lines = Path(file).read_text().splitlines()
     return 1 + next(at for at, line in enumerate(lines) if line.strip().startswith(text))
 
 
@@ -102,6 +104,31 @@ def test_wherever_it_stands_between_two_steps() -> None:
     for waits in ("with self._turn_ended", "self._turn_ended.wait_for"):
         of_another = ((ENGINE, line_of(waits), "_take_turn"), BETWEEN[3])
         assert not diagnose(hung(*of_another), without=("replay",)).roots
+
+
+DISK, ROOM = (FILE.replace("scheduler", name) for name in ("disk_blocks", "disk_room"))
+HEAD = "/usr/lib/python3.11/contextlib.py", 137, "__enter__"
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        ((DISK, line_of("with self._lock:", DISK), "take"),),
+        ((ROOM, line_of("fcntl.flock(file, fcntl.LOCK_EX)", ROOM), "_lock"), HEAD),
+        (HEAD, (ROOM, line_of("with self._lock() as file", ROOM), "reserve")),
+    ],
+    ids=["a lock", "a file's lock", "a context"],
+)
+def test_a_step_that_waits_for_a_lock_does_not_go_round(waits: Any) -> None:
+    """That of a thread, or of another process that holds the folder of blocks."""
+    step = (FILE.replace("scheduler", "engine"), 136, "_step")
+    found = diagnose(hung(*waits, step, BETWEEN[2], BETWEEN[3]), without=("replay",))
+    assert not found.roots
+
+
+def test_a_drive_that_waits_for_its_turn_does_not_go_round() -> None:
+    waits = (ENGINE, line_of("self._lock.acquire()"), "_turn"), HEAD
+    assert not diagnose(hung(*waits, BETWEEN[3]), without=("replay",)).roots
 
 
 def test_a_prompt_of_which_all_tokens_were_found_is_told() -> None:

@@ -20,8 +20,8 @@ HASHES = [
 ]  # fmt: skip
 
 
-def hashed(kernel: Any) -> ReplayReport:
-    keys = torch.arange(90_000, 90_064, dtype=torch.int32) * 7
+def hashed(kernel: Any, first: int = 90_000) -> ReplayReport:
+    keys = torch.arange(first, first + 64, dtype=torch.int32) * 7
     launch = {
         "key_ptr": keys, "table_ptr": torch.arange(16, dtype=torch.int32),
         "out_ptr": torch.full((64,), -1, dtype=torch.int32),
@@ -33,6 +33,14 @@ def hashed(kernel: Any) -> ReplayReport:
 @pytest.mark.parametrize("kernel", HASHES, ids=lambda kernel: str(kernel.__name__))
 def test_a_hash_that_wraps_and_stays_inside_its_table_is_no_fault(kernel: Any) -> None:
     report = hashed(kernel)
+    assert report.findings == ()
+    assert report.headroom == ()
+
+
+@pytest.mark.parametrize("kernel", [kernels.of_levels, kernels.of_quotients])
+def test_small_keys_of_a_hash_into_one_of_several_tables_are_no_fault(kernel: Any) -> None:
+    """Without a limit to the bits some of them lead to another table, inside of the tensor."""
+    report = hashed(kernel, first=0)
     assert report.findings == ()
     assert report.headroom == ()
 

@@ -1,13 +1,15 @@
 """`torch.autocast("cuda")` for tensors that only say that they are on a GPU.
 
 Switching it on switches on that of the CPU, whose lists of operations are others: what autocast of
-CUDA casts and that of the CPU leaves alone is added here. What the CPU casts beyond it (pooling in
-three dimensions, quantiles, FFTs, decompositions of matrices) stays so. For good, like
-`pretend_gpu.py`.
+CUDA casts and that of the CPU leaves alone is added here. What the CPU casts beyond it gets its own
+type back, but for quantiles, FFTs and decompositions of matrices, which have no half on a GPU or
+only some. Within it a context for the CPU changes nothing. For good, like `pretend_gpu.py`.
 """
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -30,10 +32,27 @@ _WIDE_BY_DTYPE = frozenset(
 )
 _WIDEST = frozenset(
     {
-        *("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler"),
+        *("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot"),
         *("index_put", "tensordot", "scatter_add"),
     }
 )
+#: What the CPU alone runs in float32, and what has many operations in one on a GPU: computed in
+#: float32 here, while the result has the type of the first operand, or the narrower type.
+_KEEPING = frozenset(
+    {
+        *("adaptive_avg_pool3d", "adaptive_max_pool3d", "avg_pool3d", "max_pool3d"),
+        *("fractional_max_pool2d", "fractional_max_pool3d", "max_unpool2d", "max_unpool3d"),
+        *("reflection_pad1d", "reflection_pad2d", "trace"),
+        *("replication_pad1d", "replication_pad2d", "replication_pad3d"),
+    }
+)
+_RECURRENT = frozenset(
+    f"{kind}.{form}"
+    for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    for form in ("input", "data")
+)
+#: Refused by autocast of CUDA; and of another list of the CPU's.
+_REFUSED, _SAMPLER = "binary_cross_entropy", "grid_sampler"
 
 
 def pretend_autocast() -> None:
@@ -41,28 +60,48 @@ def pretend_autocast() -> None:
     _add_casts()
     anything: Any = torch
     set_enabled, set_dtype = torch.set_autocast_enabled, torch.set_autocast_dtype
-    dtype_of_cpu = torch.get_autocast_dtype("cpu")
+    was_enabled, was_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+    own = _OwnOfCpu()
 
     def follow() -> None:
-        """That of the CPU is on with the type of CUDA's, or off with its own."""
-        is_enabled = torch.is_autocast_enabled("cuda")
-        set_enabled("cpu", is_enabled)
-        set_dtype("cpu", torch.get_autocast_dtype("cuda") if is_enabled else dtype_of_cpu)
+        """That of the CPU is on with the type of CUDA's, or as the program has it."""
+        by_cuda = was_enabled("cuda")
+        set_enabled("cpu", by_cuda or own.is_enabled)
+        set_dtype("cpu", was_dtype("cuda") if by_cuda else own.dtype)
 
     def enable(*args: Any) -> None:
         device, is_enabled = args if len(args) == 2 else ("cuda", args[0])
-        set_enabled(device, is_enabled)
-        if device == "cuda":
-            follow()
+        if device == "cpu":
+            own.is_enabled = is_enabled
+        else:
+            set_enabled(device, is_enabled)
+        follow()
 
     def choose(device: str, dtype: torch.dtype) -> None:
-        set_dtype(device, dtype)
-        if device == "cuda":
-            follow()
+        if device == "cpu":
+            own.dtype = dtype
+        else:
+            set_dtype(device, dtype)
+        follow()
+
+    def is_enabled(device: str = "cuda") -> bool:
+        return own.is_enabled if device == "cpu" else was_enabled(device)
+
+    def dtype_of(device: str) -> torch.dtype:
+        return own.dtype if device == "cpu" else was_dtype(device)
 
     anything.set_autocast_enabled = enable
     anything.set_autocast_dtype = choose
     anything.set_autocast_gpu_dtype = lambda dtype: choose("cuda", dtype)
+    anything.is_autocast_enabled = is_enabled
+    anything.get_autocast_dtype = dtype_of
+
+
+class _OwnOfCpu(threading.local):
+    """Autocast of the CPU as the program has it, thread by thread."""
+
+    def __init__(self) -> None:
+        self.is_enabled, self.dtype = False, torch.bfloat16
 
 
 def missing_casts() -> list[str]:
@@ -84,8 +123,19 @@ def _add_casts() -> None:
     global _library
     library: Any = torch.library.Library
     _library = library("aten", "IMPL", _CPU_KEY)
-    for name in missing_casts():
-        _library.impl(name, _cast_of(name))
+    others = _KEEPING | _RECURRENT | {_SAMPLER}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the CPU's own casts are no more
+        for name in sorted({*missing_casts(), *others}):
+            _library.impl(name, _cast_of(name))
+        _library.impl(_REFUSED, _refuse)
+
+
+def _refuse(*args: Any, **kwargs: Any) -> None:
+    raise RuntimeError(
+        f"{_REFUSED} does not run under autocast of cuda, where its gradient may leave the narrow "
+        "type: take binary_cross_entropy_with_logits, or switch autocast off around it"
+    )
 
 
 def _cast_of(name: str) -> Callable[..., Any]:
@@ -102,15 +152,28 @@ def _cast_of(name: str) -> Callable[..., Any]:
                 if _is_cast(args[0]) and given.get("dtype") is None:
                     given["dtype"] = torch.float32
                 return op(**given)
-            dtype = torch.float32
-            if name in _NARROW:
-                dtype = torch.get_autocast_dtype("cpu")
-            elif name in _WIDEST:
-                dtype = _widest(args)
+            dtype, made = _dtypes(name, args)
             args, kwargs = tree_map(lambda value: _cast(value, dtype), (args, kwargs))
-            return op(*args, **kwargs)
+            return tree_map(lambda value: _cast(value, made), op(*args, **kwargs))
 
     return run
+
+
+def _dtypes(name: str, args: tuple[Any, ...]) -> tuple[torch.dtype, torch.dtype | None]:
+    """What operands are cast to, and results, where these are."""
+    if name in _NARROW:
+        return _narrow(), None
+    if name in _WIDEST:
+        return _widest(args), None
+    if name == _SAMPLER:
+        return torch.float32, _widest(args)
+    if name in _KEEPING:
+        return torch.float32, args[0].dtype
+    return torch.float32, _narrow() if name in _RECURRENT else None
+
+
+def _narrow() -> torch.dtype:
+    return torch.get_autocast_dtype("cuda" if torch.is_autocast_enabled("cuda") else "cpu")
 
 
 def _is_cast(value: Any) -> bool:
@@ -118,11 +181,11 @@ def _is_cast(value: Any) -> bool:
     return is_number and value.dtype != torch.float64
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if _is_cast(value) else value
+def _cast(value: Any, dtype: torch.dtype | None) -> Any:
+    return value.to(dtype) if dtype is not None and _is_cast(value) else value
 
 
 def _widest(args: tuple[Any, ...]) -> torch.dtype:
     """float32 where an operand has it, else the type of autocast."""
     kinds = {value.dtype for value in tree_leaves(args) if _is_cast(value)}
-    return torch.float32 if torch.float32 in kinds else torch.get_autocast_dtype("cpu")
+    return torch.float32 if torch.float32 in kinds else _narrow()

@@ -3,7 +3,8 @@
 A hash wraps on purpose and is reduced to the length of its table by a remainder or a shift. What
 such a number leads to is a fault only where it shows. It may be outside of the tensor. Or it is
 inside, and so is the element that was meant without a limit to the bits. That is so of a flat
-number that is divided into row and column, and of no hash: its product is far beyond the table.
+number that is divided into row and column. The upper bits of a hash alone are left out: of a small
+key the product without a limit may lead to another of several tables.
 """
 
 from __future__ import annotations

@@ -114,6 +114,24 @@ def rolling(key_ptr, table_ptr, out_ptr, num_slots: tl.constexpr, BLOCK: tl.cons
 
 
 @triton.jit
+def of_levels(key_ptr, table_ptr, out_ptr, num_slots: tl.constexpr, BLOCK: tl.constexpr):
+    """Fibonacci's hash, signed, into each of four tables of four slots."""
+    at = tl.arange(0, BLOCK)
+    slot = ((tl.load(key_ptr + at) * 1640531527) >> 30) + 2
+    for level in range(4):
+        tl.store(out_ptr + at, tl.load(table_ptr + level * 4 + slot))
+
+
+@triton.jit
+def of_quotients(key_ptr, table_ptr, out_ptr, num_slots: tl.constexpr, BLOCK: tl.constexpr):
+    """Such a hash by a division, into each of eight tables of two slots."""
+    at = tl.arange(0, BLOCK)
+    slot = (tl.load(key_ptr + at).to(tl.uint32) * 2654435761) // (1 << 31)
+    for level in range(8):
+        tl.store(out_ptr + at, tl.load(table_ptr + level * 2 + slot))
+
+
+@triton.jit
 def signed_remainder(key_ptr, table_ptr, out_ptr, num_slots: tl.constexpr, BLOCK: tl.constexpr):
     """Wrong: the remainder of a product below 0 is below 0, before the table."""
     at = tl.arange(0, BLOCK)

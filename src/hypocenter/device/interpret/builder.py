@@ -28,23 +28,28 @@ STEPS_BETWEEN, STEPS_BETWEEN_CLOSE = 4096, 1
 #: Operations that make less of a number.
 _DIVIDING = frozenset({"create_ashr", "create_sdiv", "create_udiv"})
 _LEAVING = frozenset({"create_srem", "create_urem"})
+#: Odd factors from here on are those of hashes.
+_MIXING = 1 << 19
 _NARROW = {np.dtype(kind): np.iinfo(kind) for kind in ("i1", "u1", "i2", "u2", "i4", "u4")}
 
 
 @dataclass(frozen=True, slots=True)
 class Wrap:
-    """Where an integer first left its type: the instruction, and the exact value there."""
+    """Where an integer first left its type: the instruction, and whether it is one of a hash."""
 
     code: CodeType
     instruction: int
     type_name: str
+    is_mixing: bool = False
 
 
 class Reduced(enum.Enum):
-    """What has made less of a number that had wrapped: a division or a shift, or a remainder."""
+    """What has made less of a number that had wrapped: a division or a shift, one that takes the
+    upper bits of a hash, or a remainder."""
 
     NOT = enum.auto()
     QUOTIENT = enum.auto()
+    UPPER_BITS = enum.auto()
     REMAINDER = enum.auto()
 
 
@@ -116,7 +121,12 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
         return self._track(super().create_sub(lhs, rhs), np.subtract, lhs, rhs)
 
     def create_mul(self, lhs: Any, rhs: Any) -> Any:
-        return self._track(super().create_mul(lhs, rhs), np.multiply, lhs, rhs)
+        result = self._track(super().create_mul(lhs, rhs), np.multiply, lhs, rhs)
+        has_wrapped = hasattr(result, "exact") and _first_wrap((lhs, rhs)) is None
+        if has_wrapped and (_is_of_hash(lhs.data) or _is_of_hash(rhs.data)):
+            wrap = dataclasses.replace(result.exact.wrap, is_mixing=True)
+            result.exact = dataclasses.replace(result.exact, wrap=wrap)
+        return result
 
     def create_shl(self, lhs: Any, rhs: Any) -> Any:
         return self._track(super().create_shl(lhs, rhs), np.left_shift, lhs, rhs)
@@ -343,9 +353,18 @@ def _reduction_of(operands: Any, name: str = "") -> Reduced:
     known = {o.exact.reduced for o in operands if hasattr(o, "exact")} or {Reduced.NOT}
     if name in _LEAVING or known == {Reduced.REMAINDER}:
         return Reduced.REMAINDER
-    if Reduced.NOT in known:
-        return Reduced.QUOTIENT if name in _DIVIDING else Reduced.NOT
-    return Reduced.QUOTIENT
+    if Reduced.NOT not in known:
+        return Reduced.UPPER_BITS if known == {Reduced.UPPER_BITS} else Reduced.QUOTIENT
+    if name not in _DIVIDING:
+        return Reduced.NOT
+    wrap = _first_wrap(operands)
+    return Reduced.UPPER_BITS if wrap is not None and wrap.is_mixing else Reduced.QUOTIENT
+
+
+def _is_of_hash(factor: Array) -> bool:
+    """Whether a factor is one number, odd and large: an even one loses bits, so no hash has it."""
+    number = abs(int(factor.flat[0])) if factor.size else 0
+    return number >= _MIXING and number % 2 == 1 and bool((factor == factor.flat[0]).all())
 
 
 def _here(result: Any) -> Wrap:

@@ -22,8 +22,10 @@ _FRAME = re.compile(r'^  File "([^"\n]{1,4096})", line (\d{1,9}) in ([^\n]{1,200
 _FOLDER, _STEP, _DRIVES = "/hypocenter/engine/", "_step", ("complete", "follow")
 #: What else stands between these, and waits for nobody.
 _BETWEEN = ("/contextlib.py", "/hypocenter/record/recorder.py")
-#: Where the engine waits for another thread that steps.
-_WAITS = ("with self._turn_ended", "self._turn_ended.wait_for")
+#: Where the engine waits: for another thread that steps, for a lock, for another process.
+_WAITS = re.compile(
+    r"with self\.\w*lock\b(?!\()|with self\._turn_ended|\.(acquire|wait_for|flock)\("
+)
 _MAX_FRAMES = 8
 
 
@@ -85,7 +87,8 @@ def _decides(frames: list[_Frame]) -> _Frame | None:
     """What a step had called, where all that it stands in is the engine's: that decides what is
     run, and what stands deeper down does so by chance."""
     steps = [at for at, frame in enumerate(frames) if frame.function == _STEP]
-    if not steps or not all(map(_is_engines, frames[: steps[0] + 1])):
+    within = frames[: steps[0] + 1] if steps else []
+    if not within or not all(_is_engines(frame) and _goes_on(frame) for frame in within):
         return None
     return frames[max(steps[0] - 1, 0)]
 
@@ -94,13 +97,19 @@ def _is_beginning(frames: list[_Frame]) -> bool:
     """Whether the thread goes from step to step, and what it stands in waits for nobody."""
     drives = [at for at, frame in enumerate(frames) if frame.function in _DRIVES]
     within = frames[: drives[0] + 1] if drives else []
-    return bool(within and _is_engines(within[-1])) and all(map(_goes_on, within))
+    if (
+        not within
+        or not _is_engines(within[-1])
+        or any(frame.function == _STEP for frame in within)
+    ):
+        return False
+    return all(map(_goes_on, within))
 
 
 def _goes_on(frame: _Frame) -> bool:
     if not _is_engines(frame):
         return _path(frame).endswith(_BETWEEN)
-    return not statement_at(frame.file, frame.line).startswith(_WAITS)
+    return not _WAITS.search(statement_at(frame.file, frame.line))
 
 
 def _all_found(case: Case, entered: Entered) -> str | None:

@@ -6,7 +6,8 @@ A kernel may read halves on purpose. It is a fault where all of this holds, by w
   reads the first half of the tensor alone;
 - what it reads decides where the kernel goes;
 - every second number is but the sign of the one before it, as in whole numbers of 8 bytes;
-- the half that is never read holds other numbers than 0.
+- the half that is never read holds other numbers than 0;
+- no launch before wrote to that memory by a pointer that it cast, as into a workspace.
 """
 
 from __future__ import annotations
@@ -66,10 +67,27 @@ def _cast_indices(case: Case) -> Iterator[tuple[LaunchMade, str, TensorRecord, S
             key = (use.launch.source, parameter)
             if tensor.dtype != "I64" or key in seen or _contents_of(case, use, tensor) is None:
                 continue
+            if _is_workspace(case, use, tensor):
+                continue
             is_read_once = len(accesses(source, parameter, {})) == 1
             if is_read_once and follows_what_it_loads(source, parameter):
                 seen.add(key)
                 yield use, parameter, tensor, source
+
+
+def _is_workspace(case: Case, use: LaunchMade, tensor: TensorRecord) -> bool:
+    """Whether a launch before this one may have written there by a pointer that it cast."""
+    for made in case.launches:
+        source = case.sources.get(made.launch.source)
+        if made.seq >= use.seq or source is None or "pointer_type" not in source.text:
+            continue
+        written = case.written_by(made.launch)
+        at = {
+            held.address for name, held in case.tensors_of(made.launch).items() if name in written
+        }
+        if tensor.address in at:
+            return True
+    return False
 
 
 def _contents_of(case: Case, use: LaunchMade, tensor: TensorRecord) -> Array | None:
