@@ -294,6 +294,20 @@ def test_a_process_that_was_stopped_within_a_write_stops_no_other(tmp_path: Path
     wait_for(lambda: second.num_written == 1)
 
 
+def test_a_file_system_without_locks_costs_no_open_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    room, before = DiskRoom(tmp_path, 1 << 20), len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(OSError, match="No locks available"), room.reserve(1):
+            pass
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_what_is_read_counts_as_used(tmp_path: Path) -> None:
     left(tmp_path, 1)
     [path] = files(tmp_path)

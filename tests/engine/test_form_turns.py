@@ -7,19 +7,22 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import pytest
+from test_scheduler import add, make_scheduler, step
 
 from hypocenter import LLM, SamplingParams
 from hypocenter.engine.batch import Chunk
 from hypocenter.engine.form_turns import SLOW_SECONDS, STEP_SECONDS, FormTurns
-from hypocenter.engine.grammar import MaskCost
+from hypocenter.engine.grammar import MaskCost, Matcher
 from hypocenter.engine.request import Request
 from hypocenter.engine.scheduler import Scheduler
 
 
-@dataclass(frozen=True)
+@dataclass
 class Asking:
     id: int
     mask_seconds: float
+    num_pending: int = 1
+    form_turn: int = 0
 
 
 def requests(*seconds: float) -> list[Request]:
@@ -27,7 +30,7 @@ def requests(*seconds: float) -> list[Request]:
 
 
 def ids(turns: FormTurns, asking: list[Request]) -> list[int]:
-    return [request.id for request in turns.take_turns(asking)]
+    return [request.id for request in turns.take_turns(asking, 100)]
 
 
 def test_ordinary_forms_always_step() -> None:
@@ -52,8 +55,40 @@ def test_who_comes_later_waits_no_longer_than_the_others() -> None:
     turns = FormTurns()
     first = requests(*[STEP_SECONDS] * 3)
     assert [ids(turns, first) for _ in range(2)] == [[0], [1]]
-    later = requests(*[STEP_SECONDS] * 4)
+    later = [*first, *requests(*[STEP_SECONDS] * 4)[3:]]
     assert [ids(turns, later) for _ in range(4)] == [[2], [3], [0], [1]]
+
+
+def test_two_kinds_of_texts_that_step_by_turns_wait_no_longer() -> None:
+    turns = FormTurns()
+    long, short = requests(*[STEP_SECONDS] * 3), requests(0.0, *[STEP_SECONDS] * 2)
+    steps = [(ids(turns, long), ids(turns, short)) for _ in range(3)]
+    assert steps == [([0], [0, 1]), ([1], [0, 2]), ([2], [0, 1])]
+
+
+def test_a_prompt_that_needs_no_mask_yet_is_read_in_each_step() -> None:
+    turns = FormTurns()
+    asking = [*requests(*[STEP_SECONDS] * 3), cast(Request, Asking(3, STEP_SECONDS, 101))]
+    assert [ids(turns, asking) for _ in range(3)] == [[0, 3], [1, 3], [2, 3]]
+
+
+def test_a_step_runs_where_the_one_whose_turn_it_is_finds_no_room() -> None:
+    """Those that sit out hold the blocks, and older ones give up none for it."""
+    scheduler = make_scheduler(num_blocks=4, max_batch_tokens=20)
+    first, second = add(scheduler, [8, 4])
+    assert len(step(scheduler)) == 2
+    assert step(scheduler) == [(0, 8, 9)]  # the last block is his
+    for request, turn in ((first, 2), (second, 1)):
+        request.form_turn = turn
+        request.matcher = cast(Matcher, SlowForm())
+    assert [chunk[0] for chunk in step(scheduler)] == [0]
+
+
+class SlowForm:
+    cost = MaskCost(STEP_SECONDS)
+
+    def accept(self, token_id: int) -> bool:
+        return False
 
 
 def test_what_a_mask_may_take_is_forgotten_by_and_by() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import tracemalloc
 import weakref
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +13,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from hypocenter.base.results import TokenLogprob, TopLogprob
+from hypocenter.base.results import CallPiece, TokenLogprob, TopLogprob
 from hypocenter.server.api_error import ApiError
 from hypocenter.server.generation import AnswerOrder, Generation
 from hypocenter.server.inquiry import (
@@ -142,8 +143,8 @@ def test_what_is_kept_of_answers_is_counted_and_bounded() -> None:
         [generation] = supervisor.submitted
         most = 0
         try:
-            for number in range(500):
-                ending = Ending("stop") if number == 499 else None
+            for number in range(1000):
+                ending = Ending("stop") if number == 999 else None
                 generation.take(msgspec.structs.replace(piece, ending=ending))
                 if number == 249 and not keeps_logprobs:  # a client that reads
                     pieces = inquiry.pieces()
@@ -161,7 +162,7 @@ def test_what_is_kept_of_answers_is_counted_and_bounded() -> None:
     def of(max_bytes: int, *, keeps_logprobs: bool = True) -> int:
         return asyncio.run(kept(Bodies(max_bytes), keeps_logprobs=keeps_logprobs))
 
-    num_bytes = 1000 * TOKEN_BYTES + 3000 * LOGPROB_BYTES - UNCOUNTED_BYTES
+    num_bytes = 2000 * TOKEN_BYTES + 6000 * LOGPROB_BYTES - UNCOUNTED_BYTES
     assert of(2 * num_bytes) == num_bytes
     with pytest.raises(ApiError, match="ask for fewer choices, tokens or logprobs") as refused:
         of(2 * num_bytes - 2)
@@ -170,10 +171,38 @@ def test_what_is_kept_of_answers_is_counted_and_bounded() -> None:
     with pytest.raises(ApiError, match="your requests and their answers hold") as refused:
         asyncio.run(kept(full, keeps_logprobs=True))
     assert (refused.value.status, refused.value.code) == (429, "bodies_full")
-    streamed = 1000 * TOKEN_BYTES - UNCOUNTED_BYTES
+    streamed = 2000 * TOKEN_BYTES - UNCOUNTED_BYTES
     assert of(2 * num_bytes, keeps_logprobs=False) == streamed
     with pytest.raises(ApiError, match="or read a stream"):  # nor does one who reads too slowly
         of(num_bytes, keeps_logprobs=False)
+
+
+def test_what_is_kept_of_a_token_takes_no_more_than_is_counted() -> None:
+    """Of a long answer that is read token by token, with and without parts of a call."""
+    num = 4000
+
+    async def taken(calls: tuple[CallPiece, ...]) -> tuple[int, int]:
+        supervisor = Silent()
+        inquiry = Inquiry(cast(Any, supervisor), "one", AnswerOrder([(5,)], SamplingParams(seed=3)))
+        await inquiry.accept()
+        [generation] = supervisor.submitted
+        pieces = inquiry.pieces()
+        read = [Piece(1, " word", (1000,), calls=calls)] * num
+        told = [msgspec.msgpack.encode(one) for one in read]
+        tracemalloc.start()
+        try:
+            for one in told:
+                generation.take(msgspec.msgpack.decode(one, type=Piece))
+                await anext(pieces)
+            num_bytes = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        assert "".join(inquiry.choices[0].text) == " word" * num
+        return num_bytes, inquiry.kept.num_bytes
+
+    for calls in ((), (CallPiece(0, "", "argument"),)):
+        num_bytes, counted = asyncio.run(asyncio.wait_for(taken(calls), 20))
+        assert counted / 3 < num_bytes < counted
 
 
 class Silent(Answering):

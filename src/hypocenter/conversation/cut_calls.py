@@ -99,10 +99,8 @@ def _fields_of(text: str) -> tuple[dict[str, str], bool] | None:
 
 
 def _cut_json_call(text: str, may_have: Sequence[str] = ()) -> list[CalledTool] | None:
-    """`{"name": NAME, "arguments": {...`, cut off anywhere."""
-    if not text.startswith("{") or read_value(text) is None:
-        return None
-    found = _fields_of(text)
+    """`{"name": NAME, "arguments": {...`, cut off anywhere; of a text that begins a value."""
+    found = _fields_of(text) if text.startswith("{") else None
     if found is None or not found[0].keys() <= {"name", *_ARGUMENT_NAMES, *may_have}:
         return None
     fields, is_cut = found

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+_BLANK_CHARS = " \t\n\r"
 _BLANKS = re.compile(r"[ \t\n\r]*")
 _STRING = r'"(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|[^"\\\x00-\x1f])*'
 _NUMBER = r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?"
@@ -45,44 +46,49 @@ def read_value(text: str, at: int = 0) -> JsonValue | None:
     start = at
     levels: list[str] = []
     #: What may come: a value, a value or the end, a key, a key or the end, ":", "," or the end.
-    state, sound, closers = "value", start, ""
+    state, sound = "value", start
     while True:
-        found = _BLANKS.match(text, at)
-        at = found.end() if found is not None else at
+        if text[at : at + 1] in _BLANK_CHARS:
+            found = _BLANKS.match(text, at)
+            at = found.end() if found is not None else at
         token = _TOKEN.match(text, at)
         if token is None:
             if not _may_go_on(text, at, state):
                 return None
-            return JsonValue(None, text[start:sound] + closers, at)
-        mark = token[4] or ""
-        following = _next_state(state, mark, bool(token[1]), levels)
+            # What stands behind `sound` opens nothing and closes nothing.
+            closers = "".join(_CLOSERS[level] for level in reversed(levels))
+            return JsonValue(None, text[start:sound] + closers if sound > start else "", at)
+        following = _next_state(state, token[4] or "", token[1] is not None, levels)
         if following is None or len(levels) > _MAX_LEVELS:
             return None
         state, at = following, token.end()
         if not levels and state == "comma":
             return JsonValue(at, text[start:at], at)
         if state in ("comma", "first key", "first value"):
-            sound, closers = at, "".join(_CLOSERS[level] for level in reversed(levels))
+            sound = at
 
 
 def _next_state(state: str, mark: str, is_string: bool, levels: list[str]) -> str | None:
     """What may come behind a token; None where this token may not. Keeps `levels`."""
-    if mark in ("{", "[") and state in ("value", "first value"):
+    if not mark:
+        if state in ("value", "first value"):
+            return "comma"
+        return "colon" if is_string and state in ("key", "first key") else None
+    if mark == ",":
+        if state != "comma" or not levels:
+            return None
+        return "key" if levels[-1] == "{" else "value"
+    if mark == ":":
+        return "value" if state == "colon" else None
+    if mark in _CLOSERS:
+        if state not in ("value", "first value"):
+            return None
         levels.append(mark)
         return "first key" if mark == "{" else "first value"
-    closes = {"first key": "}", "first value": "]"}.get(state)
-    if state == "comma" and levels:
-        closes = _CLOSERS[levels[-1]]
-    if mark and mark == closes:
-        levels.pop()
-        return "comma"
-    if state == "comma" and mark == "," and levels:
-        return "key" if levels[-1] == "{" else "value"
-    if state == "colon":
-        return "value" if mark == ":" else None
-    if state in ("key", "first key"):
-        return "colon" if is_string else None
-    return "comma" if state in ("value", "first value") and not mark else None
+    if state not in ("comma", "first key", "first value") or mark != _CLOSERS[levels[-1]]:
+        return None
+    levels.pop()
+    return "comma"
 
 
 def _may_go_on(text: str, at: int, state: str) -> bool:

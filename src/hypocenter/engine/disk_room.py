@@ -57,9 +57,11 @@ class DiskRoom:
         file = os.open(self._root / _NAME, flags, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
-            yield file
+            try:
+                yield file
+            finally:
+                fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has it, too
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile has it, too
             os.close(file)
 
     def _make_room(self, most: int) -> int:

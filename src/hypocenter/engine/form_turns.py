@@ -18,31 +18,28 @@ STEP_SECONDS = 0.02
 
 
 class FormTurns:
-    """Whose turn it was when. Not thread-safe."""
+    """Counts the steps in which some had no turn. Not thread-safe."""
 
     def __init__(self) -> None:
         self._num_steps = 0
-        self._last: dict[int, int] = {}  # by the request's id
 
-    def take_turns(self, requests: Sequence[Request]) -> list[Request]:
+    def take_turns(self, requests: Sequence[Request], max_tokens: int) -> list[Request]:
         """Choose those that step now, in their order. Of slow forms who waited longest come first,
-        one at least."""
-        slow = [request for request in requests if request.mask_seconds > SLOW_SECONDS]
+        one at least. Who has more than `max_tokens` to read needs no mask yet, and always steps."""
+        slow = [
+            request
+            for request in requests
+            if request.mask_seconds > SLOW_SECONDS and request.num_pending <= max_tokens
+        ]
         if sum(request.mask_seconds for request in slow) <= STEP_SECONDS:
-            self._last.clear()
             return list(requests)
         self._num_steps += 1
         left = STEP_SECONDS
-        chosen: set[int] = set()
-        for request in sorted(slow, key=lambda one: self._last.get(one.id, -1)):
-            if chosen and request.mask_seconds > left:
+        waiting = {request.id for request in slow}
+        for request in sorted(slow, key=lambda one: one.form_turn):
+            if left < STEP_SECONDS and request.mask_seconds > left:
                 break
             left -= request.mask_seconds
-            chosen.add(request.id)
-        before, self._last = self._last, {}
-        for request in slow:
-            is_chosen = request.id in chosen
-            self._last[request.id] = self._num_steps if is_chosen else before.get(request.id, -1)
-        return [
-            request for request in requests if request.id in chosen or request.id not in self._last
-        ]
+            request.form_turn = self._num_steps
+            waiting.remove(request.id)
+        return [request for request in requests if request.id not in waiting]

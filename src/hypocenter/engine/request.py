@@ -120,6 +120,7 @@ class Request:
         self.token_ids = list(self.prompt_ids)
         self.output_ids: list[int] = []
         self.num_computed = self.num_cached = self.num_preemptions = 0
+        self.form_turn = 0  # its last one, as `FormTurns` counts
         self.state = State.WAITING
         self.finish_reason: str | None = None
         self.error: Exception | None = None

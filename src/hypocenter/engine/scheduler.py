@@ -103,7 +103,10 @@ class Scheduler:
                     request.begin_anew()
                 if request.num_pending > 1:
                     self._catch_up(request)
-            for requests in map(self._form_turns.take_turns, self._kinds()):
+            num_waiting = 0  # for their turn
+            for kind in self._kinds():
+                requests = self._form_turns.take_turns(kind, self.max_batch_tokens)
+                num_waiting += len(kind) - len(requests)
                 # In order of arrival: room for one may preempt those behind it, never those before.
                 left = self.max_batch_tokens
                 for request, num_tokens in self._shares(requests):
@@ -111,7 +114,7 @@ class Scheduler:
                         left -= self._take(request, min(num_tokens, left), chunks)
                 if chunks:
                     break
-            if not self.waiting:
+            if not self.waiting and not num_waiting:
                 break
         return chunks
 

@@ -202,8 +202,8 @@ class Inquiry:
                 choice.prompt_logprobs = choice.prompt_logprobs or event.prompt_logprobs
                 if not choice.text and choice.index % self.num_choices == 0:
                     self._submit_others(choice)
-                choice.text.append(event.text)
-                choice.reasoning.append(event.reasoning)
+                _append(choice.text, event.text)
+                _append(choice.reasoning, event.reasoning)
                 choice.calls += event.calls
                 choice.call_ids += [new_name("call") for piece in event.calls if piece.name]
                 if self.keeps_logprobs:
@@ -285,6 +285,14 @@ class Inquiry:
         if news.choice.newest is news:  # nothing is added to it any more
             news.choice.newest = None
         return news
+
+
+def _append(parts: list[str], text: str) -> None:
+    """Add a part, and join the last two as long as the last is no shorter: a few long ones are
+    left. One for each token would take ten times the memory of what it says."""
+    parts.append(text)
+    while len(parts) > 1 and len(parts[-2]) <= len(parts[-1]):
+        parts[-2:] = [parts[-2] + parts[-1]]
 
 
 def _params_of(params: SamplingParams, number: int) -> SamplingParams:

@@ -214,10 +214,8 @@ class Service:
     def remember(self, inquiry: Inquiry, status: str) -> None:
         """Note how a request ended."""
         self.open.pop(inquiry.name, None)
-        inquiry.outcome, inquiry.form = (
-            status,
-            None,
-        )  # the form has it, and both would stay for long
+        inquiry.outcome = status
+        inquiry.form = None  # the form has it, and both would stay for long
         if self.slots is not None and status == "completed":
             self.slots.note(inquiry.choices[0].generation)
         if self.traces is not None:

@@ -103,7 +103,7 @@ class HeldBody:
 def _full(message: str) -> ApiError:
     return ApiError(
         429,
-        f"{message}; try again in a moment",
+        f"{message} (--body-memory); try again in a moment",
         kind="rate_limit_error",
         code="bodies_full",
         retry=True,

@@ -6,8 +6,9 @@ from hypocenter.server.api_error import ApiError
 from hypocenter.server.intake.bodies import HeldBody
 from hypocenter.wire.messages import Piece
 
-#: What is kept of a token, its text and number, and of each of its logprobs: measured, rounded up.
-TOKEN_BYTES, LOGPROB_BYTES = 128, 128
+#: What is kept of a token, its text and number, of each of its logprobs, and of each part of a
+#: call: measured, rounded up.
+TOKEN_BYTES, LOGPROB_BYTES, CALL_BYTES = 64, 128, 128
 #: An answer that takes less is not counted: most are short, and would only fail where others fill
 #: the memory.
 UNCOUNTED_BYTES = 64 << 10
@@ -25,7 +26,7 @@ class KeptAnswer:
         429 where it is with what others hold."""
         of_prompt = sum(1 + len(token.top) for token in piece.prompt_logprobs or () if token)
         self.num_bytes += TOKEN_BYTES * len(piece.token_ids) + LOGPROB_BYTES * of_prompt
-        self.num_bytes += _logprob_bytes(piece)
+        self.num_bytes += _logprob_bytes(piece) + CALL_BYTES * len(piece.calls)
         if self._held is None or (more := self._num_uncounted) <= 0:
             return
         if self.num_bytes > self._held.max_bytes + UNCOUNTED_BYTES:
