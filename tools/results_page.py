@@ -88,6 +88,10 @@ _KINDS = {
         "switching back to a model of a folder, beside loading it alone",
         "benchmarks/switch_models.py",
     ),
+    "trace-cost-*": (
+        "what a trace of all points costs a card, and its figures beside those of a CPU",
+        "benchmarks/trace_cost.py",
+    ),
     "recorder_cost*": ("what the recorder costs on a CPU", "benchmarks/recorder_cost.py"),
     "doctor-corpus-135-*": (
         "what the doctor claims of 135 programs: five claims each",
@@ -419,6 +423,17 @@ def _perplexities(told: Mapping[str, Any]) -> str:
     )
 
 
+def _traced(told: Mapping[str, Any]) -> str:
+    """Of each model and kind of step both times, and the median of their ratios."""
+    rows = []
+    for row in told["rows"]:
+        off, on = (statistics.median(side) for side in zip(*row["milliseconds"], strict=True))
+        ratios = [on / off for off, on in row["milliseconds"]]
+        span = f"{row['ratio']:.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        rows.append((f"{row['model']}, {row['what']}", f"{off:.2f}", f"{on:.2f}", span))
+    return _lines(rows, "milliseconds of a step", "without", "with a trace", "ratio")
+
+
 _MAKERS: dict[str, Callable[[Any], str]] = {
     "one-judge*": _classes,
     "vs-llama-cpp-tinyllama-*": _cpu,
@@ -429,6 +444,7 @@ _MAKERS: dict[str, Callable[[Any], str]] = {
     "audit-families-*": _audited,
     "audit-canaries-*": _canaries,
     "perplexity-float64*": _perplexities,
+    "trace-cost-*": _traced,
 }
 
 

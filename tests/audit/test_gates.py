@@ -306,19 +306,11 @@ def test_a_large_model_is_not_simulated(own: OwnGates, monkeypatch: pytest.Monke
     assert "6 tokens are 48,000 million" in found.uncovered[0].why
 
 
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        ({"cpu_moe": True}, "2 ranks do not run it: cpu_moe is True, but parts"),
-    ],
-)
-def test_settings_that_leave_no_ranks_are_said(
-    fields: dict[str, Any], why: str, own: OwnGates
-) -> None:
-    config = EngineConfig(device="sim:h200", **fields)
+def test_settings_that_leave_no_ranks_are_said(own: OwnGates) -> None:
+    config = EngineConfig(device="sim:h200", cpu_moe=True)
     found = beside.Beside(str(DEMO), own, config, own.ways.record, 0.1).ranks()
     assert found.verdict is StageVerdict.NOT_RUN
-    assert found.uncovered[0].why.startswith(why)
+    assert found.uncovered[0].why.startswith("2 ranks do not run it: cpu_moe is True, but parts")
 
 
 def test_a_cpu_beside_a_gpu_has_all_of_the_model(
@@ -465,3 +457,48 @@ def test_a_copy_without_reason_is_told(own: OwnGates, monkeypatch: pytest.Monkey
     [found] = _without_reason(record.since(mark))
     assert "weight (weights) is copied to the host" in found.what
     assert found.details == {"bytes": 16}
+
+
+def _device_gate(rows: Any, others: Any, reach: list[float]) -> Stage:
+    """Two tokens on two devices, and how far rounding alone moves each."""
+    moved = np.array(reach)
+    asked = {"length": 8}
+    one = ran("cpu", np.asarray(rows, np.float32), asked, devices=("cpu",))
+    other = ran("gpu", np.asarray(others, np.float32), asked, devices=("gpu",))
+    gate = Gate("device", "?", "devices", lambda: [(one, other)], 0.1, reach=lambda: moved)
+    return gate.run()
+
+
+ROWS = [[1.0, -1.0, 2.0, 0.0], [0.0, 3.0, 1.0, -1.0]]
+
+
+def test_a_token_that_rounding_alone_moves_too_far_is_not_decided() -> None:
+    others = [ROWS[0], [3.0, 0.0, 1.0, -1.0]]
+    found = _device_gate(ROWS, others, [0.01, 0.5])
+    assert found.verdict is StageVerdict.RIGHT
+    assert found.num_checks == 1
+    assert found.canary is not None
+    assert found.canary.num_seen == found.canary.num_planted == 102
+    [left] = found.uncovered
+    assert left.what == "1 of 2 tokens, the first of them 1"
+    assert left.why.endswith("rounding alone moves token 1 by 0.5, where 0.1 is allowed")
+    assert _device_gate(ROWS, others, [0.5, 0.01]).verdict is StageVerdict.WRONG
+    assert _device_gate(ROWS, others[::-1], [0.01, 0.5]).verdict is StageVerdict.WRONG
+
+
+def test_what_is_not_finite_is_wrong_wherever_it_is() -> None:
+    others = [ROWS[0], [3.0, 0.0, 1.0, np.nan]]
+    found = _device_gate(ROWS, others, [0.01, 0.5])
+    assert found.verdict is StageVerdict.WRONG
+    assert found.findings[0].what.startswith("token 1 is inf away")
+
+
+def test_a_gate_that_decides_no_token_is_not_audited() -> None:
+    found = _device_gate(ROWS, ROWS[::-1], [0.5, 0.5])
+    assert found.verdict is StageVerdict.NOT_RUN
+    assert "not decided" in found.uncovered[0].why
+
+
+def test_nobody_asks_what_rounding_does_where_all_is_near() -> None:
+    found = _device_gate(ROWS, ROWS, [])
+    assert found.verdict is StageVerdict.RIGHT

@@ -111,6 +111,16 @@ def test_figures_of_a_gpu_are_of_what_the_tensors_held(tmp_path: Path) -> None:
     _assert_figures_are_of_their_elements(trace)
 
 
+def test_a_model_runs_on_when_its_trace_is_closed(tmp_path: Path) -> None:
+    with LLM(context_length=64, prefix_cache=False) as llm:
+        trace = llm.trace(tmp_path / "trace")
+        answer = llm.generate(PROMPT, max_tokens=2, temperature=0.0)
+        trace.close()
+        again = llm.generate(PROMPT, max_tokens=2, temperature=0.0)
+    assert again.token_ids == answer.token_ids
+    assert len(read_trace(tmp_path / "trace").steps) == 2
+
+
 def test_figures_without_elements_are_the_same(tmp_path: Path) -> None:
     with LLM(context_length=64, prefix_cache=False) as llm:
         trace = llm.trace(tmp_path / "bare")

@@ -24,8 +24,8 @@ from hypocenter.engine.llm import LLM
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
 from hypocenter.record.recorder import open_recorder
 from hypocenter.settings.config import EngineConfig, OnProgress, is_simulated
-from hypocenter.verify.logits_stage import distance_allowed
 from hypocenter.verify.outcome import Stage, Verification
+from hypocenter.verify.rounding import distance_allowed
 from hypocenter.verify.verify import hardware, with_short_context
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ from hypocenter.audit.equivalence import OwnGates
 from hypocenter.audit.executed import OwnRecord
 from hypocenter.audit.gates import Gate, not_audited
 from hypocenter.audit.ways import Ways
+from hypocenter.base.dtypes import Float64s
 from hypocenter.base.errors import HypoError
 from hypocenter.base.wording import count_text
 from hypocenter.engine.llm import LLM
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.settings.config import EngineConfig, is_simulated
 from hypocenter.verify.outcome import Stage, Uncovered
+from hypocenter.verify.rounding import reach_of_rounding
 
 #: The simulated GPU that a CPU is held against.
 SIM = "sim:h200"
@@ -60,7 +62,9 @@ class Beside:
                 yield self._read(found, length), self.own.read("at once", length)
 
             left = _left_of_amd(device)
-            return Gate("device", asks, "devices", pairs, self.allowed, uncovered=left).run()
+            reach = self._own_reach(length) if device == "cpu" else self._reach(found, length)
+            gate = Gate("device", asks, "devices", pairs, self.allowed, uncovered=left, reach=reach)
+            return gate.run()
 
     def ranks(self) -> Stage:
         """The same prompt on one process, and on several with a part of the model each: one of the
@@ -82,11 +86,22 @@ class Beside:
                     self._read(found, length, num_processes=num_other),
                 )
 
-            return Gate("ranks", asks, "num_processes", pairs, self.allowed).run()
+            reach = self._own_reach(length) if num_own == 1 else self._reach(found, length)
+            return Gate("ranks", asks, "num_processes", pairs, self.allowed, reach=reach).run()
 
     def _length(self, device: str, other: str) -> int:
         is_slow = is_simulated(device) or is_simulated(other)
         return min(6, self.own.sizes.read) if is_slow else self.own.sizes.read
+
+    def _own_reach(self, length: int) -> Callable[[], Float64s]:
+        """How far rounding alone moves what the model gives, as it is loaded."""
+        runner = self.own.ways.runner
+        return lambda: reach_of_rounding(runner, lambda: self.own.read("at once", length).rows)
+
+    def _reach(self, llm: LLM, length: int) -> Callable[[], Float64s]:
+        """The same of another load."""
+        runner = llm.engine.runner
+        return lambda: reach_of_rounding(runner, lambda: self._read(llm, length).rows)
 
     def _read(self, llm: LLM, length: int, **asked: object) -> AuditedRun:
         ways = Ways(llm, self.record, llm.route().device)

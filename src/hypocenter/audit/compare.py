@@ -15,9 +15,9 @@ import numpy as np
 
 from hypocenter.audit.executed import Executed
 from hypocenter.base.dtypes import Float32s
-from hypocenter.verify.logits_stage import distance
 from hypocenter.verify.outcome import Mistake, PlantedError
 from hypocenter.verify.repeats_stage import first_difference
+from hypocenter.verify.rounding import distance
 
 #: How many errors each gate plants into its own comparison.
 NUM_PLANTED = 100

@@ -15,6 +15,7 @@ from hypocenter.device import devices
 from hypocenter.engine.request import Request
 from hypocenter.settings.config import KV_DTYPES, is_simulated
 from hypocenter.verify.outcome import Uncovered
+from hypocenter.verify.rounding import reach_of_rounding
 
 #: Sampling by which answers are drawn, so that any other bit may show in a token.
 _DRAWN: dict[str, Any] = {"temperature": 0.8, "seed": 59}
@@ -225,7 +226,9 @@ class OwnGates:
         asks = "do ops in parts give what the fused ones do?"
         allowed = None if runner.config.device == "cpu" else self._allowed
         why_not = None if self._has_fused_forms() else "no op of this model has a fused form"
-        return Gate("forms", asks, "kernels", pairs, allowed, why_not)
+        read = functools.partial(self.read, "fused", self.sizes.asked)
+        reach = functools.partial(reach_of_rounding, runner, lambda: read().rows)
+        return Gate("forms", asks, "kernels", pairs, allowed, why_not, reach=reach)
 
     def _has_fused_forms(self) -> bool:
         """Whether products read codes or halves, or q and k are turned and written in a launch."""

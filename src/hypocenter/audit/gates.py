@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from hypocenter.audit import compare
 from hypocenter.audit.compare import AuditedRun
 from hypocenter.audit.executed import CannotRun
+from hypocenter.base.dtypes import Float32s, Float64s
 from hypocenter.base.errors import HypoError, OutOfBlocks, OutOfMemory, UsageError
 from hypocenter.verify.outcome import (
     Mistake,
@@ -20,6 +22,7 @@ from hypocenter.verify.outcome import (
     Uncovered,
     verdict_of,
 )
+from hypocenter.verify.rounding import undecided_of
 
 #: Errors of a way that was not to be had: no mistake of what it computes.
 NOT_TO_BE_HAD = (UsageError, OutOfMemory, OutOfBlocks, CannotRun)
@@ -31,8 +34,10 @@ _MAX_MISTAKES = 16
 class Gate:
     """`axis` is the field of Executed in which both sides must differ. `pairs` runs them.
 
-    `allowed`: the most that a row may be away, as `verify/logits_stage.py:distance` has it; None:
-    the bits are equal. `why_not` says why the gate cannot be had here, where it cannot.
+    `allowed`: the most that a row may be away, as `verify/rounding.py:distance` has it; None:
+    the bits are equal. `reach` says how far rounding alone moves each row, where one is further
+    away: rows that it moves too far are not compared. `why_not` says why the gate cannot be had
+    here, where it cannot.
     """
 
     name: str
@@ -43,12 +48,13 @@ class Gate:
     why_not: str | None = None
     #: What of it is not audited beside, and why.
     uncovered: tuple[Uncovered, ...] = ()
+    reach: Callable[[], Float64s] | None = None
 
     def run(self) -> Stage:
         """Run all pairs and compare them; those that cannot be run are not audited."""
         if self.why_not is not None:
             return not_audited(self.name, self.asks, self.why_not)
-        started, found = time.perf_counter(), _Found(self.axis, self.allowed)
+        started, found = time.perf_counter(), _Found(self.axis, self.allowed, self.reach)
         uncovered = self.uncovered
         try:
             for one, other in self.pairs():
@@ -59,6 +65,9 @@ class Gate:
             uncovered += (Uncovered("the pairs after these", str(error)),)
         except HypoError as error:
             found.mistakes.append(Mistake(str(error), "a way that did not end"))
+        uncovered += tuple(found.undecided)
+        if found.undecided and not (found.num_rows or found.mistakes):
+            return not_audited(self.name, self.asks, found.undecided[0].why)
         canary = PlantedError(" and ".join(found.planted), found.num_planted, found.num_seen)
         verdict = verdict_of(found.mistakes, canary, found.num_pairs or len(found.mistakes))
         if found.mistakes and not found.num_planted:
@@ -82,8 +91,11 @@ class Gate:
 class _Found:
     """What the pairs of a gate have shown so far."""
 
-    def __init__(self, axis: str, allowed: float | None) -> None:
-        self._axis, self._allowed = axis, allowed
+    def __init__(
+        self, axis: str, allowed: float | None, reach: Callable[[], Float64s] | None
+    ) -> None:
+        self._axis, self._allowed, self._reach = axis, allowed, reach
+        self.undecided: list[Uncovered] = []
         self.mistakes: list[Mistake] = []
         self.planted: dict[str, None] = {}
         self.num_pairs = self.num_rows = self.num_planted = self.num_seen = 0
@@ -101,17 +113,38 @@ class _Found:
             self.mistakes.append(Mistake("there is no token with results of both", other.name))
             return
         left, right = one.at(positions), other.at(positions)
-        self.num_rows += len(positions)
         if self._allowed is None:
+            self.num_rows += len(positions)
             mistake = compare.bit_mistake(left, right, positions)
             self._plant(compare.planted_bits(left, other, positions))
         else:
             mistake = compare.distance_mistake(left, right, positions, self._allowed)
             self._worst = max(self._worst, compare.largest_distance(left, right))
-            self._plant(compare.planted_distances(left, right, positions, self._allowed))
+            if mistake is not None and self._reach is not None:
+                mistake, positions = self._of_decided(left, right, positions, self._allowed)
+                left, right = one.at(positions), other.at(positions)
+            self.num_rows += len(positions)
+            if positions:
+                planted = compare.planted_distances(left, right, positions, self._allowed)
+                self._plant(planted)
         if mistake is not None:
             where = f"{other.name}, beside {one.name}"
             self.mistakes.append(msgspec.structs.replace(mistake, where=where))
+
+    def _of_decided(
+        self, one: Float32s, other: Float32s, positions: tuple[int, ...], allowed: float
+    ) -> tuple[Mistake | None, tuple[int, ...]]:
+        """The first token whose rows are too far apart of those that rounding alone does not move
+        as far, or that are not finite; and the positions of these tokens."""
+        assert self._reach is not None
+        reach = self._reach()
+        if undecided := undecided_of(positions, reach, allowed):
+            self.undecided.append(undecided)
+        is_told = (reach <= allowed) | ~(np.isfinite(one) & np.isfinite(other)).all(axis=1)
+        left = tuple(
+            position for position, is_held in zip(positions, is_told, strict=True) if is_held
+        )
+        return compare.distance_mistake(one[is_told], other[is_told], left, allowed), left
 
     def _plant(self, planted: PlantedError) -> None:
         self.planted[planted.planted] = None

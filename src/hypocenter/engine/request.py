@@ -119,8 +119,8 @@ class Request:
         self.prompt_logprobs: list[TokenLogprob] = []  # from the second token on
         self.token_ids = list(self.prompt_ids)
         self.output_ids: list[int] = []
-        self.num_computed = self.num_cached = self.num_preemptions = 0
-        self.form_turn = 0  # its last one, as `FormTurns` counts
+        # `form_turn` is its last one, as `FormTurns` counts.
+        self.num_computed = self.num_cached = self.num_preemptions = self.form_turn = 0
         self.state = State.WAITING
         self.finish_reason: str | None = None
         self.error: Exception | None = None

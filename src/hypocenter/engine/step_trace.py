@@ -61,9 +61,13 @@ class StepTrace:
         self._num_steps = self.num_written = 0
         self._alike: dict[int, tuple[_Alike, ...]] = {}
         self._coming: _Coming | None = None
+        self._is_closed = False
 
     def after(self, plan: Plan, batch: Batch, token_ids: Tensor) -> None:
-        """Note the step that has just been launched, and write the one before it."""
+        """Note the step that has just been launched, and write the one before it; nothing once the
+        trace is closed."""
+        if self._is_closed:
+            return
         step, self._num_steps = self._num_steps, self._num_steps + 1
         coming = (
             self._request(step, plan, batch, token_ids)
@@ -83,6 +87,7 @@ class StepTrace:
 
     def close(self) -> None:
         """Write the last step; raises as a copy does where its device is lost by then."""
+        self._is_closed = True
         try:
             self._settle()
         finally:

@@ -23,6 +23,7 @@ from hypocenter.verify.outcome import (
     Uncovered,
     verdict_of,
 )
+from hypocenter.verify.rounding import distance, distance_allowed, reach_of_rounding, undecided_of
 from hypocenter.verify.steps import PromptSteps, prompt
 
 NAME = "logits"
@@ -32,34 +33,6 @@ _SHORT, _LONG, _ONE_BY_ONE = 5, 200, 24
 _LONG_SIMULATED, _ONE_BY_ONE_SIMULATED = 12, 3
 _CHUNKS = (1, 7, 64)
 _TOGETHER = 4
-#: Activations are rounded so often in a layer: before q, k and v, after attention, and twice in the
-#: feed-forward.
-_ROUNDINGS_PER_LAYER = 4
-#: Of a group of 32 numbers the largest is about three times their root mean square. A code is off
-#: by up to half a 127th of it, its scale by an eighth more, and in the root mean square by a share
-#: of 1 / sqrt(3) of that.
-_OF_CODES = 3 * 1.125 / 254 / math.sqrt(3)
-_OF_HALVES, _OF_BF16 = 2.0**-11, 2.0**-8
-#: A rounding on either side, and as much again for what attention makes of it.
-_SIDES = 2.0
-
-
-def distance_allowed(runner: Runner) -> float:
-    """How far logits of two devices may be apart, as a share of their root mean square: roundings
-    of activations are independent, so their squares add."""
-    dtypes = {dtype.name for dtype in runner.weights.dtypes}
-    if any(dtype.is_quantised for dtype in runner.weights.dtypes):
-        item = _OF_CODES
-    else:
-        item = _OF_BF16 if "BF16" in dtypes else _OF_HALVES
-    return _SIDES * item * math.sqrt(_ROUNDINGS_PER_LAYER * len(runner.weights.layers))
-
-
-def distance(item: Array, other: Array) -> float:
-    """The root mean square of the difference of two rows of logits over that of the second."""
-    size = float(np.sqrt(np.mean(np.square(other - other.mean(), dtype=np.float64))))
-    apart = float(np.sqrt(np.mean(np.square(item.astype(np.float64) - other))))
-    return apart / size if size and math.isfinite(apart) else math.inf
 
 
 class _TimeOver(Exception):
@@ -75,6 +48,7 @@ class LogitsStage:
         self._allowed = distance_allowed(runner)
         self._findings: list[Mistake] = []
         self._worst = 0.0
+        self._left: list[Uncovered] = []
         self._is_over: Callable[[], bool] = lambda: False
         is_short = is_simulated(runner.config.device)
         self._one_by_one = _ONE_BY_ONE_SIMULATED if is_short else _ONE_BY_ONE
@@ -87,7 +61,7 @@ class LogitsStage:
         if (why := self._why_not()) is not None:
             return Stage(NAME, _ASKS, StageVerdict.NOT_RUN, uncovered=(Uncovered("all ways", why),))
         ways = list(self._ways())
-        left: list[Uncovered] = []
+        left = self._left = []
         num_done = num_checks = 0
         whole: dict[int, Array] = {}
         self._is_over = is_over
@@ -205,10 +179,16 @@ class LogitsStage:
     def _hold_against_cpu(self, name: str, length: int, found: Array) -> None:
         if self._on_cpu is None:
             return
-        right = self._steps(self._on_cpu, length).run([(self._ids(length), 0, length)])
+        steps, spans = self._steps(self._on_cpu, length), [(self._ids(length), 0, length)]
+        right = steps.run(spans)
         apart = [distance(item, other) for item, other in zip(found, right, strict=True)]
         self._worst = max(self._worst, *apart)
         wrong = [at for at, item in enumerate(apart) if not item <= self._allowed]
+        if wrong:
+            reach = reach_of_rounding(self._on_cpu, lambda: steps.run(spans))
+            wrong = [at for at in wrong if math.isinf(apart[at]) or reach[at] <= self._allowed]
+            if undecided := undecided_of(range(length), reach, self._allowed):
+                self._left.append(undecided)
         if wrong:
             what = f"logits of token {wrong[0]} are {apart[wrong[0]]:.3g} from the CPU's"
             details = {
