@@ -64,8 +64,11 @@ class StoredSide:
         numbers, given = self.numbers_in(made), self.compared.given
         if numbers is None:
             return False
-        is_near = np.abs(numbers - given).max() <= _ROUNDING[self.dtype] * np.abs(given).max()
-        return bool(is_near) and self.compared.num_wrong(numbers) > 0
+        return self.is_near(numbers, given) and self.compared.num_wrong(numbers) > 0
+
+    def is_near(self, numbers: Array, given: Array) -> bool:
+        """Whether what a replay stores is what was found, but for sums in another order."""
+        return bool(np.abs(numbers - given).max() <= _ROUNDING[self.dtype] * np.abs(given).max())
 
     def wrong_ones_change(self, before: NumbersMade, after: NumbersMade | None) -> bool:
         """Whether another replay leaves another number in each element that is wrong."""
@@ -96,10 +99,16 @@ def stored_side(
     """Side `at`, where `writer` is proven to have stored it and all of it is known."""
     if writer is None or not writer.gives_it or not event.is_first:
         return None
-    side = event.sides[at]
     use = next((made for made in case.launches if made.place == writer.place), None)
-    tensor = case.tensor_of(use.launch, writer.parameter) if use is not None else None
-    if use is None or tensor is None or side.dtype not in _ROUNDING or tensor.dtype != side.dtype:
+    return whole_side(case, event, at, use, writer.parameter) if use is not None else None
+
+
+def whole_side(
+    case: Case, event: ComparedUnequal, at: int, use: LaunchMade, parameter: str
+) -> StoredSide | None:
+    """Side `at`, where it is all of what a launch has as `parameter`, and its numbers are known."""
+    side, tensor = event.sides[at], case.tensor_of(use.launch, parameter)
+    if tensor is None or side.dtype not in _ROUNDING or tensor.dtype != side.dtype:
         return None
     if tensor.shape != event.shape or len(event.index) != len(tensor.strides):
         return None
@@ -107,7 +116,7 @@ def stored_side(
     if side.address != tensor.address + NUMPY_DTYPES[side.dtype].itemsize * steps:
         return None  # another view of it
     compared = compared_numbers(event, at, side.dtype)
-    return StoredSide(use, writer.parameter, side.dtype, compared) if compared else None
+    return StoredSide(use, parameter, side.dtype, compared) if compared else None
 
 
 def compared_numbers(event: ComparedUnequal, at: int, dtype: str) -> ComparedNumbers | None:

@@ -2,8 +2,8 @@
 
 A place to look at: which of the two tensors is right is the program's to say, so it is no cause;
 but where whole numbers differ as a product of 32 bits makes them differ (`wrapped_result.py`), a
-number of float16 became infinite on the way (`half_overflow.py`), or two strides came the other way
-round (`exchanged_strides.py`).
+number of float16 became infinite on the way (`half_overflow.py`), two strides came the other way
+round (`exchanged_strides.py`), or no program reaches what is wrong (`short_grid.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hypocenter.doctor.judging.origin import last_writer, writers_of
 from hypocenter.doctor.kernel_text import accesses, follows_what_it_loads
 from hypocenter.doctor.rungs.seen.exchanged_strides import claim_of_exchanged
 from hypocenter.doctor.rungs.seen.half_overflow import claim_of_half
+from hypocenter.doctor.rungs.seen.short_grid import claim_of_grid
 from hypocenter.doctor.rungs.seen.wrapped_result import claim_of_wrapped
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.compared import ComparedSide, ComparedUnequal
@@ -33,7 +34,7 @@ NAME = "failed comparison"
 #: Launches that are replayed for one side, the last ones before the end.
 MAX_LAUNCHES = 8
 #: Each replays the launch with one thing put right, and takes the program's comparison for a judge.
-_EXPLANATIONS = (claim_of_wrapped, claim_of_half, claim_of_exchanged)
+_EXPLANATIONS = (claim_of_wrapped, claim_of_half, claim_of_exchanged, claim_of_grid)
 #: By type how far the replay of a launch may be from what a GPU stored, which sums in another
 #: order. Of whole numbers nothing.
 _ROUNDING = {"F16": 1e-2, "BF16": 6e-2, "F32": 1e-4, "F64": 1e-8}

@@ -1,0 +1,113 @@
+"""A comparison that fails where no program comes, and others that fail for another reason."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+from recorded.program_launch import Launch
+
+from hypocenter.base.dtypes import Array
+from hypocenter.doctor.causes import Cause
+from hypocenter.doctor.diagnosis import Diagnosis, Verdict
+from hypocenter.doctor.doctor import diagnose
+from hypocenter.record.compared import ComparedSide, ComparedUnequal
+from hypocenter.record.fault_record import FaultRecord
+
+DOUBLED = """
+def doubled_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + i, tl.load(x_ptr + i, mask=i < n) * 2, mask=i < n)
+"""
+#: Rows and blocks of columns.
+TILED = """
+def tiled_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0) * n + i
+    tl.store(y_ptr + at, tl.load(x_ptr + at, mask=i < n) * 2, mask=i < n)
+"""
+#: Either axis reaches what is left, by other programs.
+EITHER = DOUBLED.replace("tl.program_id(0) *", "(tl.program_id(0) + 4 * tl.program_id(1)) *")
+X = np.arange(1, 41, dtype=np.float32)
+WANT = 2 * X
+
+
+def examined(
+    grid: tuple[int, ...], gave: Array, *, text: str = DOUBLED, n: int = 40, want: Array = WANT
+) -> Diagnosis:
+    """Of a program that doubles X in blocks of 8, and compares what it gave."""
+    shape = gave.shape
+    launch = Launch(
+        text,
+        {"x_ptr": ("F32", shape), "y_ptr": ("F32", shape)},
+        {"n": n},
+        grid=grid,
+        constants={"BLOCK": 8},
+        held={"x_ptr": X.reshape(shape), "y_ptr": np.zeros(shape, np.float32)},
+    )
+    bundle = launch.bundle(gave={"y_ptr": gave})
+    y = next(tensor for tensor in bundle.tensors if tensor.name == "y_ptr")
+    wrong = np.argwhere(gave != want.reshape(shape))
+    index = tuple(map(int, wrong[0]))
+    at = int(np.ravel_multi_index(index, shape))
+    sides = (
+        ComparedSide(
+            name="y", dtype="F32", value=float(gave[index]), data=gave.tobytes(),
+            address=y.address + 4 * at, allocation=y.allocation,
+        ),
+        ComparedSide(
+            name="want", dtype="F32", value=float(want.reshape(-1)[at]), data=want.tobytes()
+        ),
+    )  # fmt: skip
+    event = ComparedUnequal(
+        seq=max(event.seq for event in bundle.events) + 1, step=2, site="program.py:50",
+        compared_at="program.py:49", sides=sides, shape=shape, index=index,
+        num_different=len(wrong), num_elements=gave.size, rtol=0.0, atol=1e-3,
+    )  # fmt: skip
+    fault = FaultRecord(
+        kind="error", message="AssertionError", call="`assert close`", is_statement=True,
+        site="program.py:50", is_asynchronous=False,
+    )  # fmt: skip
+    bundle = msgspec.structs.replace(bundle, events=(*bundle.events, event), fault=fault)
+    return diagnose(bundle, allow_source=True)
+
+
+def zeros_from(first: int, shape: tuple[int, ...] = (40,)) -> Array:
+    gave: Array = WANT.reshape(shape).copy()
+    gave[..., first:] = 0
+    return gave
+
+
+@pytest.mark.parametrize("num_blocks", [4, 2, 1])
+def test_a_grid_that_ends_too_early_is_named_over_zeros(num_blocks: int) -> None:
+    [root] = examined((num_blocks,), zeros_from(8 * num_blocks)).roots
+    assert (root.cause, root.kernel, root.argument) == (Cause.GRID_TOO_SMALL, "doubled", "y_ptr")
+    said = f"Launch 5 along x and not {num_blocks}: round up as `triton.cdiv` does"
+    assert root.fix == said
+    num_missing = 40 - 8 * num_blocks
+    assert f"no program of the grid reaches {num_missing} of 40 elements" in root.sentence
+    assert not root.alternatives
+
+
+def test_the_axis_that_is_short_is_named() -> None:
+    [root] = examined((2, 2), zeros_from(16, (2, 20)), text=TILED, n=20).roots
+    assert root.fix.startswith("Launch 3 along y and not 2")
+
+
+def test_other_comparisons_that_fail_are_not_the_grids() -> None:
+    wrong_too = zeros_from(32)
+    wrong_too[3] += 1  # that one a program stored
+    elsewhere = zeros_from(32)
+    other_want = WANT.copy()
+    other_want[39] += 1  # what one more program stores is wrong as well
+    for found in (
+        examined((4,), wrong_too),
+        examined((4,), elsewhere, want=other_want),
+        examined((5,), zeros_from(32), n=32),  # the mask ends there, not the grid
+        examined((4, 1), zeros_from(32), text=EITHER),  # either axis would do
+    ):
+        assert not found.roots
+        told = [one.cause for one in found.hypotheses if one.verdict is Verdict.CONFIRMED]
+        assert Cause.GRID_TOO_SMALL not in told
