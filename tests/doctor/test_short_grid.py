@@ -102,8 +102,11 @@ def test_other_comparisons_that_fail_are_not_the_grids() -> None:
     elsewhere = zeros_from(32)
     other_want = WANT.copy()
     other_want[39] += 1  # what one more program stores is wrong as well
+    behind = zeros_from(16, (2, 20))
+    behind[1, 3] += 1  # stored as well, and not what the replay stores
     for found in (
         examined((4,), wrong_too),
+        examined((2, 2), behind, text=TILED, n=20),
         examined((4,), elsewhere, want=other_want),
         examined((5,), zeros_from(32), n=32),  # the mask ends there, not the grid
         examined((4, 1), zeros_from(32), text=EITHER),  # either axis would do
