@@ -38,4 +38,7 @@ if __name__ == "__main__":
 # lines = ["tl.store(out_ptr"]
 # fix = 'larger|wide|width|room|128|64'
 # never = 'stride'
+# undecided = """
+# Each of 1,280 elements is stored once, and 640 have room. Nothing recorded says whether the output
+# is to have 128 columns or the kernel is to store 64 of them."""
 # ///

@@ -36,4 +36,7 @@ if __name__ == "__main__":
 # lines = ["tl.store(partial_ptr"]
 # fix = 'larger|room|79|grid|program|mask'
 # never = '\bat < n\b|stride'
+# undecided = """
+# 79 programs store one element each, and 39 have room. Nothing recorded says whether the workspace
+# is to have 79 elements, or the first step fewer and larger blocks."""
 # ///

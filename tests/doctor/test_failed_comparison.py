@@ -42,6 +42,7 @@ TWICE = KEYS.replace("    tok = ", "    tl.store(key_ptr + r * width + cols, col
 WRAPPED, RIGHT = 14137 * 151936 + 5 - (1 << 32), 14137 * 151936 + 5
 FAULT = FaultRecord(kind="error", message="AssertionError: keys")
 TOKENS = np.full((8, 4), 5, np.int32)
+TOKENS[5] = 6
 
 
 def examined(
@@ -131,7 +132,7 @@ def test_of_a_number_that_the_replay_does_not_store_no_reason_is_told() -> None:
     assert "that says it is wrong" not in told
 
 
-ROW_5 = (21, 14135 * 151936 + 5 - (1 << 32), 14135 * 151936 + 5)
+ROW_5 = (21, 14135 * 151936 + 6 - (1 << 32), 14135 * 151936 + 6)
 
 
 def test_a_product_of_32_bits_is_proven_where_the_program_takes_the_number_apart() -> None:

@@ -49,7 +49,9 @@ IDIOMS: dict[str, tuple[str, Callable[[int], int]]] = {
 }  # fmt: skip
 
 
-def examined(name: str, wanted: Callable[[int], int]) -> Diagnosis | None:
+def examined(
+    name: str, wanted: Callable[[int], int], divisors: tuple[int, ...] = ()
+) -> Diagnosis | None:
     """Of a program that ended because a hash is not as it wants; None where it is."""
     text, whole = IDIOMS[name]
     is_signed = "uint32" not in text
@@ -72,6 +74,7 @@ def examined(name: str, wanted: Callable[[int], int]) -> Diagnosis | None:
         name="hashes", dtype="I64", value=found[at[0]], address=hashes.address + 8 * at[0],
         allocation=hashes.allocation,
         others=tuple((hashes.address + 8 * place, found[place]) for place in at[1:]),
+        divisors=divisors,
     )  # fmt: skip
     other = ComparedSide(
         name="want", dtype="I64", value=right[at[0]],
@@ -101,9 +104,16 @@ def _narrow(number: int, *, is_signed: bool) -> int:
     return number - (1 << 32) if is_signed and number >> 31 else number
 
 
+#: Each multiplier above: a program that takes a hash apart by its own.
+MULTIPLIERS = (1664525, 2654435761, 1000003, 16777619, 0x85EBCA6B, 3266489917, 0xD2511F53)
+
+
+@pytest.mark.parametrize("divisors", [(), MULTIPLIERS], ids=["whole", "divided"])
 @pytest.mark.parametrize("name", IDIOMS)
-def test_a_hash_is_not_blamed_for_an_expectation_that_does_not_wrap(name: str) -> None:
-    result = examined(name, lambda number: number)
+def test_a_hash_is_not_blamed_for_an_expectation_that_does_not_wrap(
+    name: str, divisors: tuple[int, ...]
+) -> None:
+    result = examined(name, lambda number: number, divisors)
     assert result is not None
     assert result.roots == ()
     rows = [row for row in result.hypotheses if row.cause is Cause.OFFSET_OVERFLOW]

@@ -3,8 +3,9 @@
 With that product in 64 bits the launch has to store what the program's comparison wants in each
 element that was kept, and change as many elements as differ, and no other. That alone proves
 nothing: a hash leaves 32 bits on purpose, and the expectation may be what is wrong. What refutes it
-is a program that takes the number apart again, into quotient and remainder by one of the factors.
-Nobody divides a hash by its multiplier.
+is a program that takes the number apart again, into quotient and remainder by one of the factors,
+and a kernel that put it together so: what it adds to the product is a digit, several of them, and
+each from 0 to that factor less one. A hash divided by its own multiplier has no such digits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, LastWriter, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.edits.product_text import wide_edits
 from hypocenter.doctor.kernel_text import function_of
-from hypocenter.doctor.mask_text import MaskEdit
+from hypocenter.doctor.mask_text import MaskEdit, splice_text
 from hypocenter.doctor.rungs.replaying.trials import edits_of
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.compared import ComparedSide, ComparedUnequal
@@ -51,13 +52,18 @@ def claim_of_wrapped(
             continue
         try:
             edit = _fitting(case, event, use, (writer.parameter, tensor), (side, wanted))
+            divisor = _divisor(case, use, edit, side) if edit is not None else None
+            are_digits = (
+                edit is not None
+                and divisor is not None
+                and _adds_digits(case, use, edit, (writer.parameter, tensor), side, divisor)
+            )
         except (HypoError, ImportError) as error:
             what = f"products of {use.launch.kernel} in 64 bits"
             case.leave_unseen(Gap.not_examined(what, str(error)))
             return None
         if edit is not None:
-            divisor = _divisor(case, use, edit, side)
-            if divisor is None:
+            if divisor is None or not are_digits:
                 return _unproven(event, use, writer, edit)
             return _claim(case, event, use, writer, tensor, edit, divisor)
     return None
@@ -74,6 +80,49 @@ def _divisor(case: Case, use: LaunchMade, edit: MaskEdit, side: ComparedSide) ->
         value = factor.value if isinstance(factor, ast.Constant) else values.get(name or "")
         if type(value) is int and abs(value) > 1 and value in side.divisors:
             return value
+    return None
+
+
+def _adds_digits(
+    case: Case,
+    use: LaunchMade,
+    edit: MaskEdit,
+    stored: tuple[str, TensorRecord],
+    side: ComparedSide,
+    divisor: int,
+) -> bool:
+    """Whether what the kernel stores without the product are digits of that base, not all the same.
+
+    Not where the kernel says uint32: numbers without a sign leave 32 bits by their definition.
+    """
+    from hypocenter.replay.weightless import results_of
+
+    source, place, (name, tensor) = case.sources[use.launch.source], use.place, stored
+    text = _without_product(source, edit)
+    if place is None or text is None or "uint32" in source.text:
+        return False
+    edited = msgspec.structs.replace(source, text=text)
+    made = results_of(case.index, place, text=KernelText(case.allow_source, edited=edited))
+    if made is None or name not in made:
+        return False
+    left = _elements(made[name], tensor)
+    places = [(at - tensor.address) // left.itemsize for at in _addresses(side)]
+    if not all(0 <= at < left.size for at in places):
+        return False
+    digits = {int(left[at]) for at in places}
+    return len(digits) > 1 and all(0 <= digit < abs(divisor) for digit in digits)
+
+
+def _without_product(source: SourceRecord, edit: MaskEdit) -> str | None:
+    """The kernel's text with 0 times the product."""
+    function = function_of(source.text)
+    for node in ast.walk(function) if function is not None else ():
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult):
+            continue
+        if source.first_line + node.lineno - 1 == edit.line and ast.unparse(node) == edit.was:
+            start = node.lineno, node.col_offset
+            stop = node.end_lineno or node.lineno, node.end_col_offset or 0
+            return splice_text(source, start, stop, f"({edit.was} * 0)")
     return None
 
 
@@ -213,7 +262,8 @@ def _claim(
         fix=f"Compute {edit.was} in 64 bits: `{edit.now}`",
         proof=Proof(
             f"{_found_text(event, use)}; the program takes {side.name} apart again by {divisor}, "
-            "into quotient and remainder, so it is no hash that may leave 32 bits",
+            "into quotient and remainder, and what is added to the product are several numbers "
+            f"from 0 to {abs(divisor) - 1}, so it is no hash that may leave 32 bits",
             f"`{edit.now}` in line {edit.line}",
             f"the same replay stores what the comparison wants in {kept} that were kept, and "
             f"changes {count_text(event.num_different, 'element')}: as many as differ",
