@@ -23,7 +23,7 @@ MAX_PARAMETERS = 7
 BUDGETS = {
     "base": 2_050,
     "settings": 1_850,
-    "wire": 500,
+    "wire": 520,
     "conversation": 2_600,
     "record": 5_950,
     "order": 600,

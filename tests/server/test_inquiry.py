@@ -21,13 +21,14 @@ from hypocenter.server.inquiry import (
     Inquiry,
 )
 from hypocenter.server.intake.bodies import Bodies
-from hypocenter.server.intake.kept_answer import LOGPROB_BYTES, TOKEN_BYTES, UNCOUNTED_BYTES
+from hypocenter.server.intake.kept_answer import PACKED_TIMES, TOKEN_BYTES, UNCOUNTED_BYTES
 from hypocenter.server.routes import Service
 from hypocenter.settings.config import SamplingParams
+from hypocenter.wire.logprobs import pack_logprobs
 from hypocenter.wire.messages import Accepted, Ending, Piece
 
 TOP = (TopLogprob(5, b"a", -0.5), TopLogprob(6, b"b", -1.0))
-OF_PROMPT = (None, TokenLogprob(5, b"a", -0.5, TOP))
+OF_PROMPT = pack_logprobs((None, TokenLogprob(5, b"a", -0.5, TOP)))
 
 
 class Answering:
@@ -44,7 +45,7 @@ class Answering:
         self.submitted.append(generation)
         wants = generation.params.prompt_logprobs is not None
         generation.take(Accepted(generation.id, (b"x", b"y") if wants else ()))
-        told = OF_PROMPT if wants else None
+        told = OF_PROMPT if wants else b""
         piece = Piece(generation.id, "z", (7,), prompt_logprobs=told, ending=Ending("stop"))
         asyncio.get_running_loop().call_soon(generation.take, piece)
 
@@ -132,7 +133,8 @@ def test_what_was_answered_goes_without_the_collector(leaves: bool) -> None:
 
 def test_what_is_kept_of_answers_is_counted_and_bounded() -> None:
     """A hundred long answers with logprobs in one request would be gigabytes of the server's."""
-    piece = Piece(1, "zz", (7, 7), (TokenLogprob(5, b"a", -0.5, TOP),) * 2)
+    packed = pack_logprobs([TokenLogprob(5, b"a", -0.5, TOP)] * 2)
+    piece = Piece(1, "zz", (7, 7), packed)
 
     async def kept(bodies: Bodies, *, keeps_logprobs: bool) -> int:
         supervisor, held = Silent(), bodies.of("client")
@@ -162,7 +164,7 @@ def test_what_is_kept_of_answers_is_counted_and_bounded() -> None:
     def of(max_bytes: int, *, keeps_logprobs: bool = True) -> int:
         return asyncio.run(kept(Bodies(max_bytes), keeps_logprobs=keeps_logprobs))
 
-    num_bytes = 2000 * TOKEN_BYTES + 6000 * LOGPROB_BYTES - UNCOUNTED_BYTES
+    num_bytes = 2000 * TOKEN_BYTES + 1000 * PACKED_TIMES * len(packed) - UNCOUNTED_BYTES
     assert of(2 * num_bytes) == num_bytes
     with pytest.raises(ApiError, match="ask for fewer choices, tokens or logprobs") as refused:
         of(2 * num_bytes - 2)

@@ -12,6 +12,7 @@ from test_strangers import FACTS, Fake
 
 from hypocenter.base.results import CallPiece, TokenLogprob, TopLogprob
 from hypocenter.server.generation import Generation
+from hypocenter.wire.logprobs import pack_logprobs
 from hypocenter.wire.messages import Accepted, Ending, Piece
 
 TOLD = TokenLogprob(7, b"b", -0.5, (TopLogprob(8, b"c", -1.5),))
@@ -30,7 +31,7 @@ class Telling(Fake):
         self.params = generation.params
         generation.note_read((5,), ())
         generation.take(Accepted(1))
-        told = None if generation.params.logprobs is None else (TOLD,)
+        told = b"" if generation.params.logprobs is None else pack_logprobs([TOLD])
         loop = asyncio.get_running_loop()
         loop.call_soon(generation.take, Piece(1, "", (6,), told, reasoning="hm"))
         loop.call_soon(generation.take, Piece(1, "b", (7,), told))

@@ -24,6 +24,7 @@ from hypocenter.server.supervisor import MAX_BLAMED, QUARANTINED, WORKER_GONE, S
 from hypocenter.server.turns.places import MAX_UNTAKEN
 from hypocenter.server.worker_life import KEEPER, WORKER, Orders, forms_name, is_fault
 from hypocenter.watch.child import Deadlines, Ended
+from hypocenter.wire.logprobs import pack_logprobs, unpack_logprobs
 from hypocenter.wire.messages import (
     Accepted,
     Ask,
@@ -1010,7 +1011,7 @@ def test_pieces_that_wait_for_their_client_are_joined(life: type[PretendedLife])
         for number in range(num_tokens):
             for message, letter in ((first, "x"), (second, "y")):
                 logprob = TokenLogprob(number, letter.encode(), -1.0, ())
-                piece = Piece(message.id, letter, (number,), (logprob,))
+                piece = Piece(message.id, letter, (number,), pack_logprobs([logprob]))
                 worker.say(News((piece,), EngineState()))
         for message in (first, second):
             worker.piece(message.id, 7, "length")
@@ -1021,7 +1022,8 @@ def test_pieces_that_wait_for_their_client_are_joined(life: type[PretendedLife])
             assert "".join(piece.text for piece in own).startswith(letter * num_tokens)
             ids = [token_id for piece in own for token_id in piece.token_ids]
             assert ids == [*range(num_tokens), 7] == choice.generation.output_ids
-            assert [one.token_id for one in choice.logprobs] == list(range(num_tokens))
+            found = [one and one.token_id for one in unpack_logprobs(choice.logprobs)]
+            assert found == list(range(num_tokens))
             assert [piece.ending is not None for piece in own][-2:] == [False, True]
 
     run(work())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -35,6 +36,7 @@ from hypocenter.server.answers import (
 )
 from hypocenter.server.api_error import ApiError
 from hypocenter.server.inquiry import Choice, Inquiry
+from hypocenter.wire.logprobs import unpack_logprobs
 from hypocenter.wire.messages import Piece
 
 
@@ -81,13 +83,16 @@ class AnswerForm(ABC):
 class _ChunkForm(AnswerForm):
     """A stream of chunks without names, `[DONE]` behind them."""
 
+    def __init__(self, inquiry: Inquiry, model: str, *, has_ids: bool) -> None:
+        self._inquiry, self._model, self._has_ids = inquiry, model, has_ids
+
     def note(self, choice: Choice, piece: Piece) -> None:
         """A choice has its pieces itself."""
 
     def encode_whole(self, timings: AnswerTimings) -> bytes:
-        # Choice by choice, since each holds Python's lock.
+        # Choice by choice: each holds Python's lock, and takes more memory than its JSON.
         answer = self.answer(timings)
-        encoded: Any = [msgspec.Raw(msgspec.json.encode(choice)) for choice in answer.choices]
+        encoded: Any = [_as_json(self.whole_choice(choice)) for choice in self._inquiry.choices]
         answer.choices = encoded
         return msgspec.json.encode(answer)
 
@@ -100,7 +105,11 @@ class _ChunkForm(AnswerForm):
 
     @abstractmethod
     def answer(self, timings: AnswerTimings) -> TextCompletion | ChatCompletion:
-        """All choices as they ended."""
+        """All but the choices."""
+
+    @abstractmethod
+    def whole_choice(self, choice: Choice) -> CompletionChoice | ChatChoice:
+        """A choice as it ended."""
 
     @abstractmethod
     def usage_chunk(self, timings: AnswerTimings) -> TextCompletion | ChatChunk:
@@ -113,12 +122,11 @@ class CompletionForm(_ChunkForm):
     def __init__(
         self, inquiry: Inquiry, model: str, echoed: Sequence[str] | None, *, has_ids: bool = False
     ) -> None:
-        self._inquiry, self._model, self._echoed = inquiry, model, echoed
-        self._has_ids = has_ids
+        super().__init__(inquiry, model, has_ids=has_ids)
+        self._echoed = echoed
 
     def answer(self, timings: AnswerTimings) -> TextCompletion:
-        """All choices as they ended."""
-        whole = self._chunk(list(map(self._whole_choice, self._inquiry.choices)))
+        whole = self._chunk([])
         whole.usage, whole.timings = self._inquiry.usage(), timings
         return whole
 
@@ -127,7 +135,7 @@ class CompletionForm(_ChunkForm):
 
     def piece(self, choice: Choice, piece: Piece, *, is_first: bool) -> list[bytes]:
         prompt = self._prompt(choice) if is_first else ""
-        found = self._logprobs(choice, piece.logprobs or (), is_first=is_first)
+        found = self._logprobs(choice, piece.logprobs, is_first=is_first)
         said = self._choice(choice, prompt + piece.text, found)
         if self._has_ids:
             said.token_ids = piece.token_ids
@@ -146,7 +154,7 @@ class CompletionForm(_ChunkForm):
             id=inquiry.name, created=inquiry.created, model=self._model, choices=choices
         )
 
-    def _whole_choice(self, choice: Choice) -> CompletionChoice:
+    def whole_choice(self, choice: Choice) -> CompletionChoice:
         whole = self._choice(
             choice,
             self._prompt(choice) + "".join(choice.text),
@@ -168,26 +176,22 @@ class CompletionForm(_ChunkForm):
         return CompletionChoice(choice.index, text, logprobs, choice.finish_reason)
 
     def _logprobs(
-        self, choice: Choice, logprobs: Sequence[TokenLogprob], *, is_first: bool
+        self, choice: Choice, packed: bytes | bytearray, *, is_first: bool
     ) -> CompletionLogprobs | None:
         if choice.generation.params.logprobs is None:
             return None
-        found: list[tuple[bytes, TokenLogprob | None]] = []
-        if is_first and self._echoed is not None:
-            of_prompt = choice.prompt_logprobs or ()
-            found += zip(choice.prompt_pieces, of_prompt, strict=False)
-        found += [(token.piece, token) for token in logprobs]
-        texts = [token_text(piece) for piece, _ in found]
-        offsets = []
-        for text in texts:
-            offsets.append(choice.num_chars)
-            choice.num_chars += len(text)
-        return CompletionLogprobs(
-            tokens=texts,
-            token_logprobs=[None if token is None else token.logprob for _, token in found],
-            top_logprobs=[None if token is None else _as_table(token) for _, token in found],
-            text_offset=offsets,
-        )
+        said = CompletionLogprobs([], [], [], [])
+        tables: list[Any] = said.top_logprobs  # one after the other is made, and encoded at once
+        echoes = is_first and self._echoed is not None
+        of_prompt = unpack_logprobs(choice.prompt_logprobs if echoes else b"")
+        of_answer = ((token.piece, token) for token in unpack_logprobs(packed) if token)
+        for piece, token in chain(zip(choice.prompt_pieces, of_prompt, strict=False), of_answer):
+            said.tokens.append(token_text(piece))
+            said.token_logprobs.append(None if token is None else token.logprob)
+            tables.append(None if token is None else _as_json(_as_table(token)))
+            said.text_offset.append(choice.num_chars)
+            choice.num_chars += len(said.tokens[-1])
+        return said
 
 
 class ChatForm(_ChunkForm):
@@ -199,29 +203,28 @@ class ChatForm(_ChunkForm):
     def __init__(
         self, inquiry: Inquiry, model: str, echoed: str = "", *, has_ids: bool = False
     ) -> None:
-        self._inquiry, self._model, self._echoed = inquiry, model, echoed
-        self._has_ids = has_ids
+        super().__init__(inquiry, model, has_ids=has_ids)
+        self._echoed = echoed
 
     def answer(self, timings: AnswerTimings) -> ChatCompletion:
-        """All choices as they ended."""
         inquiry = self._inquiry
         return ChatCompletion(
             id=inquiry.name,
             created=inquiry.created,
             model=self._model,
-            choices=[
-                ChatChoice(
-                    choice.index,
-                    self._message(choice),
-                    self._logprobs(choice, choice.logprobs),
-                    choice.finish_reason,
-                    choice.generation.output_ids if self._has_ids else UNSET,
-                )
-                for choice in inquiry.choices
-            ],
+            choices=[],
             usage=inquiry.usage(),
             prompt_token_ids=self._prompt_ids(),
             timings=timings,
+        )
+
+    def whole_choice(self, choice: Choice) -> ChatChoice:
+        return ChatChoice(
+            choice.index,
+            self._message(choice),
+            self._logprobs(choice, choice.logprobs),
+            choice.finish_reason,
+            choice.generation.output_ids if self._has_ids else UNSET,
         )
 
     def begin(self) -> list[bytes]:
@@ -251,7 +254,7 @@ class ChatForm(_ChunkForm):
                 tool_calls=calls or UNSET,
             )
         piece = self._choice(choice, delta)
-        piece.logprobs = self._logprobs(choice, news.logprobs or ())
+        piece.logprobs = self._logprobs(choice, news.logprobs)
         if self._has_ids:
             piece.token_ids = news.token_ids
         return self._chunk([piece])
@@ -286,22 +289,28 @@ class ChatForm(_ChunkForm):
             id=inquiry.name, created=inquiry.created, model=self._model, choices=choices
         )
 
-    def _logprobs(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> ChatLogprobs | None:
+    def _logprobs(self, choice: Choice, packed: bytes | bytearray) -> ChatLogprobs | None:
         if choice.generation.params.logprobs is None:
             return None
-        return ChatLogprobs(logprob_entries(logprobs))
+        return ChatLogprobs(logprob_entries(packed))
 
 
 def _line(value: dict[str, Any] | msgspec.Struct) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-def logprob_entries(logprobs: Sequence[TokenLogprob]) -> list[LogprobEntry]:
-    """Log probabilities as OpenAI's chats and responses have them."""
-    return [
-        LogprobEntry(*_entry(token), [TopLogprobEntry(*_entry(top)) for top in token.top])
-        for token in logprobs
+def _as_json(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+def logprob_entries(packed: bytes | bytearray) -> list[LogprobEntry]:
+    """Log probabilities as OpenAI's chats and responses have them, each encoded already."""
+    entries: list[Any] = [
+        _as_json(LogprobEntry(*_entry(token), [TopLogprobEntry(*_entry(top)) for top in token.top]))
+        for token in unpack_logprobs(packed)
+        if token is not None
     ]
+    return entries
 
 
 def _call_delta(choice: Choice, piece: CallPiece) -> CallDelta:

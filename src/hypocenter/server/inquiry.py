@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from hypocenter.base.results import CallPiece, TokenLogprob
+from hypocenter.base.results import CallPiece
 from hypocenter.server.answers import PromptTokensDetails, Usage
 from hypocenter.server.api_error import ApiError, error_of
 from hypocenter.server.generation import NOBODY, AnswerOrder, Generation, WorkerEvent
@@ -43,8 +43,9 @@ class Choice:
     calls: list[CallPiece] = field(default_factory=list)
     #: The ids of its calls, in their order.
     call_ids: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    #: Packed, as they came (`wire/logprobs.py`).
+    logprobs: bytearray = field(default_factory=bytearray)
+    prompt_logprobs: bytes = b""
     ending: Ending | None = None
     #: What a text became in place of an answer, as a worker says it.
     vector: bytes = b""
@@ -207,7 +208,7 @@ class Inquiry:
                 choice.calls += event.calls
                 choice.call_ids += [new_name("call") for piece in event.calls if piece.name]
                 if self.keeps_logprobs:
-                    choice.logprobs += event.logprobs or ()
+                    choice.logprobs += event.logprobs
                 else:
                     self.kept.drop_logprobs(event)
                 choice.ending, choice.vector = event.ending, event.vector
@@ -309,14 +310,11 @@ def _join(first: WorkerEvent, then: WorkerEvent) -> Piece | None:
         return None
     if any(_kinds_of(first)) and any(_kinds_of(then)) and _kinds_of(first) != _kinds_of(then):
         return None  # a piece does not tell which of these came first
-    logprobs = None
-    if first.logprobs is not None or then.logprobs is not None:
-        logprobs = (*(first.logprobs or ()), *(then.logprobs or ()))
     return Piece(
         first.id,
         first.text + then.text,
         first.token_ids + then.token_ids,
-        logprobs,
+        first.logprobs + then.logprobs,
         first.prompt_logprobs or then.prompt_logprobs,
         then.ending,
         first.reasoning + then.reasoning,

@@ -32,12 +32,11 @@ from hypocenter.server.hosting.adapters import ServedAdapters, no_adapters
 from hypocenter.server.inquiry import PING_SECONDS, Inquiry, new_name
 from hypocenter.server.intake.bodies import Bodies, HeldBody
 from hypocenter.server.intake.json_bounds import BodyShape
-from hypocenter.server.intake.kept_answer import LOGPROB_BYTES
+from hypocenter.server.intake.kept_answer import PACKED_TIMES
 from hypocenter.server.metrics import Metrics
 from hypocenter.server.operating.traces import Traces, trace_headers
 from hypocenter.server.pages.links import ReportLinks
 from hypocenter.server.supervisor import Supervisor
-from hypocenter.settings.config import MAX_LOGPROBS
 from hypocenter.wire.messages import Ask, Failed, ServedModel, Told
 
 log = logging.getLogger("hypocenter.server")
@@ -48,8 +47,8 @@ STEP_SECONDS = 30.0
 #: Ended requests that are remembered, for who asks after them.
 _MAX_REMEMBERED = 1000
 _SSE = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-#: Tokens and logprobs of an answer that are encoded between two others' turns: some milliseconds.
-_FEW_ENTRIES = 4096
+#: What is kept of an answer that is encoded between two others' turns: some milliseconds.
+_FEW_BYTES = 512 << 10
 #: So many names of fields that are passed over are told of in the log.
 _MAX_TOLD = 64
 
@@ -389,7 +388,7 @@ async def _answer_whole(
         if news is not None:
             form.note(*news)
     timings = _timings(inquiry)
-    if (num_bytes := inquiry.kept.num_bytes) <= _FEW_ENTRIES * LOGPROB_BYTES:
+    if (num_bytes := inquiry.kept.num_bytes) <= _FEW_BYTES:
         encoded = form.encode_whole(timings)
     else:
         async with service.bodies.decoding(num_bytes):
@@ -414,8 +413,8 @@ async def _stream(
                 choice, piece = news
                 is_first = choice.index not in begun
                 begun.add(choice.index)
-                told = choice.prompt_logprobs or () if is_first else ()
-                if len(told) * (1 + MAX_LOGPROBS) <= _FEW_ENTRIES:
+                told = choice.prompt_logprobs if is_first else b""
+                if PACKED_TIMES * len(told) <= _FEW_BYTES:
                     lines = form.piece(choice, piece, is_first=is_first)
                 else:
                     lines = await asyncio.to_thread(form.piece, choice, piece, is_first=is_first)

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from hypocenter.base.results import CallPiece, TokenLogprob
+from hypocenter.base.results import CallPiece
 from hypocenter.conversation.call_forms import FREE, CallRules
 from hypocenter.conversation.continuing import MessagePart
 from hypocenter.settings.config import EngineConfig, SamplingParams
@@ -326,13 +326,14 @@ class Ending(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A piece of one request's answer. `prompt_logprobs` come once, as soon as they are known."""
+    """A piece of one request's answer. `prompt_logprobs` come once, as soon as they are known; both
+    are packed (`logprobs.py`), and empty where nobody asked for them."""
 
     id: int
     text: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    logprobs: bytes = b""
+    prompt_logprobs: bytes = b""
     ending: Ending | None = None
     reasoning: str = ""
     calls: tuple[CallPiece, ...] = ()

@@ -48,6 +48,7 @@ from hypocenter.engine.runner import load_forms
 from hypocenter.record.recorder import open_recorder
 from hypocenter.settings.config import EngineConfig
 from hypocenter.wire.frames import as_frame, read_frame
+from hypocenter.wire.logprobs import pack_logprobs
 from hypocenter.wire.messages import (
     MAX_FRAME_BYTES,
     NO_REQUEST,
@@ -309,8 +310,8 @@ class ModelWorker:
                     number,
                     delta.text,
                     delta.token_ids,
-                    delta.logprobs,
-                    self._prompt_logprobs.pop(number, None),
+                    pack_logprobs(delta.logprobs),
+                    pack_logprobs(self._prompt_logprobs.pop(number, None)),
                     ending_of(request) if delta.finish_reason is not None else None,
                     delta.reasoning,
                     delta.calls,

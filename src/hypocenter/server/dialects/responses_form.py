@@ -65,8 +65,8 @@ class ResponseForm(AnswerForm):
         self._custom = custom_names(request.body)
         self._num_thought_tokens = 0
         #: Of each text, by the place of its block, and of the piece that came last.
-        self._logprobs: dict[int, list[LogprobEntry]] = {}
-        self._newest: list[LogprobEntry] = []
+        self._logprobs: dict[int, bytearray] = {}
+        self._newest = b""
         self._num_events = 0
 
     # -- AnswerForm --------------------------------------------------------------------------------
@@ -143,11 +143,11 @@ class ResponseForm(AnswerForm):
         news = self._blocks.take(choice, piece)
         for block in self._blocks.all[len(self._ids) :]:
             self._ids.append(new_name(_PREFIXES[block.kind]))
-        self._newest = []
+        self._newest = b""
         texts = [block for _, block, text in news if text and block.kind is BlockKind.TEXT]
         if texts and piece.logprobs:
-            self._newest = logprob_entries(piece.logprobs)
-            self._logprobs.setdefault(texts[-1].index, []).extend(self._newest)
+            self._newest = piece.logprobs
+            self._logprobs.setdefault(texts[-1].index, bytearray()).extend(self._newest)
         return news
 
     def _finish(self) -> bytes:
@@ -195,13 +195,16 @@ class ResponseForm(AnswerForm):
         if block.kind is BlockKind.CALL:
             return said.FunctionCall(name, block.call_id, block.name, text, status)
         if block.kind is BlockKind.TEXT:
-            told = self._logprobs.get(block.index, [])
+            told = self._entries(block)
             content = [] if has_begun else [said.OutputText(text, logprobs=told)]
             return said.OutputMessage(name, status, content)
         thought = said.ReasoningItem(name, status, [] if has_begun else [said.ReasoningText(text)])
         if self._request.seals_thoughts and not has_begun:
             thought.encrypted_content = seal(text)
         return thought
+
+    def _entries(self, block: SpokenBlock) -> list[LogprobEntry]:
+        return logprob_entries(self._logprobs.get(block.index, b""))
 
     def _takes_text(self, block: SpokenBlock) -> bool:
         """Whether it calls a tool that takes free text."""
@@ -220,7 +223,7 @@ class ResponseForm(AnswerForm):
             return self._of_item("response.function_call_arguments.delta", block, delta=text)
         if block.kind is BlockKind.THOUGHT:
             return self._of_part("response.reasoning_text.delta", block, delta=text)
-        told = self._newest
+        told = logprob_entries(self._newest)
         return self._of_part("response.output_text.delta", block, delta=text, logprobs=told)
 
     def _ends(self, block: SpokenBlock) -> list[bytes]:
@@ -237,12 +240,12 @@ class ResponseForm(AnswerForm):
         elif block.kind is BlockKind.THOUGHT:
             lines = [self._of_part("response.reasoning_text.done", block, text=text)]
         else:
-            told = self._logprobs.get(block.index, [])
+            told = self._entries(block)
             lines = [self._of_part("response.output_text.done", block, text=text, logprobs=told)]
         if block.kind is not BlockKind.CALL:
             part = _part(block, text)
             if isinstance(part, said.OutputText):
-                part.logprobs = self._logprobs.get(block.index, [])
+                part.logprobs = self._entries(block)
             lines.append(self._of_part("response.content_part.done", block, part=part))
         item = self._item(block)
         done = self._line("response.output_item.done", output_index=block.index, item=item)

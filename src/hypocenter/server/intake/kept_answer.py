@@ -6,9 +6,11 @@ from hypocenter.server.api_error import ApiError
 from hypocenter.server.intake.bodies import HeldBody
 from hypocenter.wire.messages import Piece
 
-#: What is kept of a token, its text and number, of each of its logprobs, and of each part of a
-#: call: measured, rounded up.
-TOKEN_BYTES, LOGPROB_BYTES, CALL_BYTES = 64, 128, 128
+#: What is kept of a token, its text and number, and of each part of a call: measured, rounded up.
+TOKEN_BYTES, CALL_BYTES = 64, 128
+#: What a byte of packed logprobs takes: itself, and the JSON that is made of it, four times as long
+#: in a chat's answer.
+PACKED_TIMES = 5
 #: An answer that takes less is not counted: most are short, and would only fail where others fill
 #: the memory.
 UNCOUNTED_BYTES = 64 << 10
@@ -24,9 +26,9 @@ class KeptAnswer:
     def add(self, piece: Piece) -> None:
         """Count a piece that came. Raises ApiError, status 413 where it is too much by itself, and
         429 where it is with what others hold."""
-        of_prompt = sum(1 + len(token.top) for token in piece.prompt_logprobs or () if token)
-        self.num_bytes += TOKEN_BYTES * len(piece.token_ids) + LOGPROB_BYTES * of_prompt
-        self.num_bytes += _logprob_bytes(piece) + CALL_BYTES * len(piece.calls)
+        num_packed = len(piece.logprobs) + len(piece.prompt_logprobs)
+        self.num_bytes += TOKEN_BYTES * len(piece.token_ids) + CALL_BYTES * len(piece.calls)
+        self.num_bytes += PACKED_TIMES * num_packed
         if self._held is None or (more := self._num_uncounted) <= 0:
             return
         if self.num_bytes > self._held.max_bytes + UNCOUNTED_BYTES:
@@ -41,7 +43,7 @@ class KeptAnswer:
 
     def drop_logprobs(self, piece: Piece) -> None:
         """They were sent, and nobody needs them again."""
-        self.num_bytes -= _logprob_bytes(piece)
+        self.num_bytes -= PACKED_TIMES * len(piece.logprobs)
         if self._held is not None and (less := -self._num_uncounted) > 0:
             self._held.give_back(less)
             self._num_counted -= less
@@ -50,7 +52,3 @@ class KeptAnswer:
     def _num_uncounted(self) -> int:
         """Bytes that are to be counted and are not; below 0 where too many are."""
         return max(self.num_bytes - UNCOUNTED_BYTES, 0) - self._num_counted
-
-
-def _logprob_bytes(piece: Piece) -> int:
-    return LOGPROB_BYTES * sum(1 + len(token.top) for token in piece.logprobs or ())
