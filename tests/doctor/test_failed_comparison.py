@@ -181,6 +181,37 @@ def test_a_product_that_does_not_explain_all_of_it_is_not_blamed(changed: dict[s
     assert result.compared is not None
 
 
+def number_of(token: int) -> tuple[int, int, int]:
+    """Row 5's first element with that token: its place, what is stored and what is wanted."""
+    right = 14135 * 151936 + token
+    return 20, right - (1 << 32), right
+
+
+@pytest.mark.parametrize(
+    ("token", "text"),
+    [
+        (151935, KEYS.replace("+ tok", "+ tok.to(tl.uint32).to(tl.int32)")),
+        (151936, KEYS),
+        (-1, KEYS),
+    ],
+    ids=["no sign", "the factor", "below 0"],
+)
+def test_what_is_no_digit_makes_the_product_no_key(token: int, text: str) -> None:
+    """With 151935, and numbers that have a sign, it is one."""
+    tokens = TOKENS.copy()
+    tokens[5, 0] = token
+    given: dict[str, Any] = {"num_different": 12, "divisors": (151936,), "text": text}
+    others = (number_of(token),)
+    result = examined(**given, others=others, held={"tok_ptr": tokens})
+    assert result.roots == ()
+    [told] = [row for row in result.hypotheses if "failed comparison" in row.diagnostic]
+    assert told.verdict is Verdict.INCONCLUSIVE
+    tokens[5, 0] = 151935
+    others = (number_of(151935),)
+    result = examined(**given | {"text": KEYS}, others=others, held={"tok_ptr": tokens})
+    assert [root.cause for root in result.roots] == [Cause.OFFSET_OVERFLOW]
+
+
 @pytest.mark.parametrize("divisors", [(), (151935, 8)], ids=["none", "others"])
 def test_a_product_that_may_leave_32_bits_on_purpose_is_not_blamed(
     divisors: tuple[int, ...],

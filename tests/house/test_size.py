@@ -35,7 +35,7 @@ BUDGETS = {
     "foreign": 10_200,
     "replay": 6_950,
     "check": 5_040,
-    "doctor": 24_900,
+    "doctor": 24_910,
     "kernels": 20_150,
     "hub": 1_650,
     "model": 14_300,

@@ -71,6 +71,8 @@ def test_logprobs_of_a_prompt_are_asked_for_once_and_told_with_each_choice() -> 
         for choice in inquiry.choices:
             assert choice.prompt_logprobs is OF_PROMPT
             assert choice.prompt_pieces == (b"x", b"y")
+        counted = 6 * TOKEN_BYTES + 2 * PACKED_TIMES * len(OF_PROMPT)  # once for each prompt
+        assert inquiry.kept.num_bytes == counted
 
     asyncio.run(asyncio.wait_for(work(), 20))
 

@@ -24,14 +24,10 @@ _Span = tuple[tuple[int, int], tuple[int, int]]
 
 def wide_edits(source: SourceRecord, line: int, expression: str) -> Iterator[MaskEdit]:
     """The text with one factor of a product cast to 64 bits, first the left one, then the right."""
-    function = function_of(source.text)
     same = [
         node
-        for node in (ast.walk(function) if function else ())
-        if isinstance(node, ast.BinOp)
-        and isinstance(node.op, ast.Mult)
-        and source.first_line + node.lineno - 1 == line
-        and without_layout(ast.unparse(node)) in without_layout(expression)
+        for at, node in products_in(source)
+        if at == line and without_layout(ast.unparse(node)) in without_layout(expression)
     ]
     for node in same[:1]:
         was = ast.unparse(node)
@@ -45,6 +41,22 @@ def wide_edits(source: SourceRecord, line: int, expression: str) -> Iterator[Mas
                 cast if part is side else ast.unparse(part) for part in (node.left, node.right)
             ]
             yield MaskEdit(line, was, " * ".join(parts), splice_text(source, start, stop, cast))
+
+
+def text_without(source: SourceRecord, edit: MaskEdit) -> str | None:
+    """The text with 0 times the product that `edit` widens; None where it has no such product."""
+    for line, node in products_in(source):
+        if line == edit.line and ast.unparse(node) == edit.was:
+            return splice_text(source, *_span(node), f"({edit.was} * 0)")
+    return None
+
+
+def products_in(source: SourceRecord) -> Iterator[tuple[int, ast.BinOp]]:
+    """The line of each product of a kernel, and the product."""
+    function = function_of(source.text)
+    for node in ast.walk(function) if function is not None else ():
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            yield source.first_line + node.lineno - 1, node
 
 
 def atomic_edits(source: SourceRecord, line: int, parameter: str) -> Iterator[MaskEdit]:

@@ -23,9 +23,8 @@ from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, LastWriter, Proof, RootCause, Verdict, proven, row
-from hypocenter.doctor.edits.product_text import wide_edits
-from hypocenter.doctor.kernel_text import function_of
-from hypocenter.doctor.mask_text import MaskEdit, splice_text
+from hypocenter.doctor.edits.product_text import products_in, text_without, wide_edits
+from hypocenter.doctor.mask_text import MaskEdit
 from hypocenter.doctor.rungs.replaying.trials import edits_of
 from hypocenter.record.bundle_index import LaunchMade
 from hypocenter.record.compared import ComparedSide, ComparedUnequal
@@ -52,21 +51,32 @@ def claim_of_wrapped(
             continue
         try:
             edit = _fitting(case, event, use, (writer.parameter, tensor), (side, wanted))
-            divisor = _divisor(case, use, edit, side) if edit is not None else None
-            are_digits = (
-                edit is not None
-                and divisor is not None
-                and _adds_digits(case, use, edit, (writer.parameter, tensor), side, divisor)
-            )
+            base = None
+            if edit is not None:
+                base = _base(case, use, edit, (writer.parameter, tensor), side)
         except (HypoError, ImportError) as error:
             what = f"products of {use.launch.kernel} in 64 bits"
             case.leave_unseen(Gap.not_examined(what, str(error)))
             return None
         if edit is not None:
-            if divisor is None or not are_digits:
+            if base is None:
                 return _unproven(event, use, writer, edit)
-            return _claim(case, event, use, writer, tensor, edit, divisor)
+            return _claim(case, event, use, writer, tensor, edit, base)
     return None
+
+
+def _base(
+    case: Case,
+    use: LaunchMade,
+    edit: MaskEdit,
+    stored: tuple[str, TensorRecord],
+    side: ComparedSide,
+) -> int | None:
+    """The factor by which the program takes the number apart, where the kernel adds its digits."""
+    divisor = _divisor(case, use, edit, side)
+    if divisor is None or not _adds_digits(case, use, edit, stored, side, divisor):
+        return None
+    return divisor
 
 
 def _divisor(case: Case, use: LaunchMade, edit: MaskEdit, side: ComparedSide) -> int | None:
@@ -98,7 +108,7 @@ def _adds_digits(
     from hypocenter.replay.weightless import results_of
 
     source, place, (name, tensor) = case.sources[use.launch.source], use.place, stored
-    text = _without_product(source, edit)
+    text = text_without(source, edit)
     if place is None or text is None or "uint32" in source.text:
         return False
     edited = msgspec.structs.replace(source, text=text)
@@ -111,19 +121,6 @@ def _adds_digits(
         return False
     digits = {int(left[at]) for at in places}
     return len(digits) > 1 and all(0 <= digit < abs(divisor) for digit in digits)
-
-
-def _without_product(source: SourceRecord, edit: MaskEdit) -> str | None:
-    """The kernel's text with 0 times the product."""
-    function = function_of(source.text)
-    for node in ast.walk(function) if function is not None else ():
-        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult):
-            continue
-        if source.first_line + node.lineno - 1 == edit.line and ast.unparse(node) == edit.was:
-            start = node.lineno, node.col_offset
-            stop = node.end_lineno or node.lineno, node.end_col_offset or 0
-            return splice_text(source, start, stop, f"({edit.was} * 0)")
-    return None
 
 
 def _differ_by_wraps(side: ComparedSide, wanted: ComparedSide) -> bool:
@@ -178,12 +175,9 @@ def _fitting(
 
 def _edits(source: SourceRecord) -> Iterator[MaskEdit]:
     """The kernel's text with one factor of one of its products in 64 bits, each in turn."""
-    function = function_of(source.text)
-    for node in ast.walk(function) if function is not None else ():
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-            line = source.first_line + node.lineno - 1
-            text = ast.unparse(node)
-            yield from (edit for edit in wide_edits(source, line, text) if edit.was == text)
+    for line, node in products_in(source):
+        text = ast.unparse(node)
+        yield from (edit for edit in wide_edits(source, line, text) if edit.was == text)
 
 
 def _takes_away(
