@@ -184,7 +184,7 @@ def test_what_is_run_on_a_gpu_ends_with_all_that_it_started(tmp_path: Path) -> N
 
     note, begun = tmp_path / "pid", time.monotonic()
     command = ["sh", "-c", f"sleep 300 & echo $! > {note}; wait"]
-    said = device_runs.run_for(command, dict(os.environ), str(tmp_path), 1.0)
+    said = device_runs.run_for(command, dict(os.environ), tmp_path, 1.0)
     assert said == "it was not done after 1 seconds"
     assert time.monotonic() - begun < MOST
     started = Path(f"/proc/{int(note.read_text())}/stat")

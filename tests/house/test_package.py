@@ -52,6 +52,29 @@ def test_a_planted_path_is_found(tmp_path: Path) -> None:
     assert list(own_paths(tmp_path)) == ["a.py:2"]
 
 
+def own_temporary(root: Path) -> Iterator[str]:
+    """`file:line` of what is made among temporary files by other means than `own_folder`."""
+    for path in sorted(root.rglob("*.py")):
+        name, text = path.relative_to(root).as_posix(), path.read_text()
+        if name == "base/own_folder.py" or "tempfile" not in text:
+            continue
+        for call in nodes_of(tree_of(text), ast.Call):
+            made = ast.unparse(call.func)
+            # A file without a name goes by itself, and what is beside others is not temporary.
+            is_beside = any(word.arg == "dir" for word in call.keywords)
+            if made.startswith("tempfile.") and made != "tempfile.TemporaryFile" and not is_beside:
+                yield f"{name}:{call.lineno}"
+
+
+def test_nothing_temporary_stays_when_its_process_is_killed() -> None:
+    assert list(own_temporary(package.FOLDER)) == []
+
+
+def test_a_planted_temporary_folder_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("import tempfile\nx = tempfile.mkdtemp(prefix='x-')\n")
+    assert list(own_temporary(tmp_path)) == ["a.py:2"]
+
+
 def _module_texts() -> Iterator[tuple[str, str]]:
     """(where, text) of each string in the sources that names a module or something in one."""
     files = [

@@ -29,7 +29,7 @@ from outside.served import Served, free_port, serving
 from outside.terminal import HYPO, assert_one_line, hypo_in_process
 from repository import ROOT
 
-from hypocenter.watch.dead_runs import locked_folder
+from hypocenter.base.own_folder import own_folder
 
 TLS = ROOT / "tests/fixtures/tls"
 PROMPT = "def count_words(text):\n"
@@ -339,8 +339,8 @@ def test_what_a_killed_server_leaves_goes_with_the_next_start(watched: Watched) 
     assert list(watched.temporary.glob("hypo-serve-*"))
     assert list(watched.runs.glob("doctor-*"))
     with (
-        locked_folder(watched.temporary, "hypo-serve-") as sockets,
-        locked_folder(watched.runs, "doctor-") as runs,
+        own_folder("hypo-serve-", watched.temporary) as sockets,
+        own_folder("doctor-", watched.runs) as runs,
     ):
         assert list(watched.temporary.iterdir()) == [sockets]
         assert list(watched.runs.glob("doctor-*")) == [runs]

@@ -6,6 +6,7 @@ The commands here are Python that does what NVIDIA's driver does: it obeys the v
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +52,15 @@ with open(place, "wb") as file:
 time.sleep(60)
 """
 
-
+#: Arms dumps as where a driver is, says where, and waits to be killed.
+ARMED = """
+import time
+from hypocenter.watch import gpu_dumps
+gpu_dumps._DRIVER = ("dev/null",)
+with gpu_dumps.gpu_dumps({}) as dumps:
+    print(dumps.folder, flush=True)
+    time.sleep(60)
+"""
 #: Has a file of the debug agent's name mapped, prints at SIGQUIT what that would, and hangs; with a
 #: second argument it catches no signal.
 AGENT_HANGS = """
@@ -269,3 +278,22 @@ def test_before_a_command_that_hangs_is_ended_the_debug_agent_tells_its_waves(
     assert "Fatal Python error: Aborted" in ended.stderr
     assert ended.hung_seconds is not None
     assert [stop.num_warps for stop in ended.gpu_stops] == ([2] if catches else [])
+
+
+@pytest.mark.usefixtures("with_driver")
+def test_what_a_killed_process_armed_goes_with_the_next_one(temporary: Path) -> None:
+    command = [sys.executable, "-c", ARMED]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with (
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as killed,
+        gpu_dumps.gpu_dumps({}) as beside,
+    ):
+        assert killed.stdout is not None
+        left = Path(killed.stdout.readline().decode().strip())
+        assert set(temporary.iterdir()) == {left, beside.folder}
+        with gpu_dumps.gpu_dumps({}):
+            assert left.is_dir()
+        killed.kill()
+        killed.wait()
+        with gpu_dumps.gpu_dumps({}) as dumps:
+            assert set(temporary.iterdir()) == {beside.folder, dumps.folder}

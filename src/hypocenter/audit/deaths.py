@@ -24,6 +24,7 @@ from hypocenter.audit.executed import CannotRun
 from hypocenter.audit.gates import Gate
 from hypocenter.audit.life import LifeOrder, LifeWord, read_answer
 from hypocenter.base.errors import HypoError
+from hypocenter.base.own_folder import own_folder
 from hypocenter.base.package import module_command
 from hypocenter.settings.config import EngineConfig
 from hypocenter.verify.outcome import Stage, Uncovered
@@ -47,8 +48,8 @@ def death(path: str, config: EngineConfig, own: OwnGates, *, keeps_blocks: bool)
         num_kept = 0
 
     def pairs() -> Iterator[tuple[AuditedRun, AuditedRun]]:
-        with tempfile.TemporaryDirectory(prefix="hypo-audit-") as folder:
-            memory = Path(folder) / "blocks"
+        with own_folder("hypo-audit-") as folder:
+            memory = folder / "blocks"
             memory.touch(mode=0o600)
             order = LifeOrder(
                 path,
@@ -60,11 +61,11 @@ def death(path: str, config: EngineConfig, own: OwnGates, *, keeps_blocks: bool)
                 goes_on=False,
                 parent=os.getpid(),
             )
-            live(order, Path(folder) / "before", goes_on=True)
-            live(order, Path(folder) / "after", goes_on=False)
+            live(order, folder / "before", goes_on=True)
+            live(order, folder / "after", goes_on=False)
             yield (
-                read_answer(Path(folder) / "before", _terms(own, 0)),
-                read_answer(Path(folder) / "after", _terms(own, num_kept)),
+                read_answer(folder / "before", _terms(own, 0)),
+                read_answer(folder / "after", _terms(own, num_kept)),
             )
 
     asks = "does the next process answer as the one did that was killed?"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import msgspec
 
 from hypocenter.base import package
 from hypocenter.base.errors import HypoError, UsageError
+from hypocenter.base.own_folder import own_folder
 from hypocenter.check.report import (
     EMULATED,
     CheckedLaunch,
@@ -84,8 +84,8 @@ class _Run:
 
 
 def _run(asked: CheckRequest) -> _Run:
-    with tempfile.TemporaryDirectory(prefix="hypo-check-") as folder:
-        report = Path(folder) / "report.jsonl"
+    with own_folder("hypo-check-") as folder:
+        report = folder / "report.jsonl"
         report.touch(mode=0o600)
         request = msgspec.structs.replace(asked, report=str(report))
         done = subprocess.run(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from hypocenter.base.errors import ErrorKind
+from hypocenter.base.own_folder import own_folder
 from hypocenter.base.wording import bare_name
 from hypocenter.cli.child_run import environment_of, exit_code, how, pass_on, say_armed
 from hypocenter.cli.output import say
@@ -318,8 +318,8 @@ def examine(bundle: Bundle, seconds: float) -> ExaminedRun:
     # With it Triton has its interpreter where a replay has its own; the command has it still.
     interpreted = os.environ.pop("TRITON_INTERPRET", None)
     try:
-        with tempfile.TemporaryDirectory(prefix="hypo-again-") as folder:
-            place = Path(folder) / "bundle"
+        with own_folder("hypo-again-") as folder:
+            place = folder / "bundle"
             bundles.save(bundle, place)
             loaded = bundles.load(place)
         # The command has run its own kernels' text a moment ago; so may their replay.

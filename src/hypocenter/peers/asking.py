@@ -9,7 +9,6 @@ import json
 import os
 import re
 import subprocess
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import numpy as np
 from hypocenter.base import package
 from hypocenter.base.dtypes import Float32s
 from hypocenter.base.errors import HypoError, UsageError
+from hypocenter.base.own_folder import own_folder
 
 #: Seconds that a peer may take to load and run a prompt.
 _SECONDS = 600
@@ -130,8 +130,8 @@ def ask(peer: Peer, python: str, model: Path, text: str, token_ids: Sequence[int
 
     Raises UsageError as `require` does where that was not asked, HypoError where it fails.
     """
-    with tempfile.TemporaryDirectory(prefix="hypo-peer-") as folder:
-        order, out = Path(folder, "order.json"), Path(folder, "told.npz")
+    with own_folder("hypo-peer-") as folder:
+        order, out = folder / "order.json", folder / "told.npz"
         order.write_text(json.dumps({"text": text, "token_ids": list(token_ids)}))
         command = [python, str(peer.path), str(model), str(order), str(out)]
         # A hub is not asked: what is run is what lies here.

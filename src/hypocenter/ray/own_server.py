@@ -8,13 +8,12 @@ import ctypes
 import os
 import signal
 import subprocess
-import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from pathlib import Path
 
 import aiohttp
 
 from hypocenter.base.errors import HypoError
+from hypocenter.base.own_folder import own_folder
 from hypocenter.base.package import module_command
 
 _LOOK_SECONDS = 0.2
@@ -30,8 +29,8 @@ class OwnServer:
     """The process, from `start` to `stop`; it ends with the process that started it."""
 
     def __init__(self, model: str, options: Sequence[str]) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="hypo-ray-")
-        self._socket = str(Path(self._folder.name) / "http.sock")
+        self._folder = contextlib.ExitStack()
+        self._socket = str(self._folder.enter_context(own_folder("hypo-ray-")) / "http.sock")
         command = [*module_command("hypocenter"), "serve", model, "--uds", self._socket, *options]
         environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         self._process = subprocess.Popen(command, env=environ, preexec_fn=_end_with_parent)
@@ -91,7 +90,7 @@ class OwnServer:
             await asyncio.to_thread(self._process.wait, seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()
-        self._folder.cleanup()
+        self._folder.close()
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:

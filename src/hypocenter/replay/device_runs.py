@@ -10,13 +10,13 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
 import msgspec
 
+from hypocenter.base.own_folder import own_folder
 from hypocenter.record.bundle_index import BundleIndex
 from hypocenter.record.events import Place
 from hypocenter.replay.export import runs_text
@@ -51,8 +51,8 @@ def run_forms(
     """
     text = runs_text(index, place)
     is_interpreted = index.launch(place).device == "interpreter"
-    with tempfile.TemporaryDirectory(prefix="hypo-launch-") as folder:
-        file, asked, out = (Path(folder) / name for name in ("launch.py", "forms", "ran"))
+    with own_folder("hypo-launch-") as folder:
+        file, asked, out = (folder / name for name in ("launch.py", "forms", "ran"))
         file.write_text(text)
         asked.write_bytes(msgspec.msgpack.encode(list(forms)))
         package = str(resources.files("hypocenter").joinpath(".."))
@@ -66,7 +66,7 @@ def run_forms(
     return found + [Ran(problem=problem)] * (len(forms) - len(found))
 
 
-def run_for(command: list[str], environment: dict[str, str], folder: str, seconds: float) -> str:
+def run_for(command: list[str], environment: dict[str, str], folder: Path, seconds: float) -> str:
     """Run it, and end it with all that it started when its time is over; what it said.
 
     A compiler that a process has started would go on without it, with the pipe in its hands.

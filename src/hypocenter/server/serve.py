@@ -12,7 +12,6 @@ import re
 import resource
 import signal
 import socket
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 import uvicorn
 
 from hypocenter.base.errors import EXIT_ERROR, EXIT_OK, UsageError
+from hypocenter.base.own_folder import own_folder
 from hypocenter.base.wording import count_text
 from hypocenter.server.app import make_app
 from hypocenter.server.canary import Canary
@@ -55,7 +55,6 @@ from hypocenter.server.routes import Service
 from hypocenter.server.supervisor import Supervisor
 from hypocenter.server.worker_life import WORKER, Orders
 from hypocenter.watch.child import Deadlines
-from hypocenter.watch.dead_runs import locked_folder
 from hypocenter.wire.messages import Loading, ServedModel
 
 #: Between two looks at how far a worker's loading is, and at whether there will be any more.
@@ -167,7 +166,7 @@ def serve(config: ServerConfig, listener: Listener, renewal: Renewal | None = No
         bound_unix(config.unix_socket)
         if config.unix_socket is not None
         else bind(config.host, config.port) as listening,
-        locked_folder(Path(tempfile.gettempdir()), _FOLDER) as folder,
+        own_folder(_FOLDER) as folder,
     ):
         return asyncio.run(_serve(config, listener, renewal, listening, folder))
 

@@ -6,11 +6,7 @@ Every command asks this, so it loads next to nothing.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import shutil
-import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from hypocenter.base.errors import UsageError
+from hypocenter.base.own_folder import is_ours, own_folder
 from hypocenter.record import ring
 from hypocenter.settings.cache_folder import make_private
 
@@ -27,9 +24,6 @@ MAX_FOLDERS = 32
 TOLD, BUNDLED = "told", "bundle"
 #: Begins the name of a folder in which a watched command's processes have their run folders.
 _WATCHED = "doctor-"
-#: Is held as long as the process lives whose folder it is; before that a dot begins the name.
-_LOCK = "lock"
-_MAKING_SECONDS = 60
 
 
 class DeadRun(msgspec.Struct, frozen=True):
@@ -50,7 +44,7 @@ def dead_runs(base: Path) -> list[DeadRun]:
     Those that somebody ended on purpose are none.
     """
     found: list[DeadRun] = []
-    if not _is_ours(base):
+    if not is_ours(base):
         return found
     for folder in ring.run_folders(base)[:MAX_FOLDERS]:
         beat = ring.read_heartbeat(folder)
@@ -88,35 +82,13 @@ def watched_runs(base: Path) -> Iterator[Path]:
     Raises UsageError where others may write to `base`, OSError when it cannot be made.
     """
     make_private(base)
-    if not _is_ours(base):
+    if not is_ours(base):
         raise UsageError(
             f"{base} is not this user's alone, but what runs record is private; chmod 700 it, or "
             "set HYPO_RUN_DIR to a folder of yours"
         )
-    with locked_folder(base, _WATCHED) as folder:
+    with own_folder(_WATCHED, base) as folder:
         yield folder
-
-
-@contextlib.contextmanager
-def locked_folder(base: Path, prefix: str) -> Iterator[Path]:
-    """A folder below `base` whose name begins so, for this user alone; removed at the end.
-
-    A process that is killed cannot remove it: whoever makes the next one removes those whose
-    process is gone. Raises OSError when it cannot be made.
-    """
-    for left in (*base.glob(f"{prefix}*"), *base.glob(f".{prefix}*")):
-        if _is_ours(left) and not _is_locked(left):
-            shutil.rmtree(left, ignore_errors=True)
-    # Locked before it has its name: whoever sees it without a lock may take it for a leftover.
-    begun = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=base))
-    lock = os.open(begun / _LOCK, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    folder = begun.rename(base / begun.name.removeprefix("."))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
 
 
 def keep_runs(folder: Path) -> Path | None:
@@ -129,37 +101,6 @@ def keep_runs(folder: Path) -> Path | None:
     return kept[0] if kept else None
 
 
-def _is_locked(folder: Path) -> bool:
-    """Whether the process lives whose folder this is, in a container of any sort.
-
-    No process number tells: another container has other ones, and shares the folder.
-    """
-    try:
-        file = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        # One that is being made has no lock yet, for a moment.
-        with contextlib.suppress(OSError):
-            return time.time() - folder.stat().st_mtime < _MAKING_SECONDS
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(file)
-    return False
-
-
 def is_watched(base: Path) -> bool:
     """Whether this process was started by the doctor, who will look at what it leaves."""
     return base.name.startswith(_WATCHED)
-
-
-def _is_ours(base: Path) -> bool:
-    """Whether nobody else can have put anything there."""
-    try:
-        found = base.lstat()
-    except OSError:
-        return False
-    is_private = found.st_uid == os.getuid() and not found.st_mode & 0o022
-    return stat.S_ISDIR(found.st_mode) and is_private

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from hypocenter.base.errors import BadCoreDump
+from hypocenter.base.own_folder import own_folder
 from hypocenter.coredump import rocm
 from hypocenter.coredump.amd_dump import PATTERNS, is_amd_dump, read_amd_dump
 from hypocenter.coredump.debug_agent import read_debug_agent
@@ -220,8 +220,7 @@ def gpu_dumps(
             since=time.time(),
         )
         return
-    folder = Path(tempfile.mkdtemp(prefix="hypo-gpu-"))
-    try:
+    with own_folder("hypo-gpu-") as folder:
         free = shutil.disk_usage(folder).free
         if free < MIN_FREE_BYTES:
             yield GpuDumps(why=f"{folder.parent} has {free} bytes left, too few for a core dump")
@@ -234,5 +233,3 @@ def gpu_dumps(
             "CUDA_COREDUMP_PIPE": f"{folder}/pipe.%p",
         }
         yield GpuDumps(variables, folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -4,7 +4,6 @@ difference is. Judges by `peers/verdict.py`; holds the words of its report."""
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from hypocenter.base.errors import EXIT_GATE, UsageError
+from hypocenter.base.own_folder import own_folder
 from hypocenter.cli.answer import open_llm
 from hypocenter.cli.output import show, show_json
 from hypocenter.cli.progress import ProgressDisplay
@@ -152,8 +152,8 @@ def _trace_ours(
 ) -> tuple[ModelTrace, tuple[int, ...]]:
     """Our trace, and the tokens of the prompt."""
     config = EngineConfig(device=asked.device, max_batch_requests=1, prefix_cache=False)
-    with tempfile.TemporaryDirectory(prefix="hypo-against-") as folder:
-        path = Path(folder, "ours.trace")
+    with own_folder("hypo-against-") as folder:
+        path = folder / "ours.trace"
         with open_llm(str(model), config, progress) as llm:
             trace = llm.trace(path, max_data_bytes=_DATA_BYTES)
             ids = llm.tokenizer.encode(asked.prompt)

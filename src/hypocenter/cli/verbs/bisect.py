@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ import numpy as np
 
 from hypocenter.base import package
 from hypocenter.base.errors import EXIT_GATE, HypoError, UsageError
+from hypocenter.base.own_folder import own_folder
 from hypocenter.base.wording import count_text
 from hypocenter.cli.output import show, show_json
 from hypocenter.cli.progress import ProgressDisplay
@@ -72,10 +72,10 @@ class Bisected(msgspec.Struct, frozen=True):
 
 def bisect(a: str, b: str, model: str, asked: BisectOptions) -> None:
     """Find and print; leaves with EXIT_GATE where the two differ. Raises UsageError."""
-    with tempfile.TemporaryDirectory(prefix="hypo-bisect-") as folder, ExitStack() as stack:
+    with own_folder("hypo-bisect-") as folder, ExitStack() as stack:
         progress = stack.enter_context(ProgressDisplay(quiet=asked.quiet or asked.json))
-        pair = _pair(a, b, Path(model), Path(folder), stack)
-        runs = _Runs(Path(folder), asked, progress)
+        pair = _pair(a, b, Path(model), folder, stack)
+        runs = _Runs(folder, asked, progress)
         traces = runs.of(pair.a), runs.of(pair.b)
         if not compare(traces[0], runs.of(pair.a)).is_equal:
             raise HypoError(f"{a} gives other bits each time it is run, so nothing can be narrowed")

@@ -8,13 +8,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from hypocenter.base.errors import EXIT_GATE, MissingPackage, UsageError
+from hypocenter.base.own_folder import own_folder
 from hypocenter.base.package import module_command
 from hypocenter.base.wording import count_text
 from hypocenter.cli.child_run import environment_of
@@ -88,7 +88,7 @@ def _break_program() -> Bundle:
     """What the planted program left, saved and read again as a user's would be."""
     with (
         dead_runs.watched_runs(Environment.read().run_dir) as runs,
-        tempfile.TemporaryDirectory(prefix="hypo-self-test-") as folder,
+        own_folder("hypo-self-test-") as folder,
     ):
         environment = environment_of(runs, is_own=False)
         if not _has_gpu():
@@ -100,8 +100,8 @@ def _break_program() -> Bundle:
             )
         bundle = collect.collect(runs, ended, suspect=True)
         assert bundle is not None  # of what is suspected there is always one
-        bundles.save(bundle, Path(folder) / "bundle")
-        return bundles.load(Path(folder) / "bundle")
+        bundles.save(bundle, folder / "bundle")
+        return bundles.load(folder / "bundle")
 
 
 def _has_gpu() -> bool:

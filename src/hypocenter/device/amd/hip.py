@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
 from hypocenter.base.errors import BadCodeObject, HypoError
+from hypocenter.base.own_folder import own_folder
 from hypocenter.base.package import FOLDER
 
 INCLUDE = FOLDER / "device" / "amd" / "include"
@@ -58,8 +58,8 @@ def compile_hip(path: Path, arch: str) -> bytes:
     """The code object of a HIP source for `arch`; raises HypoError without clang, BadCodeObject
     with clang's first error where it does not compile."""
     clang = find_clang()
-    with tempfile.TemporaryDirectory(prefix="hypo-hip-") as folder:
-        made = Path(folder) / "kernel.co"
+    with own_folder("hypo-hip-") as folder:
+        made = folder / "kernel.co"
         header = ("-isystem", str(INCLUDE), "-include", "hip/hip_runtime.h")
         done = subprocess.run(
             [clang, *_OPTIONS, f"--offload-arch={arch}", *header, "-o", str(made), str(path)],

@@ -6,6 +6,7 @@ kernel is launched here, and none of ours is known.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import logging
@@ -22,6 +23,7 @@ from typing import Any
 import msgspec
 
 from hypocenter.base import package
+from hypocenter.base.own_folder import own_folder
 from hypocenter.device.forms import Compilable, distinct
 from hypocenter.device.gpu.compile_process import CompileOrder, hash_in_order
 from hypocenter.device.helper_processes import helper
@@ -337,8 +339,7 @@ def _open_cache() -> None:
         found, problem = private_folder("triton")
         folder = found or Path()
     if problem:
-        _only_ours.append(tempfile.TemporaryDirectory(prefix="hypo-triton-"))
-        folder = Path(_only_ours[-1].name)
+        folder = _until_exit.enter_context(own_folder("hypo-triton-"))
         log.warning("kernels are compiled at each start: %s; set HYPO_CACHE_DIR", problem)
     triton.knobs.cache.dir = str(folder)
     _opened.append(str(folder))
@@ -351,7 +352,8 @@ def kernel_folder() -> str:
 
 _opened: list[str] = []
 #: A folder that lasts as long as this process.
-_only_ours: list[tempfile.TemporaryDirectory[str]] = []
+_until_exit = contextlib.ExitStack()
+atexit.register(_until_exit.close)
 
 
 def _write_problem(folder: Path) -> str:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from hypocenter.base.errors import HypoError
+from hypocenter.base.own_folder import own_folder
 from hypocenter.device.amd.code_object import CodeObject
 
 _TOOL_SECONDS = 60
@@ -99,8 +98,8 @@ def read_cubin(cubin: bytes, cuobjdump: str, nvdisasm: str) -> CodeFacts:
     `spills` is what Triton calls n_spills: 4-byte words of stack. Raises HypoError when a tool
     fails or says something else than expected.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "kernel.cubin")
+    with own_folder("hypo-cubin-") as folder:
+        path = folder / "kernel.cubin"
         path.write_bytes(cubin)
         usage = _tool_output(cuobjdump, "-res-usage", str(path))
         listing = _tool_output(nvdisasm, "-c", "-ndf", str(path))

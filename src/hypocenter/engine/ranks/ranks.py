@@ -8,10 +8,8 @@ collectives meet. A process that ends takes the step down: what waits for it is 
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import subprocess
-import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +19,7 @@ from typing import BinaryIO
 import msgspec
 
 from hypocenter.base.errors import DeviceFault, HypoError, RankLost, UsageError
+from hypocenter.base.own_folder import own_folder
 from hypocenter.base.package import RANK_MODULE, module_command
 from hypocenter.base.wording import ending_of
 from hypocenter.device.group import Group
@@ -43,8 +42,9 @@ class Ranks:
         part but the first. Raises UsageError."""
         self.num_ranks = config.tensor_parallel
         self._devices = [device_of(config.device, rank) for rank in range(self.num_ranks)]
-        self._folder = tempfile.TemporaryDirectory(prefix="hypocenter-ranks-")
-        self._meeting_place = os.path.join(self._folder.name, "ranks")
+        self._folder = contextlib.ExitStack()
+        folder = self._folder.enter_context(own_folder("hypo-ranks-"))
+        self._meeting_place = str(folder / "ranks")
         self._lost: RankLost | None = None
         self._is_loaded = self._is_closing = False
         self._ended = threading.Event()
@@ -139,7 +139,7 @@ class Ranks:
             process.wait()
         if self._group is not None:
             self._group.close()
-        self._folder.cleanup()
+        self._folder.close()
 
     def _start(self, join: Join) -> None:
         ours, theirs = socket.socketpair()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgspec
 
 from hypocenter.base import package
 from hypocenter.base.errors import HypoError, UsageError
+from hypocenter.base.own_folder import own_folder
 from hypocenter.verify.outcome import Verification
 from hypocenter.verify.own.runtime import OwnReport, OwnRequest
 
@@ -82,8 +82,8 @@ def require_right(path: str, kernel: str, numbers: dict[str, int], arch: str = "
 
 
 def _run(asked: OwnRequest) -> OwnReport:
-    with tempfile.TemporaryDirectory(prefix="hypo-verify-") as folder:
-        place = Path(folder) / "report.json"
+    with own_folder("hypo-verify-") as folder:
+        place = folder / "report.json"
         request = msgspec.structs.replace(asked, report=str(place))
         done = subprocess.run(
             [
