@@ -8,9 +8,10 @@ from hypocenter.wire.messages import Piece
 
 #: What is kept of a token, its text and number, and of each part of a call: measured, rounded up.
 TOKEN_BYTES, CALL_BYTES = 64, 128
-#: What a byte of packed logprobs takes: itself, and the JSON that is made of it, four times as long
+#: What a byte of packed logprobs takes: itself, once more in a response that is kept by blocks, and
+#: the JSON that is made of it, four times as long
 #: in a chat's answer.
-PACKED_TIMES = 5
+PACKED_TIMES = 6
 #: An answer that takes less is not counted: most are short, and would only fail where others fill
 #: the memory.
 UNCOUNTED_BYTES = 64 << 10
