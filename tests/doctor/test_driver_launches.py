@@ -263,8 +263,32 @@ def test_of_two_pointers_in_an_address_none_is_proven() -> None:
     found = examined("cuda_histogram", stopped("histogram", "atomic", (0, 8)))
     assert found.roots == ()
     [told] = [h for h in found.hypotheses if h.diagnostic == "driver"]
-    assert told.verdict is Verdict.INCONCLUSIVE
+    # The access is certain, and a sanitizer's run would tell no more of it.
+    assert told.verdict is Verdict.CONFIRMED
     assert "which parameter they belong to" in told.evidence[2]
+    stop = stopped("histogram", "atomic", (0, 8), exception="stack error")
+    [told] = [h for h in examined("cuda_histogram", stop).hypotheses if h.diagnostic == "driver"]
+    assert told.verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("is_blocking", [True, False])
+def test_without_a_dump_the_launch_that_failed_is_named_and_nothing_proven(
+    is_blocking: bool,
+) -> None:
+    """The driver's answer is that of the launch only where the program waits for each."""
+    run = run_of("cuda_freed")
+    *before, last = run.launches
+    failed = replace(run, launches=(*before, replace(last, code=700)))
+    environment = {"CUDA_LAUNCH_BLOCKING": "1"} if is_blocking else {}
+    found = examined("cuda_freed", driver_run=failed, environment=environment)
+    assert found.roots == ()
+    told = [h for h in found.hypotheses if h.diagnostic == "driver"]
+    assert len(told) == is_blocking
+    for one in told:
+        assert (one.cause, one.verdict) == (Cause.USE_AFTER_FREE, Verdict.INCONCLUSIVE)
+        assert (one.kernel, one.argument) == ("copy", "parameter 0")
+        assert f"launched at {HOME}/cuda_freed.py:35, failed with error 700" in one.evidence[0]
+        assert f"freed at {HOME}/cuda_freed.py:34" in one.evidence[1]
 
 
 def test_of_launches_with_other_pointers_none_is_proven() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,15 @@ import pytest
 from recorded.bundles import Run
 
 from hypocenter.cli import app
-from hypocenter.cli.escalation import BLOCKING, WATCHED, Escalation, ExaminedRun, Way, with_site
+from hypocenter.cli.escalation import (
+    BLOCKING,
+    WATCHED,
+    Escalation,
+    ExaminedRun,
+    Way,
+    _has_evidence,
+    with_site,
+)
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import GpuSight, Proof, RootCause, Verdict, row
 from hypocenter.doctor.doctor import LADDER, diagnose
@@ -23,7 +32,7 @@ from hypocenter.record.bundle import Bundle
 from hypocenter.record.driver_run import DriverKernel, DriverLaunch, DriverRun
 from hypocenter.record.events import Launched
 from hypocenter.record.fault_record import FaultRecord
-from hypocenter.record.gpu_stop import SanitizerReport
+from hypocenter.record.gpu_stop import GpuStop, GpuWarp, SanitizerReport
 from hypocenter.watch.child import Deadlines, Ended
 from hypocenter.watch.fault_text import reports_in
 
@@ -214,11 +223,11 @@ def test_all_ways_are_tried_of_a_crash_that_nobody_explains(
         app.main(["doctor", "--again", "--json", "--", "sh", "-c", script])
     found = json.loads(capfd.readouterr().out)
     assert left.value.code == 3
-    assert (tmp_path / "ran").read_text() == " \n \n1 \n 1\n"
+    assert (tmp_path / "ran").read_text() == " \n1 \n 1\n"
     assert [run["name"] for run in found["runs"] if not run["left_out"]] == [
-        "as it is", "guarded", "with blocking launches, the driver watched",
-        "below compute-sanitizer",
+        "as it is", "with blocking launches, the driver watched", "below compute-sanitizer",
     ]  # fmt: skip
+    assert found["runs"][1]["left_out"].startswith("no launch of Triton was recorded")
     assert found["runs"][3]["is_told"]
     confirmed = [row for row in found["hypotheses"] if row["verdict"] == "CONFIRMED"]
     assert "pick" in {row["kernel"] for row in confirmed}
@@ -242,9 +251,16 @@ def ended(**other: Any) -> Ended:
     return Ended(("true",), 1, **facts | {"ended": 1.0, "since": 0.0} | other)
 
 
-def examined(kind: str, device: str = "", **told: Any) -> ExaminedRun:
+def examined(kind: str, device: str = "", *, has_launched: bool = True, **told: Any) -> ExaminedRun:
     """A run that ended so on that device, of which nothing is proven."""
-    bundle = Bundle(kind="crash", device=device, fault=FaultRecord(kind=kind, message="broke"))
+    recorded = Run()
+    launch = recorded.launch("add", {}, {}, source="def add(x):\n    pass\n")
+    bundle = Bundle(
+        kind="crash",
+        device=device,
+        fault=FaultRecord(kind=kind, message="broke"),
+        events=(recorded.emit(Launched, launch=launch),) if has_launched else (),
+    )
     return ExaminedRun(bundle, msgspec.structs.replace(diagnose(bundle, without=LADDER), **told))
 
 
@@ -257,7 +273,7 @@ PROVEN = RootCause(
     ("ends", "num_runs", "is_hinted"),
     [
         ([(ended(), examined("crash"))] * 4, 4, True),
-        ([(ended(), None)] * 2, 4, True),  # nothing to go by: two ways are left out
+        ([(ended(), None)], 4, True),  # nothing to go by: all other ways are left out
         ([(ended(), examined("crash", roots=(PROVEN,)))], 1, False),
         ([(ended(), examined("crash")), (ended(), examined("crash", roots=(PROVEN,)))], 2, False),
         ([(ended(is_interrupted=True), examined("crash"))], 1, False),
@@ -359,17 +375,11 @@ def test_the_way_that_can_tell_most_comes_first(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 ) -> None:  # fmt: skip
     made: list[str] = []
-    recorded = Run()
-    launch = recorded.launch("add", {}, {}, source="def add(x):\n    pass\n")
-    launches = (recorded.emit(Launched, launch=launch),)
     sight = GpuSight(source="dump", exception="illegal", kernel="scatter", is_triton=is_triton)
-    run = examined("crash", sights=(sight,))
+    run = examined("crash", sights=(sight,), has_launched=is_triton or stderr == LAUNCHED)
     fault = FaultRecord(kind="crash", message="broke", signal=signal)
     run = ExaminedRun(
-        msgspec.structs.replace(
-            run.bundle, fault=fault, stderr=stderr, events=launches if stderr == LAUNCHED else ()
-        ),
-        run.diagnosis,
+        msgspec.structs.replace(run.bundle, fault=fault, stderr=stderr), run.diagnosis
     )
 
     def run_way(self: Escalation, way: Way) -> tuple[Ended, ExaminedRun]:
@@ -397,7 +407,9 @@ def test_the_slow_tool_is_left_out_where_the_driver_has_told_of_a_kernel_of_anot
     def run_way(self: Escalation, way: Way) -> tuple[Ended, ExaminedRun]:
         made.append(way.name)
         is_driven = way.name == DRIVEN
-        run = examined("crash", sights=(sight,), hypotheses=rows if is_driven else ())
+        run = examined(
+            "crash", sights=(sight,), hypotheses=rows if is_driven else (), has_launched=False
+        )
         driver_run = DriverRun() if is_driven else None
         return ended(), ExaminedRun(
             msgspec.structs.replace(run.bundle, driver_run=driver_run), run.diagnosis
@@ -409,6 +421,39 @@ def test_the_slow_tool_is_left_out_where_the_driver_has_told_of_a_kernel_of_anot
     monkeypatch.setattr("hypocenter.watch.sanitizers.memcheck", lambda: "/bin/true")
     Escalation(("true",), tmp_path, Deadlines()).run()
     assert made == [AS_IT_IS, DRIVEN, *[CHECKED] * (told_by != "driver")]
+
+
+@pytest.mark.parametrize("kernel", ["rows", "other"])
+def test_a_program_that_checks_the_drivers_answer_itself_ends_at_the_same_fault(
+    kernel: str, tmp_path: Path
+) -> None:
+    """Waited for, the launch is answered with the fault, and the program ends by its own check."""
+    warp = GpuWarp(
+        grid=-1, block=None, warp=0, kernel="rows", symbol="rows", pc=0, is_error=True,
+        exception="illegal address",
+    )  # fmt: skip
+    stop = GpuStop(source="NVIDIA core dump", exception="illegal address", warps=(warp,))
+    first = examined("error")
+    first = replace(first, bundle=msgspec.structs.replace(first.bundle, gpu_stops=(stop,)))
+    failed = DriverLaunch(
+        seq=1, kernel=1, grid=(1, 1, 1), block=(1, 1, 1), shared_bytes=0, stream=0, data=b"",
+        code=700,
+    )  # fmt: skip
+    run = DriverRun(kernels=(DriverKernel(id=1, symbol=kernel),), launches=(failed,))
+    bundle = msgspec.structs.replace(
+        examined("none", has_launched=False).bundle,
+        fault=FaultRecord(kind="none", message=""),
+        driver_run=run,
+    )
+    escalation = Escalation(("true",), tmp_path, Deadlines())
+    escalation._examined[0] = first
+    joined = escalation._with_dump_before(bundle)
+    assert [one.is_of_run_before for one in joined.gpu_stops] == [True] * (kernel == "rows")
+    assert _has_evidence(bundle)
+    refused = msgspec.structs.replace(failed, code=701)
+    assert not _has_evidence(
+        msgspec.structs.replace(bundle, driver_run=DriverRun(launches=(refused,)))
+    )
 
 
 @pytest.mark.parametrize("left", [(), *((name,) for name in list(WAITED)[1:])])

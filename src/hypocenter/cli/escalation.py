@@ -30,9 +30,9 @@ from hypocenter.doctor.rungs.driver.logged_launch import launch_text
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.driver_run import DriverRun
-from hypocenter.record.events import Launched, MaskedOff
+from hypocenter.record.events import Launched, LostLaunch, MaskedOff
 from hypocenter.record.fault_record import FaultRecord
-from hypocenter.record.gpu_stop import SanitizerReport
+from hypocenter.record.gpu_stop import GpuStop, SanitizerReport
 from hypocenter.record.nonfinite import NumbersWatched
 from hypocenter.record.order_events import Disordered, OrderWatched
 from hypocenter.settings.environment import launch_blocking
@@ -181,10 +181,11 @@ class Escalation:
     def _left_out(self, way: Way) -> str:
         """Why this way can tell nothing more; empty where it may."""
         first = self._examined.get(0)
-        if way.is_guarded and first is not None and self._other_stopped():
-            has_launched = any(isinstance(event, Launched) for event in first.bundle.events)
+        if way.is_guarded:
+            seen = first.bundle.events if first is not None else ()
+            has_launched = any(isinstance(event, Launched | LostLaunch) for event in seen)
             return "" if has_launched else "no launch of Triton was recorded that it could guard"
-        if way.name == WAYS[0].name or way.is_guarded or way.is_nan or way.is_single:
+        if way.name == WAYS[0].name or way.is_nan or way.is_single:
             return ""
         if first is None or first.bundle.fault.kind == "none":
             return "the command ended without a fault, and this only says where one is made"
@@ -246,9 +247,11 @@ class Escalation:
         Beside CUPTI no dump is written; that one names kernel, line and machine code.
         """
         first = self._examined.get(0)
-        if first is None or bundle.gpu_stops or bundle.fault.kind != first.bundle.fault.kind:
+        if first is None or bundle.gpu_stops:
             return bundle
-        if bundle.fault.error_kind is not first.bundle.fault.error_kind:
+        before, now = first.bundle.fault, bundle.fault
+        is_alike = (before.kind, before.error_kind) == (now.kind, now.error_kind)
+        if not is_alike and not _has_failed_alike(bundle.driver_run, first.bundle.gpu_stops):
             return bundle
         stops = tuple(
             msgspec.structs.replace(stop, is_of_run_before=True) for stop in first.bundle.gpu_stops
@@ -304,13 +307,27 @@ def with_site(report: SanitizerReport, watched: DriverRun | None) -> SanitizerRe
     return msgspec.structs.replace(report, launched_at=only)
 
 
+def _has_failed_alike(run: DriverRun | None, stops: Sequence[GpuStop]) -> bool:
+    """Whether the first launch that the driver answered with a fault is of a kernel that stopped.
+
+    A program that looks at the driver's answers itself ends by a check of its own then.
+    """
+    failed = run.failed_launch if run is not None else None
+    kernel = run.kernel_of(failed) if run is not None and failed is not None else None
+    return kernel is not None and any(
+        stop.faulting is not None and stop.faulting.symbol == kernel.symbol for stop in stops
+    )
+
+
 def _has_only_amds_driver() -> bool:
     return rocm.has_driver() and not has_driver()
 
 
 def _has_evidence(bundle: Bundle) -> bool:
     evidence = Launched | MaskedOff | Disordered | OrderWatched | NumbersWatched
-    return any(isinstance(event, evidence) for event in bundle.events) or bool(bundle.reports)
+    has_failed = bundle.driver_run is not None and bundle.driver_run.failed_launch is not None
+    is_told = any(isinstance(event, evidence) for event in bundle.events)
+    return is_told or has_failed or bool(bundle.reports)
 
 
 def examine(bundle: Bundle, seconds: float) -> ExaminedRun:

@@ -15,6 +15,11 @@ MAX_PARAMETER_BYTES, MAX_PARAMETERS = 880, 256
 
 Dims = tuple[int, int, int]
 
+#: Answers of the driver to a launch that it did not make: what was asked for is too much, or wrong.
+NOT_MADE = frozenset({1, 2, 98, 200, 201, 209, 400, 701})
+#: Answers from here on, but for those, are of what ran: a fault of the GPU.
+FIRST_OF_FAULTS = 700
+
 
 class DriverKernel(msgspec.Struct, frozen=True, kw_only=True):
     """A kernel by the compiler's name for it; `parameters` are (offset, bytes) of each.
@@ -47,6 +52,11 @@ class DriverLaunch(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
     site: str = ""
     code: int = 0
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the driver answered with a fault of the GPU."""
+        return self.code >= FIRST_OF_FAULTS and self.code not in NOT_MADE
 
 
 class DriverRefusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +119,12 @@ class DriverRun(msgspec.Struct, frozen=True, kw_only=True):
     num_launches: int = 0
     num_graphs: int = 0
     why_not: str = ""
+
+    @property
+    def failed_launch(self) -> DriverLaunch | None:
+        """The first that was answered with a fault of the GPU: the one that made it, where the
+        program waits for each. Later launches are answered alike."""
+        return next((launch for launch in self.launches if launch.has_failed), None)
 
     def kernel_of(self, launch: DriverLaunch) -> DriverKernel | None:
         """The kernel of a launch; None where it is told of no more."""

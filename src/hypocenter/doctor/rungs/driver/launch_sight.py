@@ -10,17 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hypocenter.doctor.case import Case
-from hypocenter.record.driver_run import DriverMemory, DriverRun
+from hypocenter.record.driver_run import NOT_MADE, DriverMemory, DriverRun
 from hypocenter.record.gpu_stop import GpuGrid, GpuStop, GpuWarp
 from hypocenter.settings.environment import launch_blocking
 
 #: A pointer has so many bytes, and lies at a multiple of them.
 POINTER_BYTES = 8
 _NULL_BYTES = 1 << 16
-#: Answers of the driver to a launch that it did not make: what was asked for is too much, or wrong.
-_NOT_MADE = frozenset({1, 2, 98, 200, 201, 209, 400, 701})
-#: Answers from here on, but for 701, are of what ran: a fault of the GPU.
-_FIRST_OF_FAULTS = 699
 #: Other launches of a kernel that are looked at.
 _MAX_OTHERS = 64
 
@@ -120,14 +116,14 @@ def driver_sight(
         for launch in run.launches
         if launch.kernel in kernels
         and (grid is None or (launch.grid, launch.block) == (grid.grid, grid.block))
-        and launch.code not in _NOT_MADE
+        and launch.code not in NOT_MADE
     ]
     if not run.launches and grid is not None and grid.layout and data:
         parameters = tuple(parameters_of(case, run, grid.layout, data))
         return DriverSight(warp.kernel or symbol, parameters, ())
     if launch_blocking(case.bundle.environment):
         # The first answer that tells of a fault is that of the launch which made it.
-        found = [launch for launch in found if launch.code > _FIRST_OF_FAULTS][:1] or found
+        found = [launch for launch in found if launch.has_failed][:1] or found
     layouts = {launch.seq: kernels[launch.kernel].parameters for launch in found}
     told = {
         launch.seq: tuple(parameters_of(case, run, layouts[launch.seq], launch.data))

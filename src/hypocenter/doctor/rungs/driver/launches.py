@@ -20,9 +20,11 @@ from hypocenter.doctor.rungs.driver.launch_sight import (
     Parameter,
     driver_memory,
     driver_sight,
+    parameters_of,
 )
 from hypocenter.record.driver_run import DriverLaunch, DriverRefusal, DriverRun
 from hypocenter.record.gpu_stop import GpuAccess, GpuFrame, GpuStop, GpuWarp
+from hypocenter.settings.environment import launch_blocking
 
 NAME = "driver"
 #: An address below this is that of nothing.
@@ -278,6 +280,43 @@ def _claims_of_stops(case: Case, run: DriverRun) -> Iterator[Claim]:
         claim = claim or _claim_of_freed(at, run) or _claim_of_outside(at, run)
         yield claim or _claim_left_open(at)
         return
+    if not any(stop.exception for stop in case.bundle.gpu_stops):
+        yield from _claim_of_failed(case, run)
+
+
+def _claim_of_failed(case: Case, run: DriverRun) -> Iterator[Claim]:
+    """Without a dump: the launch that failed while each was waited for, and what it was given."""
+    launch = run.failed_launch
+    kernel = run.kernel_of(launch) if launch is not None else None
+    if launch is None or kernel is None or not launch_blocking(case.bundle.environment):
+        return
+    if any(kernel.symbol == use.launch.kernel for use in case.launches):
+        return  # of Triton's the replay knows more
+    name = kernel.name or kernel.symbol
+    at = f" at {launch.site}" if launch.site else ""
+    code = next((r.name for r in run.refusals if r.seq == launch.seq), f"error {launch.code}")
+    given = list(parameters_of(case, run, kernel.parameters, launch.data))
+    freed = [one for one in given if one.region is not None and one.region.is_freed]
+    only = freed[0] if len(freed) == 1 else None
+    shown = [f"{one.name} points into {_where_text(one)}" for one in given if one.region]
+    yield row(
+        Cause.USE_AFTER_FREE if only is not None else Cause.ACCESS_OUTSIDE,
+        Verdict.INCONCLUSIVE,
+        NAME,
+        f"{name}, launched{at}, failed with {code} while each launch was waited for",
+        *shown,
+        "no core dump says which address it used, so no parameter is proven to be at fault",
+        would_refute="another address at which the GPU stopped",
+        kernel=name,
+        argument=only.name if only is not None else None,
+    )
+
+
+def _where_text(parameter: Parameter) -> str:
+    region = parameter.region
+    assert region is not None
+    freed = f", freed{f' at {region.freed_site}' if region.freed_site else ''}"
+    return f"{region.what}{_maker_text(region)}{freed if region.is_freed else ''}"
 
 
 def _stop_of(case: Case, stop: GpuStop) -> _Stop | None:
@@ -440,9 +479,11 @@ def _claim_left_open(at: _Stop) -> Claim:
     addresses = at.addresses
     shown = f"{addresses[0]:#x} to {addresses[-1]:#x}" if addresses else "not in registers any more"
     known = "" if at.pointer is None else f"; the code makes them of {at.pointer.name}"
+    # That there is nothing is certain, as where a sanitizer says so, which knows no more of it.
+    is_outside = "illegal address" in f"{at.told} {at.warp.exception}"
     return row(
         Cause.ACCESS_OUTSIDE,
-        Verdict.INCONCLUSIVE,
+        Verdict.CONFIRMED if is_outside else Verdict.INCONCLUSIVE,
         NAME,
         at.told,
         f"launched at {at.sight.site or 'a line that is not known'}; the addresses of the warp are "
