@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -10,11 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hypocenter.base.errors import EXIT_FAULT
+from hypocenter.check.tensors import fill_undefined
 from hypocenter.cli import app
 from hypocenter.cli.child_run import environment_of
 from hypocenter.foreign.argument_facts import UNDEFINED
@@ -356,3 +359,25 @@ def test_the_compiler_is_loaded_and_used_as_without(tmp_path: Path) -> None:
     is_loaded, watched, alone = ran.stdout.split()
     assert is_loaded == "False"
     assert watched == alone
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float8_e5m2, torch.int8, torch.int64, torch.bool]
+)
+def test_what_nobody_wrote_is_tried_as_the_largest_number_of_its_type(
+    dtype: torch.dtype, sign: int
+) -> None:
+    """A maximum of large numbers takes it, where a number of any type's would be below them."""
+    held = torch.ones(3, dtype=dtype)
+    data = held.view(torch.uint8).numpy()
+    written = np.ones(data.size, bool)
+    written[-dtype.itemsize :] = False
+    fill_undefined(data, dtype, written, sign * math.inf)
+    limits = (
+        None
+        if dtype == torch.bool
+        else (torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype))
+    )
+    wanted = 1 if limits is None else limits.max if sign > 0 else limits.min
+    assert held.tolist() == [1, 1, wanted]

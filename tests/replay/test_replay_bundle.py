@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -53,7 +54,7 @@ from hypocenter.record.events import (
     Values,
 )
 from hypocenter.record.fault_record import FaultRecord
-from hypocenter.replay.corrections import TensorCorrection, elements_of, write_rows
+from hypocenter.replay.corrections import TensorCorrection, bytes_of_number, elements_of, write_rows
 from hypocenter.replay.recorded import index_threshold, index_thresholds, replay_place
 from hypocenter.replay.terms import KernelText, Schedule
 
@@ -338,9 +339,10 @@ def test_undefined_values_that_a_maximum_leaves_out_where_they_are_nan_still_cou
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = "tl.max(tl.where(at < 4, x, 0.0), 0)"
-    # Zeros there would change nothing either: all others are above zero, or below it.
+    # Zeros there would change nothing either: all others are above zero, or below it. Nor would
+    # any number that is not above those of the program.
     for result, number, num_found in (
-        ("tl.max(x, 0)", 1, 1), ("tl.min(x, 0)", -1, 1), (live, 1, 0)
+        ("tl.max(x, 0)", 1, 1), ("tl.min(x, 0)", -1, 1), (live, 1, 0), ("tl.max(x, 0)", 1e30, 1)
     ):  # fmt: skip
         held = np.full(8, number, np.float32)
         held.view(np.uint32)[6] = 0xFFFFFFFF
@@ -350,6 +352,24 @@ def test_undefined_values_that_a_maximum_leaves_out_where_they_are_nan_still_cou
         one = msgspec.structs.replace(bundle, snapshots=(kept,))
         found = replay_place(one, Place(0, -1, 5), text=KernelText(may_run=True)).findings
         assert [f.kind for f in found] == ["uninitialised read"] * num_found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "most", "least"),
+    [("float16", 65504, -65504), ("float32", 3.4028235e38, -3.4028235e38), ("bool", 1, 0),
+     ("int8", 127, -128), ("int64", 2**63 - 1, -(2**63)), ("uint16", 65535, 0),
+     ("float8_e5m2", 255, 0)],
+)  # fmt: skip
+def test_a_large_number_is_the_largest_of_its_type(dtype: str, most: float, least: float) -> None:
+    kind = np.dtype(dtype if hasattr(np, dtype) else np.uint8)
+    for number, wanted in ((math.inf, most), (-math.inf, least), (0.0, 0)):
+        assert bytes_of_number(number, dtype).view(kind)[0] == kind.type(wanted)
+
+
+def test_a_large_number_of_bfloat16_has_its_eight_bits() -> None:
+    assert bytes_of_number(math.inf, "bfloat16").tolist() == [0x7F, 0x7F]
+    assert bytes_of_number(-math.inf, "bfloat16").tolist() == [0x7F, 0xFF]
+    assert bytes_of_number(1.0, "bfloat16").tolist() == [0x80, 0x3F]
 
 
 def test_of_two_undefined_tensors_the_one_that_reaches_a_result_is_told() -> None:

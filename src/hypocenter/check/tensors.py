@@ -210,13 +210,14 @@ class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def fill_undefined(data: Array, dtype: torch.dtype, written: Array, number: float | None) -> None:
     """Put `number` as an element of `dtype` where `data`, a storage's bytes, was not written.
 
-    None sets every bit: NaN of floats, -1 of signed integers. Integers take what is nearest.
+    None sets every bit: NaN of floats, -1 of signed integers. A type takes what is nearest.
     """
     element = np.full(dtype.itemsize, 0xFF, np.uint8)
     if number is not None:
-        if not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool:
-            limits = torch.iinfo(dtype)
-            number = min(max(int(number), limits.min), limits.max)
+        if dtype != torch.bool:
+            is_float = dtype.is_floating_point or dtype.is_complex
+            limits = torch.finfo(dtype) if is_float else torch.iinfo(dtype)
+            number = min(max(number, limits.min), limits.max)
         element = torch.full((1,), number, dtype=dtype).view(torch.uint8).numpy()
     data[~written] = np.resize(element, data.size)[~written]
 

@@ -16,6 +16,8 @@ from hypocenter.replay.arguments import Argument
 
 #: Bytes of all elements of a tensor, of which some may lie in one place.
 MAX_VIEW_BYTES = 64 << 20
+#: The largest number of bfloat16, which has the exponents of float32 and 8 bits beside.
+_LARGEST_BFLOAT16 = (2 - 2**-7) * 2.0**127
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -26,7 +28,8 @@ class TensorCorrection:
     `num_bytes` is how far the tensor reaches; a corrected `dtype` or `shape` has it worked out
     anew. `elements` replaces single values, by index. `is_alive` undoes a free, and whatever else
     keeps the launch from its memory: a null or host pointer, another device. `defined_as` is
-    the number that stands where the memory held nothing that anybody wrote.
+    the number that stands where the memory held nothing that anybody wrote, or the nearest one of
+    its type.
     """
 
     dtype: str | None = None
@@ -93,10 +96,24 @@ def write_rows(data: Array, given: Array, values: Values, tensor: TensorRecord) 
 
 
 def bytes_of_number(number: float, dtype: str) -> Array:
-    """A number as an element of one of FLOATS."""
+    """A number as an element of a type by torch's name, or the nearest one that it has.
+
+    Of types of 8 bits that NumPy lacks the bits of an unsigned number are taken.
+    """
     if dtype == "bfloat16":
-        return np.array([number], np.float32).view(np.uint8)[2:]
-    return np.array([number], np.dtype(dtype)).view(np.uint8)
+        most = np.float32(_LARGEST_BFLOAT16)
+        return np.array([np.clip(number, -most, most)], np.float32).view(np.uint8)[2:]
+    kind = np.dtype(dtype if hasattr(np, dtype) else np.uint8)
+    return nearest(number, kind)
+
+
+def nearest(number: float, kind: np.dtype[Any]) -> Array:
+    """The bytes of the element of that type that is nearest to a number."""
+    if kind.kind == "b":
+        return np.array([number > 0], kind).view(np.uint8)
+    limits = np.finfo(kind) if kind.kind == "f" else np.iinfo(kind)
+    number = min(max(number, limits.min), limits.max)
+    return np.array([number]).astype(kind).view(np.uint8)
 
 
 def written_bytes(argument: Argument) -> bytes:

@@ -5,6 +5,7 @@ Decided by trial, with other numbers there. Runs nothing itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -12,13 +13,13 @@ from hypocenter.replay.arguments import Argument
 from hypocenter.replay.corrections import written_bytes
 from hypocenter.replay.findings import Finding, FindingKind
 
-#: A number that every type of floats has, and that sticks out among what programs compute with.
-_LARGE = 3e4
+#: Above what any program computes with: who fills an element takes the largest of its type.
+_LARGE = math.inf
 
 _Key = TypeVar("_Key", bound=Hashable)
 
-#: What a launch does with a number in the undefined elements of each argument, where None is NaN;
-#: None where that cannot be told.
+#: What a launch does with a number in the undefined elements of each argument, where None is NaN
+#: and infinity the largest number of the argument's type; None where that cannot be told.
 Results = Callable[[Mapping[str, float | None]], Sequence[Any] | None]
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from hypocenter.base.dtypes import Array
 from hypocenter.check.machine.accesses import UnwrittenBytes
 from hypocenter.check.machine.widths import Value, copy_arguments
+from hypocenter.replay.corrections import nearest
 from hypocenter.replay.undefined import harmless
 
 #: What a launch leaves with these arguments and this begin of LDS; None where it is not known.
@@ -49,8 +50,5 @@ def _fill(data: Array, dtype: np.dtype[Any], places: Array, number: float | None
     """Put `number` as an element of `dtype` at these bytes; None sets every bit: NaN, or -1."""
     element = np.full(dtype.itemsize, 0xFF, np.uint8)
     if number is not None:
-        if dtype.kind in "iu":
-            limits = np.iinfo(dtype)
-            number = min(max(int(number), int(limits.min)), int(limits.max))
-        element = np.array([number]).astype(dtype).view(np.uint8)
+        element = nearest(number, dtype)
     data[places] = np.resize(element, data.size)[places]
