@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from recorded.program_launch import Launch
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
+from hypocenter.doctor.edits.product_text import counts_places, products_in
 from hypocenter.doctor.markdown import report_markdown
 from hypocenter.doctor.page.rest_section import how_it_showed
 from hypocenter.doctor.report import report_text
 from hypocenter.record import bundle as bundles
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.compared import ComparedSide, ComparedUnequal
+from hypocenter.record.events import SourceRecord
 from hypocenter.record.fault_record import FaultRecord
 
 pytest.importorskip("triton")
@@ -210,6 +213,46 @@ def test_what_is_no_digit_makes_the_product_no_key(token: int, text: str) -> Non
     others = (number_of(151935),)
     result = examined(**given | {"text": KEYS}, others=others, held={"tok_ptr": tokens})
     assert [root.cause for root in result.roots] == [Cause.OFFSET_OVERFLOW]
+
+
+#: A polynomial hash takes a step for each number that it is of.
+STEPS = """    state = 14130
+    for _ in range(0, 1):
+        state = state + r
+    key = state * vocab + tok
+"""
+PRODUCT = "    key = (14130 + r) * vocab + tok\n"
+
+
+@pytest.mark.parametrize(
+    ("product", "is_key"),
+    [
+        ("    key = (14130 + r + (tok - tok)) * vocab + tok\n", False),
+        (STEPS, False),
+        ("    state = 14130 + r\n    state += tok - tok\n    key = state * vocab + tok\n", False),
+        ("    row = 14130 + r\n    key = row.to(tl.int32) * vocab + tok\n", True),
+    ],
+    ids=["loaded", "a loop", "added to", "a row"],
+)
+def test_a_polynomial_of_what_was_loaded_is_no_key(product: str, is_key: bool) -> None:
+    """Its digits are below the factor, and a program may take it apart into a tag and a place."""
+    text = KEYS.replace(PRODUCT, product)
+    result = examined(text, num_different=12, others=(ROW_5,), divisors=(151936,))
+    told = [row for row in result.hypotheses if "failed comparison" in row.diagnostic]
+    wanted = Verdict.CONFIRMED if is_key else Verdict.INCONCLUSIVE
+    assert [(row.cause, row.verdict) for row in told] == [(Cause.OFFSET_OVERFLOW, wanted)]
+    assert len(result.roots) == is_key
+
+
+def test_a_hash_of_one_seed_is_no_key() -> None:
+    """Without a place in it the other factor is the same number for all programs."""
+    text = KEYS.replace("(14130 + r) * vocab", "width * vocab * 3535")
+    source = SourceRecord(
+        id="1", function="keys_kernel", file="k.py", first_line=1, text=text.strip()
+    )
+    products = {ast.unparse(node): node for _, node in products_in(source)}
+    assert not counts_places(source, products["width * vocab * 3535"].left)
+    assert counts_places(source, products["r * width"].left)
 
 
 @pytest.mark.parametrize("divisors", [(), (151935, 8)], ids=["none", "others"])

@@ -51,6 +51,61 @@ def text_without(source: SourceRecord, edit: MaskEdit) -> str | None:
     return None
 
 
+#: Calls that give the number of a place, and those that leave a number what it is.
+_PLACES = ("program_id", "arange")
+_KEEPERS = ("num_programs", "cdiv", ".to", "multiple_of", "max_contiguous")
+
+
+def counts_places(source: SourceRecord, node: ast.expr) -> bool:
+    """Whether an expression of a kernel is the number of a place: made of program ids or lanes, and
+    of numbers that were passed, and of nothing that was loaded or that a loop carries on."""
+    function = function_of(source.text)
+    if function is None:
+        return False
+    made: dict[str, list[ast.expr | None]] = {}
+    in_loops: set[str] = set()
+    for statement in statements_in(function.body):
+        for name, value in _assigned(statement):
+            made.setdefault(name, []).append(value)
+        if isinstance(statement, ast.For | ast.While):
+            inside = statements_in(statement.body)
+            in_loops |= {name for each in inside for name, _ in _assigned(each)}
+    behind, left = [node], {*made} - in_loops
+    for part in behind:
+        for inner in ast.walk(part):
+            if isinstance(inner, ast.Call) and not _is_named(inner, (*_PLACES, *_KEEPERS)):
+                return False
+            if not isinstance(inner, ast.Name) or inner.id not in made:
+                continue
+            if inner.id in in_loops or None in made[inner.id]:
+                return False
+            if inner.id in left:
+                left.remove(inner.id)
+                behind += [value for value in made[inner.id] if value is not None]
+    parts = (inner for part in behind for inner in ast.walk(part))
+    return any(isinstance(inner, ast.Call) and _is_named(inner, _PLACES) for inner in parts)
+
+
+def _is_named(call: ast.Call, names: tuple[str, ...]) -> bool:
+    return ast.unparse(call.func).endswith(names)
+
+
+def _assigned(statement: ast.stmt) -> Iterator[tuple[str, ast.expr | None]]:
+    """Each name that a statement gives a value, and the value; None where that hangs on more."""
+    value: ast.expr | None = None
+    if isinstance(statement, ast.Assign):
+        targets, value = statement.targets, statement.value
+    elif isinstance(statement, ast.AnnAssign):
+        targets, value = [statement.target], statement.value
+    elif isinstance(statement, ast.AugAssign | ast.For):
+        targets = [statement.target]
+    else:
+        return
+    for node in (node for target in targets for node in ast.walk(target)):
+        if isinstance(node, ast.Name):
+            yield node.id, value
+
+
 def products_in(source: SourceRecord) -> Iterator[tuple[int, ast.BinOp]]:
     """The line of each product of a kernel, and the product."""
     function = function_of(source.text)

@@ -4,13 +4,15 @@ With that product in 64 bits the launch has to store what the program's comparis
 element that was kept, and change as many elements as differ, and no other. That alone proves
 nothing: a hash leaves 32 bits on purpose, and the expectation may be what is wrong. What refutes it
 is a program that takes the number apart again, into quotient and remainder by one of the factors,
-and a kernel that put it together so: what it adds to the product is a digit, several of them, and
-each from 0 to that factor less one. A hash divided by its own multiplier has no such digits.
+and a kernel that put it together so: the other factor is the number of a place, and what is added
+to the product is a digit, several of them, and each from 0 to that factor less one. A hash of what
+was loaded has no such places, and one that is divided by its own multiplier no such digits.
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +25,12 @@ from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Claim, LastWriter, Proof, RootCause, Verdict, proven, row
-from hypocenter.doctor.edits.product_text import products_in, text_without, wide_edits
+from hypocenter.doctor.edits.product_text import (
+    counts_places,
+    products_in,
+    text_without,
+    wide_edits,
+)
 from hypocenter.doctor.mask_text import MaskEdit
 from hypocenter.doctor.rungs.replaying.trials import edits_of
 from hypocenter.record.bundle_index import LaunchMade
@@ -85,10 +92,13 @@ def _divisor(case: Case, use: LaunchMade, edit: MaskEdit, side: ComparedSide) ->
     source = case.sources[use.launch.source]
     values = {argument.name: argument.value for argument in use.launch.arguments}
     values = source.constants | use.launch.constants | values
-    for factor in (product.left, product.right) if isinstance(product, ast.BinOp) else ():
+    if not isinstance(product, ast.BinOp):
+        return None
+    for factor, other in itertools.permutations((product.left, product.right)):
         name = factor.id if isinstance(factor, ast.Name) else None
         value = factor.value if isinstance(factor, ast.Constant) else values.get(name or "")
-        if type(value) is int and abs(value) > 1 and value in side.divisors:
+        is_factor = type(value) is int and abs(value) > 1 and value in side.divisors
+        if is_factor and counts_places(source, other):
             return value
     return None
 
