@@ -35,7 +35,13 @@ WANT = 2 * X
 
 
 def examined(
-    grid: tuple[int, ...], gave: Array, *, text: str = DOUBLED, n: int = 40, want: Array = WANT
+    grid: tuple[int, ...],
+    gave: Array,
+    *,
+    text: str = DOUBLED,
+    n: int = 40,
+    want: Array = WANT,
+    **constants: int,
 ) -> Diagnosis:
     """Of a program that doubles X in blocks of 8, and compares what it gave."""
     shape = gave.shape
@@ -44,8 +50,8 @@ def examined(
         {"x_ptr": ("F32", shape), "y_ptr": ("F32", shape)},
         {"n": n},
         grid=grid,
-        constants={"BLOCK": 8},
-        held={"x_ptr": X.reshape(shape), "y_ptr": np.zeros(shape, np.float32)},
+        constants={"BLOCK": 8} | constants,
+        held={"x_ptr": X[: gave.size].reshape(shape), "y_ptr": np.zeros(shape, np.float32)},
     )
     bundle = launch.bundle(gave={"y_ptr": gave})
     y = next(tensor for tensor in bundle.tensors if tensor.name == "y_ptr")
@@ -75,7 +81,7 @@ def examined(
 
 
 def zeros_from(first: int, shape: tuple[int, ...] = (40,)) -> Array:
-    gave: Array = WANT.reshape(shape).copy()
+    gave: Array = WANT[: np.prod(shape)].reshape(shape).copy()
     gave[..., first:] = 0
     return gave
 
@@ -84,11 +90,39 @@ def zeros_from(first: int, shape: tuple[int, ...] = (40,)) -> Array:
 def test_a_grid_that_ends_too_early_is_named_over_zeros(num_blocks: int) -> None:
     [root] = examined((num_blocks,), zeros_from(8 * num_blocks)).roots
     assert (root.cause, root.kernel, root.argument) == (Cause.GRID_TOO_SMALL, "doubled", "y_ptr")
-    said = f"Launch 5 along x and not {num_blocks}: round up as `triton.cdiv` does"
-    assert root.fix == said
+    rounding = ": round up as `triton.cdiv` does" if num_blocks == 4 else ""
+    assert root.fix == f"Launch 5 along x and not {num_blocks}{rounding}"
     num_missing = 40 - 8 * num_blocks
     assert f"no program of the grid reaches {num_missing} of 40 elements" in root.sentence
     assert not root.alternatives
+
+
+#: As many programs as there are processors take turns.
+IN_TURNS = """
+def turns_kernel(x_ptr, y_ptr, n, NUM: tl.constexpr, BLOCK: tl.constexpr):
+    for block in range(tl.program_id(0), tl.cdiv(n, BLOCK), NUM):
+        i = block * BLOCK + tl.arange(0, BLOCK)
+        tl.store(y_ptr + i, tl.load(x_ptr + i, mask=i < n) * 2, mask=i < n)
+"""
+
+
+def test_what_each_program_does_may_be_what_is_too_little() -> None:
+    """A block of 8 where the grid counts with 16, and steps of 4 among 2 programs."""
+    [root] = examined((2,), zeros_from(16, (32,)), n=32, want=WANT[:32]).roots
+    assert root.cause is Cause.GRID_TOO_SMALL
+    assert [one.fix for one in root.alternatives] == [
+        "Launch 4 along x and not 2", "Pass BLOCK = 16 and not 8",
+    ]  # fmt: skip
+    gave = zeros_from(16, (32,))
+    [root] = examined((2,), gave, text=IN_TURNS, n=32, want=WANT[:32], NUM=4).roots
+    assert [one.fix for one in root.alternatives] == [
+        "Launch 4 along x and not 2", "Pass BLOCK = 16 and not 8", "Pass NUM = 2 and not 4",
+    ]  # fmt: skip
+
+
+def test_the_launch_of_a_rest_that_begins_elsewhere_is_not_too_small() -> None:
+    """What it leaves out was written by the launch of whole blocks, but for the rest."""
+    assert not examined((1,), zeros_from(32)).roots
 
 
 def test_the_axis_that_is_short_is_named() -> None:

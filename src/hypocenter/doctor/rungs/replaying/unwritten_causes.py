@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 
 from hypocenter.doctor.causes import Cause
@@ -48,6 +49,8 @@ def _larger(
         if needed is not None:
             is_found = True
             yield _grid_cause(launch, argument, grid, needed, axes)
+            for work in more_work(launch, grid[axes[0]], needed[axes[0]]):
+                yield _work_cause(launch, grid, needed, work)
 
 
 def _needed_grid(
@@ -86,6 +89,61 @@ def _missing(seen: Seen | None, finding: Finding) -> int | None:
     return sum(found.num_lanes for found in seen.report.findings if is_same(found, finding))
 
 
+@dataclass(frozen=True, slots=True)
+class MoreWork:
+    """A number that a launch passes, and the one with which each program may do more."""
+
+    name: str
+    was: int
+    now: int
+
+    @property
+    def fix(self) -> str:
+        """The correction, for people."""
+        return f"Pass {self.name} = {self.now} and not {self.was}"
+
+
+def more_work(launch: LaunchRecord, size: int, needed: int) -> Iterator[MoreWork]:
+    """Numbers that may be what is wrong, where the grid lacks more than the rounding of one.
+
+    A block that is as many times larger, or a step of so many programs.
+    """
+    if needed - size <= 1:
+        return
+    scalars = {a.name: a.value for a in launch.arguments if a.tensor is None}
+    for name, value in (scalars | launch.constants).items():
+        if type(value) is not int or value < 1:
+            continue
+        if value == needed:
+            yield MoreWork(name, value, size)
+        elif needed % size == 0:
+            yield MoreWork(name, value, value * (needed // size))
+
+
+def rounding_text(missing: int) -> str:
+    """How a number of programs comes to be one short; nothing where it lacks more."""
+    return ": round up as `triton.cdiv` does" if missing == 1 else ""
+
+
+def _work_cause(
+    launch: LaunchRecord, grid: tuple[int, ...], needed: tuple[int, ...], work: MoreWork
+) -> ReplayCause:
+    file, _, line = launch.site.rpartition(":")
+    return ReplayCause(
+        Cause.GRID_TOO_SMALL,
+        work.fix,
+        (),
+        ((f"{work.name} = {work.now}", lambda make: {work.name: work.now}),),
+        file or None,
+        int(line) if line.isdigit() else None,
+        f"grid {_text(grid)}, {_text(needed)} needed",
+        in_kernel=False,
+        is_fix=True,
+        rank=BOUND,
+        passed=((work.name, str(work.was), str(work.now)),),
+    )
+
+
 def _grid_cause(
     launch: LaunchRecord,
     argument: str,
@@ -95,9 +153,10 @@ def _grid_cause(
 ) -> ReplayCause:
     file, _, line = launch.site.rpartition(":")
     said = " and ".join(f"{needed[axis]} along {AXES[axis]} and not {grid[axis]}" for axis in axes)
+    missing = max(needed[axis] - grid[axis] for axis in axes)
     return ReplayCause(
         Cause.GRID_TOO_SMALL,
-        f"Launch {said}: round up as `triton.cdiv` does",
+        f"Launch {said}{rounding_text(missing)}",
         (f"with a grid of {grid} no program writes those elements of {argument}",),
         ((f"grid {_text(needed)}", lambda make: {"grid": needed}),),
         file or None,

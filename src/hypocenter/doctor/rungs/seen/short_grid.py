@@ -7,6 +7,7 @@ stores all, misses no tensor, and satisfies the program's own comparison in ever
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,20 @@ from hypocenter.base.errors import HypoError
 from hypocenter.base.wording import count_text
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Cause
-from hypocenter.doctor.diagnosis import Claim, LastWriter, Proof, RootCause, proven
+from hypocenter.doctor.diagnosis import (
+    Alternative,
+    Claim,
+    Effect,
+    LastWriter,
+    Proof,
+    RootCause,
+    proven,
+)
 from hypocenter.doctor.judging.origin import writers_of
+from hypocenter.doctor.rungs.replaying.unwritten_causes import MoreWork, more_work, rounding_text
 from hypocenter.doctor.rungs.seen.compared_numbers import StoredSide, whole_side
 from hypocenter.record.compared import ComparedUnequal
+from hypocenter.record.events import Place
 from hypocenter.record.gap import Gap
 from hypocenter.replay.findings import AXES
 from hypocenter.replay.terms import KernelText
@@ -87,7 +98,24 @@ def _by_replay(case: Case, event: ComparedUnequal, side: StoredSide) -> Claim | 
                 break
     if len(fitting) != 1:
         return None
-    return _claim(event, side, int(missing.sum()), *fitting[0])
+    axis, larger = fitting[0]
+    works = [
+        work
+        for work in more_work(side.use.launch, grid[axis], larger)
+        if side.is_right_in(before, _with_work(case, place, work))
+    ]
+    return _claim(event, side, int(missing.sum()), (axis, larger), works)
+
+
+def _with_work(case: Case, place: Place, work: MoreWork) -> NumbersMade | None:
+    """What the launch leaves with that number; None where the kernel cannot be run so."""
+    from hypocenter.replay.numbers import numbers_made
+    from hypocenter.replay.replay import KernelFailed
+
+    text = KernelText(case.allow_source)
+    with contextlib.suppress(KernelFailed):
+        return numbers_made(case.index, place, text=text, corrections={work.name: work.now})
+    return None
 
 
 def _with(grid: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
@@ -121,22 +149,34 @@ def _is_found(side: StoredSide, before: NumbersMade, missing: Array) -> bool:
         return False
     rows = before.results[side.parameter].rows
     numbers = rows.view(NUMPY_DTYPES[side.dtype]).astype(np.float64).reshape(-1)[~missing]
-    return side.is_near(numbers, side.compared.given[~missing])
+    given = side.compared.given
+    # What is left out and right by chance holds what the wrong ones hold. Else a launch before
+    # wrote it, and this one may be meant to go elsewhere.
+    are_wrong = side.compared.are_wrong(given)
+    by_chance = np.isin(given[missing & ~are_wrong], given[missing & are_wrong])
+    return side.is_near(numbers, given[~missing]) and bool(by_chance.all())
 
 
 def _claim(
-    event: ComparedUnequal, side: StoredSide, num_missing: int, axis: int, larger: int
+    event: ComparedUnequal,
+    side: StoredSide,
+    num_missing: int,
+    fitting: tuple[int, int],
+    works: list[MoreWork],
 ) -> Claim:
+    axis, larger = fitting
     use, launch = side.use, side.use.launch
     file, _, line = launch.site.rpartition(":")
     size = launch.grid[axis]
     programs = f"{larger} along {AXES[axis]} and not {size}"
     of_all = f"{num_missing} of {count_text(event.num_elements, 'element')} of {side.parameter}"
+    fix = f"Launch {programs}{rounding_text(larger - size)}"
+    fixes = (fix, *(work.fix for work in works)) if works else ()
     root = RootCause(
         cause=Cause.GRID_TOO_SMALL,
         sentence=f"{launch.kernel}: no program of the grid reaches {of_all}, which keep what was "
         f"there before: {event.num_different} are wrong for it",
-        fix=f"Launch {programs}: round up as `triton.cdiv` does",
+        fix=fix,
         proof=Proof(
             f"{event.compared_at}: the replay of {use.where} stores no element that the comparison "
             f"found wrong, and {of_all} not at all",
@@ -151,6 +191,7 @@ def _claim(
         expression=f"grid {size} along {AXES[axis]}, {larger} needed",
         place=use.place,
         launched_at=launch.site,
+        alternatives=tuple(Alternative(fix=one, edits=(), effect=Effect()) for one in fixes),
     )
     refutes = "an element that fails the comparison with that grid"
     return proven(root, NAME, (), refutes, use.seq)
