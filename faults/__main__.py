@@ -54,6 +54,9 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="only say what there is")
     parser.add_argument("--json", action="store_true", help="rows and counts as JSON")
     parser.add_argument(
+        "--rows", type=Path, help="file to which each row is added as JSON when it is there"
+    )
+    parser.add_argument(
         "--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="runs at a time"
     )
     parser.add_argument("--work", type=Path, help="folder for bundles; a new one when left out")
@@ -120,6 +123,9 @@ def _rows(
         for done in as_completed(runs):
             for row in done.result():
                 print(line_of(row), file=sys.stderr if options.json else sys.stdout, flush=True)
+                if options.rows is not None:
+                    with options.rows.open("ab") as file:
+                        file.write(msgspec.json.encode(row) + b"\n")
     return [row for done in runs for row in done.result()]
 
 
