@@ -19,6 +19,7 @@ from hypocenter.device.amd.kernel_places import SIMM, KernelPlaces
 from hypocenter.device.amd.lower_memory import lower_local, lower_memory, lower_scalar_load
 from hypocenter.device.amd.lower_other import lower_lanes, lower_matrix
 from hypocenter.device.amd.routes import dpp8_table, dpp_table
+from hypocenter.device.amd.small_numbers import small_number_meaning
 from hypocenter.device.amd.values.handlers import address_of, address_of_meaning
 from hypocenter.device.amd.values.meanings import Meaning, meanings
 
@@ -277,6 +278,8 @@ class Lowering(KernelPlaces):
         name = each.name
         if name.startswith("V_BITOP3_"):
             each, meaning = _bit_operation(each)
+        elif (small := small_number_meaning(each, self.arch)) is not None:
+            each, meaning = small
         elif each.get("clmp") and name in SATURATED:
             each, meaning = _without(each, "clmp"), SATURATED[name]
         else:
@@ -416,7 +419,7 @@ class Lowering(KernelPlaces):
         if "MIXHI" in each.name:
             high = 1
         keeps = self.is_rdna or high or each.name.startswith(("V_MAD_MIX", "V_FMA_F16", "V_MAD_"))
-        keeps = keeps or "DIV_FIXUP" in each.name
+        keeps = keeps or "DIV_FIXUP" in each.name or each.name.endswith(("P8_F32", "F8_F32"))
         row[r.DEST_SHIFT] = 16 * high
         row[r.DEST_WIDTH] = 16 if keeps else 32
 

@@ -399,6 +399,38 @@ def as_fp8(bits: int, form: int) -> float:
 
 
 @_inline
+def bits_fp8(value: float, form: int) -> int:
+    """The nearest number of 8 bits, ties to even; forms are those of `as_fp8`.
+
+    What is too large becomes infinite, or NaN where the format has no infinity (FP16_OVFL is 0).
+    """
+    num_fraction = 3 if form % 2 == 0 else 2
+    bias = (7 if form % 2 == 0 else 15) + form // 2
+    sign = 0x80 if math.copysign(1.0, value) < 0.0 else 0
+    no_number = 0x80 if form >= 2 else 0x7F | sign
+    if value != value:
+        return no_number
+    beyond = 0x7C | sign if form == 1 else no_number
+    size = abs(value)
+    if size > 1e6:
+        return beyond
+    power = 1 - bias if size == 0.0 else max(power_of(size) - 1, 1 - bias)
+    code = int(np.rint(scale(size, num_fraction - power))) + ((power + bias - 1) << num_fraction)
+    if code > (0x7F if form >= 2 else 0x7B if form == 1 else 0x7E):
+        return beyond
+    if form >= 2 and code == 0:
+        return 0
+    return code | sign
+
+
+@_inline
+def e8m0(bits: int) -> float:
+    """The power of two in a float32's exponent; 255 is no number."""
+    exponent = (bits >> 23) & 255
+    return np.nan if exponent == 255 else scale(1.0, exponent - 127)
+
+
+@_inline
 def by_truth(a: int, b: int, c: int, table: int) -> int:
     """V_BITOP3: each bit is the table's bit number 4a + 2b + c."""
     result = 0
