@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from machine.amd_wave import section_of
 from repository import ROOT
 from specimens import gpu_specimens as specimens
 
@@ -54,6 +55,28 @@ def test_code_that_flushes_denormals_is_refused_with_its_mode(flushed: int, mode
     changed = dataclasses.replace(kernel.descriptor, rsrc1=rsrc1)
     with pytest.raises(HypoError, match=f"saxpy: float mode {mode} is not executed .*denormals$"):
         MachineProgram(held, dataclasses.replace(kernel, descriptor=changed))
+
+
+def test_code_that_clamps_what_overflows_is_refused() -> None:
+    held = read_code_object(BUNDLE, "saxpy.bundle", "gfx942")
+    kernel = held.kernel("saxpy")
+    changed = dataclasses.replace(kernel.descriptor, rsrc1=kernel.descriptor.rsrc1 | 1 << 26)
+    with pytest.raises(HypoError, match=r"^saxpy: float mode FP16_OVFL is not executed .* 0$"):
+        MachineProgram(held, dataclasses.replace(kernel, descriptor=changed))
+
+
+@pytest.mark.parametrize("clamps", [0, 1])
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950", "gfx1100", "gfx1201"])
+def test_the_assembler_has_the_bit_of_overflow_where_it_is_read(arch: str, clamps: int) -> None:
+    lines = [
+        ".amdhsa_kernel k", ".amdhsa_next_free_vgpr 1", ".amdhsa_next_free_sgpr 1",
+        f".amdhsa_fp16_overflow {clamps}",
+        ".amdhsa_accum_offset 4" if arch.startswith("gfx9") else "", ".end_amdhsa_kernel",
+    ]  # fmt: skip
+    text = "\n".join([".text", "k:", "s_endpgm", ".rodata", *lines])
+    target = read_code_object(BUNDLE, "saxpy.bundle", "gfx942").target
+    data = section_of(text, arch, ".rodata")
+    assert read_descriptor(data, target).clamps_overflow == bool(clamps)
 
 
 def test_the_line_of_an_instruction_is_that_of_the_source() -> None:

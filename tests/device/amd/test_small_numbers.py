@@ -193,6 +193,34 @@ def test_scaled_conversions_take_the_exponent_of_the_scale(scale: float, kind: s
         assert code in _codes(value / power, "gfx950", kind), value
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_scaled_conversions_choose_bytes_and_halves(kind: str) -> None:
+    codes, scales = np.arange(256, dtype=np.uint32), np.full(256, 4.0, np.float32)
+    wanted = _wanted("gfx950", kind) * 4.0
+    for part in range(4):
+        line = f"v_cvt_scalef32_f32_{kind} v6, v1, v2 op_sel:[{part & 1},{part >> 1},0]"
+        given = codes << (8 * part) | np.uint32(0x5A5A5A5A & ~(255 << 8 * part))
+        found = _run("gfx950", line, given, scales)
+        assert _unlike(found[:, 0].copy(), wanted) == [], line
+    given = (codes | codes[::-1] << 8) << 16 | np.uint32(0x5A5A)
+    line = f"v_cvt_scalef32_pk_f32_{kind} v[6:7], v1, v2 op_sel:[1,0,0]"
+    found = _run("gfx950", line, given, scales)
+    assert _unlike(found[:, 0].copy(), wanted) == []
+    assert _unlike(found[:, 1].copy(), wanted[::-1]) == []
+    line = f"v_cvt_scalef32_pk_{kind}_f32 v6, v1, v2, v3 op_sel:[0,0,0,1]"
+    ones = np.ones(64, np.float32)
+    found = _run("gfx950", line, 4 * ones, -8 * ones, 4 * ones)[:, 0]
+    [first], [second] = _codes(1.0, "gfx950", kind), _codes(-2.0, "gfx950", kind)
+    assert set(found.tolist()) == {(second << 8 | first) << 16 | _OLD & 0xFFFF}
+
+
+def test_a_scale_whose_exponent_is_zero_is_the_least_power() -> None:
+    zeros = np.array([0.0, 1e-45, -0.0], np.float32)
+    ones = np.full(3, _codes(1.0, "gfx950", "fp8").pop(), np.uint32)
+    found = _run("gfx950", "v_cvt_scalef32_f32_fp8 v6, v1, v2", ones, zeros)[:, 0]
+    assert _unlike(found.copy(), np.full(3, 2.0**-127)) == []
+
+
 @pytest.mark.parametrize("arch", ["gfx1100", "gfx1201"])
 @pytest.mark.parametrize("signs", [(0, 0), (1, 0), (0, 1), (1, 1)])
 def test_products_of_bytes_with_the_signs_that_are_asked_for(

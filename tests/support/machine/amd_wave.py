@@ -30,18 +30,23 @@ def num_lanes_of(arch: str) -> int:
     return 64 if FAMILIES[arch] == "cdna" else 32
 
 
-@cache
-def assembled(text: str, arch: str) -> list[Instruction]:
-    """The instructions of some lines of assembly."""
-    made: bytes = assemble_amdgcn(f".text\n{text}\ns_endpgm\n", arch, "")
+def section_of(text: str, arch: str, name: str) -> bytes:
+    """A section of what LLVM's assembler makes of a text."""
+    made: bytes = assemble_amdgcn(text + "\n", arch, "")
     (table,) = struct.unpack_from("<Q", made, 0x28)
     size, count, names = struct.unpack_from("<HHH", made, 0x3A)
     rows = [struct.unpack_from("<IIQQQQ", made, table + size * i) for i in range(count)]
     first = rows[names][4]
-    for name, _, _, _, offset, num_bytes in rows:
-        if made[first + name :].startswith(b".text\0"):
-            return decode(made[offset : offset + num_bytes], arch)
-    raise AssertionError("the assembler made no code")
+    for at, _, _, _, offset, num_bytes in rows:
+        if made[first + at :].startswith(name.encode() + b"\0"):
+            return made[offset : offset + num_bytes]
+    raise AssertionError(f"the assembler made no {name}")
+
+
+@cache
+def assembled(text: str, arch: str) -> list[Instruction]:
+    """The instructions of some lines of assembly."""
+    return decode(section_of(f".text\n{text}\ns_endpgm\n", arch, ".text"), arch)
 
 
 @dataclass(slots=True)

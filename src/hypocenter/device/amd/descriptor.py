@@ -93,6 +93,11 @@ class KernelDescriptor:
         return bool(self.rsrc1 >> 21 & 1)
 
     @property
+    def clamps_overflow(self) -> bool:
+        """FP16_OVFL: what is too large for 16 or 8 bits becomes the largest number there is."""
+        return bool(self.rsrc1 >> 26 & 1)
+
+    @property
     def has_ieee(self) -> bool:
         """Signalling NaN are quieted; bit 23 until gfx11."""
         return bool(self.rsrc1 >> 23 & 1)

@@ -135,6 +135,11 @@ class MachineProgram:
                 f"{kernel.name}: float mode {mode:#x} is not executed here, only "
                 f"{_PLAIN_FLOATS:#x}; compile without flags that flush denormals"
             )
+        if kernel.descriptor.clamps_overflow:
+            raise HypoError(
+                f"{kernel.name}: float mode FP16_OVFL is not executed here, only overflow to "
+                "infinity or NaN; assemble with .amdhsa_fp16_overflow 0"
+            )
         self.image = np.frombuffer(code_object.memory_image(CODE_BASE), np.uint8)
 
     @cached_property
