@@ -84,6 +84,29 @@ def test_an_access_below_all_arrays_or_above_them_is_outside(arch: str) -> None:
         assert wave.run(_line(arch, "global_load", _WIDTHS[2], "v[2:3]|, off")) == r.BAD_ADDRESS
 
 
+@pytest.mark.parametrize("num_arrays", [1, 2, 3, 8])
+def test_each_of_several_arrays_is_found_by_its_address(num_arrays: int) -> None:
+    """Some begin where the one before ends; whoever looks between two others finds nothing."""
+    wave = _wave("gfx942", (1 << 4 * num_arrays) - 1)
+    memory = np.arange(16 * num_arrays, dtype=np.uint32)
+    first = wave.memory._next
+    places = []
+    for number in range(num_arrays):
+        if number % 4:  # of four, three follow without a gap
+            wave.memory._next = places[-1] + 64
+        places.append(wave.memory.add(memory[16 * number : 16 * number + 16]))
+    words = [places[lane // 4] + (0, 4, 56, 60)[lane % 4] for lane in range(4 * num_arrays)]
+    wave.put(2, np.array(words, np.uint64))
+    assert wave.run(_line("gfx942", "global_load", _WIDTHS[2], "v[2:3]|, off")) == r.ALL_ENDED
+    wanted = [16 * (lane // 4) + (0, 1, 14, 15)[lane % 4] for lane in range(4 * num_arrays)]
+    assert wave.vgpr[10, : 4 * num_arrays].tolist() == wanted
+    for outside in (first - 4, places[min(num_arrays, 4) - 1] + 64, places[-1] + 64):
+        wave = Wave("gfx942", active=1, memory=wave.memory)
+        wave.put(2, np.array([outside], np.uint64))
+        why = wave.run(_line("gfx942", "global_load", _WIDTHS[2], "v[2:3]|, off"))
+        assert why == r.BAD_ADDRESS
+
+
 @pytest.mark.parametrize("action", ["load", "store"])
 def test_what_is_read_only_is_read_only(action: str) -> None:
     wave = _wave("gfx942", 1)
@@ -119,13 +142,26 @@ def test_offsets_may_be_negative(arch: str) -> None:
     assert wave.vgpr[10, 0] == memory[32:36].view(np.uint32)[0]
 
 
+@pytest.mark.parametrize("arch", TARGETS)
+def test_the_first_registers_are_addresses_too(arch: str) -> None:
+    wave = _wave(arch)
+    memory = np.arange(256, dtype=np.uint8)
+    base = wave.memory.add(memory)
+    wave.sgpr[0], wave.sgpr[1] = base & 0xFFFFFFFF, base >> 32
+    wave.put(0, (np.arange(64) * 4).astype(np.uint32))
+    lanes = list(filter(_is_active, range(wave.num_lanes)))
+    line = _line(arch, "global_load", _WIDTHS[2], "v0|, s[0:1]")
+    assert wave.run(line) == r.ALL_ENDED
+    assert wave.vgpr[10, lanes].tolist() == memory.view(np.uint32)[lanes].tolist()
+
+
 @pytest.mark.parametrize("how", ["register", "nothing", "both"])
 @pytest.mark.parametrize("arch", TARGETS)
 def test_scratch_is_addressed_by_a_scalar_too(arch: str, how: str) -> None:
     if how == "both" and arch == "gfx1201":
         how = "register"
     wave = _wave(arch)
-    wave.sgpr[4] = 20
+    wave.sgpr[4], wave.sgpr[5] = 20, 1  # of a pair only the first is the offset
     wave.put(2, (np.arange(64) % 4 * 4).astype(np.uint32))
     at = {"register": "off|, s4 offset:8", "nothing": "off|, off offset:8",
           "both": "v2|, s4 offset:8"}[how]  # fmt: skip
@@ -188,7 +224,8 @@ def _buffer(wave: Wave, num_records: int, stride: int = 0, checks: int = 0) -> A
     memory = np.random.default_rng(5).integers(1, 256, 4096, np.uint8)
     base = wave.memory.add(memory)
     wave.sgpr[4], wave.sgpr[5] = base & 0xFFFFFFFF, base >> 32 | stride << 16
-    wave.sgpr[6], wave.sgpr[7], wave.sgpr[8] = num_records, 0x0002_7000 | checks << 28, 8
+    wave.sgpr[6], wave.sgpr[7] = num_records, 0x0002_7000 | checks << 28
+    wave.sgpr[8], wave.sgpr[9] = 8, 1  # the scalar offset, and what is none
     return memory
 
 
@@ -222,13 +259,14 @@ def _check_buffer(wave: Wave, memory: Array, places: dict[int, tuple[int, int]],
         np.testing.assert_array_equal(memory, there, line)
 
 
+@pytest.mark.parametrize("cut", [50, 51])
 @pytest.mark.parametrize("stride", [0, 32])
 @pytest.mark.parametrize("arch", TARGETS)
-def test_a_buffer_ends_behind_its_bytes(arch: str, stride: int) -> None:
+def test_a_buffer_ends_behind_its_bytes(arch: str, stride: int, cut: int) -> None:
     """The scalar offset is not part of the check, as LLVM's intrinsics have it. With a stride and
     no index CDNA counts bytes, and so does RDNA where the descriptor says that it is raw."""
     wave = _wave(arch)
-    records = wave.num_lanes * 20 - 50
+    records = wave.num_lanes * 20 - cut
     memory = _buffer(wave, records, stride, 3 if arch in RDNA else 0)
     wave.put(2, (np.arange(64) * 20 + 2 * (np.arange(64) % 2 == 1)).astype(np.uint32))
     places = {}
@@ -275,6 +313,42 @@ def test_a_buffer_of_structures_ends_behind_its_last_one(arch: str, checks: int)
 
 
 @pytest.mark.parametrize("arch", RDNA)
+def test_of_a_raw_buffer_the_index_counts_in_bytes(arch: str) -> None:
+    wave = _wave(arch)
+    stride, records = 20, wave.num_lanes * 20 - 70
+    memory = _buffer(wave, records, stride, 3)
+    lanes = np.arange(64)
+    wave.put(2, np.stack([lanes, lanes % 6 * 4], -1).astype(np.uint32))
+    places = {}
+    for lane in filter(_is_active, range(wave.num_lanes)):
+        begin = lane * stride + lane % 6 * 4
+        places[lane] = begin, records - begin
+    _check_buffer(wave, memory, places, f"v[2:3]|, s[4:7], {_NO_OFFSET[arch]} idxen offen")
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+def test_an_access_leaves_nothing_for_the_next_one(arch: str) -> None:
+    """Behind one that is inside of a buffer another one is outside, and the other way round."""
+    wave = _wave(arch, (1 << 8) - 1)
+    memory = _buffer(wave, 32, 0, 3)
+    base = int(wave.sgpr[4] | (wave.sgpr[5] & 0xFFFF) << 32)
+    wave.put(2, np.arange(8, dtype=np.uint32) * 4)
+    wave.put(3, np.arange(8, dtype=np.uint32) * 4 + 32)
+    wave.put(4, base + np.arange(8, dtype=np.uint64) * 4)
+    wave.vgpr[10:14] = 7
+    buffer, none = "|, s[4:7]", _NO_OFFSET[arch]
+    lines = [
+        _line(arch, "buffer_load", _WIDTHS[0], f"v2{buffer}, {none} offen"),
+        _line(arch, "buffer_load", _WIDTHS[0], f"v3{buffer}, {none} offen"),
+        _line(arch, "buffer_load", _WIDTHS[2], f"v3{buffer}, {none} offen").replace("v10", "v12"),
+        _line(arch, "global_load", _WIDTHS[2], "v[4:5]|, off").replace("v10", "v11"),
+    ]
+    assert wave.run("\n".join(lines)) == r.ALL_ENDED
+    assert wave.vgpr[10, :8].tolist() == [0] * 8
+    assert wave.vgpr[11, :8].tolist() == memory[:32].view(np.uint32).tolist()
+
+
+@pytest.mark.parametrize("arch", RDNA)
 def test_a_buffer_of_no_records_is_empty_however_it_is_checked(arch: str) -> None:
     for checks in (0, 1, 2, 3):
         wave = _wave(arch)
@@ -315,8 +389,9 @@ def test_scalar_loads_of_rdna4_have_more_widths(name: str, size: int, is_signed:
     memory[:32] = np.arange(32) + 200
     wave.sgpr[5] &= 0xFFFF
     last = f"s[16:{15 + size // 4}]" if size > 4 else "s16"
-    assert wave.run(f"s_load_{name} {last}, s[4:5], 0x6") == r.ALL_ENDED
-    first = 4 if size > 4 else 6
+    place = 7 if size == 1 else 6
+    assert wave.run(f"s_load_{name} {last}, s[4:5], {place}") == r.ALL_ENDED
+    first = 4 if size > 4 else place
     raw = memory[first : first + size].tobytes()
     if size < 4:
         value = int.from_bytes(raw, "little", signed=is_signed) & 0xFFFFFFFF
@@ -333,7 +408,19 @@ def test_a_scalar_load_outside_of_all_arrays_is_a_fault(arch: str) -> None:
     kind = "dwordx2" if arch in CDNA else "b64"
     assert wave.run(f"s_load_{kind} s[16:17], s[4:5], 0x0") == r.ALL_ENDED
     assert wave.run(f"s_load_{kind} s[16:17], s[4:5], 0x4") == r.BAD_ADDRESS
-    assert (int(wave.out[r.AT]), int(wave.out[r.WRITES])) == (base + 8, 0)
+    told = [int(wave.out[each]) for each in (r.LANE, r.AT, r.SIZE, r.WRITES)]
+    assert told == [0, base + 8, 8, 0]
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+def test_a_scalar_load_reads_what_is_read_only_and_goes_back_from_its_base(arch: str) -> None:
+    wave = _wave(arch)
+    memory = np.arange(16, dtype=np.uint32)
+    base = wave.memory.add(memory, is_writable=False) + 32
+    wave.sgpr[4], wave.sgpr[5] = base & 0xFFFFFFFF, base >> 32
+    kind = "dword" if arch in CDNA else "b32"
+    assert wave.run(f"s_load_{kind} s16, s[4:5], -0x8") == r.ALL_ENDED
+    assert wave.sgpr[16] == 6
 
 
 # -- LDS ------------------------------------------------------------------------------------------
@@ -363,11 +450,45 @@ def test_lds_ends_where_it_ends(arch: str, action: str) -> None:
     assert found == (1, size - 3)
 
 
-def test_lds_that_only_an_inactive_lane_would_leave_is_not_left() -> None:
-    wave = _wave("gfx942", 1)
-    wave.put(2, np.where(np.arange(64) == 0, 0, 1 << 20).astype(np.uint32))
+@pytest.mark.parametrize("lane", [0, 1, 63])
+def test_lds_that_only_an_inactive_lane_would_leave_is_not_left(lane: int) -> None:
+    wave = _wave("gfx942", 1 << lane)
+    wave.put(2, np.where(np.arange(64) == lane, 0, 1 << 20).astype(np.uint32))
     assert wave.run("ds_read_b32 v10, v2") == r.ALL_ENDED
     assert wave.out[r.LOCAL_OUTSIDE_ROW] == -1
+
+
+def test_the_first_access_outside_of_lds_is_kept() -> None:
+    wave = _wave("gfx942", 1)
+    wave.put(2, np.array([1 << 20], np.uint32))
+    assert wave.run("ds_read_b32 v10, v2\nds_read_b32 v11, v2 offset:8") == r.ALL_ENDED
+    found = int(wave.out[r.LOCAL_OUTSIDE_ROW]), int(wave.out[r.LOCAL_OUTSIDE_AT])
+    assert found == (0, 1 << 20)
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+def test_offsets_of_lds_have_two_bytes(arch: str) -> None:
+    wave = _wave(arch, 1)
+    wave.put(2, np.array([4], np.uint32))
+    name = "ds_read_b32" if arch in CDNA else "ds_load_b32"
+    for offset in (8, 0x1F8, 0x304, 0xFF8):
+        assert wave.run(f"{name} v10, v2 offset:{offset}") == r.ALL_ENDED
+        there = wave.lds[4 + offset : 8 + offset]
+        assert wave.vgpr[10, 0] == (there.view(np.uint32)[0] if len(there) else 0), offset
+
+
+@pytest.mark.parametrize(("line", "columns"), [
+    ("ds_read_b32 a10, v2", {r.RESULT: 266}),
+    ("ds_write_b32 v2, a10", {r.DATA: 266}),
+    ("ds_write2_b32 v2, a10, a20", {r.DATA: 266, r.SECOND_DATA: 276}),
+    ("ds_read_b32 v10, v2", {r.RESULT: 10}),
+    ("global_load_dword a10, v[2:3], off", {r.RESULT: 266}),
+    ("global_store_dword v[2:3], a10, off", {r.DATA: 266}),
+    ("global_store_dword v[2:3], v10, off", {r.DATA: 10}),
+])  # fmt: skip
+def test_accumulators_are_the_registers_from_256_on(line: str, columns: dict[int, int]) -> None:
+    row = Wave("gfx942").machine(line).code[0]
+    assert {column: int(row[column]) for column in columns} == columns
 
 
 _NARROW = [("ubyte", 1, False), ("sbyte", 1, True), ("ushort", 2, False), ("sshort", 2, True)]
@@ -413,8 +534,23 @@ def test_words_that_go_straight_to_lds_stop_at_its_end() -> None:
     wave.sgpr[124] = len(wave.lds) - 8
     there = wave.lds.copy()
     wave.put(2, np.zeros(64, np.uint32))
+    memory = _buffer(wave, 4096)
     assert wave.run("buffer_load_dword v2, s[4:7], 0 offen lds") == r.ALL_ENDED
     np.testing.assert_array_equal(wave.lds[:-8], there[:-8])
+    np.testing.assert_array_equal(wave.lds[-8:], np.tile(memory[:4], 2))
+
+
+def test_wide_words_that_go_straight_to_lds_stop_at_its_end() -> None:
+    """What of a lane's four words has no room is dropped; memory may end behind them, too."""
+    wave = _wave("gfx950", 1)
+    memory = np.arange(16, dtype=np.uint8)
+    base = wave.memory.add(memory)
+    wave.sgpr[124] = len(wave.lds) - 8
+    wave.put(2, np.array([base], np.uint64))
+    there = wave.lds.copy()
+    there[-8:] = memory[:8]
+    assert wave.run("global_load_lds_dwordx4 v[2:3], off") == r.ALL_ENDED
+    np.testing.assert_array_equal(wave.lds, there)
 
 
 @pytest.mark.parametrize("bits", [8, 16])

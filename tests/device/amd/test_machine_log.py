@@ -9,9 +9,9 @@ from machine.amd_wave import Wave
 from hypocenter.base.dtypes import Array
 from hypocenter.device.amd import instruction_rows as r
 
-#: Lanes 1, 4 and 40.
-_ACTIVE = 1 << 1 | 1 << 4 | 1 << 40
-_LANES = [1, 4, 40]
+#: Lanes 0, 4 and 40.
+_ACTIVE = 1 | 1 << 4 | 1 << 40
+_LANES = [0, 4, 40]
 
 
 def _wave(num_rows: int, active: int = _ACTIVE) -> Wave:
@@ -83,3 +83,18 @@ def test_where_a_wave_may_not_have_room_nothing_is_done(line: str, room: int) ->
         assert wave.run(line) == why
         assert np.array_equal(wave.vgpr, before) == (why == r.LOG_FULL)
         assert wave.out[r.LOGGED] == (len(_LANES) if why == r.ALL_ENDED else 0)
+
+
+def test_lanes_that_are_not_active_or_outside_of_a_buffer_leave_no_row() -> None:
+    """Though they were active, and inside, in the access before."""
+    wave = _wave(192, active=-1)
+    memory, base = _placed(wave, 4)
+    wave.sgpr[4], wave.sgpr[5] = base & 0xFFFFFFFF, base >> 32
+    wave.sgpr[6], wave.sgpr[7] = 4 * 20, 0x0002_7000
+    wave.put(4, 4 * np.arange(64, dtype=np.uint32))
+    lines = ["global_load_dword v10, v[2:3], off", f"s_mov_b32 exec_lo, {_ACTIVE & 0xFFFFFFFF:#x}"]
+    lines += ["s_mov_b32 exec_hi, 0x100", "buffer_load_dword v10, v4, s[4:7], 0 offen"]
+    assert wave.run("\n".join(lines)) == r.ALL_ENDED
+    assert wave.out[r.LOGGED] == 64 + 2
+    assert wave.log[64:66, 1].tolist() == _LANES[:2]
+    assert len(memory) == 256

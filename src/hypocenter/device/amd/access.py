@@ -205,7 +205,7 @@ def _find(m: Machine, w: int, row: int, lane: int) -> int:
     if code[r.SPACE] == r.BUFFER:
         inside = min(rows[64 + lane], size)
         # Each word of a wide access is checked by itself.
-        inside = inside if size < 4 and inside == size else inside // 4 * 4
+        inside = inside if inside == size else inside // 4 * 4
         rows[_SKIP + lane] = size - inside
         size = inside
         if size == 0:
@@ -245,13 +245,13 @@ def _do(m: Machine, w: int, row: int, active: int, result: int, data: int) -> No
             _load_part(m, w, row, active, result)
         else:
             for i in range(size // 4):
-                _load_word(m, w, active, result + i, size - 4 * i, 4 * i)
+                _load_word(m, w, active, result + i, size, 4 * i)
     elif action == r.STORE:
         if size < 4:
             _store_part(m, w, row, active, data)
         else:
             for i in range(size // 4):
-                _store_word(m, w, active, data + i, size - 4 * i, 4 * i)
+                _store_word(m, w, active, data + i, size, 4 * i)
     else:
         for lane in range(m.facts[r.NUM_LANES]):
             if (active >> lane) & 1:
@@ -259,22 +259,22 @@ def _do(m: Machine, w: int, row: int, active: int, result: int, data: int) -> No
 
 
 @compile_call
-def _load_word(m: Machine, w: int, active: int, register: int, left: int, far: int) -> None:
-    """Word `far` / 4 of an access of which `left` bytes remain from there on."""
+def _load_word(m: Machine, w: int, active: int, register: int, size: int, far: int) -> None:
+    """The word `far` bytes behind the first of an access of `size` bytes."""
     dest, rows = m.vgpr[w, register], m.rows
     for lane in range(m.facts[r.NUM_LANES]):
         if (active >> lane) & 1:
             host = rows[_HOST + lane]
-            is_there = host != 0 and rows[_SKIP + lane] < left
+            is_there = host != 0 and rows[_SKIP + lane] < size - far
             dest[lane] = load_word(host + far) if is_there else 0
 
 
 @compile_call
-def _store_word(m: Machine, w: int, active: int, register: int, left: int, far: int) -> None:
+def _store_word(m: Machine, w: int, active: int, register: int, size: int, far: int) -> None:
     source, rows = m.vgpr[w, register], m.rows
     for lane in range(m.facts[r.NUM_LANES]):
         host = rows[_HOST + lane]
-        if (active >> lane) & 1 and host != 0 and rows[_SKIP + lane] < left:
+        if (active >> lane) & 1 and host != 0 and rows[_SKIP + lane] < size - far:
             store_word(host + far, np.int64(source[lane]))
 
 
@@ -336,7 +336,7 @@ def _atomic(m: Machine, w: int, row: int, lane: int, host: int) -> int:
     new = given
     if code[r.ACTION] == r.COMPARE_SWAP:
         # LDS has the value to compare first, memory has it second.
-        if code[r.KIND] == r.LOCAL and code[r.SECOND_DATA] >= 0:
+        if code[r.KIND] == r.LOCAL:
             compare, given = given, _data(m, w, code[r.SECOND_DATA], lane, size)
         else:
             compare = _data(m, w, code[r.DATA] + size // 4, lane, size)
@@ -349,13 +349,12 @@ def _atomic(m: Machine, w: int, row: int, lane: int, host: int) -> int:
 
 @compile_call
 def _combine(m: Machine, row: int, old: int, given: int) -> int:
-    """What an atomic's meaning makes of both; the rows in use are kept."""
-    kept = m.rows[0], m.rows[64], m.rows[320], m.rows[384]
+    """What an atomic's meaning makes of both; the row in use, of lane 0's address, is kept."""
+    address = m.rows[_ADDRESS]
     m.rows[0], m.rows[64] = old, given
     call_handler(m.code[row, r.HANDLER], m.rows.ctypes.data, 1)
-    new = m.rows[320]
-    m.rows[0], m.rows[64], m.rows[320], m.rows[384] = kept
-    return new
+    m.rows[_ADDRESS] = address
+    return m.rows[320]
 
 
 @compile_call
@@ -370,7 +369,7 @@ def _to_local(m: Machine, w: int, row: int, lane: int) -> None:
     host = m.rows[_HOST + lane]
     for i in range(0, size, 4):
         value = 0
-        if host != 0 and m.rows[_SKIP + lane] < size - i:
+        if m.rows[_SKIP + lane] < size - i:
             value = load_bytes(host + i, min(size, 4))
         if code[r.IS_SIGNED]:
             value = value << (64 - 8 * size) >> (64 - 8 * size)

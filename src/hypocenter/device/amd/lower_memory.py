@@ -52,10 +52,10 @@ _ATOMICS = {
     "XOR": "a ^ b",
     "INC": "0 if a >= b else a + 1",
     "DEC": "b if a == 0 or a > b else a - 1",
-    "PK_ADD": "a + b",
-    "FMIN": "min_number(a, b)",
-    "FMAX": "max_number(a, b)",
 }
+#: The same of floats.
+_OF_NUMBERS = {"ADD": "a + b", "MIN": "min_number(a, b)", "MAX": "max_number(a, b)"}
+#: Two halves at once.
 _PACKED = {
     "F16": "bits16(as_f16(a & 0xFFFF) + as_f16(b & 0xFFFF))"
     " | bits16(as_f16(a >> 16) + as_f16(b >> 16)) << 16",
@@ -104,7 +104,7 @@ def lower_memory(lowering: KernelPlaces, each: Instruction, row: Array) -> None:
         raise NotModelled(each.name)
     row[r.KIND], row[r.SPACE] = r.MEMORY, _SPACES[words[0]]
     accumulators = 256 if each.get("acc") else 0
-    data = next((each.get(name) for name in ("data", "vsrc", "vdata") if name in each.fields), 256)
+    data = next(each.get(name) for name in ("data", "vsrc", "vdata") if name in each.fields)
     dest = each.get("vdst") or data
     row[r.DATA], row[r.RESULT] = data - 256 + accumulators, dest - 256 + accumulators
     _address(lowering, each, row)
@@ -177,14 +177,13 @@ def _meaning_of(stem: str, kind: str, num_bytes: int, each: Instruction) -> Mean
     bits = 8 * num_bytes
     stem = stem.replace("_NUM", "")
     sign = "i" if kind.startswith("I") or stem in ("SMIN", "SMAX") else "u"
-    if kind in _PACKED and stem == "PK_ADD":
+    if stem == "PK_ADD":
         return Meaning(("u32", "u32"), "u32", _PACKED[kind])
-    if kind in ("F32", "F64") or stem in ("FMIN", "FMAX"):
+    if kind in ("F32", "F64"):
+        if stem not in _OF_NUMBERS:
+            raise NotModelled(each.name)
         number = f"f{bits}"
-        stem = stem if stem[0] == "F" or stem == "ADD" else f"F{stem}"
-        if stem in ("ADD", "FMIN", "FMAX"):
-            return Meaning((number, number), number, _ATOMICS[stem])
-        raise NotModelled(each.name)
+        return Meaning((number, number), number, _OF_NUMBERS[stem])
     stem = {"SMIN": "MIN", "UMIN": "MIN", "SMAX": "MAX", "UMAX": "MAX"}.get(stem, stem)
     if stem not in _ATOMICS:
         raise NotModelled(each.name)
