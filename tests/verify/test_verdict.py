@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from models.encoder_gguf import make_encoder
 from repository import DEMO
 
 from hypocenter.base.errors import EXIT_ERROR, EXIT_GATE, EXIT_USAGE
@@ -135,3 +136,27 @@ def test_a_draft_model_is_refused_by_its_option(
     given = [command, DEMO, "--device", "cpu", "-md", tmp_path / "none.gguf"]
     assert leaves(list(given)) == EXIT_USAGE
     assert "--model-draft/-md is " in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["verify", "audit"])
+def test_a_model_that_sees_through_a_window_has_the_context_that_it_takes(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its file says 64, and half of its window to each side are 49."""
+    path = make_encoder("gemma-embedding", tmp_path).path
+    lengths: list[int] = []
+
+    def stages(given: Any, *_: object) -> Any:
+        lengths.append(given.context_length)
+        return iter(outcome(StageVerdict.RIGHT).stages)
+
+    def of_verify(_: object, runner: Any, *__: object) -> Verification:
+        stages(runner)
+        return outcome(StageVerdict.RIGHT)
+
+    monkeypatch.delenv("HYPO_RECORD", raising=False)
+    monkeypatch.setattr("hypocenter.verify.verify._stages", of_verify)
+    monkeypatch.setattr("hypocenter.audit.audit._stages", lambda llm, *_: stages(llm.engine.runner))
+    assert leaves([command, path, "--device", "cpu", "--quiet"]) == 0
+    assert "VERDICT   right" in capfd.readouterr().out
+    assert lengths == [49]

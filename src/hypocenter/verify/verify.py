@@ -15,6 +15,7 @@ from hypocenter.device import devices
 from hypocenter.device.choice import with_device
 from hypocenter.device.cpu.lang import instruction_set
 from hypocenter.engine.runner import Runner, load_runner
+from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
 from hypocenter.settings.config import EngineConfig, OnProgress
 from hypocenter.verify.ahead_stage import AheadStage
@@ -83,12 +84,11 @@ def verify(
 
 
 def with_short_context(file: GGUFFile, config: EngineConfig, most: int) -> EngineConfig:
-    """The configuration with a context of `most` tokens, where none was asked for and the model was
-    trained for so many."""
+    """The configuration with a context of `most` tokens, where none was asked for and the model
+    takes so many. Raises as `read_architecture` does."""
     if config.context_length is not None:
         return config
-    trained = file.metadata.get(f"{file.metadata.get('general.architecture')}.context_length")
-    most = min(int(trained), most) if isinstance(trained, int) else most
+    most = min(read_architecture(file, config.pooling).context_length, most)
     tokens = config.kv_tokens or 8 * most
     return replace(config, context_length=most, kv_tokens=tokens)
 
