@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,17 @@ def test_a_device_that_captures_nothing_says_so(
     found = graphs(own)
     assert found.verdict is StageVerdict.NOT_RUN
     assert found.uncovered[0].why == f"{SIM} captures none here"
+
+
+def test_launches_that_are_in_no_graph_are_not_audited(
+    own: OwnGates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both sides would run one by one."""
+    runner = own.ways.runner
+    monkeypatch.setattr(runner, "config", replace(runner.config, launch_mode="checked"))
+    found = graphs(own)
+    assert found.verdict is StageVerdict.NOT_RUN
+    assert found.uncovered[0].why == "launches that are checked are in no graph"
 
 
 def test_each_copy_of_a_step_has_a_reason(own: OwnGates) -> None:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from hypocenter.audit.compare import AuditedRun
+from hypocenter.audit.executed import CannotRun
 from hypocenter.audit.gates import Gate
 from hypocenter.audit.ways import Ways
-from hypocenter.base.tensor import DType
 from hypocenter.device import devices
+from hypocenter.device.plan import CAPTURED_MODES
 from hypocenter.engine.request import Request
-from hypocenter.settings.config import KV_DTYPES, is_simulated
+from hypocenter.settings.config import is_simulated
 from hypocenter.verify.outcome import Uncovered
 from hypocenter.verify.rounding import reach_of_rounding
 
@@ -195,6 +196,8 @@ class OwnGates:
             why_not = "a CPU has no graphs"
         elif not devices.backend_captures(device):
             why_not = f"{device} captures none here"
+        elif (mode := ways.runner.config.launch_mode) not in CAPTURED_MODES:
+            why_not = f"launches that are {mode} are in no graph"
         asks = "do replayed graphs give the bits of launches that are made one by one?"
         return Gate("graphs", asks, "replays", pairs, why_not=why_not)
 
@@ -217,6 +220,8 @@ class OwnGates:
 
         def pairs() -> Iterator[tuple[AuditedRun, AuditedRun]]:
             fused = self.read("fused", self.sizes.asked)
+            if not runner.ops_of_two_forms():
+                raise CannotRun("no op of this model has a fused form here")
             runner.take_routes(ops)
             try:
                 yield fused, self.read("in parts", self.sizes.asked)
@@ -225,16 +230,6 @@ class OwnGates:
 
         asks = "do ops in parts give what the fused ones do?"
         allowed = None if runner.config.device == "cpu" else self._allowed
-        why_not = None if self._has_fused_forms() else "no op of this model has a fused form"
         read = functools.partial(self.read, "fused", self.sizes.asked)
         reach = functools.partial(reach_of_rounding, runner, lambda: read().rows)
-        return Gate("forms", asks, "kernels", pairs, allowed, why_not, reach=reach)
-
-    def _has_fused_forms(self) -> bool:
-        """Whether products read codes or halves, or q and k are turned and written in a launch."""
-        arch, runner = self.ways.runner.arch, self.ways.runner
-        if any(dtype not in (DType.F32, DType.BF16) for dtype in runner.weights.dtypes):
-            return True
-        is_rotated = any(arch.is_rotated(layer) for layer in arch.attention_layers)
-        is_plain = not KV_DTYPES[runner.config.kv_dtype].is_quantised
-        return is_rotated and is_plain and arch.latent is None
+        return Gate("forms", asks, "kernels", pairs, allowed, reach=reach)

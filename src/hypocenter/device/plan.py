@@ -34,6 +34,8 @@ MIN_PARALLEL_WORK = 1 << 18
 #: Rows of a bucket up to which a plan on the CPU runs as one call: it takes milliseconds then, and
 #: Python would be a good part of that. Longer ones listen to Ctrl-C between launches.
 MAX_NATIVE_ROWS = 64
+#: Launch modes in which each run does the same, so that it may become a graph.
+CAPTURED_MODES = ("off", "guarded")
 
 _tags = itertools.count(1)
 
@@ -286,8 +288,7 @@ class Plan:
             self._graph = None
 
     def _can_capture(self) -> bool:
-        is_alike = self._mode in ("off", "guarded")  # each run does the same
-        return is_alike and devices.backend_captures(self._device)
+        return self._mode in CAPTURED_MODES and devices.backend_captures(self._device)
 
     def _walk(self) -> None:
         header, place_word = current().record_begin(self)

@@ -603,6 +603,10 @@ class Runner:
         ops = frozenset(op for op, form in routes.items() if form == "parts")
         self._decoder.take_apart(ops.difference(OF_CONFIG))
 
+    def ops_of_two_forms(self) -> frozenset[str]:
+        """The ops of steps so far that `take_routes` changes on this device."""
+        return self._decoder.ops_of_two_forms()
+
     def _forget_plans(self) -> None:
         self.release()
         self._plans.clear()

@@ -111,7 +111,12 @@ class Decoder(LayerOps):
         """Have plans from now on run these ops in parts (`settings/routes.py`), and no others."""
         self.in_parts = ops
         for heads in (self._heads, self._heads_of_long):
-            heads.is_fused = self._attending.is_fused and "rope" not in ops
+            heads.in_parts = "rope" in ops
+
+    def ops_of_two_forms(self) -> frozenset[str]:
+        """The ops of plans so far that `take_apart` changes."""
+        has_parts = self._heads.has_parts or self._heads_of_long.has_parts
+        return frozenset(self.ops_with_parts) | ({"rope"} if has_parts else set())
 
     def multiplied_as(self, weight: Tensor) -> DType:
         """The type in which activations are multiplied with a weight."""

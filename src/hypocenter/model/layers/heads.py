@@ -31,7 +31,10 @@ class Heads:
     ) -> None:
         """`is_fused`: turning and writing may be one launch. `uses_hadamard`: keys and values go
         through `hadamard` before they are written."""
-        self._arch, self._ropes, self._inputs, self.is_fused = arch, ropes, inputs, is_fused
+        self._arch, self._ropes, self._inputs, self._is_fused = arch, ropes, inputs, is_fused
+        #: Whether they are two launches all the same, and whether that is another form in plans so
+        #: far.
+        self.in_parts = self.has_parts = False
         self._uses_hadamard = uses_hadamard
 
     def prepare(
@@ -50,9 +53,11 @@ class Heads:
         arch, has_own = self._arch, self._arch.layers[index].kv_source is None
         is_alike = self._ropes.query is None and not arch.family.norms_after_rope and has_own
         # Blocks are made of heads that have been rotated whole.
-        if arch.is_rotated(index) and is_alike and self.is_fused and not keys.dtype.is_quantised:
-            self._write_at_once(plan, b, index, w, keys, values)
-            return
+        if arch.is_rotated(index) and is_alike and self._is_fused and not keys.dtype.is_quantised:
+            self.has_parts = True
+            if not self.in_parts:
+                self._write_at_once(plan, b, index, w, keys, values)
+                return
         if not arch.family.norms_after_rope:
             self._norm_both(plan, b, index, w)
         self._turn_and_write(plan, b, index, w, keys, values)

@@ -70,6 +70,8 @@ class LayerOps:
         self._gathered, self._adapting = gathered, adapting
         #: Ops in parts (`settings/routes.py`) where they are usually one launch.
         self.in_parts: frozenset[str] = frozenset()
+        #: Ops that plans so far could have in parts and in one launch.
+        self.ops_with_parts: set[str] = set()
         self._operands = RotatingOperands(operands)
         #: Apart from those, which other threads still read.
         self._gated = RotatingOperands(gated)
@@ -79,12 +81,17 @@ class LayerOps:
         for turns in (self._operands, self._gated):
             turns.begin()
 
+    def _is_in_parts(self, op: str) -> bool:
+        """Whether an op that could be one launch here is to be in parts; keeps that it could."""
+        self.ops_with_parts.add(op)
+        return op in self.in_parts
+
     def _gate(
         self, plan: PlanBuilder, x: Tensor, up: Tensor, kind: str, weight: Tensor, width: int
     ) -> Operands | None:
         """What a product with `weight` reads of kind(x) * up: codes or, where there are none, x."""
         codes, counts = self._codes(x, weight), self._counts
-        if codes is None or "gate" in self.in_parts:
+        if codes is None or self._is_in_parts("gate"):
             gate(plan, x, up, kind, counts)
             if codes is not None:
                 quantise(plan, x, width, codes, counts)
@@ -154,7 +161,7 @@ class LayerOps:
             if codes is not None:
                 quantise(plan, x, width, codes, counts, count=count)
             return x, codes
-        if codes is not None and "norm" in self.in_parts:
+        if codes is not None and self._is_in_parts("norm"):
             if bias is None:
                 rms_norm(plan, x, weight, eps, hidden, counts, width=width, count=count)
             else:
