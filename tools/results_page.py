@@ -374,20 +374,25 @@ def _servers(told: Mapping[str, Any]) -> str:
 
 
 def _audited(told: Mapping[str, Any]) -> str:
-    """Each architecture, its gates, and which of them are not audited."""
+    """Each architecture, its gates, and which of them are not audited, or why it was refused."""
     rows = [
-        (
+        (row["architecture"], row["verdict"], "", row["why"], "")
+        if "why" in row
+        else (
             row["architecture"],
             row["verdict"],
-            f"{len(row['right'])} of {len(row['right']) + len(row['not_audited'])}",
+            f"{len(row['right'])} of {row['num_gates']}",
             ", ".join(row["not_audited"]),
             f"{row['seen']:,} of {row['planted']:,}",
         )
         for row in told["rows"]
     ]
-    return _lines(
+    table = _lines(
         rows, "architecture", "verdict", "gates that are right", "not audited", "errors seen"
     )
+    if (left := told["num_architectures"] - len(rows)) > 0:
+        table += f"\n\nOf {told['num_architectures']} architectures {left} are not in this file."
+    return table
 
 
 def _canaries(told: Mapping[str, Any]) -> str:
