@@ -34,7 +34,7 @@ BUDGETS = {
     "device": 22_880,
     "foreign": 10_200,
     "replay": 6_950,
-    "check": 5_040,
+    "check": 5_065,
     "doctor": 24_910,
     "kernels": 20_150,
     "hub": 1_650,

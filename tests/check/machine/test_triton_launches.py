@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import triton
-from machine.scaling_kernels import copy_listed, scale, scale_broken
+from machine.amd_planted import instructions_of, without
+from machine.scaling_kernels import copy_listed, scale, scale_broken, turn
 
 from hypocenter.check.machine import triton_launches
 from hypocenter.check.machine.results import first_difference
@@ -64,6 +66,37 @@ def test_a_finding_of_the_replay_gets_lane_register_and_pc_of_the_machine_code()
     assert "; wave 3 lane 52: v" in load.detail
     assert "buffer_load_dword at pc +0x" in load.detail
     assert store.argument == "out_ptr"
+
+
+def test_shared_memory_that_nobody_wrote_is_told_where_it_is_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One row is stored, which only the first of four stores into shared memory has numbers of."""
+    from hypocenter.device.offline.compile import compile_source
+
+    def without_store(number: int | None) -> list[Finding]:
+        def compiled(source: Any, limits: Any, options: Any) -> Any:
+            made = compile_source(source, limits, options)
+            data = made.asm["hsaco"]
+            stores = [one for one in instructions_of(data) if one.name.startswith("DS_WRITE")]
+            assert len(stores) == 4
+            data = data if number is None else without(data, stores[number])
+            return SimpleNamespace(asm={"hsaco": data}, metadata=made.metadata)
+
+        monkeypatch.setattr(triton_launches, "compile_source", compiled)
+        records: list[Any] = []
+        launches = MachineLaunches(60.0, records.append, "gfx942")
+        launches.launch(turn, (torch.ones(1024), torch.zeros(1024), 1), (1,), {"SIZE": 32})
+        (launched,) = (record for record in records if isinstance(record, CheckedLaunch))
+        assert launched.unexecuted == ""
+        return [record for record in records if isinstance(record, Finding)]
+
+    (found,) = without_store(0)
+    assert (found.kind, found.kernel) == (FindingKind.UNINITIALISED_READ, "turn")
+    assert found.detail.startswith("byte 0 of shared memory was written by nobody; wave 0 lane 0: ")
+    assert "ds_read_b32 at pc +0x" in found.detail
+    assert found.sites[0].expression.startswith("tl.store(out_ptr")
+    assert [without_store(number) for number in (None, 1, 2, 3)] == [[]] * 4
 
 
 def test_memory_whose_address_stands_in_a_tensor_is_there_and_no_other() -> None:

@@ -1,4 +1,4 @@
-"""Code objects with one wait taken away: S_NOP stands in its place."""
+"""Code objects with one instruction taken away: S_NOP stands in its place."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def instructions_of(data: bytes, name: str | None = None) -> list[Instruction]:
 
 
 def without(data: bytes, taken: Instruction, name: str | None = None) -> bytes:
-    """The object with S_NOP for an instruction of one word of the kernel."""
+    """The object with S_NOP for each word of an instruction of the kernel."""
     code = read_code_object(data, "code")
     kernel = code.kernel(name)
     image = bytes(code.memory_image(0))[kernel.entry : kernel.entry + kernel.code_bytes]
-    assert taken.num_bytes == 4
     assert data.count(image) == 1
     at = data.index(image) + taken.pc - kernel.entry
-    assert data[at : at + 4] == taken.data
-    return data[:at] + _NOP + data[at + 4 :]
+    end = at + taken.num_bytes
+    assert data[at:end] == taken.data
+    return data[:at] + _NOP * (taken.num_bytes // 4) + data[end:]
 
 
 def without_each_wait(data: bytes, name: str | None = None) -> list[tuple[Instruction, bytes]]:

@@ -1,4 +1,5 @@
-"""Kernels: one scales, one is what a wrong compiler would make of it, one has scaled products."""
+"""Kernels: one scales, one is what a wrong compiler would make of it, one turns a tile, one has
+scaled products."""
 
 # mypy: ignore-errors
 # ruff: noqa: ANN001, ANN201
@@ -25,6 +26,14 @@ def copy_listed(table_ptr, out_ptr, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     source = tl.load(table_ptr + tl.program_id(0)).to(tl.pointer_type(tl.float32))
     tl.store(out_ptr + tl.program_id(0) * BLOCK + at, tl.load(source + at))
+
+
+@triton.jit
+def turn(x_ptr, out_ptr, num_rows, SIZE: tl.constexpr):
+    """The first rows of a tile's transpose, which goes by way of shared memory."""
+    rows, columns = tl.arange(0, SIZE)[:, None], tl.arange(0, SIZE)[None, :]
+    turned = tl.trans(tl.load(x_ptr + rows * SIZE + columns))
+    tl.store(out_ptr + rows * SIZE + columns, turned, mask=rows < num_rows)
 
 
 @triton.jit

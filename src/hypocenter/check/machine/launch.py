@@ -7,7 +7,7 @@ cache or a missing wait would show is not seen.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -164,21 +164,38 @@ def _run_once(
     memory, values = place_arguments(arguments)
     run = CheckedRun(program, shape, memory, values)
     report = run.run(budget_seconds)
-    if not run.unwritten or not report.is_whole:
-        return memory, report
 
+    def begin(given: Mapping[str, Value], local: Array) -> CheckedRun:
+        again_memory, again_values = place_arguments(given)
+        return CheckedRun(program, shape, again_memory, again_values, local=local)
+
+    return memory, without_harmless_reads(run, report, before, begin, budget_seconds)
+
+
+def without_harmless_reads(
+    run: CheckedRun,
+    report: MachineReport,
+    before: Mapping[str, Value],
+    begin: Callable[[Mapping[str, Value], Array], CheckedRun],
+    budget_seconds: float,
+) -> MachineReport:
+    """The report of a run, without reads of what nobody wrote that reach nothing it leaves.
+
+    `begin` makes the launch once more, with these arguments and this begin of LDS.
+    """
+    if not run.unwritten or not report.is_whole:
+        return report
     until = time.thread_time() + budget_seconds
 
     def leaves(given: Mapping[str, Value], local: Array) -> Sequence[Any] | None:
         if (left := until - time.thread_time()) <= 0:
             return None
-        again_memory, again_values = place_arguments(given)
-        again = CheckedRun(program, shape, again_memory, again_values, local=local)
+        again = begin(given, local)
         done = again.run(left)
-        return [*again_memory.contents(), done.findings_to_compare()] if done.is_whole else None
+        return [*again.contents(), done.findings_to_compare()] if done.is_whole else None
 
     rows = harmless_rows(run.unwritten, before, run.local_bytes, leaves)
-    return memory, run.without_reads(report, rows)
+    return run.without_reads(report, rows)
 
 
 def three_sizes(sizes: Sequence[int]) -> tuple[int, int, int]:
@@ -252,6 +269,10 @@ class CheckedRun:
     def unwritten(self) -> UnwrittenBytes:
         """What was read that nobody had written, by rows of code."""
         return self._watch.unwritten
+
+    def contents(self) -> Iterator[bytes]:
+        """What memory holds now."""
+        return self._memory.contents()
 
     def without_reads(self, report: MachineReport, rows: Collection[int]) -> MachineReport:
         """The report of `run`, where reads of what nobody wrote, by these rows, reach nothing."""

@@ -138,7 +138,7 @@ class ArgumentMemory:
 
     def contents(self) -> Iterator[bytes]:
         """What is left in the arrays, and which bytes of each somebody wrote."""
-        for region in self._held:
+        for region in (*self._held, *self._listed):
             yield region.data[region.is_known].tobytes()
             yield region.is_known.tobytes()
 

@@ -20,7 +20,7 @@ import torch
 from hypocenter.base.dtypes import Array
 from hypocenter.base.errors import HypoError
 from hypocenter.check.launches import CheckOutput, Launches
-from hypocenter.check.machine.launch import CheckedRun
+from hypocenter.check.machine.launch import CheckedRun, without_harmless_reads
 from hypocenter.check.machine.machine_findings import BlockNumber
 from hypocenter.check.machine.memory import ArgumentMemory
 from hypocenter.check.machine.results import ResultDifference, first_difference
@@ -154,7 +154,13 @@ class _MachineRun:
             return
         arrays = self._copies()
         run = self._prepare(made, arguments, arrays)
-        report = run.run(_LAUNCH_SECONDS)
+        report = without_harmless_reads(
+            run,
+            run.run(_LAUNCH_SECONDS),
+            {},
+            lambda _, local: self._prepare(made, arguments, self._copies(), local),
+            _LAUNCH_SECONDS,
+        )
         self.why_not_whole = "; ".join(report.untested)
         self._found = [self._at_home(finding) for finding in report.findings]
         said = [record for record in records if isinstance(record, Finding)]
@@ -174,7 +180,11 @@ class _MachineRun:
         }
 
     def _prepare(
-        self, made: _Made, arguments: Mapping[str, Any], arrays: Mapping[str, Array]
+        self,
+        made: _Made,
+        arguments: Mapping[str, Any],
+        arrays: Mapping[str, Array],
+        local: Array | None = None,
     ) -> CheckedRun:
         shown = {name: _as_elements(array, self._tensors[name]) for name, array in arrays.items()}
         memory = ArgumentMemory(shown)
@@ -191,7 +201,7 @@ class _MachineRun:
             else:
                 values[name] = value
         shape = LaunchShape(self._launched.grid, (made.num_threads, 1, 1), made.shared_bytes)
-        return CheckedRun(made.program, shape, memory, values, only_local=True)
+        return CheckedRun(made.program, shape, memory, values, only_local=True, local=local)
 
     def _program_of(
         self, made: _Made, arguments: Mapping[str, Any], difference: ResultDifference
