@@ -16,6 +16,7 @@ from hypocenter.base.dtypes import Array
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis
 from hypocenter.doctor.doctor import diagnose
+from hypocenter.record.compared import ComparedEqual
 from hypocenter.record.events import Launched
 
 GATHER = """
@@ -124,3 +125,26 @@ def test_a_workspace_that_a_launch_before_wrote_by_halves_is_no_fault(
         msgspec.structs.replace(after, events=events, sources=sources), allow_source=True
     )
     assert len(result.roots) == num_roots
+
+
+@pytest.mark.parametrize(
+    ("tensor", "num_elements", "num_roots"),
+    [("out_ptr", 10, 0), ("out_ptr", 4, 1), ("x_ptr", 50, 1)],
+    ids=["all", "some", "what was given"],
+)
+def test_what_the_program_itself_found_right_is_no_fault(
+    tensor: str, num_elements: int, num_roots: int
+) -> None:
+    """Its host may have put pairs into the first half of a workspace."""
+    bundle = launch_of().bundle()
+    [launched] = (event for event in bundle.events if isinstance(event, Launched))
+    [memory] = (one.allocation for one in bundle.tensors if one.name == tensor)
+    passed = ComparedEqual(
+        seq=launched.seq + 1, step=launched.step, site="program.py:40", allocation=memory,
+        num_elements=num_elements,
+    )  # fmt: skip
+    with_it = msgspec.structs.replace(bundle, events=(*bundle.events, passed))
+    assert len(diagnose(with_it, allow_source=True).roots) == num_roots
+    before = msgspec.structs.replace(passed, seq=launched.seq - 1)
+    with_it = msgspec.structs.replace(bundle, events=(before, *bundle.events))
+    assert len(diagnose(with_it, allow_source=True).roots) == 1

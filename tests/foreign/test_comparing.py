@@ -13,7 +13,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from hypocenter.foreign.comparing.watch import Comparisons  # noqa: E402
+from hypocenter.foreign.comparing.watch import MAX_PASSED, Comparisons  # noqa: E402
 
 BEGIN = """
 import numpy as np
@@ -37,11 +37,13 @@ class Watched:
         monkeypatch.setattr(torch.testing, "assert_close", torch.testing.assert_close)
         self.folder, self.names = folder, dict[str, Any]()
         self.told: list[dict[str, Any]] = []
+        self.passed: list[dict[str, Any]] = []
         #: Whether launches were given everything, nothing, or `out` alone.
         self.given = "everything"
         recorder: Any = SimpleNamespace(
             reads=SimpleNamespace(quiet=contextlib.nullcontext),
             allocation_of=lambda tensor: 7 * self.has_given(tensor),
+            record_equal=lambda **fields: self.passed.append(fields),
             record_compared=lambda **fields: self.told.append(fields),
             keeps_contents=False,
         )
@@ -267,3 +269,25 @@ for vocab in (7, 9):
     told = watched.run(text)
     assert told is not None
     assert told["sides"][0].divisors == (9,)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_passed"),
+    [
+        ("torch.equal(out, right(out))", 1),
+        ("assert right(out).equal(out)", 1),
+        ("torch.allclose(input=out, other=right(out), rtol=1e-3)", 1),
+        ("torch.testing.assert_close(out, right(out))", 1),
+        ("torch.equal(out, out)", 0),  # both are the launch's: two runs may be wrong alike
+        ("torch.equal(want, right(want))", 0),
+        ("torch.equal(out, want)", 0),
+        ("[torch.equal(out, right(out)) for _ in range(100)]", MAX_PASSED),
+    ],
+)
+def test_what_a_program_found_right_is_told(watched: Watched, text: str, num_passed: int) -> None:
+    watched.given = "out"
+    watched.run(f"{text}\nraise KeyError")
+    assert len(watched.passed) == num_passed
+    for passed in watched.passed:
+        assert (passed["allocation"], passed["num_elements"]) == (7, 12)
+        assert passed["site"].endswith("program.py:" + str(BEGIN.count("\n") + 1))

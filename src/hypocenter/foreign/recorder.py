@@ -37,7 +37,7 @@ from hypocenter.foreign.seen_memory import (
 from hypocenter.foreign.seen_reads import SeenRead, SeenReads
 from hypocenter.record import ring
 from hypocenter.record.catalogue import sources_of
-from hypocenter.record.compared import ComparedUnequal
+from hypocenter.record.compared import ComparedEqual, ComparedUnequal
 from hypocenter.record.compiled_graph import FusedKernel
 from hypocenter.record.contents import LaunchOutcome, OtherBits
 from hypocenter.record.events import (
@@ -469,6 +469,11 @@ class ForeignRecorder:
         """A failed assertion has compared two tensors; fields of the event."""
         with self._lock:
             self._log.keep_event(ComparedUnequal(**self._log.now(), **fields))
+
+    def record_equal(self, **fields: Any) -> None:
+        """A comparison has passed; fields of the event."""
+        with self._lock:
+            self._log.keep_event(ComparedEqual(**self._log.now(), **fields))
 
     def allocation_of(self, tensor: Any) -> int:
         """The number of a tensor's memory, 0 where no launch was given it."""

@@ -1,4 +1,4 @@
-"""A comparison of a program's own that came out unequal and ended it: two tensors, an element."""
+"""Comparisons of a program's own: one that came out unequal and ended it, and those that passed."""
 
 from __future__ import annotations
 
@@ -50,3 +50,14 @@ class ComparedUnequal(Event, frozen=True, kw_only=True, tag=True):
     is_first: bool = True
     rtol: float | None = None
     atol: float | None = None
+
+
+class ComparedEqual(Event, frozen=True, kw_only=True, tag=True):
+    """The program compared a tensor of a launch's with one of no launch's and found them equal.
+
+    `allocation` is the memory of the first one, of which `num_elements` were compared at `site`.
+    """
+
+    site: str
+    allocation: int
+    num_elements: int

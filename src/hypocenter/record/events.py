@@ -12,7 +12,7 @@ import msgspec
 
 from hypocenter.base.errors import ErrorKind
 from hypocenter.base.refusals import AnyRefusal
-from hypocenter.record.compared import ComparedUnequal
+from hypocenter.record.compared import ComparedEqual, ComparedUnequal
 from hypocenter.record.compiled_graph import FusedKernel, IndexMadeAgain
 from hypocenter.record.engine_events import (
     Answered,
@@ -495,6 +495,7 @@ AnyEvent = (
     | Tuned
     | UnwrittenRead
     | StaleAddress
+    | ComparedEqual
     | ComparedUnequal
     | StreamEvent
     | Captured
@@ -520,7 +521,7 @@ def is_lasting(event: AnyEvent) -> bool:
     if isinstance(event, Launched):
         return event.graph > 0
     of_memory = Allocated | Freed | Captured | MaskedOff | RanUnguarded | LostLaunch | Tuned
-    of_memory |= StaleAddress | ComparedUnequal
+    of_memory |= StaleAddress | ComparedEqual | ComparedUnequal
     of_order = Disordered | OrderWatched
     of_numbers = NonFinite | NonFiniteReached | NumbersWatched | NumberRead
     of_compiler = FusedKernel | IndexMadeAgain

@@ -65,11 +65,11 @@ def counts_places(source: SourceRecord, node: ast.expr) -> bool:
     made: dict[str, list[ast.expr | None]] = {}
     in_loops: set[str] = set()
     for statement in statements_in(function.body):
-        for name, value in _assigned(statement):
+        for name, value in _assignments(statement):
             made.setdefault(name, []).append(value)
         if isinstance(statement, ast.For | ast.While):
             inside = statements_in(statement.body)
-            in_loops |= {name for each in inside for name, _ in _assigned(each)}
+            in_loops |= {name for each in inside for name, _ in _assignments(each)}
     behind, left = [node], {*made} - in_loops
     for part in behind:
         for inner in ast.walk(part):
@@ -90,7 +90,7 @@ def _is_named(call: ast.Call, names: tuple[str, ...]) -> bool:
     return ast.unparse(call.func).endswith(names)
 
 
-def _assigned(statement: ast.stmt) -> Iterator[tuple[str, ast.expr | None]]:
+def _assignments(statement: ast.stmt) -> Iterator[tuple[str, ast.expr | None]]:
     """Each name that a statement gives a value, and the value; None where that hangs on more."""
     value: ast.expr | None = None
     if isinstance(statement, ast.Assign):

@@ -296,9 +296,9 @@ def _claim_of_failed(case: Case, run: DriverRun) -> Iterator[Claim]:
     at = f" at {launch.site}" if launch.site else ""
     code = next((r.name for r in run.refusals if r.seq == launch.seq), f"error {launch.code}")
     given = list(parameters_of(case, run, kernel.parameters, launch.data))
-    freed = [one for one in given if one.region is not None and one.region.is_freed]
+    freed = [each for each in given if each.region is not None and each.region.is_freed]
     only = freed[0] if len(freed) == 1 else None
-    shown = [f"{one.name} points into {_where_text(one)}" for one in given if one.region]
+    shown = [f"{each.name} points into {_where_text(each)}" for each in given if each.region]
     yield row(
         Cause.USE_AFTER_FREE if only is not None else Cause.ACCESS_OUTSIDE,
         Verdict.INCONCLUSIVE,

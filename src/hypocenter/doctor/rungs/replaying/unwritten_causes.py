@@ -13,7 +13,7 @@ from hypocenter.doctor.kernel_text import Access
 from hypocenter.doctor.mask_text import accesses_at
 from hypocenter.doctor.rungs.replaying.mask_causes import with_edit
 from hypocenter.doctor.rungs.replaying.ranks import BOUND, SCALAR
-from hypocenter.doctor.rungs.replaying.replay_cause import ReplayCause, TextEdit
+from hypocenter.doctor.rungs.replaying.replay_cause import Allowed, ReplayCause, TextEdit
 from hypocenter.doctor.rungs.replaying.trials import Bench, Seen, is_same
 from hypocenter.record.events import LaunchRecord, SourceRecord, TensorRecord
 from hypocenter.replay.findings import AXES, Finding
@@ -138,8 +138,9 @@ def _work_cause(
         int(line) if line.isdigit() else None,
         f"grid {_text(grid)}, {_text(needed)} needed",
         in_kernel=False,
-        is_fix=True,
         rank=BOUND,
+        # Each program goes elsewhere with it: it is no less likely than a grid for that.
+        allowed=Allowed(lost=True, anywhere=True),
         passed=((work.name, str(work.was), str(work.now)),),
     )
 

@@ -7,11 +7,13 @@ A kernel may read halves on purpose. It is a fault where all of this holds, by w
 - what it reads decides where the kernel goes;
 - every second number is but the sign of the one before it, as in whole numbers of 8 bytes;
 - the half that is never read holds other numbers than 0;
-- no launch before wrote to that memory by a pointer that it cast, as into a workspace.
+- no launch before wrote to that memory by a pointer that it cast, as into a workspace;
+- the program has not compared what the launch gave, and found it right.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import msgspec
@@ -23,11 +25,13 @@ from hypocenter.base.tensor import contiguous_strides
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
 from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, proven
+from hypocenter.doctor.judging.origin import writers_of
 from hypocenter.doctor.kernel_text import accesses, follows_what_it_loads
 from hypocenter.doctor.mask_text import MaskEdit, uncast_edits
 from hypocenter.doctor.rungs.replaying.trials import edits_of
 from hypocenter.doctor.rungs.seen.touched import Touched, touches_of
 from hypocenter.record.bundle_index import LaunchMade
+from hypocenter.record.compared import ComparedEqual
 from hypocenter.record.events import SourceRecord, TensorRecord
 from hypocenter.record.gap import Gap
 
@@ -67,7 +71,7 @@ def _cast_indices(case: Case) -> Iterator[tuple[LaunchMade, str, TensorRecord, S
             key = (use.launch.source, parameter)
             if tensor.dtype != "I64" or key in seen or _contents_of(case, use, tensor) is None:
                 continue
-            if _is_workspace(case, use, tensor):
+            if _is_workspace(case, use, tensor) or _was_right(case, use):
                 continue
             is_read_once = len(accesses(source, parameter, {})) == 1
             if is_read_once and follows_what_it_loads(source, parameter):
@@ -87,6 +91,20 @@ def _is_workspace(case: Case, use: LaunchMade, tensor: TensorRecord) -> bool:
         }
         if tensor.address in at:
             return True
+    return False
+
+
+def _was_right(case: Case, use: LaunchMade) -> bool:
+    """Whether the program has found right what this launch was the last to write."""
+    tensors = case.tensors_of(use.launch)
+    given = [tensors[name] for name in case.written_by(use.launch) if name in tensors]
+    for event in case.index.events_of(ComparedEqual):
+        later = [made for made in case.launches if use.seq < made.seq < event.seq]
+        for tensor in given:
+            is_whole = event.num_elements == math.prod(tensor.shape)
+            is_its = event.allocation == tensor.allocation and is_whole and event.seq > use.seq
+            if is_its and not any(writers_of(case, later, tensor.allocation)):
+                return True
     return False
 
 

@@ -191,7 +191,7 @@ def _claim(
         expression=f"grid {size} along {AXES[axis]}, {larger} needed",
         place=use.place,
         launched_at=launch.site,
-        alternatives=tuple(Alternative(fix=one, edits=(), effect=Effect()) for one in fixes),
+        alternatives=tuple(Alternative(fix=text, edits=(), effect=Effect()) for text in fixes),
     )
     refutes = "an element that fails the comparison with that grid"
     return proven(root, NAME, (), refutes, use.seq)

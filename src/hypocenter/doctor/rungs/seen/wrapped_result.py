@@ -97,8 +97,9 @@ def _divisor(case: Case, use: LaunchMade, edit: MaskEdit, side: ComparedSide) ->
     for factor, other in itertools.permutations((product.left, product.right)):
         name = factor.id if isinstance(factor, ast.Name) else None
         value = factor.value if isinstance(factor, ast.Constant) else values.get(name or "")
-        is_factor = type(value) is int and abs(value) > 1 and value in side.divisors
-        if is_factor and counts_places(source, other):
+        if type(value) is not int or abs(value) <= 1 or value not in side.divisors:
+            continue
+        if counts_places(source, other):
             return value
     return None
 
