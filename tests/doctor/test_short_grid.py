@@ -14,6 +14,7 @@ from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.record.compared import ComparedSide, ComparedUnequal
+from hypocenter.record.events import Launched
 from hypocenter.record.fault_record import FaultRecord
 
 DOUBLED = """
@@ -41,6 +42,7 @@ def examined(
     text: str = DOUBLED,
     n: int = 40,
     want: Array = WANT,
+    first: int | None = None,
     **constants: int,
 ) -> Diagnosis:
     """Of a program that doubles X in blocks of 8, and compares what it gave."""
@@ -48,12 +50,16 @@ def examined(
     launch = Launch(
         text,
         {"x_ptr": ("F32", shape), "y_ptr": ("F32", shape)},
-        {"n": n},
+        {"n": n} | ({} if first is None else {"first": first}),
         grid=grid,
         constants={"BLOCK": 8} | constants,
         held={"x_ptr": X[: gave.size].reshape(shape), "y_ptr": np.zeros(shape, np.float32)},
     )
     bundle = launch.bundle(gave={"y_ptr": gave})
+    if first is not None:  # and a launch before it that was alike
+        [launched] = (event for event in bundle.events if isinstance(event, Launched))
+        before = msgspec.structs.replace(launched, seq=launched.seq - 1)
+        bundle = msgspec.structs.replace(bundle, events=(before, *bundle.events))
     y = next(tensor for tensor in bundle.tensors if tensor.name == "y_ptr")
     wrong = np.argwhere(gave != want.reshape(shape))
     index = tuple(map(int, wrong[0]))
@@ -117,6 +123,22 @@ def test_what_each_program_does_may_be_what_is_too_little() -> None:
     [root] = examined((2,), gave, text=IN_TURNS, n=32, want=WANT[:32], NUM=4).roots
     assert [one.fix for one in root.alternatives] == [
         "Launch 4 along x and not 2", "Pass BLOCK = 16 and not 8", "Pass NUM = 2 and not 4",
+    ]  # fmt: skip
+
+
+#: Several launches share the blocks.
+FROM_FIRST = """
+def from_first_kernel(x_ptr, y_ptr, n, first, BLOCK: tl.constexpr):
+    i = (first + tl.program_id(0)) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + i, tl.load(x_ptr + i, mask=i < n) * 2, mask=i < n)
+"""
+
+
+def test_a_launch_that_begins_where_an_earlier_one_did_may_be_meant_to_go_on() -> None:
+    gave = zeros_from(16, (32,))
+    [root] = examined((2,), gave, text=FROM_FIRST, n=32, want=WANT[:32], first=0).roots
+    assert [one.fix for one in root.alternatives] == [
+        "Launch 4 along x and not 2", "Pass BLOCK = 16 and not 8", "Pass first = 2 and not 0",
     ]  # fmt: skip
 
 

@@ -35,7 +35,7 @@ BUDGETS = {
     "foreign": 10_200,
     "replay": 6_950,
     "check": 5_065,
-    "doctor": 25_130,
+    "doctor": 25_160,
     "kernels": 20_150,
     "hub": 1_650,
     "model": 14_300,
