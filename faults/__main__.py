@@ -74,6 +74,9 @@ def _judge(options: argparse.Namespace) -> int:
         raise UsageError(f"--jobs is {options.jobs}, but must be from 1 to {MAX_JOBS}")
     if options.again and options.work is None:
         raise UsageError("--again judges the bundles of an earlier run; name its folder by --work")
+    if options.rows is not None and (options.again or not options.rows.absolute().parent.is_dir()):
+        why = "--again makes no rows" if options.again else "there is no such folder"
+        raise UsageError(f"--rows {options.rows}: {why}; leave it out, or make the folder first")
     has_card = present_gpu() is not None
     if options.list:
         for case in named(options.names):
@@ -88,6 +91,8 @@ def _judge(options: argparse.Namespace) -> int:
     work = work.resolve()
     if options.again:
         return _again(cases, work)
+    if ran := [case.name for case in cases if (work / case.collection / case.name).exists()]:
+        raise UsageError(f"--work {work} has an earlier run of {ran[0]}; name an empty folder")
     rows = _rows(cases, options, has_card, work)
     found = named_without(rows, cases, work, options.jobs) if options.ablation else {}
     idle = idle_rungs(found) if found else []

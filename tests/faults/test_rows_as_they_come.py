@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from faults.__main__ import _rows
+from faults.__main__ import _rows, main
 from faults.row import Platform, Role, Row
+from hypocenter.base.errors import EXIT_USAGE
 
 
 def test_a_run_that_breaks_off_has_left_the_rows_before(tmp_path: Path) -> None:
@@ -34,3 +35,16 @@ def test_a_run_that_breaks_off_has_left_the_rows_before(tmp_path: Path) -> None:
         _rows(cases, options, False, tmp_path)
     [line] = file.read_text().splitlines()
     assert json.loads(line)["name"] == "one"
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["--rows", "{}/none/rows.jsonl"], "rows.jsonl: there is no such folder; leave it out"),
+    (["--rows", "{}/rows.jsonl", "--again", "--work", "{}"], "rows.jsonl: --again makes no rows"),
+    (["--work", "{}", "added_to_nothing"], "has an earlier run of added_to_nothing; name an empty"),
+])  # fmt: skip
+def test_what_cannot_be_kept_is_refused_before_anything_runs(
+    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "victims" / "added_to_nothing").mkdir(parents=True)
+    assert main([word.format(tmp_path) for word in words]) == EXIT_USAGE
+    assert told in capsys.readouterr().err
