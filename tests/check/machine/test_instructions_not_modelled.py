@@ -3,6 +3,8 @@ and its encoding; the same launch without it is quiet."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from machine.amd_wave import assembled
@@ -57,8 +59,8 @@ def _object(arch: str, text: str) -> CodeObject:
 
 
 def _launch(arch: str, text: str) -> int:
-    arrays = {name: np.ones(64, np.float32) for name in ("x", "y")}
-    given = {**arrays, "a": 2.0, "n": 64}
+    given: dict[str, Any] = {name: np.ones(64, np.float32) for name in ("x", "y")}
+    given |= {"a": 2.0, "n": 64}
     return len(amd.launch(_object(arch, text), "saxpy", ((1,), (64,)), given).findings)
 
 

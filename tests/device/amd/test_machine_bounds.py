@@ -90,7 +90,7 @@ def test_each_of_several_arrays_is_found_by_its_address(num_arrays: int) -> None
     wave = _wave("gfx942", (1 << 4 * num_arrays) - 1)
     memory = np.arange(16 * num_arrays, dtype=np.uint32)
     first = wave.memory._next
-    places = []
+    places: list[int] = []
     for number in range(num_arrays):
         if number % 4:  # of four, three follow without a gap
             wave.memory._next = places[-1] + 64

@@ -85,7 +85,7 @@ _SCALED = "v_mfma_scale_f32_16x16x128_f8f6f4 v[0:3], {0}, {1}, v[0:3], v20, v21"
 _SMALL = "v_mfma_f32_16x16x128_f8f6f4 v[0:3], v[4:9], {}, v[0:3] cbsz:2 blgp:{}"
 #: Forms by a word of their line in docs/amd.md: the target, a line that stops the machine, and one
 #: of the same instruction that does not, where there is one.
-FORMS = {
+FORMS: dict[str, list[tuple[str, str, str | None]]] = {
     "broadcast a block": [
         ("gfx942", "v_mfma_f32_32x32x1_2b_f32 a[0:31], v0, v1, a[0:31] cbsz:1",
          "v_mfma_f32_32x32x1_2b_f32 a[0:31], v0, v1, a[0:31]"),

@@ -141,6 +141,7 @@ def test_every_code_becomes_its_number(arch: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.tier("amd", fast=lambda case: (case.kind == "fp8") == (case.arch != "gfx950"))
 def test_numbers_become_the_nearest_code_at_every_edge(arch: str, kind: str) -> None:
     values = _edges(arch, kind)
     others = values[::-1].copy()
@@ -173,6 +174,7 @@ def _power(scale: float) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("scale", _SCALES)
+@pytest.mark.tier("amd", fast=lambda case: case.scale in (3.0, np.inf))
 def test_scaled_conversions_take_the_exponent_of_the_scale(scale: float, kind: str) -> None:
     codes, power = np.arange(256, dtype=np.uint32), _power(scale)
     wanted = _wanted("gfx950", kind) * power
