@@ -41,7 +41,7 @@ BUDGETS = {
     "model": 14_300,
     "engine": 10_700,
     "worker": 1_050,
-    "verify": 4_820,
+    "verify": 4_830,
     "peers": 1_250,
     "server": 15_350,
     "ray": 650,

@@ -167,6 +167,22 @@ def test_a_token_that_the_reference_does_not_choose_is_told(
     assert {item.where for item in found.findings} == {"by temperature"}
 
 
+def test_a_kind_of_draws_ends_between_its_rows_when_the_time_is_over() -> None:
+    found = SamplingStage("cpu", 300, 3).run(over_after(2))
+    assert (found.num_covered, found.num_checks) == (1, 4)
+    found = SamplingStage("cpu", 300, 3).run(over_after(1))
+    assert (found.num_covered, found.num_checks) == (1, 1)
+    assert found.uncovered[0].what == "greedy, 3 rows"
+
+
+def test_a_form_of_each_op_comes_before_the_second_form_of_any(runner: Runner) -> None:
+    """So that little time shows something of every kernel."""
+    kernels = [unit.kernels for unit in distinct_units(runner.plans_of_all_forms())]
+    num_kinds = len(set(kernels))
+    assert num_kinds < len(kernels)
+    assert len(set(kernels[:num_kinds])) == num_kinds
+
+
 def test_the_cpu_has_nothing_ahead(runner: Runner) -> None:
     found = AheadStage(runner).run(no_end)
     assert found.verdict is StageVerdict.NOT_RUN

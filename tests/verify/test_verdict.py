@@ -11,9 +11,11 @@ from repository import DEMO
 
 from hypocenter.base.errors import EXIT_ERROR, EXIT_GATE, EXIT_USAGE
 from hypocenter.cli.app import main
+from hypocenter.cli.outcomes import outcome_lines
 from hypocenter.cli.verbs import verify as verb
-from hypocenter.verify.outcome import Mistake, Stage, StageVerdict, Verification
+from hypocenter.verify.outcome import Mistake, Stage, StageVerdict, Uncovered, Verification
 from hypocenter.verify.own.runtime import OwnReport
+from hypocenter.verify.verify import SHARES, stage_seconds
 
 OWN = "import triton\n"
 
@@ -160,3 +162,43 @@ def test_a_model_that_sees_through_a_window_has_the_context_that_it_takes(
     assert leaves([command, path, "--device", "cpu", "--quiet"]) == 0
     assert "VERDICT   right" in capfd.readouterr().out
     assert lengths == [49]
+
+
+def test_the_verdict_says_which_stages_did_not_run_and_each_reason_once() -> None:
+    """As on an emulated GPU in 20 s: what had no time must not hide behind a short word."""
+    over, part = "the time was over", "1 of 4 cases; the time was over"
+    left = [("a", part), ("b", over), ("c", part), ("d", over)]
+    stages = (
+        Stage(
+            "kernels", "?", StageVerdict.RIGHT, "forms", 18, 18, 18,
+            uncovered=tuple(Uncovered(*item) for item in left),
+        ),
+        Stage("logits", "?", StageVerdict.RIGHT, "ways", 1, 5, 5),
+        Stage("sampling", "?", StageVerdict.NOT_RUN, uncovered=(Uncovered("greedy", over),) * 2),
+        Stage("memory", "?", StageVerdict.NOT_RUN, uncovered=(Uncovered("free", "ask for it"),)),
+    )  # fmt: skip
+    found = Verification("m.gguf", "emu:x", "an X", "quick", 20.0, stages, 21.0)
+    lines = list(outcome_lines(found, verb._WORDS))
+    assert lines[-1] == (
+        "VERDICT   right, by 2 of 4 stages (not run: sampling, memory; in part: logits), in 21 s"
+    )
+    assert [line for line in lines if line.startswith("NOT SEEN")] == [
+        f"NOT SEEN  kernels: a and 1 more: {part}",
+        f"NOT SEEN  kernels: b and 1 more: {over}",
+    ]
+    assert f"sampling  not run  {over}" in lines
+
+
+@pytest.mark.parametrize("with_memory", [False, True])
+def test_each_stage_has_a_share_of_what_is_left(with_memory: bool) -> None:
+    wanted = [name for name in SHARES if name != "memory" or with_memory]
+    left, taken = 20.0, []
+    for name in wanted:
+        taken.append(stage_seconds(name, wanted, left))
+        left -= taken[-1]
+    assert min(taken) >= 20 * min(SHARES.values())
+    assert sum(taken) == pytest.approx(20)
+    # One that takes more than its share takes of all behind it alike.
+    short = [stage_seconds(name, wanted, 3.0) for name in wanted[1:2]]
+    assert 0 < short[0] < taken[1]
+    assert stage_seconds("ahead", wanted, -5.0) == 0

@@ -19,18 +19,18 @@ _EXITS = {
     StageVerdict.BLIND: EXIT_BLIND,
     StageVerdict.NOT_RUN: EXIT_ERROR,
 }
-_MOST_UNCOVERED = 4
+_MOST_REASONS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeWords:
     """The verb, what a stage is called and what stands before it where nothing was looked at, and
-    the end of the verdict's line."""
+    what the stages are."""
 
     verb: str
     not_run: str
     unseen: str
-    verdict: str
+    things: str
 
 
 def tell(
@@ -50,7 +50,8 @@ def tell(
     the other file. Raises OSError for one where all is right.
     """
     if as_json:
-        show_json({"verdict": outcome.verdict, **_fields(outcome)})
+        not_run = [stage.name for stage in outcome.stages if not _did_run(stage)]
+        show_json({"verdict": outcome.verdict, "not_run": not_run, **_fields(outcome)})
     else:
         show("\n".join(outcome_lines(outcome, words)))
     code = _EXITS[outcome.verdict]
@@ -100,16 +101,41 @@ def outcome_lines(outcome: Verification, words: OutcomeWords) -> Iterator[str]:
                 f"({canary.planted}) it saw {canary.num_seen}"
             )
     for stage in outcome.stages:
-        # The table tells of a stage of which nothing was looked at.
-        uncovered = [item for item in stage.uncovered if item.what != stage.name]
-        for item in uncovered[:_MOST_UNCOVERED]:
-            yield f"{words.unseen}  {stage.name}: {item.what}: {item.why}"
-        if (more := len(uncovered) - _MOST_UNCOVERED) > 0:
-            yield f"{words.unseen}  {stage.name}: {more} more; --json lists them"
-    ran = sum(stage.verdict is not StageVerdict.NOT_RUN for stage in outcome.stages)
-    left = len(outcome.stages) - ran
-    ending = words.verdict.format(ran=ran, left=left, all=len(outcome.stages))
-    yield f"VERDICT   {outcome.verdict}, {ending} in {outcome.seconds:.0f} s"
+        for line in _uncovered_lines(stage):
+            yield f"{words.unseen}  {stage.name}: {line}"
+    yield f"VERDICT   {outcome.verdict}, {_extent_text(outcome, words)}, in {outcome.seconds:.0f} s"
+
+
+def _did_run(stage: Stage) -> bool:
+    return stage.verdict is not StageVerdict.NOT_RUN
+
+
+def _uncovered_lines(stage: Stage) -> Iterator[str]:
+    """What was not looked at, a line for each reason that the table does not tell."""
+    by_reason: dict[str, list[str]] = {}
+    for item in stage.uncovered:
+        by_reason.setdefault(item.why, []).append(item.what)
+    if not _did_run(stage) and by_reason:
+        del by_reason[stage.uncovered[0].why]
+    for why, things in list(by_reason.items())[:_MOST_REASONS]:
+        more = f" and {len(things) - 1} more" if len(things) > 1 else ""
+        yield f"{things[0]}{more}: {why}"
+    if (left := len(by_reason) - _MOST_REASONS) > 0:
+        yield f"{left} more reasons; --json lists them"
+
+
+def _extent_text(outcome: Verification, words: OutcomeWords) -> str:
+    """How many stages ran, and which ones did not, or not to their end."""
+    ran = [stage for stage in outcome.stages if _did_run(stage)]
+    left = [stage.name for stage in outcome.stages if not _did_run(stage)]
+    in_part = [stage.name for stage in ran if stage.num_covered < stage.num_all]
+    named = [
+        f"{heading}: {', '.join(names)}"
+        for heading, names in ((words.not_run, left), ("in part", in_part))
+        if names
+    ]
+    of = f" ({'; '.join(named)})" if named else ""
+    return f"by {len(ran)} of {len(outcome.stages)} {words.things}{of}"
 
 
 def _coverage_text(stage: Stage) -> str:

@@ -5,8 +5,10 @@ Runs nothing: `kernel_stage.py` does.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, cast
 
 from hypocenter.base.tensor import Tensor
@@ -141,7 +143,8 @@ def units_of(plan: Plan) -> Iterator[Unit]:
 
 
 def distinct_units(plans: Iterable[Plan]) -> list[Unit]:
-    """A unit for each form of a launch that the plans have, the one with the fewest rows."""
+    """A unit for each form of a launch that the plans have, the one with the fewest rows. One of
+    each op comes before the second one of any."""
     found: list[Unit] = []
     seen: set[Hashable] = set()
     for plan in plans:
@@ -150,7 +153,12 @@ def distinct_units(plans: Iterable[Plan]) -> list[Unit]:
             if not forms <= seen:
                 seen |= forms
                 found.append(unit)
-    return found
+    num_before = Counter[str]()
+    turns = []
+    for unit in found:
+        turns.append(num_before[unit.kernels])
+        num_before[unit.kernels] += 1
+    return [unit for _, unit in sorted(zip(turns, found, strict=True), key=itemgetter(0))]
 
 
 def form(launch: Launch, call: OpCall) -> Hashable:

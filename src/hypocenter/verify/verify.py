@@ -1,4 +1,4 @@
-"""`verify`: the stages in turn, each with its share of the time.
+"""`verify`: the stages in turn, each with its share of the time that is left.
 
 Loads a model once on the device and once on the CPU; says nothing of what it did not look at.
 """
@@ -6,7 +6,7 @@ Loads a model once on the device and once on the CPU; says nothing of what it di
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,8 +29,7 @@ from hypocenter.verify.sampling_stage import SamplingStage
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long is looked, and which share of the time each stage may take, those before it
-    included."""
+    """How long is looked."""
 
     name: str
     seconds: float
@@ -41,14 +40,15 @@ EFFORTS = {
     "default": Effort("default", 120.0),
     "long": Effort("long", 900.0),
 }
-#: Of the time, until when each stage may go on. What one leaves the next ones have.
-_UNTIL = {
-    "kernels": 0.5,
-    "logits": 0.7,
-    "sampling": 0.75,
-    "repeats": 0.85,
-    "ahead": 0.9,
-    "memory": 1.0,
+#: How the time is shared. What a stage leaves the next ones have, and what it takes beyond its
+#: share they lack. Those whose single steps take longest come last.
+SHARES = {
+    "kernels": 0.4,
+    "sampling": 0.08,
+    "repeats": 0.12,
+    "logits": 0.25,
+    "ahead": 0.05,
+    "memory": 0.1,
 }
 #: Tokens of the KV cache: a context's worth, so that a large model's cache leaves room.
 _MAX_CONTEXT = 1024
@@ -104,18 +104,21 @@ def _stages(
     started = time.perf_counter()
     device = runner.config.device
 
+    wanted = [name for name in SHARES if name != "memory" or with_memory]
+
     def over_at(name: str) -> Callable[[], bool]:
+        now = time.perf_counter()
         if progress:
-            progress(f"verifying {name}", _UNTIL[name])
-        end = started + _UNTIL[name] * effort.seconds
-        return lambda: time.perf_counter() >= end
+            progress(f"verifying {name}", min((now - started) / effort.seconds, 1.0))
+        seconds = stage_seconds(name, wanted, started + effort.seconds - now)
+        return lambda: time.perf_counter() >= now + seconds
 
     kernels = KernelStage(file, device, list(runner.plans_of_all_forms()))
     stages = [kernels.run(over_at("kernels"))]
-    stages.append(LogitsStage(runner, on_cpu).run(over_at("logits")))
     sampling = SamplingStage(device, runner.vocab_size, runner.max_batch_requests)
     stages.append(sampling.run(over_at("sampling")))
     stages.append(RepeatsStage(runner, kernels.units).run(over_at("repeats")))
+    stages.append(LogitsStage(runner, on_cpu).run(over_at("logits")))
     stages.append(AheadStage(runner).run(over_at("ahead")))
     if with_memory:
         stages.append(MemoryStage(device).run(over_at("memory")))
@@ -132,6 +135,12 @@ def _stages(
         stages=tuple(stages),
         seconds=time.perf_counter() - started,
     )
+
+
+def stage_seconds(name: str, wanted: Sequence[str], left_seconds: float) -> float:
+    """Seconds of what is left for a stage, which shares it with those of `wanted` behind it."""
+    behind = wanted[wanted.index(name) :]
+    return max(left_seconds, 0.0) * SHARES[name] / sum(SHARES[other] for other in behind)
 
 
 def hardware(device: str) -> str:

@@ -8,9 +8,7 @@ from hypocenter.cli.outcomes import OutcomeWords, tell
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.settings.config import EngineConfig
 
-_WORDS = OutcomeWords(
-    "hypo audit", "not audited", "NOT AUDITED", "by {ran} of {all} gates, {left} not audited,"
-)
+_WORDS = OutcomeWords("hypo audit", "not audited", "NOT AUDITED", "gates")
 
 
 def audit(

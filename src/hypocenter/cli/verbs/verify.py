@@ -13,7 +13,7 @@ from hypocenter.verify.own.file import verify_file, write_tests
 from hypocenter.verify.verify import EFFORTS
 from hypocenter.verify.verify import verify as verify_model
 
-_WORDS = OutcomeWords("hypo verify", "not run", "NOT SEEN", "of what was looked at")
+_WORDS = OutcomeWords("hypo verify", "not run", "NOT SEEN", "stages")
 MAX_BUDGET_SECONDS = 1e6
 
 
