@@ -483,7 +483,7 @@ def test_a_gpu_has_room_left_for_it(tmp_path: Path) -> None:
         room = Room(1 << 30, 1 << 30)
         without = kv_room(file, arch, config, room)
         beside = replace(config, draft_model=str(path))
-        needs = draft_needs(arch, beside)
+        needs = draft_needs(file, arch, beside)
         assert needs.fixed_bytes > weight_bytes(file)
         # Experts of the model that the host has are none of the draft model's.
         for on_host in ({"cpu_moe": True}, {"n_cpu_moe": 2}):

@@ -476,6 +476,23 @@ def test_rows_of_a_table_are_added(width: int) -> None:
         launch(lambda p: add(p, table=narrow, rows=all_ids), 4)
 
 
+@pytest.mark.parametrize("width", [48, 300])
+@pytest.mark.parametrize(("count", "num"), [(0, 2), (1, 3)])
+def test_rows_are_taken_and_kept_by_their_numbers(width: int, count: int, num: int) -> None:
+    """Those that are live, of which one of the counts says how many; the rest stays as it was."""
+    rng = np.random.default_rng(9)
+    x, table = (rng.standard_normal((n, width)).astype(np.float32) for n in (4, 7))
+    ids, live = tensor("rows", np.array([6, 0, 2, 3], np.int32)), counts(2, 3)
+    named = [6, 0, 2][:num]
+    source, out, kept = (rows_tensor(*pair) for pair in (("x", x), ("out", x), ("table", table)))
+    launch(lambda p: embedding.gather(p, kept, ids, out, live, count=count), 4)
+    np.testing.assert_array_equal(to_host(out)[:, :width], np.concatenate([table[named], x[num:]]))
+    launch(lambda p: embedding.keep_rows(p, source, ids, kept, live, count=count), 4)
+    wanted = table.copy()
+    wanted[named] = x[:num]
+    np.testing.assert_array_equal(to_host(kept)[:, :width], wanted)
+
+
 def test_scale_and_softcap_touch_live_rows_only() -> None:
     x = np.random.default_rng(8).standard_normal((3, 100)).astype(np.float32)
     out = rows_tensor("x", x)

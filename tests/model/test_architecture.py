@@ -33,14 +33,14 @@ def refusal(folder: Path, name: str, **metadata: Any) -> BadModelFile:
 
 def test_a_sound_file_is_read(tmp_path: Path) -> None:
     arch = read(tmp_path)
-    assert (arch.num_draft_layers, len(arch.layers), arch.layers[0].head_dim) == (0, 1, 10)
+    assert (len(arch.draft_layers), len(arch.layers), arch.layers[0].head_dim) == (0, 1, 10)
     assert arch.attn_scale == 1 / math.sqrt(10)
     assert arch.layers[0].window == 0
 
 
 def test_draft_layers_are_taken_off_and_one_layer_stays(tmp_path: Path) -> None:
     arch = read(tmp_path, metadata={"block_count": 3, "nextn_predict_layers": 2})
-    assert (arch.num_layers, arch.num_draft_layers) == (1, 2)
+    assert (arch.num_layers, len(arch.draft_layers)) == (1, 2)
     for num_drafts in (1, 16):
         error = refusal(tmp_path, "llama", nextn_predict_layers=num_drafts)
         assert error.field == "llama.nextn_predict_layers"

@@ -123,7 +123,7 @@ def measure(
     llm: LLM, num_tokens: int, repetitions: int, progress: Callable[[str, float], None]
 ) -> Iterator[Pairs]:
     """Each text in pairs, after one that warms up and is not counted."""
-    has_model = llm.engine.runner.config.draft_model is not None
+    has_model = llm.engine.draft_model is not None
     for text in (_texts_of_quality if has_model else _texts)(llm, num_tokens):
         name = text.name
         speeds: dict[bool, list[float]] = {False: [], True: []}

@@ -56,6 +56,9 @@ class Batch:
     is_long: bool = False
     #: Of each token, which of its request's two texts it is of, 0 or 1, where vectors are made.
     text_kinds: Int32s = field(default_factory=lambda: np.zeros(0, np.int32))
+    #: Of each token, the row of `HiddenStates` that stands for the token before it, where the model
+    #: is a head that drafts.
+    hidden_rows: Int32s = field(default_factory=lambda: np.zeros(0, np.int32))
     #: Of each row of block_tables, what each adapter counts, f32; None where no request has any.
     adapter_scales: Float32s | None = None
 
@@ -296,6 +299,8 @@ class BatchLimits:
     block_size: int
     #: Those of checkpoints, too; 0 where no layer carries a state.
     num_state_slots: int = 0
+    #: Of `HiddenStates`; 0 where the model is no head that drafts.
+    num_hidden_rows: int = 0
 
 
 def check_batch(batch: Batch, limits: BatchLimits) -> None:
@@ -311,7 +316,9 @@ def check_batch(batch: Batch, limits: BatchLimits) -> None:
             argument="adapter_scales", num=len(scales), wanted=wanted, of="sequences"
         )
         raise LaunchRejected("step", count)
-    for name in ("positions", "slots", "sequence_rows"):
+    each_token = ["positions", "slots", "sequence_rows"]
+    each_token += ["hidden_rows"] if limits.num_hidden_rows else []
+    for name in each_token:
         num_entries = len(getattr(batch, name))
         if num_entries != num_tokens:
             count = WrongCount(argument=name, num=num_entries, wanted=num_tokens, of="tokens")
@@ -323,6 +330,8 @@ def check_batch(batch: Batch, limits: BatchLimits) -> None:
     _check_range("slots", batch.slots, limits.num_blocks * limits.block_size, "the cache")
     _check_range("sequence_rows", batch.sequence_rows, len(batch.block_tables), "block_tables")
     _check_range("logit_rows", batch.logit_rows, num_tokens, "the batch")
+    if limits.num_hidden_rows:
+        _check_range("hidden_rows", batch.hidden_rows, limits.num_hidden_rows, "what is left")
     if limits.num_state_slots:
         _check_states(batch.states, len(batch.block_tables), num_tokens, limits.num_state_slots)
     # Entries of a table behind its sequence's last block are unused and may hold anything.

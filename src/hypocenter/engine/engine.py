@@ -16,6 +16,7 @@ from hypocenter.base.errors import UsageError
 from hypocenter.base.results import Completion, Delta, Route
 from hypocenter.engine.admission import CLOSED, PLAIN, Admission, RequestTerms
 from hypocenter.engine.batch import Chunk
+from hypocenter.engine.drafting.head_model import HeadModel
 from hypocenter.engine.kv_cache import BlockDigests, KVCache
 from hypocenter.engine.page_bytes import SavedPrompt, load_prompt, save_prompt
 from hypocenter.engine.request import Request
@@ -57,6 +58,8 @@ class Engine(SteppingTurns):
         size = runner.num_blocks, runner.block_size
         self.cache = KVCache(*size, runner.page_watch, runner.archive, *slots, growth=runner.growth)
         self.cache.disk = runner.disk if prefix_cache else None
+        if isinstance(draft_model, HeadModel):
+            draft_model.read_from(self.cache)
         self._pace = runner.pace
         self.scheduler = Scheduler(
             self.cache,

@@ -48,6 +48,7 @@ from hypocenter.engine.text_head import TextHead
 from hypocenter.kernels.collective.collectives import broadcast
 from hypocenter.kernels.collective.peer_sum import open_peer_sum
 from hypocenter.model.facts.architecture import Architecture, read_architecture
+from hypocenter.model.facts.nextn import head_of
 from hypocenter.model.facts.part import WHOLE, Part
 from hypocenter.model.facts.split import part_of
 from hypocenter.model.gguf.file import GGUFFile
@@ -55,7 +56,13 @@ from hypocenter.model.gguf.file_types import quantisation_of
 from hypocenter.model.layers import decoder
 from hypocenter.model.layers.decoder import Decoder
 from hypocenter.model.layers.points import KeptPoints
-from hypocenter.model.layers.step_buffers import Cache, KVPages, StatePages, StepInputs
+from hypocenter.model.layers.step_buffers import (
+    Cache,
+    HiddenStates,
+    KVPages,
+    StatePages,
+    StepInputs,
+)
 from hypocenter.model.placement import (
     context_length_of,
     kv_room,
@@ -106,6 +113,8 @@ class Seat:
     adapters: AdapterSet | None = None
     #: It writes ahead of another model.
     is_draft: bool = False
+    #: What the model leaves of its tokens, for a head that drafts.
+    hidden: HiddenStates | None = None
 
 
 ALONE = Seat()
@@ -211,6 +220,8 @@ def _require_fitting(file: GGUFFile, arch: Architecture, config: EngineConfig) -
     """Raises UsageError for a setting that this model cannot have."""
     footprint.require_kv_dtype(arch, config.kv_dtype)
     _require_no_states(arch, config)
+    if config.spec == "mtp":
+        head_of(file, arch)
     _require_experts(file, arch, config)
 
 
@@ -310,6 +321,8 @@ class Runner:
         #: For requests and for checkpoints; 0 where no layer carries a state.
         self.num_state_slots, self.num_checkpoints = footprint.num_state_slots(config, arch)
         self._ledger = StateLedger(self.num_state_slots, self.num_checkpoints)
+        #: What is left of tokens for a head that drafts.
+        self.hidden = seat.hidden or self._hidden_states()
         num_slots = self.num_state_slots + self.num_checkpoints
         self._limits = BatchLimits(
             max_batch_tokens=config.step_tokens,
@@ -318,6 +331,7 @@ class Runner:
             num_blocks=self.num_blocks,
             block_size=config.block_size,
             num_state_slots=num_slots,
+            num_hidden_rows=self.hidden.table.shape[0] if self.hidden and arch.is_head else 0,
         )
         self.num_threads = _num_threads(config)
         self._inputs = StepInputs.allocate(
@@ -326,7 +340,7 @@ class Runner:
             min(self.num_blocks, -(-context_length // config.block_size)),
             device=config.device,
             has_states=self.num_state_slots > 0,
-            sees_all=arch.family.sees_all,
+            arch=arch,
             num_adapters=len(seat.adapters.files) if seat.adapters is not None else 0,
         )
         self._room: LentRoom | None = None
@@ -348,7 +362,7 @@ class Runner:
             arch,
             weights,
             self._inputs,
-            Cache(pages, StatePages.allocate(arch, num_slots, device=config.device)),
+            Cache(pages, StatePages.allocate(arch, num_slots, device=config.device), self.hidden),
             config.step_tokens,
             config.attention,
             group,
@@ -367,10 +381,9 @@ class Runner:
         self.page_watch = PageWatch(pages.each) if config.launch_mode == "traced" else None
         #: What writes down what each step leaves at points of the model, where that was asked for.
         self.trace: StepTrace | None = None
-        is_gpu = config.device != "cpu"
         #: Whether a step may be launched while the one before runs.
         self.runs_ahead = (
-            is_gpu
+            config.device != "cpu"
             and config.launch_mode == "off"
             # What the host does in a step waits for the one before.
             and not config.num_host_layers
@@ -381,6 +394,12 @@ class Runner:
         self._group, self._num_compiled = group, 0
         self._plans: dict[_Key, Plan] = {}
         self._ran: dict[Plan, None] = {}
+
+    def _hidden_states(self) -> HiddenStates | None:
+        if self.config.spec != "mtp":
+            return None
+        num_slots, num_own = self.num_blocks * self.block_size, self.config.step_tokens
+        return HiddenStates.allocate(self.arch, num_slots, num_own, device=self.config.device)
 
     def _pace_of(self, arch: Architecture) -> StepPace | None:
         target, device = self.config.itl_target, self.config.device.partition(":")[0]
@@ -421,10 +440,10 @@ class Runner:
         """What proves blocks whole that another process left in lent memory; None: nothing does.
 
         With other parts of a model each process would have to say so. Blocks are of no use without
-        the states of layers that carry some.
+        the states of layers that carry some, or without what a head that drafts reads.
         """
         pages = self._pages.each
-        if self._room is None or self._group is not None or self.num_state_slots:
+        if self._room is None or self._group is not None or self._keeps_more_than_pages:
             return None
         if not has_whole_words(pages, self.num_blocks):
             return None
@@ -452,7 +471,7 @@ class Runner:
 
         Blocks are of no use without the states of layers that carry some.
         """
-        if self.num_state_slots:
+        if self._keeps_more_than_pages:
             return
         pages = [tensor.data for tensor in self._pages.each]
         fingerprint, settings = self._origin
@@ -485,8 +504,9 @@ class Runner:
         if self.config.device != "cpu":
             limit = "blocks of the CPU alone are written to disk; leave it out"
             raise BadSetting("disk_cache", folder, limit)
-        if self.num_state_slots:
-            _log.warning("there is no disk cache: layers of this model carry states")
+        if self._keeps_more_than_pages:
+            why = "layers of this model carry states" if self.num_state_slots else "spec is mtp"
+            _log.warning("there is no disk cache: %s", why)
             return
         fingerprint, settings = self._origin
         max_bytes, size = self.config.disk_cache_mib << 20, self.block_size
@@ -507,7 +527,12 @@ class Runner:
     @property
     def has_blocks_to_save(self) -> bool:
         """Whether a prompt's blocks can be written, and are of use when they are read back."""
-        return self.config.device == "cpu" and not self.num_state_slots
+        return self.config.device == "cpu" and not self._keeps_more_than_pages
+
+    @property
+    def _keeps_more_than_pages(self) -> bool:
+        """Whether a block alone does not say all that is kept of its tokens."""
+        return self.num_state_slots > 0 or self.hidden is not None
 
     def run(self, batch: Batch) -> Tensor:
         """Logits f32 [num_logit_rows, vocab_size] of the batch's logit rows, or what a model
@@ -558,6 +583,8 @@ class Runner:
                 (sequences.checkpoint_stops, states.checkpoint_stops),
                 (sequences.sequence_starts, starts),
             ]
+        if inputs.hidden_rows is not None:
+            filled.append((inputs.hidden_rows, batch.hidden_rows))
         if inputs.last_seen is not None and inputs.text_kinds is not None:
             filled += [(inputs.last_seen, batch.last_seen), (inputs.text_kinds, batch.text_kinds)]
         self._fill(plan, batch, filled)

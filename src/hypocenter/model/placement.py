@@ -14,7 +14,9 @@ from hypocenter.base.errors import BadSetting, ModelTooLarge
 from hypocenter.base.wording import bytes_text
 from hypocenter.device.backend import Room
 from hypocenter.model.facts.architecture import Architecture, read_architecture
+from hypocenter.model.facts.nextn import head_of
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
+from hypocenter.model.layers.step_buffers import HiddenStates
 from hypocenter.model.tensors import footprint
 from hypocenter.settings.config import DEFAULT_CONTEXT, KV_DTYPES, EngineConfig
 
@@ -63,7 +65,7 @@ def kv_room(
     needed = footprint.needed_bytes(file, arch, config, context_length_of(arch, config))
     of_steps = sum(needed.values()) - needed["weights"] - needed["KV cache"]
     own = min(needed["weights"], room.limit_bytes - room.available_bytes)
-    draft = draft_needs(arch, config)
+    draft = draft_needs(file, arch, config)
     left = _usable_bytes(config, room, own) - (of_steps + draft.fixed_bytes) * num_workers
     return int(max(left, 0) * draft.share_left(arch, config, num_workers))
 
@@ -94,7 +96,7 @@ def with_host_cache(file: GGUFFile, arch: Architecture, config: EngineConfig) ->
         return config
     context_length = context_length_of(arch, config)
     needed = footprint.needed_bytes(file, arch, config, context_length)
-    draft = draft_needs(arch, config)
+    draft = draft_needs(file, arch, config)
     left = room.available_bytes - sum(needed.values()) + needed["KV cache"] - draft.fixed_bytes
     left = int(max(left, 0) * draft.share_left(arch, config, 1))
     most = config.max_batch_requests * context_length
@@ -118,17 +120,29 @@ class DraftNeeds:
         return own / (own + num_workers * self.bytes_per_token) if self.bytes_per_token else 1.0
 
 
-def draft_needs(arch: Architecture, config: EngineConfig) -> DraftNeeds:
-    """What the draft model of `config` takes beside a model; nothing where there is none."""
+def draft_needs(file: GGUFFile, arch: Architecture, config: EngineConfig) -> DraftNeeds:
+    """What the draft model of `config`, or the head that drafts, takes beside the model of `file`;
+    nothing where there is none."""
+    if config.spec == "mtp":
+        row_bytes = HiddenStates.row_bytes(arch)
+        needs = _needs_of(file, head_of(file, arch), arch, config)
+        fixed = needs.fixed_bytes + config.step_tokens * row_bytes
+        return DraftNeeds(fixed, needs.bytes_per_token + row_bytes)
     if config.draft_model is None:
         return DraftNeeds()
-    with open_gguf(Path(config.draft_model)) as file:
-        own = read_architecture(file)
-        context_length = context_length_of(arch, config)
-        small = draft_config(own, config, context_length, context_length)
-        needed = footprint.needed_bytes(file, own, small, context_length_of(own, small))
-        fixed = sum(needed.values()) - needed["KV cache"]
-        per_token = own.kv_bytes_per_token(KV_DTYPES[small.kv_dtype])
+    with open_gguf(Path(config.draft_model)) as own:
+        return _needs_of(own, read_architecture(own), arch, config)
+
+
+def _needs_of(
+    file: GGUFFile, own: Architecture, arch: Architecture, config: EngineConfig
+) -> DraftNeeds:
+    """What a model of `own` takes that drafts for one of `arch`."""
+    context_length = context_length_of(arch, config)
+    small = draft_config(own, config, context_length, context_length)
+    needed = footprint.needed_bytes(file, own, small, context_length_of(own, small))
+    fixed = sum(needed.values()) - needed["KV cache"]
+    per_token = own.kv_bytes_per_token(KV_DTYPES[small.kv_dtype])
     return DraftNeeds(fixed + fixed // _DRAFT_SPARE, per_token)
 
 
@@ -176,7 +190,7 @@ def require_gpu_room(
     on_host = {spec.name for spec in footprint.host_tensors(file, arch, config)}
     on_gpu = [info for info in file.tensors.values() if info.name not in on_host]
     needed["weights"] = sum(info.num_bytes for info in on_gpu)
-    if (draft := draft_needs(arch, config)).fixed_bytes:
+    if (draft := draft_needs(file, arch, config)).fixed_bytes:
         num_tokens = config.kv_tokens or context_length_of(arch, config)
         needed["draft model"] = draft.fixed_bytes + draft.bytes_per_token * num_tokens
     num_bytes, used = sum(needed.values()), room.limit_bytes - room.available_bytes

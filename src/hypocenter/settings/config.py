@@ -76,6 +76,7 @@ FLOAT_PRODUCTS = ("exact", "bf16")
 _BF16_NEEDS_THE_CPU = "products in bf16 run on the CPU only; use exact, or device cpu"
 MAX_RANKS = 16
 _RANKS_HAVE_NO_DRAFTS = "a draft model runs beside a model on one GPU; use 1, or no draft_model"
+_RANKS_HAVE_NO_HEADS = "a head drafts for a model on one GPU; use 1, or another spec"
 _ONE_DRAFTS = "a draft model says what is tried; use off, or no draft_model"
 _RANKS_NEED_GPUS = "a CPU has all cores for one model; use 1, or a device such as cuda or hip"
 #: What a KV cache holds, by its name. Of those in HADAMARD_KV_DTYPES heads go through a Hadamard
@@ -96,7 +97,7 @@ _MOST_LAYERS = 1 << 16
 POOLINGS = ("none", "mean", "cls", "last", "rank")
 MAX_TOKENS = 1 << 31
 #: Where tokens come from that a step tries before they are chosen.
-SPECS = ("off", "ngram")
+SPECS = ("off", "ngram", "mtp")
 #: Up to 16 rows a GPU reads its weights once.
 MAX_DRAFTS = 15
 DEFAULT_CONTEXT = 4096
@@ -595,8 +596,9 @@ class EngineConfig:
     spec: str = setting(
         "off",
         OneOf(known=SPECS),
-        "Several tokens a step: off, or ngram, which tries what followed the same tokens before "
-        "in prompt and answer. Answers stay the same.",
+        "Several tokens a step: off; ngram, which tries what followed the same tokens before in "
+        "prompt and answer; or mtp, which tries what a head in the model's file proposes. Answers "
+        "stay the same.",
         cli=("--spec",),
     )
     draft_max: int = setting(
@@ -631,6 +633,8 @@ class EngineConfig:
             raise BadSetting("float_products", self.float_products, _BF16_NEEDS_THE_CPU)
         if self.tensor_parallel > 1 and self.device == "cpu":
             raise BadSetting("tensor_parallel", self.tensor_parallel, _RANKS_NEED_GPUS)
+        if self.spec == "mtp" and self.tensor_parallel > 1:
+            raise BadSetting("tensor_parallel", self.tensor_parallel, _RANKS_HAVE_NO_HEADS)
         if self.draft_model is not None and self.tensor_parallel > 1:
             raise BadSetting("tensor_parallel", self.tensor_parallel, _RANKS_HAVE_NO_DRAFTS)
         if self.draft_model is not None and self.spec != "off":

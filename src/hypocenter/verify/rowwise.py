@@ -199,6 +199,12 @@ def added_rows(given: OpInputs) -> list[Expected]:
     return [Expected("x", exact, EPS * np.abs(exact), given.rows)]
 
 
+def kept_rows(given: OpInputs) -> list[Expected]:
+    """`keep_rows` copies into the rows of a table that it names."""
+    exact = given.values["x"][given.rows].astype(np.float64)
+    return [Expected("table", exact, np.zeros_like(exact), given.values["rows"][given.rows])]
+
+
 REFERENCES: dict[str, Callable[[OpInputs], list[Expected]]] = {
     "rms_norm": norm_rows,
     "rms_norm_round": norm_rows,
@@ -223,4 +229,5 @@ REFERENCES: dict[str, Callable[[OpInputs], list[Expected]]] = {
     "gather_round": gathered_and_rounded,
     "gate_norm": gate_norm_rows,
     "add_rows": added_rows,
+    "keep_rows": kept_rows,
 }

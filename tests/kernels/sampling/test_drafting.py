@@ -69,12 +69,14 @@ def test_each_link_makes_the_step_behind_it(is_greedy: bool) -> None:
         counts=on_device("counts", [9, 9]),
         block_tables=on_device("block_tables", tables),
         settings=None if is_greedy else on_device("settings", settings, DType.I64),
+        hidden_rows=on_device("hidden_rows", [-5] * 8) if is_greedy else None,
     )
-    builder = PlanBuilder(len(WANTED), DEVICE)
-    advance_drafts(builder, state, step, num_rows=len(WANTED), block_size=BLOCK_SIZE)
+    builder, sizes = PlanBuilder(len(WANTED), DEVICE), {"block_size": BLOCK_SIZE}
+    advance_drafts(builder, state, step, num_rows=len(WANTED), first_hidden=90, **sizes)
     plan = plan_of(builder, state.drafts)
     positions: Ints = np.full(8, -5, np.int32)
     slots, rows, drafts = positions.copy(), positions.copy(), np.full((MOST, ROWS), -9)
+    hidden_rows = positions.copy()
     for link in range(3):
         chosen = random.integers(0, 50, 4).astype(np.int32)
         copies.to_device(step.token_ids, chosen)
@@ -84,7 +86,7 @@ def test_each_link_makes_the_step_behind_it(is_greedy: bool) -> None:
         for row in range(num):
             positions[row] = at = FIRST[row] + link
             slots[row] = tables[row, at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE
-            rows[row] = row
+            rows[row], hidden_rows[row] = row, 90 + row
             settings[row, 7] = numbers[link + 1, row : row + 1].view(np.int64)[0]
         assert copies.to_host(step.counts).tolist() == [num, num]
         assert copies.to_host(state.link).tolist() == [link + 1]
@@ -93,6 +95,8 @@ def test_each_link_makes_the_step_behind_it(is_greedy: bool) -> None:
             (step.logit_rows, rows), (state.drafts, drafts),
         ):  # fmt: skip
             assert copies.to_host(tensor).tolist() == values.tolist(), tensor.name
+        if step.hidden_rows is not None:
+            assert copies.to_host(step.hidden_rows).tolist() == hidden_rows.tolist()
         if step.settings is not None:
             assert copies.to_host(step.settings).tolist() == settings.tolist()
 

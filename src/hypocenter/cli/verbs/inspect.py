@@ -12,6 +12,7 @@ from hypocenter.cli.options import EngineOptions, naming_options
 from hypocenter.cli.output import say, show, show_json
 from hypocenter.cli.progress import ProgressDisplay
 from hypocenter.model.facts.architecture import Architecture, read_architecture
+from hypocenter.model.facts.nextn import why_no_head
 from hypocenter.model.gguf import inspection
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
 from hypocenter.model.tensors.footprint import kv_dtypes_for
@@ -105,7 +106,9 @@ def _architecture(arch: Architecture) -> dict[str, Any]:
         for name in ("num_kv_heads", "head_dim", "ffn_width", "window")
     }
     shapes = {name: _one_or_all(values) for name, values in each.items()}
-    return {name: getattr(arch, name) for name in names} | shapes | {"experts": experts}
+    heads = {"num": len(arch.draft_layers), "problem": why_no_head(arch)}
+    own = {"experts": experts, "draft_heads": heads if arch.draft_layers else None}
+    return {name: getattr(arch, name) for name in names} | shapes | own
 
 
 def _one_or_all(values: list[int]) -> int | list[int]:
@@ -172,6 +175,9 @@ def _memory_lines(report: dict[str, Any]) -> list[str]:
     if experts := report["architecture"]["experts"]:
         choice = experts["choice"]
         lines += [f"each token takes {choice['num_used']} of {choice['num_experts']} experts", ""]
+    if heads := report["architecture"]["draft_heads"]:
+        use = f"not run: {heads['problem']}" if heads["problem"] else "--spec mtp uses the first"
+        lines += [f"layers that propose tokens (MTP): {heads['num']}; {use}", ""]
     lines.append(f"memory for a context of {memory['context_length']} tokens")
     if memory["beyond_trained_length"]:
         trained = report["architecture"]["context_length"]

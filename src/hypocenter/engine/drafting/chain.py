@@ -210,6 +210,9 @@ class DraftChain:
             (inputs.logit_rows, np.array(each, np.int32)),
             (inputs.counts, np.array([len(each), len(each)], np.int32)),
         ]
+        if inputs.hidden_rows is not None and self._runner.hidden is not None:
+            first = self._runner.hidden.num_slots
+            filled.append((inputs.hidden_rows, np.array(each, np.int32) + np.int32(first)))
         filled += self._sampler.settings_of(draws)
         record.record_step(plan, filled, filled_by_device=inputs.token_ids)
 
@@ -253,9 +256,17 @@ class DraftChain:
             inputs.counts,
             inputs.block_tables,
             settings,
+            inputs.hidden_rows,
         )
-        size = self._runner.block_size
-        advance_drafts(builder, self._state, tensors, num_rows=num_rows, block_size=size)
+        runner = self._runner
+        advance_drafts(
+            builder,
+            self._state,
+            tensors,
+            num_rows=num_rows,
+            block_size=runner.block_size,
+            first_hidden=runner.hidden.num_slots if runner.hidden is not None else 0,
+        )
 
     def _placing_plan(self) -> Plan:
         builder = PlanBuilder(1, self._device)

@@ -68,6 +68,8 @@ class _Span:
     request: Request
     start: int
     token_ids: Sequence[int]
+    #: Its row among those that were drawn for in the step before, behind which it goes on.
+    row_before: int | None = None
 
 
 class DraftModel:
@@ -126,7 +128,7 @@ class DraftModel:
                 drafts.append(_draft_of(request, num))
             spans.append(span)
         for chunk in reading:
-            stop = min(chunk.stop, self._most_tokens)
+            stop = min(self._stop_in(chunk), self._most_tokens)
             if (span := self._next_span(chunk.request, stop, left)) is not None:
                 left -= len(span.token_ids)
                 spans.append(span)
@@ -197,20 +199,31 @@ class DraftModel:
             return
         num_right = num_tokens
         if written is not None:
-            num_before, ids = written
-            became = request.token_ids[num_before:]
-            num_same = 0
-            while num_same < min(len(ids), len(became)) and ids[num_same] == became[num_same]:
-                num_same += 1
-            num_right = min(num_tokens, num_before + num_same)
+            num_right = min(num_tokens, self._num_right(request, *written))
         num_right = min(num_right, len(request.token_ids) - 1)
         if num_right < num_tokens:
             self.cache.take_back(request.id, num_right)
 
+    def _stop_in(self, chunk: Chunk) -> int:
+        """How far it may read along with a chunk of a prompt, which the model reads now."""
+        return chunk.stop
+
+    def _num_right(self, request: Request, num_before: int, ids: Sequence[int]) -> int:
+        """Tokens that it has read as they are, of `num_before` and what it wrote behind them."""
+        became = request.token_ids[num_before:]
+        num_same = 0
+        while num_same < min(len(ids), len(became)) and ids[num_same] == became[num_same]:
+            num_same += 1
+        return num_before + num_same
+
+    def _batch(self, spans: Sequence[_Span], num_drawn: int) -> Batch:
+        """The spans as one batch, with logits behind each of the first `num_drawn`."""
+        return _batch(spans, num_drawn, self.cache)
+
     def _begin_chain(self, spans: Sequence[_Span], drafts: list[_Draft]) -> DraftsAhead:
         """Have a device read, and write all drafts; nothing is waited for."""
         most = drafts[0].num
-        logits = self.runner.run(_batch(spans, len(drafts), self.cache))
+        logits = self.runner.run(self._batch(spans, len(drafts)))
         draws = [
             [self._draw(draft, link) for draft in drafts if draft.num > link]
             for link in range(most)
@@ -264,14 +277,17 @@ class DraftModel:
         num_steps, going_on = 1, drafts
         while True:
             self._take(wait, going_on)
-            going_on = [draft for draft in going_on if num_steps < draft.num and not draft.is_over]
-            if not going_on:
-                break
-            following = [
-                _Span(draft.request, len(draft.request.token_ids) + draft.num_run, draft.ids[-1:])
-                for draft in going_on
+            rows = [
+                row
+                for row, draft in enumerate(going_on)
+                if num_steps < draft.num and not draft.is_over
             ]
-            for draft in going_on:
+            if not rows:
+                break
+            going_on, following = [going_on[row] for row in rows], []
+            for row, draft in zip(rows, going_on, strict=True):
+                start = len(draft.request.token_ids) + draft.num_run
+                following.append(_Span(draft.request, start, draft.ids[-1:], row))
                 draft.num_run += 1
             wait = self._step(following, going_on, num_steps)
             num_steps += 1
@@ -296,7 +312,7 @@ class DraftModel:
         num_before: int = 0,
     ) -> Callable[[], _Outcomes]:
         """Run the spans, of which the first ones are those of `drafts`, and draw behind these."""
-        logits = self.runner.run(_batch(spans, len(drafts), self.cache))
+        logits = self.runner.run(self._batch(spans, len(drafts)))
         draws = [self._draw(draft, num_before) for draft in drafts]
         return sample_later(memory.rows(logits, 0, len(draws)), draws, self._drawing(logits.device))
 

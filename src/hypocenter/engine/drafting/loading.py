@@ -8,12 +8,15 @@ from pathlib import Path
 from hypocenter.base.errors import BadSetting
 from hypocenter.engine.drafting.draft_model import DraftModel
 from hypocenter.engine.drafting.drafter import costs_on
+from hypocenter.engine.drafting.head_model import HeadModel
 from hypocenter.engine.drafting.model_drafter import DraftRecord
 from hypocenter.engine.runner import Runner, Seat, load_runner
 from hypocenter.model.facts.architecture import read_architecture
+from hypocenter.model.facts.nextn import head_of
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
 from hypocenter.model.gguf.identity import require_model
 from hypocenter.model.placement import draft_config, weight_bytes
+from hypocenter.model.tensors.weights import load_head
 from hypocenter.settings.config import EngineConfig, OnProgress
 
 #: Files of one family pad their vocabularies to unlike sizes; so many more tokens are padding.
@@ -25,11 +28,14 @@ _TOKENS = "tokenizer.ggml.tokens"
 def load_draft_model(
     file: GGUFFile, runner: Runner, config: EngineConfig, progress: OnProgress | None = None
 ) -> DraftModel | None:
-    """The draft model that `config` names, for the model of `file`, which `runner` has loaded.
+    """The draft model that `config` names, or the head of the file that drafts, for the model of
+    `file`, which `runner` has loaded.
 
     Raises BadSetting for one of another vocabulary or whose layers carry states, and what
     `load_runner` raises.
     """
+    if config.spec == "mtp":
+        return _load_head(file, runner, config, progress)
     if config.draft_model is None:
         return None
     with open_gguf(Path(config.draft_model)) as own:
@@ -53,6 +59,33 @@ def load_draft_model(
     model.compile()
     runner.count_compiled()
     return model
+
+
+def _load_head(
+    file: GGUFFile, runner: Runner, config: EngineConfig, progress: OnProgress | None
+) -> HeadModel:
+    arch, device = head_of(file, runner.arch), runner.config.device
+    weights = load_head(file, arch, runner.weights, progress, device=device)
+    kv_tokens = runner.num_blocks * runner.block_size
+    small = draft_config(arch, runner.config, runner.context_length, kv_tokens)
+    head = Runner(
+        arch, weights, small, runner.context_length, Seat(is_draft=True, hidden=runner.hidden)
+    )
+    head.compile(progress)
+    own = _bytes_of(file, f"blk.{arch.first_layer}.")
+    output = _bytes_of(file, "output.weight") or _bytes_of(file, "token_embd.weight")
+    cost = (own + output) / (weight_bytes(file) - own)
+    record = DraftRecord(costs_on(device), cost, is_chained=head.runs_ahead)
+    placed = runner.token_ids, runner.drawn_rows
+    model = HeadModel(head, record, runner.vocab_size, config.launch_mode, *placed)
+    model.compile()
+    runner.count_compiled()
+    return model
+
+
+def _bytes_of(file: GGUFFile, prefix: str) -> int:
+    """What the tensors whose names begin so take."""
+    return sum(x.num_bytes for name, x in file.tensors.items() if name.startswith(prefix))
 
 
 def _require_as_many(path: str, num_tokens: int, num_own: int) -> None:

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from hypocenter.base.dtypes import Array
 from hypocenter.base.tensor import WEIGHT_TYPES, DType, Tensor
 from hypocenter.contracts.contract import Contract
-from hypocenter.contracts.demands import Apart, Arg, Index, Rule, live_counts, live_rows
+from hypocenter.contracts.demands import (
+    COUNT,
+    Apart,
+    Arg,
+    Index,
+    Rule,
+    Symbols,
+    live_counts,
+    live_rows,
+)
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.rowwise import embedding_cpu
 from hypocenter.kernels.weights.packing import Packed
+
+
+def _live(values: Symbols) -> Array:
+    """The mask of the rows that the scalar `count` says are live."""
+    return live_rows("rows", values["count"])(values)
+
 
 LOOKUP = Contract(
     "lookup",
@@ -25,14 +41,10 @@ LOOKUP = Contract(
 GATHER = Contract(
     "gather",
     Arg("x", (DType.F32,), "num_rows, width"),
-    Arg("out", (DType.F32,), "num_logit_rows, width", "write"),
-    Arg(
-        "rows",
-        (DType.I32,),
-        ">= num_logit_rows",
-        index=Index("num_rows", "the activations", live=live_rows("rows", 1)),
-    ),
-    live_counts("num_logit_rows", 1),
+    Arg("out", (DType.F32,), "num_taken, width", "write"),
+    Arg("rows", (DType.I32,), ">= num_taken", index=Index("num_rows", "the rows", live=_live)),
+    live_counts("num_taken"),
+    COUNT,
     Apart("out", "x"),
     Rule("width % 16 == 0", "rows must be padded to whole vectors"),
 )
@@ -48,6 +60,16 @@ ADD_ROWS = Contract(
     ),
     live_counts("num_tokens", 0),
     Apart("x", "table"),
+    Rule("width % 16 == 0", "rows must be padded to whole vectors"),
+)
+KEEP_ROWS = Contract(
+    "keep_rows",
+    Arg("x", (DType.F32,), "num_rows, width"),
+    Arg("table", (DType.F32,), "num_kept, width", "both"),
+    Arg("rows", (DType.I32,), ">= num_rows", index=Index("num_kept", "the table", live=_live)),
+    live_counts("num_rows"),
+    COUNT,
+    Apart("table", "x"),
     Rule("width % 16 == 0", "rows must be padded to whole vectors"),
 )
 NARROW = Contract(
@@ -81,6 +103,12 @@ _ADD_ROWS = Op(
     gpu="rowwise.embedding_gpu.launch_add_rows",
     work_per_row=lambda x: x.shape[1],
 )
+_KEEP_ROWS = Op(
+    KEEP_ROWS,
+    cpu=embedding_cpu.keep_rows,
+    gpu="rowwise.embedding_gpu.launch_keep_rows",
+    work_per_row=lambda x: x.shape[1],
+)
 _NARROW = Op(
     NARROW,
     cpu=embedding_cpu.narrow,
@@ -107,14 +135,24 @@ def lookup(
     )
 
 
-def gather(plan: PlanBuilder, x: Tensor, rows: Tensor, out: Tensor, counts: Tensor) -> None:
-    """Append out[i] = x[rows[i]] for i < counts[1]; x and out f32 of the same width."""
-    plan.add(_GATHER, x=x, out=out, rows=rows, counts=counts)
+def gather(
+    plan: PlanBuilder, x: Tensor, rows: Tensor, out: Tensor, counts: Tensor, *, count: int = 1
+) -> None:
+    """Append out[i] = x[rows[i]] for i < counts[count]; x and out f32 of the same width."""
+    plan.add(_GATHER, x=x, out=out, rows=rows, counts=counts, count=count)
 
 
 def add_rows(plan: PlanBuilder, x: Tensor, table: Tensor, rows: Tensor, counts: Tensor) -> None:
     """Append x[i] += table[rows[i]] for i < counts[0]; x and table f32 of the same width."""
     plan.add(_ADD_ROWS, x=x, table=table, rows=rows, counts=counts)
+
+
+def keep_rows(
+    plan: PlanBuilder, x: Tensor, rows: Tensor, table: Tensor, counts: Tensor, *, count: int = 0
+) -> None:
+    """Append table[rows[i]] = x[i] for i < counts[count]; x and table f32 of the same width. No two
+    of these rows may be the same."""
+    plan.add(_KEEP_ROWS, x=x, table=table, rows=rows, counts=counts, count=count)
 
 
 def narrow(plan: PlanBuilder, x: Tensor, out: Tensor, counts: Tensor) -> None:

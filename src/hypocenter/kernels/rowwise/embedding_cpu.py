@@ -69,13 +69,13 @@ def lookup_codes(token_ids: Any, counts: Any, table: Any, num_columns: int, out:
 
 
 @cpu_kernel
-def gather(x: Any, rows: Any, counts: Any, out: Any) -> None:
-    """Formula: out[i] = x[rows[i]], for i < counts[1].
-    Shapes: x f32 [num_rows, width]; rows i32 [num_logit_rows]; counts i32 [2]; out f32
-    [num_logit_rows, width].
+def gather(x: Any, rows: Any, counts: Any, count: int, out: Any) -> None:
+    """Formula: out[i] = x[rows[i]], for i < counts[count].
+    Shapes: x f32 [num_rows, width]; rows i32 [>= num_taken]; counts i32 [2]; out f32 [num_taken,
+    width].
     """
     width = x.shape[1]
-    for i in prange(get(counts, 1)):
+    for i in prange(get(counts, count)):
         source = np.int64(get(rows, i)) * width
         for k in range(0, width, 16):
             store(out, i * width + k, load(x, source + k))
@@ -92,6 +92,19 @@ def add_rows(x: Any, table: Any, rows: Any, counts: Any) -> None:
         source = np.int64(get(rows, i)) * width
         for k in range(0, width, 16):
             store(x, i * width + k, add(load(x, i * width + k), load(table, source + k)))
+
+
+@cpu_kernel
+def keep_rows(x: Any, rows: Any, counts: Any, count: int, table: Any) -> None:
+    """Formula: table[rows[i]] = x[i], for i < counts[count].
+    Shapes: x f32 [num_rows, width]; rows i32 [>= num_rows]; counts i32 [2]; table f32 [num_kept,
+    width].
+    """
+    width = x.shape[1]
+    for i in prange(get(counts, count)):
+        target = np.int64(get(rows, i)) * width
+        for k in range(0, width, 16):
+            store(table, target + k, load(x, i * width + k))
 
 
 @cpu_kernel

@@ -86,24 +86,25 @@ def lookup_codes_kernel(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def gather_kernel(
     x_ptr,
     rows_ptr,
     counts_ptr,
     out_ptr,
+    count,
     width,
     OVERLAPS: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Formula: out[i] = x[rows[i]], for i < counts[1].
-    Shapes: x f32 [num_rows, width]; rows i32 [num_logit_rows]; counts i32 [2]; out f32
-    [num_logit_rows, width].
+    """Formula: out[i] = x[rows[i]], for i < counts[count].
+    Shapes: x f32 [num_rows, width]; rows i32 [>= num_taken]; counts i32 [2]; out f32 [num_taken,
+    width].
     """
     follow(OVERLAPS)
     row = tl.program_id(0)
-    if row >= tl.load(counts_ptr + 1):
+    if row >= tl.load(counts_ptr + count):
         return
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -137,6 +138,33 @@ def add_rows_kernel(
     at = as_offset(row, WIDE) * width + column
     added = tl.load(table_ptr + source * width + column, mask=inside, other=0.0)
     tl.store(x_ptr + at, tl.load(x_ptr + at, mask=inside, other=0.0) + added, mask=inside)
+
+
+@triton.jit(do_not_specialize=["count"])
+def keep_rows_kernel(
+    x_ptr,
+    rows_ptr,
+    counts_ptr,
+    table_ptr,
+    count,
+    width,
+    OVERLAPS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Formula: table[rows[i]] = x[i], for i < counts[count].
+    Shapes: x f32 [num_rows, width]; rows i32 [>= num_rows]; counts i32 [2]; table f32 [num_kept,
+    width].
+    """
+    follow(OVERLAPS)
+    row = tl.program_id(0)
+    if row >= tl.load(counts_ptr + count):
+        return
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    target = as_offset(tl.load(rows_ptr + row), WIDE)
+    value = tl.load(x_ptr + as_offset(row, WIDE) * width + column, mask=inside, other=0.0)
+    tl.store(table_ptr + target * width + column, value, mask=inside)
 
 
 @triton.jit
@@ -207,6 +235,13 @@ def launch_add_rows(plan: BoundPlan, x: Tensor) -> None:
     num_rows, width = x.shape
     grid = (num_rows, triton.cdiv(width, _BLOCK))
     plan.add_gpu(add_rows_kernel, grid=grid, width=width, BLOCK=_BLOCK)
+
+
+def launch_keep_rows(plan: BoundPlan, x: Tensor) -> None:
+    """Append keep_rows: one program for 256 columns of each row."""
+    num_rows, width = x.shape
+    grid = (num_rows, triton.cdiv(width, _BLOCK))
+    plan.add_gpu(keep_rows_kernel, grid=grid, width=width, BLOCK=_BLOCK)
 
 
 def launch_narrow(plan: BoundPlan, out: Tensor) -> None:

@@ -32,6 +32,8 @@ ADVANCE = Contract(
     Arg("logit_rows", (DType.I32,), ">= num_rows", "both"),
     Arg("counts", (DType.I32,), "2", "write"),
     Arg("settings", (DType.I64,), f">= num_rows, {NUM_SETTINGS}", "both", optional=True),
+    Arg("hidden_rows", (DType.I32,), ">= num_rows", "both", optional=True),
+    Scalar("first_hidden", "first_hidden >= 0", "must not be below 0"),
     Scalar("num_rows", "num_rows > 0", "must be 1 or more"),
     Scalar("block_size", "block_size > 0", "must be 1 or more"),
     Rule("num_rows <= max_rows", "no more rows than there is room for drafts of"),
@@ -80,7 +82,7 @@ class ChainState:
 @dataclass(frozen=True, slots=True)
 class StepTensors:
     """The inputs of a decoder's step, i32, and the sampler's settings, i64 [num_rows, 8]; None
-    where the most likely tokens are taken."""
+    where the most likely tokens are taken. A head that drafts has `hidden_rows`, too."""
 
     token_ids: Tensor
     positions: Tensor
@@ -90,17 +92,25 @@ class StepTensors:
     counts: Tensor
     block_tables: Tensor
     settings: Tensor | None
+    hidden_rows: Tensor | None = None
 
 
 def advance_drafts(
-    plan: PlanBuilder, state: ChainState, step: StepTensors, *, num_rows: int, block_size: int
+    plan: PlanBuilder,
+    state: ChainState,
+    step: StepTensors,
+    *,
+    num_rows: int,
+    block_size: int,
+    first_hidden: int = 0,
 ) -> None:
     """Append what keeps the tokens just chosen, and makes the next step of those that go on.
 
     With i = link, before it becomes i + 1: drafts[i, r] = token_ids[r]. Of the n rows with
     num_wanted > i + 1, which are the first ones: positions[r] = first_positions[r] + i, slots[r]
     where block_tables[r] has that position, sequence_rows[r] = logit_rows[r] = r, and the random
-    number of settings[r] is that of i + 1. counts = (n, n). Of the others nothing changes.
+    number of settings[r] is that of i + 1; hidden_rows[r] = first_hidden + r. counts = (n, n). Of
+    the others nothing changes.
     """
     plan.add(
         _ADVANCE,
@@ -117,6 +127,8 @@ def advance_drafts(
         logit_rows=step.logit_rows,
         counts=step.counts,
         settings=step.settings,
+        hidden_rows=step.hidden_rows,
+        first_hidden=first_hidden,
         num_rows=num_rows,
         block_size=block_size,
     )

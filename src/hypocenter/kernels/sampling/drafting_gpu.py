@@ -14,7 +14,16 @@ _PLACES = 256
 
 
 # One compiled kernel for all numbers of rows: nothing depends on what they are divisible by.
-@triton.jit(do_not_specialize=["num_rows", "max_drafts", "max_rows", "max_blocks", "block_size"])
+@triton.jit(
+    do_not_specialize=[
+        "num_rows",
+        "max_drafts",
+        "max_rows",
+        "max_blocks",
+        "block_size",
+        "first_hidden",
+    ]
+)
 def advance_drafts_kernel(
     drafts_ptr,
     link_ptr,
@@ -29,12 +38,15 @@ def advance_drafts_kernel(
     logit_rows_ptr,
     counts_ptr,
     settings_ptr,
+    hidden_rows_ptr,
     num_rows,
     max_drafts,
     max_rows,
     max_blocks,
     block_size,
+    first_hidden,
     HAS_SETTINGS: tl.constexpr,
+    HAS_HIDDEN_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Formula: drafts[link, r] = token_ids[r]; positions[r] = first_positions[r] + link and what
@@ -42,7 +54,7 @@ def advance_drafts_kernel(
     Shapes: drafts i32 [max_drafts, max_rows]; link i32 [1]; token_ids, positions, slots,
     sequence_rows, logit_rows i32 [>= num_rows]; num_wanted, first_positions i32 [max_rows];
     uniforms i32 [max_drafts, 2 max_rows]; block_tables i32 [num_tables, max_blocks]; counts i32
-    [2]; settings i64 [>= num_rows, 8].
+    [2]; settings i64 [>= num_rows, 8]; hidden_rows i32 [>= num_rows].
     """
     link = tl.load(link_ptr)
     row = tl.arange(0, BLOCK)
@@ -60,6 +72,8 @@ def advance_drafts_kernel(
     num = tl.sum(goes_on.to(tl.int32), axis=0)
     tl.store(counts_ptr, num)
     tl.store(counts_ptr + 1, num)
+    if HAS_HIDDEN_ROWS:
+        tl.store(hidden_rows_ptr + row, first_hidden + row, mask=goes_on)
     if HAS_SETTINGS:
         half = uniforms_ptr + (link + 1) * 2 * max_rows + 2 * row
         low = tl.load(half, mask=goes_on, other=0).to(tl.int64) & 0xFFFFFFFF

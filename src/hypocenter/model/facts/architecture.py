@@ -92,7 +92,10 @@ class Architecture:
     #: not.
     query_growth: float = 0.0
     #: Layers behind the last one that only propose tokens; decoding does without them.
-    num_draft_layers: int = 0
+    draft_layers: tuple[LayerShape, ...] = ()
+    #: Where the first of `layers` stands in the file. Of a head that drafts (`nextn.py`) it is the
+    #: one layer; else it is 0.
+    first_layer: int = 0
     experts: Experts | None = None
     #: Columns of the embedding that each layer has of its own; 0: layers have none.
     input_width: int = 0
@@ -111,6 +114,11 @@ class Architecture:
     def num_layers(self) -> int:
         """Layers that decode."""
         return len(self.layers)
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it is a head that drafts for a model, which stands before it in the file."""
+        return self.first_layer > 0
 
     def is_local(self, layer: int) -> bool:
         """Whether a layer sees a window only."""
@@ -205,7 +213,7 @@ class Architecture:
             return False
         layer = int(found[1])
         if layer >= self.num_layers:
-            return layer < self.num_layers + self.num_draft_layers
+            return layer < self.num_layers + len(self.draft_layers)
         is_kv = found[2] in ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
         return is_kv and self.layers[layer].kv_source is not None
 
@@ -290,7 +298,7 @@ class _Reader:
             embedding_scale=self._embedding_scale(width) / residual_scale,
             logit_scale=self._logit_scale(),
             query_growth=self._query_growth(rope, head_dims.whole),
-            num_draft_layers=num_draft_layers,
+            draft_layers=layers[num_layers:],
             input_width=self._input_width(),
             experts=read_experts(
                 self.file,

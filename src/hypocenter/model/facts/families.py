@@ -120,6 +120,8 @@ class Family:
     has_sections: bool = False
     #: Whether keys and values lie compressed, in a latent for all heads.
     has_latent: bool = False
+    #: Whether a head that drafts in its files is one that we know (`nextn.py`).
+    has_head: bool = False
     #: Whether layers have nothing but a state: neither attention nor a feed-forward.
     is_bare: bool = False
     #: Of layers without attention; None: there are none.
@@ -131,7 +133,9 @@ class Family:
 FAMILIES: dict[str, Family] = {
     # Mistral 7B v0.1 is a llama file whose layers all have a window. Converters leave the window
     # out and llama.cpp ignores it; where a file names one, we honour it, as transformers does.
-    "llama": Family("normal", has_window=True, experts=ExpertsOfFamily(are_optional=True)),
+    "llama": Family(
+        "normal", has_window=True, experts=ExpertsOfFamily(are_optional=True), has_head=True,
+    ),
     "mistral3": Family(
         "normal", has_window=True, scales_queries=True, experts=ExpertsOfFamily(are_optional=True),
     ),
@@ -144,16 +148,16 @@ FAMILIES: dict[str, Family] = {
     "qwen3next": Family(
         "neox", qk_norm=True, ffn_norm="post_attention_norm", gates_attention=True,
         recurrence=RecurrenceOfFamily(heads_by_turns=False, joins_steps=True),
-        experts=ExpertsOfFamily(has_gate=True, share_width=True),
+        experts=ExpertsOfFamily(has_gate=True, share_width=True), has_head=True,
     ),
     "qwen35": Family(
         "neox", qk_norm=True, ffn_norm="post_attention_norm", gates_attention=True,
-        has_sections=True, recurrence=RecurrenceOfFamily(),
+        has_sections=True, recurrence=RecurrenceOfFamily(), has_head=True,
     ),
     "qwen35moe": Family(
         "neox", qk_norm=True, ffn_norm="post_attention_norm", gates_attention=True,
         has_sections=True, recurrence=RecurrenceOfFamily(),
-        experts=ExpertsOfFamily(has_gate=True, share_width=True),
+        experts=ExpertsOfFamily(has_gate=True, share_width=True), has_head=True,
     ),
     "lfm2": Family(
         "neox", qk_norm=True, output_norm="token_embd_norm",
@@ -185,7 +189,7 @@ FAMILIES: dict[str, Family] = {
     "glm4": Family("normal", post_norms=True, fused_gate_up=True),
     "glm4moe": Family(
         "neox", qk_norm=True, optional_qk_norm=True, ffn_norm="post_attention_norm",
-        experts=ExpertsOfFamily(scores="sigmoid", normalises=False, has_bias=True),
+        experts=ExpertsOfFamily(scores="sigmoid", normalises=False, has_bias=True), has_head=True,
     ),
     "granite": Family("normal", has_scales=True),
     "granitemoe": Family("normal", has_scales=True, experts=ExpertsOfFamily()),
@@ -232,7 +236,7 @@ FAMILIES: dict[str, Family] = {
         experts=ExpertsOfFamily(is_biased=True),
     ),
     "deepseek2": Family(
-        "normal", has_latent=True,
+        "normal", has_latent=True, has_head=True,
         experts=ExpertsOfFamily(normalises=False, are_optional=True, has_bias=True),
     ),
     "minicpm3": Family("neox", has_latent=True, fixed_scales=FixedScales(12.0, 1.4, 256)),

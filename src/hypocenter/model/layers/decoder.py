@@ -21,7 +21,7 @@ from hypocenter.kernels.rowwise.activation import (
     gate_codes,
     scale,
 )
-from hypocenter.kernels.rowwise.embedding import add_rows, gather, lookup
+from hypocenter.kernels.rowwise.embedding import add_rows, gather, keep_rows, lookup
 from hypocenter.kernels.rowwise.layer_norm import layer_norm
 from hypocenter.kernels.rowwise.norm import rms_norm
 from hypocenter.model.facts.architecture import Architecture
@@ -67,6 +67,7 @@ class Decoder(LayerOps):
         `attention` is one of config.ATTENTIONS; raises UsageError for parts on the CPU.
         """
         self.weights, self.inputs, self.pages = weights, inputs, cache.pages
+        self._left = cache.hidden  # of tokens, for a head that drafts
         #: What a trace keeps of plans that are made from now on.
         self.points: Points = NO_POINTS
         self._page_of = {layer: at for at, layer in enumerate(arch.attention_layers)}
@@ -188,14 +189,7 @@ class Decoder(LayerOps):
                 scale(plan, b.x, layer.scale, counts)
             self.points.keep(plan, "layer_out", index, b.x, self.arch.width)
             mark_layer(plan, index, len(self.weights.layers))
-        if not num_logit_rows:
-            self.points.finish(plan)
-            return Plan(plan, b.x)
-        finish = self._logits if self.weights.makes_logits else self._features
-        result = finish(plan, b, num_logit_rows)
-        self.points.finish(plan, result)
-        mark(plan)
-        return Plan(plan, result)
+        return Plan(plan, self._end(plan, b, num_logit_rows))
 
     def _begin(self, plan: PlanBuilder, b: Activations, *, is_adapted: bool) -> None:
         self._begin_operands()
@@ -208,6 +202,9 @@ class Decoder(LayerOps):
     def _embed(self, plan: PlanBuilder, b: Activations) -> None:
         """b.x = the embedding of each token, with what positions and kinds of texts add, normed."""
         inputs, arch, w = self.inputs, self.arch, self.weights.additions
+        if arch.is_head:
+            self._embed_for_head(plan, b)
+            return
         lookup(plan, inputs.token_ids, self.weights.token_table, b.x, inputs.counts)
         if self._adapting is not None:
             self._adapting.add_embedding(plan, self.weights.token_table, b.x)
@@ -222,6 +219,48 @@ class Decoder(LayerOps):
             add_rows(plan, b.x, w.kinds, inputs.text_kinds, inputs.counts)
         width, eps = arch.width, arch.norm_eps
         layer_norm(plan, b.x, w.norm, w.norm_bias, eps, b.x, inputs.counts, width=width)
+
+    def _embed_for_head(self, plan: PlanBuilder, b: Activations) -> None:
+        """b.x = what a head makes of each token, and of what was left of the token before it."""
+        inputs, w, counts = self.inputs, self.weights.layers[0].nextn, self.inputs.counts
+        assert w is not None
+        assert self._left is not None
+        assert inputs.hidden_rows is not None
+        lookup(plan, inputs.token_ids, self.weights.token_table, b.hidden, counts)
+        if self.arch.embedding_scale != 1:
+            scale(plan, b.hidden, self.arch.embedding_scale, counts)
+        normed, codes = self._norm(plan, b.hidden, Norm(w.embedding_norm), b.hidden, w.of_embedding)
+        self._linear(plan, normed, (w.of_embedding, b.x, None), ready=codes)
+        gather(plan, self._left.table, inputs.hidden_rows, b.hidden, counts, count=0)
+        normed, codes = self._norm(plan, b.hidden, Norm(w.hidden_norm), b.hidden, w.of_hidden)
+        self._linear(plan, normed, (w.of_hidden, b.x, None), ready=codes, accumulate=True)
+
+    def _end(self, plan: PlanBuilder, b: Activations, num_logit_rows: int) -> Tensor:
+        """Append what follows the last layer, up to logits or hidden states, which it returns."""
+        if self._left is not None and not self.arch.is_head:
+            left = self._last_norm(plan, b.x, b.hidden, 0)
+            keep_rows(plan, left, self.inputs.slots, self._left.table, self.inputs.counts)
+        if not num_logit_rows:
+            self.points.finish(plan)
+            return b.x
+        finish = self._logits if self.weights.makes_logits else self._features
+        result = finish(plan, b, num_logit_rows)
+        self.points.finish(plan, result)
+        mark(plan)
+        return result
+
+    def _last_norm(self, plan: PlanBuilder, x: Tensor, out: Tensor, count: int) -> Tensor:
+        """What the last norm makes of x, in `out`; x where there is no such norm."""
+        w, counts, width = self.weights, self.inputs.counts, self.arch.width
+        if w.output_norm is None:
+            return x
+        eps = self.arch.norm_eps
+        if w.output_norm_bias is None:
+            rms_norm(plan, x, w.output_norm, eps, out, counts, width=width, count=count)
+        else:
+            norm = w.output_norm, w.output_norm_bias
+            layer_norm(plan, x, *norm, eps, out, counts, width=width, count=count)
+        return out
 
     def _attention(
         self,
@@ -471,18 +510,9 @@ class Decoder(LayerOps):
 
     def _features(self, plan: PlanBuilder, b: Activations, num_rows: int) -> Tensor:
         """What the last layer says of tokens, f32 [num_rows, width padded to 64]."""
-        arch, counts, w = self.arch, self.inputs.counts, self.weights
         found = rows(b.hidden, 0, num_rows)
-        gather(plan, b.x, self.inputs.logit_rows, found, counts)
-        if w.output_norm is None:
-            return found
-        eps, width = arch.norm_eps, arch.width
-        if w.output_norm_bias is None:
-            rms_norm(plan, found, w.output_norm, eps, found, counts, width=width, count=1)
-        else:
-            norm = w.output_norm, w.output_norm_bias
-            layer_norm(plan, found, *norm, eps, found, counts, width=width, count=1)
-        return found
+        gather(plan, b.x, self.inputs.logit_rows, found, self.inputs.counts)
+        return self._last_norm(plan, found, found, 1)
 
     def _logits(self, plan: PlanBuilder, b: Activations, num_logit_rows: int) -> Tensor:
         weights, counts = self.weights, self.inputs.counts
@@ -490,6 +520,10 @@ class Decoder(LayerOps):
         logits = self._logits_buffers.product(num_logit_rows)
         gather(plan, b.x, self.inputs.logit_rows, hidden, counts)
         norm = Norm(weights.output_norm, weights.output_norm_bias)
+        if self._left is not None and self.arch.is_head:
+            self._last_norm(plan, hidden, hidden, 1)
+            norm = Norm(None)
+            keep_rows(plan, hidden, self._left.own_rows, self._left.table, counts, count=1)
         normed, x_codes = self._norm(plan, hidden, norm, hidden, weights.output, count=1)
         self._keep_norm(plan, "result_norm", None, (normed, x_codes), hidden, norm)
         product = (weights.output, logits, weights.output_bias)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from hypocenter.base.tensor import DType, Tensor
+from hypocenter.device import copies
 from hypocenter.device.inputs import Inputs
 from hypocenter.device.lending import LentRoom, lend_room, room_bytes
 from hypocenter.device.memory import allocate, allocate_blocks, allocate_transposed, as_blocks
 from hypocenter.kernels.recurrent.sequences import Sequences
+from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.wire.messages import SharedPiece
 
@@ -26,9 +30,10 @@ class StepInputs:
     sequence_starts [max_sequences + 1], are there where layers carry a state
     (`kernels/recurrent/sequences.py`). last_seen and text_kinds [max_tokens] are there where a
     token sees those behind it: the position of the last one, and which of two texts it is of.
-    logit_sequences [max_tokens], the row of `block_tables` of each logit row, and adapter_scales
-    f32 [max_sequences, num_adapters] are there where there are adapters. All but the last lie in
-    `shared`, which fills them.
+    hidden_rows [max_tokens], which row of `HiddenStates` stands for the token before, is there in a
+    head that drafts. logit_sequences [max_tokens], the row of `block_tables` of each logit row, and
+    adapter_scales f32 [max_sequences, num_adapters] are there where there are adapters. All but the
+    last lie in `shared`, which fills them.
     """
 
     token_ids: Tensor
@@ -46,6 +51,7 @@ class StepInputs:
     sequence_starts: Tensor | None = None
     last_seen: Tensor | None = None
     text_kinds: Tensor | None = None
+    hidden_rows: Tensor | None = None
     logit_sequences: Tensor | None = None
     adapter_scales: Tensor | None = None
 
@@ -58,7 +64,7 @@ class StepInputs:
         *,
         device: str,
         has_states: bool = False,
-        sees_all: bool = False,
+        arch: Architecture | None = None,
         num_adapters: int = 0,
     ) -> StepInputs:
         each_token = ("token_ids", "positions", "slots", "sequence_rows", "logit_rows")
@@ -67,7 +73,12 @@ class StepInputs:
             "counts": (2,),
             **(dict.fromkeys(_OF_STATES, (max_sequences,)) if has_states else {}),
             **({"sequence_starts": (max_sequences + 1,)} if has_states else {}),
-            **(dict.fromkeys(("last_seen", "text_kinds"), (max_tokens,)) if sees_all else {}),
+            **(
+                dict.fromkeys(("last_seen", "text_kinds"), (max_tokens,))
+                if arch and arch.family.sees_all
+                else {}
+            ),
+            **({"hidden_rows": (max_tokens,)} if arch and arch.is_head else {}),
             **({"logit_sequences": (max_tokens,)} if num_adapters else {}),
             "block_tables": (max_sequences, max_blocks),
         }
@@ -203,8 +214,44 @@ class StatePages:
 
 
 @dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """What a model leaves of tokens for the head that drafts for it: `table` f32 [num_rows, width
+    padded to 64], behind the last norm.
+
+    It has a row for each of `num_slots` slots of the model's KV cache. Behind these stand the rows
+    that the head writes itself, whose numbers are `own_rows` i32, and one of zeros.
+    """
+
+    table: Tensor
+    own_rows: Tensor
+    num_slots: int
+
+    @classmethod
+    def allocate(
+        cls, arch: Architecture, num_slots: int, num_own: int, *, device: str
+    ) -> HiddenStates:
+        shape = num_slots + num_own + 1, padded_rows(arch.width)
+        table = allocate("hidden_states", "kv_cache", DType.F32, shape, device=device)
+        own_rows = allocate("own_rows", "kv_cache", DType.I32, (num_own,), device=device)
+        copies.to_device(own_rows, np.arange(num_slots, num_slots + num_own, dtype=np.int32))
+        return cls(table, own_rows, num_slots)
+
+    @property
+    def zero_row(self) -> int:
+        """The row of a token that has none before it."""
+        return int(self.table.shape[0]) - 1
+
+    @staticmethod
+    def row_bytes(arch: Architecture) -> int:
+        """What a token takes."""
+        return 4 * padded_rows(arch.width)
+
+
+@dataclass(frozen=True, slots=True)
 class Cache:
-    """What a model keeps of sequences between steps: pages, and states if its layers have any."""
+    """What a model keeps of sequences between steps: pages, states if its layers have any, and what
+    is left of tokens where a head drafts by it."""
 
     pages: KVPages
     states: StatePages | None = None
+    hidden: HiddenStates | None = None

@@ -17,6 +17,7 @@ from hypocenter.device.peers import Lane, LaneKind, StopWord
 from hypocenter.device.plan import Plan, PlanBuilder
 from hypocenter.kernels.collective.peer_sum import LANES, PeerSum
 from hypocenter.kernels.experts.choice import ExpertChoice
+from hypocenter.kernels.rowwise.embedding import keep_rows
 from hypocenter.kernels.sampling.drafting import (
     ChainState,
     StepTensors,
@@ -400,7 +401,7 @@ class AbstractModel:
             max_blocks,
             device=gpu.name,
             has_states=has_states,
-            sees_all=arch.family.sees_all,
+            arch=arch,
             num_adapters=0 if self.adapters is None else 2,
         )
         num_blocks = max(4096, num_tokens // 4, max_blocks)
@@ -472,8 +473,8 @@ def _of_sampling(vendor: str, num_rows: int, vocab_size: int, label: str) -> lis
 
 
 def _of_drafts(vendor: str) -> list[Specimen]:
-    """What runs between the steps of a draft model, behind greedy choices and others, and what
-    puts its tokens into a step."""
+    """What runs between the steps of a draft model or a head, behind greedy choices and others,
+    what puts its tokens into a step, and what is kept for a head."""
     gpu, most, rows, words = AbstractGpu(vendor), 7, 32, 4008
     devices.use_backend(gpu)
 
@@ -485,10 +486,16 @@ def _of_drafts(vendor: str) -> list[Specimen]:
     names = ("token_ids", "positions", "slots", "sequence_rows", "logit_rows")
     of_tokens = {name: ids(rows) for name in names}
     for settings in (allocate_undefined("settings", DType.I64, (rows, 8), gpu.name), None):
-        step = StepTensors(
-            **of_tokens, counts=ids(2), block_tables=ids(rows, 512), settings=settings
+        for hidden_rows in (ids(rows), None):
+            others = {"settings": settings, "hidden_rows": hidden_rows}
+            step = StepTensors(**of_tokens, counts=ids(2), block_tables=ids(rows, 512), **others)
+            advance_drafts(builder, state, step, num_rows=rows, block_size=16)
+    for num_slots in (4096, 1 << 20):
+        x, table = (
+            allocate_undefined(name, DType.F32, (num, 4096), gpu.name)
+            for name, num in (("x", rows), ("hidden_states", num_slots))
         )
-        advance_drafts(builder, state, step, num_rows=rows, block_size=16)
+        keep_rows(builder, x, ids(rows), table, ids(2))
     take_masks(builder, state.link, ids(most * rows, words), ids(rows, words))
     place_drafts(builder, ids(64), state.drafts, ids(64), ids(64), num_ids=128256)
     return specimens(builder.launches, "drafts")

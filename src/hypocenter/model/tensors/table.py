@@ -28,6 +28,7 @@ from hypocenter.model.tensors.tensor_spec import (
     matrix,
     of_head,
     rows,
+    side_by_side,
     vector,
 )
 
@@ -99,6 +100,16 @@ class LayerInput(NamedTuple):
         return self.projection, self.gate, self.output
 
 
+class NextToken(NamedTuple):
+    """What a head that drafts reads: norms of a token's embedding and of what was left of the token
+    before, and a matrix [width, width] of each (`facts/nextn.py`)."""
+
+    embedding_norm: Tensor
+    hidden_norm: Tensor
+    of_embedding: Tensor
+    of_hidden: Tensor
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
     """One layer's tensors: matrices packed, norms and biases f32 padded to 64; None: not there.
@@ -146,6 +157,8 @@ class LayerWeights:
     #: Of a layer that carries a state.
     mixer: MixerWeights | None = None
     latent: LatentWeights | None = None
+    #: Of the layer of a head that drafts.
+    nextn: NextToken | None = None
 
     @property
     def is_parallel(self) -> bool:
@@ -194,6 +207,8 @@ class LayerWeights:
         found += self.matrices_of_mixture
         if self.layer_input is not None:
             found += self.layer_input.matrices
+        if self.nextn is not None:
+            found += (self.nextn.of_embedding, self.nextn.of_hidden)
         return tuple(found)
 
 
@@ -228,6 +243,7 @@ def layer_of(tensors: Mapping[str, Tensor], scale: float = 1.0) -> LayerWeights:
             beside=BesideDense(**beside) if beside is not None else None,
         )
     inputs, latent = groups.get("layer_input"), groups.get("latent")
+    nextn = groups.get("nextn")
     mixers = [make(**groups[name]) for name, make in MIXERS.items() if name in groups]
     return LayerWeights(
         **groups.get("", {}),
@@ -237,6 +253,7 @@ def layer_of(tensors: Mapping[str, Tensor], scale: float = 1.0) -> LayerWeights:
         layer_input=LayerInput(**inputs) if inputs is not None else None,
         mixer=mixers[0] if mixers else None,
         latent=LatentWeights(**latent) if latent is not None else None,
+        nextn=NextToken(**nextn) if nextn is not None else None,
     )
 
 
@@ -343,7 +360,7 @@ def tensor_table(arch: Architecture, names: Container[str]) -> TensorTable:
     """
     layers, norms_heads = [], _norms_heads(arch, names)
     for index in range(arch.num_layers):
-        prefix = f"blk.{index}."
+        prefix = f"blk.{arch.first_layer + index}."
 
         def has(name: str, prefix: str = prefix) -> bool:
             return prefix + name in names
@@ -355,7 +372,24 @@ def tensor_table(arch: Architecture, names: Container[str]) -> TensorTable:
                 if spec.kind is TensorKind.CONSTANT or not spec.is_optional or has(spec.name)
             )
         )
+    if arch.is_head:
+        return TensorTable(*_ends_of_head(arch, names, tuple(layers)))
     return TensorTable(tuple(_first(arch, names)), tuple(layers), tuple(_last(arch, names)))
+
+
+def _ends_of_head(
+    arch: Architecture, names: Container[str], layers: tuple[tuple[TensorSpec, ...], ...]
+) -> tuple[tuple[TensorSpec, ...], tuple[tuple[TensorSpec, ...], ...], tuple[TensorSpec, ...]]:
+    """What stands before and behind the layer of a head that drafts, where that has its own; else
+    it takes the model's."""
+    prefix, size = f"blk.{arch.first_layer}.nextn.", (arch.vocab_size, arch.width)
+    own, output = f"{prefix}embed_tokens.weight", f"{prefix}shared_head_head.weight"
+    norm = f"{prefix}shared_head_norm.weight"
+    norm = norm if norm in names else f"{arch.family.output_norm}.weight"
+    table = replace(matrix(own, "token_table", *size), kind=TensorKind.TABLE)
+    first = (table,) if own in names else ()
+    last = (matrix(output, "output", *size),) if output in names else ()
+    return first, layers, (vector(norm, "output_norm", arch.width), *last)
 
 
 def _norms_heads(arch: Architecture, names: Container[str]) -> bool:
@@ -471,6 +505,16 @@ def _of_layer(
         yield from mixer_tensors(arch, has)
     if arch.latent is not None:
         yield from latent_tensors(arch, arch.latent)
+    if arch.is_head:
+        yield from _beginning_of_head(width)
+
+
+def _beginning_of_head(width: int) -> Iterator[TensorSpec]:
+    """What a head that drafts has before its layer."""
+    yield vector("nextn.enorm.weight", "nextn.embedding_norm", width)
+    yield vector("nextn.hnorm.weight", "nextn.hidden_norm", width)
+    places = ("nextn.of_embedding", "nextn.of_hidden")
+    yield side_by_side("nextn.eh_proj.weight", places, width, width)
 
 
 def _attention(arch: Architecture, index: int, has: Has) -> Iterator[TensorSpec]:

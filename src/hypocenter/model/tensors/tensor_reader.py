@@ -62,7 +62,7 @@ class TensorReader:
 
         Those of a stack are padded to 64 rows each.
         """
-        if spec.kind is TensorKind.TABLE and len(spec.loaded) > 1:
+        if spec.is_cut_by_columns:
             return self._columns(spec)
         return self._rows(spec)
 
@@ -71,8 +71,8 @@ class TensorReader:
         counts = [part.shape[-1] for part in spec.loaded]
         for count in counts:
             if count % dtype.block_elements:
-                limit = f"blocks of {dtype.block_elements} columns must not span two layers"
-                field = f"{self.arch.name}.embedding_length_per_layer_input"
+                limit = f"blocks of {dtype.block_elements} columns must not span two parts"
+                field = f"{spec.name}: columns of a part"
                 raise UnsupportedModel(self.file.path, field, count, limit)
         raw = self._raw(spec.name, dtype).reshape(spec.shape[0], -1)
         ends = np.cumsum([dtype.num_bytes(count) for count in counts])[:-1]

@@ -74,6 +74,12 @@ class TensorSpec:
     over_root_of: int = 1
     value: int = 0
 
+    @property
+    def is_cut_by_columns(self) -> bool:
+        """Whether what it is loaded as lies side by side in its rows."""
+        columns = [part.shape[-1] for part in self.loaded]
+        return len(columns) > 1 and sum(columns) == self.shape[-1]
+
     def segments_along(self, axis: int) -> tuple[int, ...]:
         """Lengths of what lies one behind the other along an axis, counted from the last (-1)."""
         lengths = tuple(part.shape[axis] for part in self.loaded if len(part.shape) >= -axis)
@@ -114,6 +120,12 @@ def matrices(
     loaded = (Loaded(place, (*lead, count, num_columns)) for place, count in row_counts.items())
     shape = (*lead, sum(row_counts.values()), num_columns)
     return TensorSpec(name, shape, TensorKind.MATRIX, tuple(loaded))
+
+
+def side_by_side(name: str, places: tuple[str, ...], num_rows: int, width: int) -> TensorSpec:
+    """Matrices of `width` columns each, of which one tensor has all in each of its rows."""
+    loaded = tuple(Loaded(place, (num_rows, width)) for place in places)
+    return TensorSpec(name, (num_rows, len(places) * width), TensorKind.MATRIX, loaded)
 
 
 def by_turns(

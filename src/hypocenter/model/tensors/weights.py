@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -85,6 +86,34 @@ def load_weights(
         output_norm_bias=last.get("output_norm_bias"),
         output_bias=last.get("output_bias"),
         not_kept=kept.problem,
+    )
+
+
+def load_head(
+    file: GGUFFile,
+    architecture: Architecture,
+    of_model: Weights,
+    progress: OnProgress | None = None,
+    *,
+    device: str,
+) -> Weights:
+    """Pack the tensors of a head that drafts for the model whose weights are `of_model`; what it
+    has none of its own of is the model's. Raises as `load_weights`."""
+    held = Packing(in_bf16=of_model.in_bf16)
+    with PackedWeights(file, device, num_bytes=0, held=held) as kept:  # not worth a file
+        loader = Loader(file, architecture, progress, device, held, kept)
+        table = tensor_table(architecture, file.tensors)
+        first, last = loader.take(table.first), loader.take(table.last)
+        layers = tuple(
+            loader.layer(index, specs, first) for index, specs in enumerate(table.layers)
+        )
+    return replace(
+        of_model,
+        token_table=first.get("token_table", of_model.token_table),
+        layers=layers,
+        output_norm=last["output_norm"],
+        output=last.get("output", of_model.output),
+        adapters={},
     )
 
 
