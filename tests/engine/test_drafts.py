@@ -475,11 +475,15 @@ def of_alphabet(path: Path, device: str, spec: str, temperature: float) -> list[
     return requests
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.3])
+@pytest.mark.parametrize("temperature", [0.0, 0.15])
 @pytest.mark.tier("sim")
 @pytest.mark.usefixtures("eager")
 def test_a_gpu_says_the_same(tmp_path: Path, temperature: float) -> None:
-    """Steps that run ahead and steps that try tokens take turns, in graphs."""
+    """Steps that run ahead and steps that try tokens take turns, in graphs.
+
+    At 0.15 the alphabet's next letter is drawn nine times of ten, so texts repeat themselves, and
+    not always: at 0.3 it is six of ten, and hardly any three letters come again.
+    """
     path = alphabet(tmp_path)
     plain = of_alphabet(path, SIM, "off", temperature)
     trying = of_alphabet(path, SIM, "ngram", temperature)

@@ -120,7 +120,9 @@ def test_wrong(): launch(short_sums)
 @pytest.mark.tier("sim")
 def test_the_plugin_fails_tests_whose_launches_are_wrong(tmp_path: Path) -> None:
     (tmp_path / "test_kernels.py").write_text(TESTS)
-    done = _pytest(tmp_path, "-p", "hypocenter.verify.own.pytest_plugin", "--hypo-check")
+    # Once: an installed package has it by an entry point, a path to the sources does not.
+    plugin = ("-p", "no:hypocenter", "-p", "hypocenter.verify.own.pytest_plugin")
+    done = _pytest(tmp_path, *plugin, "--hypo-check")
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     assert "short_sums(x_ptr=float32[2, 8]" in done.stdout
 
