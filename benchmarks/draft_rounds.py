@@ -4,6 +4,11 @@
     python benchmarks/large_gguf.py 1b.gguf 1b 0.75
     python benchmarks/draft_rounds.py 8b.gguf 1b.gguf --device cuda --drafts 2 4 6
 
+Without a second file a head of the first one drafts:
+
+    python benchmarks/large_gguf.py head.gguf 8b 1 0.75
+    python benchmarks/draft_rounds.py head.gguf --device cuda --drafts 2 4 6
+
 The two files say the same token in three places of four (`large_gguf.py`), so nothing is held to a
 text, and drafts are as good as that by themselves. `--drafts` are forced; `0` is a run without, and
 `own` leaves the number to the engine. Runs take turns. Parts of a round are told by events on the
@@ -208,7 +213,7 @@ def _number_of(word: str) -> int | None:
 def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
-    parser.add_argument("draft")
+    parser.add_argument("draft", nargs="?")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--streams", type=int, nargs="+", default=[1])
     parser.add_argument("--drafts", type=_number_of, nargs="+", default=[2, 4, 6, None])
@@ -220,6 +225,7 @@ def main(words: Sequence[str]) -> int:
     with LLM(
         given.model,
         draft_model=given.draft,
+        spec="off" if given.draft else "mtp",
         draft_max=max([number or 1 for number in numbers] + [7]),
         device=given.device,
         context_length=max(2 * given.tokens + 64, 256),

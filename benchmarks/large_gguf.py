@@ -17,13 +17,16 @@ from typing import Any
 import numpy as np
 
 _U32, _F32, _STRING, _ARRAY, _I32 = 4, 6, 8, 9, 5
-_F32_TENSOR, _Q4_K, _Q6_K = 0, 12, 14
-#: Bytes of a block of 256 weights.
+_F32_TENSOR, _Q8_0, _Q4_K, _Q6_K = 0, 8, 12, 14
+#: Bytes of 256 weights: of a block, and of eight of Q8_0.
 _BLOCK_BYTES = {_Q4_K: 144, _Q6_K: 210}
+_NUM_BYTES = {**_BLOCK_BYTES, _Q8_0: 272}
 _ALIGNMENT = 32
 _TABLE = "token_embd.weight"
 #: The scale of blocks of a table of tokens whose rows are large beside what layers add to them.
 _TABLE_SCALE = 20.0
+#: By what a head that drafts multiplies a token's normed embedding, for the same reason.
+_HEAD_SCALE = 1000.0
 
 
 @dataclass(frozen=True)
@@ -55,12 +58,19 @@ def write_8b(path: Path, num_layers: int = LLAMA_8B.num_layers) -> None:
     write(path, LLAMA_8B, num_layers)
 
 
-def write(path: Path, shape_of: Shape, num_layers: int, quality: float | None = None) -> None:
+def write(
+    path: Path,
+    shape_of: Shape,
+    num_layers: int,
+    quality: float | None = None,
+    head_quality: float | None = None,
+) -> None:
     """Write a file of the first layers of a shape; 340 MB for each with experts.
 
     With `quality` the model says token t + 1 behind token t, in that share of tokens, and what is
     no neighbour in the others: so two files agree as often as is wanted, of whatever sizes. What
-    layers add is small beside a token's own row, and yet computed.
+    layers add is small beside a token's own row, and yet computed. With `head_quality` there is a
+    head behind the last layer that drafts as well as that.
     """
     rng = np.random.default_rng(0)
     pools = {kind: _blocks(rng, kind) for kind in _BLOCK_BYTES}
@@ -70,6 +80,11 @@ def write(path: Path, shape_of: Shape, num_layers: int, quality: float | None = 
         tensors = [(n, shape, _Q6_K if n == _TABLE else kind) for n, shape, kind in tensors]
         tables = _saying_neighbours(pools[_Q6_K], shape_of, quality)
     fields = _fields(shape_of, num_layers)
+    if head_quality is not None:
+        of_head = dict(_tables_of_head(pools[_Q6_K], shape_of, num_layers, head_quality))
+        tables |= of_head
+        tensors += _tensors_of_head(shape_of, num_layers)
+        fields = _fields(shape_of, num_layers, num_heads=1)
     infos, offset = b"", 0
     for name, shape, kind in tensors:
         sizes = b"".join(struct.pack("<Q", size) for size in reversed(shape))
@@ -113,6 +128,28 @@ def _saying_neighbours(pool: bytes, of: Shape, quality: float) -> dict[str, Any]
     return {_TABLE: table, "output.weight": output}
 
 
+def _tensors_of_head(of: Shape, layer: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    prefix = f"blk.{layer}.nextn."
+    yield from _layer(of, layer)
+    for name in ("enorm", "hnorm", "shared_head_norm"):
+        yield f"{prefix}{name}.weight", (of.width,), _F32_TENSOR
+    yield f"{prefix}eh_proj.weight", (of.width, 2 * of.width), _Q8_0
+    yield f"{prefix}shared_head_head.weight", (of.vocab, of.width), _Q6_K
+
+
+def _tables_of_head(
+    pool: bytes, of: Shape, layer: int, quality: float
+) -> Iterator[tuple[str, Any]]:
+    """A head that reads a token's embedding alone, and says its neighbour in that share."""
+    output = _saying_neighbours(pool, of, quality)["output.weight"]
+    yield f"blk.{layer}.nextn.shared_head_head.weight", output
+    blocks = np.zeros((of.width, of.width // 16, 34), np.uint8)
+    blocks[:, :, :2] = np.array([_HEAD_SCALE / 127], np.float16).view(np.uint8)
+    each = np.arange(of.width)
+    blocks[each, each // 32, 2 + each % 32] = 127
+    yield f"blk.{layer}.nextn.eh_proj.weight", blocks
+
+
 def _blocks(rng: np.random.Generator, kind: int) -> bytes:
     """Some 64 MB of blocks whose weights are some hundredths."""
     blocks = rng.integers(0, 256, ((64 << 20) // _BLOCK_BYTES[kind], _BLOCK_BYTES[kind]), np.uint8)
@@ -124,37 +161,41 @@ def _blocks(rng: np.random.Generator, kind: int) -> bytes:
     return blocks.tobytes()
 
 
-def _tensors(of: Shape, num_layers: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
+def _layer(of: Shape, layer: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
     heads, kv = of.num_heads * HEAD_DIM, of.num_kv_heads * HEAD_DIM
     lead, end = ((of.num_experts,), "_exps") if of.num_experts else ((), "")
+    matrices = {
+        "attn_q": (heads, of.width), "attn_k": (kv, of.width), "attn_v": (kv, of.width),
+        "attn_output": (of.width, heads), f"ffn_gate{end}": (*lead, of.ffn, of.width),
+        f"ffn_up{end}": (*lead, of.ffn, of.width), f"ffn_down{end}": (*lead, of.width, of.ffn),
+    }  # fmt: skip
+    for name in ("attn_norm", "ffn_norm"):
+        yield f"blk.{layer}.{name}.weight", (of.width,), _F32_TENSOR
+    if of.num_experts:
+        for name in ("attn_q_norm", "attn_k_norm"):
+            yield f"blk.{layer}.{name}.weight", (HEAD_DIM,), _F32_TENSOR
+        router = f"blk.{layer}.ffn_gate_inp.weight"
+        yield router, (of.num_experts, of.width), _F32_TENSOR
+    for name, shape in matrices.items():
+        # As Q4_K_M has it, where half of these are of the better type.
+        is_better = name.startswith(("attn_v", "ffn_down")) and layer % 2 == 0
+        yield f"blk.{layer}.{name}.weight", shape, _Q6_K if is_better else _Q4_K
+
+
+def _tensors(of: Shape, num_layers: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
     yield _TABLE, (of.vocab, of.width), _Q4_K
     for layer in range(num_layers):
-        matrices = {
-            "attn_q": (heads, of.width), "attn_k": (kv, of.width), "attn_v": (kv, of.width),
-            "attn_output": (of.width, heads), f"ffn_gate{end}": (*lead, of.ffn, of.width),
-            f"ffn_up{end}": (*lead, of.ffn, of.width), f"ffn_down{end}": (*lead, of.width, of.ffn),
-        }  # fmt: skip
-        for name in ("attn_norm", "ffn_norm"):
-            yield f"blk.{layer}.{name}.weight", (of.width,), _F32_TENSOR
-        if of.num_experts:
-            for name in ("attn_q_norm", "attn_k_norm"):
-                yield f"blk.{layer}.{name}.weight", (HEAD_DIM,), _F32_TENSOR
-            router = f"blk.{layer}.ffn_gate_inp.weight"
-            yield router, (of.num_experts, of.width), _F32_TENSOR
-        for name, shape in matrices.items():
-            # As Q4_K_M has it, where half of these are of the better type.
-            is_better = name.startswith(("attn_v", "ffn_down")) and layer % 2 == 0
-            yield f"blk.{layer}.{name}.weight", shape, _Q6_K if is_better else _Q4_K
+        yield from _layer(of, layer)
     yield "output_norm.weight", (of.width,), _F32_TENSOR
     yield "output.weight", (of.vocab, of.width), _Q6_K
 
 
-def _fields(of: Shape, num_layers: int) -> list[bytes]:
+def _fields(of: Shape, num_layers: int, num_heads: int = 0) -> list[bytes]:
     own = {
-        "context_length": 8192, "embedding_length": of.width, "block_count": num_layers,
+        "context_length": 8192, "embedding_length": of.width, "block_count": num_layers + num_heads,
         "feed_forward_length": of.ffn, "attention.head_count": of.num_heads,
         "attention.head_count_kv": of.num_kv_heads, "rope.dimension_count": HEAD_DIM,
-        "vocab_size": of.vocab,
+        "vocab_size": of.vocab, "nextn_predict_layers": num_heads,
     }  # fmt: skip
     if of.num_experts:
         own |= {
@@ -197,7 +238,7 @@ def _text(text: str) -> bytes:
 
 def _num_bytes(shape: tuple[int, ...], kind: int) -> int:
     num_weights = int(np.prod(shape))
-    return 4 * num_weights if kind == _F32_TENSOR else num_weights // 256 * _BLOCK_BYTES[kind]
+    return 4 * num_weights if kind == _F32_TENSOR else num_weights // 256 * _NUM_BYTES[kind]
 
 
 def _padded(num_bytes: int) -> int:
@@ -205,8 +246,8 @@ def _padded(num_bytes: int) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[2:3] and sys.argv[2] in SHAPES:  # PATH SHAPE QUALITY
+    if sys.argv[2:3] and sys.argv[2] in SHAPES:  # PATH SHAPE QUALITY [QUALITY OF A HEAD]
         shape = SHAPES[sys.argv[2]]
-        write(Path(sys.argv[1]), shape, shape.num_layers, float(sys.argv[3]))
+        write(Path(sys.argv[1]), shape, shape.num_layers, *map(float, sys.argv[3:5]))
     else:
         write_8b(Path(sys.argv[1]), *map(int, sys.argv[2:3]))
