@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from hypocenter.foreign.nonfinite.chunk import MAX_BYTES, OpChunk
 from hypocenter.foreign.nonfinite.ops import Role
@@ -15,7 +17,7 @@ GIB = 1 << 30
 
 def chunk_with(device: str, free_bytes: int) -> OpChunk:
     """One that keeps a result of a byte on the device, of whose memory so much is free."""
-    torch: Any = SimpleNamespace(
+    pretended: Any = SimpleNamespace(
         cuda=SimpleNamespace(mem_get_info=lambda: (free_bytes, 141 * GIB)),
     )
     storage = SimpleNamespace(_cdata=7)
@@ -25,7 +27,7 @@ def chunk_with(device: str, free_bytes: int) -> OpChunk:
     op: Any = SimpleNamespace(
         number=1, results=[result], facts=SimpleNamespace(role=Role.PLAIN, name="mul")
     )
-    chunk = OpChunk(torch)
+    chunk = OpChunk(pretended)
     chunk.add(op)
     return chunk
 
@@ -45,3 +47,16 @@ def test_on_a_gpu_a_part_of_the_free_memory_is_kept(device: str, free: int, kept
     assert chunk.is_full(kept)
     chunk.clear()
     assert not chunk.is_full(kept)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
+)
+def test_of_each_type_the_results_that_are_not_finite_are_found(
+    dtype: torch.dtype, bad: float
+) -> None:
+    largest = torch.full((3,), torch.finfo(dtype).max / 2, dtype=dtype)
+    held = [torch.ones(2, 3, dtype=dtype), torch.empty(0, dtype=dtype), largest, -largest]
+    found = OpChunk(torch)._largest([*held, torch.tensor([1, bad, 2], dtype=dtype)])
+    assert torch.isfinite(found).tolist() == [True, True, True, True, False]

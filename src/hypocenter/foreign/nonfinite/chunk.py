@@ -68,8 +68,7 @@ class OpChunk:
         torch, groups = self._torch, self._by_kind()
         sums = []
         for found in groups.values():
-            norms = torch._foreach_norm([tensor for _, tensor in found], math.inf)
-            sums.append((found, torch.stack(norms).float()))
+            sums.append((found, self._largest([tensor for _, tensor in found])))
         bad: set[int] = set()
         for found, norms in sums:
             finite = torch.isfinite(norms)
@@ -77,6 +76,18 @@ class OpChunk:
                 places = torch.nonzero(~finite).flatten().tolist()
                 bad |= {found[place][0] for place in places}
         return bad
+
+    def _largest(self, tensors: list[Any]) -> Any:
+        """Of each tensor a number that is finite only where all of its own are.
+
+        On a CPU the norm of infinity takes ten times what the two ends take.
+        """
+        torch, first = self._torch, tensors[0]
+        tensors = [t if t.numel() else t.new_zeros(1) for t in tensors]
+        if first.device.type != "cpu" or first.dtype.is_complex:
+            return torch.stack(torch._foreach_norm(tensors, math.inf)).float()
+        ends = [torch.stack(torch.aminmax(t)) for t in tensors]
+        return torch.stack(ends).double().abs().amax(1)
 
     def _by_kind(self) -> dict[tuple[Any, Any], list[tuple[int, Any]]]:
         """Results with the numbers of their operations, by device and type."""
