@@ -121,7 +121,9 @@ def _starts(case: Case, side: StoredSide, missing: Array, size: int) -> list[Mor
     scalars = {a.name: a.value for a in use.launch.arguments if a.tensor is None}
     found = []
     for name, value in scalars.items():
-        for more in (size, int((~missing).sum())) if type(value) is int else ():
+        if type(value) is not int:
+            continue
+        for more in (size, int((~missing).sum())):
             work = MoreWork(name, value, value + more)
             if _is_rest(side, missing, _with_work(case, place, work)):
                 found.append(work)
