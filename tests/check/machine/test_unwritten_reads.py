@@ -13,7 +13,7 @@ import pytest
 from repository import ROOT
 
 from hypocenter.check.machine import launch as amd
-from hypocenter.check.machine.memory import unwritten
+from hypocenter.check.machine.memory import ArgumentMemory, unwritten
 from hypocenter.replay.findings import Finding, FindingKind
 
 CODE = ROOT / "tests" / "fixtures" / "amd" / "unwritten.gfx942.co"
@@ -84,3 +84,11 @@ def test_a_counter_that_nobody_set_to_zero(kernel: str, is_told: bool) -> None:
     found = amd.launch(CODE, kernel, ((1,), (64,)), given).findings
     kinds = [(each.kind, each.argument) for each in found]
     assert kinds == [(FindingKind.UNINITIALISED_READ, "counter")] * is_told
+
+
+def test_what_is_left_holds_memory_that_is_found_by_an_address_in_an_array() -> None:
+    memory, listed = ArgumentMemory({"table": np.zeros(1, np.int64)}), np.zeros(4, np.uint8)
+    memory.list_at(1 << 30, "listed", listed)
+    before = list(memory.contents())
+    listed[3] = 1
+    assert list(memory.contents()) != before
