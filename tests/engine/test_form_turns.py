@@ -121,3 +121,23 @@ def test_answers_are_the_same_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     held = [sum(chunk.request.matcher is not None for chunk in step) for step in steps]
     assert max(held) == 1
     assert sum(held) > 12
+
+
+def test_drafts_take_a_mask_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step may take counts the drafts that the step before had."""
+    seen: list[tuple[int, float]] = []
+    with_drafts = Scheduler.with_drafts
+    monkeypatch.setattr(MaskCost, "note", lambda cost, seconds: setattr(cost, "seconds", 1.0))
+
+    def noted(scheduler: Scheduler, chunks: list[Chunk]) -> list[Chunk]:
+        chunks = with_drafts(scheduler, chunks)
+        seen.extend((len(chunk.drafts), chunk.request.mask_seconds) for chunk in chunks)
+        return chunks
+
+    monkeypatch.setattr(Scheduler, "with_drafts", noted)
+    with LLM(num_threads=1, context_length=256, spec="ngram") as llm:
+        params = SamplingParams(max_tokens=40, regex="(a = 12345; ){9}")
+        llm.generate(["a = 12345; a = 12345; "], [params])
+    assert any(num_drafts > 1 for num_drafts, _ in seen)
+    assert all(seconds >= 1 + num_drafts for num_drafts, seconds in seen if seconds)
+    assert (0, 1.0) in seen

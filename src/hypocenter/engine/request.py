@@ -165,8 +165,12 @@ class Request:
 
     @property
     def mask_seconds(self) -> float:
-        """What it may take to say which tokens may come next in its form."""
-        return 0.0 if self.matcher is None else self.matcher.cost.seconds
+        """What it may take to say which tokens may come next in its form, and behind each of as
+        many drafts as the last step had."""
+        if self.matcher is None:
+            return 0.0
+        num_masks = 1 + (self.drafter.num_masks if self.drafter is not None else 0)
+        return self.matcher.cost.seconds * num_masks
 
     @property
     def done(self) -> bool:

@@ -95,6 +95,8 @@ class Drafter:
         self._max_drafts, self._costs, self._first_loss = max_drafts, costs, first_loss
         self._lost = 0.0
         self.num_drafts = self.num_drafted = 0
+        #: Masks that the last step took beside that of its first token, where a form says some.
+        self.num_masks = 0
         self.accepted_at = [0] * max_drafts
 
     @property

@@ -99,6 +99,8 @@ def _with_drafts(
         drafts = [0] * num_ahead  # not known yet
     if isinstance(drafter, NgramDrafter):
         drafts = drafter.propose(request.token_ids, len(request.output_ids), most, load)
+    # A draft model takes a mask for each draft, too.
+    drafter.num_masks = len(drafts) * (2 if isinstance(drafter, ModelDrafter) else 1)
     if not drafts:
         return chunk
     drafts, masks = (_mask_all if num_ahead else _leave_out)(request, drafts)
