@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from hypocenter.base.results import CallPiece, TokenLogprob, TopLogprob
+from hypocenter.server import routes
 from hypocenter.server.api_error import ApiError
 from hypocenter.server.generation import AnswerOrder, Generation
 from hypocenter.server.inquiry import (
@@ -73,6 +74,29 @@ def test_logprobs_of_a_prompt_are_asked_for_once_and_told_with_each_choice() -> 
             assert choice.prompt_pieces == (b"x", b"y")
         counted = 6 * TOKEN_BYTES + 2 * PACKED_TIMES * len(OF_PROMPT)  # once for each prompt
         assert inquiry.kept.num_bytes == counted
+
+    asyncio.run(asyncio.wait_for(work(), 20))
+
+
+class Resuming(Answering):
+    """One whose worker says some of it, and its heir again what is of the prompt."""
+
+    def submit(self, generation: Generation) -> None:
+        generation.take(Accepted(generation.id, (b"x", b"y")))
+        for ending in (None, Ending("stop")):
+            piece = Piece(generation.id, "z", (7,), prompt_logprobs=OF_PROMPT, ending=ending)
+            asyncio.get_running_loop().call_soon(generation.take, piece)
+
+
+def test_logprobs_of_a_prompt_count_once_where_an_answer_is_resumed() -> None:
+    async def work() -> None:
+        params = SamplingParams(seed=3, prompt_logprobs=2)
+        inquiry = Inquiry(cast(Any, Resuming()), "one", AnswerOrder([(5, 6)], params, 1))
+        await inquiry.accept()
+        async for _ in inquiry.pieces():
+            pass
+        assert inquiry.choices[0].prompt_logprobs == OF_PROMPT
+        assert inquiry.kept.num_bytes == 2 * TOKEN_BYTES + PACKED_TIMES * len(OF_PROMPT)
 
     asyncio.run(asyncio.wait_for(work(), 20))
 
@@ -179,6 +203,29 @@ def test_what_is_kept_of_answers_is_counted_and_bounded() -> None:
     assert of(2 * num_bytes, keeps_logprobs=False) == streamed
     with pytest.raises(ApiError, match="or read a stream"):  # nor does one who reads too slowly
         of(num_bytes, keeps_logprobs=False)
+
+
+def test_an_answer_that_is_too_large_counts_as_aborted() -> None:
+    """It is cancelled before whoever waits for it hears of that."""
+    aborted: list[Generation] = []
+    metrics = SimpleNamespace(count_aborted=aborted.extend, count=lambda name: None)
+
+    async def work() -> list[Generation]:
+        supervisor, held = Silent(), Bodies(1 << 10).of("client")
+        order = AnswerOrder([(5,)], SamplingParams(seed=3))
+        inquiry = Inquiry(cast(Any, supervisor), "one", order, held=held)
+        await inquiry.accept()
+        [generation] = supervisor.submitted
+        generation.take(Piece(generation.id, "z", (7,) * UNCOUNTED_BYTES))
+        await asyncio.sleep(0)
+        assert generation.is_done
+        with pytest.raises(ApiError) as refused:
+            await anext(inquiry.pieces())
+        service = SimpleNamespace(metrics=metrics, remember=lambda inquiry, how: None)
+        routes._abandon(cast(Any, service), inquiry, refused.value)
+        return supervisor.submitted
+
+    assert asyncio.run(work()) == aborted
 
 
 def test_what_is_kept_of_a_token_takes_no_more_than_is_counted() -> None:

@@ -46,6 +46,7 @@ class Choice:
     #: Packed, as they came (`wire/logprobs.py`).
     logprobs: bytearray = field(default_factory=bytearray)
     prompt_logprobs: bytes = b""
+    was_told_of_prompt: bool = False
     ending: Ending | None = None
     #: What a text became in place of an answer, as a worker says it.
     vector: bytes = b""
@@ -88,6 +89,8 @@ class Inquiry:
         #: Whether the logprobs of its tokens are needed once they have been told one by one.
         self.keeps_logprobs = True
         self.kept = KeptAnswer(held)
+        #: Generations that had not ended when nobody waited for them any more.
+        self.cancelled: list[Generation] = []
         #: Why no more of it is kept, once that is so.
         self._refusal: ApiError | None = None
         self.created = int(time.time())
@@ -133,6 +136,10 @@ class Inquiry:
 
     def _listener(self, choice: Choice) -> Any:
         def listen(generation: Generation, event: WorkerEvent) -> None:
+            if isinstance(event, Piece) and event.prompt_logprobs:
+                if choice.was_told_of_prompt:  # it was resumed, and they are the same
+                    event = msgspec.structs.replace(event, prompt_logprobs=b"")
+                choice.was_told_of_prompt = True
             if self._refusal is not None or not self._keep(event):
                 return
             newest = choice.newest
@@ -230,6 +237,7 @@ class Inquiry:
         """Nobody waits for the answer any more."""
         for choice in self.choices:
             if not choice.generation.is_done:
+                self.cancelled.append(choice.generation)
                 self.supervisor.cancel(choice.generation)
             choice.generation.forget_who_waits()
 

@@ -436,10 +436,8 @@ async def _stream(
 
 
 def _abandon(service: Service, inquiry: Inquiry, error: BaseException) -> None:
-    generations = [choice.generation for choice in inquiry.choices]
-    left = [g for g in generations if g.prompt_ids is not None and not g.is_done]
-    service.metrics.count_aborted(left)
-    inquiry.cancel()
+    inquiry.cancel()  # where too much came it was already
+    service.metrics.count_aborted(g for g in inquiry.cancelled if g.prompt_ids is not None)
     is_cancelled = isinstance(error, asyncio.CancelledError | GeneratorExit | ClientLeft)
     if is_cancelled:
         service.metrics.count("cancelled")
