@@ -43,7 +43,7 @@ BUDGETS = {
     "worker": 1_050,
     "verify": 4_830,
     "peers": 1_250,
-    "server": 15_350,
+    "server": 15_360,
     "ray": 650,
     "cli": 9_800,
     "audit": 1_900,
