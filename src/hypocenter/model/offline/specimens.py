@@ -487,8 +487,13 @@ def _of_drafts(vendor: str) -> list[Specimen]:
     of_tokens = {name: ids(rows) for name in names}
     for settings in (allocate_undefined("settings", DType.I64, (rows, 8), gpu.name), None):
         for hidden_rows in (ids(rows), None):
-            others = {"settings": settings, "hidden_rows": hidden_rows}
-            step = StepTensors(**of_tokens, counts=ids(2), block_tables=ids(rows, 512), **others)
+            step = StepTensors(
+                **of_tokens,
+                counts=ids(2),
+                block_tables=ids(rows, 512),
+                settings=settings,
+                hidden_rows=hidden_rows,
+            )
             advance_drafts(builder, state, step, num_rows=rows, block_size=16)
     for num_slots in (4096, 1 << 20):
         x, table = (
