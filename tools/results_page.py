@@ -60,6 +60,9 @@ _KINDS = {
         "an audit of a small random model of each architecture",
         "benchmarks/audit_figures.py families",
     ),
+    "verify-plants-*": (
+        "what `hypo verify --quick` says of changed kernels", "benchmarks/verify_figures.py"
+    ),
     "audit-canaries-*": (
         "errors that the gates of an audit planted and saw", "benchmarks/audit_figures.py canaries"
     ),
@@ -395,6 +398,21 @@ def _audited(told: Mapping[str, Any]) -> str:
     return table
 
 
+def _plants(told: Mapping[str, Any]) -> str:
+    """Each changed kernel, and which stages of a verification found it."""
+    rows = [
+        (
+            row["plant"],
+            row.get("why", row["verdict"]),
+            ", ".join(row["caught_by"]),
+            str(len(row.get("forms", ()))),
+            str(row.get("seconds", "")),
+        )
+        for row in told["rows"]
+    ]
+    return _lines(rows, "changed", "verdict", "caught by", "forms named", "seconds in all")
+
+
 def _canaries(told: Mapping[str, Any]) -> str:
     rows = [
         (row["gate"], str(row["runs"]), row["planted"], f"{row['num_seen']:,} of "
@@ -447,6 +465,7 @@ _MAKERS: dict[str, Callable[[Any], str]] = {
     "paced-*": _servers,
     "attack-*": _attacks,
     "audit-families-*": _audited,
+    "verify-plants-*": _plants,
     "audit-canaries-*": _canaries,
     "perplexity-float64*": _perplexities,
     "trace-cost-*": _traced,
