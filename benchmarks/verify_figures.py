@@ -3,7 +3,7 @@ the source of a copy of the package.
 
     python benchmarks/verify_figures.py cpu    # or sim:h200, emu:mi300x, cuda
 
-Writes `benchmarks/results/verify-plants-DEVICE.json`, row by row; the first row has no mistake.
+Each device has a file of `benchmarks/results/`, written row by row; its first row has no mistake.
 """
 
 from __future__ import annotations
