@@ -93,12 +93,13 @@ def relative_error(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 
 def is_of_few(case: SimpleNamespace) -> bool:
-    """Plain, of joined matrices, and of rows by turns with states."""
-    return case.name in ("llama", "phi3", "qwen35")
+    """Plain, of joined matrices, of rows by turns with states, and of experts."""
+    return case.name in ("llama", "phi3", "qwen35", "qwen3moe")
 
 
-FAMILIES = ("llama", "phi3", "qwen35", "gemma2", "falcon-h1", "deepseek2-v2", "qwen2moe", "granite",
-    "command-r", "gemma4-e", "lfm2")  # fmt: skip
+FAMILIES = ("llama", "phi3", "qwen35", "gemma2", "falcon-h1", "deepseek2-v2", "qwen2moe",
+    "granite", "command-r", "gemma4-e", "lfm2", "qwen3moe", "gpt-oss", "mixtral",
+    "gemma4-experts")  # fmt: skip
 
 
 @pytest.mark.tier("sim", fast=is_of_few)
@@ -144,7 +145,7 @@ def test_rows_of_the_token_table_are_adapted(name: str, folder: Path) -> None:
 
 #: Of what each rank has: heads and inner columns, joined matrices, a shared expert, biases and
 #: copies of keys, an untied table in parts.
-SPLIT = ("llama", "phi3", "qwen2moe", "gemma2", "qwen2", "starcoder2")
+SPLIT = ("llama", "phi3", "qwen2moe", "mixtral", "gemma2", "qwen2", "starcoder2")
 
 
 @pytest.mark.tier("sim")
@@ -231,6 +232,38 @@ def test_a_gpu_applies_adapters_alike(device: str, folder: Path) -> None:
     assert (bits(together[2]) == bits(base)).all()
     plain = whole_logits(model.path, ids=IDS[:3], **fields)
     assert (bits(plain) == bits(base)).all()
+
+
+@pytest.mark.tier("sim", fast=lambda case: case.device == "cpu")
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [("qwen3moe", "cpu"), ("gpt-oss", "cpu"), ("qwen3moe", "sim:h200"), ("gpt-oss", "sim:mi300x")],
+)
+def test_requests_of_one_batch_have_other_experts_adapted(
+    name: str, device: str, folder: Path
+) -> None:
+    """Stacks of experts alone are adapted, of quantised weights and of floats."""
+    model = make_family(name, folder)
+    pairs = {one: pair for one, pair in random_pairs(model.path, 5, 9).items() if "_exps" in one}
+    assert len(pairs) > 3
+    first = write_adapter(folder / f"{name}-a.gguf", model.path, pairs)
+    few = {one: pair for one, pair in random_pairs(model.path, 9, 10).items() if "down_exps" in one}
+    second = write_adapter(folder / f"{name}-b.gguf", model.path, few, alpha=None)
+    fields: dict[str, Any] = {"device": device, "kv_dtype": "f32", "prefix_cache": False}
+    fields |= {"context_length": 64, "max_batch_tokens": 16}
+    asked: list[Lora] = [{"x": 0.5}, [], {"y": -1.0}, {"x": 0.25, "y": 1.0}]
+    with LLM(model.path, lora=[f"x={first}", f"y={second}"], **fields) as llm:
+        alone = [logits_of(llm, (IDS[:3], lora))[0] for lora in asked]
+        together = logits_of(llm, *((IDS[:3], lora) for lora in asked))
+    for one, other in zip(alone, together, strict=True):
+        assert (bits(one) == bits(other)).all()
+    scaled = {one: (down, up * np.float32(16 / 5)) for one, (down, up) in pairs.items()}
+    both = [(scaled, 0.25), (few, 1.0)]
+    right = whole_logits(merged(folder / f"{name}-ab.gguf", model.path, both), ids=IDS[:3])
+    assert relative_error(together[3], right) < TOLERANCE
+    plain = whole_logits(model.path, ids=IDS[:3])
+    assert relative_error(together[1], plain) < TOLERANCE
+    assert min(relative_error(one, plain) for one in together[2:]) > 100 * TOLERANCE
 
 
 def test_quantised_weights_are_adapted_by_the_activations_themselves(folder: Path) -> None:

@@ -56,6 +56,16 @@ def test_what_adapters_launch_has_contracts_that_the_doctor_knows() -> None:
         assert contract_of(one.kernel, list(one.facts), one.contract.declaration) is one.contract
 
 
+def test_what_adapters_of_experts_launch_has_contracts_that_the_doctor_knows() -> None:
+    model = AbstractModel("amd", "qwen3moe", DType.Q8_0, DType.F16, adapters=DType.F16)
+    launches = [one for one in model.plan(16).launches if "experts_adapter" in one.kernel]
+    assert {one.kernel for one in launches} == {"experts_adapter_down", "experts_adapter_up"}
+    assert len(launches) == 2 * 3, "beside each stack of the layer"
+    for one in launches:
+        assert isinstance(one.contract, Contract)
+        assert contract_of(one.kernel, list(one.facts), one.contract.declaration) is one.contract
+
+
 def test_a_layer_with_an_adapter_is_unlike_those_without() -> None:
     gpu = AbstractGpu("nvidia")
     devices.use_backend(gpu)

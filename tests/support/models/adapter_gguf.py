@@ -12,20 +12,21 @@ from gguf.quants import dequantize, quantize
 
 from models.gguf_edit import Tensors, rewritten
 
-#: Of a matrix [n, k]: A [rank, k], and B [n, rank].
+#: Of a matrix [n, k]: A [rank, k], and B [n, rank]; of a stack of experts as many of each.
 Pair = tuple[np.ndarray, np.ndarray]
 TOKEN_TABLE = "token_embd.weight"
 
 
-def adapted_matrices(base: Path) -> dict[str, tuple[int, int]]:
-    """The matrices of a model that adapters stand beside, with their shapes [n, k]."""
+def adapted_matrices(base: Path) -> dict[str, tuple[int, ...]]:
+    """The matrices of a model that adapters stand beside, with their shapes [n, k], and stacks of
+    experts [num_experts, n, k]."""
     skipped: tuple[str, ...]
-    skipped = "token_embd", "norm", "_exps", "ffn_gate_inp", "attn_k_b", "attn_v_b", "attn_kv_b"
+    skipped = "token_embd", "norm", "ffn_gate_inp", "attn_k_b", "attn_v_b", "attn_kv_b"
     skipped += "conv", "per_layer_token_embd", "ssm_a", "ssm_d"
     return {
-        tensor.name: (int(tensor.shape[1]), int(tensor.shape[0]))
+        tensor.name: tuple(int(length) for length in reversed(tensor.shape))
         for tensor in gguf.GGUFReader(base).tensors
-        if len(tensor.shape) == 2
+        if (len(tensor.shape) == 2 or "_exps" in tensor.name)
         and tensor.name.endswith(".weight")
         and not any(part in tensor.name for part in skipped)
     }
@@ -34,9 +35,9 @@ def adapted_matrices(base: Path) -> dict[str, tuple[int, int]]:
 def random_pairs(base: Path, rank: int, seed: int, size: float = 0.5) -> dict[str, Pair]:
     """One beside each such matrix, which changes it by about `size` of what random rows have."""
     rng, pairs = np.random.default_rng(seed), {}
-    for name, (num_rows, num_columns) in adapted_matrices(base).items():
-        down = rng.standard_normal((rank, num_columns)) / np.sqrt(num_columns)
-        up = size * rng.standard_normal((num_rows, rank)) / np.sqrt(rank)
+    for name, (*lead, num_rows, num_columns) in adapted_matrices(base).items():
+        down = rng.standard_normal((*lead, rank, num_columns)) / np.sqrt(num_columns)
+        up = size * rng.standard_normal((*lead, num_rows, rank)) / np.sqrt(rank)
         pairs[name] = down.astype(np.float32), up.astype(np.float32)
     return pairs
 

@@ -26,21 +26,31 @@ from hypocenter.device.cpu.vector_ir import LANES
 
 #: Ranks that belong to one adapter, and are multiplied together.
 RANKS = 8
-#: Rows of an item, and outputs.
-_ROWS, _OUTPUTS = 16, 64
+#: Outputs of an item.
+OUTPUTS = 64
+#: Rows of an item.
+_ROWS = 16
 
 
 @inline
-def _scale_of(scales: Any, sequences: Any, row: int, owner: int) -> float:
+def scale_of(scales: Any, sequences: Any, row: int, owner: int) -> float:
     return get(scales, get(sequences, row) * scales.shape[1] + owner)  # type: ignore[no-any-return]
 
 
 @inline
-def _ranks_of_row(
-    x: Any, x_at: int, down: Any, at: int, num_columns: int, scale: float, out: Any, out_at: int
+def ranks_of_row(
+    x: Any,
+    x_at: int,
+    down: Any,
+    at: int,
+    pitch: int,
+    num_columns: int,
+    scale: float,
+    out: Any,
+    out_at: int,
 ) -> None:
-    """The products of a row with RANKS ranks."""
-    pitch, zero = down.shape[1], splat(np.float32(0))
+    """The products of a row with RANKS ranks, each `pitch` behind the one before."""
+    zero = splat(np.float32(0))
     t0, t1, t2, t3, t4, t5, t6, t7 = zero, zero, zero, zero, zero, zero, zero, zero
     for column in range(0, num_columns, LANES):
         value, w_at = load_first(x, x_at + column, num_columns - column), at + column
@@ -89,48 +99,51 @@ def adapter_down(
         tile, block = item % num_tiles, item // num_tiles
         owner, factor = get(owners, tile), get(factors, tile)
         for row in range(_ROWS * block, min(_ROWS * (block + 1), num_rows)):
-            scale = _scale_of(scales, sequences, row, owner)
+            scale = scale_of(scales, sequences, row, owner)
             out_at = row * products.shape[1] + RANKS * tile
             if scale == zero:
                 for rank in range(RANKS):
                     put(products, out_at + rank, zero)
             else:
-                at = RANKS * tile * down.shape[1]
-                x_at = row * x.shape[1]
-                _ranks_of_row(x, x_at, down, at, num_columns, scale * factor, products, out_at)
+                pitch, x_at = down.shape[1], row * x.shape[1]
+                at, count_of = RANKS * tile * pitch, scale * factor
+                ranks_of_row(x, x_at, down, at, pitch, num_columns, count_of, products, out_at)
 
 
 @inline
-def _outputs_of_row(
+def outputs_of_row(
     products: Any,
-    row: int,
+    made_at: int,
     up: Any,
-    column: int,
+    up_at: int,
+    pitch: int,
     owners: Any,
     scales: Any,
     sequences: Any,
+    row: int,
     out: Any,
+    out_at: int,
 ) -> None:
-    """64 outputs of a row, which is not touched where it has no adapter."""
-    pitch, zero = up.shape[1], splat(np.float32(0))
+    """64 outputs of a row of `sequences`, not touched where it has no adapter; each rank of `up`
+    is `pitch` behind the one before."""
+    zero = splat(np.float32(0))
     t0, t1, t2, t3 = zero, zero, zero, zero
     is_adapted = False
     for tile in range(owners.shape[0]):
-        if _scale_of(scales, sequences, row, get(owners, tile)) != np.float32(0):
+        if scale_of(scales, sequences, row, get(owners, tile)) != np.float32(0):
             is_adapted = True
             for rank in range(RANKS * tile, RANKS * (tile + 1)):
-                value = splat(get(products, row * products.shape[1] + rank))
-                at = rank * pitch + column
+                value = splat(get(products, made_at + rank))
+                at = up_at + rank * pitch
                 t0 = fma(value, load(up, at), t0)
                 t1 = fma(value, load(up, at + 16), t1)
                 t2 = fma(value, load(up, at + 32), t2)
                 t3 = fma(value, load(up, at + 48), t3)
     if is_adapted:
-        at = row * out.shape[1] + column
-        store(out, at, add(load(out, at), t0))
-        store(out, at + 16, add(load(out, at + 16), t1))
-        store(out, at + 32, add(load(out, at + 32), t2))
-        store(out, at + 48, add(load(out, at + 48), t3))
+        store(out, out_at, add(load(out, out_at), t0))
+        store(out, out_at + 16, add(load(out, out_at + 16), t1))
+        store(out, out_at + 32, add(load(out, out_at + 32), t2))
+        store(out, out_at + 48, add(load(out, out_at + 48), t3))
 
 
 @cpu_kernel
@@ -152,7 +165,10 @@ def adapter_up(
     Source: Hu et al., arXiv 2106.09685, section 4.1.
     """
     num_rows = get(counts, count)
-    for item in prange(up.shape[1] // _OUTPUTS):
+    for item in prange(up.shape[1] // OUTPUTS):
         for row in range(num_rows):
-            column = _OUTPUTS * item
-            _outputs_of_row(products, row, up, column, owners, scales, sequences, out)
+            column, pitch = OUTPUTS * item, up.shape[1]
+            made_at, out_at = row * products.shape[1], row * out.shape[1] + column
+            outputs_of_row(
+                products, made_at, up, column, pitch, owners, scales, sequences, row, out, out_at
+            )

@@ -10,11 +10,10 @@ from __future__ import annotations
 from hypocenter.base.tensor import Tensor
 from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
-from hypocenter.kernels.linear.adapter_cpu import RANKS
+from hypocenter.kernels.linear.adapter_cpu import OUTPUTS, RANKS
 from hypocenter.kernels.linear.linear_float_gpu import in_pairs
 from hypocenter.kernels.shared_gpu import as_offset, follow
 
-_OUTPUTS = 64
 #: Of so few rows each has programs of its own. A program waits for one part of a sum after the
 #: other, however many rows it has: more of them end sooner, though they read a matrix again.
 _FEW_ROWS = 64
@@ -169,7 +168,7 @@ def launch_up(
     rows = 1 if products.shape[0] <= _FEW_ROWS else 16
     plan.add_gpu(
         adapter_up_kernel,
-        grid=(up.shape[1] // _OUTPUTS, triton.cdiv(products.shape[0], rows)),
+        grid=(up.shape[1] // OUTPUTS, triton.cdiv(products.shape[0], rows)),
         num_tiles=owners.shape[0],
         num_adapters=scales.shape[1],
         num_warps=2 if rows == 1 else 4,
@@ -177,5 +176,5 @@ def launch_up(
         enable_fp_fusion=False,
         RANKS=RANKS,
         ROWS=rows,
-        OUTPUTS=_OUTPUTS,
+        OUTPUTS=OUTPUTS,
     )

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device.memory import allocate, rows
 from hypocenter.device.plan import PlanBuilder
+from hypocenter.kernels.experts.experts_adapter import experts_adapter
+from hypocenter.kernels.experts.experts_table import ExpertsTable
 from hypocenter.kernels.linear.adapter import adapter_down, adapter_up
 from hypocenter.kernels.linear.operands import Product
 from hypocenter.kernels.rowwise.embedding import lookup
@@ -19,11 +21,20 @@ from hypocenter.model.tensors.table import Adapted
 class Adapting:
     """Adapters beside the weights of a decoder, by the `id` of these, and scratch of all plans."""
 
-    def __init__(self, placed: Mapping[int, Adapted], inputs: StepInputs, max_tokens: int) -> None:
+    def __init__(
+        self,
+        placed: Mapping[int, Adapted],
+        inputs: StepInputs,
+        max_tokens: int,
+        num_experts_used: int = 1,
+    ) -> None:
         self._placed, self._inputs, self._is_on = placed, inputs, False
-        most = max((beside.num_ranks for beside in placed.values()), default=1)
+        most = max(
+            beside.num_ranks * (num_experts_used if beside.is_of_experts else 1)
+            for beside in placed.values()
+        )
         shape, device = (max_tokens, most), inputs.counts.device
-        #: Of each row its products with ranks, scaled.
+        #: Of each row, or each choice of experts of a token, its products with ranks, scaled.
         self._products = allocate("adapter_products", "decoder", DType.F32, shape, device=device)
         tables = [beside.table for beside in placed.values() if beside.table is not None]
         #: Of each token its row of A beside the token table, where an adapter has one.
@@ -49,6 +60,30 @@ class Adapting:
         for product in products:
             if self.stands_beside([product.weight]):
                 self._add_one(plan, x, self._placed[id(product.weight)], product.out, count)
+
+    def add_of_experts(
+        self, plan: PlanBuilder, x: Tensor, products: Iterable[Product], table: ExpertsTable
+    ) -> None:
+        """Append what is added to products of the sorted rows of x with experts."""
+        for product in products:
+            if self.stands_beside([product.weight]):
+                beside, inputs = self._placed[id(product.weight)], self._inputs
+                assert inputs.adapter_scales is not None
+                experts_adapter(
+                    plan,
+                    x,
+                    beside.down,
+                    beside.up,
+                    product.out,
+                    rows(self._products, 0, table.ids.shape[0]),
+                    table,
+                    owners=beside.owners,
+                    factors=beside.factors,
+                    scales=inputs.adapter_scales,
+                    sequences=inputs.sequence_rows,
+                    counts=inputs.counts,
+                    num_columns=beside.num_columns,
+                )
 
     def add_embedding(self, plan: PlanBuilder, token_table: Tensor, out: Tensor) -> None:
         """Append what is added to the rows of the token table, where they are looked up."""

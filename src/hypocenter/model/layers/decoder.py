@@ -81,7 +81,8 @@ class Decoder(LayerOps):
         )
         gathered = allocate_gathered(arch, max_tokens, device)
         beside = weights.adapters
-        adapting = Adapting(beside, inputs, max_tokens) if beside else None
+        num_used = 1 if arch.experts is None else arch.experts.choice.num_used
+        adapting = Adapting(beside, inputs, max_tokens, num_used) if beside else None
         gated = gated_operands(arch, weights.dtypes, max_tokens, device)
         super().__init__(arch, inputs.counts, operands, gated, group, gathered, adapting)
         on_host = [layer for layer in weights.layers if layer.is_on_host(device)]
@@ -470,8 +471,8 @@ class Decoder(LayerOps):
         norm(b.x, norms.router, out=b.hidden)
         mixture.choose(plan, b.hidden, w.mixture, counts, self._operands.next(b.x.shape[0]))
         norm(b.x, norms.experts, out=b.hidden)
-        mixture.give(plan, b.hidden, w.mixture.experts)
-        mixture.apply_experts(plan, w.mixture.experts)
+        mixture.give(plan, b.hidden, w.mixture.experts, self._adapting)
+        mixture.apply_experts(plan, w.mixture.experts, self._adapting)
         normed, x_codes = self._norm(plan, b.x, Norm(w.ffn_norm), b.hidden, *w.dense.read)
         codes = self._gate_up(plan, b, w.dense, normed, x_codes, width)
         self._linear(plan, b.gate, (w.dense.down, both, None), ready=codes)

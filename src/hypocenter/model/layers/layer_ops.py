@@ -240,8 +240,8 @@ class LayerOps:
         arch, counts = self.arch, self._counts
         rms_norm(plan, b.x, norm, arch.norm_eps, b.hidden, counts, width=arch.width)
         mixture.choose(plan, b.hidden, w, counts, self._operands.next(b.x.shape[0]))
-        mixture.give(plan, b.hidden, w.experts)
-        mixture.apply_experts(plan, w.experts)
+        mixture.give(plan, b.hidden, w.experts, self._adapting)
+        mixture.apply_experts(plan, w.experts, self._adapting)
         if w.shared is not None:
             assert arch.experts is not None
             assert mixture.shared is not None

@@ -20,9 +20,11 @@ from hypocenter.kernels.linear.linear import linear_several
 from hypocenter.kernels.linear.operands import Operands, Product, reads_operands_alone
 from hypocenter.kernels.linear.quantise import gather_operands, prepare_operands
 from hypocenter.kernels.rowwise.activation import gate, gate_codes
+from hypocenter.kernels.rowwise.embedding import gather
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.facts.experts import Experts
+from hypocenter.model.layers.adapting import Adapting
 from hypocenter.model.tensors.table import FeedForward, Mixture
 
 
@@ -138,15 +140,23 @@ class MixtureBuffers:
         if not self.table.is_fixed:
             group(plan, self.table, counts)
 
-    def give(self, plan: PlanBuilder, hidden: Tensor, weights: FeedForward) -> None:
-        """Append what experts read of the rows of `hidden`."""
+    def give(
+        self, plan: PlanBuilder, hidden: Tensor, weights: FeedForward, adapting: Adapting | None
+    ) -> None:
+        """Append what experts, and adapters beside them, read of the rows of `hidden`."""
         table, into = self.table, self.operands
+        if adapting is not None and adapting.stands_beside(weights.read):
+            gather(plan, hidden, table.sources, self.sorted_x, table.counts)
+            prepare_operands(plan, self.sorted_x, weights.read, into, table.counts, count=1)
+            return
         gather_operands(
             plan, hidden, table.sources, weights.read, into, table.counts, self.sorted_x
         )
 
-    def apply_experts(self, plan: PlanBuilder, weights: FeedForward) -> None:
-        """Append the feed-forward of each sorted row, by its expert."""
+    def apply_experts(
+        self, plan: PlanBuilder, weights: FeedForward, adapting: Adapting | None
+    ) -> None:
+        """Append the feed-forward of each sorted row, by its expert and by what stands beside."""
         table, x = self.table, self.sorted_x
         down = Product(weights.down, x, weights.down_bias)
         if weights.gate_up is not None:
@@ -170,7 +180,10 @@ class MixtureBuffers:
             Product(weights.up, self.up, weights.up_bias),
         )
         experts_linear(plan, x, both, table, self.operands)
-        if reads_operands_alone([weights.down], plan.device):
+        if adapting is not None:
+            adapting.add_of_experts(plan, x, both, table)
+        is_adapted = adapting is not None and adapting.stands_beside([weights.down])
+        if reads_operands_alone([weights.down], plan.device) and not is_adapted:
             gate_codes(
                 plan,
                 self.gate,
@@ -184,6 +197,8 @@ class MixtureBuffers:
             gate(plan, self.gate, self.up, self.activation, table.counts)
             prepare_operands(plan, self.gate, [weights.down], self.gated, table.counts)
         experts_linear(plan, self.gate, [down], table, self.gated)
+        if adapting is not None:
+            adapting.add_of_experts(plan, self.gate, [down], table)
 
     def mix_into(
         self, plan: PlanBuilder, x: Tensor, counts: Tensor, *, with_shared: bool, accumulate: bool

@@ -286,6 +286,10 @@ def _of_adapters(vendor: str) -> Iterator[Specimen]:
         model = AbstractModel(vendor, "llama", DType.Q8_0, DType.F16, adapters=dtype)
         plan = model.plan(num_tokens)
         yield from _own_specimens("adapter", plan, f"{dtype.name.lower()} adapters")
+        model = AbstractModel(vendor, "qwen3moe", DType.Q8_0, DType.F16, adapters=dtype)
+        plan = model.plan(num_tokens)
+        own = "experts_adapter"
+        yield from _own_specimens(own, plan, f"{dtype.name.lower()} adapters of experts")
 
 
 def _of_traces(vendor: str) -> Iterator[Specimen]:

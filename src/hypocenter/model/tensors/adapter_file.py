@@ -2,13 +2,15 @@
 
 Keys and names are those of llama.cpp's convert_lora_to_gguf.py: `general.type` is `adapter`,
 `adapter.type` is `lora`, and beside a matrix NAME [n, k] stand NAME.lora_a [rank, k] and
-NAME.lora_b [n, rank]. Of the product counts `adapter.lora.alpha` / rank. Beside the token table
-[vocab, width] stand A [vocab, rank], of which rows are looked up, and B [width, rank].
+NAME.lora_b [n, rank]. Of the product counts `adapter.lora.alpha` / rank. Beside a stack of experts
+both have an axis of experts first. Beside the token table [vocab, width] stand A [vocab, rank], of
+which rows are looked up, and B [width, rank].
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +37,9 @@ _INVOKED = "adapter.alora.invocation_tokens"
 @dataclass(frozen=True, slots=True)
 class LowRankPair:
     """What an adapter has beside one matrix: `down` A [rank, k] and `up` B [n, rank], both f32 and
-    finite; `factor`: what their product counts. `is_half`: all their numbers are f16's. Beside the
-    token table `down` is A [vocab, rank], and `up` B [width, rank]."""
+    finite; `factor`: what their product counts. `is_half`: all their numbers are f16's. Beside a
+    stack of experts they are [num_experts, rank, k] and [num_experts, n, rank]. Beside the token
+    table `down` is A [vocab, rank], and `up` B [width, rank]."""
 
     down: Array
     up: Array
@@ -126,18 +129,21 @@ def _pair(
     is_table = is_token_table(spec)
     _require_adaptable(file, spec, is_table=is_table)
     down, up = (file.tensors[target + end] for end in _ENDS)
-    rank, (num_rows, num_columns) = _rank(file, down, axis=1 if is_table else 0), spec.shape
-    shapes = (rank, num_columns), (num_rows, rank)
+    *lead, num_rows, num_columns = spec.shape
+    num_axes = len(spec.shape)
+    rank = _rank(file, down, num_axes, axis=-1 if is_table else -2)
+    shapes = (*lead, rank, num_columns), (*lead, num_rows, rank)
     if is_table:
         shapes = (num_rows, rank), (num_columns, rank)
     for info, wanted in zip((down, up), shapes, strict=True):
-        if _two_axes(info) != wanted:
+        if _with_ones(info, num_axes) != wanted:
             limit = f"{target} of this model is {spec.shape}, so it must be {wanted}"
             way_out = "open the model that it was made for"
             raise BadModelFile(file.path, f"{info.name} shape", info.shape, limit, way_out)
     factor = alpha / rank if alpha else 1.0
     is_half = down.dtype is DType.F16 and up.dtype is DType.F16
-    return LowRankPair(_numbers(file, down), _numbers(file, up), factor, is_half)
+    numbers = [_numbers(file, info, num_axes) for info in (down, up)]
+    return LowRankPair(numbers[0], numbers[1], factor, is_half)
 
 
 def is_token_table(spec: TensorSpec) -> bool:
@@ -149,9 +155,9 @@ def _require_adaptable(file: GGUFFile, spec: TensorSpec, *, is_table: bool) -> N
     """Raises UnsupportedModel for a tensor beside which no adapter is applied."""
     if is_table and spec.kind is TensorKind.TABLE:
         return
-    if spec.kind is TensorKind.MATRIX and len(spec.shape) == 2 and not is_table:
+    if spec.kind is TensorKind.MATRIX and not is_table:
         return
-    limit = "matrices of attention, feed-forwards and logits are adapted, and no experts"
+    limit = "matrices of attention, feed-forwards, experts and logits are adapted"
     if is_table:
         limit = (
             "this model makes its logits with that table, too, which the adapter was not made for"
@@ -160,26 +166,26 @@ def _require_adaptable(file: GGUFFile, spec: TensorSpec, *, is_table: bool) -> N
     raise UnsupportedModel(file.path, "adapted tensor", spec.name, limit, way_out)
 
 
-def _rank(file: GGUFFile, down: TensorInfo, *, axis: int) -> int:
-    rank = _two_axes(down)[axis]
+def _rank(file: GGUFFile, down: TensorInfo, num_axes: int, *, axis: int) -> int:
+    rank = _with_ones(down, num_axes)[axis]
     if not 1 <= rank <= MAX_RANK:
         raise BadModelFile.out_of_range(file.path, f"rank of {down.name}", rank, 1, MAX_RANK)
     return rank
 
 
-def _two_axes(info: TensorInfo) -> tuple[int, ...]:
+def _with_ones(info: TensorInfo, num_axes: int) -> tuple[int, ...]:
     """Its shape, with the axes of 1 that a file may leave out."""
-    return (1,) * (2 - len(info.shape)) + tuple(info.shape)
+    return (1,) * (num_axes - len(info.shape)) + tuple(info.shape)
 
 
-def _numbers(file: GGUFFile, info: TensorInfo) -> Array:
-    """A matrix as f32; raises BadModelFile for a number that is none."""
-    num_rows, num_columns = _two_axes(info)
-    raw = file.raw(info.name).reshape(num_rows, info.dtype.num_bytes(num_columns))
-    values = np.array(dequantise(raw, info.dtype, num_columns), np.float32)
+def _numbers(file: GGUFFile, info: TensorInfo, num_axes: int) -> Array:
+    """A matrix or a stack of them as f32; raises BadModelFile for a number that is none."""
+    *lead, num_columns = _with_ones(info, num_axes)
+    raw = file.raw(info.name).reshape(math.prod(lead), info.dtype.num_bytes(num_columns))
+    rows = np.array(dequantise(raw, info.dtype, num_columns), np.float32)
+    values = rows.reshape(*lead, num_columns)
     if not np.isfinite(values).all():
-        row, column = (int(at) for at in np.argwhere(~np.isfinite(values))[0])
+        at = [int(index) for index in np.argwhere(~np.isfinite(values))[0]]
         limit = "an adapter has finite numbers; download it again"
-        field = f"{info.name}[{row}, {column}]"
-        raise BadModelFile(file.path, field, float(values[row, column]), limit)
+        raise BadModelFile(file.path, f"{info.name}{at}", float(values[tuple(at)]), limit)
     return values

@@ -126,11 +126,10 @@ def part_of_adapters(
             return pair
         lengths = specs[name].segments_along(axis), parts[name].segments_along(axis)
         runs = runs_of(list(zip(*lengths, strict=True)), own[1].part)
-        values = pair.down.T if axis == -1 else pair.up
-        kept = np.concatenate([values[begin:end] for begin, end in runs])
+        of_axis = np.concatenate([np.arange(begin, end) for begin, end in runs])
         if axis == -1:
-            return replace(pair, down=np.ascontiguousarray(kept.T))
-        return replace(pair, up=kept)
+            return replace(pair, down=np.ascontiguousarray(pair.down.take(of_axis, axis)))
+        return replace(pair, up=pair.up.take(of_axis, axis))
 
     files = (
         replace(file, pairs={name: cut(name, pair) for name, pair in file.pairs.items()})
@@ -157,12 +156,19 @@ def with_adapters(
                 placed[id(weights.token_table)] = _place_table(spec.name, pairs, device)
                 continue
             # Each adapter's rows are shared out as those of the matrix are.
-            parts = [None if pair is None else matrix_parts(spec, pair.up) for pair in pairs]
+            parts = [None if pair is None else _up_parts(spec, pair.up) for pair in pairs]
             for number, loaded in enumerate(spec.loaded):
                 own = [None if part is None else part[number] for part in parts]
                 weight = _weight_at(weights, layer, loaded.place)
                 placed[id(weight)] = _place(spec.name, pairs, own, device)
     return replace(weights, adapters=placed)
+
+
+def _up_parts(spec: TensorSpec, up: Array) -> list[Array]:
+    """B of each weight that a matrix, or a stack of them, is loaded as."""
+    if up.ndim == 2:
+        return matrix_parts(spec, up)
+    return np.split(up, np.cumsum(spec.segments_along(-2))[:-1], axis=1)
 
 
 def _weight_at(weights: Weights, layer: int | None, place: str) -> Tensor:
@@ -188,14 +194,14 @@ def _place(
     for index, (pair, up) in enumerate(zip(pairs, ups, strict=True)):
         if pair is None or up is None:
             continue
-        num_tiles = -(-len(pair.down) // RANKS)
+        num_tiles = -(-pair.down.shape[-2] // RANKS)
         downs.append(_tiles_of(pair.down, num_tiles))
-        outs.append(_tiles_of(np.ascontiguousarray(up.T), num_tiles))
+        outs.append(_tiles_of(up.swapaxes(-1, -2), num_tiles))
         owners += [index] * num_tiles
         factors += [pair.factor] * num_tiles
 
     def put(label: str, values: Array) -> Tensor:
-        is_f16 = values.dtype == np.float32 and values.ndim == 2 and is_half
+        is_f16 = values.dtype == np.float32 and values.ndim > 1 and is_half
         values = values.astype(np.float16).view(np.uint16) if is_f16 else values
         kinds = {"float32": DType.F32, "uint16": DType.F16, "int32": DType.I32}
         kind = kinds[values.dtype.name]
@@ -204,11 +210,11 @@ def _place(
         return tensor
 
     return Adapted(
-        down=put("lora_a", np.concatenate(downs)),
-        up=put("lora_b", np.concatenate(outs)),
+        down=put("lora_a", np.concatenate(downs, axis=-2)),
+        up=put("lora_b", np.concatenate(outs, axis=-2)),
         owners=put("lora owners", np.array(owners, np.int32)),
         factors=put("lora factors", np.array(factors, np.float32)),
-        num_columns=next(pair.down.shape[1] for pair in pairs if pair is not None),
+        num_columns=next(pair.down.shape[-1] for pair in pairs if pair is not None),
     )
 
 
@@ -239,6 +245,7 @@ def _place_table(name: str, pairs: Sequence[LowRankPair | None], device: str) ->
 
 def _tiles_of(rows: Array, num_tiles: int) -> Array:
     """Rows of ranks, with zeros to whole tiles of them and to 64 columns."""
-    wide = np.zeros((num_tiles * RANKS, padded_rows(rows.shape[1])), np.float32)
-    wide[: rows.shape[0], : rows.shape[1]] = rows
+    *lead, num_ranks, num_columns = rows.shape
+    wide = np.zeros((*lead, num_tiles * RANKS, padded_rows(num_columns)), np.float32)
+    wide[..., :num_ranks, :num_columns] = rows
     return wide

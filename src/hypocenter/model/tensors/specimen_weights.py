@@ -78,10 +78,11 @@ def with_undefined_adapters(weights: Weights, dtype: DType | None) -> Weights:
         return weights
     placed, num_ranks = {}, 16
     for weight in (matrix for layer in weights.layers for matrix in layer.matrices):
-        num_rows, num_columns = weight.shape
+        num_rows, num_columns = weight.shape[-2:]
 
-        def ranks(name: str, width: int, device: str = weight.device) -> Tensor:
-            return allocate_undefined(name, dtype, (num_ranks, padded_rows(width)), device)
+        def ranks(name: str, width: int, of: Tensor = weight) -> Tensor:
+            shape = (*of.shape[:-2], num_ranks, padded_rows(width))
+            return allocate_undefined(name, dtype, shape, of.device)
 
         sizes, device = (num_ranks // RANKS,), weight.device
         placed[id(weight)] = Adapted(

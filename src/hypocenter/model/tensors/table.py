@@ -281,8 +281,9 @@ def additions_of(tensors: Mapping[str, Tensor]) -> Additions | None:
 class Adapted:
     """What adapters have beside one matrix [n, k], rank after rank: `down` f16 or f32 [num_ranks, k
     padded to 64], `up` likewise [num_ranks, n padded to 64], and of each tile of ranks the adapter
-    it is of, `owners` i32, and what it counts, `factors` f32. Beside the token table, `table` F32
-    [vocab_size, num_ranks padded to 64] packed, of which rows are looked up for `down`."""
+    it is of, `owners` i32, and what it counts, `factors` f32. Beside a stack of experts `down` and
+    `up` have an axis of experts first. Beside the token table, `table` F32 [vocab_size, num_ranks
+    padded to 64] packed, of which rows are looked up for `down`."""
 
     down: Tensor
     up: Tensor
@@ -293,7 +294,11 @@ class Adapted:
 
     @property
     def num_ranks(self) -> int:
-        return int(self.down.shape[0])
+        return int(self.down.shape[-2])
+
+    @property
+    def is_of_experts(self) -> bool:
+        return len(self.down.shape) == 3
 
 
 @dataclass(frozen=True, slots=True)
