@@ -91,8 +91,8 @@ def reference(
     down: np.ndarray[Any, Any],
     up: np.ndarray[Any, Any],
 ) -> np.ndarray[Any, Any]:
-    """B_e (A_e x) in float64 of rows x [num_rows, k], each with an expert e of ids [num_rows], where
-    A is [num_experts, rank, k] and B [num_experts, n, rank]."""
+    """B_e (A_e x) in float64 of rows x [num_rows, k], each with an expert e of ids [num_rows]; A is
+    [num_experts, rank, k], B [num_experts, n, rank]."""
     wide = np.einsum("tk,trk->tr", x.astype(np.float64), down.astype(np.float64)[ids])
     out: np.ndarray[Any, Any] = np.einsum("tr,tnr->tn", wide, up.astype(np.float64)[ids])
     return out
