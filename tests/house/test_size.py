@@ -36,7 +36,7 @@ BUDGETS = {
     "replay": 6_950,
     "check": 5_065,
     "doctor": 25_160,
-    "kernels": 20_500,
+    "kernels": 20_560,
     "hub": 1_650,
     "model": 14_480,
     "engine": 10_850,

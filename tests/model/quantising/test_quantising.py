@@ -14,6 +14,7 @@ from models.family_table import VOCAB_SIZE
 from models.tiny_gguf import write_tiny
 from models.unquantised_gguf import WIDTH, importance_of, write_imatrix, write_unquantised
 
+from hypocenter import LLM
 from hypocenter.base.errors import BadModelFile, UnsupportedModel, UsageError
 from hypocenter.base.tensor import DType
 from hypocenter.kernels.blocks.block_quantise import quantise_rows
@@ -103,6 +104,51 @@ def test_importance_counts_for_each_expert(tmp_path: Path) -> None:
     assert made.unweighed == ("token_embd.weight",)
 
 
+def test_nvfp4_has_a_factor_for_each_matrix(tmp_path: Path) -> None:
+    source = write_unquantised(tmp_path / "in.gguf", num_experts=4, ffn_width=256, num_layers=1)
+    made = _made(source, tmp_path / "out.gguf", "NVFP4")
+    with open_gguf(source) as old, open_gguf(tmp_path / "out.gguf") as new:
+        assert check(new).findings == ()
+        assert new.metadata["general.file_type"] == 39
+        for name in (one for one, info in new.tensors.items() if info.dtype is DType.NVFP4):
+            num_matrices = old.tensors[name].shape[0] if "_exps" in name else 1
+            scales = new.raw(f"{name.removesuffix('.weight')}.scale").view(np.float32)
+            x = _rows(old, name).reshape(num_matrices, -1, old.tensors[name].shape[-1])
+            assert (scales == np.abs(x).max(axis=(1, 2)) / np.float32(2688)).all(), name
+            parts = zip(x, scales, new.raw(name).reshape(num_matrices, -1), strict=True)
+            for matrix, scale, found in parts:
+                blocks = quantise_rows(matrix / scale, DType.NVFP4)
+                assert bytes(found) == blocks.tobytes()
+                read = scale * dequantise(blocks, DType.NVFP4, matrix.shape[1])
+                assert np.square(read - matrix).mean() < 0.0125 * np.square(matrix).mean()
+        assert new.tensors["token_embd.weight"].dtype is DType.Q6_K
+        assert "token_embd.scale" not in new.tensors
+    assert made.num_tensors == {DType.F32: 5 + 7 + 1, DType.NVFP4: 7, DType.Q6_K: 2}
+    with (
+        LLM(source, device="cpu", context_length=64) as whole,
+        LLM(tmp_path / "out.gguf", device="cpu", context_length=64) as small,
+    ):
+        ids = list(range(3, 20))
+        right, ours = np.array(whole.logits(ids)), np.array(small.logits(ids))
+    assert np.square(ours - right).mean() < 0.05 * np.square(right).mean()
+
+
+def test_numbers_of_nvfp4_come_back_exactly(tmp_path: Path) -> None:
+    """Codes times scales, the largest of them times a power of two: so the factor is one."""
+    rng = np.random.default_rng(3)
+    scales = (1 + rng.integers(0, 8, (WIDTH, WIDTH // 16, 1)) / 8) * 2.0 ** rng.integers(-5, 8)
+    codes = rng.choice([0, 0.5, 1, 1.5, 2, 3, 4, -1, -6], (WIDTH, WIDTH // 16, 16))
+    codes[..., 3], scales[0, 0] = 6, 448
+    rows = np.asarray(2.0**-11 * scales * codes, np.float32).reshape(WIDTH, WIDTH)
+    name = "blk.1.attn_q.weight"
+    source = write_unquantised(tmp_path / "in.gguf", kind="F32", changed={name: rows})
+    _made(source, tmp_path / "out.gguf", "NVFP4")
+    with open_gguf(tmp_path / "out.gguf") as new:
+        scale = new.raw("blk.1.attn_q.scale").view(np.float32)
+        assert scale == [2.0**-11]
+        assert (scale * _rows(new, name) == rows).all()
+
+
 def test_rows_that_are_no_blocks_get_another_type(tmp_path: Path) -> None:
     source = write_unquantised(tmp_path / "in.gguf", num_layers=1, ffn_width=272)
     made = _made(source, tmp_path / "out.gguf", "Q4_K_S")
@@ -123,6 +169,7 @@ def _with(values: dict[int, float]) -> dict[str, np.ndarray]:
     [
         ({700: np.nan}, "Q8_0", "column 188 of row 2 of tensor 'blk.1.attn_q.weight' is nan, but"),
         ({700: np.inf}, "F16", "column 188 of row 2 of tensor 'blk.1.attn_q.weight' is inf, but"),
+        ({700: np.inf}, "NVFP4", "column 188 of row 2 of tensor 'blk.1.attn_q.weight' is inf, but"),
         ({700: 1e30}, "Q6_K", "is 1e[+]30, but Q6_K reaches not so far; take another type, such"),
         ({700: 1e9}, "Q4_0", "row 2 of tensor 'blk.1.attn_q.weight' is too large, but a number"),
         ({700: 1e5}, "F16", "row 2 of tensor 'blk.1.attn_q.weight' is too large, but a number"),

@@ -29,7 +29,8 @@ CONTRACT = Contract(
     Rule("num_columns % block_elements == 0", "rows must be whole blocks"),
     Rule("num_weights in (0, num_columns)", "each column has a weight, or none has"),
 )
-_PLAIN = (DType.Q4_0, DType.Q4_1, DType.Q5_0, DType.Q5_1, DType.Q8_0, DType.MXFP4)
+_MINIS = (DType.MXFP4, DType.NVFP4)
+_PLAIN = (DType.Q4_0, DType.Q4_1, DType.Q5_0, DType.Q5_1, DType.Q8_0, *_MINIS)
 _K = (DType.Q2_K, DType.Q3_K, DType.Q4_K, DType.Q5_K, DType.Q6_K)
 _OF_IQ1 = (DType.IQ1_S, DType.IQ1_M)
 _OF_IQ2_AND_IQ3 = (DType.IQ2_XXS, DType.IQ2_XS, DType.IQ2_S, DType.IQ3_XXS, DType.IQ3_S)
@@ -48,7 +49,7 @@ WRITTEN_TYPES: tuple[DType, ...] = (DType.F32, DType.F16, DType.BF16, *_KERNELS)
 #: Those that are searched for badly, or not at all, where no column has a weight.
 NEEDS_WEIGHTS = frozenset(_GRIDS) - {DType.IQ3_S}
 #: Those that make use of weights of columns; the others take none into account.
-WEIGHED = frozenset(_KERNELS) - {DType.Q8_0, DType.MXFP4, *_FEW_BITS}
+WEIGHED = frozenset(_KERNELS) - {DType.Q8_0, *_MINIS, *_FEW_BITS}
 
 
 def quantise_rows(x: Float32s, dtype: DType, weights: Float32s | None = None) -> Array:

@@ -1,4 +1,5 @@
-"""numba kernels that make blocks of 32 columns: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4 and IQ4_NL.
+"""numba kernels that make blocks of 32 columns: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4 and IQ4_NL;
+and of NVFP4, four groups of 16.
 
 `weights` says how much each column counts, for all rows alike, or is empty. Blocks are laid out as
 `kernels/weights/block_types.py` reads them.
@@ -225,10 +226,47 @@ def _make_mxfp4(x: Any, values: Any, blocks: Any) -> None:
             blocks[17 * n + 1 + i] = low | (nearest_e2m1(group[16 + i], scale, values) << 4)
 
 
+@inline_allocating
+def _e4m3_of(size: Any) -> Any:
+    """The byte of the e4m3 nearest to a size, halves away from 0. All from 256 on are the largest,
+    448: so ggml has it."""
+    if not size > _ZERO:
+        return 0
+    if size < np.float32(0.015625):  # subnormal
+        return min(int(size * np.float32(512) + np.float32(0.5)), 7)
+    bits = np.int64(np.float32(size).view(np.uint32))
+    code = ((bits >> 20) - (120 << 3)) + ((bits >> 19) & 1)
+    return code if code < 0x78 else 0x7E
+
+
+@inline_allocating
+def _half_of_e4m3(code: Any) -> Any:
+    """Half of what such a byte stands for, for codes are doubled."""
+    exponent, part = code >> 3, np.float32(code & 7)
+    if exponent == 0:
+        return part * np.float32(2.0**-10)
+    power = np.uint32((exponent + 119) << 23).view(np.float32)
+    return (_ONE + part * np.float32(0.125)) * power
+
+
+@inline_allocating
+def _make_nvfp4(x: Any, values: Any, blocks: Any) -> None:
+    for n in range(x.shape[0] // 16):
+        group, part = x[16 * n : 16 * n + 16], n % 4
+        size, _ = largest_size(group)
+        code = _e4m3_of(size / np.float32(6))
+        scale, at = _half_of_e4m3(code), 36 * (n // 4)
+        blocks[at + part] = code
+        for i in range(8):
+            low = nearest_e2m1(group[i], scale, values)
+            high = nearest_e2m1(group[8 + i], scale, values)
+            blocks[at + 4 + 8 * part + i] = low | (high << 4)
+
+
 @allocating_kernel
 def _quantise_plain_cpu(x: Any, weights: Any, blocks: Any, kind: int) -> None:
     """Formula: blocks = the codes and scales nearest to x as each type seeks them, `kind` being the
-    type's number in GGUF files: 2, 3, 6, 7, 8 or 39.
+    type's number in GGUF files: 2, 3, 6, 7, 8, 39 or 40.
     Shapes: x f32 [num_rows, num_columns]; weights f32 [num_columns] or [0]; blocks u8 [num_rows,
     row_bytes], written.
     Source: ggml's ggml-quants.c, quantize_row_*_ref and quantize_row_*_impl of these types.
@@ -249,5 +287,7 @@ def _quantise_plain_cpu(x: Any, weights: Any, blocks: Any, kind: int) -> None:
             _make_by_line(x[row], 31, blocks[row])
         elif kind == 8:
             _make_q8_0(x[row], blocks[row])
-        else:
+        elif kind == 39:
             _make_mxfp4(x[row], values, blocks[row])
+        else:
+            _make_nvfp4(x[row], values, blocks[row])

@@ -29,8 +29,10 @@ _BASES = {
 _PLAIN = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q6_K"),
     *("IQ4_NL", "IQ4_XS", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M"),
-    *("TQ1_0", "TQ2_0", "Q1_0", "Q2_0"),
+    *("TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "NVFP4"),
 )
+#: Those that `llama-quantize` does not have, though llama.cpp reads such files.
+OF_NO_PROGRAM = ("NVFP4",)
 #: Other names of mixes.
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 _NUMBERS = {name.partition("_")[2]: number for number, name in FILE_TYPES.items()}
@@ -45,7 +47,7 @@ class Mix:
     base: DType
 
 
-#: By name, as `llama-quantize` has them.
+#: By name, as `llama-quantize` has them, and NVFP4.
 MIXES = {
     name: Mix(name, _NUMBERS[name], _BASES.get(name) or DType[name])
     for name in sorted((*_PLAIN, *_BASES), key=lambda name: _NUMBERS[name])
@@ -94,6 +96,7 @@ _FALLBACKS = {
     **dict.fromkeys((*_NEED_WEIGHTS, DType.IQ3_S, DType.IQ4_XS), DType.IQ4_NL),
     **dict.fromkeys((DType.Q2_K, DType.Q3_K), DType.Q4_0),
     **dict.fromkeys((DType.TQ1_0, DType.TQ2_0, DType.Q2_0), DType.Q4_0),
+    DType.NVFP4: DType.IQ4_NL,
     DType.Q4_K: DType.Q5_0,
     DType.Q5_K: DType.Q5_1,
     DType.Q6_K: DType.Q8_0,
@@ -103,6 +106,7 @@ _OF_EMBEDDINGS = {
     **dict.fromkeys((*_ONE_BIT, "IQ2_XXS", "IQ2_XS"), DType.Q2_K),
     **dict.fromkeys(("IQ2_S", "IQ2_M", "IQ3_XXS"), DType.IQ3_S),
     **dict.fromkeys(("TQ1_0", "TQ2_0", "Q2_0"), DType.Q4_K),
+    "NVFP4": DType.Q6_K,
 }
 _ATTENTION_OUTPUTS = {
     "Q2_K": DType.Q3_K,

@@ -57,6 +57,9 @@ _MAX_VALUE_BYTES = 127
 #: No block with scales of f16 reaches it: the largest number is 65504 * 127 * 32, of Q6_K. Searches
 #: would take squares of what is far beyond, find infinity, and give zeros.
 _BEYOND_HALVES = np.float32(1 << 30)
+#: The largest number of a block of NVFP4: an e2m1 of 6 times an e4m3 of 448.
+_MOST_OF_NVFP4 = np.float32(6 * 448)
+_LEAST_SCALE = np.finfo(np.float32).tiny
 _OTHER_TYPE = "take another type, such as BF16"
 
 
@@ -108,18 +111,27 @@ def quantise(
     ]
     new_values = _new_values(request)
     dropped = tuple(key for key in _SPLIT_KEYS if key in file.metadata)
-    head, alignment = head_of(file, planned, new_values, dropped), alignment_of(file)
-    total = file_bytes(head, planned, alignment)
+    of_scales = [_scales_tensor(file, tensor) for tensor in planned]
+    both = [x for pair in zip(planned, of_scales, strict=True) for x in pair if x is not None]
+    head, alignment = head_of(file, both, new_values, dropped), alignment_of(file)
+    total = file_bytes(head, both, alignment)
     _require_room(out, total)
     done, whole = 0, sum(info.num_bytes for info in infos)
     with new_file(out, head, alignment) as writer:
-        for info, tensor, of_columns in zip(infos, planned, weights, strict=True):
+        tasks = zip(infos, planned, of_scales, weights, strict=True)
+        for info, tensor, scales_tensor, of_columns in tasks:
             importance = request.importance if of_columns is not None else None
-            for num_bytes in _write(file, info, tensor.dtype, importance, of_columns, writer):
+            scales = None if scales_tensor is None else _scales(file, info)
+            for num_bytes in _write(
+                file, info, tensor.dtype, importance, of_columns, scales, writer
+            ):
                 done += num_bytes
                 if progress is not None:
                     progress(f"quantizing {info.name}", done / whole)
             writer.end_tensor()
+            if scales is not None:
+                writer.write(scales.view(np.uint8))
+                writer.end_tensor()
             file.let_go(info.name)
     changed = [
         info.name
@@ -168,6 +180,38 @@ def _plan(
             _require_requantised(file, info, dtype, request)
         planned.append(PlannedTensor(info.name, dtype, info.shape))
     return planned, fallbacks
+
+
+def _scales_tensor(file: GGUFFile, tensor: PlannedTensor) -> PlannedTensor | None:
+    """What holds the factor of each matrix of a tensor that becomes NVFP4, where readers look for
+    one: beside matrices of layers and of the output, but not where gate and up of experts lie in
+    one tensor, nor where experts have factors of their own."""
+    name, old = tensor.name, file.tensors[tensor.name]
+    scale = name.removesuffix(".weight") + ".scale"
+    is_new = tensor.dtype is DType.NVFP4 and old.dtype is not DType.NVFP4
+    experts = FAMILIES[file.text("general.architecture")].experts
+    has_own = experts is not None and experts.stands_beside and "_exps" in name
+    if not is_new or has_own or "gate_up_exps" in name or scale in file.tensors:
+        return None
+    if name in EMBEDDINGS:
+        return None
+    return PlannedTensor(scale, DType.F32, (old.shape[0] if len(old.shape) == 3 else 1,))
+
+
+def _scales(file: GGUFFile, info: TensorInfo) -> Float32s:
+    """What each matrix of a tensor is divided by before it becomes NVFP4, f32 [num_matrices]: its
+    largest number becomes the type's. 1 where it has but zeros."""
+    num_matrices = info.shape[0] if len(info.shape) == 3 else 1
+    num_columns, largest = info.shape[-1], np.zeros(num_matrices, np.float32)
+    rows = file.raw(info.name).reshape(num_matrices, -1, info.dtype.num_bytes(num_columns))
+    step = max(1, _MAX_NUMBERS // num_columns)
+    for matrix in range(num_matrices):
+        for start in range(0, rows.shape[1], step):
+            x = dequantise(rows[matrix, start : start + step], info.dtype, num_columns)
+            largest[matrix] = max(largest[matrix], np.abs(x).max())
+    found = largest / _MOST_OF_NVFP4
+    usable = (found >= _LEAST_SCALE) & np.isfinite(found)  # of what is neither others tell
+    return np.where(usable, found, np.float32(1))
 
 
 def _require_requantised(
@@ -245,9 +289,11 @@ def _write(
     dtype: DType,
     importance: Importance | None,
     weights: Float32s | None,
+    scales: Float32s | None,
     writer: TensorWriter,
 ) -> Iterator[int]:
-    """Write a tensor in `dtype`; yields how many bytes of the old one are done.
+    """Write a tensor in `dtype`, each of its matrices divided by one of `scales` where there are
+    any; yields how many bytes of the old one are done.
 
     Raises BadModelFile, of the importance matrix where that is at fault, for what cannot be held.
     """
@@ -272,6 +318,8 @@ def _write(
         for start in range(matrix * rows_of_matrix, end, step):
             part = rows[start : min(start + step, end)]
             x = np.ascontiguousarray(dequantise(part, info.dtype, num_columns))
+            if scales is not None:
+                x = x / scales[matrix]
             _require_sound(file, info, start, x, dtype)
             blocks = quantise_rows(x, dtype, of_matrix)
             if importance is not None and of_matrix is not None:
@@ -291,8 +339,11 @@ def _require_sound(
     file: GGUFFile, info: TensorInfo, first_row: int, x: Float32s, dtype: DType
 ) -> None:
     """Raises BadModelFile for a number that is not finite, or beyond what scales of f16 reach."""
-    has_half_scales = dtype.is_quantised and dtype is not DType.MXFP4
-    bound = _BEYOND_HALVES if has_half_scales else np.float32(np.inf)
+    bound = _BEYOND_HALVES if dtype.is_quantised else np.float32(np.inf)
+    if dtype is DType.MXFP4:
+        bound = np.float32(np.inf)
+    if dtype is DType.NVFP4:
+        bound = np.nextafter(_MOST_OF_NVFP4 * np.float32(1.001), np.float32(np.inf))
     if (np.abs(x) < bound).all():
         return
     row, column = map(int, np.argwhere(~(np.abs(x) < bound))[0])
