@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
 pytest.importorskip("triton")
+from recorded.failed_comparison import with_failed_comparison
 from recorded.program_launch import Launch
 
 from hypocenter.base.dtypes import Array
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
-from hypocenter.record.compared import ComparedSide, ComparedUnequal
-from hypocenter.record.fault_record import FaultRecord
 
 ADDED = """
 def added_kernel(a_ptr, b_ptr, y_ptr, by_row, by_column, width, BLOCK: tl.constexpr):
@@ -72,29 +70,7 @@ def examined(
         strides={"b_ptr": (1, height)} if text is not WEIGHTED else {"b_ptr": (width, 1)},
     )
     bundle = launch.bundle(gave={"y_ptr": gave})
-    y = next(tensor for tensor in bundle.tensors if tensor.name == "y_ptr")
-    wrong = np.argwhere(~(np.abs(gave - want) <= 1e-3))
-    row, column = map(int, wrong[0])
-    sides = (
-        ComparedSide(
-            name="y", dtype="F32", value=float(gave[row, column]), data=gave.tobytes(),
-            address=y.address + 4 * (width * row + column), allocation=y.allocation,
-        ),
-        ComparedSide(
-            name="want", dtype="F32", value=float(want[row, column]), data=want.tobytes()
-        ),
-    )  # fmt: skip
-    event = ComparedUnequal(
-        seq=max(event.seq for event in bundle.events) + 1, step=2, site="program.py:50",
-        compared_at="program.py:49", sides=sides, shape=b.shape, index=(row, column),
-        num_different=len(wrong), num_elements=b.size, rtol=0.0, atol=1e-3,
-    )  # fmt: skip
-    fault = FaultRecord(
-        kind="error", message="AssertionError", call="`assert close`", is_statement=True,
-        site="program.py:50", is_asynchronous=False,
-    )  # fmt: skip
-    event = msgspec.structs.replace(event, **changes)
-    bundle = msgspec.structs.replace(bundle, events=(*bundle.events, event), fault=fault)
+    bundle = with_failed_comparison(bundle, gave, want, **changes)
     found = diagnose(bundle, allow_source=True)
     assert all(not rung.left_out for rung in found.rungs), found.rungs
     return found

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
 pytest.importorskip("triton")
+from recorded.failed_comparison import with_failed_comparison
 from recorded.program_launch import Launch
 
 from hypocenter.base.dtypes import Array
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
-from hypocenter.record.compared import ComparedSide, ComparedUnequal
-from hypocenter.record.fault_record import FaultRecord
 
 SCALED = """
 def scaled_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
@@ -55,30 +53,8 @@ def examined(
     tensors = {"x_ptr": ("F16", (4, 16)), "y_ptr": ("F16", (4, 16))}
     launch = Launch(text, tensors, grid=(4,), constants={"BLOCK": 16}, held={"x_ptr": X})
     bundle = launch.bundle(gave={"y_ptr": gave})
-    y = next(tensor for tensor in bundle.tensors if tensor.name == "y_ptr")
-    wrong = np.argwhere(~(np.abs(gave.astype(np.float64) - want) <= 0.05))
-    row, column = map(int, wrong[0])
-    sides = (
-        ComparedSide(
-            name="y", dtype="F16", value=float(gave[row, column]), data=gave.tobytes(),
-            address=y.address + 2 * (16 * row + column), allocation=y.allocation,
-        ),
-        ComparedSide(
-            name="want", dtype="F32", value=float(want[row, column]),
-            data=want.astype(np.float32).tobytes(),
-        ),
-    )  # fmt: skip
-    event = ComparedUnequal(
-        seq=max(event.seq for event in bundle.events) + 1, step=2, site="program.py:50",
-        compared_at="program.py:49", sides=sides, shape=(4, 16), index=(row, column),
-        num_different=len(wrong), num_elements=64, rtol=0.0, atol=0.05,
-    )  # fmt: skip
-    fault = FaultRecord(
-        kind="error", message="AssertionError", call="`assert err < 0.05`", is_statement=True,
-        site="program.py:50", is_asynchronous=False,
-    )  # fmt: skip
-    event = msgspec.structs.replace(event, **changes)
-    bundle = msgspec.structs.replace(bundle, events=(*bundle.events, event), fault=fault)
+    said = "`assert err < 0.05`"
+    bundle = with_failed_comparison(bundle, gave, want, within=0.05, call=said, **changes)
     found = diagnose(bundle, allow_source=True)
     assert all(not rung.left_out for rung in found.rungs), found.rungs
     return found

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import msgspec
 import numpy as np
 import pytest
 
 pytest.importorskip("triton")
+from recorded.failed_comparison import with_failed_comparison
 from recorded.program_launch import Launch
 
 from hypocenter.base.dtypes import Array
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
-from hypocenter.record.compared import ComparedSide, ComparedUnequal
 from hypocenter.record.events import Launched
-from hypocenter.record.fault_record import FaultRecord
 
 DOUBLED = """
 def doubled_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
@@ -60,29 +58,7 @@ def examined(
         [launched] = (event for event in bundle.events if isinstance(event, Launched))
         before = msgspec.structs.replace(launched, seq=launched.seq - 1)
         bundle = msgspec.structs.replace(bundle, events=(before, *bundle.events))
-    y = next(tensor for tensor in bundle.tensors if tensor.name == "y_ptr")
-    wrong = np.argwhere(gave != want.reshape(shape))
-    index = tuple(map(int, wrong[0]))
-    at = int(np.ravel_multi_index(index, shape))
-    sides = (
-        ComparedSide(
-            name="y", dtype="F32", value=float(gave[index]), data=gave.tobytes(),
-            address=y.address + 4 * at, allocation=y.allocation,
-        ),
-        ComparedSide(
-            name="want", dtype="F32", value=float(want.reshape(-1)[at]), data=want.tobytes()
-        ),
-    )  # fmt: skip
-    event = ComparedUnequal(
-        seq=max(event.seq for event in bundle.events) + 1, step=2, site="program.py:50",
-        compared_at="program.py:49", sides=sides, shape=shape, index=index,
-        num_different=len(wrong), num_elements=gave.size, rtol=0.0, atol=1e-3,
-    )  # fmt: skip
-    fault = FaultRecord(
-        kind="error", message="AssertionError", call="`assert close`", is_statement=True,
-        site="program.py:50", is_asynchronous=False,
-    )  # fmt: skip
-    bundle = msgspec.structs.replace(bundle, events=(*bundle.events, event), fault=fault)
+    bundle = with_failed_comparison(bundle, gave, want.reshape(shape))
     return diagnose(bundle, allow_source=True)
 
 

