@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from outside.checked import hypo_check
 
-PROGRAM = Path(__file__).parents[1] / "check_victims" / "turned_tile.py"
+PROGRAM = Path(__file__).with_name("turned_tile.py")
 #: Each target's stores into shared memory of that tile.
 NUM_STORES = {"gfx942": 4, "gfx950": 4, "gfx1100": 8, "gfx1201": 8}
 

@@ -32,7 +32,7 @@ rows = np.array([1, 0], np.int32)
 wanted = [
     (scale.shared, (x, counts, 0, 2.0)),
     (softcap.serial, (x, counts, 0, 2.0)),
-    (gather.serial, (x, rows, counts, np.zeros((2, 64), np.float32))),
+    (gather.serial, (x, rows, counts, 1, np.zeros((2, 64), np.float32))),
     (narrow.serial, (x, counts, np.zeros((2, 32), np.float32))),
     (scale.serial, (x[:, ::2], counts, 0, 2.0)),
     (scale.serial, (x, counts, 0, 2.0)),
