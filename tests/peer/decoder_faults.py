@@ -8,11 +8,9 @@ from typing import Any
 from unittest import mock
 
 from hypocenter.base.tensor import Tensor
-from hypocenter.device.cpu.lang import cpu_kernel, prange
-from hypocenter.device.cpu.vector import get, put
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention.kv_write import kv_write
-from hypocenter.kernels.rowwise import activation, activation_cpu
+from hypocenter.kernels.rowwise import activation
 from hypocenter.model.layers import decoder, heads, latent_attention, layer_ops, mixture
 
 
@@ -38,6 +36,21 @@ def without_rope() -> Iterator[None]:
 
 
 @contextmanager
+def _with_gates(others: dict[str, str]) -> Iterator[None]:
+    """Other kinds of gates; those of attention and of convolutions are left alone."""
+
+    def other(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor) -> None:
+        activation.gate(plan, gate, up, others.get(kind, kind), counts)
+
+    with (
+        mock.patch.object(decoder, "gate", other),
+        mock.patch.object(layer_ops, "gate", other),
+        mock.patch.object(mixture, "gate", other),
+    ):
+        yield
+
+
+@contextmanager
 def without_activation() -> Iterator[None]:
     """gate * up instead of silu(gate) * up; up instead of gelu(up)."""
 
@@ -45,8 +58,8 @@ def without_activation() -> Iterator[None]:
         pass
 
     with (
-        mock.patch.object(activation_cpu, "gate", _ungated),
-        mock.patch.object(decoder, "activate", left),
+        _with_gates(dict.fromkeys(("silu", "gelu", "clamped"), "plain")),
+        mock.patch.object(layer_ops, "activate", left),
     ):
         yield
 
@@ -55,22 +68,15 @@ def without_activation() -> Iterator[None]:
 def with_the_other_activation() -> Iterator[None]:
     """gelu where the family has silu, and the other way round; silu for the clamped gate.
 
-    Where there is no gate gelu and relu2 change places. Gates of attention and of convolutions are
-    left alone.
+    Where there is no gate gelu and relu2 change places.
     """
-
-    def swapped(plan: PlanBuilder, gate: Tensor, up: Tensor, kind: str, counts: Tensor) -> None:
-        other = {"silu": "gelu", "gelu": "silu", "clamped": "silu"}.get(kind, kind)
-        activation.gate(plan, gate, up, other, counts)
 
     def swapped_alone(plan: PlanBuilder, x: Tensor, kind: str, counts: Tensor) -> None:
         activation.activate(plan, x, {"relu2": "gelu", "gelu": "relu2"}[kind], counts)
 
     with (
-        mock.patch.object(decoder, "gate", swapped),
-        mock.patch.object(layer_ops, "gate", swapped),
-        mock.patch.object(mixture, "gate", swapped),
-        mock.patch.object(decoder, "activate", swapped_alone),
+        _with_gates({"silu": "gelu", "gelu": "silu", "clamped": "silu"}),
+        mock.patch.object(layer_ops, "activate", swapped_alone),
     ):
         yield
 
@@ -80,11 +86,3 @@ DECODER_FAULTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "no activation": without_activation,
     "silu <-> gelu": with_the_other_activation,
 }
-
-
-@cpu_kernel
-def _ungated(gate: Any, up: Any, counts: Any, kind: int) -> None:
-    width = gate.shape[1]
-    for row in prange(get(counts, 0)):
-        for at in range(row * width, (row + 1) * width):
-            put(gate, at, get(gate, at) * get(up, at))

@@ -119,7 +119,7 @@ def test_text_that_is_not_cut_has_the_ids_of_llama_cpp(tmp_path: Path) -> None:
     """Of sarvam-moe, with byte tokens that a converter of gpt2 files takes for words."""
     _setting("PEER_PYTHON")
     words = runpy.run_path(str(ROOT / "tests" / "model" / "text" / "test_blank_bpe.py"))
-    vocabulary, texts = words["VOCABULARY"], TEXTS + _random_texts(3) + words["_texts"]()
+    vocabulary, texts = words["vocabulary"](), TEXTS + _random_texts(3) + words["_texts"]()
     vocabulary = {**vocabulary, "kinds": [1 if kind == 6 else kind for kind in vocabulary["kinds"]]}
     path = tmp_path / "uncut.gguf"
     (name,) = UNCUT
