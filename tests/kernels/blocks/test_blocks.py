@@ -28,7 +28,7 @@ DIGESTS = json.loads((ROOT / "tests/fixtures/blocks_of_ggml.json").read_text())
 #: One type of each kind of search.
 FAST = (
     *("F16", "BF16", "Q4_0", "Q5_1", "Q8_0", "MXFP4", "Q2_K", "Q3_K", "Q4_K", "Q6_K", "IQ4_XS"),
-    *("IQ3_S", "IQ2_XXS", "TQ1_0"),
+    *("NVFP4", "IQ3_S", "IQ2_XXS", "TQ1_0"),
 )
 
 

@@ -59,6 +59,9 @@ _MAX_VALUE_BYTES = 127
 _BEYOND_HALVES = np.float32(1 << 30)
 #: The largest number of a block of NVFP4: an e2m1 of 6 times an e4m3 of 448.
 _MOST_OF_NVFP4 = np.float32(6 * 448)
+#: What a factor makes of the largest number of a matrix. ggml rounds all scales from 248 on to 448,
+#: which is too coarse for blocks that need less.
+_SCALED_NVFP4 = np.float32(6 * 240)
 _LEAST_SCALE = np.finfo(np.float32).tiny
 _OTHER_TYPE = "take another type, such as BF16"
 
@@ -200,7 +203,7 @@ def _scales_tensor(file: GGUFFile, tensor: PlannedTensor) -> PlannedTensor | Non
 
 def _scales(file: GGUFFile, info: TensorInfo) -> Float32s:
     """What each matrix of a tensor is divided by before it becomes NVFP4, f32 [num_matrices]: its
-    largest number becomes the type's. 1 where it has but zeros."""
+    largest number becomes `_SCALED_NVFP4`. 1 where it has but zeros."""
     num_matrices = info.shape[0] if len(info.shape) == 3 else 1
     num_columns, largest = info.shape[-1], np.zeros(num_matrices, np.float32)
     rows = file.raw(info.name).reshape(num_matrices, -1, info.dtype.num_bytes(num_columns))
@@ -209,7 +212,7 @@ def _scales(file: GGUFFile, info: TensorInfo) -> Float32s:
         for start in range(0, rows.shape[1], step):
             x = dequantise(rows[matrix, start : start + step], info.dtype, num_columns)
             largest[matrix] = max(largest[matrix], np.abs(x).max())
-    found = largest / _MOST_OF_NVFP4
+    found = largest / _SCALED_NVFP4
     usable = (found >= _LEAST_SCALE) & np.isfinite(found)  # of what is neither others tell
     return np.where(usable, found, np.float32(1))
 
