@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -433,7 +434,8 @@ def test_a_request_that_starts_anew_says_the_same(tmp_path: Path) -> None:
 )
 def test_inspect_tells_of_it(tmp_path: Path, name: str, shown: str) -> None:
     keys = {"block_count": 2, "nextn_predict_layers": 1}
-    path = write_tiny(tmp_path / "model.gguf", name, metadata=keys, tokens=TOKENS)
+    tensors = head_tensors() if name == "llama" else {}
+    path = write_tiny(tmp_path / "model.gguf", name, metadata=keys, tensors=tensors, tokens=TOKENS)
     assert (
         f"layers that propose tokens (MTP): {shown}" in hypo_in_process("inspect", str(path)).stdout
     )
@@ -452,6 +454,16 @@ def test_a_family_whose_heads_are_not_known_is_refused(tmp_path: Path) -> None:
     keys = {"block_count": 2, "nextn_predict_layers": 1}
     path = write_tiny(tmp_path / "model.gguf", "olmo2", metadata=keys, tokens=TOKENS)
     with pytest.raises(BadSetting, match="what a head of olmo2 models computes is not known"):
+        LLM(path, device="cpu", spec="mtp")
+
+
+def test_a_head_whose_tensors_were_left_out_is_refused(tmp_path: Path) -> None:
+    """As converters and quantisers do, which leave the number of its layers in the keys."""
+    keys = {"block_count": 2, "nextn_predict_layers": 1}
+    path = write_tiny(tmp_path / "model.gguf", metadata=keys, tokens=TOKENS)
+    reason = "its keys name layers that propose tokens (MTP), but it has no tensors of them"
+    assert f"(MTP): 1; not run: {reason}" in hypo_in_process("inspect", str(path)).stdout
+    with pytest.raises(BadSetting, match=re.escape(f"{reason}; use ngram, or a draft model")):
         LLM(path, device="cpu", spec="mtp")
 
 

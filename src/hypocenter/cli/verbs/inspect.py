@@ -85,13 +85,13 @@ def collect(file: GGUFFile, context_length: int | None) -> dict[str, Any]:
             "num_bytes": weight_bytes,
             "by_type": [{**asdict(count), "dtype": count.dtype.name} for count in counts],
         },
-        "architecture": _architecture(arch) if arch else None,
+        "architecture": _architecture(file, arch) if arch else None,
         "memory": _memory(arch, inspection.loaded_bytes(file), context_length) if arch else None,
         "problem": problem,
     }
 
 
-def _architecture(arch: Architecture) -> dict[str, Any]:
+def _architecture(file: GGUFFile, arch: Architecture) -> dict[str, Any]:
     names = (
         "name",
         "num_layers",
@@ -106,7 +106,7 @@ def _architecture(arch: Architecture) -> dict[str, Any]:
         for name in ("num_kv_heads", "head_dim", "ffn_width", "window")
     }
     shapes = {name: _one_or_all(values) for name, values in each.items()}
-    heads = {"num": len(arch.draft_layers), "problem": why_no_head(arch)}
+    heads = {"num": len(arch.draft_layers), "problem": why_no_head(file, arch)}
     own = {"experts": experts, "draft_heads": heads if arch.draft_layers else None}
     return {name: getattr(arch, name) for name in names} | shapes | own
 

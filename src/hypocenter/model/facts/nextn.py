@@ -25,7 +25,7 @@ def head_of(file: GGUFFile, arch: Architecture) -> Architecture:
 
     Raises BadSetting where the file has none, or one that we do not run.
     """
-    if reason := why_no_head(arch):
+    if reason := why_no_head(file, arch):
         raise BadSetting("spec", "mtp", f"{reason}; use ngram, or a draft model")
     first = arch.num_layers
     # Also in models of experts a head may have a feed-forward for all tokens.
@@ -41,12 +41,14 @@ def head_of(file: GGUFFile, arch: Architecture) -> Architecture:
     )
 
 
-def why_no_head(arch: Architecture) -> str:
-    """Why no head of such a model drafts; empty where one does."""
+def why_no_head(file: GGUFFile, arch: Architecture) -> str:
+    """Why no head of the model of `file` drafts; empty where one does."""
     if not arch.draft_layers:
         return "this file has no layers that propose tokens (MTP)"
     if not arch.family.has_head:
         return f"what a head of {arch.name} models computes is not known here"
     if arch.recurrence is not None:
         return "layers of this model carry states, which cannot be taken back"
+    if not any(name.startswith(f"blk.{arch.num_layers}.") for name in file.tensors):
+        return "its keys name layers that propose tokens (MTP), but it has no tensors of them"
     return ""
