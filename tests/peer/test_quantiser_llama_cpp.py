@@ -17,6 +17,7 @@ from models.block_cases import comparable, digest, digest_of_types, weights
 from models.unquantised_gguf import importance_of, write_imatrix, write_unquantised
 from repository import ROOT
 
+from hypocenter import LLM
 from hypocenter.base.tensor import DType
 from hypocenter.kernels.blocks.block_quantise import (
     NEEDS_WEIGHTS,
@@ -147,3 +148,19 @@ def _record() -> None:
 
 if __name__ == "__main__":
     _record()
+
+
+@pytest.mark.parametrize("num_experts", [0, 4])
+def test_llama_cpp_reads_nvfp4_as_we_do(num_experts: int, tmp_path: Path, peer: Peer) -> None:
+    source = write_unquantised(
+        tmp_path / "source.gguf", num_experts=num_experts, ffn_width=256, num_layers=2
+    )
+    small = tmp_path / "small.gguf"
+    with open_gguf(source) as file:
+        quantise(file, small, WantedFile(MIXES["NVFP4"]))
+    ids = list(range(3, 20))
+    theirs = peer.logits(small, [ids], 64)[0]
+    with LLM(small, device="cpu", context_length=64) as llm:
+        ours = np.array(llm.logits(ids))
+    off = np.square(ours - theirs).mean() / np.square(theirs).mean()
+    assert off < 0.01, "codes of activations are others, and weights are the same"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from models.family_table import VOCAB_SIZE
+from models.gguf_edit import rewritten
 from models.tiny_gguf import write_tiny
 from models.unquantised_gguf import WIDTH, importance_of, write_imatrix, write_unquantised
 
@@ -148,6 +149,21 @@ def test_numbers_of_nvfp4_come_back_exactly(tmp_path: Path) -> None:
         scale = new.raw("blk.1.attn_q.scale").view(np.float32)
         assert scale == [2.0**-11]
         assert (scale * _rows(new, name) == rows).all()
+
+
+def test_matrices_whose_factor_llama_cpp_does_not_read_are_no_nvfp4(tmp_path: Path) -> None:
+    """It refuses files with tensors that it does not know; without a factor scales are zeros."""
+    rows = np.random.default_rng(2).normal(size=(2, 64, WIDTH)).astype(np.float32) / 1000
+    others = {"blk.0.attn_q_a.weight": rows[0], "blk.0.ffn_gate_up_exps.weight": rows}
+    plain = write_unquantised(tmp_path / "plain.gguf", num_layers=1)
+    source = rewritten(plain, tmp_path / "in.gguf", lambda tensors: {**tensors, **others})
+    _made(source, tmp_path / "out.gguf", "NVFP4")
+    with open_gguf(tmp_path / "out.gguf") as new:
+        for name, values in others.items():
+            assert f"{name.removesuffix('.weight')}.scale" not in new.tensors
+            assert new.tensors[name].dtype is DType.IQ4_NL
+            read = _rows(new, name).reshape(values.shape)
+            assert np.square(read - values).mean() < 0.01 * np.square(values).mean()
 
 
 def test_rows_that_are_no_blocks_get_another_type(tmp_path: Path) -> None:

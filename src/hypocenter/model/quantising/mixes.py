@@ -108,6 +108,14 @@ _OF_EMBEDDINGS = {
     **dict.fromkeys(("TQ1_0", "TQ2_0", "Q2_0"), DType.Q4_K),
     "NVFP4": DType.Q6_K,
 }
+#: Matrices of layers in NVFP4 beside which llama.cpp reads a factor (its llama-model.cpp, behind
+#: `load_arch_tensors`). It refuses a file that has a factor beside another one.
+_WITH_FACTORS = (
+    *("attn_q", "attn_k", "attn_v", "attn_output", "attn_qkv", "attn_gate"),
+    *(f"ffn_{part}{kind}" for part in ("gate", "up", "down") for kind in ("", "_shexp", "_exps")),
+    *("ssm_in", "ssm_out", "ssm_alpha", "ssm_beta"),
+    *("nextn.eh_proj", "nextn.shared_head_head"),
+)
 _ATTENTION_OUTPUTS = {
     "Q2_K": DType.Q3_K,
     "Q3_K_M": DType.Q4_K,
@@ -161,6 +169,12 @@ def in_order(tensors: Iterable[TensorInfo]) -> list[TensorInfo]:
         return layer_of(info.name), info.name.encode("utf-8", "surrogateescape")
 
     return sorted(tensors, key=key)
+
+
+def has_factor(name: str) -> bool:
+    """Whether readers look for a factor of each matrix of a tensor, where that is of NVFP4."""
+    part = name.split(".", 2)[-1].removesuffix(".weight")
+    return name == _OUTPUT or (layer_of(name) >= 0 and part in _WITH_FACTORS)
 
 
 def layer_of(name: str) -> int:
@@ -223,6 +237,8 @@ class Chooser:
             return DType.MXFP4 if len(info.shape) > 2 else DType.Q8_0
         if is_embedding:
             return _OF_EMBEDDINGS.get(name, base)
+        if name == "NVFP4" and info.dtype is not base and not has_factor(info.name):
+            return _FALLBACKS[base]
         role = _role(info.name)
         if name in _FEW_BITS:
             return self._of_few_bits(role)

@@ -43,6 +43,7 @@ from hypocenter.model.quantising.mixes import (
     Chooser,
     Mix,
     ModelSizes,
+    has_factor,
     in_order,
     needs_weights,
 )
@@ -187,16 +188,13 @@ def _plan(
 
 def _scales_tensor(file: GGUFFile, tensor: PlannedTensor) -> PlannedTensor | None:
     """What holds the factor of each matrix of a tensor that becomes NVFP4, where readers look for
-    one: beside matrices of layers and of the output, but not where gate and up of experts lie in
-    one tensor, nor where experts have factors of their own."""
+    one, and where experts have no factors of their own."""
     name, old = tensor.name, file.tensors[tensor.name]
     scale = name.removesuffix(".weight") + ".scale"
     is_new = tensor.dtype is DType.NVFP4 and old.dtype is not DType.NVFP4
     experts = FAMILIES[file.text("general.architecture")].experts
     has_own = experts is not None and experts.stands_beside and "_exps" in name
-    if not is_new or has_own or "gate_up_exps" in name or scale in file.tensors:
-        return None
-    if name in EMBEDDINGS:
+    if not is_new or has_own or not has_factor(name) or scale in file.tensors:
         return None
     return PlannedTensor(scale, DType.F32, (old.shape[0] if len(old.shape) == 3 else 1,))
 
