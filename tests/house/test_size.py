@@ -38,7 +38,7 @@ BUDGETS = {
     "doctor": 25_160,
     "kernels": 20_650,
     "hub": 1_650,
-    "model": 14_610,
+    "model": 14630,
     "engine": 10_850,
     "worker": 1_050,
     "verify": 4_835,
