@@ -232,9 +232,14 @@ def test_behind_its_own_tokens_it_reads_its_own_norm(tmp_path: Path, device: str
             take_back(chunk, num_right)
 
         scheduler.take_back = compare  # type: ignore[method-assign]
-        params = SamplingParams(max_tokens=24, ignore_eos=True)
-        llm.engine.complete([llm.engine.request([1, 4, 2, 6, 0, 3, 5], params)])
-    assert num_seen > 20
+        # Of several requests each reads what was given for itself, also behind one that has ended.
+        asked = ([3], 9), ([1, 4, 2, 6, 0, 3, 5], 24), ([6, 6, 2], 16)
+        requests = [
+            llm.engine.request(ids, SamplingParams(max_tokens=num, ignore_eos=True))
+            for ids, num in asked
+        ]
+        llm.engine.complete(requests)
+    assert num_seen > 40
 
 
 @pytest.mark.parametrize("name", ["glm4moe", "deepseek2-v3"])
