@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -168,9 +169,18 @@ def test_a_verb_that_takes_too_long_ends_with_all_that_it_started(
     monkeypatch.setattr(cli_mcp, "_MARGIN_SECONDS", 1.0)
     with pytest.raises(cli_mcp.ToolFailed, match=r"took longer than 1\.5 seconds"):
         asyncio.run(cli_mcp.run_verb([str(script)], 0.5, (0,)))
+    deadline = time.monotonic() + 10  # a killed process is gone when its turn comes next
     for pid in pids.read_text().split():
-        status = Path(f"/proc/{pid}/status")
-        assert not status.exists() or "State:\tZ" in status.read_text()
+        while not _has_ended(Path(f"/proc/{pid}/status")):
+            assert time.monotonic() < deadline, f"process {pid} goes on"
+            time.sleep(0.01)
+
+
+def _has_ended(status: Path) -> bool:
+    try:
+        return "State:\tZ" in status.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def test_without_the_package_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
