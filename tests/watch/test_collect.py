@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -746,11 +747,9 @@ def test_no_run_folder_no_sentence(tmp_path: Path) -> None:
 
 def test_folders_of_doctors_that_died_go(tmp_path: Path) -> None:
     """Whose processes have which numbers says nothing: containers share folders and not those."""
-    dead = tmp_path / f"doctor-{os.getpid()}"
-    dead.mkdir()
+    dead = Path(tempfile.mkdtemp(prefix="doctor-", dir=tmp_path))
     (dead / "lock").touch()
-    made_and_left = tmp_path / ".doctor-x"
-    made_and_left.mkdir()
+    made_and_left = Path(tempfile.mkdtemp(prefix=".doctor-", dir=tmp_path))
     os.utime(made_and_left, (0, 0))
     with dead_runs.watched_runs(tmp_path) as folder:
         assert dead_runs.is_watched(folder)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -19,6 +20,8 @@ from pathlib import Path
 #: Is held as long as the process lives whose folder it is; before that a dot begins the name.
 _LOCK = "lock"
 _MAKING_SECONDS = 60
+#: How `tempfile.mkdtemp` ends a name.
+_RANDOM = re.compile("[a-z0-9_]{8}")
 
 
 @contextlib.contextmanager
@@ -30,11 +33,12 @@ def own_folder(prefix: str, base: Path | None = None) -> Iterator[Path]:
     """
     base = base or Path(tempfile.gettempdir())
     for left in (*base.glob(f"{prefix}*"), *base.glob(f".{prefix}*")):
-        if is_ours(left) and not _is_locked(left):
+        if _is_named_by_us(left, prefix) and is_ours(left) and not _is_locked(left):
             shutil.rmtree(left, ignore_errors=True)
     # Locked before it has its name: whoever sees it without a lock may take it for a leftover.
     begun = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=base))
-    lock = os.open(begun / _LOCK, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    # Over NFS what is open to be read alone cannot be locked for oneself.
+    lock = os.open(begun / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     folder = begun.rename(base / begun.name.removeprefix("."))
     try:
@@ -54,17 +58,28 @@ def is_ours(folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and is_private
 
 
+def _is_named_by_us(folder: Path, prefix: str) -> bool:
+    """Whether `mkdtemp` may have made it: a person's folder whose name begins so has another mode,
+    or goes on otherwise."""
+    with contextlib.suppress(OSError):
+        is_private = folder.lstat().st_mode & 0o777 == 0o700
+        return is_private and bool(_RANDOM.fullmatch(folder.name.removeprefix(".")[len(prefix) :]))
+    return False
+
+
 def _is_locked(folder: Path) -> bool:
     """Whether the process lives whose folder this is, in a container of any sort.
 
     No process number tells: another container has other ones, and shares the folder.
     """
+    with contextlib.suppress(OSError):
+        # One that is being made has no lock yet, or does not hold it, for a moment.
+        age = time.time() - folder.stat().st_mtime
+        if folder.name.startswith(".") and age < _MAKING_SECONDS:
+            return True
     try:
         file = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
-        # One that is being made has no lock yet, for a moment.
-        with contextlib.suppress(OSError):
-            return time.time() - folder.stat().st_mtime < _MAKING_SECONDS
         return False
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
