@@ -14,7 +14,7 @@ from hypocenter.base.dtypes import Array
 from hypocenter.doctor.causes import Cause
 from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
-from hypocenter.record.events import Launched
+from hypocenter.record.events import Launched, UnwrittenRead
 
 DOUBLED = """
 def doubled_kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
@@ -100,6 +100,69 @@ def test_what_each_program_does_may_be_what_is_too_little() -> None:
     [root] = examined((2,), gave, text=IN_TURNS, n=32, want=WANT[:32], NUM=4).roots
     assert [one.fix for one in root.alternatives] == [
         "Launch 4 along x and not 2", "Pass BLOCK = 16 and not 8", "Pass NUM = 2 and not 4",
+    ]  # fmt: skip
+
+
+#: What --suspect fills memory with that nobody has written.
+NOBODY = np.full(32, 0xFFFFFFFF, np.uint32).view(np.float32)
+
+
+def over_empty_memory(grid: int, text: str = DOUBLED, **constants: int) -> Diagnosis:
+    """Of 32 elements in blocks of 8, which torch has read where not all were written."""
+    launch = Launch(
+        text,
+        {"x_ptr": ("F32", (32,)), "y_ptr": ("F32", (32,))},
+        {"n": 32},
+        grid=(grid,),
+        constants={"BLOCK": 8} | constants,
+        held={"x_ptr": X[:32], "y_ptr": NOBODY},
+    )
+    bundle = launch.bundle()
+    [y] = (tensor for tensor in bundle.tensors if tensor.name == "y_ptr")
+    read = UnwrittenRead(
+        seq=max(event.seq for event in bundle.events) + 1, step=2, tensor=y.id, operation="sum",
+        site="program.py:50", num_unwritten=32 - 8 * grid, num_elements=32, first=(8 * grid,),
+        last=(31,), is_decided=True,
+    )  # fmt: skip
+    bundle = msgspec.structs.replace(
+        bundle, events=(*bundle.events, read), sees_reads=True, environment={"HYPO_TRACE": "1"}
+    )
+    return diagnose(bundle, allow_source=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "constants", "others"),
+    [
+        (DOUBLED, {}, ["Pass BLOCK = 16 and not 8"]),
+        (IN_TURNS, {"NUM": 4}, ["Pass BLOCK = 16 and not 8", "Pass NUM = 2 and not 4"]),
+        (DOUBLED.replace("* BLOCK +", "* 8 +"), {}, []),  # a larger block leaves the same out
+    ],
+)
+def test_over_empty_memory_what_each_program_does_may_be_too_little(
+    text: str, constants: dict[str, int], others: list[str]
+) -> None:
+    [root] = over_empty_memory(2, text, **constants).roots
+    assert (root.cause, root.argument) == (Cause.GRID_TOO_SMALL, "y_ptr")
+    assert root.fix == "Launch 4 along x and not 2"
+    told = [root.fix, *others] if others else []
+    assert [one.fix for one in root.alternatives] == told
+
+
+def test_a_grid_that_lacks_one_is_rounded_up_unless_something_else_does_as_well() -> None:
+    """A step that is larger than the grid leaves one block out, and so does half a block."""
+    fix = "Launch 4 along x and not 3: round up as `triton.cdiv` does"
+    [root] = over_empty_memory(3).roots
+    assert root.fix == fix
+    assert not root.alternatives
+    one_of = [fix, "Pass NUM = 3 and not 4"]
+    [root] = over_empty_memory(3, IN_TURNS, NUM=4).roots
+    assert [one.fix for one in root.alternatives] == one_of
+    gave = zeros_from(24, (32,))
+    [root] = examined((3,), gave, text=IN_TURNS, n=32, want=WANT[:32], NUM=4).roots
+    assert [one.fix for one in root.alternatives] == one_of
+    [root] = examined((1,), zeros_from(8, (16,)), n=16, want=WANT[:16]).roots
+    assert [one.fix for one in root.alternatives] == [
+        "Launch 2 along x and not 1: round up as `triton.cdiv` does", "Pass BLOCK = 16 and not 8",
     ]  # fmt: skip
 
 

@@ -104,12 +104,10 @@ class MoreWork:
 
 
 def more_work(launch: LaunchRecord, size: int, needed: int) -> Iterator[MoreWork]:
-    """Numbers that may be what is wrong, where the grid lacks more than the rounding of one.
+    """Numbers that may be what is wrong instead of the grid.
 
     A block that is as many times larger, or a step of so many programs.
     """
-    if needed - size <= 1:
-        return
     scalars = {a.name: a.value for a in launch.arguments if a.tensor is None}
     for name, value in (scalars | launch.constants).items():
         if type(value) is not int or value < 1:
