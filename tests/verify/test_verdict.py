@@ -9,10 +9,14 @@ import pytest
 from models.encoder_gguf import make_encoder
 from repository import DEMO
 
-from hypocenter.base.errors import EXIT_ERROR, EXIT_GATE, EXIT_USAGE
+from hypocenter.base.errors import EXIT_ERROR, EXIT_GATE, EXIT_USAGE, BadSetting
 from hypocenter.cli.app import main
 from hypocenter.cli.outcomes import outcome_lines
 from hypocenter.cli.verbs import verify as verb
+from hypocenter.model.facts.architecture import read_architecture
+from hypocenter.model.gguf.file import open_gguf
+from hypocenter.model.placement import context_length_of
+from hypocenter.settings.config import EngineConfig
 from hypocenter.verify.outcome import Mistake, Stage, StageVerdict, Uncovered, Verification
 from hypocenter.verify.own.runtime import OwnReport
 from hypocenter.verify.verify import SHARES, stage_seconds
@@ -162,6 +166,14 @@ def test_a_model_that_sees_through_a_window_has_the_context_that_it_takes(
     assert leaves([command, path, "--device", "cpu", "--quiet"]) == 0
     assert "VERDICT   right" in capfd.readouterr().out
     assert lengths == [49]
+    with open_gguf(path) as file:
+        arch = read_architecture(file)
+    with pytest.raises(BadSetting) as refused:
+        context_length_of(arch, EngineConfig(context_length=64))
+    assert str(refused.value) == (
+        "context_length is 64, but the model takes texts of at most 49 tokens, half of its window "
+        "to each side; take at most that"
+    )
 
 
 def test_the_verdict_says_which_stages_did_not_run_and_each_reason_once() -> None:

@@ -32,12 +32,12 @@ _LEAST_BITS, _LEAST_CONTEXT = 2.0, 256
 
 
 def context_length_of(arch: Architecture, config: EngineConfig) -> int:
-    """The context that a model runs with. Raises BadSetting above the trained one."""
+    """The context that a model runs with. Raises BadSetting above the longest one."""
     wanted = config.context_length
     if wanted is None:
         return min(arch.context_length, DEFAULT_CONTEXT)
     if wanted > arch.context_length:
-        limit = f"the model was trained for {arch.context_length}; take at most that"
+        limit = f"{arch.length_text}; take at most that"
         raise BadSetting("context_length", wanted, limit)
     return wanted
 

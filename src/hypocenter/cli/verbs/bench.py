@@ -85,11 +85,10 @@ def bench(path: str, options: BenchOptions, config: EngineConfig, *, as_json: bo
         needed = max(needed, measured_drafts.num_positions(options.num_generate))
     with open_gguf(path, config.override_kv) as file:
         model = model_size(file)
-        trained = read_architecture(file, config.pooling).context_length
-    if needed > trained:
+        arch = read_architecture(file, config.pooling)
+    if needed > arch.context_length:
         raise UsageError(
-            f"the tests need {needed} positions, but the model was trained for {trained}; "
-            "lower -p, -n, -d or -np"
+            f"the tests need {needed} positions, but {arch.length_text}; lower -p, -n, -d or -np"
         )
     if config.context_length is None:
         config = replace(config, context_length=needed)

@@ -181,7 +181,7 @@ def _memory_lines(report: dict[str, Any]) -> list[str]:
     lines.append(f"memory for a context of {memory['context_length']} tokens")
     if memory["beyond_trained_length"]:
         trained = report["architecture"]["context_length"]
-        lines[-1] += f" (the model was trained for {trained}: hypo run refuses more)"
+        lines[-1] += f" (the model takes {trained} at most: hypo run refuses more)"
     weights = memory["weight_bytes"]
     state, kept = memory["state_bytes"], memory["checkpoints_bytes"]
     parts = {"weights": weights, **({"state": state, "checkpoints": kept} if state else {})}

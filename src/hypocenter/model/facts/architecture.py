@@ -120,6 +120,16 @@ class Architecture:
         """Whether it is a head that drafts for a model, which stands before it in the file."""
         return self.first_layer > 0
 
+    @property
+    def length_text(self) -> str:
+        """What `context_length` is of this model, as a sentence for people."""
+        if self.context_length != _positions_in_window(self.family, self.layers):
+            return f"the model was trained for {self.context_length}"
+        return (
+            f"the model takes texts of at most {self.context_length} tokens, half of its window to "
+            "each side"
+        )
+
     def is_local(self, layer: int) -> bool:
         """Whether a layer sees a window only."""
         return self.layers[layer].window > 0
@@ -233,6 +243,13 @@ class Architecture:
         return tuple(own[:1] if self.family.sees_all else own)
 
 
+def _positions_in_window(family: Family, layers: tuple[LayerShape, ...]) -> int:
+    """Positions of a text of which each token sees all through a window to both sides, which is
+    half as far to each; 0 for models without one. Longer texts are not run."""
+    window = max(shape.window for shape in layers) if family.sees_all else 0
+    return window // 2 + 1 if window else 0
+
+
 def read_architecture(file: GGUFFile, pooling: str | None = None) -> Architecture:
     """Read what a model file says of its architecture, and cross-check it.
 
@@ -323,11 +340,9 @@ class _Reader:
         )
 
     def _context_length(self, layers: tuple[LayerShape, ...]) -> int:
-        """Positions of a text. A window to both sides is half as far to each; we run texts that are
-        no longer than that, of which each token sees all."""
+        """Positions of a text: those that it was trained for, or fewer for its window."""
         context_length = self._count("context_length", MAX_CONTEXT)
-        window = max(shape.window for shape in layers) if self.family.sees_all else 0
-        return min(context_length, window // 2 + 1) if window else context_length
+        return min(context_length, _positions_in_window(self.family, layers) or context_length)
 
     def _num_text_kinds(self) -> int:
         """Rows of what kinds of texts add to the embedding; files may lack it."""
