@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from recorded.bundles import Run
 
@@ -16,8 +17,10 @@ from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.examining.untested import is_traced, why_untested
 from hypocenter.doctor.report import report_text
 from hypocenter.record.bundle import Bundle
+from hypocenter.record.contents import Snapshot
 from hypocenter.record.events import (
     FOREIGN,
+    OUTSIDE_PLANS,
     Allocated,
     AllocationRecord,
     ArgumentRecord,
@@ -26,6 +29,7 @@ from hypocenter.record.events import (
     SourceRecord,
     TensorRecord,
     UnwrittenRead,
+    Values,
 )
 from hypocenter.record.fault_record import FaultRecord
 
@@ -177,3 +181,22 @@ def test_a_read_of_what_nobody_wrote_is_told_exactly(is_decided: bool) -> None:
     assert not found.roots
     words = " ".join(report_text(found).split())
     assert ("padding is read so too" in words) != is_decided
+
+
+def test_what_may_be_a_number_that_a_launch_made_is_not_told_as_unwritten() -> None:
+    """NaN keeps its bits in sums: a launch that reads what nobody wrote may store them."""
+    summing = TEXT.replace("tl.load(x_ptr + at, mask=mask)", "tl.load(x_ptr + at, mask=mask) + 1")
+    nobody = np.full(1000, 0xFFFFFFFF, np.uint32).tobytes()
+    bundle = foreign(read=(read(is_decided=True),), **SUSPECT)
+    values = (Values(1, "F32", (1000,), nobody), Values(2, "F32", (1000,), nobody))
+    bundle = msgspec.structs.replace(
+        bundle,
+        sources=(msgspec.structs.replace(SOURCE, text=summing),),
+        snapshots=(Snapshot(1, OUTSIDE_PLANS, 9, values),),
+    )
+    found = diagnose(bundle, allow_source=True)
+    assert [root.cause for root in found.roots] == [Cause.UNINITIALISED_READ]
+    [told] = [h for h in found.hypotheses if h.cause is Cause.OUTPUT_NOT_WRITTEN]
+    assert told.verdict is Verdict.INCONCLUSIVE
+    assert "had the bits of what nobody wrote when sub read z" in told.evidence[0]
+    assert told.evidence[1].startswith("add reads such elements of x_ptr: NaN that is made of them")

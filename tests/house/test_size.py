@@ -35,7 +35,7 @@ BUDGETS = {
     "foreign": 10_200,
     "replay": 6_950,
     "check": 5_065,
-    "doctor": 25_160,
+    "doctor": 25_180,
     "kernels": 20_650,
     "hub": 1_650,
     "model": 14630,

@@ -1,7 +1,8 @@
 """Rung: what torch was seen to read of elements that nobody had written, of a foreign program.
 
 The recorder saw it happen. Where one number or a comparison came of them it is confirmed; else
-they may be padding, which is masked or cut off later, so it stays open.
+they may be padding, which is masked or cut off later, so it stays open. So it does where a launch
+is proven to read such elements: NaN that it makes of them can have the bits that mark them.
 """
 
 from __future__ import annotations
@@ -49,18 +50,32 @@ def _claims(case: Case) -> Iterator[Claim]:
 def _claim(case: Case, use: LaunchMade | None, read: UnwrittenRead) -> Claim:
     argument = _argument(case, use, read)
     is_output = use is not None and argument in case.written_by(use.launch)
+    why_open = _made_of_unwritten(case, use) if use is not None and is_output else ""
+    seen = _text(case, read, may_be_made=bool(why_open))
+    if not read.is_decided:
+        why_open = _PADDING
     return Claim(
         Hypothesis(
             cause=Cause.OUTPUT_NOT_WRITTEN if is_output else Cause.UNINITIALISED_READ,
-            verdict=Verdict.CONFIRMED if read.is_decided else Verdict.INCONCLUSIVE,
+            verdict=Verdict.INCONCLUSIVE if why_open else Verdict.CONFIRMED,
             diagnostic=NAME,
-            evidence=(_text(case, read), *(() if read.is_decided else (_PADDING,))),
+            evidence=(seen, *((why_open,) if why_open else ())),
             would_refute="a run in which every element is written before it is read",
             kernel=use.launch.kernel if use is not None and is_output else None,
             argument=argument or None,
             is_observed=True,
         )
     )
+
+
+def _made_of_unwritten(case: Case, use: LaunchMade) -> str:
+    """What a launch up to this one is proven to read of such elements, and what follows of it."""
+    for root in (claim.root for claim in case.claims if claim.root is not None):
+        is_before = root.place is not None and root.place.launch <= use.seq
+        if root.cause is Cause.UNINITIALISED_READ and is_before:
+            given = f"{root.kernel} reads such elements of {root.argument}"
+            return f"{given}: NaN that is made of them can have the same bits, and be written"
+    return ""
 
 
 def _argument(case: Case, use: LaunchMade | None, read: UnwrittenRead) -> str:
@@ -78,7 +93,7 @@ def _argument(case: Case, use: LaunchMade | None, read: UnwrittenRead) -> str:
     )
 
 
-def _text(case: Case, read: UnwrittenRead) -> str:
+def _text(case: Case, read: UnwrittenRead, *, may_be_made: bool) -> str:
     """`232 of 1000 elements of z, [768] to [999], were written by nobody when ...`."""
     tensor = case.tensors.get(read.tensor)
     name = tensor.name if tensor is not None else "a tensor"
@@ -89,6 +104,5 @@ def _text(case: Case, read: UnwrittenRead) -> str:
         verb = "were" if read.num_unwritten > 1 else "was"
     else:
         many, where, verb = f"elements of {name}", "", "were"
-    return (
-        f"{many}{where} {verb} written by nobody when {read.operation} read {name} at {read.site}"
-    )
+    what = "had the bits of what nobody wrote" if may_be_made else f"{verb} written by nobody"
+    return f"{many}{where} {what} when {read.operation} read {name} at {read.site}"
