@@ -45,7 +45,7 @@ BUDGETS = {
     "peers": 1_250,
     "server": 15_360,
     "ray": 650,
-    "cli": 9_810,
+    "cli": 9_815,
     "audit": 1_900,
     "evals": 270,
     "package": 140,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ from hypocenter.base.errors import EXIT_ERROR, EXIT_GATE, EXIT_USAGE, BadSetting
 from hypocenter.cli.app import main
 from hypocenter.cli.outcomes import outcome_lines
 from hypocenter.cli.verbs import verify as verb
+from hypocenter.engine.runner import load_runner
 from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.placement import context_length_of
 from hypocenter.settings.config import EngineConfig
 from hypocenter.verify.outcome import Mistake, Stage, StageVerdict, Uncovered, Verification
 from hypocenter.verify.own.runtime import OwnReport
-from hypocenter.verify.verify import SHARES, stage_seconds
+from hypocenter.verify.verify import SHARES, Effort, stage_seconds
+from hypocenter.verify.verify import verify as verify_model
 
 OWN = "import triton\n"
 
@@ -174,6 +177,21 @@ def test_a_model_that_sees_through_a_window_has_the_context_that_it_takes(
         "context_length is 64, but the model takes texts of at most 49 tokens, half of its window "
         "to each side; take at most that"
     )
+
+
+def test_loading_and_compiling_are_no_time_of_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[float] = []
+
+    def load(*given: Any) -> Any:
+        runner = load_runner(*given)
+        loaded.append(time.perf_counter())
+        return runner
+
+    monkeypatch.setattr("hypocenter.verify.verify.load_runner", load)
+    sizes = {"context_length": 32, "kv_tokens": 64, "max_batch_tokens": 32}
+    found = verify_model(str(DEMO), EngineConfig(device="cpu", **sizes), Effort("none", 0.0))
+    assert found.seconds <= time.perf_counter() - loaded[0]
+    assert {stage.verdict for stage in found.stages} == {StageVerdict.NOT_RUN}
 
 
 def test_the_verdict_says_which_stages_did_not_run_and_each_reason_once() -> None:

@@ -22,7 +22,12 @@ class VerifyOptions:
     """How long is looked, and at what beside."""
 
     quick: Annotated[
-        bool, Parameter(negative="", show_default=False, help="Look for 20 s, not two minutes.")
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Look for 20 s, not two minutes; loading and compiling come before.",
+        ),
     ] = False
     long: Annotated[
         bool, Parameter(negative="", show_default=False, help="Look for a quarter of an hour.")

@@ -64,8 +64,8 @@ def verify(
 ) -> Verification:
     """Look whether the device computes the model at `path` rightly.
 
-    The time begins when the model is loaded. Raises as `load_runner` does, and BadSetting for a
-    draft model.
+    The time begins when the model is loaded and its kernels are compiled. Raises as `load_runner`
+    does, and BadSetting for a draft model.
     """
     if config.draft_model is not None:
         limit = "one model is verified at a time; leave it out, and verify that one by itself"
