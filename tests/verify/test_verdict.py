@@ -188,8 +188,8 @@ def test_loading_and_compiling_are_no_time_of_looking(monkeypatch: pytest.Monkey
         return runner
 
     monkeypatch.setattr("hypocenter.verify.verify.load_runner", load)
-    sizes = {"context_length": 32, "kv_tokens": 64, "max_batch_tokens": 32}
-    found = verify_model(str(DEMO), EngineConfig(device="cpu", **sizes), Effort("none", 0.0))
+    config = EngineConfig(device="cpu", context_length=32, kv_tokens=64, max_batch_tokens=32)
+    found = verify_model(str(DEMO), config, Effort("none", 0.0))
     assert found.seconds <= time.perf_counter() - loaded[0]
     assert {stage.verdict for stage in found.stages} == {StageVerdict.NOT_RUN}
 

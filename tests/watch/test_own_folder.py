@@ -65,3 +65,19 @@ def test_the_lock_is_one_that_a_network_file_system_gives(
     monkeypatch.setattr(fcntl, "flock", as_over_nfs)
     with own_folder(PREFIX, tmp_path) as folder, own_folder(PREFIX, tmp_path):
         assert folder.is_dir()
+
+
+def test_a_forked_child_that_ends_leaves_the_folder_of_its_parent(tmp_path: Path) -> None:
+    parent = os.getpid()
+    child = 0
+    try:
+        with own_folder(PREFIX, tmp_path) as folder:
+            child = os.fork()
+            if child == 0:
+                raise KeyboardInterrupt
+            os.waitpid(child, 0)
+            assert folder.is_dir()
+    finally:
+        if os.getpid() != parent:
+            os._exit(0)
+    assert list(tmp_path.iterdir()) == []

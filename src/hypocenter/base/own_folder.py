@@ -41,10 +41,12 @@ def own_folder(prefix: str, base: Path | None = None) -> Iterator[Path]:
     lock = os.open(begun / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     folder = begun.rename(base / begun.name.removeprefix("."))
+    maker = os.getpid()
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if os.getpid() == maker:  # and no child that was forked within
+            shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
 
