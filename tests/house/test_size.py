@@ -38,7 +38,7 @@ BUDGETS = {
     "doctor": 25_180,
     "kernels": 20_650,
     "hub": 1_650,
-    "model": 14630,
+    "model": 14_645,
     "engine": 10_850,
     "worker": 1_050,
     "verify": 4_835,
