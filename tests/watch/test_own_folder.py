@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import tempfile
@@ -80,4 +81,19 @@ def test_a_forked_child_that_ends_leaves_the_folder_of_its_parent(tmp_path: Path
     finally:
         if os.getpid() != parent:
             os._exit(0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_locks_nobody_takes_it_for_a_leftover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlockable(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", unlockable)
+    with own_folder(PREFIX, tmp_path) as folder:
+        os.utime(folder, (0, 0))
+        monkeypatch.undo()
+        with own_folder(PREFIX, tmp_path):
+            assert folder.is_dir()
     assert list(tmp_path.iterdir()) == []

@@ -39,8 +39,12 @@ def own_folder(prefix: str, base: Path | None = None) -> Iterator[Path]:
     begun = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=base))
     # Over NFS what is open to be read alone cannot be locked for oneself.
     lock = os.open(begun / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    folder = begun.rename(base / begun.name.removeprefix("."))
+    name = begun.name.removeprefix(".")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError:  # without locks nobody could tell, so by this name it is no leftover
+        name += "-unlocked"
+    folder = begun.rename(base / name)
     maker = os.getpid()
     try:
         yield folder
