@@ -440,7 +440,7 @@ def test_inspect_shows_metadata_tensors_memory_and_hash() -> None:
     assert report["check"]["num_bad_floats"] == 0
     shown = hypo_in_process("inspect", "-c", "1024").stdout
     assert "Q8_0" in shown
-    assert "trained for 512" in shown
+    assert "the model takes 512 at most" in shown
 
 
 def test_inspect_check_finds_a_nan_scale_and_fails(tmp_path: Path) -> None:
