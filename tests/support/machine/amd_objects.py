@@ -46,7 +46,7 @@ class Compiled:
 def kernel_folders() -> dict[str, str]:
     """The package's kernels by their sources, with the folder of `kernels` that has them; to plan
     every form only to name them takes 3 s."""
-    pattern = re.compile(r"@triton\.jit.*\n(?:@.*\n)*def (\w+_kernel)\(")
+    pattern = re.compile(r"@triton\.jit(?:\([^)]*\))?\n(?:@.*\n)*def (\w+_kernel)\(")
     sources = (ROOT / "src" / "hypocenter").rglob("*.py")
     return {
         name: path.parent.name for path in sources for name in pattern.findall(path.read_text())
