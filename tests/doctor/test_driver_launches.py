@@ -20,7 +20,7 @@ from hypocenter.doctor.diagnosis import Diagnosis, RootCause, Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.report import report_text
 from hypocenter.record.bundle import Bundle
-from hypocenter.record.driver_run import DriverRun
+from hypocenter.record.driver_run import NO_ANSWER, DriverRun
 from hypocenter.record.gpu_stop import (
     GpuAccess,
     GpuFrame,
@@ -179,6 +179,22 @@ def test_memory_that_was_freed_is_named_with_both_lines() -> None:
     assert root.culprit is not None
     assert root.culprit.place == f"{HOME}/cuda_freed.py:34"
     assert root.launched_at == f"{HOME}/cuda_freed.py:35"
+
+
+def test_freed_memory_is_named_where_each_launch_is_waited_for() -> None:
+    """The launch itself has the answer then, and the program waits no further."""
+    run = run_of("cuda_freed")
+    *before, last = run.launches
+    answered = replace(run, launches=(*before, replace(last, code=700)))
+    blocking = {"CUDA_LAUNCH_BLOCKING": "1"}
+    stop = stopped("copy", "load", (0,))
+    found = examined("cuda_freed", stop, driver_run=answered, environment=blocking)
+    [root] = found.roots
+    assert (root.cause, root.argument) == (Cause.USE_AFTER_FREE, "parameter 0")
+    # A process that ended in the launch has no answer, and nothing of what that was given.
+    ended = replace(run, launches=(*before, replace(last, code=NO_ANSWER, data=b"")))
+    found = examined("cuda_freed", stop, driver_run=ended, environment=blocking)
+    assert found.roots == ()
 
 
 def test_through_the_other_parameter_of_that_launch_nothing_was_freed() -> None:

@@ -20,7 +20,7 @@ from hypocenter.foreign.driver.watch import DriverWatch
 from hypocenter.foreign.seen_memory import storages_are_kept
 from hypocenter.record import driver_run, driver_table
 from hypocenter.record.driver_log import DriverLogWriter, read_driver_log
-from hypocenter.record.driver_run import DriverRun
+from hypocenter.record.driver_run import NO_ANSWER, DriverRun
 from hypocenter.record.runtime_text import kind_of_text
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="takes a C compiler")
@@ -103,6 +103,48 @@ def test_a_refused_launch_is_told_with_the_answer_and_the_limits(watched: Watche
     assert (refusal.seq, refusal.name) == (launch.seq, "CUDA_ERROR_INVALID_VALUE")
     assert refusal.sentence == "invalid argument"
     assert refusal.limits["threads of a block"] == 1024
+
+
+@pytest.fixture
+def failing(watched: Watched) -> Iterator[Watched]:
+    """A GPU that fails in its first launch, for which the program waits."""
+    watched.fake.fail_launches(700)
+    yield watched
+    watched.fake.fail_launches(0)
+
+
+def test_the_first_launch_of_a_kernel_is_told_whole_if_it_is_the_one_that_fails(
+    failing: Watched,
+) -> None:
+    """Behind it the driver does not even say what the kernel takes."""
+    memory = failing.fake.allocate(64)
+    failing.fake.free(memory)
+    assert failing.fake.launch(SCATTER, memory, 0, 77) == 700
+    run = failing.read()
+    [kernel], [launch] = run.kernels, run.launches
+    assert kernel.parameters == ((0, 8), (8, 8), (16, 4))
+    assert launch.data == memory.to_bytes(8, "little") + bytes(8) + (77).to_bytes(4, "little")
+    assert run.failed_launch == launch
+    assert launch.seq > run.memory[0].freed_seq > 0
+    assert [refusal.seq for refusal in run.refusals] == [launch.seq]
+
+
+def test_a_launch_in_which_the_process_ends_is_told(failing: Watched) -> None:
+    failing.fake.fail_launches(700, is_end=True)
+    failing.fake.launch(SCATTER, 1 << 40, 0, 77)
+    run = failing.read()
+    [kernel], [launch] = run.kernels, run.launches
+    assert (kernel.symbol, launch.grid, launch.code) == ("scatter", (4, 1, 1), NO_ANSWER)
+    assert (launch.data, run.num_launches, run.failed_launch) == (b"", 1, None)
+    assert "fake_driver.py" in launch.site
+
+
+def test_a_kernel_that_its_first_launch_loads_is_told_whole(watched: Watched) -> None:
+    watched.fake.load_late()
+    watched.fake.launch(SCALE, 1 << 40, 5)
+    run = watched.read()
+    assert run.kernels[0].parameters == ((0, 8), (8, 4))
+    assert run.launches[0].data == (1 << 40).to_bytes(8, "little") + (5).to_bytes(4, "little")
 
 
 def test_memory_is_told_with_its_end_and_comes_back(watched: Watched) -> None:

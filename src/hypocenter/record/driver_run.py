@@ -19,6 +19,8 @@ Dims = tuple[int, int, int]
 NOT_MADE = frozenset({1, 2, 98, 200, 201, 209, 400, 701})
 #: Answers from here on, but for those, are of what ran: a fault of the GPU.
 FIRST_OF_FAULTS = 700
+#: Of a launch that the driver has not answered: the process ended in it.
+NO_ANSWER = -1
 
 
 class DriverKernel(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +42,8 @@ class DriverLaunch(msgspec.Struct, frozen=True, kw_only=True):
     `data` are its parameters as they lie in memory, the first MAX_PARAMETER_BYTES of them. `block`
     counts threads, `shared_bytes` those asked for at the launch. `site` is the line of the program
     that made it, "" where none of Python's was on the way. `is_captured` is not known to a driver:
-    a launch into a graph looks like any other. `code` is what the driver answered, 0 for success.
+    a launch into a graph looks like any other. `code` is what the driver answered, 0 for success;
+    of one without an answer `data` is empty.
     """
 
     seq: int

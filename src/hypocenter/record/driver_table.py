@@ -16,6 +16,7 @@ from pathlib import Path
 from hypocenter.record.driver_run import (
     MAX_PARAMETER_BYTES,
     MAX_PARAMETERS,
+    NO_ANSWER,
     DriverKernel,
     DriverLaunch,
     DriverMemory,
@@ -91,6 +92,7 @@ def header_text() -> str:
         "NUM_LAUNCHES": NUM_LAUNCHES,
         "NUM_MET": 4 * NUM_KERNELS,
         "DATA_BYTES": MAX_PARAMETER_BYTES,
+        "NO_ANSWER": NO_ANSWER,
         "KERNELS_AT": _KERNELS_AT,
         "MEMORY_AT": _MEMORY_AT,
         "LAUNCHES_AT": _LAUNCHES_AT,

@@ -9,10 +9,15 @@ struct data { int site; int p0; const char *name; const void *params; void *ret;
 int cuptiSubscribe(void **h, cb_t c, void *u) { if (refusal) return refusal; cb = c; user = u; *h = (void*)1; return 0; }
 int cuptiUnsubscribe(void *h) { cb = 0; return 0; }
 int cuptiEnableCallback(uint32_t e, void *h, int d, uint32_t id) { if (id < 1024) on[id] = e; return 0; }
+/* What a launch runs into; whether the GPU answers no more; whether it loads what it launches. */
+static int failure, has_failed, dies, is_lazy;
 static int around(uint32_t id, const char *name, void *params, const char *sym, int result) {
   struct data d; uint64_t corr = 0; memset(&d, 0, sizeof d);
   d.name = name; d.params = params; d.sym = sym; d.ret = &result; d.corr = &corr;
   if (cb && on[id]) cb(user, 1, id, &d);
+  if (sym) is_lazy = 0;
+  if (sym && failure && !result) result = has_failed = failure;
+  if (sym && dies) return result;
   d.site = 1;
   if (cb && on[id]) cb(user, 1, id, &d);
   return result;
@@ -23,7 +28,7 @@ static struct fn fns[] = {
   {"_Z5scalePfi", 2, {0, 8}, {8, 4}, 1024},
 };
 void *fake_function(int i) { return &fns[i]; }
-int cuFuncGetParamInfo(struct fn *f, size_t i, size_t *o, size_t *s) { if (i >= (size_t)f->n) return 1; *o = f->off[i]; *s = f->size[i]; return 0; }
+int cuFuncGetParamInfo(struct fn *f, size_t i, size_t *o, size_t *s) { if (has_failed || is_lazy) return 1; if (i >= (size_t)f->n) return 1; *o = f->off[i]; *s = f->size[i]; return 0; }
 int cuKernelGetParamInfo(struct fn *f, size_t i, size_t *o, size_t *s) { return 400; }
 int cuCtxGetDevice(int *d) { *d = 0; return 0; }
 int cuDeviceGetAttribute(int *v, int a, int d) { static int t[] = {0,1024,1024,1024,64,2147483647,65535,65535}; *v = a < 8 ? t[a] : 232448; return 0; }
@@ -45,6 +50,8 @@ int cuMemAlloc_v2(uint64_t *out, size_t n) { struct { uint64_t *p; size_t n; } p
 int cuMemFree_v2(uint64_t a) { uint64_t p = a; return around(245, "cuMemFree_v2", &p, 0, 0); }
 int cuGraphLaunch(void *g, void *s) { struct { void *g, *s; } p = {g, s}; return around(514, "cuGraphLaunch", &p, 0, 0); }
 int cuModuleUnload(void *m) { void *p = m; return around(22, "cuModuleUnload", &p, 0, 0); }
+void fake_fail(int code, int is_end) { failure = code; has_failed = 0; dies = is_end; }
+void fake_load_late(void) { is_lazy = 1; }
 void fake_refuse(int code) { refusal = code; }
 static int times;
 static void *run(void *f) {

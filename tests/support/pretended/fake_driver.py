@@ -86,6 +86,15 @@ class Fake:
         function = ctypes.c_void_p(self._lib.fake_function(kernel))
         assert self._lib.fake_thread(function, times) == 0
 
+    def fail_launches(self, code: int, *, is_end: bool = False) -> None:
+        """From now on a launch runs into a fault, and the GPU answers nothing any more; 0: it is
+        healthy again. With `is_end` the process ends in it: its answer is never seen."""
+        self._lib.fake_fail(code, is_end)
+
+    def load_late(self) -> None:
+        """What a kernel takes is not known before its first launch has loaded it."""
+        self._lib.fake_load_late()
+
     def refuse_subscribers(self, code: int) -> None:
         """From now on CUPTI answers so to whoever subscribes; 0: it is free again."""
         self._lib.fake_refuse(code)

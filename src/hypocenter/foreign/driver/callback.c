@@ -47,19 +47,17 @@ static struct kernel *kernel_at(uint32_t number)
     return (struct kernel *)(table + KERNELS_AT) + number;
 }
 
+static struct launch *launch_at(uint64_t slot)
+{
+    return (struct launch *)(table + LAUNCHES_AT) + slot;
+}
+
 static uint32_t site_of_now(void) { return python_thread() ? ask_site() : 0; }
 
-/* A kernel that is new to the table; its number, or 0 where there is no room. */
-static uint32_t add_kernel(uint64_t function, const char *symbol)
+/* What a kernel takes, as far as the driver tells. */
+static void ask_parameters(struct kernel *kernel, uint64_t function)
 {
-    uint32_t number = head->num_kernels + 1;
-    if (number >= NUM_KERNELS)
-        return 0;
-    struct kernel *kernel = kernel_at(number);
     tell_parameter tell = tell_of_function;
-    memset(kernel, 0, sizeof *kernel);
-    if (symbol)
-        strncpy(kernel->symbol, symbol, sizeof kernel->symbol - 1);
     for (int way = 0; way < 2 && !kernel->num_parameters; way++, tell = tell_of_kernel) {
         size_t offset, size;
         while (tell && kernel->num_parameters < NUM_PARAMETERS &&
@@ -71,6 +69,19 @@ static uint32_t add_kernel(uint64_t function, const char *symbol)
             kernel->num_parameters++;
         }
     }
+}
+
+/* A kernel that is new to the table; its number, or 0 where there is no room. */
+static uint32_t add_kernel(uint64_t function, const char *symbol)
+{
+    uint32_t number = head->num_kernels + 1;
+    if (number >= NUM_KERNELS)
+        return 0;
+    struct kernel *kernel = kernel_at(number);
+    memset(kernel, 0, sizeof *kernel);
+    if (symbol)
+        strncpy(kernel->symbol, symbol, sizeof kernel->symbol - 1);
+    ask_parameters(kernel, function);
     head->num_kernels = number;
     return number;
 }
@@ -127,29 +138,44 @@ static uint32_t copy_parameters(const struct kernel *kernel, void **given, void 
     return end;
 }
 
-static void note_launch(const char *symbol, uint64_t function, const uint32_t *sizes, void *stream,
-                        void **given, void **extra, int code)
+/* A launch begins: its slot, with all but the answer and the parameters, which come at its end. What
+ * a kernel takes is asked for now: a GPU that has failed in the launch answers nothing any more. */
+static uint64_t note_launch(const char *symbol, uint64_t function, const uint32_t *sizes,
+                            void *stream)
 {
     uint32_t number = kernel_of(function, symbol);
     uint64_t seq = __atomic_add_fetch(&head->num_events, 1, __ATOMIC_RELAXED);
-    uint64_t count = __atomic_add_fetch(&head->num_launches, 1, __ATOMIC_RELAXED);
-    uint64_t at = LAUNCHES_AT + count % NUM_LAUNCHES * sizeof(struct launch);
-    struct launch *launch = (struct launch *)(table + at);
+    uint64_t slot = __atomic_add_fetch(&head->num_launches, 1, __ATOMIC_RELAXED) % NUM_LAUNCHES;
+    struct launch *launch = launch_at(slot);
     launch->seq = 0; /* until it is whole */
     launch->kernel = number;
-    launch->code = code;
+    launch->code = NO_ANSWER;
     memcpy(launch->sizes, sizes, sizeof launch->sizes);
     launch->stream = (uint64_t)stream;
-    /* Of a launch that was refused nobody has looked at what its pointers lead to. From 700 on, but
-       for 701, an answer is of what ran, and the launch was made. */
     launch->num_bytes = 0;
-    if (!code || (code >= 700 && code != 701))
-        launch->num_bytes =
-            copy_parameters(number ? kernel_at(number) : 0, given, extra, launch->data);
     launch->site = site_of_now();
     __atomic_store_n(&launch->seq, seq, __ATOMIC_RELEASE);
+    return seq * NUM_LAUNCHES + slot;
+}
+
+static void note_answer(uint64_t begun, void **given, void **extra, uint64_t function, int code)
+{
+    struct launch *launch = launch_at(begun % NUM_LAUNCHES);
+    if (launch->seq != begun / NUM_LAUNCHES)
+        return; /* others have taken its slot */
+    struct kernel *kernel = launch->kernel ? kernel_at(launch->kernel) : 0;
+    if (!code && kernel && !kernel->num_parameters) {
+        pthread_mutex_lock(&lock); /* one that was loaded by its first launch */
+        ask_parameters(kernel, function);
+        pthread_mutex_unlock(&lock);
+    }
+    /* Of a launch that was refused nobody has looked at what its pointers lead to. From 700 on, but
+       for 701, an answer is of what ran, and the launch was made. */
+    if (!code || (code >= 700 && code != 701))
+        launch->num_bytes = copy_parameters(kernel, given, extra, launch->data);
+    __atomic_store_n(&launch->code, code, __ATOMIC_RELEASE);
     if (code && python_thread())
-        tell_refusal(at, function, code);
+        tell_refusal((char *)launch - table, function, code);
 }
 
 static struct memory *memory_at(uint32_t number)
@@ -236,29 +262,42 @@ static void note_memory(uint32_t call, const uint64_t *given)
 struct launch_arguments { uint64_t function; uint32_t sizes[7]; void *stream, **given, **extra; };
 struct launch_config { uint32_t sizes[7]; void *stream; };
 struct extended_arguments { struct launch_config *config; uint64_t function; void **given, **extra; };
-/* `CUpti_CallbackData` of `cupti_callbacks.h`. */
+/* `CUpti_CallbackData` of `cupti_callbacks.h`; `begun` is kept from a call's beginning to its end. */
 struct callback_data { int site; const char *name; const void *given; const int *result;
-                       const char *symbol; };
+                       const char *symbol; void *context; uint32_t context_id; uint64_t *begun; };
+
+/* A launch is asked for, or has been answered. */
+static void launch(const struct callback_data *data, uint64_t function, const uint32_t *sizes,
+                   void *stream, void **given, void **extra)
+{
+    int is_end = data->site == 1;
+    uint64_t begun = is_end && data->begun ? *data->begun : 0;
+    if (!begun)
+        begun = note_launch(data->symbol, function, sizes, stream);
+    if (is_end)
+        note_answer(begun, given, extra, function, *data->result);
+    else if (data->begun)
+        *data->begun = begun;
+}
 
 void hypo_callback(void *user, int domain, uint32_t call, const struct callback_data *data)
 {
     (void)user;
-    if (is_over || domain != 1 || data->site != 1 || !table)
-        return; /* at the end alone: the answer is known then */
-    int code = *data->result;
+    if (is_over || domain != 1 || !table)
+        return;
     if (call == CALL_LAUNCH || call == CALL_LAUNCH_PTSZ || call == CALL_COOPERATIVE ||
         call == CALL_COOPERATIVE_PTSZ) {
         const struct launch_arguments *asked = data->given;
         int is_plain = call == CALL_LAUNCH || call == CALL_LAUNCH_PTSZ;
-        note_launch(data->symbol, asked->function, asked->sizes, asked->stream, asked->given,
-                    is_plain ? asked->extra : 0, code);
+        launch(data, asked->function, asked->sizes, asked->stream, asked->given,
+               is_plain ? asked->extra : 0);
     } else if (call == CALL_EXTENDED || call == CALL_EXTENDED_PTSZ) {
         const struct extended_arguments *asked = data->given;
         if (asked->config)
-            note_launch(data->symbol, asked->function, asked->config->sizes, asked->config->stream,
-                        asked->given, asked->extra, code);
-    } else if (code) {
-        return;
+            launch(data, asked->function, asked->config->sizes, asked->config->stream,
+                   asked->given, asked->extra);
+    } else if (data->site != 1 || *data->result) {
+        return; /* of others at the end alone: the answer is known then */
     } else if (call == CALL_GRAPH || call == CALL_GRAPH_PTSZ) {
         __atomic_add_fetch(&head->num_graphs, 1, __ATOMIC_RELAXED);
     } else if (call == CALL_MODULE_UNLOAD || call == CALL_LIBRARY_UNLOAD) {
