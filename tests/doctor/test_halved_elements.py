@@ -14,7 +14,7 @@ from recorded.program_launch import Launch
 
 from hypocenter.base.dtypes import Array
 from hypocenter.doctor.causes import Cause
-from hypocenter.doctor.diagnosis import Diagnosis
+from hypocenter.doctor.diagnosis import Diagnosis, Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.record.compared import ComparedEqual
 from hypocenter.record.events import Launched
@@ -127,24 +127,76 @@ def test_a_workspace_that_a_launch_before_wrote_by_halves_is_no_fault(
     assert len(result.roots) == num_roots
 
 
-@pytest.mark.parametrize(
-    ("tensor", "num_elements", "num_roots"),
-    [("out_ptr", 10, 0), ("out_ptr", 4, 1), ("x_ptr", 50, 1)],
-    ids=["all", "some", "what was given"],
-)
-def test_what_the_program_itself_found_right_is_no_fault(
-    tensor: str, num_elements: int, num_roots: int
-) -> None:
-    """Its host may have put pairs into the first half of a workspace."""
+SURE: dict[str, Any] = {
+    "dtype": "F32",
+    "origin": "apart",
+    "allowed": 1e-4,
+    "largest": 3.0,
+    "share_unlike": 0.9,
+}
+
+
+def compared(
+    tensor: str = "out_ptr", num_elements: int = 10, *, is_later: bool = True, **facts: Any
+) -> Diagnosis:
+    """The launch, and a comparison that passed behind it, or before it."""
     bundle = launch_of().bundle()
     [launched] = (event for event in bundle.events if isinstance(event, Launched))
-    [memory] = (one.allocation for one in bundle.tensors if one.name == tensor)
+    memory = {one.name: one.allocation for one in bundle.tensors}
+    if "other" in facts:
+        facts |= {"other": memory[facts["other"]]}
     passed = ComparedEqual(
-        seq=launched.seq + 1, step=launched.step, site="program.py:40", allocation=memory,
-        num_elements=num_elements,
+        seq=launched.seq + (1 if is_later else -1), step=launched.step, site="program.py:40",
+        allocation=memory[tensor], num_elements=num_elements, **(SURE | facts),
     )  # fmt: skip
-    with_it = msgspec.structs.replace(bundle, events=(*bundle.events, passed))
-    assert len(diagnose(with_it, allow_source=True).roots) == num_roots
-    before = msgspec.structs.replace(passed, seq=launched.seq - 1)
-    with_it = msgspec.structs.replace(bundle, events=(before, *bundle.events))
-    assert len(diagnose(with_it, allow_source=True).roots) == 1
+    events = (*bundle.events, passed) if is_later else (passed, *bundle.events)
+    return diagnose(msgspec.structs.replace(bundle, events=events), allow_source=True)
+
+
+@pytest.mark.parametrize(
+    ("facts", "is_silent"),
+    [
+        ({}, True),
+        ({"num_elements": 4}, False),
+        ({"tensor": "x_ptr", "num_elements": 50}, False),  # what it was given
+        ({"is_later": False}, False),
+        ({"origin": "derived"}, False),  # a clone of the result itself
+        ({"other": "out_ptr"}, False),
+        ({"share_unlike": 0.02}, False),  # all alike, beside what was allowed
+        ({"other": "x_ptr"}, True),
+        ({"dtype": "F16", "allowed": 0.2}, True),
+        ({"dtype": "I64", "allowed": 0.0}, True),
+    ],
+    ids=str,
+)
+def test_what_the_program_itself_found_right_is_no_fault(
+    facts: dict[str, Any], is_silent: bool
+) -> None:
+    """Its host may have put pairs into the first half of a workspace."""
+    found = compared(**facts)
+    assert len(found.roots) == (not is_silent)
+    told = [one for one in found.hypotheses if one.diagnostic == "halved elements"]
+    assert all(one.verdict is not Verdict.INCONCLUSIVE for one in told)
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({"origin": "unknown"}, "where the other side came from was not seen"),
+        ({"allowed": 0.5}, "it allowed 0.5, beside numbers of up to 3"),
+        ({"dtype": "F64"}, "it allowed 0.0001, beside numbers of up to 3"),
+        ({"dtype": "I32", "allowed": 1.0}, "it allowed 1, beside"),
+        ({"share_unlike": 0.3}, "of which 30% are unlike the one before"),
+    ],
+    ids=str,
+)
+def test_a_comparison_that_may_not_speak_for_the_result_leaves_it_open(
+    facts: dict[str, Any], text: str
+) -> None:
+    found = compared(**facts)
+    assert found.roots == ()
+    [told] = [one for one in found.hypotheses if one.diagnostic == "halved elements"]
+    assert (told.verdict, told.cause) == (Verdict.INCONCLUSIVE, Cause.DTYPE_WIDTH)
+    assert (told.kernel, told.argument) == ("gather", "ids_ptr")
+    assert "found the result equal to another tensor at program.py:40" in told.evidence[1]
+    assert text in told.evidence[1]

@@ -39,9 +39,11 @@ class Watched:
         self.told: list[dict[str, Any]] = []
         self.passed: list[dict[str, Any]] = []
         #: Whether launches were given everything, nothing, or `out` alone.
-        self.given = "everything"
+        self.given, self.origin = "everything", "apart"
         recorder: Any = SimpleNamespace(
-            reads=SimpleNamespace(quiet=contextlib.nullcontext),
+            reads=SimpleNamespace(
+                quiet=contextlib.nullcontext, origin_of=lambda one, other: self.origin
+            ),
             allocation_of=lambda tensor: 7 * self.has_given(tensor),
             record_equal=lambda **fields: self.passed.append(fields),
             record_compared=lambda **fields: self.told.append(fields),
@@ -278,7 +280,7 @@ for vocab in (7, 9):
         ("assert right(out).equal(out)", 1),
         ("torch.allclose(input=out, other=right(out), rtol=1e-3)", 1),
         ("torch.testing.assert_close(out, right(out))", 1),
-        ("torch.equal(out, out)", 0),  # both are the launch's: two runs may be wrong alike
+        ("torch.equal(out, out)", 2),  # each side is told of, and where the other came from
         ("torch.equal(want, right(want))", 0),
         ("torch.equal(out, want)", 0),
         ("[torch.equal(out, right(out)) for _ in range(100)]", MAX_PASSED),
@@ -291,3 +293,31 @@ def test_what_a_program_found_right_is_told(watched: Watched, text: str, num_pas
     for passed in watched.passed:
         assert (passed["allocation"], passed["num_elements"]) == (7, 12)
         assert passed["site"].endswith("program.py:" + str(BEGIN.count("\n") + 1))
+        assert (passed["dtype"], passed["origin"]) == ("F32", "apart")
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed", "share"),
+    [
+        ("torch.equal(out, right(out))", 0.0, 1.0),
+        ("torch.allclose(out, right(out))", 60e-5 + 1e-8, 1.0),
+        ("torch.testing.assert_close(out, right(out))", 60 * 1.3e-6 + 1e-5, 1.0),
+        (
+            "torch.allclose(out, right(out), rtol=0, atol=2.4)",
+            2.4,
+            2 / 8,
+        ),  # columns: few are so far
+        ("torch.allclose(out, right(out), rtol=0, atol=100.0)", 100.0, 0.0),
+        ("out[:] = torch.arange(3.0)[:, None]; torch.equal(out, right(out))", 0.0, 1.0),
+        ("out.fill_(7); torch.equal(out, right(out))", 0.0, 0.0),
+    ],
+)
+def test_how_much_a_comparison_allowed_is_told_beside_how_its_numbers_differ(
+    watched: Watched, text: str, allowed: float, share: float
+) -> None:
+    watched.given = "out"
+    watched.run(f"{text}\nraise KeyError")
+    [passed] = watched.passed
+    assert passed["allowed"] == pytest.approx(allowed)
+    assert passed["share_unlike"] == pytest.approx(share)
+    assert passed["largest"] == watched.names["out"].max().item()

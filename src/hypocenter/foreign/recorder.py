@@ -86,6 +86,11 @@ class _Kernel:
     def source(self) -> str:
         return self.sources[0].id if self.sources else ""
 
+    @property
+    def casts(self) -> bool:
+        """Whether it may read a tensor as another type."""
+        return any("pointer_type" in source.text for source in self.sources)
+
 
 @dataclass(slots=True)
 class LaunchPlace:
@@ -248,6 +253,10 @@ class ForeignRecorder:
         # A copy to the host is no part of a graph.
         given.may_look = self._looks_closely and given.device != INTERPRETER and graph is None
         record = self._describe(kernel, args, options, grid, given, place)
+        if self._looks_closely:
+            tensors = dict(zip(kernel.names, args, strict=False)) | dict(options)
+            casts = kernel.casts
+            self.reads.lineage.note_launch(kernel.jit, kernel.name, tensors, casts=casts)
         if self._memory.has_passed_on:
             # A resized storage may come back to its place, and is another allocation then.
             self._memory.has_passed_on = False

@@ -18,12 +18,14 @@ from typing import Any, ClassVar
 
 from hypocenter.foreign.argument_facts import UNDEFINED
 from hypocenter.foreign.caller import caller_of_now
+from hypocenter.foreign.comparing.lineage import Lineage
 from hypocenter.foreign.unwritten_masks import (
     CHOOSING,
     is_pointwise,
     name_of,
     result_mask,
 )
+from hypocenter.record.compared import Origin
 
 log = logging.getLogger("hypocenter.foreign")
 
@@ -92,6 +94,8 @@ class SeenReads:
     on_look: ClassVar[Callable[[], None]] = staticmethod(lambda: None)
     #: In a launch, what torch reads is Triton's interpreter's business, or the recorder's.
     is_in_launch: bool = False
+    #: What came of the results of kernels that cast a pointer.
+    lineage: Lineage = field(default_factory=lambda: Lineage(lambda: SeenReads.on_look()))
     _is_quiet: bool = False
     _num_noted: int = 0
     _origins: Any = field(default_factory=weakref.WeakKeyDictionary)
@@ -107,9 +111,14 @@ class SeenReads:
         """A launch is given a tensor: what it holds from now on is the launch's business."""
         self._followed.pop(tensor.untyped_storage(), None)
 
+    def origin_of(self, result: Any, other: Any) -> Origin:
+        """Where the other side of a comparison with a launch's result comes from."""
+        return self.lineage.origin_of(result, other, is_watching=self.is_watching)
+
     @property
     def is_needed(self) -> bool:
-        return bool(self._origins or self._followed) and not (self.is_in_launch or self._is_quiet)
+        has_any = bool(self._origins or self._followed) or self.lineage.is_on
+        return has_any and not (self.is_in_launch or self._is_quiet)
 
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
@@ -124,6 +133,8 @@ class SeenReads:
         self, operation: Any, args: tuple[Any, ...], keywords: dict[str, Any], result: Any
     ) -> None:
         """An operation of torch's has run."""
+        if self.lineage.is_on:
+            self.lineage.note(operation, args, keywords, result)
         name = name_of(operation)
         if name.endswith("_like") or name.startswith(("new_", *_ABOUT)):
             return
@@ -147,6 +158,8 @@ class SeenReads:
 
     def note_direct(self, tensor: Any, name: str) -> None:
         """A method has read a whole tensor."""
+        if self.lineage.is_on:
+            self.lineage.note_direct(tensor, name)
         if (seen := self._unwritten(tensor)) is not None:
             self._tell(seen[1], tensor, name, is_decided=False)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from hypocenter.record.engine_events import Event
@@ -52,12 +54,27 @@ class ComparedUnequal(Event, frozen=True, kw_only=True, tag=True):
     atol: float | None = None
 
 
-class ComparedEqual(Event, frozen=True, kw_only=True, tag=True):
-    """The program compared a tensor of a launch's with one of no launch's and found them equal.
+#: Of the other side of a comparison: whether it came of the result, or of the same kernel.
+Origin = Literal["apart", "derived", "unknown"]
 
-    `allocation` is the memory of the first one, of which `num_elements` were compared at `site`.
+
+class ComparedEqual(Event, frozen=True, kw_only=True, tag=True):
+    """The program compared a tensor that a launch was given with another, and found them equal.
+
+    `allocation` is the memory of the first one, of which `num_elements` of type `dtype` were
+    compared at `site`; `other` that of the other side, 0 where no launch was given it. `origin`
+    says where that came from. `allowed` is the most that an element might differ by, `largest` the
+    largest number of the other side, and `share_unlike` what share of its elements differ by more
+    than twice that from the one before, along the axis where most do: with them in another order
+    the comparison would fail.
     """
 
     site: str
     allocation: int
     num_elements: int
+    dtype: str = ""
+    other: int = 0
+    origin: Origin = "unknown"
+    allowed: float = 0.0
+    largest: float = 0.0
+    share_unlike: float = 0.0

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 #: Larger tensors are not compared once more.
 MAX_ELEMENTS = 1 << 24
-#: Comparisons that passed and are told of.
-MAX_PASSED = 64
+#: Comparisons that passed and are told of, and elements of a side of one.
+MAX_PASSED, MAX_MEASURED = 64, 1 << 22
 #: Of smaller ones all elements are kept, where contents are.
 MAX_KEPT_BYTES = 1 << 16
 #: What `torch.testing.assert_close` allows of a type (its documentation); of others nothing.
@@ -51,6 +51,10 @@ class _Allowed:
     rtol: float = 0.0
     atol: float | None = 0.0
     equal_nan: bool = False
+
+
+#: Who is told of two tensors, and of what their comparison allows.
+_Note = Callable[[Any, Any, _Allowed], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +96,8 @@ class Comparisons:
         def compare(*args: Any, **options: Any) -> Any:
             are_equal = original(*args, **options)
             if isinstance(are_equal, bool) and not torch.compiler.is_compiling():
-                if are_equal:
-                    self._attempt(self._note_passed, [*args, *options.values()])
-                else:
-                    self._attempt(self._note, args, options, allowed)
+                note = self._note_passed if are_equal else self._keep
+                self._attempt(self._note, note, args, options, allowed)
             return are_equal
 
         return compare
@@ -106,40 +108,30 @@ class Comparisons:
             try:
                 result = original(*args, **options)
             except AssertionError:
-                self._attempt(self._note_test, args, options)
+                self._attempt(self._note_test, self._keep, args, options)
                 raise
-            self._attempt(self._note_passed, [*args, *options.values()])
+            self._attempt(self._note_test, self._note_passed, args, options)
             return result
 
         return test
 
     def _note(
-        self, args: tuple[Any, ...], options: dict[str, Any], allowed: _Allowed | None
+        self,
+        note: _Note,
+        args: tuple[Any, ...],
+        options: dict[str, Any],
+        allowed: _Allowed | None,
     ) -> None:
-        """`equal` or `allclose` has found two tensors unequal."""
+        """`equal` or `allclose` has compared two tensors."""
         given = dict(zip(("input", "other", "rtol", "atol", "equal_nan"), args, strict=False))
         given |= {"input" if n == "self" else n: value for n, value in options.items()}
         if allowed is None:
             rtol, atol = given.get("rtol", 1e-5), given.get("atol", 1e-8)
             allowed = _Allowed(rtol, atol, bool(given.get("equal_nan", False)))
-        self._keep(given.get("input"), given.get("other"), allowed)
+        note(given.get("input"), given.get("other"), allowed)
 
-    def _note_passed(self, given: list[Any]) -> None:
-        """Two tensors are equal, of which one alone is a launch's: two runs may be wrong alike."""
-        sides = [side for side in given if hasattr(side, "untyped_storage")]
-        recorder = self._opened() if self._num_passed < MAX_PASSED else None
-        if recorder is None or len(sides) != 2:
-            return
-        known = [(recorder.allocation_of(side), side.numel()) for side in sides]
-        found = [(allocation, numel) for allocation, numel in known if allocation]
-        if len(found) == 1:
-            [(allocation, num_elements)] = found
-            self._num_passed += 1
-            site = caller_of_now()[1]
-            recorder.record_equal(site=site, allocation=allocation, num_elements=num_elements)
-
-    def _note_test(self, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """`assert_close` has failed."""
+    def _note_test(self, note: _Note, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """`assert_close` has compared two tensors."""
         given = dict(zip(("actual", "expected"), args, strict=False)) | options
         one: Any = given.get("actual")
         other: Any = given.get("expected")
@@ -149,7 +141,31 @@ class Comparisons:
         rtol, atol = given.get("rtol"), given.get("atol")
         if rtol is None or atol is None:
             rtol, atol = (max(numbers) for numbers in zip(*kinds, strict=True))
-        self._keep(one, other, _Allowed(rtol, atol, bool(given.get("equal_nan", False))))
+        note(one, other, _Allowed(rtol, atol, bool(given.get("equal_nan", False))))
+
+    def _note_passed(self, one: Any, other: Any, allowed: _Allowed) -> None:
+        """Two tensors are equal: told of each that is a launch's."""
+        recorder = self._opened() if self._num_passed < MAX_PASSED else None
+        sides = [side for side in (one, other) if hasattr(side, "untyped_storage")]
+        if recorder is None or len(sides) != 2:
+            return
+        numbers = [recorder.allocation_of(side) for side in sides]
+        for at, number in enumerate(numbers):
+            result, beside = sides[at], sides[1 - at]
+            is_plain = not (result.is_complex() or beside.is_complex())
+            if number and is_plain and 0 < result.numel() == beside.numel() <= MAX_MEASURED:
+                self._num_passed += 1
+                with self._torch.no_grad(), recorder.reads.quiet():
+                    told = _closeness(beside.detach().cpu(), allowed)
+                recorder.record_equal(
+                    site=caller_of_now()[1],
+                    allocation=number,
+                    num_elements=result.numel(),
+                    dtype=dtype_of(result.dtype),
+                    other=numbers[1 - at],
+                    origin=recorder.reads.origin_of(result, beside),
+                    **told,
+                )
 
     def _keep(self, one: Any, other: Any, allowed: _Allowed) -> None:
         fields = self._fields(one, other, allowed)
@@ -287,6 +303,17 @@ def _different(torch: Any, held: list[Any], allowed: _Allowed) -> tuple[Any, boo
     else:
         mask = held[0] != held[1]
     return (mask, True) if bool(mask.any()) else (None, True)
+
+
+def _closeness(held: Any, allowed: _Allowed) -> dict[str, float]:
+    """How much a comparison with these numbers has allowed, beside how much they differ."""
+    numbers = held.double()
+    finite = numbers[numbers.isfinite()]
+    largest = float(finite.abs().max()) if finite.numel() else 0.0
+    most = (allowed.atol or 0.0) + allowed.rtol * largest
+    steps = [numbers.diff(dim=axis).abs() for axis in range(numbers.dim())]
+    shares = [float((step > 2 * most).double().mean()) for step in steps if step.numel()]
+    return {"allowed": most, "largest": largest, "share_unlike": max(shares, default=0.0)}
 
 
 def _side(

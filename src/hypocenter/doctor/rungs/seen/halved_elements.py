@@ -9,6 +9,10 @@ A kernel may read halves on purpose. It is a fault where all of this holds, by w
 - the half that is never read holds other numbers than 0;
 - no launch before wrote to that memory by a pointer that it cast, as into a workspace;
 - the program has not compared what the launch gave, and found it right.
+
+Such a comparison speaks for the result where the other side came of neither it nor the same kernel,
+allowed little, and would fail with the numbers in another order. Where it is not known whence the
+other side came, or where much was allowed, it makes the fault uncertain. Else it says nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from hypocenter.base.errors import HypoError
 from hypocenter.base.tensor import contiguous_strides
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import Blame, Cause
-from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, proven
+from hypocenter.doctor.diagnosis import Claim, Proof, RootCause, Verdict, proven, row
 from hypocenter.doctor.judging.origin import writers_of
 from hypocenter.doctor.kernel_text import accesses, follows_what_it_loads
 from hypocenter.doctor.mask_text import MaskEdit, uncast_edits
@@ -40,6 +44,11 @@ NAME = "halved elements"
 #: tensor of which it is told.
 MAX_LAUNCHES, MIN_ELEMENTS = 8, 4
 _WIDTH_BYTES = 4
+#: With fewer elements unlike their neighbours it says nothing, and with as many it may be sure.
+_FEW_UNLIKE, _MANY_UNLIKE = 1 / 16, 1 / 2
+#: What a comparison may allow of the largest number: a third of a type's digits have to agree, so
+#: it is the cube root of the step from 1 to the next number. Of whole numbers nothing.
+_SHARE = {"F16": 0.1, "BF16": 0.2, "F32": 5e-3, "F64": 6e-6}
 
 
 def halved_elements(case: Case) -> list[Claim]:
@@ -71,7 +80,7 @@ def _cast_indices(case: Case) -> Iterator[tuple[LaunchMade, str, TensorRecord, S
             key = (use.launch.source, parameter)
             if tensor.dtype != "I64" or key in seen or _contents_of(case, use, tensor) is None:
                 continue
-            if _is_workspace(case, use, tensor) or _was_right(case, use):
+            if _is_workspace(case, use, tensor):
                 continue
             is_read_once = len(accesses(source, parameter, {})) == 1
             if is_read_once and follows_what_it_loads(source, parameter):
@@ -94,8 +103,11 @@ def _is_workspace(case: Case, use: LaunchMade, tensor: TensorRecord) -> bool:
     return False
 
 
-def _was_right(case: Case, use: LaunchMade) -> bool:
-    """Whether the program has found right what this launch was the last to write."""
+def _words_for(case: Case, use: LaunchMade) -> Iterator[tuple[ComparedEqual, bool]]:
+    """Comparisons that say that a launch's result is right, and whether each is sure of that.
+
+    They are of what this launch was the last to write, and passed.
+    """
     tensors = case.tensors_of(use.launch)
     given = [tensors[name] for name in case.written_by(use.launch) if name in tensors]
     for event in case.index.events_of(ComparedEqual):
@@ -103,9 +115,21 @@ def _was_right(case: Case, use: LaunchMade) -> bool:
         for tensor in given:
             is_whole = event.num_elements == math.prod(tensor.shape)
             is_its = event.allocation == tensor.allocation and is_whole and event.seq > use.seq
-            if is_its and not any(writers_of(case, later, tensor.allocation)):
-                return True
-    return False
+            if not is_its or any(writers_of(case, later, tensor.allocation)):
+                continue
+            if (is_sure := _speaks(case, use, event)) is not None:
+                yield event, is_sure
+
+
+def _speaks(case: Case, use: LaunchMade, event: ComparedEqual) -> bool | None:
+    """Whether a comparison that passed is sure of a result; None where it says nothing of it."""
+    same = [made for made in case.launches if made.launch.source == use.launch.source]
+    if event.origin == "derived" or any(writers_of(case, same, event.other)):
+        return None
+    if event.share_unlike < _FEW_UNLIKE:
+        return None  # the same numbers in another order, or others near them, would pass as well
+    is_close = event.allowed <= _SHARE.get(event.dtype, 0.0) * event.largest
+    return is_close and event.share_unlike >= _MANY_UNLIKE and event.origin == "apart"
 
 
 def _contents_of(case: Case, use: LaunchMade, tensor: TensorRecord) -> Array | None:
@@ -133,7 +157,33 @@ def _claim(
     after = touches_of(case, use, parameter, edited=edited)
     if after is None or not _are_elements(after, held.size):
         return None
-    return _proven(use, parameter, tensor, source, edits[0], line)
+    words = list(_words_for(case, use))
+    if any(is_sure for _, is_sure in words):
+        return None
+    claim = _proven(use, parameter, tensor, source, edits[0], line)
+    return _uncertain(claim, words[0][0]) if words else claim
+
+
+def _uncertain(claim: Claim, passed: ComparedEqual) -> Claim:
+    """The same where the program has found the result equal to something."""
+    root = claim.root
+    assert root is not None
+    why = (
+        "where the other side came from was not seen"
+        if passed.origin == "unknown"
+        else f"it allowed {passed.allowed:.3g}, beside numbers of up to {passed.largest:.3g}, of "
+        f"which {passed.share_unlike:.0%} are unlike the one before"
+    )
+    return row(
+        root.cause,
+        Verdict.INCONCLUSIVE,
+        NAME,
+        root.sentence,
+        f"yet the program found the result equal to another tensor at {passed.site}; {why}",
+        would_refute="a comparison with what came of neither the result nor this kernel",
+        kernel=root.kernel,
+        argument=root.argument,
+    )
 
 
 def _are_halves(found: Touched, held: Array) -> bool:
