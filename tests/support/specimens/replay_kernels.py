@@ -338,3 +338,26 @@ def scalar_left_out(x_ptr, out_ptr, at, OTHER: tl.constexpr):
 @triton.jit
 def raises_flag(flag_ptr, VALUE: tl.constexpr):
     tl.store(flag_ptr, VALUE + tl.program_id(0) * (VALUE == 2))
+
+
+@triton.jit
+def between_ends(x_ptr, y_ptr, begin, end_load, end_store, BLOCK: tl.constexpr):
+    at = begin + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < end_load, other=0.0)
+    tl.store(y_ptr + at, x, mask=at < end_store)
+
+
+@triton.jit
+def tile_to_row(
+    x_ptr, y_ptr, num_rows, num_columns, stride, MASK_ROWS: tl.constexpr,
+    MASK_COLUMNS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    mask = (row >= 0) & (column >= 0)
+    if MASK_ROWS:
+        mask = mask & (row < num_rows)
+    if MASK_COLUMNS:
+        mask = mask & (column < num_columns)
+    x = tl.load(x_ptr + row * stride + column, mask=mask, other=0.0)
+    tl.store(y_ptr + row * 512 + column, x, mask=mask & (column < 512) & (row < 128))

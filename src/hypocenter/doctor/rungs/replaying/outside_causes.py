@@ -131,7 +131,7 @@ class _Access:
 
     @cached_property
     def lanes(self) -> float:
-        """Lanes outside of a program that has any."""
+        """Lanes outside of a program that has any: a mean, and no count to be told."""
         return self.finding.num_lanes / max(self.finding.num_programs, 1)
 
 
@@ -201,7 +201,7 @@ def _of_mask(access: _Access) -> ReplayCause:
         return ReplayCause(
             Cause.MISSING_MASK,
             f"Mask the access: `mask=` with the columns or rows that {access.name} has",
-            (access.beyond, f"{access.lanes:.0f} lanes of a program are outside, and {masked}"),
+            (access.beyond, masked),
             (access.grown,),
             **place_of(access.site),
             sooner=sooner,
@@ -212,7 +212,7 @@ def _of_mask(access: _Access) -> ReplayCause:
         Cause.ACCESS_OUTSIDE,
         f"Keep what this reaches inside {access.name}, by its index, its mask or the grid; or give "
         f"{access.tensor.name} more elements: no one change that was tried does it without a loss",
-        (access.beyond, f"{access.lanes:.0f} lanes of a program are outside, and {masked}"),
+        (access.beyond, masked),
         (access.grown,),
         **place_of(access.site),
         sooner=sooner,
