@@ -77,10 +77,10 @@ class NativeNumberWatch(NumberWatch):
         self._backward_site = site
         self._code.set_backward_site(site)
 
-    def flush(self) -> None:
+    def flush(self, *, is_whole: bool = False) -> None:
         """Look at the operations so far; `_look` is called for that."""
         if not self._is_busy:
-            self._code.flush()
+            self._code.flush(is_whole)
 
     def _look(self, places: list[int]) -> None:
         """These of the operations that are kept gave what is not finite."""

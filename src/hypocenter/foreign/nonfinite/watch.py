@@ -238,8 +238,12 @@ class NumberWatch:
 
     # -- where numbers come out -------------------------------------------------------------------
 
-    def flush(self) -> None:
-        """Look at the flags of the operations so far, and closer where one is set."""
+    def flush(self, *, is_whole: bool = False) -> None:
+        """Look at the flags of the operations so far, and closer where one is set.
+
+        `is_whole`: at each result, though nothing is left of it. Machine code looks at what is
+        left, and at more only if that is not finite. Here each is always looked at.
+        """
         if self._is_busy:
             return
         with self._quiet():
@@ -277,8 +281,8 @@ class NumberWatch:
 
     def note_end(self, error: BaseException, site: str, statement: str) -> None:
         """An exception ends the program at `site`, in `statement`; told where it is about NaN."""
-        self.flush()
         is_about = is_of_numbers(f"{error} {statement}")
+        self.flush(is_whole=is_about)
         tested = self._examiner.tested
         if tested is not None and (is_about or tested.site == site):
             self._tell_once(tested.of, NumberEnd.ENDED, tested.value, site, is_sure=tested.is_sure)

@@ -4,13 +4,51 @@
 // somebody else holds is copied.
 #pragma once
 
+#include "finite.h"
 #include "seen.h"
 
 namespace hypo {
 
-// What was in a tensor before an operation wrote it.
+// What was in a tensor before an operation wrote it: a copy, or its bytes.
 struct Before {
   at::Tensor written, copy;
+  const char* bytes = nullptr;
+
+  at::Tensor content() const {
+    if (bytes == nullptr) return copy;
+    at::Tensor made = at::empty_strided(written.sizes(), written.strides(), written.options());
+    std::memcpy(made.mutable_data_ptr(), bytes, made.nbytes());
+    return made;
+  }
+};
+
+// Bytes that are kept one behind another, and forgotten together: much less work than tensors.
+class KeptBytes {
+ public:
+  const char* add(const void* from, size_t num_bytes) {
+    if (blocks_.empty() || used_ + num_bytes > BLOCK) {
+      blocks_.push_back(std::make_unique_for_overwrite<char[]>(BLOCK));
+      used_ = 0;
+    }
+    char* into = blocks_.back().get() + used_;
+    std::memcpy(into, from, num_bytes);
+    used_ += num_bytes;
+    return into;
+  }
+
+  void clear() {
+    if (blocks_.size() > 1) blocks_.resize(1);
+    used_ = 0;
+  }
+
+  static bool is_for(const at::Tensor& t) {
+    return t.is_cpu() && t.nbytes() <= BLOCK / 16 && t.is_non_overlapping_and_dense();
+  }
+
+ private:
+  static constexpr size_t BLOCK = 4 << 20;
+  std::vector<std::unique_ptr<char[]>> blocks_;
+  size_t used_ = 0;
 };
 
 // An operation that has run. A launch of Triton's has no facts and is known to Python by number.
@@ -61,6 +99,9 @@ inline c10::IValue bare(const c10::IValue& value) {
   return value;
 }
 
+// A parameter is kept as it is, and told of where it is not finite any more.
+inline bool is_parameter(const at::Tensor& t) { return t.is_leaf() && t.requires_grad(); }
+
 inline bool is_same_place(const at::Tensor& one, const at::Tensor& other) {
   return one.data_ptr() == other.data_ptr() && one.sizes() == other.sizes() &&
          one.strides() == other.strides() && one.scalar_type() == other.scalar_type();
@@ -84,7 +125,7 @@ class Numbers {
   }
 
   // Copies of what is about to be written; none where that is more than is kept of all together.
-  std::vector<Before> copies(const std::vector<at::Tensor>& written) {
+  std::vector<Before> copies(const std::vector<at::Tensor>& written, bool is_launch = false) {
     size_t more = 0;
     for (const auto& tensor : written) more += tensor.nbytes();
     if (is_full(more)) flush();
@@ -92,20 +133,29 @@ class Numbers {
     if (written.empty() || is_full(more)) return made;
     num_bytes += more;
     Quiet quiet;
+    made.reserve(written.size());
     std::vector<at::Tensor> plain;
-    for (const auto& tensor : written) plain.push_back(bare(tensor));
-    bool is_list = (int)plain.size() > max_single;
+    bool is_list = (int)written.size() > max_single;
+    for (const auto& tensor : written) {
+      made.push_back({bare(tensor)});
+      if (!is_launch && KeptBytes::is_for(tensor))
+        made.back().bytes = bytes_.add(tensor.const_data_ptr(), tensor.nbytes());
+      else
+        plain.push_back(made.back().written);
+    }
     for (const auto& t : plain)
       is_list = is_list && t.device() == plain[0].device() &&
                 t.scalar_type() == plain[0].scalar_type() && !c10::isFloat8Type(t.scalar_type());
     // Many at once, where they are many: a launch for each would cost more than the copy.
     std::vector<at::Tensor> copied;
-    if (is_list) {
+    if (is_list && !plain.empty()) {
       copied = at::_foreach_mul(plain, 1.0);
     } else {
       for (const auto& tensor : plain) copied.push_back(tensor.clone());
     }
-    for (size_t i = 0; i < plain.size(); i++) made.push_back({plain[i], copied[i]});
+    auto copy = copied.begin();
+    for (Before& before : made)
+      if (before.bytes == nullptr) before.copy = *copy++;
     return made;
   }
 
@@ -156,7 +206,8 @@ class Numbers {
     return is_there ? found->second.second : -1;
   }
 
-  void flush() {
+  // Looks at what has come of the operations so far; at each of them where `is_whole`.
+  void flush(bool is_whole = false) {
     if (is_busy || ops.empty()) return;
     is_busy = true;
     struct End {
@@ -167,12 +218,12 @@ class Numbers {
       }
     } end{*this};
     c10::impl::ExcludeDispatchKeyGuard key(KEY);
-    index_writers();
-    look(flagged());
+    look(is_whole || has_left() ? flagged() : std::vector<int>());
   }
 
   void clear() {
     ops.clear();
+    bytes_.clear();
     writers_.clear();
     num_bytes = num_results_ = 0;
   }
@@ -184,7 +235,7 @@ class Numbers {
     for (int at : found->second) {
       if (ops[at].number <= number) continue;
       for (const Before& before : ops[at].before)
-        if (is_same_place(before.written, tensor)) return before.copy;
+        if (is_same_place(before.written, tensor)) return before.content();
       return std::nullopt;
     }
     return bare(tensor);
@@ -213,6 +264,7 @@ class Numbers {
   static constexpr size_t MAX_SITES = 1 << 20;
   bool is_on_gpu_ = false;
   size_t num_results_ = 0, num_alive_ = 0;
+  KeptBytes bytes_;
   std::unordered_map<Storage*, std::vector<int>> writers_;
   std::unordered_map<long, int> forward_;
   std::unordered_map<std::type_index, NodeKind> kinds_;
@@ -248,25 +300,45 @@ class Numbers {
     num_alive_ = undefined_.size();
   }
 
-  // Of each tensor a number that is finite only where all of its own are. On a CPU the norm of
-  // infinity takes ten times what the two ends take.
-  static at::Tensor largest(std::vector<at::Tensor> tensors) {
-    for (auto& tensor : tensors)
-      if (!tensor.numel()) tensor = tensor.new_zeros({1});
-    if (!tensors[0].is_cpu() || tensors[0].is_complex())
-      return at::stack(at::_foreach_norm(tensors, std::numeric_limits<double>::infinity()))
-          .to(at::kFloat);
-    std::vector<at::Tensor> ends;
-    for (const auto& tensor : tensors) {
-      auto [least, most] = at::aminmax(tensor);
-      ends.push_back(at::stack({least, most}));
+  // Whether something that is not finite is left of the operations, or was asked for: nothing can
+  // come any more of memory that only this keeps alive.
+  bool has_left() {
+    std::unordered_map<Storage*, size_t> own;
+    auto count = [&](const at::Tensor& t) {
+      if (t.has_storage() && !is_parameter(t)) own[storage_of(t)]++;
+    };
+    for (const Op& op : ops) {
+      for (const auto& result : op.results) count(result);
+      for (const Before& before : op.before) count(before.written);
+      for (const auto& value : op.arguments) each_tensor(value, count);
     }
-    return at::stack(ends).to(at::kDouble).abs().amax(1);
+    std::vector<at::Tensor> left;
+    std::unordered_map<Storage*, std::vector<const at::Tensor*>> taken;
+    for (const Op& op : ops) {
+      if (op.is_test) {
+        if (writers_.empty()) index_writers();
+        if (auto held = content(op.results[0], op.number - 1)) left.push_back(*held);
+        continue;
+      }
+      for (const auto& result : op.results) {
+        bool is_alive = is_parameter(result) || result.storage().use_count() > own[storage_of(result)];
+        auto& places = taken[storage_of(result)];
+        bool is_taken = std::any_of(places.begin(), places.end(), [&](const at::Tensor* other) {
+          return is_same_place(*other, result);
+        });
+        if (!is_alive || is_taken) continue;
+        places.push_back(&result);
+        left.push_back(bare(result));
+      }
+    }
+    Quiet quiet;
+    return has_bad(left);
   }
 
   // The places of operations of which a result is not finite; each device is waited for once. The
   // largest absolute number of a result is found there, many results to a launch.
   std::vector<int> flagged() {
+    if (writers_.empty()) index_writers();
     Quiet quiet;
     std::unordered_map<int, std::pair<std::vector<int>, std::vector<at::Tensor>>> groups;
     for (int at = 0; at < (int)ops.size(); at++) {
@@ -284,7 +356,7 @@ class Numbers {
     for (auto& [key, group] : groups) {
       auto& [places, finite] = by_device[key % 256];
       places.insert(places.end(), group.first.begin(), group.first.end());
-      finite.push_back(at::isfinite(largest(group.second)));
+      finite.push_back(at::isfinite(largest_of(group.second)));
     }
     std::vector<int> found;
     for (auto& [device, group] : by_device) {
@@ -328,6 +400,7 @@ class NumbersCall {
       });
     if (!facts.written.empty()) op_.before = numbers.copies(written);
     for (const auto& tensor : written) op_.results.push_back(kept(tensor));
+    op_.arguments.reserve(arguments.size());
     for (const auto& value : arguments) op_.arguments.push_back(bare(value));
   }
 
@@ -369,10 +442,7 @@ class NumbersCall {
   at::Tensor first_;
   bool is_seen_ = false, is_meant_ = true;
 
-  // A parameter that is written is told of as such.
-  static at::Tensor kept(const at::Tensor& t) {
-    return t.is_leaf() && t.requires_grad() ? t : bare(t);
-  }
+  static at::Tensor kept(const at::Tensor& t) { return is_parameter(t) ? t : bare(t); }
 
   // Of a comparison: whether it asks if elements are numbers.
   bool is_asked(c10::ArrayRef<c10::IValue> arguments) const {

@@ -181,7 +181,7 @@ PYBIND11_MODULE(HYPO_NAME, module) {
     numbers.clear();
   });
   n.def("set_gpu_bytes", [](size_t num_bytes) { numbers.max_gpu_bytes = num_bytes; });
-  n.def("flush", [] { numbers.flush(); });
+  n.def("flush", [](bool is_whole) { numbers.flush(is_whole); });
   n.def("set_busy", [](bool is_busy) { return std::exchange(numbers.is_busy, is_busy); });
   n.def("set_paused", [](bool is_paused) { numbers.is_paused = is_paused; });
   n.def("set_capturing", [](bool is_capturing) { numbers.is_capturing = is_capturing; });
@@ -201,7 +201,7 @@ PYBIND11_MODULE(HYPO_NAME, module) {
   // Copies of what a launch is about to write, and the launch once it has been made.
   n.def("copies", [](const py::list& tensors) {
     std::vector<std::pair<py::object, py::object>> found;
-    for (const Before& before : numbers.copies(unwrapped_all(tensors)))
+    for (const Before& before : numbers.copies(unwrapped_all(tensors), true))
       found.emplace_back(wrapped(before.written), wrapped(before.copy));
     return found;
   });
