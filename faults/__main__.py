@@ -26,6 +26,7 @@ from faults.row import Case, Platform, Row
 from faults.table import counts_of, line_of, slow_runs, table
 from faults.victim_run import command, run_child
 from hypocenter.base.errors import EXIT_GATE, EXIT_OK, HypoError, UsageError
+from hypocenter.cli.output import leave_broken_pipe
 from hypocenter.device.limits import present_gpu
 
 MAX_JOBS = 64
@@ -33,6 +34,16 @@ MAX_JOBS = 64
 
 def main(words: Sequence[str]) -> int:
     """Returns the exit status: 4 where a fault or something healthy is not told as wanted."""
+    try:
+        try:
+            return _answer(words)
+        finally:
+            sys.stdout.flush()  # here, where it is known that a reader may be gone
+    except BrokenPipeError:
+        leave_broken_pipe()
+
+
+def _answer(words: Sequence[str]) -> int:
     verbs = {"run": _run_victim, "serve": _serve}
     try:
         if words and words[0] in verbs:
@@ -125,13 +136,21 @@ def _rows(
 
     with ThreadPoolExecutor(options.jobs) as pool:
         runs = [pool.submit(run, case) for case in cases]
-        for done in as_completed(runs):
-            for row in done.result():
-                print(line_of(row), file=sys.stderr if options.json else sys.stdout, flush=True)
-                if options.rows is not None:
-                    with options.rows.open("ab") as file:
-                        file.write(msgspec.json.encode(row) + b"\n")
+        try:
+            for done in as_completed(runs):
+                for row in done.result():
+                    _tell(row, options)
+        except BrokenPipeError:  # nobody reads; what has not begun stays undone
+            pool.shutdown(cancel_futures=True)
+            raise
     return [row for done in runs for row in done.result()]
+
+
+def _tell(row: Row, options: argparse.Namespace) -> None:
+    if options.rows is not None:
+        with options.rows.open("ab") as file:
+            file.write(msgspec.json.encode(row) + b"\n")
+    print(line_of(row), file=sys.stderr if options.json else sys.stdout, flush=True)
 
 
 def _again(cases: Sequence[Case], work: Path) -> int:

@@ -1,9 +1,12 @@
-"""`python -m faults --rows FILE` keeps each row when it is there, and not only at the end."""
+"""`python -m faults` as its reader has it: rows are kept when they are there, bad words are refused
+before anything runs, and a reader that goes away is no error."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +16,7 @@ import pytest
 
 from faults.__main__ import _rows, main
 from faults.row import Platform, Role, Row
-from hypocenter.base.errors import EXIT_USAGE
+from hypocenter.base.errors import EXIT_PIPE, EXIT_USAGE
 
 
 def test_a_run_that_breaks_off_has_left_the_rows_before(tmp_path: Path) -> None:
@@ -48,3 +51,43 @@ def test_what_cannot_be_kept_is_refused_before_anything_runs(
     (tmp_path / "victims" / "added_to_nothing").mkdir(parents=True)
     assert main([word.format(tmp_path) for word in words]) == EXIT_USAGE
     assert told in capsys.readouterr().err
+
+
+class _Unread(io.StringIO):
+    """What has no reader, and tells so when it is written out."""
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+def test_a_reader_that_goes_away_ends_it_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unread = _Unread()
+    monkeypatch.setattr(sys, "stdout", unread)
+    with pytest.raises(SystemExit) as ended:
+        main(["--list", "empty_residual"])
+    assert ended.value.code == EXIT_PIPE
+    assert unread.getvalue().startswith("empty_residual ")
+    assert capsys.readouterr().err == ""
+
+
+def test_without_a_reader_no_other_case_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = Row(collection="programs", name="one", platform=Platform.CPU, role=Role.HEALTHY)
+    begun = []
+
+    def run(*_: object) -> list[Row]:
+        begun.append(time.sleep(0.05))
+        return [row]
+
+    def tell(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("faults.__main__._tell", tell)
+    case: Any = SimpleNamespace(collection="programs", platforms={Platform.CPU}, run=run)
+    options = argparse.Namespace(jobs=1, platform=Platform.CPU)
+    with pytest.raises(BrokenPipeError):
+        _rows([case] * 40, options, False, tmp_path)
+    assert len(begun) < 5

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from hypocenter.base.errors import (
     EXIT_ERROR,
     EXIT_INTERRUPTED,
     EXIT_OK,
-    EXIT_PIPE,
     EXIT_USAGE,
     HypoError,
     UsageError,
@@ -494,7 +492,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         _report("interrupted", debug)
         sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
-        _leave_broken_pipe()
+        from hypocenter.cli.output import leave_broken_pipe
+
+        leave_broken_pipe()
     except CycloptsError as error:
         _report(usage_message(error), debug)
         sys.exit(EXIT_USAGE)
@@ -610,14 +610,6 @@ def _report(message: str, debug: bool) -> None:
 
     with contextlib.suppress(OSError):
         say(message)
-
-
-def _leave_broken_pipe() -> None:
-    """Leave without a word; what is still buffered for stdout has no reader."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(devnull, sys.stdout.fileno())
-    sys.exit(EXIT_PIPE)
 
 
 if __name__ == "__main__":

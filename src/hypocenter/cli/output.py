@@ -6,13 +6,17 @@ what a model generates goes out as it is.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import re
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
+
+from hypocenter.base.errors import EXIT_PIPE
 
 
 def emit(text: str) -> None:
@@ -77,3 +81,11 @@ def _finite(value: Any) -> Any:
 def _escape(match: re.Match[str]) -> str:
     character = match[0]
     return character if character.isprintable() else json.dumps(character)[1:-1]
+
+
+def leave_broken_pipe() -> NoReturn:
+    """Leave without a word; what is still buffered for stdout has no reader."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(devnull, sys.stdout.fileno())
+    sys.exit(EXIT_PIPE)

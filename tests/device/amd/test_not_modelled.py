@@ -15,6 +15,7 @@ from repository import ROOT
 
 from hypocenter.device.amd.decode import FAMILIES, Instruction, NotModelled, _formats
 from hypocenter.device.amd.lower import Lowering
+from hypocenter.device.amd.target_opcodes import has_opcode
 
 #: Fields that hold vector registers, of which number 0 is written 256.
 _REGISTERS = re.compile(r"v(dst|data|addr|src\d?)|data\d?|addr|src\d")
@@ -29,7 +30,7 @@ def _named() -> list[str]:
 
 
 def _plain_instructions(arch: str) -> Iterator[Instruction]:
-    """Each opcode in each of its encodings, without modifiers; pairs (VOPD) by their first half."""
+    """Each opcode in each encoding, without modifiers; pairs (VOPD) by their first half."""
     for encoding in _formats(FAMILIES[arch]):
         if encoding.__name__.endswith(("DPP8", "DPP16", "_SDWA", "_LIT")):
             continue
@@ -41,6 +42,8 @@ def _plain_instructions(arch: str) -> Iterator[Instruction]:
         values = {name: 256 if _REGISTERS.fullmatch(name) else 0 for name in names}
         for each in op.allowed or op._enum:
             name = each.name.removesuffix("_E32").removesuffix("_E64")
+            if not has_opcode(arch, name):
+                continue
             own = values | {"vdst": 0} if name in _SCALAR_DESTS else values
             yield Instruction(0, name, encoding.__name__, own, 8, bytes(8))
 

@@ -92,10 +92,10 @@ class MachineFindings:
         elif fault.kind is FaultKind.ENDLESS:
             self._note_endless(fault)
         else:
-            what = f" {fault.what}" if fault.what else ""
+            what = f": {fault.what}" if fault.what else ""
             encoding = fault.instruction.data.hex()
             raise HypoError(
-                f"{self._program.kernel.name}: {fault.kind}{what}: {where}, encoding {encoding}"
+                f"{self._program.kernel.name}: {fault.kind}{what}; {where}, encoding {encoding}"
             )
 
     def _note_endless(self, fault: MachineFault) -> None:

@@ -18,7 +18,7 @@ class FaultKind(enum.StrEnum):
     """Why the machine stopped."""
 
     MEMORY = "memory access outside every mapped page"
-    NOT_MODELLED = "an instruction that the emulator does not model"
+    NOT_MODELLED = "an instruction that is not executed here"
     TRAP = "a trap"
     ENDLESS = "a wave that does not end"
     JUMP = "a jump to where no instruction begins"

@@ -20,11 +20,13 @@ from hypocenter.device.amd.lower_memory import lower_local, lower_memory, lower_
 from hypocenter.device.amd.lower_other import lower_lanes, lower_matrix
 from hypocenter.device.amd.routes import dpp8_table, dpp_table
 from hypocenter.device.amd.small_numbers import small_number_meaning
+from hypocenter.device.amd.target_opcodes import lacking
 from hypocenter.device.amd.values.handlers import address_of, address_of_meaning
 from hypocenter.device.amd.values.meanings import Meaning, meanings
 
 VCC, EXEC = 106, 126
 _NUMBERS = {"f16": 16, "f32": 32, "f64": 64}
+_ROW_NEWBCAST = 0x15
 _BRANCHES = {
     "S_BRANCH": (0, 0),
     "S_CBRANCH_SCC0": (1, 1),
@@ -166,6 +168,8 @@ class Lowering(KernelPlaces):
     def _rows(self, each: Instruction) -> list[Array]:
         row = self._blank(r.NOTHING)
         name = each.name
+        if missing := lacking(self.arch, each):
+            raise NotModelled(f"{missing}, which {self.arch} does not have")
         if "::" in name:
             return self._dual(each)
         if name in _NOTHING or name.startswith("S_WAITCNT_"):
@@ -292,6 +296,7 @@ class Lowering(KernelPlaces):
             self._mix(row, each)
         else:
             self._plain(row, each, meaning)
+        _refuse_wide_routes(each, meaning, is_rdna=self.is_rdna)
         if "dpp" in each.fields:
             self._dpp(row, each)
         elif "lane_sel_0" in each.fields:
@@ -541,6 +546,16 @@ def _scalar_operands(each: Instruction, meaning: Meaning) -> list[int]:
     if each.format.startswith("VOP3"):
         given = [each.get("src0"), each.get("src1")]
     return given
+
+
+def _refuse_wide_routes(each: Instruction, meaning: Meaning, *, is_rdna: bool) -> None:
+    """Numbers of 64 bits come from one lane of a row (CDNA's ROW_NEWBCAST), or from no other."""
+    if not WIDE.intersection(meaning.types) and meaning.result_type != "f64":
+        return
+    has_parts = "src0_sel" in each.fields or "lane_sel_0" in each.fields
+    control = each.get("dpp")
+    if has_parts or ("dpp" in each.fields and (is_rdna or control >> 4 != _ROW_NEWBCAST)):
+        raise NotModelled(f"{each.name} ({each.format}) with operands of 64 bits")
 
 
 def _refuse_forms_of_pairs(each: Instruction) -> None:

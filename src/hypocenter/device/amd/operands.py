@@ -74,11 +74,14 @@ def _gather(m: Machine, w: int, row: int, enabled: int) -> int:
     """DPP: the first operand from other lanes; returns the lanes that are written."""
     code, active = m.code[row], enabled
     table, at = m.tables[code[r.DPP_TABLE]], r.OPERANDS
-    source = m.vgpr[w, code[at + 1]]
+    source, num_words = code[at + 1], code[at + r.WORDS]
     for lane in range(m.facts[r.NUM_LANES]):
         chosen = table[lane]
         is_there = chosen >= 0 and (code[r.DPP_ANY] == 1 or (active >> max(chosen, 0)) & 1 == 1)
-        m.rows[lane] = np.int64(source[chosen]) if is_there else 0
+        m.rows[lane] = 0
+        if is_there:
+            for word in range(num_words):
+                m.rows[lane] |= np.int64(m.vgpr[w, source + word, chosen]) << (32 * word)
         if not is_there and code[r.DPP_ZERO] == 0:
             enabled &= ~(1 << lane)
     return enabled & code[r.DPP_ROWS]
