@@ -211,7 +211,10 @@ def test_a_hand_over_that_does_not_fit(ledger: StateLedger) -> None:
     refused("is 0, which is kept for requests that run", sources=ids(0))
     refused("is 4, which is kept for checkpoints", slots=ids(4))
     kept: Any = {"checkpoint_stops": ids(1)}
-    refused("is 3, which a sequence of the step reads", checkpoint_slots=ids(3), **kept)
+    refused("is 3, which a sequence of the step uses", checkpoint_slots=ids(3), **kept)
+    spare: Any = {**kept, "is_spare": (True,)}
+    refused("is 1, which a sequence of the step uses", checkpoint_slots=ids(1), **spare)
+    refused("is 4, which is kept for checkpoints", checkpoint_slots=ids(4), **spare)
     refused("is 2, which is kept for requests that run", checkpoint_slots=ids(2), **kept)
     spoiled = of_one(9, checkpoint_slots=ids(3), checkpoint_stops=ids(1))
     ledger.note(spans_of(spoiled, ids(0, 1), ids(0)), is_whole=False)

@@ -151,13 +151,6 @@ def test_tokens_of_a_sequence_stand_together(
         StateLedger(4).check(BatchStates.own((5, 6), ids([2, 3])), ids(rows), ids(positions))
 
 
-def test_drafts_are_refused_for_states_cannot_be_taken_back(model: FamilyModel) -> None:
-    with pytest.raises(BadSetting, match="spec is 'ngram', but layers of this model carry states"):
-        LLM(model.path, SMALL, spec="ngram")
-    with pytest.raises(BadSetting, match=r"draft_model is .*layers of the model carry states"):
-        LLM(model.path, SMALL, draft_model=str(model.path))
-
-
 def test_a_draft_model_with_states_is_refused(model: FamilyModel, tmp_path: Path) -> None:
     other = make_family("qwen3", tmp_path)
     with pytest.raises(BadSetting, match="layers of this model carry states"):

@@ -39,7 +39,7 @@ BUDGETS = {
     "kernels": 20_650,
     "hub": 1_650,
     "model": 14_645,
-    "engine": 10_850,
+    "engine": 11_000,
     "worker": 1_050,
     "verify": 4_835,
     "peers": 1_250,

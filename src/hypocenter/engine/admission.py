@@ -114,10 +114,16 @@ class Admission:
         config = self._runner.config
         if not config.tries_tokens or not params.drafts:
             return None
+        runs_again = self._cache.states is not None
         if self._draft_record is not None:
-            record = self._draft_record
-            return ModelDrafter(config.draft_max, record, num_begun, passes_host=passes_host)
-        return NgramDrafter(config.draft_max, costs_on(config.device))
+            return ModelDrafter(
+                config.draft_max,
+                self._draft_record,
+                num_begun,
+                passes_host=passes_host,
+                runs_again=runs_again,
+            )
+        return NgramDrafter(config.draft_max, costs_on(config.device), runs_again=runs_again)
 
     def _adapter_scales(self, params: SamplingParams) -> tuple[float, ...] | None:
         """What each adapter counts; None where there are none. Raises BadSetting for a name that is

@@ -81,7 +81,8 @@ class Chunk:
 
     Its last tokens are `drafts`, which are tried: a token is chosen before each, and after the
     last one. `masks` say which may be, where a form or a rule does; there are none without drafts.
-    With `ahead` the device has the drafts, and each counts as 0 until they are read.
+    With `ahead` the device has the drafts, and each counts as 0 until they are read. Its first
+    `num_again` tokens were computed before, but states go on from before them.
     """
 
     request: Request
@@ -94,13 +95,15 @@ class Chunk:
     drafts: tuple[int, ...] = ()
     masks: tuple[Int32s | None, ...] = ()
     ahead: DraftsAhead | None = None
+    num_again: int = 0
 
     @classmethod
     def next_of(cls, request: Request, num_tokens: int) -> Chunk:
-        """The next `num_tokens` pending tokens of a request."""
-        reaches_end = num_tokens == request.num_pending
-        start = request.num_computed
-        return cls(request, start, start + num_tokens, reaches_end and not request.is_full)
+        """The next `num_tokens` pending tokens of a request, behind those that run again."""
+        samples = num_tokens == request.num_pending and not request.is_full
+        start, num_again = request.num_computed, request.num_again
+        stop = start + num_tokens
+        return cls(request, start - num_again, stop, samples, num_again=num_again)
 
     def leaving(self, checkpoint: tuple[int, int] | None) -> Chunk:
         """The same, leaving its state in a slot, and before which position; None: as it is."""
@@ -131,6 +134,11 @@ class Chunk:
         return self.stop - self.start
 
     @property
+    def num_new(self) -> int:
+        """How many of its tokens are the request's, and run for the first time."""
+        return self.num_tokens - self.num_again - len(self.drafts)
+
+    @property
     def num_drawn(self) -> int:
         """How many tokens are chosen."""
         return 1 + len(self.drafts) if self.samples else 0
@@ -138,7 +146,7 @@ class Chunk:
     @property
     def is_answer(self) -> bool:
         """Whether it is the last token of an answer, and perhaps drafts."""
-        return self.num_tokens == 1 + len(self.drafts)
+        return self.num_new == 1
 
     @property
     def num_kept(self) -> int:
@@ -277,6 +285,7 @@ def _states_of(chunks: list[Chunk], states: StateSlots) -> BatchStates:
         found.append((chunk.request.id, slot, source, chunk.checkpoint_slot, stop, digest))
         first += chunk.num_tokens
     owners, slots, sources, checkpoints, stops, digests = zip(*found, strict=True)
+    is_spare = tuple(bool(chunk.drafts) for chunk in chunks)
     return BatchStates(
         owners=owners,
         slots=np.array(slots, np.int32),
@@ -285,6 +294,7 @@ def _states_of(chunks: list[Chunk], states: StateSlots) -> BatchStates:
         checkpoint_stops=np.array(stops, np.int32),
         digests=digests,
         named=states.pop_news(),
+        is_spare=is_spare,
     )
 
 

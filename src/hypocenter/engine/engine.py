@@ -21,6 +21,7 @@ from hypocenter.engine.kv_cache import BlockDigests, KVCache
 from hypocenter.engine.page_bytes import SavedPrompt, load_prompt, save_prompt
 from hypocenter.engine.request import Request
 from hypocenter.engine.scheduler import Scheduler
+from hypocenter.engine.state_slots import StateSlots
 from hypocenter.engine.step import Steps
 from hypocenter.engine.turns import SteppingTurns
 from hypocenter.record.recorder import recording_defects
@@ -54,9 +55,10 @@ class Engine(SteppingTurns):
         #: What writes ahead of requests, if another model does.
         self.draft_model = draft_model
         self.runner, self.tokenizer = runner, tokenizer
-        slots = runner.num_state_slots, runner.num_checkpoints
         size = runner.num_blocks, runner.block_size
-        self.cache = KVCache(*size, runner.page_watch, runner.archive, *slots, growth=runner.growth)
+        self.cache = KVCache(
+            *size, runner.page_watch, runner.archive, _state_slots(runner), runner.growth
+        )
         self.cache.disk = runner.disk if prefix_cache else None
         if isinstance(draft_model, HeadModel):
             draft_model.read_from(self.cache)
@@ -315,3 +317,11 @@ class Engine(SteppingTurns):
 
     def _admit(self) -> None:
         self._admission.admit(self.scheduler, is_closed=self._closed)
+
+
+def _state_slots(runner: Runner) -> StateSlots | None:
+    """Where layers carry a state; with drafts each request has two."""
+    if not runner.num_state_slots:
+        return None
+    has_spares = runner.config.tries_tokens
+    return StateSlots(runner.num_state_slots, runner.num_checkpoints, has_spares=has_spares)

@@ -127,8 +127,7 @@ class KVCache:
         block_size: int,
         watch: PageWatch | None = None,
         archive: BlockArchive | None = None,
-        num_state_slots: int = 0,
-        num_checkpoints: int = 0,
+        states: StateSlots | None = None,
         growth: HostGrowth | None = None,
     ) -> None:
         assert num_blocks > 0, num_blocks
@@ -141,7 +140,7 @@ class KVCache:
         #: Where blocks outlive the server, if they do.
         self.disk: DiskBlocks | None = None
         #: Of requests with blocks, where layers carry a state.
-        self.states = StateSlots(num_state_slots, num_checkpoints) if num_state_slots else None
+        self.states = states
         self._blocks = [_Block() for _ in range(num_blocks)]
         # Taken from the end: low blocks first, and those given back last are used again first.
         self._blank = list(range(num_blocks - 1, -1, -1))

@@ -98,6 +98,8 @@ class Request:
 
     #: What became of its prompt, where a vector is made of that.
     vector: npt.NDArray[Any] | None = None
+    #: Computed tokens that run again: of an answer, behind drafts of which one was wrong.
+    num_again = 0
 
     def __init__(
         self,
@@ -281,8 +283,8 @@ class Request:
         return self.digests_of(num_tokens, block_size)
 
     def digests_to_keep(self, block_size: int) -> list[bytes]:
-        """The digests of the full blocks that are computed."""
-        return self.digests_of(self.num_computed, block_size)
+        """The digests of the full blocks that are computed, and are not written again."""
+        return self.digests_of(self.num_computed - self.num_again, block_size)
 
     def digests_of(self, num_tokens: int, block_size: int) -> list[bytes]:
         """The digests of the full blocks of its first tokens; none where it shares none."""
@@ -305,7 +307,7 @@ class Request:
 
     def adopt(self, num_tokens: int) -> None:
         """The keys and values of the first `num_tokens` are in the cache, computed or not by us."""
-        self.num_computed = num_tokens
+        self.num_computed, self.num_again = num_tokens, 0
         if not self.num_preemptions:
             # Of an answer that was begun elsewhere its own tokens may be there, too.
             self.num_cached = min(num_tokens, len(self.prompt_ids)) - self._num_prompt_tokens
@@ -313,6 +315,7 @@ class Request:
     def advance(self, num_tokens: int) -> None:
         """`num_tokens` more tokens have their keys and values in the cache."""
         self.num_computed += num_tokens
+        self.num_again = 0
         if self._first_token is None:
             self._num_prompt_tokens += num_tokens
 
@@ -323,7 +326,7 @@ class Request:
 
     def begin_anew(self) -> None:
         """Nothing of it is computed any more."""
-        self.num_computed = 0
+        self.num_computed = self.num_again = 0
         self.logits.clear()
         self.prompt_logprobs.clear()
         self.num_preemptions += 1

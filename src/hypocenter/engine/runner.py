@@ -219,20 +219,9 @@ def _require_bf16_products(file: GGUFFile, arch: Architecture) -> None:
 def _require_fitting(file: GGUFFile, arch: Architecture, config: EngineConfig) -> None:
     """Raises UsageError for a setting that this model cannot have."""
     footprint.require_kv_dtype(arch, config.kv_dtype)
-    _require_no_states(arch, config)
     if config.spec == "mtp":
         head_of(file, arch)
     _require_experts(file, arch, config)
-
-
-def _require_no_states(arch: Architecture, config: EngineConfig) -> None:
-    """Raises BadSetting where drafts are asked for that could not be taken back."""
-    if config.spec != "off" and arch.recurrence is not None:
-        limit = "layers of this model carry states, which cannot be taken back; use off"
-        raise BadSetting("spec", config.spec, limit)
-    if config.draft_model is not None and arch.recurrence is not None:
-        limit = "layers of the model carry states, which cannot be taken back; leave it out"
-        raise BadSetting("draft_model", config.draft_model, limit)
 
 
 def _require_experts(file: GGUFFile, arch: Architecture, config: EngineConfig) -> None:
@@ -801,7 +790,7 @@ class Runner:
                 yield self._key(num_tokens, num_tokens, num_tokens == 1, is_adapted=is_adapted)
                 if self.config.tries_tokens and num_tokens > 1:  # all tried for one request
                     yield self._key(num_tokens, num_tokens, True, is_adapted=is_adapted)
-                if self._is_draft:  # what is new is read before the first of them
+                if self._is_draft or self._reads_again:  # before the first of them
                     is_one = num_tokens == 1
                     yield self._key(2 * num_tokens, num_tokens, is_one, is_adapted=is_adapted)
             if self.max_batch_requests == 1:
@@ -809,6 +798,11 @@ class Runner:
             for num_tokens in _powers(self.max_batch_tokens):  # in which some read a prompt
                 if num_tokens > most:
                     yield self._key(num_tokens, most, False, is_adapted=is_adapted)
+
+    @property
+    def _reads_again(self) -> bool:
+        """Whether tokens run again behind drafts that were wrong."""
+        return self.config.tries_tokens and self.num_state_slots > 0
 
     @property
     def _kinds_of_steps(self) -> tuple[bool, ...]:

@@ -27,6 +27,9 @@ from hypocenter.engine.request import Request, State
 
 #: A prompt's last tokens open the answer. The next prompt of a conversation often has others there.
 NUM_OPENING = 8
+#: An answer that drafts leaves states for others so many blocks apart: in such a step none is left
+#: to go back to, and so nothing is tried.
+_BLOCKS_APART = 4
 
 
 class Scheduler:
@@ -110,8 +113,9 @@ class Scheduler:
                 # In order of arrival: room for one may preempt those behind it, never those before.
                 left = self.max_batch_tokens
                 for request, num_tokens in self._shares(requests):
-                    if request.state is State.RUNNING:
-                        left -= self._take(request, min(num_tokens, left), chunks)
+                    if request.state is State.RUNNING and request.num_again < left:
+                        num_tokens = min(num_tokens, left - request.num_again)
+                        left -= self._take(request, num_tokens, chunks)
                 if chunks:
                     break
             if not self.waiting and not num_waiting:
@@ -164,6 +168,9 @@ class Scheduler:
         request = chunk.request
         if request.drafter is not None:
             request.drafter.settle(len(chunk.drafts), num_right)
+        if self.cache.states is not None and num_right < len(chunk.drafts):
+            self.cache.states.go_back(request.id)
+            request.num_again = num_right
         self.cache.take_back(request.id, request.num_computed)
 
     def _num_blocks_for_each(self, requests: list[Request]) -> int:
@@ -234,7 +241,8 @@ class Scheduler:
             pending = zip(running, is_reading, strict=True)
             num_pending = sum(request.num_pending for request, reading in pending if reading)
             budget = self._pace.room(is_reading.count(False), num_pending)
-        left = budget - min(budget, is_reading.count(False))
+        num_again = sum(request.num_again for request in running)
+        left = budget - min(budget, is_reading.count(False) + num_again)
         num_behind = sum(
             request.num_pending
             for request, reading in zip(running, is_reading, strict=True)
@@ -259,14 +267,14 @@ class Scheduler:
     def _take(self, request: Request, num_tokens: int, chunks: list[Chunk]) -> int:
         """Append a chunk of the request of at most `num_tokens`, as large as the cache allows.
 
-        Returns how many tokens it has.
+        Returns how many tokens run for it.
         """
         if num_tokens == 0:
             return 0
         num_fitting = self._make_room(request, num_tokens)
         if num_fitting > 0:
             chunk = self._next_chunk(request, num_fitting)
-            self.cache.append(request.id, chunk.num_tokens)
+            self.cache.append(request.id, chunk.num_new)
             request.mark_started()
             chunks.append(chunk)
             return chunk.num_tokens
@@ -304,7 +312,8 @@ class Scheduler:
         """A slot for the state that `chunk` leaves before the last block's end up to `position`,
         and where that is; None where it passes none."""
         states, size = self.cache.states, self.cache.block_size
-        at = position // size * size
+        num_blocks = _BLOCKS_APART if chunk.request.drafter and chunk.is_answer else 1
+        at = position // (num_blocks * size) * num_blocks * size
         if states is None or at <= chunk.start or not chunk.request.shares_blocks:
             return None
         asked = (len(chunk.request.prompt_ids) - NUM_OPENING) // size * size

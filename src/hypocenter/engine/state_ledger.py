@@ -29,7 +29,8 @@ class BatchStates:
     slots, sources, checkpoint_slots, checkpoint_stops i32 [num_sequences], as
     `kernels/recurrent/sequences.py` has them. `digests` are of the tokens before a checkpoint that
     is read; empty where a sequence goes on from its own slot. `named`: digests of the tokens that
-    earlier batches left in slots of checkpoints.
+    earlier batches left in slots of checkpoints. `is_spare`: the checkpoint of a sequence is left
+    in the second slot that its request has; empty where none is.
     """
 
     owners: tuple[int, ...]
@@ -39,6 +40,7 @@ class BatchStates:
     checkpoint_stops: Int32s
     digests: tuple[bytes, ...]
     named: tuple[tuple[int, bytes], ...] = ()
+    is_spare: tuple[bool, ...] = ()
 
     @classmethod
     def own(cls, owners: tuple[int, ...], slots: Int32s) -> BatchStates:
@@ -67,6 +69,7 @@ class Span(NamedTuple):
     #: A checkpoint's slot, and how many tokens of the sequence it is of; 0: there is none.
     checkpoint: int
     num_saved: int
+    is_spare: bool
 
 
 class StateLedger:
@@ -93,13 +96,13 @@ class StateLedger:
             raise LaunchRejected("step", Refused(argument="positions", what=what))
         starts = sequence_starts(rows, num_sequences)
         spans = spans_of(states, starts, positions)
-        read = {span.source for span in spans}
+        used = {slot for span in spans for slot in (span.source, span.slot)}
         for row, span in enumerate(spans):
-            self._require_kinds(row, span, read)
+            self._require_kinds(row, span, used)
             self._require_fit(row, span)
 
-    def _require_kinds(self, row: int, span: Span, read: set[int]) -> None:
-        """A state is left in a slot for requests, and copied into one that nobody reads."""
+    def _require_kinds(self, row: int, span: Span, used: set[int]) -> None:
+        """A state is left in a slot for requests, and copied into one that nobody uses."""
 
         def refuse(argument: str, slot: int, what: str) -> None:
             refusal = StateInUse(argument=argument, row=row, slot=slot, what=what)
@@ -114,10 +117,12 @@ class StateLedger:
         if not span.start < span.num_saved <= span.stop:
             what = f"{span.num_saved} tokens, of which this step takes {span.start} to {span.stop}"
             refuse("checkpoint_stops", span.checkpoint, f"for a state of {what}")
-        if span.checkpoint < self._num_running:
+        if span.is_spare and span.checkpoint >= self._num_running:
+            refuse("checkpoint_slots", span.checkpoint, "which is kept for checkpoints")
+        if not span.is_spare and span.checkpoint < self._num_running:
             refuse("checkpoint_slots", span.checkpoint, "which is kept for requests that run")
-        if span.checkpoint in read:
-            refuse("checkpoint_slots", span.checkpoint, "which a sequence of the step reads")
+        if span.checkpoint in used:
+            refuse("checkpoint_slots", span.checkpoint, "which a sequence of the step uses")
 
     def _require_fit(self, row: int, span: Span) -> None:
         """The kernels read nothing of a state at position 0, so anything may be there."""
@@ -183,6 +188,7 @@ def spans_of(states: BatchStates, starts: Int32s, positions: Int32s) -> list[Spa
         states.digests,
         states.checkpoint_slots.tolist(),
         saved.tolist(),
+        states.is_spare or (False,) * num,
     )
     return [Span(*values) for values in zip(*columns, strict=True)]
 

@@ -9,6 +9,10 @@ digest of that block; whoever begins with the same tokens goes on from there.
     reserve    a slot for the state that a step will leave behind so many tokens
     settle     that step has run: its checkpoints are found under their digests from now on
     drop       the block of a digest is gone, and a state is of no use without it
+    go_back    drafts were wrong: the request goes on from the state before them
+
+With drafts a request has a second slot, a spare one. A step leaves in it the state before the
+drafts, and in the first one that behind them.
 
 Steps run in the order in which they were made. So a slot may be given to the next checkpoint as
 soon as every step that reads it is made. What a slot really holds, `ledger.py` knows.
@@ -45,12 +49,17 @@ class StateSlots:
     """Slots 0 .. num_running - 1 for requests with tokens in the cache, and `num_checkpoints`
     behind them. Not thread-safe."""
 
-    def __init__(self, num_running: int, num_checkpoints: int = 0) -> None:
+    def __init__(
+        self, num_running: int, num_checkpoints: int = 0, *, has_spares: bool = False
+    ) -> None:
+        """`has_spares`: each request has two of the `num_running` slots."""
         assert num_running > 0, num_running
         self.num_running, self.num_checkpoints = num_running, num_checkpoints
         # Taken from the end: low slots first, and those given back last are used again first.
         self._free = list(range(num_running - 1, -1, -1))
         self._of_request: dict[int, int] = {}
+        self._has_spares = has_spares
+        self._spares: dict[int, int] = {}
         self._blank = list(range(num_running + num_checkpoints - 1, num_running - 1, -1))
         #: Of steps that have not settled, by request.
         self._pending: dict[int, list[Checkpoint]] = {}
@@ -78,6 +87,8 @@ class StateSlots:
         assert request_id not in self._of_request, request_id
         assert self._free, (request_id, self.num_running)
         self._of_request[request_id] = self._free.pop()
+        if self._has_spares:
+            self._spares[request_id] = self._free.pop()
         if digest is not None:
             checkpoint = self._kept[digest] = self._kept.pop(digest)
             checkpoint.lasts = True  # it has been of use to somebody
@@ -86,6 +97,8 @@ class StateSlots:
     def give_back(self, request_id: int, *, forget: bool = False) -> None:
         """Gives a request's slot back. With `forget` nobody finds any checkpoint that it has
         left."""
+        if self._has_spares:
+            self._free.append(self._spares.pop(request_id))
         self._free.append(self._of_request.pop(request_id))
         self.pop_source(request_id)
         for checkpoint in self._pending.pop(request_id, ()):
@@ -96,6 +109,15 @@ class StateSlots:
 
     def slot_of(self, request_id: int) -> int:
         return self._of_request[request_id]
+
+    def spare_of(self, request_id: int) -> int:
+        """Where a step leaves the state before the drafts of a request."""
+        return self._spares[request_id]
+
+    def go_back(self, request_id: int) -> None:
+        """Have the request go on from what the last step left in its spare slot."""
+        own, spares = self._of_request, self._spares
+        own[request_id], spares[request_id] = spares[request_id], own[request_id]
 
     def source_of(self, request_id: int) -> StateSource | None:
         """What `pop_source` will give."""
@@ -180,7 +202,13 @@ class StateSlots:
             raise IntegrityError(
                 f"states: requests {sorted(having)} have slots, but {sorted(owners)} have blocks"
             )
-        self._check_slots([*self._free, *self._of_request.values()], 0, self.num_running)
+        if self._has_spares and set(self._spares) != owners:
+            raise IntegrityError(
+                f"states: requests {sorted(self._spares)} have a spare slot, but {sorted(owners)} "
+                "have blocks"
+            )
+        running = [*self._free, *self._of_request.values(), *self._spares.values()]
+        self._check_slots(running, 0, self.num_running)
         pending = [checkpoint for several in self._pending.values() for checkpoint in several]
         read = [source.checkpoint for source in self._sources.values()]
         checkpoints = {

@@ -176,7 +176,7 @@ class Steps:
             chosen = list(itertools.islice(drawn, chunk.num_drawn))
             if request.done:  # it ended when this was launched already
                 continue
-            request.advance(chunk.num_tokens - len(chunk.drafts))
+            request.advance(chunk.num_new)
             waits = step.kept.get(request.id), step.drawn.get(request.id)
             # Copies are waited for out here: where one fails, the device has.
             rows, logits = (None if wait is None else wait() for wait in waits)

@@ -130,7 +130,8 @@ class FakeRunner:
         self.filling = np.zeros(0, np.int32)
         #: With checkpoints its layers carry a state: the tokens themselves, by slot.
         has_states = num_checkpoints is not None
-        self.num_state_slots = max_batch_requests if has_states else 0
+        per_request = 2 if draft_max else 1
+        self.num_state_slots = max_batch_requests * per_request if has_states else 0
         self.num_checkpoints = num_checkpoints or 0
         self._states: dict[int, list[int]] = {}
         self._ledger = StateLedger(self.num_state_slots, self.num_checkpoints)

@@ -7,6 +7,7 @@ requests fill the steps, nothing is tried.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -85,14 +86,18 @@ def best_number(odds: float, most: int, price_of: Callable[[int], float]) -> tup
 class Drafter:
     """What becomes of the tokens that are tried for one request: at most `max_drafts` a step.
 
+    With `runs_again` those that were right run again where one behind them was wrong.
     `num_drafts` counts steps that tried some, and `num_drafted` tokens that were tried.
     `accepted_at` counts those that the sampler chose, by their place behind the last token.
     """
 
-    def __init__(self, max_drafts: int, costs: RowCosts, first_loss: float) -> None:
+    def __init__(
+        self, max_drafts: int, costs: RowCosts, first_loss: float, *, runs_again: bool = False
+    ) -> None:
         """`first_loss`: tokens that drafts may have cost before they are ever right."""
         assert max_drafts > 0, max_drafts
         self._max_drafts, self._costs, self._first_loss = max_drafts, costs, first_loss
+        self._runs_again, self._load = runs_again, StepLoad(1, 1)
         self._lost = 0.0
         self.num_drafts = self.num_drafted = 0
         #: Masks that the last step took beside that of its first token, where a form says some.
@@ -105,7 +110,7 @@ class Drafter:
 
     def begin(self, num: int, load: StepLoad) -> None:
         """`num` of the tokens proposed last are tried in a step of that load."""
-        raise NotImplementedError
+        self._load = load
 
     def is_awaited(
         self, token_ids: Sequence[int], num_output: int, most: int, load: StepLoad
@@ -117,14 +122,35 @@ class Drafter:
         """Note that the first `num_accepted` of `num` tokens that were tried were right."""
         self._learn([True] * num_accepted + [False] * (num_accepted < num))
         self._lost -= num_accepted
+        if num_accepted < num and self._runs_again:
+            self._lose(self._price_of_rows(num_accepted, self._load))
         self.num_drafts += 1
         self.num_drafted += num
         for place in range(num_accepted):
             self.accepted_at[place] += 1
 
+    def _lose(self, price: float) -> None:
+        """Drafts have cost so many tokens."""
+        self._lost += price
+
     def _learn(self, were_right: Sequence[bool]) -> None:
         """Note which of the tokens tried last were right, up to the first that was not."""
         raise NotImplementedError
+
+    def _price_of_rows(self, num: float, load: StepLoad) -> float:
+        """Tokens that all answers of a step lose by `num` more rows."""
+        alone = self._costs.of(load.num_rows)
+        # Rows that run again are few, and a part of one on the average.
+        more = self._costs.of(load.num_rows + math.ceil(num)) - alone
+        share = num / math.ceil(num) if num else 0.0
+        return max(more, 0.0) * share * load.num_answers / alone
+
+    def _price_again(self, odds: float, num: int, load: StepLoad) -> float:
+        """What it costs on the average that right ones of `num` drafts run again."""
+        if not self._runs_again:
+            return 0.0
+        mean = sum(right * odds**right * (1 - odds) for right in range(1, num))
+        return self._price_of_rows(mean, load)
 
     def _left(self, num_output: int, *, gains: bool = True) -> float:
         """Tokens that drafts may still cost an answer of that length; fewer where none `gains`."""
@@ -145,8 +171,8 @@ class Drafter:
 class NgramDrafter(Drafter):
     """Tries what followed the same tokens before in prompt and answer."""
 
-    def __init__(self, max_drafts: int, costs: RowCosts) -> None:
-        super().__init__(max_drafts, costs, costs.first_loss)
+    def __init__(self, max_drafts: int, costs: RowCosts, *, runs_again: bool = False) -> None:
+        super().__init__(max_drafts, costs, costs.first_loss, runs_again=runs_again)
         self._ngrams = Ngrams()
         self._odds = list(_FIRST_ODDS)
         self._kind = 0  # of the last drafts
@@ -158,13 +184,17 @@ class NgramDrafter(Drafter):
         if not self._ngrams.may_match(token_ids):  # most often, quickly told
             return []
         most = min(most, self._max_drafts)
-        if most < 1 or self._price_of(1, load) > self._left(num_output):
+        if most < 1 or self._price_of_rows(1, load) > self._left(num_output):
             return []
         if (match := self._ngrams.find(token_ids)) is None:
             return []
         kind = min((match.num_tokens - 1).bit_length() - 2, len(_FIRST_ODDS) - 1)
         odds = self._odds[kind]
-        num = self._number(odds, most, num_output, lambda num: self._price_of(num, load))
+
+        def price_of(num: int) -> float:
+            return self._price_of_rows(num, load) + self._price_again(odds, num, load)
+
+        num = self._number(odds, most, num_output, price_of)
         self._kind = kind
         # Beyond the last token the text is taken to go on repeating itself.
         period = len(token_ids) - match.start
@@ -184,16 +214,11 @@ class NgramDrafter(Drafter):
         return True
 
     def begin(self, num: int, load: StepLoad) -> None:
-        self._lost += self._price_of(num, load)
+        super().begin(num, load)
+        self._lose(self._price_of_rows(num, load))
 
     def _learn(self, were_right: Sequence[bool]) -> None:
         odds = self._odds[self._kind]
         for is_right in were_right:
             odds += _WEIGHT * (is_right - odds)
         self._odds[self._kind] = odds
-
-    def _price_of(self, num: int, load: StepLoad) -> float:
-        """Tokens that all answers of the step lose by `num` more rows."""
-        alone = self._costs.of(load.num_rows)
-        more = self._costs.of(load.num_rows + num) - alone
-        return max(more, 0.0) * load.num_answers / alone

@@ -128,11 +128,13 @@ class ModelDrafter(Drafter):
         num_begun: int = 0,
         *,
         passes_host: bool = False,
+        runs_again: bool = False,
     ) -> None:
         """`passes_host`: each of its drafts does, as `needs_host` has it."""
         self._is_chained = record.is_chained and not passes_host
         credit = min(max(record.gained, 0.0), _CREDIT)
-        super().__init__(max_drafts, record.costs, _FIRST_LOSS + credit)
+        first_loss = _FIRST_LOSS + credit
+        super().__init__(max_drafts, record.costs, first_loss, runs_again=runs_again)
         self._record, self._num_begun = record, num_begun
         self._odds = record.odds
         self.num_read = 0
@@ -145,7 +147,8 @@ class ModelDrafter(Drafter):
         num_unread = self._num_unread(num_tokens, num_output)
 
         def price_of(num: int) -> float:
-            return self._price_of(num, num_unread, load)
+            again = self._price_again(self._odds, num, load)
+            return self._price_of(num, num_unread, load) + again
 
         return self._number(self._odds, most, num_output, price_of) if most > 0 else 0
 
@@ -154,13 +157,12 @@ class ModelDrafter(Drafter):
     ) -> bool:
         return self.num_to_write(len(token_ids) + 1, num_output + 1, most, load) > 0
 
-    def begin(self, num: int, load: StepLoad) -> None:
-        """What they cost was lost when they were written."""
-
     def spend(self, num: int, num_tokens: int, num_output: int, load: StepLoad) -> None:
         """So many tokens are written, as `num_to_write` said."""
-        price = self._price_of(num, self._num_unread(num_tokens, num_output), load)
-        self._lost += price
+        self._lose(self._price_of(num, self._num_unread(num_tokens, num_output), load))
+
+    def _lose(self, price: float) -> None:
+        super()._lose(price)
         self._record.gained -= price
 
     def _num_unread(self, num_tokens: int, num_output: int) -> int:

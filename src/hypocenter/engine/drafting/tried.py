@@ -52,7 +52,9 @@ def with_drafts(
 
 
 def _may_try(chunk: Chunk) -> bool:
-    return chunk.request.drafter is not None and chunk.samples and chunk.is_answer
+    """A state that is left for others takes the place of the one before drafts."""
+    is_free = chunk.samples and chunk.is_answer and not chunk.checkpoint_at
+    return chunk.request.drafter is not None and is_free
 
 
 def _write_ahead(
@@ -108,6 +110,8 @@ def _with_drafts(
         return chunk
     cache.append(request.id, len(drafts))
     drafter.begin(len(drafts), load)
+    if cache.states is not None:
+        chunk = chunk.leaving((cache.states.spare_of(request.id), chunk.stop))
     return chunk.trying(drafts, masks, ahead if num_ahead else None)
 
 

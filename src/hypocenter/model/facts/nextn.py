@@ -47,8 +47,6 @@ def why_no_head(file: GGUFFile, arch: Architecture) -> str:
         return "this file has no layers that propose tokens (MTP)"
     if not arch.family.has_head:
         return f"what a head of {arch.name} models computes is not known here"
-    if arch.recurrence is not None:
-        return "layers of this model carry states, which cannot be taken back"
     if not any(name.startswith(f"blk.{arch.num_layers}.") for name in file.tensors):
         return "its keys name layers that propose tokens (MTP), but it has no tensors of them"
     return ""

@@ -36,7 +36,9 @@ def num_state_slots(config: EngineConfig, arch: Architecture) -> tuple[int, int]
     """Slots of states: for requests that run, and for checkpoints; 0 where no layer has any."""
     if arch.recurrence is None:
         return 0, 0
-    return config.max_batch_requests, config.state_checkpoints if config.prefix_cache else 0
+    # With drafts a request has a second one, for the state before them.
+    num_running = config.max_batch_requests * (2 if config.tries_tokens else 1)
+    return num_running, config.state_checkpoints if config.prefix_cache else 0
 
 
 def kv_dtypes_for(arch: Architecture) -> dict[str, DType]:
