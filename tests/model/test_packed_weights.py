@@ -20,7 +20,7 @@ from models.tiny_gguf import write_tiny
 from outside.terminal import TIMEOUT_SECONDS
 from repository import DEMO
 
-from hypocenter.device.cpu.code_cache import import_closure
+from hypocenter.device.cpu.sources import import_closure
 from hypocenter.kernels.weights import cpu_layout, packing
 from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf

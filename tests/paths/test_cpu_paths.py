@@ -12,7 +12,7 @@ from repository import SUPPORT
 
 from hypocenter.device.cpu import lang
 from hypocenter.device.cpu.instructions import NEEDED
-from hypocenter.device.cpu.lang import cpu_features
+from hypocenter.device.cpu.target import cpu_features
 from hypocenter.settings.environment import INSTRUCTIONS
 
 CHILD = SUPPORT / "cpu_path_child.py"

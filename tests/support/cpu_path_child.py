@@ -16,7 +16,7 @@ from ops.kernel_launch import SCALE_FIELDS, counts, launch, random_rows, rows_te
 
 from hypocenter.base.tensor import DType
 from hypocenter.device.copies import to_host
-from hypocenter.device.cpu.lang import instruction_set
+from hypocenter.device.cpu.target import instruction_set
 from hypocenter.kernels.linear import linear
 from hypocenter.kernels.weights import block_types
 from hypocenter.kernels.weights.packing import pack, place

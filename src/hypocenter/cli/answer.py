@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 def open_llm(path: str, config: EngineConfig, progress: ProgressDisplay) -> LLM:
     """The engine, with a display for its loading and a warning when kernels cannot be kept."""
     progress("loading model", 0.0)
-    from hypocenter.device.cpu.code_cache import cache_problem
-    from hypocenter.device.cpu.lang import max_num_threads
+    from hypocenter.device.cpu.kept_files import cache_problem
+    from hypocenter.device.cpu.threads import max_num_threads
     from hypocenter.engine.llm import LLM
 
     if problem := cache_problem():

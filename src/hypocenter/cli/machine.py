@@ -9,18 +9,18 @@ from typing import Any
 
 
 def cpu(root: Path) -> dict[str, Any]:
-    from hypocenter.device.cpu import lang
+    from hypocenter.device.cpu import target, threads
 
     relevant = ("avx2", "fma", "f16c", "avx512", "avxvnni", "amx", "neon", "dotprod", "i8mm", "sve")
     return {
         "model": _proc_value(root / "proc/cpuinfo", "model name") or platform.processor(),
         "architecture": platform.machine(),
-        "instruction_set": lang.instruction_set(),
-        "features": sorted(name for name in lang.cpu_features() if name.startswith(relevant)),
+        "instruction_set": target.instruction_set(),
+        "features": sorted(name for name in target.cpu_features() if name.startswith(relevant)),
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-        "kernel_threads": lang.max_num_threads(),
-        "thread_pool": lang.thread_pool(),
+        "kernel_threads": threads.max_num_threads(),
+        "thread_pool": threads.thread_pool(),
     }
 
 

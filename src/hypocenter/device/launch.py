@@ -21,10 +21,10 @@ from hypocenter.base.package import caller_outside
 from hypocenter.base.refusals import Refused, WrongScalar
 from hypocenter.base.tensor import Tensor
 from hypocenter.device import copies, devices, memory
-from hypocenter.device.cpu import code_cache, pool
-from hypocenter.device.cpu.compile_together import compile_together
-from hypocenter.device.cpu.lang import CpuKernel, kinds_of
-from hypocenter.device.cpu.native import KERNEL_FAILED, NativeLaunches, SharedKernel
+from hypocenter.device.cpu import pool
+from hypocenter.device.cpu.kernel_forms import KernelForm, NamedKernel
+from hypocenter.device.cpu.native import KERNEL_FAILED, NativeLaunches
+from hypocenter.device.cpu.slots import key_of
 from hypocenter.device.limits import check_launch
 from hypocenter.device.offline.specimen import of_device
 from hypocenter.device.stream_order import Writes
@@ -165,7 +165,7 @@ class Launch:
 
     def _plain(self) -> Callable[[], None]:
         """The compiled kernel itself with its arguments."""
-        if isinstance(self.function, SharedKernel):
+        if isinstance(self.function, KernelForm):
             return self.function.bound(self.args)
         return functools.partial(self.function, *self.args, **self.options)
 
@@ -176,7 +176,7 @@ class Launch:
 
 
 def prepare(
-    kernel: CpuKernel,
+    kernel: NamedKernel,
     args: Sequence[Any],
     contract: Demands,
     facts: Mapping[str, Any],
@@ -192,7 +192,7 @@ def prepare(
     bound = _bind(args)
     passed = dict(zip(kernel.parameters, bound.values, strict=False))
     _require_facts(kernel.name, "cpu", passed, contract, facts)
-    function = SharedKernel(kernel.shared, reads) if parallel else kernel.serial
+    function = kernel.form(is_shared=parallel, reads=reads)
     return Launch(kernel.name, function, bound, contract, facts)
 
 
@@ -302,26 +302,41 @@ def compile_all(launches: Sequence[Launch], progress: OnProgress | None = None) 
             backend.compile([launch for launch in launches if launch.device == device], progress)
     missing = {}
     for launch in launches:
-        function = getattr(launch.function, "dispatcher", launch.function)
-        if not hasattr(function, "typeof_pyval"):
-            continue  # no kernel of numba's
-        signature = kinds_of(launch.args)
-        if signature not in function.overloads:
-            missing[id(function), signature] = launch, function
+        form = launch.function
+        if isinstance(form, KernelForm) and not form.is_ready(launch.args):
+            missing[form.kernel, form.is_shared, key_of(launch.args)] = launch, form
+    if missing:
+        _load_by_numba(list(missing.values()), progress)
+
+
+def _load_by_numba(
+    wanted: Sequence[tuple[Launch, KernelForm]], progress: OnProgress | None
+) -> None:
+    """Have numba load kernels, or compile them."""
+    from hypocenter.device.cpu import code_cache
+    from hypocenter.device.cpu.lang import kinds_of
+
     to_compile = []
-    for done, ((_, signature), (launch, function)) in enumerate(missing.items()):
+    for done, (launch, form) in enumerate(wanted):
         if progress:
-            progress(f"loading kernel {launch.kernel}", done / len(missing))
+            progress(f"loading kernel {launch.kernel}", done / len(wanted))
+        function, signature = form.dispatcher, kinds_of(launch.args)
+        if signature in function.overloads:
+            continue
         if code_cache.load(function, signature):
             log.info("%s loaded", launch.kernel)
         else:
             to_compile.append((launch, function))
     if to_compile:
         _compile(to_compile, progress)
+    for launch, form in wanted:
+        form.compiled(launch.args)
 
 
 def _compile(wanted: Sequence[tuple[Launch, Any]], progress: OnProgress | None) -> None:
     """Compile kernels, each a launch and numba's dispatcher."""
+    from hypocenter.device.cpu.compile_together import compile_together
+    from hypocenter.device.cpu.lang import kinds_of
 
     def tell(number: int) -> None:
         if progress:

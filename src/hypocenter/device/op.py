@@ -11,7 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -19,8 +19,11 @@ from hypocenter.base.errors import LaunchRejected
 from hypocenter.base.package import NAME
 from hypocenter.base.refusals import Refused
 from hypocenter.base.tensor import Tensor
-from hypocenter.device.cpu.lang import CpuKernel
+from hypocenter.device.cpu.kernel_forms import NamedKernel, named, named_kernel
 from hypocenter.device.launch import Demands
+
+if TYPE_CHECKING:
+    from hypocenter.device.cpu.lang import CpuKernel
 
 #: Constants of a Triton kernel that the launch door sets.
 _OF_THE_DOOR = frozenset(("WIDE", "OVERLAPS", "ON_NVIDIA"))
@@ -46,7 +49,7 @@ class TakesLaunches(Protocol):
 
     def add_cpu(
         self,
-        kernel: CpuKernel,
+        kernel: NamedKernel,
         *args: Any,
         contract: Demands,
         facts: Mapping[str, Any],
@@ -86,8 +89,10 @@ class Op:
     Each parameter of the CPU kernel takes the argument of its name. One that is annotated `float`
     takes it as f32, and an optional tensor that is not there comes as an empty array.
 
-    `gpu` names a function below `kernels/`, as in "rowwise.norm_gpu.launch", which is imported when
-    it is first needed. It is called with a `BoundPlan` and with the arguments that its parameters
+    `cpu` names a kernel below `kernels/`, as in "rowwise.norm_cpu.rms_norm", whose module is
+    imported when numba has to load it; tests give kernels themselves. `gpu` names a function below
+    `kernels/`, as in "rowwise.norm_gpu.launch", which is imported when it is first needed. That is
+    called with a `BoundPlan` and with the arguments that its parameters
     name. `work_per_row`, about the multiply-adds for a row, and `reads`, as in
     `PlanBuilder.add_cpu`, are functions whose parameters name arguments, too.
 
@@ -96,7 +101,7 @@ class Op:
     """
 
     contract: NamedDemands
-    cpu: CpuKernel | None = None
+    cpu: str | CpuKernel = ""
     gpu: str = ""
     work_per_row: Callable[..., int] = _no_work
     reads: Callable[..., Sequence[tuple[Any, int]]] | None = None
@@ -106,15 +111,15 @@ class Op:
 
     def bind(self, plan: TakesLaunches, arguments: Mapping[str, Any]) -> None:
         """Append the launches of this op; raises LaunchRejected for a name that does not fit."""
-        if plan.device == "cpu" and self.cpu is not None:
-            self._bind_cpu(plan, self.cpu, arguments)
+        if plan.device == "cpu" and self.cpu:
+            self._bind_cpu(plan, _kernel(self.cpu), arguments)
         elif plan.device != "cpu" and self.gpu:
             self._bind_gpu(plan, arguments)
         else:
             _refuse(self.contract.kernel, f"there is no kernel of it for {plan.device}")
 
     def _bind_cpu(
-        self, plan: TakesLaunches, kernel: CpuKernel, arguments: Mapping[str, Any]
+        self, plan: TakesLaunches, kernel: NamedKernel, arguments: Mapping[str, Any]
     ) -> None:
         contract, floats = self.contract, kernel.floats
         facts = {name: arguments[name] for name in _facts_on_cpu(self, kernel, tuple(arguments))}
@@ -275,7 +280,7 @@ def _facts_among(contract: NamedDemands, arguments: tuple[str, ...]) -> tuple[st
 
 
 @functools.lru_cache(maxsize=1024)
-def _facts_on_cpu(op: Op, kernel: CpuKernel, arguments: tuple[str, ...]) -> tuple[str, ...]:
+def _facts_on_cpu(op: Op, kernel: NamedKernel, arguments: tuple[str, ...]) -> tuple[str, ...]:
     """As `_facts_among`, of names that a kernel for the CPU takes, all of them."""
     facts = _facts_among(op.contract, arguments)
     taken = {*kernel.parameters, *facts, *op.gpu_alone}
@@ -321,6 +326,10 @@ def _function(place: str) -> Callable[..., Any]:
     module."""
     module, name = _module_of(place)
     return getattr(sys.modules.get(module) or importlib.import_module(module), name)  # type: ignore[no-any-return]
+
+
+def _kernel(kernel: str | CpuKernel) -> NamedKernel:
+    return named_kernel(f"kernels.{kernel}") if isinstance(kernel, str) else named(kernel)
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hypocenter.base.errors import LaunchRejected
 from hypocenter.base.tensor import Tensor
 from hypocenter.device import devices, launch, marks
-from hypocenter.device.cpu.lang import CpuKernel
+from hypocenter.device.cpu.kernel_forms import NamedKernel
 from hypocenter.device.cpu.native import NativeLaunches
 from hypocenter.device.graph import Graph
 from hypocenter.device.host_work import HostWork
@@ -75,7 +75,7 @@ class PlanBuilder:
 
     def add_cpu(
         self,
-        kernel: CpuKernel,
+        kernel: NamedKernel,
         *args: Any,
         contract: Demands,
         facts: Mapping[str, Any],

@@ -38,7 +38,6 @@ import numpy as np
 
 from hypocenter.base.dtypes import Array
 from hypocenter.base.errors import UsageError
-from hypocenter.device.cpu.checksum import checksum_of
 from hypocenter.engine.block_archive import DIGEST_BYTES, NUM_DOUBTED_STEPS
 from hypocenter.engine.disk_room import SUFFIX, DiskRoom
 from hypocenter.engine.page_bytes import PageBytes, write_private
@@ -107,7 +106,7 @@ class DiskBlocks:
         #: Apart from those, which may all be waiting for the disk.
         self._copiers = ThreadPoolExecutor(NUM_READERS, thread_name_prefix="disk cache copy")
         self._writer = threading.Thread(target=self._write_all, name="disk cache", daemon=True)
-        checksum_of(np.zeros(0, np.uint8))  # compiled before reading is measured
+        _checksum_of(np.zeros(0, np.uint8))  # compiled before reading is measured
         self._writer.start()
 
     def __len__(self) -> int:
@@ -319,7 +318,7 @@ def _require_private(folder: Path, inner: Path) -> None:
 
 
 def _check(digest: bytes, settings: bytes, data: Array) -> bytes:
-    return hashlib.sha256(digest + settings.ljust(16, b"\0") + checksum_of(data)).digest()
+    return hashlib.sha256(digest + settings.ljust(16, b"\0") + _checksum_of(data)).digest()
 
 
 def _shares(items: Sequence[_T], least: int) -> list[Sequence[_T]]:
@@ -342,3 +341,9 @@ def _names_in(folder: Path) -> list[tuple[bytes, str]]:
                 if len(digest) == DIGEST_BYTES:
                     found.append((digest, name))
     return found
+
+
+def _checksum_of(data: Array) -> bytes:
+    from hypocenter.device.cpu.checksum import checksum_of  # numba, which no other run needs
+
+    return checksum_of(data)

@@ -25,8 +25,9 @@ from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.block_sums import BlockSums, has_whole_words
 from hypocenter.device.choice import with_device
-from hypocenter.device.cpu.code_cache import source_hash
-from hypocenter.device.cpu.lang import instruction_set, max_num_threads, set_num_threads
+from hypocenter.device.cpu.sources import source_hash
+from hypocenter.device.cpu.target import instruction_set
+from hypocenter.device.cpu.threads import max_num_threads, set_num_threads
 from hypocenter.device.forms import distinct
 from hypocenter.device.group import Group
 from hypocenter.device.launch import Launch, compile_all, run, start_threads

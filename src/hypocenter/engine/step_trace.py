@@ -7,19 +7,21 @@ Launches nothing: figures, and copies of elements where these are asked for, lie
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from hypocenter.base.dtypes import Array, Float32s
 from hypocenter.base.tensor import Tensor
 from hypocenter.device import copies, memory
-from hypocenter.device.cpu.measuring import ArrayFigures, figures_of_words
 from hypocenter.device.plan import Plan
 from hypocenter.engine.batch import Batch
 from hypocenter.model.layers.points import KeptPoints, KeptRooms, PointSlot
 from hypocenter.trace.points import PointGroup, Selection, StepLine
 from hypocenter.trace.writing import TraceFile
+
+if TYPE_CHECKING:
+    from hypocenter.device.cpu.measuring import ArrayFigures
 
 
 class _Alike(NamedTuple):
@@ -157,6 +159,8 @@ class StepTrace:
         # All points at once: for few elements most of the time is around it.
         order = np.concatenate([alike.places for alike, _ in there])
         sizes = [num_rows * slot.width for alike, num_rows in there for slot in alike.slots]
+        from hypocenter.device.cpu.measuring import figures_of_words  # numba
+
         figures, start, groups = figures_of_words(words[order], sizes), 0, []
         for alike, num_rows in there:
             stop, shape = start + len(alike.names), (num_rows, alike.slots[0].width)

@@ -153,8 +153,7 @@ class Catalogue:
     def launch(self, launch: Launchable, stream: str = "") -> LaunchRecord:
         """A launch with its arguments by number; source and contract are written before it."""
         options: Mapping[str, Any] = launch.options
-        # What several threads run at once stands around what was compiled.
-        kernel = launch.jit or getattr(launch.function, "dispatcher", launch.function)
+        kernel = launch.jit or launch.function
         names = _parameters(kernel)
         constants = {name: _scalar(options[name]) for name in names if name in options}
         return LaunchRecord(
@@ -223,7 +222,9 @@ class Catalogue:
         return self._contracts[kernel, contract]
 
     def _source(self, kernel: Any) -> str:
-        records: tuple[SourceRecord, ...] = sources_of(kernel, self.reads_parts)
+        # Of a kernel for the CPU they are known without what compiled it.
+        known = () if self.reads_parts else getattr(kernel, "sources", ())
+        records: tuple[SourceRecord, ...] = known or sources_of(kernel, self.reads_parts)
         for record in records:
             if record.id not in self._sources:
                 self._sources.add(record.id)

@@ -14,7 +14,7 @@ from typing import Any, cast
 from hypocenter.base.tensor import Tensor
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Arg, evaluate
-from hypocenter.device.cpu.lang import kinds_of
+from hypocenter.device.cpu.slots import key_of
 from hypocenter.device.forms import form_of
 from hypocenter.device.launch import Launch
 from hypocenter.device.plan import OpCall, Plan
@@ -175,5 +175,5 @@ def form(launch: Launch, call: OpCall) -> Hashable:
         if isinstance(value, int | float | str | bool)
     )
     there = tuple(name for name, value in call.arguments.items() if isinstance(value, Tensor))
-    shared = type(launch.function).__name__
-    return launch.kernel, repr(kinds_of(launch.args)), shared, numbers, there
+    shared = getattr(launch.function, "is_shared", False)
+    return launch.kernel, repr(key_of(launch.args)), shared, numbers, there

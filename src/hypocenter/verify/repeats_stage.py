@@ -12,7 +12,7 @@ import numpy as np
 
 from hypocenter.base.dtypes import Array
 from hypocenter.device import copies
-from hypocenter.device.cpu.lang import set_num_threads
+from hypocenter.device.cpu.threads import set_num_threads
 from hypocenter.device.launch import compile_all, run
 from hypocenter.engine.runner import Runner
 from hypocenter.settings.config import is_simulated

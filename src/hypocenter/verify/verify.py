@@ -13,7 +13,7 @@ from pathlib import Path
 from hypocenter.base.errors import BadSetting
 from hypocenter.device import devices
 from hypocenter.device.choice import with_device
-from hypocenter.device.cpu.lang import instruction_set
+from hypocenter.device.cpu.target import instruction_set
 from hypocenter.engine.runner import Runner, load_runner
 from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import GGUFFile, open_gguf

@@ -10,7 +10,7 @@ import pytest
 
 from hypocenter.device.cpu import lang
 from hypocenter.device.cpu.instructions import NEEDED, fastest, limit_features
-from hypocenter.device.cpu.lang import instruction_set
+from hypocenter.device.cpu.target import instruction_set
 from hypocenter.settings.environment import INSTRUCTIONS
 
 
@@ -79,7 +79,7 @@ def test_the_emulator_of_amds_code_leaves_the_path_as_it_was_asked_for() -> None
 from hypocenter.device.amd.values import handlers
 from numba.core.registry import cpu_target
 cpu_target.target_context.codegen()
-from hypocenter.device.cpu.lang import instruction_set
+from hypocenter.device.cpu.target import instruction_set
 print(instruction_set())
 """
     done = subprocess.run(

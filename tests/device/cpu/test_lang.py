@@ -27,7 +27,7 @@ import sys
 import numpy as np
 from hypocenter.device import copies, launch, memory
 from hypocenter.device.cpu import lang
-from hypocenter.device.cpu.code_cache import cache_problem
+from hypocenter.device.cpu.kept_files import cache_problem
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.rowwise import activation
 from hypocenter.base.tensor import DType

@@ -17,13 +17,8 @@ from hypocenter.device import memory
 from hypocenter.device import plan as plan_module
 from hypocenter.device.cpu import large_pages, pool
 from hypocenter.device.cpu.items import NUM_REGIONS_OFFSET, REGION_WORDS, REGIONS_OFFSET
-from hypocenter.device.cpu.lang import (
-    allocating_kernel,
-    cpu_kernel,
-    max_num_threads,
-    prange,
-    set_num_threads,
-)
+from hypocenter.device.cpu.lang import allocating_kernel, cpu_kernel, prange
+from hypocenter.device.cpu.threads import max_num_threads, set_num_threads
 from hypocenter.device.cpu.native import NativeLaunches, SharedKernel
 from hypocenter.device.cpu.vector import get, put
 from hypocenter.device.launch import walk_native

@@ -14,7 +14,7 @@ from ops.kernel_launch import Array, bits, counts, launch, rows_tensor, tensor, 
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import memory
 from hypocenter.device.copies import to_host
-from hypocenter.device.cpu.lang import max_num_threads, set_num_threads
+from hypocenter.device.cpu.threads import max_num_threads, set_num_threads
 from hypocenter.device.cpu.whole_kernels import compile_whole
 from hypocenter.kernels.attention import attention, attention_cpu, attention_tile_cpu
 from hypocenter.kernels.attention.attention_cpu import MANY_PAIRS, num_part_floats

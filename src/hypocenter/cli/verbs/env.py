@@ -113,7 +113,7 @@ def _ask_torch() -> dict[str, Any]:
 
 
 def _cache(environ: Mapping[str, str]) -> dict[str, str]:
-    from hypocenter.device.cpu.code_cache import cache_problem
+    from hypocenter.device.cpu.kept_files import cache_problem
 
     return {"folder": str(Environment.read(environ).cache_dir), "problem": cache_problem()}
 

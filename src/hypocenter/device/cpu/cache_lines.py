@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hypocenter.device.cpu.lang import cgutils, cpu_name, ir, literal, literal_intrinsic, types
+from hypocenter.device.cpu.lang import cgutils, ir, literal, literal_intrinsic, types
 from hypocenter.device.cpu.large_pages import LINE_BYTES
+from hypocenter.device.cpu.target import cpu_name
 from hypocenter.device.cpu.vector_ir import I32, Codegen, address_of
 
 #: How far ahead memory is asked for: what one thread reads in the time that memory takes to answer.

@@ -1,18 +1,16 @@
 """Machine code of CPU kernels on disk: in a private folder, never stale, done without when need be.
 
-numba's own key sees only the file of the outer function and misses an edited callee. Ours is a hash
-of that file and of every file that it imports, so an edit anywhere else recompiles nothing.
+What makes it stale is in `sources.py`. `kernel_forms.py` keeps it once more, so that a process
+needs no numba to load it.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import logging
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,20 +19,11 @@ from numba.core import caching
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.runtime import rtsys
 
-from hypocenter.base import package
+from hypocenter.device.cpu.sources import source_hash
 from hypocenter.settings.cache_folder import make_private, private_folder
 
 _log = logging.getLogger("hypocenter.cpu")
 _FOLDER = "kernels"
-#: Modules that kernels' files import and that hold nothing which could end up in machine code.
-_NOT_IN_KERNELS = frozenset(
-    {"hypocenter.settings.config", "hypocenter.base.errors", "hypocenter.base.package"}
-)
-_IMPORT = re.compile(
-    r"^[ \t]*(?:from[ \t]+(hypocenter[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)"
-    r"|import[ \t]+(hypocenter[\w.]*))",
-    re.MULTILINE,
-)
 
 
 def keep(dispatcher: Any, function: Callable[..., Any], variant: str) -> None:
@@ -45,6 +34,11 @@ def keep(dispatcher: Any, function: Callable[..., Any], variant: str) -> None:
     function.__hypo_variant__ = variant  # type: ignore[attr-defined]
     if private_folder(_FOLDER)[0]:
         dispatcher._cache = _KernelCache(function)
+
+
+def object_file(library: Any) -> bytes:
+    """The machine code of what numba has compiled, or has loaded from disk."""
+    return bytes(getattr(library, "hypo_object", None) or library._get_compiled_object())
 
 
 def load(dispatcher: Any, signature: tuple[Any, ...]) -> bool:
@@ -58,51 +52,6 @@ def load(dispatcher: Any, signature: tuple[Any, ...]) -> bool:
         context.insert_user_function(found.entry_point, found.fndesc, [found.library])
         dispatcher.add_overload(found)
     return True
-
-
-def cache_problem() -> str:
-    """Why compiled kernels are not kept on disk; empty when they are."""
-    return private_folder(_FOLDER)[1]
-
-
-@cache
-def import_closure(file: Path) -> frozenset[Path]:
-    """A file of the package and all that it imports, directly or not: what may be in its kernels.
-
-    Imports inside functions count as well.
-    """
-    found, waiting = {file}, [file]
-    while waiting:
-        missing = _imported_files(waiting.pop()) - found
-        found |= missing
-        waiting += missing
-    return frozenset(found)
-
-
-@cache
-def source_hash(file: Path) -> str:
-    """Hash of the text of a file and of its import closure."""
-    digest = hashlib.sha256()
-    for path in sorted(import_closure(file)):
-        is_own = package.is_own_file(str(path))
-        name = path.relative_to(package.FOLDER).as_posix() if is_own else path.name
-        digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
-
-
-@cache
-def _imported_files(file: Path) -> frozenset[Path]:
-    return frozenset(_module_files(file.read_text("utf-8")))
-
-
-def _module_files(text: str) -> Iterator[Path]:
-    for match in _IMPORT.finditer(text):
-        module = match[1] or match[3]
-        names = re.findall(r"\w+", match[2] or "")
-        for dotted in (module, *(f"{module}.{name}" for name in names)):
-            file = package.FOLDER.joinpath(*dotted.split(".")[1:]).with_suffix(".py")
-            if dotted not in _NOT_IN_KERNELS and file.is_file():
-                yield file
 
 
 class _Locator(caching._CacheLocator):  # type: ignore[misc]
@@ -132,6 +81,13 @@ class _Locator(caching._CacheLocator):  # type: ignore[misc]
 
 class _CacheImpl(caching.CompileResultCacheImpl):  # type: ignore[misc]
     _locator_classes = (_Locator,)
+
+    def rebuild(self, target_context: Any, payload: Any) -> Any:
+        """As numba's, which hands the object file to LLVM and keeps none of it."""
+        result = super().rebuild(target_context, payload)
+        (_, _, (code, _)), *_ = payload
+        result.library.hypo_object = code
+        return result
 
 
 class _KernelCache(caching.FunctionCache):  # type: ignore[misc]

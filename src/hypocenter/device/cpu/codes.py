@@ -9,15 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hypocenter.device.cpu.lang import (
-    cgutils,
-    instruction_set,
-    intrinsic,
-    ir,
-    literal_intrinsic,
-    types,
-)
+from hypocenter.device.cpu.lang import cgutils, intrinsic, ir, literal_intrinsic, types
 from hypocenter.device.cpu.packed_codes import NUM_WORDS, Codes
+from hypocenter.device.cpu.target import instruction_set
 from hypocenter.device.cpu.vector_ir import (
     F32,
     I16,

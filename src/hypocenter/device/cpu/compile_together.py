@@ -17,8 +17,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from hypocenter.device.cpu.code_cache import cache_problem
-from hypocenter.device.cpu.lang import CpuKernel, kinds_of, max_num_threads
+from hypocenter.device.cpu.kept_files import cache_problem
+from hypocenter.device.cpu.lang import CpuKernel, kinds_of
+from hypocenter.device.cpu.threads import max_num_threads
 from hypocenter.device.helper_processes import helper, taken_from
 
 #: Fewer kernels are compiled sooner than a helper has started.

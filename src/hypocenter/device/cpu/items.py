@@ -13,13 +13,12 @@ from numba.core import cgutils
 from numba.core.imputils import RefType, iternext_impl, lower_builtin
 from numba.extending import intrinsic, models, register_model
 
-#: Where threads that share the items of a kernel find what is open; `pool.py` says what it holds.
-TICKET_SYMBOL = "hypo_ticket"
-#: Bit of a ticket that says that there are no more items.
-CLOSED = 1 << 63
-#: Words from the ticket to the number of regions, and to how far the first of them is; words from
-#: one region to the next.
-NUM_REGIONS_OFFSET, REGIONS_OFFSET, REGION_WORDS = 48, 56, 8
+from hypocenter.device.cpu.shared_state import (
+    NUM_REGIONS_OFFSET,
+    REGION_WORDS,
+    REGIONS_OFFSET,
+    TICKET_SYMBOL,
+)
 
 
 class _Items(types.SimpleIteratorType):  # type: ignore[misc]

@@ -6,13 +6,9 @@ Knows nothing of what a kernel computes; the vector words that kernels are writt
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-import os
-import threading
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property
-from importlib import metadata
+from functools import cached_property
 from types import FunctionType
 from typing import Any
 
@@ -21,48 +17,17 @@ import numpy as np
 from llvmlite import binding, ir
 from numba import prange, types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic as numba_intrinsic
 from numba.extending import models, register_model
 
-from hypocenter.device.cpu import code_cache, instructions
+import hypocenter.device.cpu.numba_target  # noqa: F401  # before anything is compiled
+from hypocenter.device.cpu import code_cache
 from hypocenter.device.cpu.items import items
-from hypocenter.device.cpu.numba_target import ASKED_FOR
+from hypocenter.device.cpu.shared_state import STATE, TICKET_SYMBOL
+from hypocenter.device.cpu.target import instruction_set
 from hypocenter.device.cpu.whole_kernels import compile_part, compile_whole
 
-# By default libgomp's idle threads spin for milliseconds, and on cores that others use too they
-# keep the very thread they wait for from running: measured 3.6 tokens/s against 20.6 with this.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
-
-_asked_for = ASKED_FOR
-
-
-def _load_tbb() -> bool:
-    """Let numba find the TBB of this environment, which the system's loader does not know of.
-
-    Its threads take work as they come, where OpenMP waits for each of them to do its share: on
-    two cores of which another process wants one, long prompts are 13 % faster.
-    """
-    try:
-        files = metadata.files("tbb") or []
-        found = next(file for file in files if file.name in ("libtbb.so.12", "libtbb.12.dylib"))
-        ctypes.CDLL(str(found.locate()), ctypes.RTLD_GLOBAL)
-    except (metadata.PackageNotFoundError, StopIteration, OSError):
-        return False
-    return True
-
-
-_has_tbb = _load_tbb()
-
-
-def thread_pool() -> str:
-    """The library whose threads run kernels: tbb where it is installed, or what was asked for."""
-    asked: str = numba.config.THREADING_LAYER
-    if asked != "default":
-        return asked
-    return "tbb" if _has_tbb else "omp or workqueue"
-
+binding.add_symbol(TICKET_SYMBOL, STATE.ctypes.data)
 
 #: What others have of numba from here.
 __all__ = ["binding", "cgutils", "ir", "models", "prange", "register_model", "types"]
@@ -138,12 +103,6 @@ def _record_name(record: Any) -> tuple[str, tuple[str, ...]]:
 types.Record.mangling_args = property(_record_name)
 
 
-def threads_entry(function: Callable[..., None]) -> Any:
-    """Make a function whose `prange` numba's own threads share: how threads get into a step."""
-    compiled = numba.njit(parallel=True, _nrt=False, **_OPTIONS)(function)
-    return _look_on_disk(compiled, function, "threads")
-
-
 def inline(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a function that kernels call; LLVM inlines it where that pays. It allocates nothing."""
     return compile_part(function, _nrt=False, **_OPTIONS)  # type: ignore[no-any-return]
@@ -194,68 +153,28 @@ def kinds_of(args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(kinds)
 
 
-def kernel_entry(function: Any, args: Sequence[Any]) -> tuple[int, tuple[Any, ...]]:
-    """Address of the machine code of a compiled kernel for these arguments, and their types.
+def machine_code(function: Any, args: Sequence[Any]) -> tuple[str, bytes]:
+    """The name of a kernel in its object file for these arguments, and that file; compiles it if
+    need be.
 
     It takes two addresses, for a result and an exception, then each argument flattened, and
     returns 0 when all is well.
     """
+    compiled = _compiled(function, args)
+    return str(compiled.fndesc.llvm_func_name), code_cache.object_file(compiled.library)
+
+
+def address_of(function: Any, args: Sequence[Any]) -> int:
+    """Where numba has the machine code of a kernel for these arguments."""
+    compiled = _compiled(function, args)
+    return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
+
+
+def _compiled(function: Any, args: Sequence[Any]) -> Any:
     kinds = kinds_of(args)
-    compiled = function.overloads[kinds]
-    address = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
-    return int(address), kinds
-
-
-_of_thread = threading.local()
-
-
-def set_num_threads(num_threads: int) -> None:
-    """Bound the threads of the parallel kernels that the calling thread launches."""
-    if num_threads == getattr(_of_thread, "num_threads", None):
-        return  # numba takes its time, before each step
-    num_threads = min(num_threads, max_num_threads())
-    numba.set_num_threads(num_threads)
-    # Each item is some microseconds of work: a thread that comes late leaves more to the others.
-    numba.set_parallel_chunksize(1)
-    _of_thread.num_threads = num_threads
-
-
-def num_threads() -> int:
-    """Threads that kernels which the calling thread launches may use."""
-    known: int | None = getattr(_of_thread, "num_threads", None)
-    return int(numba.get_num_threads()) if known is None else known
-
-
-def max_num_threads() -> int:
-    """Threads in numba's pool: the cores of this process, or NUMBA_NUM_THREADS."""
-    return int(numba.config.NUMBA_NUM_THREADS)
-
-
-@cache
-def cpu_features() -> frozenset[str]:
-    """Names of the instruction-set features that kernels are compiled for, as LLVM spells them.
-
-    Read from numba's code generator, so NUMBA_CPU_NAME and NUMBA_CPU_FEATURES are honoured.
-    """
-    _, _, features = cpu_target.target_context.codegen().magic_tuple()
-    return frozenset(word[1:] for word in features.split(",") if word.startswith("+"))
-
-
-def cpu_name() -> str:
-    """The processor that kernels are compiled for, as LLVM spells it: znver4."""
-    _, name, _ = cpu_target.target_context.codegen().magic_tuple()
-    return str(name)
-
-
-def instruction_set() -> str:
-    """By which instructions kernels multiply and add: the fastest of those they may use.
-
-    avx512-bf16, avx512-vnni, avx512, avx-vnni, avx2, neon or plain. Sums of codes, and those of
-    products of two bf16, are the same on all of them (`vdpbf16ps` was held against that on Intel's
-    alone); other floats are where there is a fused step.
-    """
-    with_bf16 = _asked_for == "avx512-bf16" or instructions.is_fast_in_bf16(cpu_name())
-    return instructions.fastest(cpu_features(), with_bf16=with_bf16)
+    if kinds not in function.overloads:
+        function.compile(kinds)
+    return function.overloads[kinds]
 
 
 def _compile_on_demand(function: Callable[..., Any], form: str, **options: Any) -> Any:

@@ -13,20 +13,18 @@ import numba
 from llvmlite import binding
 
 from hypocenter.device.cpu import instructions
-from hypocenter.settings.environment import Environment
+from hypocenter.device.cpu.target import asked_for
 
 
-def _limit_instructions(name: str) -> str:
+def _limit_instructions(name: str) -> None:
     """Have numba leave out what is beyond the path `name`, if it is one of this machine's."""
     if not name or platform.machine() not in ("x86_64", "AMD64"):
-        return ""
+        return
     allowed = instructions.limit_features(name, binding.get_host_cpu_features())
     numba.config.CPU_NAME = binding.get_host_cpu_name()
     numba.config.CPU_FEATURES = ",".join(
         f"{'+' if has else '-'}{feature}" for feature, has in sorted(allowed.items())
     )
-    return name
 
 
-#: The path that was asked for; empty: whatever the machine has.
-ASKED_FOR = _limit_instructions(Environment.read().instructions)
+_limit_instructions(asked_for())

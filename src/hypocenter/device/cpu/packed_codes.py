@@ -13,9 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from hypocenter.device.cpu.cache_lines import AHEAD_BYTES, ask_for_lines, asks_ahead
+from hypocenter.device.cpu.code_fields import (
+    CODES_FIELD,
+    LESS,
+    MINIS_FIELD,
+    POWERS_FIELD,
+    SIZES,
+)
 from hypocenter.device.cpu.lang import (
     cgutils,
-    cpu_features,
     intrinsic,
     ir,
     models,
@@ -23,6 +29,7 @@ from hypocenter.device.cpu.lang import (
     types,
 )
 from hypocenter.device.cpu.large_pages import LINE_BYTES
+from hypocenter.device.cpu.target import cpu_features
 from hypocenter.device.cpu.vector_ir import (
     I32,
     LANES,
@@ -40,29 +47,12 @@ from hypocenter.device.cpu.vector_ir import (
 
 #: Words of the columns whose codes are taken at once, four to a word.
 NUM_WORDS = 8
-#: What the field of a record's codes is called, before the bits of its planes and what was added to
-#: a code to make it unsigned: codes_4, codes_6_less_32.
-CODES_FIELD, _LESS = "codes", "less"
-#: What stands there before sizes, where a code is the number of one of them and has a sign as its
-#: highest bit. The largest is added to what it stands for: codes_2_1_sizes_8_25_43.
-_SIZES = "sizes"
-#: The fields of scales that are powers of two, as bf16, and of those that are e4m3 without a sign.
-POWERS_FIELD, MINIS_FIELD = "powers", "minis"
-#: What such a scale is more than the f16 of which its bits are the highest but for the sign.
-MINI_FACTOR = 2.0**8
-
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
 _VEC_I8 = ir.VectorType(_I8, LANES)
 _CODES = ir.ArrayType(VEC_I32, NUM_WORDS)
 _HALVES = ir.LiteralStructType([VEC_F32, VEC_I32, VEC_I32])
 _FIRST = ir.Constant(_I64, 0)
 _TWO_SCALES = ir.ArrayType(VEC_F32, 2)
-
-
-def codes_field(planes: Sequence[int], zero: int, sizes: Sequence[int] = ()) -> str:
-    """The name of the field of codes; `sizes`, at most eight from 0 to 63, the smallest first."""
-    facts = (_SIZES, *map(str, sizes)) if sizes else (_LESS, str(zero)) if zero else ()
-    return "_".join((CODES_FIELD, *map(str, planes), *facts))
 
 
 class Codes(types.Type):  # type: ignore[misc]
@@ -127,8 +117,8 @@ class _Shape:
     def of(cls, record: Any) -> _Shape:
         lengths = {name: field.type.shape[0] for name, field in record.fields.items()}
         codes = next(name for name in lengths if name.startswith(CODES_FIELD))
-        facts, _, sizes = codes.removeprefix(f"{CODES_FIELD}_").partition(f"_{_SIZES}_")
-        planes, _, zero = facts.partition(f"_{_LESS}_")
+        facts, _, sizes = codes.removeprefix(f"{CODES_FIELD}_").partition(f"_{SIZES}_")
+        planes, _, zero = facts.partition(f"_{LESS}_")
         numbers = tuple(map(int, sizes.split("_"))) if sizes else ()
         of_groups = ("pairs", "scales", POWERS_FIELD, MINIS_FIELD, "scale")
         num_groups = next(lengths[name] for name in of_groups if name in lengths)

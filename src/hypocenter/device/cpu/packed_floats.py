@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from hypocenter.base.dtypes import LEAST
-from hypocenter.device.cpu.lang import instruction_set, intrinsic, ir, types
+from hypocenter.device.cpu.lang import intrinsic, ir, types
 from hypocenter.device.cpu.sums import each_row
+from hypocenter.device.cpu.target import instruction_set
 from hypocenter.device.cpu.vector_ir import (
     I32,
     VEC_F32,

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hypocenter.device.cpu.lang import cgutils, cpu_features, ir, models, register_model, types
+from hypocenter.device.cpu.lang import cgutils, ir, models, register_model, types
+from hypocenter.device.cpu.target import cpu_features
 
 LANES = 16
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypocenter.device.cpu.lang import cpu_name, intrinsic, ir, literal, types
+from hypocenter.device.cpu.lang import intrinsic, ir, literal, types
+from hypocenter.device.cpu.target import cpu_name
 from hypocenter.device.cpu.vector_ir import (
     LANES,
     VEC_F32,

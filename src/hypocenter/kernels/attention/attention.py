@@ -30,10 +30,10 @@ from hypocenter.contracts.demands import (
     live_rows,
 )
 from hypocenter.device import memory
-from hypocenter.device.cpu.lang import num_threads
+from hypocenter.device.cpu.threads import num_threads
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.attention import attention_cpu
+from hypocenter.kernels.attention import attention_layout
 from hypocenter.kernels.attention.kv_write import caches
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.linear.quantise import into_rounded, into_tiles, quantise
@@ -122,8 +122,9 @@ _RULES = (
 )
 
 CONTRACT = Contract("attention", *_CACHES, _OUT, SINKS, *_TOKENS, *_RULES)
-#: How the CPU lays out what a pair of a token and a KV head comes to: `attention_cpu.Layout`. Both
-#: of its kernels go through `parts` by these numbers, and only one of them sees the cache.
+#: How the CPU lays out what a pair of a token and a KV head comes to: `Layout` of
+#: `attention_layout.py`. Both of its kernels go through `parts` by these numbers, and only one of
+#: them sees the cache.
 _LAYOUT = (
     Scalar("heads", "heads in (1, 4, 8)", "must be 1, 4 or 8"),
     Scalar("pitch", "pitch >= value_dim", "a head's values must fit a row of them"),
@@ -199,7 +200,7 @@ FOLD_ROUND = Contract(
 _PAIRS, _PAIRS_CODES = (
     Op(
         contract,
-        cpu=attention_cpu.attention,
+        cpu="attention.attention_cpu.attention",
         # As if the context were full: a plan serves all lengths.
         work_per_row=lambda num_heads, value_dim, k_cache, block_tables: (
             num_heads * (k_cache.shape[2] + value_dim) * block_tables.shape[1] * k_cache.shape[3]
@@ -209,7 +210,8 @@ _PAIRS, _PAIRS_CODES = (
 )
 # Without work for many threads: tiles are few beside their keys.
 _FOLD_PAIRS, _FOLD_PAIRS_CODES = (
-    Op(contract, cpu=attention_cpu.attention_fold) for contract in (FOLD_PARTS, FOLD_PARTS_CODES)
+    Op(contract, cpu="attention.attention_cpu.attention_fold")
+    for contract in (FOLD_PARTS, FOLD_PARTS_CODES)
 )
 _WHOLE = Op(CONTRACT, gpu="attention.attention_gpu.launch_whole")
 _SPLIT = Op(SPLIT, gpu="attention.attention_gpu.launch_split")
@@ -367,7 +369,7 @@ def allocate_tile_scratch(
     empty where tokens are never cut into tiles.
     """
     max_context = max_blocks * k_cache.shape[3]
-    num_floats = attention_cpu.num_part_floats(
+    num_floats = attention_layout.num_part_floats(
         max_tokens, num_heads, k_cache.shape[1], v_cache.shape[3], max_context
     )
     return memory.allocate("attention_parts", "decoder", DType.F32, (num_floats,))
@@ -388,9 +390,9 @@ def _on_cpu(
     )
     num_heads, value_dim = arguments["num_heads"], arguments["value_dim"]
     num_kv_heads, max_blocks = k_cache.shape[1], block_tables.shape[1]
-    layout = attention_cpu.Layout.of(num_heads // num_kv_heads, v_cache.shape[3])
+    layout = attention_layout.Layout.of(num_heads // num_kv_heads, v_cache.shape[3])
     # More than half of a bucket is live: a smaller one would have been taken.
-    may_be_few = (plan.num_rows // 2 + 1) * num_kv_heads < attention_cpu.MANY_PAIRS
+    may_be_few = (plan.num_rows // 2 + 1) * num_kv_heads < attention_layout.MANY_PAIRS
     if parts is None:
         parts = allocate_tile_scratch(k_cache, v_cache, plan.num_rows, num_heads, max_blocks)
     # Where threads share KV heads evenly nothing is gained by smaller items.
@@ -404,7 +406,7 @@ def _on_cpu(
         **arguments,
         parts=parts,
         **layout.arguments,
-        **(written or attention_cpu.NO_CODES),
+        **(written or attention_layout.NO_CODES),
     )
     if parts.num_elements:
         _fold_on_cpu(plan, arguments, parts, layout, written)
@@ -416,7 +418,7 @@ def _fold_on_cpu(
     plan: PlanBuilder,
     arguments: dict[str, Any],
     parts: Tensor,
-    layout: attention_cpu.Layout,
+    layout: attention_layout.Layout,
     written: dict[str, Tensor | None],
 ) -> None:
     _, num_kv_heads, _, block_size = arguments["k_cache"].shape
@@ -429,7 +431,7 @@ def _fold_on_cpu(
         **layout.arguments,
         **{name: arguments[name] for name in names},
         max_context=arguments["block_tables"].shape[1] * block_size,
-        **(written or attention_cpu.NO_CODES),
+        **(written or attention_layout.NO_CODES),
     )
 
 

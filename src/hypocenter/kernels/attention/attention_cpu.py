@@ -4,12 +4,11 @@ One work item is one token and one KV head with all its query heads; where such 
 tile of keys of them, and a second kernel folds what the tiles leave. Either way tiles are weighed
 one by one and folded in order, so a result depends neither on that nor on the number of threads.
 
-What a tile leaves and what tiles are folded into has one `Layout`.
+What a tile leaves and what tiles are folded into has one `attention_layout.Layout`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,72 +31,21 @@ from hypocenter.device.cpu.vector import (
 )
 from hypocenter.device.cpu.vector_blocks import num_columns
 from hypocenter.device.cpu.vector_ir import LANES
+from hypocenter.kernels.attention.attention_layout import KEYS, MANY_PAIRS
 from hypocenter.kernels.attention.attention_tile_cpu import (
-    KEYS,
     NEXT,
     fetch_keys,
     find_columns,
     find_strips,
     first_key,
-    heads_per_block,
     num_starts,
     take_next,
     tile,
-    value_width,
     visible_keys,
 )
 from hypocenter.kernels.linear.quantise_cpu import put_codes
 
 _ZERO = np.float32(0)
-#: So many pairs of a token and a KV head, and more, are not cut any further.
-MANY_PAIRS = 16
-#: In place of room for codes, scales, sums and weighted sums: none are made.
-NO_CODES = {
-    "codes": np.zeros((0, 0, 1, 8), np.int32),
-    "scales": np.zeros((0, 0, 1), np.float32),
-    "sums": np.zeros((0, 0, 3, 1), np.int32),
-    "weighted": np.zeros((0, 0, 3, 1), np.float32),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What a pair of a token and a KV head leaves: f32 [heads, pitch + 16], a row as in `tile`.
-
-    `heads_per_block`: those that `tile` takes at once. Heads are padded to whole blocks with heads
-    of q = 0.
-    """
-
-    heads_per_block: int
-    num_padded: int
-    pitch: int
-
-    @classmethod
-    def of(cls, group: int, value_pitch: int) -> Layout:
-        """The tiles for `group` query heads to a KV head whose values have rows of
-        `value_pitch`."""
-        heads = heads_per_block(group)
-        width = value_width(heads)
-        return cls(heads, -(-group // heads) * heads, -(-value_pitch // width) * width)
-
-    @property
-    def size(self) -> int:
-        return self.num_padded * (self.pitch + LANES)
-
-    @property
-    def arguments(self) -> dict[str, int]:
-        """The arguments as contracts and kernels name them."""
-        return {"heads": self.heads_per_block, "pitch": self.pitch, "size": self.size}
-
-
-def num_part_floats(
-    max_tokens: int, num_heads: int, num_kv_heads: int, value_pitch: int, max_context: int
-) -> int:
-    """The room that `parts` has to have for every tile of every pair, where pairs are few."""
-    num_tiles = -(-max_context // KEYS)
-    num_tokens = min(max_tokens, (MANY_PAIRS - 1) // num_kv_heads) if num_tiles > 1 else 0
-    size = Layout.of(num_heads // num_kv_heads, value_pitch).size
-    return num_tokens * num_kv_heads * num_tiles * size
 
 
 @inline

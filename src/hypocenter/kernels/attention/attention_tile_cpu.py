@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from hypocenter.device.cpu.cache_lines import fetch, prefetch
-from hypocenter.device.cpu.lang import always_inline, cpu_features, inline
+from hypocenter.device.cpu.lang import always_inline, inline
 from hypocenter.device.cpu.large_pages import LINE_BYTES
 from hypocenter.device.cpu.vector import (
     LOG2_E,
@@ -48,34 +48,20 @@ from hypocenter.device.cpu.vector_blocks import (
 )
 from hypocenter.device.cpu.vector_ir import LANES
 from hypocenter.device.cpu.vector_rows import fma_outer, splat_each, store_outer
+from hypocenter.kernels.attention.attention_layout import (
+    KEYS,
+    VECTORS,
+    VECTORS_OF_ONE_HEAD,
+    WIDE,
+)
 from hypocenter.kernels.attention.kv_write_cpu import page_steps
 
-#: Keys of a tile; the bits of results depend on it. Larger tiles are folded less often, smaller
-#: ones give more threads something to do where tokens are few.
-KEYS = 512
 _STRIPS = KEYS // LANES
 #: Where `starts` has the strips of the tile that is next.
 NEXT = _STRIPS
 _V_STARTS = 2 * _STRIPS
 _COLUMNS = 2 * _V_STARTS
 _ZERO, _NONE = np.float32(0), np.float32(-np.inf)
-
-# As many sums (heads x vectors) as hide the latency of a multiply-add and fit the registers.
-_WIDE = "avx512f" in cpu_features()
-_VECTORS = 2 if _WIDE else 1
-_VECTORS_OF_ONE_HEAD = 4
-
-
-def heads_per_block(group: int) -> int:
-    """The block, of those that there are, that a group fills best; the larger if alike."""
-    if group == 1:
-        return 1
-    return 8 if _WIDE and -group % 8 == -group % 4 else 4
-
-
-def value_width(heads: int) -> int:
-    """Values of a head that are summed at once: rows of results are padded to it."""
-    return LANES * (_VECTORS_OF_ONE_HEAD if heads == 1 else _VECTORS)
 
 
 @inline
@@ -278,9 +264,9 @@ def _form(heads: int, vectors: int) -> Callable[..., None]:
     return inline(tile)
 
 
-_tile_1 = _form(1, _VECTORS_OF_ONE_HEAD)
-_tile_4 = _form(4, _VECTORS)
-_tile_8 = _form(8, _VECTORS) if _WIDE else _tile_4
+_tile_1 = _form(1, VECTORS_OF_ONE_HEAD)
+_tile_4 = _form(4, VECTORS)
+_tile_8 = _form(8, VECTORS) if WIDE else _tile_4
 
 
 @inline

@@ -9,7 +9,6 @@ from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Arg, Index, Rule, Scalar, live_counts, live_rows
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.attention import kv_read_cpu
 from hypocenter.kernels.attention.kv_write import FLOATS
 
 
@@ -39,7 +38,7 @@ CONTRACT, PAGES = _contract("contiguous"), _contract("pages")
 _KV_READ = Op(
     PAGES,
     gpu_contract=CONTRACT,
-    cpu=kv_read_cpu.kv_read,
+    cpu="attention.kv_read_cpu.kv_read",
     gpu="attention.kv_read_gpu.launch",
     work_per_row=lambda k: 4 * k.shape[1],
 )

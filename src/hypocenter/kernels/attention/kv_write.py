@@ -16,7 +16,6 @@ from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Arg, Index, Rule, live_counts, live_rows
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.attention import kv_write_cpu
 
 FLOATS = (DType.F16, DType.F32)
 _OR_BLOCKS = (*FLOATS, DType.Q8_0, DType.Q4_0)
@@ -58,8 +57,8 @@ _KV_WRITE, _KV_WRITE_BLOCKS = (
         work_per_row=lambda k_cache: 4 * k_cache.shape[1] * k_cache.shape[2],
     )
     for kernel, launch in (
-        (kv_write_cpu.kv_write, "launch"),
-        (kv_write_cpu.kv_write_blocks, "launch_blocks"),
+        ("attention.kv_write_cpu.kv_write", "launch"),
+        ("attention.kv_write_cpu.kv_write_blocks", "launch_blocks"),
     )
 )
 

@@ -12,7 +12,6 @@ from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Arg, Index, Rule, Scalar, live_counts, live_rows
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.attention import latent_write_cpu
 from hypocenter.kernels.attention.kv_write import caches
 
 _OTHERS = (
@@ -45,8 +44,8 @@ _LATENT_WRITE, _LATENT_WRITE_BLOCKS = (
         work_per_row=lambda k_cache, rank: 2 * (k_cache.shape[2] + rank),
     )
     for kernel, launch in (
-        (latent_write_cpu.latent_write, "launch"),
-        (latent_write_cpu.latent_write_blocks, "launch_blocks"),
+        ("attention.latent_write_cpu.latent_write", "launch"),
+        ("attention.latent_write_cpu.latent_write_blocks", "launch_blocks"),
     )
 )
 

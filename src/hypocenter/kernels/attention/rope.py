@@ -18,7 +18,6 @@ from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Arg, Index, Rule, Scalar, live_counts, live_rows
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.attention import rope_cpu
 
 CONTRACT = Contract(
     "rope",
@@ -38,7 +37,7 @@ CONTRACT = Contract(
 )
 ROPE = Op(
     CONTRACT,
-    cpu=rope_cpu.rope,
+    cpu="attention.rope_cpu.rope",
     gpu="attention.rope_gpu.launch",
     work_per_row=lambda num_heads, cos: 4 * num_heads * cos.shape[1],
 )

@@ -15,7 +15,7 @@ from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Apart, Arg, Scalar
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.attention import kv_write, rope, rope_write_cpu
+from hypocenter.kernels.attention import kv_write, rope
 from hypocenter.kernels.attention.kv_write import FLOATS
 from hypocenter.kernels.rowwise.norm import rms_norm
 
@@ -64,7 +64,7 @@ _ROPE_WRITE_NORMED = Op(NORMED, gpu="attention.rope_write_gpu.launch")
 _ROPE_WRITE = Op(
     PAGES,
     gpu_contract=CONTRACT,
-    cpu=rope_write_cpu.rope_write,
+    cpu="attention.rope_write_cpu.rope_write",
     gpu="attention.rope_write_gpu.launch_plain",
     work_per_row=lambda num_heads, cos, k_cache: (
         4 * (num_heads * cos.shape[1] + k_cache.shape[1] * k_cache.shape[2])

@@ -12,14 +12,8 @@ from hypocenter.base.tensor import DType
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Rule, Scalar
 from hypocenter.device import launch
-from hypocenter.device.cpu.lang import CpuKernel
-from hypocenter.kernels.blocks.few_bits_cpu import _quantise_few_bits_cpu
-from hypocenter.kernels.blocks.grid_cpu import _quantise_grid_cpu
+from hypocenter.device.cpu.kernel_forms import named_kernel
 from hypocenter.kernels.blocks.grids import grid_of
-from hypocenter.kernels.blocks.iq1_cpu import _quantise_iq1_cpu
-from hypocenter.kernels.blocks.iq4_cpu import _quantise_iq4_cpu
-from hypocenter.kernels.blocks.k_cpu import _quantise_k_cpu
-from hypocenter.kernels.blocks.plain_cpu import _quantise_plain_cpu
 
 CONTRACT = Contract(
     "quantise_blocks",
@@ -36,13 +30,13 @@ _OF_IQ1 = (DType.IQ1_S, DType.IQ1_M)
 _OF_IQ2_AND_IQ3 = (DType.IQ2_XXS, DType.IQ2_XS, DType.IQ2_S, DType.IQ3_XXS, DType.IQ3_S)
 _GRIDS = (*_OF_IQ1, *_OF_IQ2_AND_IQ3)
 _FEW_BITS = (DType.TQ1_0, DType.TQ2_0, DType.Q1_0, DType.Q2_0)
-_KERNELS: dict[DType, CpuKernel] = {
-    **dict.fromkeys(_PLAIN, _quantise_plain_cpu),
-    **dict.fromkeys(_K, _quantise_k_cpu),
-    **dict.fromkeys((DType.IQ4_NL, DType.IQ4_XS), _quantise_iq4_cpu),
-    **dict.fromkeys(_OF_IQ2_AND_IQ3, _quantise_grid_cpu),
-    **dict.fromkeys(_OF_IQ1, _quantise_iq1_cpu),
-    **dict.fromkeys(_FEW_BITS, _quantise_few_bits_cpu),
+_KERNELS = {
+    **dict.fromkeys(_PLAIN, "plain_cpu._quantise_plain_cpu"),
+    **dict.fromkeys(_K, "k_cpu._quantise_k_cpu"),
+    **dict.fromkeys((DType.IQ4_NL, DType.IQ4_XS), "iq4_cpu._quantise_iq4_cpu"),
+    **dict.fromkeys(_OF_IQ2_AND_IQ3, "grid_cpu._quantise_grid_cpu"),
+    **dict.fromkeys(_OF_IQ1, "iq1_cpu._quantise_iq1_cpu"),
+    **dict.fromkeys(_FEW_BITS, "few_bits_cpu._quantise_few_bits_cpu"),
 }
 #: The types that `quantise_rows` makes.
 WRITTEN_TYPES: tuple[DType, ...] = (DType.F32, DType.F16, DType.BF16, *_KERNELS)
@@ -76,6 +70,7 @@ def quantise_rows(x: Float32s, dtype: DType, weights: Float32s | None = None) ->
     blocks = np.empty((num_rows, dtype.num_bytes(num_columns)), np.uint8)
     of_grid = grid_of(dtype) if dtype in _GRIDS else ()
     arguments = (x, weights, blocks, dtype.ggml_id, *of_grid)
-    prepared = launch.prepare(_KERNELS[dtype], arguments, CONTRACT, sizes, parallel=num_rows > 1)
+    kernel = named_kernel(f"kernels.blocks.{_KERNELS[dtype]}")
+    prepared = launch.prepare(kernel, arguments, CONTRACT, sizes, parallel=num_rows > 1)
     launch.run([prepared])
     return blocks

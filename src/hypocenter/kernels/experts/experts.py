@@ -17,7 +17,6 @@ from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Apart, Arg, Index, Reach, Rule, Symbols
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.experts import experts_cpu
 from hypocenter.kernels.experts.experts_table import ExpertsTable
 from hypocenter.kernels.linear.linear import X_SCALED, X_TILES
 from hypocenter.kernels.linear.linear_gate import GATED
@@ -114,15 +113,17 @@ _CODES, _ROUNDED, _FLOATS = (
         gpu_alone=_ON_GPU,
     )
     for contract, kernel in (
-        (TILES, experts_cpu.experts_codes),
-        (ROUNDED, experts_cpu.experts_float),
-        (FLOATS, experts_cpu.experts_float),
+        (TILES, "experts.experts_cpu.experts_codes"),
+        (ROUNDED, "experts.experts_cpu.experts_float"),
+        (FLOATS, "experts.experts_cpu.experts_float"),
     )
 )
 #: On a GPU, of x rounded; codes by how many weights share a launch.
 _GPU_ROUNDED = Op(SCALED[0], gpu="experts.experts_gpu.launch_rounded")
 _GPU_CODES = tuple(Op(contract, gpu="experts.experts_gpu.launch_codes") for contract in SCALED)
-_GATE_CODES = Op(GATE_CODES, cpu=experts_cpu.experts_gate_codes, work_per_row=_work_per_row)
+_GATE_CODES = Op(
+    GATE_CODES, cpu="experts.experts_cpu.experts_gate_codes", work_per_row=_work_per_row
+)
 
 
 def reference(

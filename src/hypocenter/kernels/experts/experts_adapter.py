@@ -15,10 +15,9 @@ from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Apart, Arg, Index, Rule, Scalar, live_counts, live_rows
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.experts import experts_adapter_cpu
 from hypocenter.kernels.experts.experts_table import ExpertsTable
 from hypocenter.kernels.experts.grouping import live_choices
-from hypocenter.kernels.linear.adapter_cpu import RANKS
+from hypocenter.kernels.linear.adapter_sizes import RANKS
 
 _FLOATS = (DType.F32, DType.F16)
 #: Which expert and which row a choice has, and which adapters its token has.
@@ -73,13 +72,13 @@ UP = Contract(
 )
 _DOWN = Op(
     DOWN,
-    cpu=experts_adapter_cpu.experts_adapter_down,
+    cpu="experts.experts_adapter_cpu.experts_adapter_down",
     gpu="experts.experts_adapter_gpu.launch_down",
     work_per_row=lambda down, ids: ids.shape[1] * down.shape[1] * down.shape[2],
 )
 _UP = Op(
     UP,
-    cpu=experts_adapter_cpu.experts_adapter_up,
+    cpu="experts.experts_adapter_cpu.experts_adapter_up",
     gpu="experts.experts_adapter_gpu.launch_up",
     work_per_row=lambda up, ids: ids.shape[1] * up.shape[1] * up.shape[2],
 )

@@ -9,13 +9,8 @@ import numpy as np
 
 from hypocenter.device.cpu.lang import cpu_kernel, prange
 from hypocenter.device.cpu.vector import get, put
-from hypocenter.kernels.linear.adapter_cpu import (
-    OUTPUTS,
-    RANKS,
-    outputs_of_row,
-    ranks_of_row,
-    scale_of,
-)
+from hypocenter.kernels.linear.adapter_cpu import outputs_of_row, ranks_of_row, scale_of
+from hypocenter.kernels.linear.adapter_sizes import OUTPUTS, RANKS
 
 
 @cpu_kernel

@@ -15,7 +15,6 @@ from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Arg, Index, Rule, Scalar, Symbols, live_counts
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.experts import routing_cpu
 from hypocenter.kernels.experts.experts_table import ExpertsTable
 
 
@@ -58,7 +57,7 @@ COUNTED = Contract("group", Arg("ends", (DType.I32,), "num_experts", "write"), *
 _GROUP_ROWS = Op(
     COUNTED,
     gpu_contract=GROUP,
-    cpu=routing_cpu.group,  # by one thread: the others would have nothing to do
+    cpu="experts.routing_cpu.group",  # by one thread: the others would have nothing to do
     gpu="experts.routing_gpu.launch_group",
     cpu_alone=("ends",),
     gpu_alone=("shape",),

@@ -15,7 +15,6 @@ from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Apart, Arg, Index, Scalar, live_counts
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.experts import mixing_cpu
 from hypocenter.kernels.experts.experts_table import ExpertsTable
 from hypocenter.kernels.experts.grouping import live_choices
 
@@ -37,7 +36,7 @@ MIX = Contract(
 )
 _MIX = Op(
     MIX,
-    cpu=mixing_cpu.mix,
+    cpu="experts.mixing_cpu.mix",
     gpu="experts.mixing_gpu.launch",
     work_per_row=lambda width, places: 4 * width * places.shape[1],
 )

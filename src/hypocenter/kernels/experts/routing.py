@@ -7,7 +7,6 @@ from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Arg, Rule, Scalar, live_counts
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.experts import routing_cpu
 from hypocenter.kernels.experts.choice import SCORES, ExpertChoice
 from hypocenter.kernels.experts.experts_table import ExpertsTable
 
@@ -39,7 +38,7 @@ ROUTE = Contract(
 )
 _ROUTE = Op(
     ROUTE,
-    cpu=routing_cpu.route,
+    cpu="experts.routing_cpu.route",
     gpu="experts.routing_gpu.launch_route",
     work_per_row=lambda num_experts, ids: 4 * num_experts * ids.shape[1],
 )

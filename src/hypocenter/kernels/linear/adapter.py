@@ -26,8 +26,7 @@ from hypocenter.contracts.demands import (
 )
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.linear import adapter_cpu
-from hypocenter.kernels.linear.adapter_cpu import RANKS
+from hypocenter.kernels.linear.adapter_sizes import RANKS
 
 
 def _live_rows(values: Symbols) -> Array:
@@ -72,13 +71,13 @@ UP = Contract(
 )
 ADAPTER_DOWN = Op(
     DOWN,
-    cpu=adapter_cpu.adapter_down,
+    cpu="linear.adapter_cpu.adapter_down",
     gpu="linear.adapter_gpu.launch_down",
     work_per_row=lambda down: down.shape[0] * down.shape[1],
 )
 ADAPTER_UP = Op(
     UP,
-    cpu=adapter_cpu.adapter_up,
+    cpu="linear.adapter_cpu.adapter_up",
     gpu="linear.adapter_gpu.launch_up",
     work_per_row=lambda up: up.shape[0] * up.shape[1],
 )

@@ -23,11 +23,8 @@ from hypocenter.device.cpu.vector import (
     sum_lanes,
 )
 from hypocenter.device.cpu.vector_ir import LANES
+from hypocenter.kernels.linear.adapter_sizes import OUTPUTS, RANKS
 
-#: Ranks that belong to one adapter, and are multiplied together.
-RANKS = 8
-#: Outputs of an item.
-OUTPUTS = 64
 #: Rows of an item.
 _ROWS = 16
 

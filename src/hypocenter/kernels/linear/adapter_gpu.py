@@ -10,7 +10,7 @@ from __future__ import annotations
 from hypocenter.base.tensor import Tensor
 from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
-from hypocenter.kernels.linear.adapter_cpu import OUTPUTS, RANKS
+from hypocenter.kernels.linear.adapter_sizes import OUTPUTS, RANKS
 from hypocenter.kernels.linear.linear_float_gpu import in_pairs
 from hypocenter.kernels.shared_gpu import as_offset, follow
 

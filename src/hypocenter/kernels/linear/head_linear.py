@@ -16,7 +16,6 @@ from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Apart, Arg, Rule, Scalar, live_counts
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.linear import head_linear_cpu
 
 CONTRACT = Contract(
     "head_linear",
@@ -31,7 +30,7 @@ CONTRACT = Contract(
 )
 HEAD_LINEAR = Op(
     CONTRACT,
-    cpu=head_linear_cpu.head_linear,
+    cpu="linear.head_linear_cpu.head_linear",
     gpu="linear.head_linear_gpu.launch",
     work_per_row=lambda weight, num_outputs: weight.shape[0] * weight.shape[1] * num_outputs,
 )

@@ -17,7 +17,6 @@ from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import COUNT, Apart, Arg, Rule, live_counts
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.linear import linear_cpu
 from hypocenter.kernels.linear.operands import Operands, Product
 from hypocenter.kernels.linear.quantise import prepare_operands
 from hypocenter.kernels.weights.row_groups import ROWS_PER_ITEM, padded_rows
@@ -105,12 +104,12 @@ _OF_CODES, _OF_ROUNDED, _OF_FLOATS = (
         (
             TILES,
             SCALED,
-            linear_cpu.linear_codes,
+            "linear.linear_cpu.linear_codes",
             "launch_codes",
             lambda products: _work(products) // 4,
         ),
-        (ROUNDED, SCALED, linear_cpu.linear_float, "launch_rounded", _work),
-        (FLOATS, FLOATS, linear_cpu.linear_float, "launch_floats", _work),
+        (ROUNDED, SCALED, "linear.linear_cpu.linear_float", "launch_rounded", _work),
+        (FLOATS, FLOATS, "linear.linear_cpu.linear_float", "launch_floats", _work),
     )
 )
 _NO_BIAS = np.zeros(0, np.float32)

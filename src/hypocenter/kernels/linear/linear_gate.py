@@ -13,7 +13,6 @@ from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Apart, Arg, Scalar, live_counts
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.linear import linear_gate_cpu
 from hypocenter.kernels.linear.linear import X_TILES
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.linear.quantise import into_tiles
@@ -45,7 +44,7 @@ CONTRACT = Contract(
 )
 LINEAR_GATE_CODES = Op(
     CONTRACT,
-    cpu=linear_gate_cpu.linear_gate_codes,
+    cpu="linear.linear_gate_cpu.linear_gate_codes",
     # As in `linear`: four products of codes take the time of one of floats.
     work_per_row=lambda weight: weight.data.num_rows * weight.data.num_columns // 4,
     reads=lambda weight: [(weight.data.parts[0], weight.data.parts[0].shape[0] // 2)],

@@ -19,7 +19,6 @@ from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import COUNT, Arg, Index, Rule, Scalar, live_counts, live_rows
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.linear import quantise_cpu
 from hypocenter.kernels.linear.operands import GROUP, Operands, reads_operands_alone
 from hypocenter.kernels.rowwise.embedding import gather
 from hypocenter.kernels.weights.packing import Packed
@@ -111,12 +110,12 @@ GATHERED = Contract(
 _QUANTISE = Op(
     TILES,
     gpu_contract=SCALED,
-    cpu=quantise_cpu.quantise,
+    cpu="linear.quantise_cpu.quantise",
     gpu="linear.quantise_gpu.launch",
     work_per_row=lambda width: 4 * width,
     gpu_alone=("is_plain",),
 )
-_ROUND = Op(ROUNDED, cpu=quantise_cpu.round_bf16, work_per_row=lambda width: width)
+_ROUND = Op(ROUNDED, cpu="linear.quantise_cpu.round_bf16", work_per_row=lambda width: width)
 _GATHER_ROUND = Op(GATHERED, gpu="linear.quantise_gpu.launch_gathered")
 
 

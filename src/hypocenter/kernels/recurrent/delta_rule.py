@@ -19,7 +19,6 @@ from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Apart, Arg, Rule, Scalar
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.recurrent import delta_rule_cpu
 from hypocenter.kernels.recurrent.sequences import SEQUENCES, Sequences
 
 _F32 = (DType.F32,)
@@ -44,7 +43,7 @@ CONTRACT = Contract(
 )
 DELTA_RULE = Op(
     CONTRACT,
-    cpu=delta_rule_cpu.delta_rule,
+    cpu="recurrent.delta_rule_cpu.delta_rule",
     gpu="recurrent.delta_rule_gpu.launch",
     work_per_row=lambda state: 3 * math.prod(state.shape[1:]),
     gpu_alone=("num_sequences",),

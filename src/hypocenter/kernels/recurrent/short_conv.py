@@ -16,7 +16,6 @@ from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Apart, Arg, Rule, Scalar
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.recurrent import short_conv_cpu
 from hypocenter.kernels.recurrent.sequences import SEQUENCES, Sequences
 
 _F32 = (DType.F32,)
@@ -36,7 +35,7 @@ CONTRACT = Contract(
 )
 SHORT_CONV = Op(
     CONTRACT,
-    cpu=short_conv_cpu.short_conv,
+    cpu="recurrent.short_conv_cpu.short_conv",
     gpu="recurrent.short_conv_gpu.launch",
     work_per_row=lambda weight, x: (weight.shape[0] + 16) * x.shape[1],
     gpu_alone=("num_sequences",),

@@ -19,7 +19,6 @@ from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Apart, Arg, Rule, Scalar
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.recurrent import ssm_scan_cpu
 from hypocenter.kernels.recurrent.sequences import SEQUENCES, Sequences
 
 _F32 = (DType.F32,)
@@ -43,7 +42,7 @@ CONTRACT = Contract(
 )
 SSM_SCAN = Op(
     CONTRACT,
-    cpu=ssm_scan_cpu.ssm_scan,
+    cpu="recurrent.ssm_scan_cpu.ssm_scan",
     gpu="recurrent.ssm_scan_gpu.launch",
     work_per_row=lambda state: 2 * math.prod(state.shape[1:]),
     gpu_alone=("num_sequences",),

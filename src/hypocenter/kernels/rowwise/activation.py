@@ -26,7 +26,6 @@ from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.linear.quantise import INTO_ROUNDED, INTO_TILES
-from hypocenter.kernels.rowwise import activation_cpu
 
 _WHOLE_VECTORS = Rule("width % 16 == 0", "rows must be padded to whole vectors")
 GATE = Contract(
@@ -85,39 +84,39 @@ SOFTCAP = Contract(
 
 _GATE = Op(
     GATE,
-    cpu=activation_cpu.gate,
+    cpu="rowwise.activation_cpu.gate",
     gpu="rowwise.activation_gpu.launch_gate",
     work_per_row=lambda gate: 16 * gate.shape[1],
 )
 _GATE_CODES = Op(
     GATE_TILES,
     gpu_contract=GATE_ROUND,
-    cpu=activation_cpu.gate_codes,
+    cpu="rowwise.activation_cpu.gate_codes",
     gpu="rowwise.activation_gpu.launch_gate_rounded",
     work_per_row=lambda width: 20 * width,
 )
 _ACTIVATE = Op(
     ACTIVATE,
-    cpu=activation_cpu.activate,
+    cpu="rowwise.activation_cpu.activate",
     gpu="rowwise.activation_gpu.launch_activate",
     work_per_row=lambda x: 16 * x.shape[1],
 )
 _ACTIVATE_CODES = Op(
     ACTIVATE_TILES,
     gpu_contract=ACTIVATE_ROUND,
-    cpu=activation_cpu.activate_codes,
+    cpu="rowwise.activation_cpu.activate_codes",
     gpu="rowwise.activation_gpu.launch_activate_rounded",
     work_per_row=lambda width: 20 * width,
 )
 _SCALE = Op(
     SCALE,
-    cpu=activation_cpu.scale,
+    cpu="rowwise.activation_cpu.scale",
     gpu="rowwise.activation_gpu.launch_scale",
     work_per_row=lambda x: x.shape[1],
 )
 _SOFTCAP = Op(
     SOFTCAP,
-    cpu=activation_cpu.softcap,
+    cpu="rowwise.activation_cpu.softcap",
     gpu="rowwise.activation_gpu.launch_softcap",
     work_per_row=lambda x: 16 * x.shape[1],
 )

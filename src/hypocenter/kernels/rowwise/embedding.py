@@ -17,7 +17,6 @@ from hypocenter.contracts.demands import (
 )
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.rowwise import embedding_cpu
 from hypocenter.kernels.weights.packing import Packed
 
 
@@ -81,37 +80,37 @@ NARROW = Contract(
 )
 _LOOKUP_FLOAT = Op(
     LOOKUP,
-    cpu=embedding_cpu.lookup_float,
+    cpu="rowwise.embedding_cpu.lookup_float",
     gpu="rowwise.embedding_gpu.launch_lookup_float",
     work_per_row=lambda num_columns: 16 * num_columns,
 )
 _LOOKUP_CODES = Op(
     LOOKUP,
-    cpu=embedding_cpu.lookup_codes,
+    cpu="rowwise.embedding_cpu.lookup_codes",
     gpu="rowwise.embedding_gpu.launch_lookup_codes",
     work_per_row=lambda num_columns: 16 * num_columns,
 )
 _GATHER = Op(
     GATHER,
-    cpu=embedding_cpu.gather,
+    cpu="rowwise.embedding_cpu.gather",
     gpu="rowwise.embedding_gpu.launch_gather",
     work_per_row=lambda x: x.shape[1],
 )
 _ADD_ROWS = Op(
     ADD_ROWS,
-    cpu=embedding_cpu.add_rows,
+    cpu="rowwise.embedding_cpu.add_rows",
     gpu="rowwise.embedding_gpu.launch_add_rows",
     work_per_row=lambda x: x.shape[1],
 )
 _KEEP_ROWS = Op(
     KEEP_ROWS,
-    cpu=embedding_cpu.keep_rows,
+    cpu="rowwise.embedding_cpu.keep_rows",
     gpu="rowwise.embedding_gpu.launch_keep_rows",
     work_per_row=lambda x: x.shape[1],
 )
 _NARROW = Op(
     NARROW,
-    cpu=embedding_cpu.narrow,
+    cpu="rowwise.embedding_cpu.narrow",
     gpu="rowwise.embedding_gpu.launch_narrow",
     work_per_row=lambda out: out.shape[1],
 )

@@ -14,7 +14,6 @@ from hypocenter.contracts.demands import COUNT, Arg, Index, Rule, Scalar, live_c
 from hypocenter.device.digests import BLOCK, NUM_WORDS
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.rowwise import figures_cpu
 
 #: Tensors that one launch measures, and parts of each of them.
 MAX_TENSORS, MAX_PARTS = 5, 128
@@ -48,7 +47,7 @@ JOIN = Contract(
 )
 _MEASURE = Op(
     MEASURE,
-    cpu=figures_cpu.measure,
+    cpu="rowwise.figures_cpu.measure",
     gpu="rowwise.figures_gpu.launch",
     work_per_row=lambda width, width1, width2, width3, width4: (
         4 * (width + width1 + width2 + width3 + width4)
@@ -56,7 +55,7 @@ _MEASURE = Op(
 )
 _JOIN = Op(
     JOIN,
-    cpu=figures_cpu.join_figures,
+    cpu="rowwise.figures_cpu.join_figures",
     gpu="rowwise.figures_gpu.launch_join",
 )
 

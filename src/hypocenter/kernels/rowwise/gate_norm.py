@@ -15,7 +15,6 @@ from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Apart, Arg, Scalar, live_counts
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.rowwise import gate_norm_cpu
 
 _F32 = (DType.F32,)
 CONTRACT = Contract(
@@ -31,7 +30,7 @@ CONTRACT = Contract(
 )
 GATE_NORM = Op(
     CONTRACT,
-    cpu=gate_norm_cpu.gate_norm,
+    cpu="rowwise.gate_norm_cpu.gate_norm",
     gpu="rowwise.gate_norm_gpu.launch",
     work_per_row=lambda num_groups, width: 16 * num_groups * width,
 )

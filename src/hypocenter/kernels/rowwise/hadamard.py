@@ -21,7 +21,6 @@ from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Arg, Rule, Scalar, live_counts
 from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
-from hypocenter.kernels.rowwise import hadamard_cpu
 
 CONTRACT = Contract(
     "hadamard",
@@ -34,7 +33,7 @@ CONTRACT = Contract(
 )
 HADAMARD = Op(
     CONTRACT,
-    cpu=hadamard_cpu.hadamard,
+    cpu="rowwise.hadamard_cpu.hadamard",
     gpu="rowwise.hadamard_gpu.launch",
     work_per_row=lambda width: 4 * width,
 )

@@ -17,7 +17,6 @@ from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.linear.quantise import INTO_ROUNDED, INTO_TILES
-from hypocenter.kernels.rowwise import layer_norm_cpu
 
 _SCALARS = (
     live_counts("num_rows"),
@@ -42,14 +41,14 @@ ROUNDED, TILES = (
 )
 LAYER_NORM = Op(
     CONTRACT,
-    cpu=layer_norm_cpu.layer_norm,
+    cpu="rowwise.layer_norm_cpu.layer_norm",
     gpu="rowwise.layer_norm_gpu.launch",
     work_per_row=lambda num_heads, width: 4 * num_heads * width,
 )
 LAYER_NORM_CODES = Op(
     TILES,
     gpu_contract=ROUNDED,
-    cpu=layer_norm_cpu.layer_norm_codes,
+    cpu="rowwise.layer_norm_cpu.layer_norm_codes",
     gpu="rowwise.layer_norm_gpu.launch_rounded",
     work_per_row=lambda width: 8 * width,
 )

@@ -16,7 +16,6 @@ from hypocenter.device.op import Op
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.linear.operands import Operands
 from hypocenter.kernels.linear.quantise import INTO_ROUNDED, INTO_TILES
-from hypocenter.kernels.rowwise import norm_cpu
 
 _PARTS = (
     Arg("weight", (DType.F32,), ">= width"),
@@ -39,14 +38,14 @@ ROUNDED, TILES = (
 )
 RMS_NORM = Op(
     CONTRACT,
-    cpu=norm_cpu.rms_norm,
+    cpu="rowwise.norm_cpu.rms_norm",
     gpu="rowwise.norm_gpu.launch",
     work_per_row=lambda num_heads, width: 2 * num_heads * width,
 )
 RMS_NORM_CODES = Op(
     TILES,
     gpu_contract=ROUNDED,
-    cpu=norm_cpu.rms_norm_codes,
+    cpu="rowwise.norm_cpu.rms_norm_codes",
     gpu="rowwise.norm_gpu.launch_rounded",
     work_per_row=lambda width: 6 * width,
 )

@@ -41,6 +41,7 @@ from hypocenter.base.tensor import DType, Tensor
 from hypocenter.contracts.contract import Contract
 from hypocenter.contracts.demands import Arg, Rule, Scalar
 from hypocenter.device import launch, memory
+from hypocenter.device.cpu.kernel_forms import named_kernel
 from hypocenter.kernels.sampling.draw import (
     Ids,
     TokenChoice,
@@ -49,14 +50,13 @@ from hypocenter.kernels.sampling.draw import (
     num_mask_words,
     settings_of,
 )
-from hypocenter.kernels.sampling.sampling_cpu import (
+from hypocenter.kernels.sampling.exponential import (
     EXP_COEFFICIENTS,
     EXP_LOWEST,
     LN2_HIGH,
     LN2_LOW,
     LOG2_E,
     POWERS_OF_TWO,
-    _sample_cpu,
 )
 from hypocenter.settings.config import SamplingParams
 
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
 
 _MIN_PARALLEL_ROWS = 4
+_SAMPLE = "kernels.sampling.sampling_cpu._sample_cpu"
 
 CONTRACT = Contract(
     "sampling",
@@ -215,7 +216,7 @@ def _prepare(logits: Tensor, draws: Sequence[TokenChoice]) -> launch.Launch:
     )
     parallel = len(draws) >= _MIN_PARALLEL_ROWS
     checked = {"logits": logits, "num_draws": len(draws)}
-    return launch.prepare(_sample_cpu, arguments, CONTRACT, checked, parallel=parallel)
+    return launch.prepare(named_kernel(_SAMPLE), arguments, CONTRACT, checked, parallel=parallel)
 
 
 def _as_outcome(token_id: int, num_bad: int, row: int, vocab_size: int) -> int | BadLogits:

@@ -11,7 +11,7 @@ Which kernels run in which order stands in `sampling_launches_gpu.py`.
 from __future__ import annotations
 
 from hypocenter.device.triton_lang import tl, triton
-from hypocenter.kernels.sampling.sampling_cpu import (
+from hypocenter.kernels.sampling.exponential import (
     EXP_COEFFICIENTS,
     EXP_LOWEST,
     LN2_HIGH,

@@ -25,7 +25,7 @@ import numpy as np
 from hypocenter.base.dtypes import Array, factors_of_products
 from hypocenter.base.tensor import DType
 from hypocenter.device.cpu import large_pages
-from hypocenter.device.cpu.packed_codes import (
+from hypocenter.device.cpu.code_fields import (
     MINI_FACTOR,
     MINIS_FIELD,
     POWERS_FIELD,

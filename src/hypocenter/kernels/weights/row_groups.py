@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from hypocenter.device.arrays import AnyArray, pad
-from hypocenter.device.cpu.lang import num_threads
+from hypocenter.device.cpu.threads import num_threads
 
 #: Rows that lie side by side in one vector, and rows to a multiple of which weights are padded.
 LANES = 16

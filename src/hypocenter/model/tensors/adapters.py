@@ -18,7 +18,7 @@ from hypocenter.base.dtypes import Array
 from hypocenter.base.errors import BadSetting
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, memory
-from hypocenter.kernels.linear.adapter_cpu import RANKS
+from hypocenter.kernels.linear.adapter_sizes import RANKS
 from hypocenter.kernels.weights import packing
 from hypocenter.kernels.weights.row_groups import padded_rows
 from hypocenter.model.facts.architecture import Architecture

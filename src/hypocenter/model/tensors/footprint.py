@@ -9,7 +9,7 @@ from hypocenter.base.errors import BadSetting, ModelTooLarge
 from hypocenter.base.tensor import DType
 from hypocenter.base.wording import bytes_text
 from hypocenter.device.backend import Room
-from hypocenter.kernels.attention.attention_cpu import num_part_floats
+from hypocenter.kernels.attention.attention_layout import num_part_floats
 from hypocenter.kernels.collective.collectives import gathered_rows
 from hypocenter.kernels.experts.experts_table import ExpertsShape
 from hypocenter.kernels.linear.linear_gate import may_join

@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 
 from hypocenter.base.dtypes import Array
-from hypocenter.device.cpu.code_cache import source_hash
+from hypocenter.device.cpu.sources import source_hash
 from hypocenter.kernels.weights import packing
 from hypocenter.kernels.weights.row_groups import side_by_side
 from hypocenter.model.gguf.file import GGUFFile

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hypocenter.base.tensor import DType, Tensor, contiguous_strides
 from hypocenter.device import memory
-from hypocenter.kernels.linear.adapter_cpu import RANKS
+from hypocenter.kernels.linear.adapter_sizes import RANKS
 from hypocenter.kernels.weights.gpu_layout import UNITS
 from hypocenter.kernels.weights.packing import Packed
 from hypocenter.kernels.weights.row_groups import padded_rows
