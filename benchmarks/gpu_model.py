@@ -69,7 +69,7 @@ def large_weights(facts: Any, dtype: DType, context: int, device: str) -> tuple[
         "q": (width, width), "k": (kv, width), "v": (kv, width), "attn_output": (width, width),
     }  # fmt: skip
     of_dense = {"gate": (ffn, width), "up": (ffn, width), "down": (width, ffn)}
-    made = {*given, *shapes, "dense"}
+    made = {*given, *shapes, "dense", "scale"}
     absent = [name for name in LayerWeights.__dataclass_fields__ if name not in made]
     layers = tuple(
         LayerWeights(
