@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from ops.kernel_launch import counts, rows_tensor, tensor
@@ -11,10 +9,11 @@ from ops.kernel_launch import counts, rows_tensor, tensor
 from hypocenter.base.errors import LaunchRejected, UsageError
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, devices, memory
+from hypocenter.device.cpu.kernel_forms import named
 from hypocenter.device.launch import Launch, prepare, run
 from hypocenter.device.plan import MIN_PARALLEL_WORK, PlanBuilder
 from hypocenter.kernels.attention import rope, rope_cpu
-from hypocenter.kernels.rowwise import activation, activation_gpu, embedding, embedding_cpu
+from hypocenter.kernels.rowwise import activation, activation_gpu, embedding
 
 
 def _rope(positions: list[int]) -> tuple[Launch, Tensor]:
@@ -29,10 +28,10 @@ def _rope(positions: list[int]) -> tuple[Launch, Tensor]:
 
 def test_off_runs_the_kernel_itself() -> None:
     launch, _ = _rope([0, 1, 2])
-    assert launch.run.func is launch.function  # type: ignore[attr-defined]
+    assert launch.run._form is launch.function  # type: ignore[attr-defined]
     launch.set_mode("checked")
     launch.set_mode("off")
-    assert launch.run.func is launch.function  # type: ignore[attr-defined]
+    assert launch.run._form is launch.function  # type: ignore[attr-defined]
 
 
 def test_checked_names_the_entry_and_launches_nothing() -> None:
@@ -69,10 +68,7 @@ def test_work_decides_on_threads(num_rows: int) -> None:
     plan = PlanBuilder(num_rows)
     x, out = (rows_tensor(name, np.zeros((2, 64), np.float32)) for name in ("x", "out"))
     embedding.gather(plan, x, tensor("rows", np.zeros(2, np.int32)), out, counts(0, 2))
-    kernel: Any = embedding_cpu.gather
-    wanted = kernel.serial if num_rows == 1 else kernel.shared
-    function = plan.launches[0].function
-    assert getattr(function, "dispatcher", function) is wanted
+    assert plan.launches[0].function.is_shared == (num_rows > 1)
 
 
 def test_a_gpu_launch_beyond_the_gpus_limits_is_refused_when_the_plan_is_made() -> None:
@@ -104,5 +100,5 @@ def test_a_number_that_its_contract_was_not_checked_with_is_refused() -> None:
     with pytest.raises(
         LaunchRejected, match="head_dim is 32, but its contract was checked with 64"
     ):
-        prepare(rope_cpu.rope, args, launch.contract, launch.facts, parallel=False)
-    prepare(rope_cpu.rope, launch.given, launch.contract, launch.facts, parallel=False)
+        prepare(named(rope_cpu.rope), args, launch.contract, launch.facts, parallel=False)
+    prepare(named(rope_cpu.rope), launch.given, launch.contract, launch.facts, parallel=False)

@@ -19,7 +19,7 @@ from repository import ROOT
 
 from hypocenter.base import package
 from hypocenter.contracts import registry
-from hypocenter.device.cpu import code_cache
+from hypocenter.device.cpu import sources
 from hypocenter.kernels.attention import unfused
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.events import ArgumentRecord, LaunchRecord
@@ -215,7 +215,7 @@ def test_the_nearest_caller_outside_a_place_is_named(monkeypatch: pytest.MonkeyP
 def _stems(stem: str) -> set[str]:
     """Files of the import closure of a file of kernels, as paths below the package."""
     (file,) = (path for path in package.module_files(".") if path.stem == stem)
-    return {path.relative_to(package.FOLDER).as_posix() for path in code_cache.import_closure(file)}
+    return {path.relative_to(package.FOLDER).as_posix() for path in sources.import_closure(file)}
 
 
 def test_machine_code_hangs_on_the_files_that_its_kernel_imports_and_on_no_others() -> None:
@@ -235,10 +235,10 @@ def test_the_closure_is_what_the_imports_say() -> None:
             module
             for node in nodes_of(tree, *IMPORTING)
             for module in imported_modules(package.FOLDER, name, node)
-            if module.startswith("hypocenter.") and module not in code_cache._NOT_IN_KERNELS
+            if module.startswith("hypocenter.") and module not in sources.NOT_IN_KERNELS
         }
         wanted = {package.FOLDER.joinpath(*m.split(".")[1:]).with_suffix(".py") for m in named}
-        found = code_cache._imported_files(path)
+        found = sources.imported_files(path)
         assert {file for file in wanted if file.is_file()} - found == set(), name
 
 
@@ -249,6 +249,6 @@ def test_what_is_left_out_of_the_closure_holds_nothing_that_kernels_take() -> No
         text = path.read_text()
         if path.stem.endswith("_cpu") or "import cpu_kernel" in text or "import inline" in text:
             for node in nodes_of(tree_of(text), ast.ImportFrom):
-                if node.module in code_cache._NOT_IN_KERNELS:
+                if node.module in sources.NOT_IN_KERNELS:
                     taken[path.stem] = [alias.name for alias in node.names]
     assert taken == {}

@@ -6,6 +6,7 @@ Reads no prompt and holds no options.
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +50,9 @@ def open_llm(path: str, config: EngineConfig, progress: ProgressDisplay) -> LLM:
         if choice is not None and choice.has_gpu and not progress.is_quiet:
             progress.clear()
             say(str(choice))
-        return LLM(path, config, progress=progress)
+        llm = LLM(path, config, progress=progress)
+    gc.enable()  # `__main__.py` turns it off while a run starts
+    return llm
 
 
 def system_message(text: str | None) -> list[dict[str, str]]:

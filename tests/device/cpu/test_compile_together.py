@@ -22,7 +22,7 @@ from hypocenter.kernels.weights.cpu_layout import RECORDS
 PROGRAM = """
 import sys
 import numpy as np
-from hypocenter.device.cpu import compile_together, pool
+from hypocenter.device.cpu import compile_together
 from hypocenter.kernels.rowwise.activation_cpu import scale, softcap
 from hypocenter.kernels.rowwise.embedding_cpu import gather, narrow
 compile_together._num_helpers = lambda num_kernels: 1

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from hypocenter.device.cpu import lang
-from hypocenter.device.cpu.instructions import NEEDED, fastest, limit_features
+from hypocenter.device.cpu import target
+from hypocenter.device.cpu.instructions import NEEDED, TILES, fastest, limit_features
 from hypocenter.device.cpu.target import instruction_set
 from hypocenter.settings.environment import INSTRUCTIONS
 
@@ -32,17 +32,17 @@ def test_a_processor_takes_the_fastest_path_that_it_has(
 ) -> None:
     every = {feature for needed in NEEDED.values() for feature in needed}
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr(lang, "cpu_features", lambda: frozenset(every - set(lacking.split())))
-    monkeypatch.setattr(lang, "cpu_name", lambda: cpu)
-    monkeypatch.setattr(lang, "_asked_for", "")
-    assert lang.instruction_set() == path
+    monkeypatch.setattr(target, "cpu_features", lambda: frozenset(every - set(lacking.split())))
+    monkeypatch.setattr(target, "cpu_name", lambda: cpu)
+    monkeypatch.setattr(target, "asked_for", lambda: "")
+    assert target.instruction_set() == path
 
 
 def test_vdpbf16ps_is_used_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lang, "cpu_features", lambda: frozenset(NEEDED["avx512-bf16"]))
-    monkeypatch.setattr(lang, "cpu_name", lambda: "emeraldrapids")
-    monkeypatch.setattr(lang, "_asked_for", "avx512-bf16")
-    assert lang.instruction_set() == "avx512-bf16"
+    monkeypatch.setattr(target, "cpu_features", lambda: frozenset(NEEDED["avx512-bf16"]))
+    monkeypatch.setattr(target, "cpu_name", lambda: "emeraldrapids")
+    monkeypatch.setattr(target, "asked_for", lambda: "avx512-bf16")
+    assert target.instruction_set() == "avx512-bf16"
 
 
 @pytest.mark.parametrize("path", INSTRUCTIONS)
@@ -50,7 +50,7 @@ def test_a_path_leaves_unused_what_is_beyond_it(path: str, monkeypatch: pytest.M
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     every = {feature: True for needed in NEEDED.values() for feature in needed}
     left = {feature for feature, has in limit_features(path, every).items() if has}
-    assert fastest(left, with_bf16=True) == path
+    assert fastest(left, with_bf16=True, with_tiles=path == TILES) == path
 
 
 def test_an_arm_takes_neon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def test_an_unknown_path_is_refused_in_one_line() -> None:
         env={**os.environ, "HYPO_INSTRUCTIONS": "mmx"}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "HYPO_INSTRUCTIONS is 'mmx', but must be one of avx512-bf16" in done.stderr
+    assert "HYPO_INSTRUCTIONS is 'mmx', but must be one of avx512-amx, avx512-bf16" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -15,11 +15,26 @@ from hypocenter.base.errors import LaunchRejected
 from hypocenter.base.tensor import DType
 from hypocenter.device import memory
 from hypocenter.device import plan as plan_module
-from hypocenter.device.cpu import large_pages, pool
-from hypocenter.device.cpu.items import NUM_REGIONS_OFFSET, REGION_WORDS, REGIONS_OFFSET
+from hypocenter.device.cpu import large_pages, pool_steps
+from hypocenter.device.cpu.kernel_forms import named
 from hypocenter.device.cpu.lang import allocating_kernel, cpu_kernel, prange
+from hypocenter.device.cpu.native import NativeLaunches
+from hypocenter.device.cpu.shared_state import (
+    BLOCK,
+    CLOSED,
+    ENTRY,
+    ITEM_BYTES,
+    NEXT,
+    NUM_FIELDS,
+    NUM_REGIONS_OFFSET,
+    REGION_WORDS,
+    REGIONS_OFFSET,
+    SPREAD,
+    STATE,
+    STRETCHES,
+    TICKET,
+)
 from hypocenter.device.cpu.threads import max_num_threads, set_num_threads
-from hypocenter.device.cpu.native import NativeLaunches, SharedKernel
 from hypocenter.device.cpu.vector import get, put
 from hypocenter.device.launch import walk_native
 from hypocenter.device.plan import MAX_NATIVE_ROWS
@@ -32,7 +47,7 @@ needs_two_threads = pytest.mark.skipif(
 )
 
 
-_fetch_some, _share = for_python(pool._fetch_some), for_python(pool._share)
+_fetch_some, _share = for_python(pool_steps._fetch_some), for_python(pool_steps._share)
 
 
 @cpu_kernel
@@ -76,7 +91,7 @@ def num_threads(request: pytest.FixtureRequest) -> int:
 @pytest.mark.parametrize("num_items", [0, 1, 2, 63, 5000])
 def test_each_item_is_done_once(num_items: int) -> None:
     x = np.zeros(5000, np.float32)
-    launch = SharedKernel(count_up.shared).bound((x, num_items))
+    launch = named(count_up).form(is_shared=True).bound((x, num_items))
     for _ in range(100):
         launch()
     np.testing.assert_array_equal(x, np.where(np.arange(5000) < num_items, 100, 0))
@@ -105,7 +120,7 @@ def test_items_that_another_has_taken_are_left_to_it() -> None:
 @needs_two_threads
 def test_a_thread_that_comes_behind_the_end_takes_nothing() -> None:
     order = np.zeros(11, np.int64)
-    _alone(1, order, ticket=pool._CLOSED)
+    _alone(1, order, ticket=CLOSED)
     assert not order.any()
 
 
@@ -113,23 +128,23 @@ def _alone(
     thread: int, order: np.ndarray[Any, Any], *, ticket: Any = 1 << 32, taken: Sequence[int] = ()
 ) -> None:
     """One of two threads in a launch of ten items, of whose regions some items are `taken`."""
-    kernel = SharedKernel(note_order.shared)
+    kernel = named(note_order).form(is_shared=True)
     kernel.bound((np.zeros(1, np.int64), 0))()  # compiles it
     launches = NativeLaunches([(0, kernel, (order, 10))])
-    row = launches._table[0]
-    pool._state[:] = 0
-    pool._state[NUM_REGIONS_OFFSET] = 2
+    row = launches._steps._table[0]
+    STATE[:] = 0
+    STATE[NUM_REGIONS_OFFSET] = 2
     for region, num_taken in enumerate(taken):
-        pool._state[REGIONS_OFFSET + region * REGION_WORDS] = ticket + num_taken
-    pool._state[pool._TICKET] = ticket
-    call = ctypes.CFUNCTYPE(*[ctypes.c_int64] * 4)(int(row[pool.SPREAD]))
-    assert call(int(row[pool.ENTRY]), int(row[pool.BLOCK]), thread) == 0
+        STATE[REGIONS_OFFSET + region * REGION_WORDS] = ticket + num_taken
+    STATE[TICKET] = ticket
+    call = ctypes.CFUNCTYPE(*[ctypes.c_int64] * 4)(int(row[SPREAD]))
+    assert call(int(row[ENTRY]), int(row[BLOCK]), thread) == 0
 
 
 def test_launches_of_a_step_do_not_mix_their_items() -> None:
     """Many short ones, so that a helper that comes late meets the next launch's ticket."""
     arrays = [np.zeros(size, np.float32) for size in (1, 7, 64, 3)]
-    kernel = SharedKernel(count_up.shared)
+    kernel = named(count_up).form(is_shared=True)
     kernel.bound((arrays[0], 0))()  # compiles it
     rows = [(n, kernel, (x, len(x))) for n, x in enumerate(arrays * 50)]
     step, place = NativeLaunches(rows), np.zeros(1, np.uint64)
@@ -142,7 +157,7 @@ def test_launches_of_a_step_do_not_mix_their_items() -> None:
 
 def test_a_step_writes_its_places_into_the_record_that_is_open_now() -> None:
     """The address is kept from step to step, but not beyond a record's end."""
-    x, kernel = np.zeros(3, np.float32), SharedKernel(count_up.shared)
+    x, kernel = np.zeros(3, np.float32), named(count_up).form(is_shared=True)
     kernel.bound((x, 0))()
     step = NativeLaunches([(0, kernel, (x, 3)), (1, kernel, (x, 3))])
     records = [memoryview(bytearray(HEADER_BYTES)).cast("Q") for _ in range(2)]
@@ -156,7 +171,7 @@ def test_a_step_writes_its_places_into_the_record_that_is_open_now() -> None:
 def test_an_item_that_fails_fails_the_step_whoever_took_it(bad: int) -> None:
     """What comes behind it is not run, and the next step is none the worse."""
     x, after = np.zeros(5000, np.float32), np.zeros(3, np.float32)
-    failing, counting = SharedKernel(fail_at.shared), SharedKernel(count_up.shared)
+    failing, counting = named(fail_at).form(is_shared=True), named(count_up).form(is_shared=True)
     counting.bound((after, 0))()
     failing.bound((x, 5000, -1))()
     place = np.zeros(1, np.uint64)
@@ -177,11 +192,10 @@ def test_arguments_of_every_kind_arrive(form: str) -> None:
     note.serial(*args)
     expected = out.copy()
     out[:] = 0
-    kernel: Any = note.serial
-    if form == "shared":
-        kernel = SharedKernel(note.shared)
-        kernel.bound(args)()
-        out[:] = 0
+    kernel = named(note).form(is_shared=form == "shared")
+    kernel.bound(args)()
+    np.testing.assert_array_equal(out, expected)
+    out[:] = 0
     place = np.zeros(1, np.uint64)
     assert NativeLaunches([(0, kernel, args)]).run(place.ctypes.data, 0) == 1
     np.testing.assert_array_equal(out, expected)
@@ -203,9 +217,9 @@ def test_a_plan_as_one_call_gives_the_bits_of_its_launches_one_by_one() -> None:
 
 def test_threads_fetch_from_where_they_will_begin_to_read() -> None:
     """The first item of a thread's region, in whichever of the stretches that lies."""
-    row = np.zeros(pool.NUM_FIELDS, np.int64)
-    row[pool.ITEM_BYTES] = 1 << 18
-    row[pool.STRETCHES :] = (100 << 20, 4, 200 << 20, 2, 300 << 20, 3)
+    row = np.zeros(NUM_FIELDS, np.int64)
+    row[ITEM_BYTES] = 1 << 18
+    row[STRETCHES:] = (100 << 20, 4, 200 << 20, 2, 300 << 20, 3)
     table = row[None]
     item_of = {0: 100, 1: 100 + 1 / 4, 2: 100 + 2 / 4, 4: 200, 6: 300, 8: 300 + 2 / 4}
     for num_threads in (1, 2, 4, 9):
@@ -214,26 +228,26 @@ def test_threads_fetch_from_where_they_will_begin_to_read() -> None:
             if first in item_of:
                 at, stop = _share(table, 0, thread, num_threads)
                 assert at == item_of[first] * (1 << 20), (thread, num_threads)
-                assert stop - at == pool._MOST_BYTES
+                assert stop - at == pool_steps._MOST_BYTES
     assert _share(table, 1, 0, 2) == (0, 0), "behind the last launch"
 
 
 def test_what_is_fetched_ends_with_the_weights() -> None:
     """Loads beyond them might find no memory there."""
-    table = np.zeros((1, pool.NUM_FIELDS), np.int64)
-    table[0, pool.ITEM_BYTES] = pool._FETCH_BYTES + 64
-    table[0, pool.STRETCHES : pool.STRETCHES + 2] = 1 << 20, 3
+    table = np.zeros((1, NUM_FIELDS), np.int64)
+    table[0, ITEM_BYTES] = pool_steps._FETCH_BYTES + 64
+    table[0, STRETCHES : STRETCHES + 2] = 1 << 20, 3
     for thread, num_left in ((0, 3), (1, 2), (2, 1)):
         at, stop = _share(table, 0, thread, 3)
-        num_bytes = num_left * (pool._FETCH_BYTES + 64)
-        assert at == (1 << 20) + (3 - num_left) * (pool._FETCH_BYTES + 64)
-        assert num_bytes - pool._FETCH_BYTES < stop - at <= num_bytes
-        assert (stop - at) % pool._FETCH_BYTES == 0
+        num_bytes = num_left * (pool_steps._FETCH_BYTES + 64)
+        assert at == (1 << 20) + (3 - num_left) * (pool_steps._FETCH_BYTES + 64)
+        assert num_bytes - pool_steps._FETCH_BYTES < stop - at <= num_bytes
+        assert (stop - at) % pool_steps._FETCH_BYTES == 0
 
 
 def test_fetching_loads_each_line() -> None:
     """Nobody looks at what is loaded, so the compiler might leave it out."""
-    num_lines = 3 * pool._FETCH_BYTES // 64
+    num_lines = 3 * pool_steps._FETCH_BYTES // 64
     lines = large_pages.zeros((num_lines, 8), np.int64)
     at, stop = lines.ctypes.data, lines.ctypes.data + lines.nbytes
     for _ in range(3):
@@ -241,7 +255,7 @@ def test_fetching_loads_each_line() -> None:
         at = _fetch_some(at, stop)
     assert at == stop == _fetch_some(at, stop)
     (code,) = _fetch_some.inspect_llvm().values()
-    assert len(re.findall(r"load atomic", code)) >= pool._FETCH_BYTES // 64
+    assert len(re.findall(r"load atomic", code)) >= pool_steps._FETCH_BYTES // 64
 
 
 def test_each_launch_knows_the_next_that_reads_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,25 +263,25 @@ def test_each_launch_knows_the_next_that_reads_weights(monkeypatch: pytest.Monke
     with LLM(config=EngineConfig(context_length=64)) as llm:
         llm.logits([1, 5, 9])
         plan = next(plan for plan in llm.engine.runner._plans.values() if plan._native)
-        table = cast(NativeLaunches, plan._native)._table
+        table = cast(NativeLaunches, plan._native)._steps._table
         readers = [
             n for n, one in enumerate(plan.launches)
-            if one.kernel.startswith("linear") and isinstance(one.function, SharedKernel)
+            if one.kernel.startswith("linear") and one.function.is_shared
         ]  # fmt: skip
         assert any("weight_2" in plan.launches[index].facts for index in readers)
         assert any(plan.launches[index].kernel == "linear_gate_codes" for index in readers)
         for index, row in enumerate(table):
             later = [n for n in readers if n > index]
-            assert row[pool.NEXT] == (later[0] if later else len(table))
+            assert row[NEXT] == (later[0] if later else len(table))
         for index in readers:
             facts = plan.launches[index].facts
             weights = [facts[name] for name in ("weight", "weight_2", "weight_3") if name in facts]
-            stretches = table[index, pool.STRETCHES :].reshape(-1, 2)
+            stretches = table[index, STRETCHES:].reshape(-1, 2)
             for (at, num_items), weight in zip(stretches, weights, strict=False):
                 assert at == weight.data.parts[0].ctypes.data
                 rows = 128 if plan.launches[index].kernel == "linear_gate_codes" else 64
                 assert num_items * rows >= weight.shape[0] > (num_items - 1) * rows
-                assert num_items * table[index, pool.ITEM_BYTES] == weight.data.parts[0].nbytes
+                assert num_items * table[index, ITEM_BYTES] == weight.data.parts[0].nbytes
             assert not stretches[len(weights) :].any()
             assert stretches[: len(weights)].all()
 

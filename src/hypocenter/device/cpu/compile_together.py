@@ -85,8 +85,6 @@ def compile_together(
 
 def main() -> None:
     """Compile what stdin asks for, until it ends."""
-    import hypocenter.device.cpu.pool  # noqa: F401  (kernels that are shared refer to it)
-
     for line in sys.stdin.buffer:
         task = msgspec.json.decode(line, type=_Task)
         kernel = getattr(importlib.import_module(task.module), task.name)

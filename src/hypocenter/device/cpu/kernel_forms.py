@@ -165,8 +165,8 @@ class NamedKernel:
         return _file_name("facts", self._module, self._name)
 
     def _code_file(self, is_shared: bool, key: tuple[str, ...]) -> str:
-        parts = self._facts.source, self._module, self._name, str(is_shared), *key
-        return _file_name("code", *parts)
+        of_kernel = self._facts.source, self._module, self._name, str(is_shared)
+        return _file_name("code", target.instruction_set(), *of_kernel, *key)
 
     def _load(self, is_shared: bool, key: tuple[str, ...]) -> Entry | None:
         if not self._can_be_kept:

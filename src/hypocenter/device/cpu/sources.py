@@ -6,13 +6,17 @@ of that file and of every file that it imports, so an edit anywhere else recompi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+import msgspec
+
 from hypocenter.base import package
+from hypocenter.device.cpu import kept_files
 
 #: Modules that kernels' files import and that hold nothing which could end up in machine code.
 NOT_IN_KERNELS = frozenset(
@@ -23,8 +27,15 @@ _IMPORT = re.compile(
     r"|import[ \t]+(hypocenter[\w.]*))",
     re.MULTILINE,
 )
-#: How an op names what is imported when it is needed: "rowwise.norm_cpu.rms_norm".
-_KERNEL = re.compile(r'"(?:kernels\.)?(\w+)\.(\w+_(?:cpu|gpu))\.')
+#: How an op names a kernel that is imported when it is needed: by room, file and function.
+_KERNEL = re.compile(r'"(?:kernels\.)?(\w+)\.(\w+_cpu)\.')
+
+
+class _Closure(msgspec.Struct, frozen=True):
+    """The paths of files, and the hash of their text."""
+
+    files: list[str]
+    source: str
 
 
 @cache
@@ -43,8 +54,20 @@ def import_closure(file: Path) -> frozenset[Path]:
 
 @cache
 def source_hash(file: Path) -> str:
-    """Hash of the text of a file and of its import closure."""
-    return hash_of_files(import_closure(file))
+    """Hash of the text of a file and of its import closure.
+
+    Which files those are is kept: it is the same as long as their text is.
+    """
+    name = f"sources-{hashlib.sha256(str(file).encode()).hexdigest()[:32]}"
+    if (kept := kept_files.read(name)) is not None:
+        closure = msgspec.msgpack.decode(kept, type=_Closure)
+        with contextlib.suppress(OSError):
+            if hash_of_files(map(Path, closure.files)) == closure.source:
+                return closure.source
+    files = import_closure(file)
+    closure = _Closure(sorted(map(str, files)), hash_of_files(files))
+    kept_files.write(name, msgspec.msgpack.encode(closure))
+    return closure.source
 
 
 def hash_of_files(files: Iterable[Path]) -> str:
