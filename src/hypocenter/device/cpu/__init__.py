@@ -1,6 +1,8 @@
 """CPU kernels: the words that they are written in, their compiler and the threads that run them.
 
-Door: `lang.cpu_kernel`. The words are in `vector*.py`, `sums.py` and `*codes.py`, `*floats.py`;
-`code_cache.py` keeps machine code on disk, `pool.py` and `native.py` run a step in one call.
+Doors: `lang.cpu_kernel`, and `kernel_forms.named_kernel` for who launches one. The words are in
+`vector*.py`, `sums.py`, `tiles.py`, `*codes.py` and `*floats.py`; `code_cache.py` keeps machine code
+on disk, `object_code.py` links it; `pool.py` and `native.py` run a step in one call. numba is
+imported where something is compiled or read by it, and by nothing that a launch needs.
 The only room that imports numba and llvmlite. Never imports torch or Triton.
 """

@@ -1,7 +1,7 @@
 """Words of CPU kernels for codes of weights: their products with codes of activations, and values.
 
 Products of codes are sums of integers: the same on every path of instructions, of which
-`lang.instruction_set` names the one that this machine has.
+`target.instruction_set` names the one that this machine has.
 """
 
 from __future__ import annotations
