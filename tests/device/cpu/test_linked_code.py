@@ -113,6 +113,8 @@ def test_a_file_that_was_not_written_by_us_counts_as_missing(
     for other in (b"", written[:-1], written[:-1] + b"f", b"code", written + b"\0"):
         (tmp_path / "x").write_bytes(other)
         assert kept_files.read("x") is None, other
+    (tmp_path / "y").write_bytes(written)
+    assert kept_files.read("y") is None
 
 
 def test_a_folder_that_takes_nothing_changes_nothing(

@@ -50,7 +50,8 @@ def may_use_tiles() -> bool:
     Source: Linux, Documentation/arch/x86/xstate.rst.
     """
     ask, permit, tile_data = 158, 0x1023, 18
-    return ctypes.CDLL(None).syscall(ask, permit, tile_data) == 0
+    status: int = ctypes.CDLL(None).syscall(ask, permit, tile_data)
+    return status == 0
 
 
 def fastest(features: Set[str], *, with_bf16: bool, with_tiles: bool = False) -> str:

@@ -1,7 +1,8 @@
 """Small files of the cache that hold machine code and what is known of it: whole, or not there.
 
-Each begins with a digest of the rest, so one that was cut or changed counts as missing. The folder
-is private (`settings/cache_folder.py`): code that is run comes from nobody else.
+Each begins with a digest of its name and the rest, so one that was cut, changed or exchanged counts
+as missing. The folder is private (`settings/cache_folder.py`): code that is run comes from nobody
+else.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def read(name: str) -> bytes | None:
     except OSError:
         return None
     kept, body = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
-    return body if kept == _digest(body) else None
+    return body if kept == _digest(name, body) else None
 
 
 def write(name: str, body: bytes) -> None:
@@ -44,7 +45,7 @@ def write(name: str, body: bytes) -> None:
         # Under a name of its own first: who reads meanwhile finds all of it or nothing.
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".new-", delete=False) as file:
             try:
-                file.write(_digest(body) + body)
+                file.write(_digest(name, body) + body)
                 file.flush()
                 os.replace(file.name, folder / name)
             except BaseException:
@@ -64,5 +65,5 @@ def _folder() -> Path | None:
     return private_folder(_FOLDER)[0]
 
 
-def _digest(body: bytes) -> bytes:
-    return hashlib.sha256(body).digest()[:_DIGEST_BYTES]
+def _digest(name: str, body: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + b"\0" + body).digest()[:_DIGEST_BYTES]
