@@ -16,6 +16,7 @@ from hypocenter.base.tensor import DType
 from hypocenter.device.arrays import AnyArray
 from hypocenter.device.forms import Compilable
 from hypocenter.device.graph import Graph
+from hypocenter.device.helper_processes import never
 from hypocenter.device.limits import GpuLimits
 from hypocenter.settings.config import OnProgress
 
@@ -163,8 +164,14 @@ class Backend(Protocol):
         """Whether `load_forms` has loaded all that was needed under its name."""
         ...
 
-    def compile(self, launches: Sequence[Compilable], progress: OnProgress | None = None) -> None:
-        """Have the machine code of every form of `launches` ready. Nothing is launched."""
+    def compile(
+        self,
+        launches: Sequence[Compilable],
+        progress: OnProgress | None = None,
+        is_over: Callable[[], bool] = never,
+    ) -> bool:
+        """Have the machine code of every form of `launches` ready, as far as that goes until the
+        time `is_over`; whether all of it is. Nothing is launched."""
         ...
 
     @property

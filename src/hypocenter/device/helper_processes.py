@@ -11,6 +11,16 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 
+def never() -> bool:
+    """The time of what has no end."""
+    return False
+
+
+def always() -> bool:
+    """The time of what is not to begin."""
+    return True
+
+
 @contextlib.contextmanager
 def helper(
     module: str,

@@ -25,6 +25,7 @@ from hypocenter.device.cpu import pool
 from hypocenter.device.cpu.kernel_forms import KernelForm, NamedKernel
 from hypocenter.device.cpu.native import KERNEL_FAILED, NativeLaunches
 from hypocenter.device.cpu.slots import key_of
+from hypocenter.device.helper_processes import never
 from hypocenter.device.limits import check_launch
 from hypocenter.device.offline.specimen import of_device
 from hypocenter.device.stream_order import Writes
@@ -294,25 +295,37 @@ def _require_facts(
             raise error
 
 
-def compile_all(launches: Sequence[Launch], progress: OnProgress | None = None) -> None:
-    """Compile, or load from the cache, every kernel of `launches` before the first one runs."""
+def compile_all(
+    launches: Sequence[Launch],
+    progress: OnProgress | None = None,
+    is_over: Callable[[], bool] = never,
+) -> bool:
+    """Compile, or load from the cache, every kernel of `launches` before the first one runs.
+
+    What is not compiled when the time `is_over` is left; whether nothing is.
+    """
+    is_whole = True
     for device in dict.fromkeys(launch.device for launch in launches if launch.jit is not None):
         backend = devices.backend_of(device)
         if backend.compiles:
-            backend.compile([launch for launch in launches if launch.device == device], progress)
+            on_device = [launch for launch in launches if launch.device == device]
+            is_whole &= backend.compile(on_device, progress, is_over)
     missing = {}
     for launch in launches:
         form = launch.function
         if isinstance(form, KernelForm) and not form.is_ready(launch.args):
             missing[form.kernel, form.is_shared, key_of(launch.args)] = launch, form
     if missing:
-        _load_by_numba(list(missing.values()), progress)
+        is_whole &= _load_by_numba(list(missing.values()), progress, is_over)
+    return is_whole
 
 
 def _load_by_numba(
-    wanted: Sequence[tuple[Launch, KernelForm]], progress: OnProgress | None
-) -> None:
-    """Have numba load kernels, or compile them."""
+    wanted: Sequence[tuple[Launch, KernelForm]],
+    progress: OnProgress | None,
+    is_over: Callable[[], bool],
+) -> bool:
+    """Have numba load kernels, or compile them; whether it has all."""
     from hypocenter.device.cpu import code_cache
     from hypocenter.device.cpu.lang import kinds_of
 
@@ -327,14 +340,19 @@ def _load_by_numba(
             log.info("%s loaded", launch.kernel)
         else:
             to_compile.append((launch, function))
-    if to_compile:
-        _compile(to_compile, progress)
+    is_whole = not to_compile or (not is_over() and _compile(to_compile, progress, is_over))
     for launch, form in wanted:
-        form.compiled(launch.args)
+        if kinds_of(launch.args) in form.dispatcher.overloads:
+            form.compiled(launch.args)
+    return is_whole
 
 
-def _compile(wanted: Sequence[tuple[Launch, Any]], progress: OnProgress | None) -> None:
-    """Compile kernels, each a launch and numba's dispatcher."""
+def _compile(
+    wanted: Sequence[tuple[Launch, Any]],
+    progress: OnProgress | None,
+    is_over: Callable[[], bool],
+) -> bool:
+    """Compile kernels, each a launch and numba's dispatcher; whether all are."""
     from hypocenter.device.cpu.compile_together import compile_together
     from hypocenter.device.cpu.lang import kinds_of
 
@@ -344,11 +362,13 @@ def _compile(wanted: Sequence[tuple[Launch, Any]], progress: OnProgress | None) 
             progress(f"compiling kernel {wanted[number][0].kernel}", num_done / len(wanted))
 
     started = time.perf_counter()
-    compile_together([(function, launch.args) for launch, function in wanted], tell)
+    pairs = [(function, launch.args) for launch, function in wanted]
+    is_whole = compile_together(pairs, tell, is_over)
     names = ", ".join(launch.kernel for launch, _ in wanted)
     log.info("%s compiled in %.2f s", names, time.perf_counter() - started)
     if progress:
         progress("compiling kernels", 1.0)
+    return is_whole
 
 
 def start_threads() -> None:

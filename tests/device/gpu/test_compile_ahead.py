@@ -45,6 +45,9 @@ def here(*args, **keywords):
     print("compiled here")
     return make(*args, **keywords)
 make, triton.compiler.ASTSource.make_ir = triton.compiler.ASTSource.make_ir, here
+if os.environ.get("OVER"):
+    print("whole", gpu.compile(launches, None, lambda: True), gpu.num_compiled)
+    sys.exit()
 if os.environ.get("INDEX"):
     print("loaded", gpu.load_forms(os.environ["INDEX"]))
     asked = []
@@ -91,6 +94,14 @@ def test_helpers_compile_and_nothing_is_compiled_afterwards(filled: tuple[Path, 
 
 def test_the_next_process_reads_from_disk(filled: tuple[Path, str]) -> None:
     assert run(filled[0]) == "ready 3\nafter 0\n"
+
+
+def test_what_is_not_compiled_when_the_time_is_over_is_left(
+    filled: tuple[Path, str], tmp_path: Path
+) -> None:
+    assert run(tmp_path, OVER="1") == "whole False 0\n"
+    assert not list(tmp_path.glob("*/*.cubin"))
+    assert run(filled[0], OVER="1") == "whole True 3\n"
 
 
 def test_the_next_process_loads_by_the_index_what_it_will_need(filled: tuple[Path, str]) -> None:

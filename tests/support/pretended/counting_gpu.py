@@ -7,6 +7,7 @@ from typing import Any
 
 from hypocenter.device.forms import Compilable, distinct, form_of
 from hypocenter.device.graph import Graph
+from hypocenter.device.helper_processes import never
 from hypocenter.device.offline.abstract import AbstractGpu
 from hypocenter.settings.config import OnProgress
 
@@ -24,8 +25,14 @@ class CountingGpu(AbstractGpu):
         self.met: dict[Hashable, str] = {}
         self.num_graphs = 0
 
-    def compile(self, launches: Sequence[Compilable], progress: OnProgress | None = None) -> None:
+    def compile(
+        self,
+        launches: Sequence[Compilable],
+        progress: OnProgress | None = None,
+        is_over: Callable[[], bool] = never,
+    ) -> bool:
         self.named |= {form_of(one.jit, one.args, one.options) for one in distinct(launches)}
+        return True
 
     @property
     def num_compiled(self) -> int:  # type: ignore[override]

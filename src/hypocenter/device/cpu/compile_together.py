@@ -17,10 +17,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from hypocenter.device.cpu import code_cache
 from hypocenter.device.cpu.kept_files import cache_problem
 from hypocenter.device.cpu.lang import CpuKernel, kinds_of
 from hypocenter.device.cpu.threads import max_num_threads
-from hypocenter.device.helper_processes import helper, taken_from
+from hypocenter.device.helper_processes import helper, never, taken_from
 
 #: Fewer kernels are compiled sooner than a helper has started.
 _MIN_KERNELS = 4
@@ -55,9 +56,12 @@ class _Task(msgspec.Struct):
 
 
 def compile_together(
-    wanted: Sequence[tuple[Any, Sequence[Any]]], tell: Callable[[int], None]
-) -> None:
-    """Compile dispatchers of numba, each for the arguments beside it, by several processes.
+    wanted: Sequence[tuple[Any, Sequence[Any]]],
+    tell: Callable[[int], None],
+    is_over: Callable[[], bool] = never,
+) -> bool:
+    """Compile dispatchers of numba, each for the arguments beside it, by several processes, until
+    the time `is_over`; whether all are.
 
     `tell` is called with a number among `wanted` before that one is compiled here, and now and then
     while helpers are at work; what it raises ends the compiling.
@@ -73,14 +77,20 @@ def compile_together(
             for _ in range(_num_helpers(len(waiting)))
         ]
         for number in itertools.chain(taken_from(waiting), tasks.keys() - known.keys()):
+            if is_over():
+                break
             tell(number)
             _compile(*wanted[number])
         for thread in helpers:
-            while thread.is_alive():
+            while thread.is_alive() and not is_over():
                 thread.join(_LOOK_SECONDS)
                 tell(number)
     for dispatcher, args in wanted:  # from disk, or here where a helper has failed
-        _compile(dispatcher, args)
+        if not is_over():
+            _compile(dispatcher, args)
+        elif kinds_of(args) not in dispatcher.overloads:
+            code_cache.load(dispatcher, kinds_of(args))
+    return all(kinds_of(args) in dispatcher.overloads for dispatcher, args in wanted)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from hypocenter.base import package
 from hypocenter.base.own_folder import own_folder
 from hypocenter.device.forms import Compilable, distinct
 from hypocenter.device.gpu.compile_process import CompileOrder, hash_in_order
-from hypocenter.device.helper_processes import helper
+from hypocenter.device.helper_processes import helper, never
 from hypocenter.device.triton_lang import triton
 from hypocenter.settings.cache_folder import private_folder
 from hypocenter.settings.config import OnProgress
@@ -167,28 +167,35 @@ def compile_ahead(
     launches: Sequence[Compilable],
     progress: OnProgress | None = None,
     index: FormIndex | None = None,
-) -> None:
-    """Have the machine code of every form of `launches` ready: loaded, or compiled and loaded.
+    is_over: Callable[[], bool] = never,
+) -> bool:
+    """Have the machine code of every form of `launches` ready: loaded, or compiled and loaded. What
+    is not compiled when the time `is_over` is left; whether nothing is.
 
     A form that Triton refuses is named in the log: a launch of it will raise why. `index` gets to
-    know them.
+    know them, where none is left.
     """
     _open_cache()
     forms = [_Form(launch) for launch in distinct(launches)]
     kernels = hash_in_order(form.launch.jit for form in forms)
     started = time.perf_counter()
     missing = [form for form in forms if not _load_kept(form)]
-    if missing:
-        _compile(missing, kernels, progress)
+    if missing and not is_over():
+        _compile(missing, kernels, progress, is_over)
         names = ", ".join(dict.fromkeys(form.launch.kernel for form in missing))
         seconds = time.perf_counter() - started
         log.info("%d forms compiled in %.1f s: %s", len(missing), seconds, names)
+    num_left = 0
     for number, form in enumerate(forms):
         if progress:
             progress("loading kernels", number / len(forms))
-        _load(form)
-    if index is not None:
+        if is_over() and not form.is_kept and not _load_kept(form):
+            num_left += 1
+        else:
+            _load(form)
+    if index is not None and not num_left:
         index.note(forms)
+    return not num_left
 
 
 def _load_kept(form: _Form) -> bool:
@@ -232,7 +239,10 @@ def _compiling_nothing(form: _Form) -> Iterator[None]:
 
 
 def _compile(
-    missing: Sequence[_Form], kernels: Sequence[tuple[str, str]], progress: OnProgress | None
+    missing: Sequence[_Form],
+    kernels: Sequence[tuple[str, str]],
+    progress: OnProgress | None,
+    is_over: Callable[[], bool],
 ) -> None:
     """Have helpers compile them on disk, but for what these cannot be told of."""
     lines = {
@@ -258,9 +268,9 @@ def _compile(
         ]
         end = time.monotonic() + _MOST_SECONDS
         # One that hangs is ended, and what it was at is compiled here.
-        while (
-            running := [thread for thread in helpers if thread.is_alive()]
-        ) and time.monotonic() < end:
+        while running := [thread for thread in helpers if thread.is_alive()]:
+            if time.monotonic() >= end or is_over():
+                break
             running[0].join(_LOOK_SECONDS)
             tell(len(running))
 

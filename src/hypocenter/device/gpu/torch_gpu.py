@@ -37,6 +37,7 @@ from hypocenter.device.gpu.presence import find_gpu
 from hypocenter.device.gpu.sharing import Foreign, SharingDriver
 from hypocenter.device.gpu.staging import Staging
 from hypocenter.device.graph import CaptureWatch, Graph, Graphs
+from hypocenter.device.helper_processes import never
 from hypocenter.device.limits import GpuLimits, present_gpu
 from hypocenter.settings.config import OnProgress
 from hypocenter.settings.environment import launch_blocking
@@ -335,11 +336,16 @@ class TorchGpu:
     def has_all_forms(self) -> bool:
         return self._forms is not None and self._forms.is_whole
 
-    def compile(self, launches: Sequence[Compilable], progress: OnProgress | None = None) -> None:
+    def compile(
+        self,
+        launches: Sequence[Compilable],
+        progress: OnProgress | None = None,
+        is_over: Callable[[], bool] = never,
+    ) -> bool:
         from hypocenter.device.gpu.ahead import compile_ahead  # needs Triton
 
         self._watch_compiler()
-        compile_ahead(launches, progress, self._forms)
+        return compile_ahead(launches, progress, self._forms, is_over)
 
     def _watch_compiler(self) -> None:
         from hypocenter.device.gpu.ahead import Compiled

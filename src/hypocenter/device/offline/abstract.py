@@ -20,6 +20,7 @@ from hypocenter.device.backend import Bytes
 from hypocenter.device.forms import Compilable
 from hypocenter.device.graph import Graph
 from hypocenter.device.group import Group
+from hypocenter.device.helper_processes import never
 from hypocenter.device.launch import Launch
 from hypocenter.device.offline.specimen import Specimen
 from hypocenter.settings.config import OnProgress
@@ -116,8 +117,14 @@ class AbstractGpu:
     def load_forms(self, name: str) -> int:
         return 0
 
-    def compile(self, launches: Sequence[Compilable], progress: OnProgress | None = None) -> None:
+    def compile(
+        self,
+        launches: Sequence[Compilable],
+        progress: OnProgress | None = None,
+        is_over: Callable[[], bool] = never,
+    ) -> bool:
         """Nothing is launched."""
+        return True
 
     def caller(
         self, name: str, function: Callable[..., None], num_bytes: Sequence[int]

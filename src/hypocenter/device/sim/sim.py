@@ -33,6 +33,7 @@ from hypocenter.base.tensor import DType
 from hypocenter.device.backend import Bytes
 from hypocenter.device.forms import Compilable, distinct, form_of
 from hypocenter.device.graph import Graph, Graphs
+from hypocenter.device.helper_processes import never
 from hypocenter.device.interpret.interpret import Interpretation, Pointer, interpreting
 from hypocenter.device.limits import SIMULATED as NAMES
 from hypocenter.device.limits import GpuLimits, launch_check, named_gpu, simulated_name
@@ -350,10 +351,16 @@ class SimGpu:
     def load_forms(self, name: str) -> int:
         return 0
 
-    def compile(self, launches: Sequence[Compilable], progress: OnProgress | None = None) -> None:
+    def compile(
+        self,
+        launches: Sequence[Compilable],
+        progress: OnProgress | None = None,
+        is_over: Callable[[], bool] = never,
+    ) -> bool:
         """See Backend: the interpreter needs no machine code, so forms are only counted."""
         for launch in distinct(launches):
             self._forms.add(form_of(launch.jit, launch.args, launch.options))
+        return True
 
     @property
     def num_compiled(self) -> int:
