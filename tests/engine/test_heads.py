@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from models.adapter_gguf import merged, random_adapter, read_pairs, write_adapter
 from models.families import make_family
 from models.gguf_edit import Tensors, rewritten
 from models.tiny_gguf import (
@@ -167,12 +168,16 @@ class Reference:
 
 
 def logits_of_head(
-    path: Path, ids: list[int], device: str = "cpu", context_length: int = 64
+    path: Path,
+    ids: list[int],
+    device: str = "cpu",
+    context_length: int = 64,
+    lora: tuple[str, ...] = (),
 ) -> np.ndarray:
     """Logits of the head behind each token of a text, [num_tokens, vocab_size], read in pieces."""
     config = EngineConfig(
         device=device, context_length=context_length, max_batch_tokens=16, kv_dtype="f32",
-        spec="mtp",
+        spec="mtp", lora=lora,
     )  # fmt: skip
     with LLM(path, config) as llm:
         model = llm.engine.draft_model
@@ -210,16 +215,22 @@ def test_a_head_computes_its_formula(tmp_path: Path, device: str) -> None:
     assert relative_error(logits_of_head(path, ids, device), wanted) < TOLERANCE
 
 
+@pytest.mark.parametrize("is_adapted", [False, True])
 @pytest.mark.parametrize("device", ["cpu", SIM])
 @pytest.mark.tier("sim", fast=lambda case: case.device == "cpu")
 @pytest.mark.usefixtures("eager")
-def test_behind_its_own_tokens_it_reads_its_own_norm(tmp_path: Path, device: str) -> None:
+def test_behind_its_own_tokens_it_reads_its_own_norm(
+    tmp_path: Path, device: str, is_adapted: bool
+) -> None:
     if device == SIM:
         devices.use_backend(open_sim(SIM, graphs=True))
     own = {"blk.1.nextn.shared_head_head.weight": np.random.default_rng(1).normal(size=(7, WIDTH))}
     path = with_head(tmp_path / "model.gguf", own)
-    reference, num_seen = Reference(path), 0
-    config = EngineConfig(device=device, context_length=64, kv_dtype="f32", spec="mtp", draft_max=3)
+    lora, whole = with_adapter(path) if is_adapted else ((), path)
+    reference, num_seen = Reference(whole), 0
+    config = EngineConfig(
+        device=device, context_length=64, kv_dtype="f32", spec="mtp", draft_max=3, lora=lora
+    )
     with LLM(path, config) as llm:
         scheduler = llm.engine.scheduler
         take_back = scheduler.take_back
@@ -240,6 +251,51 @@ def test_behind_its_own_tokens_it_reads_its_own_norm(tmp_path: Path, device: str
         ]
         llm.engine.complete(requests)
     assert num_seen > 40
+
+
+def with_adapter(path: Path) -> tuple[tuple[str, ...], Path]:
+    """An adapter beside all matrices of a model and its head, and the model with it merged in."""
+    adapter = random_adapter(path.with_name("adapter.gguf"), path, rank=3, alpha=6.0)
+    beside = {name.split(".")[-2] for name in read_pairs(adapter) if name.startswith("blk.1.")}
+    assert {"eh_proj", "attn_q", "ffn_gate"} <= beside
+    return (str(adapter),), merged(path.with_name("merged.gguf"), path, [(read_pairs(adapter), 2)])
+
+
+@pytest.mark.parametrize("device", ["cpu", SIM])
+@pytest.mark.tier("sim", fast=lambda case: case.device == "cpu")
+def test_an_adapter_of_a_head_is_what_merging_it_would_be(tmp_path: Path, device: str) -> None:
+    if device == SIM:
+        devices.use_backend(open_sim(SIM))
+    own = {"blk.1.nextn.shared_head_head.weight": np.random.default_rng(1).normal(size=(7, WIDTH))}
+    path, ids = with_head(tmp_path / "model.gguf", own), [1, 4, 2, 6, 0, 3, 5, 5, 1]
+    lora, whole = with_adapter(path)
+    reference, plain = Reference(whole), Reference(path)
+    wanted = reference.logits(reference.given(ids, reference.left(ids)))
+    assert relative_error(logits_of_head(path, ids, device, lora=lora), wanted) < TOLERANCE
+    assert relative_error(plain.logits(plain.given(ids, plain.left(ids))), wanted) > 0.05
+    idle = logits_of_head(path, ids, device, lora=(f"{lora[0]}:0",))
+    assert relative_error(idle, plain.logits(plain.given(ids, plain.left(ids)))) < TOLERANCE
+
+
+def test_without_a_head_that_runs_its_adapters_are_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = with_head(tmp_path / "model.gguf")
+    (adapter,), whole = with_adapter(path)
+    only = {name: pair for name, pair in read_pairs(Path(adapter)).items() if "blk.1." in name}
+    alone = str(write_adapter(tmp_path / "only.gguf", path, only))
+    found = []
+    for one, lora in ((path, [adapter, alone]), (path, [alone]), (path, []), (whole, [])):
+        with LLM(one, device="cpu", context_length=64, kv_dtype="f32", lora=lora) as llm:
+            found.append(np.array(llm.logits([1, 4, 2, 6])))
+    assert relative_error(found[0], found[3]) < TOLERANCE
+    assert (found[1] == found[2]).all()
+    lines = [record.getMessage() for record in caplog.records if "MTP" in record.getMessage()]
+    assert lines[0] == (
+        f"{adapter}: {len(only)} pairs stand beside layers that propose tokens (MTP) and do not "
+        "run here; --spec mtp runs the first such layer"
+    )
+    assert len(lines) == 3
 
 
 @pytest.mark.parametrize("name", ["glm4moe", "deepseek2-v3"])

@@ -247,7 +247,7 @@ def make_batch(chunks: list[Chunk], cache: KVCache) -> Batch:
         states=_states_of(chunks, cache.states) if cache.states else None,
         is_long=chunks[0].request.uses_long_factors,
         text_kinds=np.array(text_kinds, np.int32),
-        adapter_scales=_scales_of(chunks),
+        adapter_scales=adapter_scales_of([chunk.request for chunk in chunks]),
     )
 
 
@@ -262,9 +262,10 @@ def _putting(
     return functools.partial(ahead.place, *places)
 
 
-def _scales_of(chunks: list[Chunk]) -> Float32s | None:
-    """What each adapter counts for the request of each chunk; None where all have none."""
-    each = [chunk.request.adapter_scales for chunk in chunks]
+def adapter_scales_of(requests: Sequence[Request]) -> Float32s | None:
+    """f32 [num_requests, num_adapters]: what each adapter counts for each request; None where all
+    have none."""
+    each = [request.adapter_scales for request in requests]
     if not any(each):
         return None
     scales = np.zeros((len(each), max(map(len, each))), np.float32)

@@ -30,6 +30,7 @@ from hypocenter.device.cpu.target import instruction_set
 from hypocenter.device.cpu.threads import max_num_threads, set_num_threads
 from hypocenter.device.forms import distinct
 from hypocenter.device.group import Group
+from hypocenter.device.helper_processes import never
 from hypocenter.device.launch import Launch, compile_all, run, start_threads
 from hypocenter.device.lending import LentRoom
 from hypocenter.device.page_watch import PageWatch
@@ -128,8 +129,10 @@ def load_runner(
     *,
     block_memory: str = "",
     seat: Seat = ALONE,
+    compiles: bool = True,
 ) -> Runner:
-    """Load a model's weights, or map those that another process has, and compile its kernels.
+    """Load a model's weights, or map those that another process has, and compile its kernels,
+    unless the caller does.
 
     `block_memory`: the path of memory in which blocks of the KV cache outlive this process (CPU).
     Raises UsageError when the context asked for exceeds the trained
@@ -144,6 +147,7 @@ def load_runner(
     if kept is not None and kept.stamps != repr(file.stamps):
         kept = None  # of a file that is another one now
     adapters = open_adapters(config.lora, file, arch)
+    _tell_of_heads(adapters, arch, config)
     file, arch, adapters = _cut_to_part(file, arch, adapters, part)
     if kept is not None and kept.pages is not None:
         config = replace(config, kv_tokens=kept.kv_tokens)
@@ -189,8 +193,20 @@ def load_runner(
     runner.model_stamps = repr(file.stamps)
     runner.open_outside_blocks(block_memory)
     _log_cache(runner, device)
-    runner.compile(progress)
+    if compiles:
+        runner.compile(progress)
     return runner
+
+
+def _tell_of_heads(adapters: AdapterSet | None, arch: Architecture, config: EngineConfig) -> None:
+    """Say what is passed over of adapters that were made for layers that only draft, too."""
+    head = f"blk.{arch.num_layers}." if config.spec == "mtp" else "none"
+    for adapter in adapters.files if adapters is not None else ():
+        if num := sum(not name.startswith(head) for name in adapter.of_heads):
+            text = (
+                "%s: %d pairs stand beside layers that propose tokens (MTP) and do not run here; "
+            )
+            _log.warning(text + "--spec mtp runs the first such layer", adapter.path, num)
 
 
 def _cut_to_part(
@@ -708,8 +724,11 @@ class Runner:
         """The input i32 [max_batch_tokens] that a step takes its token ids from."""
         return self._inputs.token_ids
 
-    def compile(self, progress: OnProgress | None = None) -> None:
-        """Compile what steps and sampling launch: on a GPU all that they ever will."""
+    def compile(
+        self, progress: OnProgress | None = None, is_over: Callable[[], bool] = never
+    ) -> bool:
+        """Compile what steps and sampling launch: on a GPU all that they ever will. What is left
+        when the time `is_over` is compiled when it is needed; whether nothing is."""
         set_num_threads(self.num_threads)
         is_gpu = self.config.device != "cpu"
         keys = [
@@ -727,15 +746,17 @@ class Runner:
             is_indexed = backend.compiles and backend.has_all_forms
             if backend.compiles and not is_indexed:
                 launches += self._launches_of_all_forms()
-        compile_all(launches, progress)
+        is_whole = compile_all(launches, progress, is_over)
         if not is_gpu or self.config.num_host_layers:
             start_threads()
         if is_gpu and is_indexed and not backend.has_all_forms:  # it is another Triton's, say
-            compile_all([*launches, *self._launches_of_all_forms()], progress)
-        for key, plan in plans.items():
+            launches += self._launches_of_all_forms()
+            is_whole = compile_all(launches, progress, is_over)
+        for key, plan in plans.items() if is_whole else ():
             plan.compile(progress)
             self._plans[key] = plan
         self._num_compiled = self._num_compiled_so_far()
+        return is_whole
 
     @property
     def num_forms(self) -> int:
@@ -880,8 +901,9 @@ class Runner:
 
     def plan_of_answers(self, num_requests: int) -> Plan:
         """The plan of a step in which each of so many requests gets its next token."""
+        is_adapted = False not in self._kinds_of_steps
         return self._plan(
-            num_requests, num_requests, num_requests == 1, is_long=False, is_adapted=False
+            num_requests, num_requests, num_requests == 1, is_long=False, is_adapted=is_adapted
         )
 
     def _plan(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hypocenter.engine.batch import Batch, Chunk
+from hypocenter.engine.batch import Batch, Chunk, adapter_scales_of
 from hypocenter.engine.drafting.draft_model import DraftModel, _Span
 from hypocenter.engine.kv_cache import KVCache
 from hypocenter.engine.request import Request
@@ -48,7 +48,11 @@ class HeadModel(DraftModel):
         rows: list[int] = []
         for span in spans:
             rows += self._rows_before(span)
-        return replace(super()._batch(spans, num_drawn), hidden_rows=np.array(rows, np.int32))
+        scales = None
+        if self.runner.adapters is not None:
+            scales = adapter_scales_of([span.request for span in spans])
+        batch = super()._batch(spans, num_drawn)
+        return replace(batch, hidden_rows=np.array(rows, np.int32), adapter_scales=scales)
 
     def _rows_before(self, span: _Span) -> list[int]:
         """The row of what is left of the token before each of a span."""

@@ -16,6 +16,7 @@ from hypocenter.model.facts.nextn import head_of
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
 from hypocenter.model.gguf.identity import require_model
 from hypocenter.model.placement import draft_config, weight_bytes
+from hypocenter.model.tensors.adapters import open_adapters, with_adapters
 from hypocenter.model.tensors.weights import load_head
 from hypocenter.settings.config import EngineConfig, OnProgress
 
@@ -65,12 +66,16 @@ def _load_head(
     file: GGUFFile, runner: Runner, config: EngineConfig, progress: OnProgress | None
 ) -> HeadModel:
     arch, device = head_of(file, runner.arch), runner.config.device
-    weights = load_head(file, arch, runner.weights, progress, device=device)
+    adapters = open_adapters(config.lora, file, arch)
+    joins_gates = adapters is None or not adapters.reads_feed_forwards
+    weights = load_head(
+        file, arch, runner.weights, progress, device=device, joins_gates=joins_gates
+    )
+    weights = with_adapters(weights, adapters, file, arch, device)
     kv_tokens = runner.num_blocks * runner.block_size
     small = draft_config(arch, runner.config, runner.context_length, kv_tokens)
-    head = Runner(
-        arch, weights, small, runner.context_length, Seat(is_draft=True, hidden=runner.hidden)
-    )
+    seat = Seat(is_draft=True, hidden=runner.hidden, adapters=runner.adapters)
+    head = Runner(arch, weights, small, runner.context_length, seat)
     head.compile(progress)
     own = _bytes_of(file, f"blk.{arch.first_layer}.")
     output = _bytes_of(file, "output.weight") or _bytes_of(file, "token_embd.weight")

@@ -49,19 +49,22 @@ class LowRankPair:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFile:
-    """A whole adapter of one model. `digest` stands for all that it computes."""
+    """A whole adapter of one model. `digest` stands for all that it computes. `of_heads`: tensors
+    that it stands beside, too, of layers that only draft (MTP), which the model does not run."""
 
     name: str
     path: Path
     scale: float
     pairs: Mapping[str, LowRankPair]
     digest: bytes
+    of_heads: tuple[str, ...] = ()
 
 
 def load_adapter(
     name: str, path: str, scale: float, base: GGUFFile, arch: Architecture
 ) -> AdapterFile:
-    """The adapter in the file at `path`, for the model in `base`.
+    """The adapter in the file at `path`, for the model in `base`, or for a head of it that drafts:
+    then of all its pairs those beside the head's own tensors.
 
     Raises UsageError where there is no such file, BadModelFile for one that is no adapter or is
     broken, UnsupportedModel for one of another model or of what is not adapted here.
@@ -70,15 +73,26 @@ def load_adapter(
         _require_adapter(file, base)
         alpha = file.number("adapter.lora.alpha", 0.0)
         specs = {spec.name: spec for spec in tensor_table(arch, base.tensors)}
-        pairs = {target: _pair(file, target, specs, arch, alpha) for target in _targets(file)}
-    if not pairs:
+        targets = _targets(file)
+        of_heads = [target for target in targets if _is_of_heads(target, arch)]
+        own = of_heads if arch.is_head else [name for name in targets if name not in of_heads]
+        pairs = {target: _pair(file, target, specs, arch, alpha) for target in own}
+    if not targets:
         limit = "an adapter has NAME.lora_a and NAME.lora_b"
         raise BadModelFile(path, "number of tensors", 0, limit, "download it again")
     digest = hashlib.blake2b(digest_size=32)
     for target, pair in sorted(pairs.items()):
         shape = f"{target} {pair.down.shape} {pair.up.shape} {pair.factor!r}"
         digest.update(shape.encode() + pair.down.tobytes() + pair.up.tobytes())
-    return AdapterFile(name, Path(path), scale, pairs, digest.digest())
+    return AdapterFile(name, Path(path), scale, pairs, digest.digest(), tuple(of_heads))
+
+
+def _is_of_heads(target: str, arch: Architecture) -> bool:
+    """Whether a tensor is one of a layer that only drafts, or of the head `arch`."""
+    if arch.is_head:
+        return target.startswith(f"blk.{arch.first_layer}.")
+    behind = range(arch.num_layers, arch.num_layers + len(arch.draft_layers))
+    return any(target.startswith(f"blk.{layer}.") for layer in behind)
 
 
 def _require_adapter(file: GGUFFile, base: GGUFFile) -> None:

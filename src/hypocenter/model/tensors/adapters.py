@@ -141,11 +141,11 @@ def part_of_adapters(
 def with_adapters(
     weights: Weights, adapters: AdapterSet | None, base: GGUFFile, arch: Architecture, device: str
 ) -> Weights:
-    """The weights with what stands beside each matrix of them."""
+    """The weights with what stands beside each matrix of them, and what they have already."""
     if adapters is None:
         return weights
     table = tensor_table(arch, base.tensors)
-    placed: dict[int, Adapted] = {}
+    placed: dict[int, Adapted] = dict(weights.adapters)
     ends: list[_Group] = [(None, table.first), (None, table.last)]
     for layer, specs in (*ends, *enumerate(table.layers)):
         for spec in specs:
@@ -155,20 +155,25 @@ def with_adapters(
             if is_token_table(spec):
                 placed[id(weights.token_table)] = _place_table(spec.name, pairs, device)
                 continue
-            # Each adapter's rows are shared out as those of the matrix are.
-            parts = [None if pair is None else _up_parts(spec, pair.up) for pair in pairs]
+            parts = [None if pair is None else _parts_of(spec, pair) for pair in pairs]
             for number, loaded in enumerate(spec.loaded):
                 own = [None if part is None else part[number] for part in parts]
                 weight = _weight_at(weights, layer, loaded.place)
-                placed[id(weight)] = _place(spec.name, pairs, own, device)
+                placed[id(weight)] = _place(spec.name, own, device)
     return replace(weights, adapters=placed)
 
 
-def _up_parts(spec: TensorSpec, up: Array) -> list[Array]:
-    """B of each weight that a matrix, or a stack of them, is loaded as."""
-    if up.ndim == 2:
-        return matrix_parts(spec, up)
-    return np.split(up, np.cumsum(spec.segments_along(-2))[:-1], axis=1)
+def _parts_of(spec: TensorSpec, pair: LowRankPair) -> list[LowRankPair]:
+    """What stands beside each weight that a matrix, or a stack of them, is loaded as: rows of B, or
+    columns of A, are shared out as those of the matrix are."""
+    if spec.is_cut_by_columns:
+        ends = np.cumsum(spec.segments_along(-1))[:-1]
+        return [replace(pair, down=down) for down in np.split(pair.down, ends, axis=-1)]
+    if pair.up.ndim == 2:
+        ups = matrix_parts(spec, pair.up)
+    else:
+        ups = np.split(pair.up, np.cumsum(spec.segments_along(-2))[:-1], axis=1)
+    return [replace(pair, up=up) for up in ups]
 
 
 def _weight_at(weights: Weights, layer: int | None, place: str) -> Tensor:
@@ -183,20 +188,18 @@ def _weight_at(weights: Weights, layer: int | None, place: str) -> Tensor:
     return found
 
 
-def _place(
-    name: str, pairs: Sequence[LowRankPair | None], ups: Sequence[Array | None], device: str
-) -> Adapted:
+def _place(name: str, pairs: Sequence[LowRankPair | None], device: str) -> Adapted:
     downs: list[Array] = []
     outs: list[Array] = []
     owners: list[int] = []
     factors: list[float] = []
     is_half = all(pair.is_half for pair in pairs if pair is not None)
-    for index, (pair, up) in enumerate(zip(pairs, ups, strict=True)):
-        if pair is None or up is None:
+    for index, pair in enumerate(pairs):
+        if pair is None:
             continue
         num_tiles = -(-pair.down.shape[-2] // RANKS)
         downs.append(_tiles_of(pair.down, num_tiles))
-        outs.append(_tiles_of(up.swapaxes(-1, -2), num_tiles))
+        outs.append(_tiles_of(pair.up.swapaxes(-1, -2), num_tiles))
         owners += [index] * num_tiles
         factors += [pair.factor] * num_tiles
 
@@ -237,7 +240,7 @@ def _place_table(name: str, pairs: Sequence[LowRankPair | None], device: str) ->
             at += num_ranks
         else:
             ones.append(None)
-    beside = _place(name, ones, [None if pair is None else pair.up for pair in ones], device)
+    beside = _place(name, ones, device)
     packed = packing.pack(rows.view(np.uint8), DType.F32, rows.shape[1], device=device)
     table = packing.place(f"{name} lora_a", "model", packed, device=device)
     return replace(beside, table=table)

@@ -96,10 +96,11 @@ def load_head(
     progress: OnProgress | None = None,
     *,
     device: str,
+    joins_gates: bool = True,
 ) -> Weights:
     """Pack the tensors of a head that drafts for the model whose weights are `of_model`; what it
     has none of its own of is the model's. Raises as `load_weights`."""
-    held = Packing(in_bf16=of_model.in_bf16)
+    held = Packing(in_bf16=of_model.in_bf16, joins_gates=joins_gates)
     with PackedWeights(file, device, num_bytes=0, held=held) as kept:  # not worth a file
         loader = Loader(file, architecture, progress, device, held, kept)
         table = tensor_table(architecture, file.tensors)
@@ -113,7 +114,11 @@ def load_head(
         layers=layers,
         output_norm=last["output_norm"],
         output=last.get("output", of_model.output),
-        adapters={},
+        adapters={
+            id(shared): of_model.adapters[id(shared)]
+            for shared in (of_model.token_table, of_model.output)
+            if id(shared) in of_model.adapters
+        },
     )
 
 
