@@ -39,6 +39,11 @@ class ExpertsOfFamily:
     is_biased: bool = False
     stands_beside: bool = False
 
+    def has_factors(self, name: str) -> bool:
+        """Whether the `.scale` beside a tensor counts for what its experts give, whatever type the
+        tensor has."""
+        return self.stands_beside and "ffn_down_exps." in name
+
 
 @dataclass(frozen=True, slots=True)
 class Experts:

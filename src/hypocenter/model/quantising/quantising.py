@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +115,8 @@ def quantise(
     ]
     new_values = _new_values(request)
     dropped = tuple(key for key in _SPLIT_KEYS if key in file.metadata)
+    own = _experts_with_factors(file, planned)
+    planned = [replace(x, dtype=DType.F32) if x.name in own else x for x in planned]
     of_scales = [_scales_tensor(file, tensor) for tensor in planned]
     both = [x for pair in zip(planned, of_scales, strict=True) for x in pair if x is not None]
     head, alignment = head_of(file, both, new_values, dropped), alignment_of(file)
@@ -124,8 +126,12 @@ def quantise(
     with new_file(out, head, alignment) as writer:
         tasks = zip(infos, planned, of_scales, weights, strict=True)
         for info, tensor, scales_tensor, of_columns in tasks:
+            if info.name in own:
+                _write_factors(file, info, own[info.name], writer)
+                continue
             importance = request.importance if of_columns is not None else None
-            scales = None if scales_tensor is None else _scales(file, info)
+            has_scales = scales_tensor is not None or _scale_of(info.name) in own
+            scales = _scales(file, info) if has_scales else None
             for num_bytes in _write(
                 file, info, tensor.dtype, importance, of_columns, scales, writer
             ):
@@ -133,7 +139,7 @@ def quantise(
                 if progress is not None:
                     progress(f"quantizing {info.name}", done / whole)
             writer.end_tensor()
-            if scales is not None:
+            if scales_tensor is not None and scales is not None:
                 writer.write(scales.view(np.uint8))
                 writer.end_tensor()
             file.let_go(info.name)
@@ -188,15 +194,41 @@ def _plan(
 
 def _scales_tensor(file: GGUFFile, tensor: PlannedTensor) -> PlannedTensor | None:
     """What holds the factor of each matrix of a tensor that becomes NVFP4, where readers look for
-    one, and where experts have no factors of their own."""
+    one and the file has none."""
     name, old = tensor.name, file.tensors[tensor.name]
-    scale = name.removesuffix(".weight") + ".scale"
     is_new = tensor.dtype is DType.NVFP4 and old.dtype is not DType.NVFP4
-    experts = FAMILIES[file.text("general.architecture")].experts
-    has_own = experts is not None and experts.stands_beside and "_exps" in name
-    if not is_new or has_own or not has_factor(name) or scale in file.tensors:
+    if not is_new or not has_factor(name) or _scale_of(name) in file.tensors:
         return None
-    return PlannedTensor(scale, DType.F32, (old.shape[0] if len(old.shape) == 3 else 1,))
+    num_matrices = old.shape[0] if len(old.shape) == 3 else 1
+    return PlannedTensor(_scale_of(name), DType.F32, (num_matrices,))
+
+
+def _scale_of(name: str) -> str:
+    return name.removesuffix(".weight") + ".scale"
+
+
+def _experts_with_factors(
+    file: GGUFFile, planned: Sequence[PlannedTensor]
+) -> dict[str, TensorInfo]:
+    """Factors that the model has of its experts, by name, and those that become NVFP4: what these
+    are divided by is multiplied into the model's factors, which stand at the same place."""
+    experts = FAMILIES[file.text("general.architecture")].experts
+    found = {}
+    for tensor in planned:
+        old, scale = file.tensors[tensor.name], _scale_of(tensor.name)
+        is_new = tensor.dtype is DType.NVFP4 and old.dtype is not DType.NVFP4
+        if is_new and scale in file.tensors and experts and experts.has_factors(tensor.name):
+            found[scale] = old
+    return found
+
+
+def _write_factors(
+    file: GGUFFile, info: TensorInfo, experts: TensorInfo, writer: TensorWriter
+) -> None:
+    """Write the model's own factors of experts, times what these are divided by."""
+    factors = dequantise(file.raw(info.name).reshape(1, -1), info.dtype, info.shape[-1])
+    writer.write((factors[0] * _scales(file, experts)).view(np.uint8))
+    writer.end_tensor()
 
 
 def _scales(file: GGUFFile, info: TensorInfo) -> Float32s:

@@ -163,7 +163,7 @@ class TensorReader:
     def _scale_of(self, name: str) -> str | None:
         """The tensor of factors of a weight of NVFP4, one for the whole or for each expert."""
         scale, experts = _beside(name, "scale"), self.arch.family.experts
-        is_of_mixing = experts is not None and experts.stands_beside and "_exps" in name
+        is_of_mixing = experts is not None and experts.has_factors(name)
         return scale if scale in self.file.tensors and not is_of_mixing else None
 
     def _factors(self, name: str) -> Array | None:
