@@ -4,8 +4,9 @@ The blocks are of the size that those of an 8B model have. The disk by itself wr
 files of that size, without a digest and without a cache that they are copied from or to, with as
 many threads as the cache has. All files are flushed within what is timed. They are read twice: from
 the disk, after the kernel was told to forget them, and from the page cache. The turns of both
-alternate; the figures are medians. Seconds of the processor, of all threads, are told beside: they
-say what is left on a machine that others use too. So are the parts of it that are not the disk's.
+alternate; the figures are medians. Restoring with half as many readers stands beside. Seconds of
+the processor, of all threads, are told beside: they say what is left on a machine that others use
+too. So are the parts of it that are not the disk's.
 Writes benchmarks/results/disk_cache.json.
 
     python benchmarks/disk_cache.py [FOLDER]
@@ -28,11 +29,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from hypocenter.base.dtypes import Array
 from hypocenter.device.cpu.checksum import checksum_of
+from hypocenter.engine import disk_blocks
 from hypocenter.engine.disk_blocks import NUM_READERS, DiskBlocks
 from hypocenter.engine.page_bytes import PageBytes
 
@@ -93,9 +96,23 @@ def _turns(folder: Path, pages: list[Array], num: int) -> dict[str, Callable[[],
         "spill": partial(_spill, cache, pages, num),
         "disk reads": partial(_read_plain, plain, forgotten=True),
         "restore": partial(_restore, cache, pages, num, forgotten=True),
+        "restore, half the readers": partial(_by_half, _restore, cache, pages, num, forgotten=True),
         "page cache reads": partial(_read_plain, plain, forgotten=False),
         "restore from page cache": partial(_restore, cache, pages, num, forgotten=False),
+        "restore from page cache, half the readers": partial(
+            _by_half, _restore, cache, pages, num, forgotten=False
+        ),
     }
+
+
+def _by_half(work: Callable[..., float], *given: Any, **named: Any) -> float:
+    """The same with half as many threads that read and copy."""
+    before = disk_blocks.NUM_READERS
+    disk_blocks.NUM_READERS = max(before // 2, 1)
+    try:
+        return work(*given, **named)
+    finally:
+        disk_blocks.NUM_READERS = before
 
 
 def _write_plain(paths: list[Path], pages: PageBytes) -> float:

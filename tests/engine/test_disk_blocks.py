@@ -99,6 +99,23 @@ def test_many_blocks_come_each_into_its_place(tmp_path: Path) -> None:
         assert np.array_equal(ours, theirs[::-1])
 
 
+def test_blocks_are_copied_of_strided_arrays_and_others_are_refused() -> None:
+    arrays = pages()
+    each = PageBytes(arrays)
+    wanted = np.concatenate([page[3].reshape(-1).view(np.uint8) for page in arrays])
+    assert np.array_equal(each.copy_of(3), wanted)
+    others = [np.zeros_like(page) for page in arrays]
+    PageBytes(others).put(2, wanted)
+    for ours, theirs in zip(others, arrays, strict=True):
+        assert np.array_equal(ours[2], theirs[3])
+        assert not ours[[0, 1, 3, 4, 5]].any()
+    for block_id in (-1, 6):
+        with pytest.raises(IndexError):
+            each.put(block_id, wanted)
+    with pytest.raises(AssertionError):
+        each.put(0, wanted[:-1])
+
+
 def test_files_are_the_users_own(tmp_path: Path) -> None:
     left(tmp_path / "deep" / "c", 1)
     for path in (tmp_path / "deep" / "c").rglob("*"):

@@ -22,6 +22,7 @@ import numpy as np
 
 from hypocenter.base.dtypes import Array
 from hypocenter.base.errors import UsageError
+from hypocenter.device.cpu.host_copies import collect, spread
 
 _MAGIC = b"hypoSL01"
 _HEADER = struct.Struct("<8s32sQQQ32s")
@@ -30,25 +31,48 @@ _MAX_TOKENS, _MAX_BYTES = 1 << 24, 1 << 40
 
 
 class PageBytes:
-    """`pages`: arrays whose first axis is the block."""
+    """`pages`: arrays whose first axis is the block. While one is copied other threads go on."""
 
     def __init__(self, pages: Sequence[Array]) -> None:
-        self._pages = pages
-        self.num_bytes = sum(page[0].nbytes for page in pages)
+        self._pages = pages  # they are not let go while their addresses are known here
+        self._num_blocks = min(len(page) for page in pages)
+        firsts: list[int] = []
+        steps: list[int] = []
+        sizes: list[int] = []
+        for page in pages:
+            offsets, num_bytes = _parts_of(page[0])
+            firsts += [page.ctypes.data + offset for offset in offsets]
+            steps += len(offsets) * [page.strides[0]]
+            sizes += len(offsets) * [num_bytes]
+        self._firsts, self._steps = np.array(firsts, np.uint64), np.array(steps, np.uint64)
+        self._sizes = np.array(sizes, np.int64)
+        self.num_bytes = int(self._sizes.sum())
 
     def copy_of(self, block_id: int) -> Array:
         """u8 [num_bytes], which stays as it is."""
-        parts = [page[block_id].reshape(-1).view(np.uint8) for page in self._pages]
-        return np.concatenate(parts)
+        data = np.empty(self.num_bytes, np.uint8)
+        collect(data, self._addresses(block_id), self._sizes)
+        return data
 
     def put(self, block_id: int, data: Array) -> None:
         """Have the block hold what `copy_of` gave, of this process or another one."""
-        start = 0
-        for page in self._pages:
-            block: Array = page[block_id]
-            part = data[start : start + block.nbytes]
-            np.copyto(block, part.view(block.dtype).reshape(block.shape))
-            start += block.nbytes
+        spread(data, self._addresses(block_id), self._sizes)
+
+    def _addresses(self, block_id: int) -> Array:
+        if not 0 <= block_id < self._num_blocks:
+            raise IndexError(f"block {block_id} of {self._num_blocks}")
+        return self._firsts + np.uint64(block_id) * self._steps
+
+
+def _parts_of(block: Array) -> tuple[list[int], int]:
+    """Where the contiguous parts of an array begin, in bytes, and what each of them takes."""
+    num_outer = 0
+    while not block[(0,) * num_outer].flags.c_contiguous:
+        num_outer += 1
+    strides = block.strides[:num_outer]
+    places = np.ndindex(block.shape[:num_outer])
+    offsets = [sum(n * step for n, step in zip(at, strides, strict=True)) for at in places]
+    return offsets, block[(0,) * num_outer].nbytes
 
 
 @dataclass(frozen=True, slots=True)
