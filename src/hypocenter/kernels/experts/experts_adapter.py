@@ -32,7 +32,7 @@ _CHOICES = (
         "places",
         (DType.I32,),
         "num_tokens, num_used",
-        index=Index("num_rows", "the sorted rows", live=live_choices("places")),
+        index=Index("num_rows", "the sorted rows", live=live_choices("places"), unique=True),
     ),
     Arg("owners", (DType.I32,), "num_tiles", index=Index("num_adapters", "the adapters")),
     Arg("scales", (DType.F32,), "num_sequences, num_adapters"),

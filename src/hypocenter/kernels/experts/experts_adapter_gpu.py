@@ -8,8 +8,8 @@ from __future__ import annotations
 from hypocenter.base.tensor import Tensor
 from hypocenter.device.op import BoundPlan
 from hypocenter.device.triton_lang import tl, triton
+from hypocenter.kernels.linear.adapter_gpu import products_with_ranks
 from hypocenter.kernels.linear.adapter_sizes import OUTPUTS, RANKS
-from hypocenter.kernels.linear.linear_float_gpu import in_pairs
 from hypocenter.kernels.shared_gpu import as_offset, follow
 
 #: Blocks of 64 columns whose loads are under way together.
@@ -69,19 +69,9 @@ def experts_adapter_down_kernel(
         w_row = (expert * num_tiles + tile) * RANKS + rank
         w = down_ptr + (w_row * down_stride)[:, None, None] + column[None, None, :]
         x = x_ptr + place * x_stride + column[None, None, :]
-        chains = tl.zeros([RANKS, 1, 64], tl.float32)
-        num_chunks = (num_columns + 63) // 64
-        for start in range(0, num_chunks, CHUNKS):
-            for index in tl.static_range(CHUNKS):
-                chunk = start + index
-                inside = chunk < num_chunks
-                # What lies behind the last column of x nobody made zero.
-                is_there = column < num_columns - chunk * 64
-                values = tl.load(x + chunk * 64, mask=is_there[None, None, :], other=0.0)
-                factor = tl.load(w + chunk * 64, mask=inside, other=0.0).to(tl.float32)
-                # A step too many would make +0 of a chain that is -0.
-                chains = tl.where(inside, tl.fma(factor, values, chains), chains)
-        total = in_pairs(chains, RANKS, 1) * (scale * tl.load(factors_ptr + tile))
+        active = tl.full([1], 1, tl.int1)
+        total = products_with_ranks(x, w, active, num_columns, RANKS, 1, CHUNKS)
+        total *= scale * tl.load(factors_ptr + tile)
     slot = choice - token * NUM_USED
     to = products_ptr + as_offset(token, WIDE) * products_stride
     to += (slot * num_tiles + tile) * RANKS + rank[:, None]

@@ -26,6 +26,29 @@ def _scales_of(scales_ptr, sequences_ptr, rows, live, owner, num_adapters):
     return tl.load(scales_ptr + sequence * num_adapters + owner, mask=live, other=0.0)
 
 
+@triton.jit
+def products_with_ranks(
+    x, w, active, num_columns, RANKS: tl.constexpr, ROWS: tl.constexpr, CHUNKS: tl.constexpr
+):
+    """The products of rows at `x` [1, ROWS, 64], those that are active, with ranks at `w` [RANKS,
+    1, 64]: f32 [RANKS, ROWS], with a chain for each of 64 columns, which are added in pairs."""
+    column = tl.arange(0, 64)
+    chains = tl.zeros([RANKS, ROWS, 64], tl.float32)
+    num_chunks = (num_columns + 63) // 64
+    for start in range(0, num_chunks, CHUNKS):
+        for index in tl.static_range(CHUNKS):
+            chunk = start + index
+            inside = chunk < num_chunks
+            # What lies behind the last column of x nobody made zero.
+            is_there = column < num_columns - chunk * 64
+            mask = is_there[None, None, :] & active[None, :, None]
+            values = tl.load(x + chunk * 64, mask=mask, other=0.0)
+            factor = tl.load(w + chunk * 64, mask=inside, other=0.0).to(tl.float32)
+            # A step too many would make +0 of a chain that is -0.
+            chains = tl.where(inside, tl.fma(factor, values, chains), chains)
+    return in_pairs(chains, RANKS, ROWS)
+
+
 @triton.jit(do_not_specialize=["count", "num_adapters"])
 def adapter_down_kernel(
     x_ptr,
@@ -70,21 +93,10 @@ def adapter_down_kernel(
     rank = tile * RANKS + tl.arange(0, RANKS)
     x = x_ptr + (at_row * x_stride)[None, :, None] + column[None, None, :]
     w = down_ptr + (as_offset(rank, WIDE) * down_stride)[:, None, None] + column[None, None, :]
-    chains = tl.zeros([RANKS, ROWS, 64], tl.float32)
+    total = tl.zeros([RANKS, ROWS], tl.float32)
     if tl.max(active.to(tl.int32), axis=0) > 0:
-        num_chunks = (num_columns + 63) // 64
-        for start in range(0, num_chunks, CHUNKS):
-            for index in tl.static_range(CHUNKS):
-                chunk = start + index
-                inside = chunk < num_chunks
-                # What lies behind the last column of x nobody made zero.
-                is_there = column < num_columns - chunk * 64
-                mask = is_there[None, None, :] & active[None, :, None]
-                values = tl.load(x + chunk * 64, mask=mask, other=0.0)
-                factor = tl.load(w + chunk * 64, mask=inside, other=0.0).to(tl.float32)
-                # A step too many would make +0 of a chain that is -0.
-                chains = tl.where(inside, tl.fma(factor, values, chains), chains)
-    total = in_pairs(chains, RANKS, ROWS) * (scale * tl.load(factors_ptr + tile))[None, :]
+        total = products_with_ranks(x, w, active, num_columns, RANKS, ROWS, CHUNKS)
+    total *= (scale * tl.load(factors_ptr + tile))[None, :]
     to = products_ptr + (at_row * products_stride)[None, :] + rank[:, None]
     tl.store(to, tl.where(active[None, :], total, 0.0), mask=live[None, :])
 
