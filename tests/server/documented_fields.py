@@ -50,7 +50,8 @@ _OF_CHATS = {
     "web_search_options function_call functions moderation",
     "vLLM": "messages top_logprobs max_completion_tokens tools tool_choice reasoning_effort "
     "include_reasoning parallel_tool_calls add_generation_prompt continue_final_message documents "
-    "chat_template chat_template_kwargs media_io_kwargs mm_processor_kwargs return_prompt_text",
+    "chat_template chat_template_kwargs media_io_kwargs mm_processor_kwargs return_prompt_text "
+    "return_assistant_tokens_mask",
     "llama-server": "messages tools tool_choice chat_template_kwargs reasoning_effort "
     "reasoning_format reasoning_control parallel_tool_calls thinking_budget_tokens "
     "reasoning_budget_message",

@@ -27,6 +27,14 @@ _CALL_FIELDS, _CALLED_FIELDS = ("id", "type", "function", "index"), ("name", "ar
 _MAX_MESSAGES, _MAX_NAMES = 4096, 32
 
 
+def unread_text(kind: object) -> str:
+    """Why a part of that type is not read, where it is of another modality than text; or empty."""
+    modalities = [
+        word for word in ("image", "audio", "video", "file", "document") if word in str(kind)
+    ]
+    return f"models are served that read and write text, no {modalities[0]}" if modalities else ""
+
+
 def is_nothing(value: object) -> bool:
     """Whether a field holds nothing, as in what clients send back as they were given it."""
     return value is None or (isinstance(value, str | list | tuple) and not value)

@@ -385,8 +385,13 @@ def test_helper_ends_when_its_parent_is_killed(busy: bool) -> None:
         ([{"role": "user", "content": None}], r"content is NoneType, but must be a text or parts"),
         (
             [{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url"}]}],
-            r"content\[1\] is {'type': 'image_url'}, but must be .* models read text only",
+            r"content\[1\].type is 'image_url', which is not read: .* write text, no image",
         ),
+        (
+            [{"role": "user", "content": [{"type": "x"}]}],
+            r"content\[0\] is .* models read text only",
+        ),
+        ([{"role": "user", "content": [{"type": "input_audio"}]}], "write text, no audio"),
         ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\] is {'type': 'text'}"),
         ([{"role": "user", "content": ["x"]}], r"content\[0\] is 'x', but must be"),
         ([{"role": "user", "content": b"x"}], r"content is bytes, but must be a text or parts"),

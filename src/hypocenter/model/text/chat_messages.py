@@ -16,7 +16,13 @@ from typing import Any
 import msgspec
 
 from hypocenter.base.errors import UsageError
-from hypocenter.conversation.message_fields import CALLS, OTHER_THOUGHT, THOUGHT, is_nothing
+from hypocenter.conversation.message_fields import (
+    CALLS,
+    OTHER_THOUGHT,
+    THOUGHT,
+    is_nothing,
+    unread_text,
+)
 from hypocenter.conversation.tools import CALLED_NAME, MAX_CALLS
 
 MAX_MESSAGES = 4096
@@ -258,8 +264,12 @@ def _content_text(content: object, where: str, name: str = "content") -> str:
     texts = []
     for index, part in enumerate(content):
         text = None
-        if isinstance(part, Mapping) and part.get("type") == "text":
-            text = part.get("text")
+        if isinstance(part, Mapping):
+            kind = part.get("type")
+            if why := unread_text(kind):
+                shown = f"{where}.{name}[{index}].type is {reprlib.repr(kind)}"
+                raise UsageError(f"{shown}, which is not read: {why}")
+            text = part.get("text") if kind == "text" else None
         if not isinstance(text, str):
             raise UsageError(
                 f"{where}.{name}[{index}] is {reprlib.repr(part)}, but must be "

@@ -132,9 +132,9 @@ HARMLESS = (
     "safety_identifier", "service_tier", "store", "user",
     # -- of vLLM
     "ec_transfer_params", "guided_decoding_backend", "kv_transfer_params", "media_io_kwargs",
-    "mm_processor_kwargs", "request_id", "return_mm_kwargs", "return_token_offsets",
-    "routed_experts_prompt_start", "session_id", "spaces_between_special_tokens",
-    "stream_interval", "truncation_side",
+    "mm_processor_kwargs", "request_id", "return_assistant_tokens_mask", "return_mm_kwargs",
+    "return_token_offsets", "routed_experts_prompt_start", "session_id",
+    "spaces_between_special_tokens", "stream_interval", "truncation_side",
     # -- of llama-server
     "adaptive_decay", "cache_prompt", "dry_allowed_length", "dry_base", "dry_penalty_last_n",
     "dry_sequence_breakers", "dynatemp_exponent", "id_slot", "mirostat_eta", "mirostat_tau",

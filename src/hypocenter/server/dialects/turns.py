@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from hypocenter.conversation.message_fields import CALLS, THOUGHT, is_nothing
+from hypocenter.conversation.message_fields import CALLS, THOUGHT, is_nothing, unread_text
 from hypocenter.server.api_error import ApiError
 
 #: Of one conversation: messages, and what stands in them. Nothing else runs while these are looked
@@ -20,7 +20,6 @@ from hypocenter.server.api_error import ApiError
 MAX_ITEMS = 4096
 #: So many names are told of.
 _MAX_NAMES = 32
-_NO_TEXT = "models are served that read and write text"
 
 
 class Noted:
@@ -131,10 +130,7 @@ def mapping_of(value: object, where: str) -> dict[str, Any]:
 def refuse(kind: object, where: str, known: Sequence[str]) -> ApiError:
     """The error for an item of a kind that is not read, with its modality where it is one."""
     shown = reprlib.repr(kind)
-    modalities = [
-        word for word in ("image", "audio", "video", "file", "document") if word in str(kind)
-    ]
-    why = f"{_NO_TEXT}, no {modalities[0]}" if modalities else f"it may be {', '.join(known)}"
+    why = unread_text(kind) or f"it may be {', '.join(known)}"
     return ApiError(
         400, f"{where}.type is {shown}, which is not read: {why}", param=where.partition("[")[0]
     )
