@@ -4,6 +4,7 @@ does."""
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -92,9 +93,18 @@ def test_unlike_sides_are_refused(tmp_path: Path) -> None:
         bisect._pair("nowhere", "nowhere", Path(DEMO), tmp_path, None)  # type: ignore[arg-type]
 
 
+#: Of the processor, which one of the bundled model may take.
+_SECONDS = 60
+
+
 def _bisect(a: Path | str, b: Path | str) -> tuple[int, Any]:
     command = [*package.module_command(package.NAME), "bisect", str(a), str(b), "--json"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     ended = subprocess.run([*command, "--budget", "600"], capture_output=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    print(f"{seconds:.1f} processor seconds")
+    assert seconds < _SECONDS
     return ended.returncode, json.loads(ended.stdout)
 
 

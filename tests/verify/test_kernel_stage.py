@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from models.adapter_gguf import random_pairs, write_adapter
 from models.expert_model import write_experts
 from repository import DEMO
 
@@ -27,9 +28,10 @@ from hypocenter.model.gguf.file import GGUFFile, open_gguf
 from hypocenter.settings.config import EngineConfig
 from hypocenter.verify.drawing import SEQUENCE_INPUTS
 from hypocenter.verify.expected import Miss
-from hypocenter.verify.form import Unit
+from hypocenter.verify.form import Unit, distinct_units, form, units_of
 from hypocenter.verify.kernel_stage import KernelStage
 from hypocenter.verify.outcome import Stage, StageVerdict
+from hypocenter.verify.steps import PromptSteps, prompt
 
 SMALL: dict[str, Any] = {
     "context_length": 64,
@@ -64,6 +66,22 @@ def test_every_form_of_a_right_engine_is_right(file: GGUFFile, runner: Runner) -
     assert found.num_covered == found.num_all >= 10, found.uncovered
     assert found.canary is not None
     assert found.canary.num_seen == found.canary.num_planted >= found.num_all
+
+
+def test_forms_that_steps_have_with_several_rows_are_looked_at_so(
+    file: GGUFFile, runner: Runner
+) -> None:
+    plans = list(runner.plans_of_all_forms())
+    most: dict[Any, int] = {}
+    for plan in plans:
+        for unit in units_of(plan):
+            forms = frozenset(form(launch, call) for call in unit.calls for launch in call.launches)
+            most[forms] = max(most.get(forms, 0), unit.num_rows)
+    units = distinct_units(plans)
+    assert {unit.op for unit in units if unit.num_rows > 1} >= {"gather", "lookup", "rope_write"}
+    for unit in units:
+        forms = frozenset(form(launch, call) for call in unit.calls for launch in call.launches)
+        assert unit.num_rows >= min(most[forms], 4), unit.op
 
 
 def test_a_comparison_that_sees_nothing_makes_the_stage_blind(
@@ -131,6 +149,10 @@ FAULTS: dict[str, tuple[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
     "lookup: the row above": (
         "lookup",
         lambda a: {"token_ids": memory.rows(a["token_ids"], 1, a["token_ids"].shape[0])},
+    ),
+    "gather: one row for all": (
+        "gather",
+        lambda a: {"rows": _tensor("r", np.zeros(a["rows"].shape, np.int32))},
     ),
     "positions of the token before": (
         "rope_write",
@@ -462,3 +484,83 @@ def test_caches_of_blocks_are_right(file: GGUFFile, kv_dtype: str) -> None:
     ):
         wrong = _with_fault([unit for unit in units if unit.op == op][:1], op, change)
         assert _run_alone(stage_of(file, runner), wrong).verdict is StageVerdict.WRONG, op
+
+
+# -- adapters --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["matrices", "experts"])
+def adapted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[GGUFFile, Runner]]:
+    """A small random model with two adapters, one of which counts nothing by default."""
+    folder = tmp_path_factory.mktemp("adapted")
+    path = write_experts(folder / "m.gguf", DType.Q8_0, num_layers=1)
+    is_wanted = request.param == "experts"
+    files = []
+    for seed, rank in ((1, 11), (2, 8)):
+        pairs = random_pairs(path, rank, seed)
+        own = {name: pair for name, pair in pairs.items() if ("_exps" in name) == is_wanted}
+        files.append(str(write_adapter(folder / f"{seed}.gguf", path, own)))
+    config = EngineConfig(device="cpu", lora=(f"{files[0]}:0.5", f"{files[1]}:0"), **SMALL)
+    with open_gguf(path) as opened:
+        yield opened, load_runner(opened, config)
+
+
+def _of_adapters(stage: KernelStage) -> list[Unit]:
+    return [unit for unit in stage.units if "adapter" in unit.op]
+
+
+def test_products_of_adapters_are_right(adapted: tuple[GGUFFile, Runner]) -> None:
+    stage = stage_of(*adapted)
+    units = _of_adapters(stage)
+    assert {unit.op.removeprefix("experts_") for unit in units} == {"adapter_down", "adapter_up"}
+    found = _run_alone(stage, units)
+    assert found.verdict is StageVerdict.RIGHT, found.findings
+    assert found.num_covered == found.num_all == len(units), found.uncovered
+    assert found.canary is not None
+    assert found.canary.num_seen == found.canary.num_planted >= 2 * len(units)
+
+
+@pytest.mark.parametrize(
+    ("op", "change"),
+    [
+        ("adapter_down", lambda a: {"factors": _tensor("f", 1.01 * copies.to_host(a["factors"]))}),
+        ("adapter_down", lambda a: {"owners": _tensor("o", 1 - copies.to_host(a["owners"]))}),
+        ("adapter_down", lambda a: {"num_columns": a["num_columns"] - 1}),
+        ("adapter_up", lambda a: {"owners": _tensor("o", 1 - copies.to_host(a["owners"]))}),
+        ("adapter_up", lambda a: {"up": _halved(a["up"])}),
+        ("adapter_up", lambda a: {"scales": _tensor("s", 0 * copies.to_host(a["scales"]))}),
+    ],
+)
+def test_a_fault_of_an_adapter_is_found(
+    adapted: tuple[GGUFFile, Runner],
+    op: str,
+    change: Callable[[Mapping[str, Any]], dict[str, Any]],
+) -> None:
+    stage = stage_of(*adapted)
+    units = _of_adapters(stage)
+    op = next(unit.op for unit in units if unit.op.endswith(op))
+    found = _run_alone(stage, _with_fault(units, op, change))
+    assert found.verdict is StageVerdict.WRONG
+
+
+def _halved(up: Tensor) -> Tensor:
+    """The same with the rank of each tile that comes last as it is half as large."""
+    values = copies.to_host(up)
+    values[..., 7::8, :] /= 2
+    return _tensor("up", values)
+
+
+def test_steps_have_the_adapters_that_a_configuration_gives(
+    adapted: tuple[GGUFFile, Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So logits are looked at with them, too."""
+    _, runner = adapted
+    steps, ids = PromptSteps(runner, 1, 8), prompt(runner.vocab_size, 8, 1)
+    with_adapters = steps.run([(ids, 0, 8)])
+    adapters = runner.adapters
+    assert adapters is not None
+    monkeypatch.setattr(type(adapters), "scales", lambda self, asked: ())
+    plain = steps.run([(ids, 0, 8)])
+    assert np.abs(with_adapters - plain).max() > 0.01 * np.abs(plain).max()

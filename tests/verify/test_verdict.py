@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from hypocenter.base.errors import EXIT_ERROR, EXIT_GATE, EXIT_USAGE, BadSetting
 from hypocenter.cli.app import main
 from hypocenter.cli.outcomes import outcome_lines
 from hypocenter.cli.verbs import verify as verb
-from hypocenter.engine.runner import load_runner
+from hypocenter.device import devices
+from hypocenter.device.sim.sim import open_sim
 from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import open_gguf
 from hypocenter.model.placement import context_length_of
 from hypocenter.settings.config import EngineConfig
+from hypocenter.verify.clock import StageClock
 from hypocenter.verify.outcome import Mistake, Stage, StageVerdict, Uncovered, Verification
 from hypocenter.verify.own.runtime import OwnReport
 from hypocenter.verify.verify import SHARES, Effort, stage_seconds
@@ -159,9 +162,8 @@ def test_a_model_that_sees_through_a_window_has_the_context_that_it_takes(
         lengths.append(given.context_length)
         return iter(outcome(StageVerdict.RIGHT).stages)
 
-    def of_verify(_: object, runner: Any, *__: object) -> Verification:
-        stages(runner)
-        return outcome(StageVerdict.RIGHT)
+    def of_verify(_: object, ready: Any, *__: object) -> Any:
+        return list(stages(ready.runner))
 
     monkeypatch.delenv("HYPO_RECORD", raising=False)
     monkeypatch.setattr("hypocenter.verify.verify._stages", of_verify)
@@ -179,19 +181,41 @@ def test_a_model_that_sees_through_a_window_has_the_context_that_it_takes(
     )
 
 
-def test_loading_and_compiling_are_no_time_of_looking(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded: list[float] = []
+@pytest.mark.parametrize("fast", ["", "gather"])
+def test_what_is_not_compiled_in_time_is_told(monkeypatch: pytest.MonkeyPatch, fast: str) -> None:
+    """On a simulated GPU with a slow compiler, which has one kernel when its time is over."""
 
-    def load(*given: Any) -> Any:
-        runner = load_runner(*given)
-        loaded.append(time.perf_counter())
-        return runner
+    def compile_slowly(
+        launches: Sequence[Any], progress: object = None, is_over: Any = lambda: False
+    ) -> bool:
+        while not is_over():
+            time.sleep(0.01)
+        return all(launch.kernel == fast for launch in launches)
 
-    monkeypatch.setattr("hypocenter.verify.verify.load_runner", load)
-    config = EngineConfig(device="cpu", context_length=32, kv_tokens=64, max_batch_tokens=32)
-    found = verify_model(str(DEMO), config, Effort("none", 0.0))
-    assert found.seconds <= time.perf_counter() - loaded[0]
-    assert {stage.verdict for stage in found.stages} == {StageVerdict.NOT_RUN}
+    sim = open_sim("sim:h200")
+    monkeypatch.setattr(sim, "compiles", True)
+    monkeypatch.setattr(sim, "compile", compile_slowly)
+    devices.use_backend(sim)
+    monkeypatch.setattr("hypocenter.verify.verify.stage_seconds", lambda *_: 60.0)
+    config = EngineConfig(
+        device="sim:h200", context_length=32, kv_tokens=64, max_batch_tokens=32, kv_dtype="f16"
+    )
+    began = time.perf_counter()
+    found = verify_model(str(DEMO), config, Effort("none", 1.0))
+    assert found.seconds <= time.perf_counter() - began
+    assert found.preparing_seconds >= 0.7 / 2, "half of the time is for what follows the loading"
+    kernels, *others, memory = found.stages
+    assert memory.name == "memory"
+    why = "kernels were not compiled in time; the next run has them sooner"
+    for stage in others:
+        assert (stage.verdict, [item.why for item in stage.uncovered]) == ("not run", [why])
+    assert [stage.name for stage in others] == ["sampling", "repeats", "logits", "ahead"]
+    assert why in {item.why for item in kernels.uncovered}
+    assert bool(kernels.num_covered) == bool(fast)
+    assert any(x.what.startswith("gather,") for x in kernels.uncovered) == (not fast)
+    last = list(outcome_lines(found, verb._WORDS))[-1]
+    named = "sampling, repeats, logits, ahead, memory"
+    assert f"not run: {named if fast else 'kernels, ' + named}" in last
 
 
 def test_the_verdict_says_which_stages_did_not_run_and_each_reason_once() -> None:
@@ -217,6 +241,17 @@ def test_the_verdict_says_which_stages_did_not_run_and_each_reason_once() -> Non
         f"NOT SEEN  kernels: b and 1 more: {over}",
     ]
     assert f"sampling  not run  {over}" in lines
+
+
+def test_a_stage_begins_nothing_that_would_take_longer() -> None:
+    """As a step on an emulated GPU, which nothing ends."""
+    times = iter([0.0, 0.0, 3.0, 3.1, 6.0, 6.5, 7.0, 9.0])
+    is_over = StageClock(10.0, lambda: next(times))
+    # What it did took 0, 3 and 0.1 s; then 2.9 s with 4 left, 0.5 s, 0.5 s with 3 left, and 2 s.
+    assert [is_over() for _ in range(7)] == [False, False, False, False, False, False, True]
+    late = iter([0.0, 2.0, 10.5])
+    is_over = StageClock(10.0, lambda: next(late))
+    assert [is_over() for _ in range(2)] == [False, True]
 
 
 @pytest.mark.parametrize("with_memory", [False, True])

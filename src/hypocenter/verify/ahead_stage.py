@@ -24,7 +24,7 @@ from hypocenter.verify.outcome import (
 from hypocenter.verify.steps import PromptSteps, TokenSpan, prompt
 
 NAME = "ahead"
-_ASKS = "do steps that are not waited for, and graphs, give what one step at a time does?"
+ASKS = "do steps that are not waited for, and graphs, give what one step at a time does?"
 _TOKENS, _SEQUENCES, _MOST_ROUNDS = 48, 2, 200
 #: Where a processor stands for a GPU.
 _TOKENS_SIMULATED = 6
@@ -49,7 +49,7 @@ class AheadStage:
         started = time.perf_counter()
         is_short = is_simulated(runner.config.device)
         length = min(_TOKENS_SIMULATED if is_short else _TOKENS, runner.context_length - 1)
-        steps = PromptSteps(runner, _SEQUENCES, length)
+        steps = PromptSteps(runner, 1 if is_short else _SEQUENCES, length)
         ids = [prompt(runner.vocab_size, length, 20 + row) for row in range(steps.num_sequences)]
         every: list[list[TokenSpan]] = [
             [(item, at, at + 1) for item in ids] for at in range(length)
@@ -81,7 +81,7 @@ class AheadStage:
             uncovered.append(Uncovered("graphs", f"{runner.config.device} captures none"))
         return Stage(
             name=NAME,
-            asks=_ASKS,
+            asks=ASKS,
             verdict=verdict_of(findings, canary, num_rounds),
             things="steps",
             num_covered=num_checks,
@@ -97,7 +97,7 @@ class AheadStage:
 
 def _not_run(why: str) -> Stage:
     left = (Uncovered("steps that are not waited for", why),)
-    return Stage(NAME, _ASKS, StageVerdict.NOT_RUN, uncovered=left)
+    return Stage(NAME, ASKS, StageVerdict.NOT_RUN, uncovered=left)
 
 
 def _why_not(runner: Runner) -> str | None:

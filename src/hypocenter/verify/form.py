@@ -23,6 +23,8 @@ from hypocenter.device.plan import OpCall, Plan
 #: anybody else reads.
 _FIRST_HALVES = frozenset({"attention_split", "attention"})
 _SECOND_HALF = "attention_fold"
+#: Of one row alone a wrong one may be read unseen: the index has but one end.
+_ENOUGH_ROWS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +145,19 @@ def units_of(plan: Plan) -> Iterator[Unit]:
 
 
 def distinct_units(plans: Iterable[Plan]) -> list[Unit]:
-    """A unit for each form of a launch that the plans have, the one with the fewest rows. One of
-    each op comes before the second one of any."""
-    found: list[Unit] = []
+    """A unit for each form of a launch that the plans have, the one with the fewest rows that are
+    enough to tell one from another. One of each op comes before the second one of any."""
+    by_forms: dict[frozenset[Hashable], Unit] = {}
     seen: set[Hashable] = set()
     for plan in plans:
         for unit in units_of(plan):
-            forms = {form(launch, call) for call in unit.calls for launch in call.launches}
-            if not forms <= seen:
+            launched = ((launch, call) for call in unit.calls for launch in call.launches)
+            forms = frozenset(form(*pair) for pair in launched)
+            known = by_forms.get(forms)
+            if not forms <= seen or (known and known.num_rows < min(unit.num_rows, _ENOUGH_ROWS)):
                 seen |= forms
-                found.append(unit)
+                by_forms[forms] = unit
+    found = list(by_forms.values())
     num_before = Counter[str]()
     turns = []
     for unit in found:

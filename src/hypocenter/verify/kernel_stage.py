@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from hypocenter.base.dtypes import Array
+from hypocenter.device.helper_processes import always, never
 from hypocenter.device.launch import compile_all, run
 from hypocenter.device.plan import Plan
 from hypocenter.model.gguf.file import GGUFFile
 from hypocenter.verify import (
+    adapted,
     attending,
     expert_products,
     latents,
@@ -39,9 +41,11 @@ REFERENCES = {
     **expert_products.REFERENCES,
     **latents.REFERENCES,
     **states.REFERENCES,
+    **adapted.REFERENCES,
 }
 NAME = "kernels"
-_ASKS = "does each form of a launch compute what float64 does, on inputs drawn from its contract?"
+NOT_COMPILED = "kernels were not compiled in time; the next run has them sooner"
+ASKS = "does each form of a launch compute what float64 does, on inputs drawn from its contract?"
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +65,11 @@ class _Progress:
 class KernelStage:
     """Runs the units of a model and keeps what is found of each form."""
 
-    def __init__(self, file: GGUFFile, device: str, plans: Sequence[Plan]) -> None:
+    def __init__(
+        self, file: GGUFFile, device: str, plans: Sequence[Plan], *, compiles: bool = True
+    ) -> None:
+        """Unless it `compiles` what is missing, such forms are not looked at."""
+        self._is_over_for_compiler: Callable[[], bool] = never if compiles else always
         self.units = distinct_units(plans)
         self._file, self._drawer = file, Drawer(device)
         self._findings: list[Mistake] = []
@@ -78,7 +86,10 @@ class KernelStage:
         while waiting and not is_over():
             item = waiting.pop(0)
             if not item.num_done and item.unit.op in REFERENCES:
-                compile_all(item.unit.launches)
+                launches = item.unit.launches
+                if not compile_all(launches, is_over=self._is_over_for_compiler):
+                    item.why_not = NOT_COMPILED
+                    continue
             if self._look(item) and item.num_done < len(item.cases):
                 waiting.append(item)
         left = [item for item in every if item.why_not or (item in waiting)]
@@ -90,7 +101,7 @@ class KernelStage:
         num_covered = sum(item.num_done > 0 for item in every)
         return Stage(
             name=NAME,
-            asks=_ASKS,
+            asks=ASKS,
             verdict=verdict_of(self._findings, canary, num_covered),
             things="forms",
             num_covered=num_covered,

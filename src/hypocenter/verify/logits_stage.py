@@ -27,10 +27,10 @@ from hypocenter.verify.rounding import distance, distance_allowed, reach_of_roun
 from hypocenter.verify.steps import PromptSteps, prompt
 
 NAME = "logits"
-_ASKS = "are logits those of the CPU engine, and the same bits whole, in chunks and together?"
+ASKS = "are logits those of the CPU engine, and the same bits whole, in chunks and together?"
 _SHORT, _LONG, _ONE_BY_ONE = 5, 200, 24
 #: Where a processor stands for a GPU, prompts are shorter.
-_LONG_SIMULATED, _ONE_BY_ONE_SIMULATED = 12, 3
+_SHORT_SIMULATED, _LONG_SIMULATED, _ONE_BY_ONE_SIMULATED = 2, 12, 3
 _CHUNKS = (1, 7, 64)
 _TOGETHER = 4
 
@@ -40,11 +40,16 @@ class _TimeOver(Exception):
 
 
 class LogitsStage:
-    """Runs fixed prompts; `on_cpu` is a runner of the same model on the CPU, None where that is the
-    device itself."""
+    """Runs fixed prompts; `on_cpu` is a runner of the same model on the CPU, None where there is
+    none, for the reason `why_no_cpu`."""
 
-    def __init__(self, runner: Runner, on_cpu: Runner | None) -> None:
-        self._runner, self._on_cpu = runner, on_cpu
+    def __init__(
+        self,
+        runner: Runner,
+        on_cpu: Runner | None,
+        why_no_cpu: str = "the device is the CPU itself",
+    ) -> None:
+        self._runner, self._on_cpu, self._why_no_cpu = runner, on_cpu, why_no_cpu
         self._allowed = distance_allowed(runner)
         self._findings: list[Mistake] = []
         self._worst = 0.0
@@ -54,12 +59,13 @@ class LogitsStage:
         self._one_by_one = _ONE_BY_ONE_SIMULATED if is_short else _ONE_BY_ONE
         most = _LONG_SIMULATED if is_short else _LONG
         self._long = min(most, runner.context_length - 1, runner.max_batch_tokens)
+        self._short = min(_SHORT_SIMULATED if is_short else _SHORT, self._long)
 
     def run(self, is_over: Callable[[], bool]) -> Stage:
         """Run each way until the time `is_over`."""
         started = time.perf_counter()
         if (why := self._why_not()) is not None:
-            return Stage(NAME, _ASKS, StageVerdict.NOT_RUN, uncovered=(Uncovered("all ways", why),))
+            return Stage(NAME, ASKS, StageVerdict.NOT_RUN, uncovered=(Uncovered("all ways", why),))
         ways = list(self._ways())
         left = self._left = []
         num_done = num_checks = 0
@@ -76,11 +82,11 @@ class LogitsStage:
             num_checks += len(found)
             self._hold(name, length, found, whole)
         if self._on_cpu is None:
-            left.append(Uncovered("comparison with the CPU engine", "the device is the CPU itself"))
+            left.append(Uncovered("comparison with the CPU engine", self._why_no_cpu))
         canary = self._plant() if num_done else PlantedError("nothing", 0, 0)
         return Stage(
             name=NAME,
-            asks=_ASKS,
+            asks=ASKS,
             verdict=verdict_of(self._findings, canary, num_done),
             things="ways of running a prompt",
             num_covered=num_done,
@@ -111,7 +117,7 @@ class LogitsStage:
         return PromptSteps(runner, _TOGETHER, length)
 
     def _ways(self) -> Iterator[tuple[str, int, Callable[[], Array]]]:
-        for length in dict.fromkeys((min(_SHORT, self._long), self._long)):
+        for length in dict.fromkeys((self._short, self._long)):
             yield f"{length} tokens at once", length, partial(self._run_chunks, length, length)
         for chunk in _CHUNKS:
             length = self._long if chunk > 1 else min(self._one_by_one, self._long)
@@ -202,7 +208,7 @@ class LogitsStage:
     def _plant(self) -> PlantedError:
         """Change what the device holds of one row by twice what is allowed, or one bit of it where
         bits are compared, and look again."""
-        length = min(_SHORT, self._long)  # such a step has run before
+        length = self._short  # such a step has run before
         ids = self._ids(length)
         steps = self._steps(self._runner, length)
         tensor = steps.launch([(ids, 0, length)])

@@ -69,6 +69,8 @@ class Verification(msgspec.Struct, frozen=True):
     budget_seconds: float
     stages: tuple[Stage, ...]
     seconds: float
+    #: Those of `seconds` in which the model was loaded and kernels were compiled.
+    preparing_seconds: float = 0.0
 
     @property
     def verdict(self) -> StageVerdict:

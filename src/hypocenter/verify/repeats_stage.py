@@ -25,7 +25,7 @@ from hypocenter.verify.outcome import Mistake, PlantedError, Stage, Uncovered, v
 from hypocenter.verify.steps import PromptSteps, prompt
 
 NAME = "repeats"
-_ASKS = "do the same launches give the same bits, under load and wherever they run?"
+ASKS = "do the same launches give the same bits, under load and wherever they run?"
 _TOKENS, _MOST_REPEATS = 64, 64
 #: Where a processor stands for a GPU.
 _TOKENS_SIMULATED = 6
@@ -58,7 +58,7 @@ class RepeatsStage:
         canary = PlantedError(_PLANTED, self._num_planted, self._num_seen)
         return Stage(
             name=NAME,
-            asks=_ASKS,
+            asks=ASKS,
             verdict=verdict_of(self._findings, canary, num_forms),
             things="forms",
             num_covered=num_forms,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hypocenter.kernels.sampling.sampling_plan import DeviceSampler
 
 NAME = "sampling"
-_ASKS = "are the tokens those that the plain reference chooses from the same logits?"
+ASKS = "are the tokens those that the plain reference chooses from the same logits?"
 _MOST_ROWS = 3
 
 
@@ -69,7 +69,7 @@ class SamplingStage:
             memory.free(logits)
         return Stage(
             name=NAME,
-            asks=_ASKS,
+            asks=ASKS,
             verdict=verdict_of(findings, canary, num_done),
             things="kinds of draws",
             num_covered=num_done,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -49,8 +50,11 @@ class PromptSteps:
         wanted = np.arange(len(token_ids), dtype=np.int32)
         if last_only:
             wanted = np.cumsum([stop - start for _, start, stop in spans]).astype(np.int32) - 1
-        tables = self.tables[: len(spans)]
-        return Batch(token_ids, positions, slots, rows, tables, wanted)
+        tables, adapters, scales = self.tables[: len(spans)], self.runner.adapters, None
+        if adapters is not None and (own := adapters.scales(None)):
+            scales = np.tile(np.array(own, np.float32), (len(spans), 1))
+        found = Batch(token_ids, positions, slots, rows, tables, wanted)
+        return replace(found, adapter_scales=scales)
 
     def run(self, spans: Sequence[TokenSpan], *, last_only: bool = False) -> Array:
         """The result of `launch`, f32 [rows, vocab_size], on the host."""

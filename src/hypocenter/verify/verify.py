@@ -6,7 +6,7 @@ Loads a model once on the device and once on the CPU; says nothing of what it di
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,10 +17,13 @@ from hypocenter.device.cpu.target import instruction_set
 from hypocenter.engine.runner import Runner, load_runner
 from hypocenter.model.facts.architecture import read_architecture
 from hypocenter.model.gguf.file import GGUFFile, open_gguf
-from hypocenter.settings.config import EngineConfig, OnProgress
+from hypocenter.settings.config import EngineConfig, OnProgress, is_simulated
+from hypocenter.verify import ahead_stage, logits_stage, repeats_stage, sampling_stage
 from hypocenter.verify.ahead_stage import AheadStage
-from hypocenter.verify.kernel_stage import KernelStage
+from hypocenter.verify.clock import StageClock
+from hypocenter.verify.kernel_stage import NOT_COMPILED, KernelStage
 from hypocenter.verify.logits_stage import LogitsStage
+from hypocenter.verify.machine import memory_stage
 from hypocenter.verify.machine.memory_stage import MemoryStage
 from hypocenter.verify.outcome import Stage, StageVerdict, Uncovered, Verification
 from hypocenter.verify.repeats_stage import RepeatsStage
@@ -50,6 +53,10 @@ SHARES = {
     "ahead": 0.05,
     "memory": 0.1,
 }
+#: The same where a processor stands for a GPU: steps of a whole model take long, and need room.
+SHARES_SIMULATED = {**SHARES, "kernels": 0.3, "sampling": 0.05, "repeats": 0.1, "ahead": 0.3}
+#: Of the time, until when kernels are compiled: those of the CPU engine, and those of the device.
+COMPILING = {"cpu": 0.25, "device": 0.7}
 #: Tokens of the KV cache: a context's worth, so that a large model's cache leaves room.
 _MAX_CONTEXT = 1024
 
@@ -64,23 +71,63 @@ def verify(
 ) -> Verification:
     """Look whether the device computes the model at `path` rightly.
 
-    The time begins when the model is loaded and its kernels are compiled. Raises as `load_runner`
-    does, and BadSetting for a draft model.
+    The time begins here. A model that takes long to load leaves half of it all the same. Raises as
+    `load_runner` does, and BadSetting for a draft model.
     """
+    started = time.perf_counter()
     if config.draft_model is not None:
         limit = "one model is verified at a time; leave it out, and verify that one by itself"
         raise BadSetting("draft_model", config.draft_model, limit)
     with open_gguf(Path(path)) as file:
         config, _ = with_device(file.path, config)
         config = with_short_context(file, config, _MAX_CONTEXT)
-        runner = load_runner(file, config, progress)
+        runner = load_runner(file, config, progress, compiles=False)
         on_cpu = None
         if config.device != "cpu":
-            on_cpu = load_runner(file, replace(config, device="cpu"), progress)
+            of_cpu = replace(config, device="cpu")
+            on_cpu = load_runner(file, of_cpu, progress, compiles=False)
+        end = max(started + effort.seconds, time.perf_counter() + effort.seconds / 2)
         try:
-            return _stages(file, runner, on_cpu, effort, with_memory, progress)
+            ready = _compile(runner, on_cpu, end, progress)
+            prepared = time.perf_counter() - started
+            stages = _stages(file, ready, end, with_memory, progress)
         finally:
             runner.release()
+        return Verification(
+            model=file.path.name,
+            device=config.device,
+            hardware=hardware(config.device),
+            effort=effort.name,
+            budget_seconds=effort.seconds,
+            stages=tuple(stages),
+            seconds=time.perf_counter() - started,
+            preparing_seconds=prepared,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """Runners of the device and of the CPU, if that is another, and whether all is compiled that
+    their steps launch."""
+
+    runner: Runner
+    on_cpu: Runner | None
+    is_whole: bool
+    has_cpu: bool
+
+
+def _compile(
+    runner: Runner, on_cpu: Runner | None, end: float, progress: OnProgress | None
+) -> _Ready:
+    """Compile for both, as far as that goes in its part of the time until `end`."""
+    now = time.perf_counter()
+
+    def until(part: str) -> Callable[[], bool]:
+        stop = now + (end - now) * COMPILING[part]
+        return lambda: time.perf_counter() >= stop
+
+    has_cpu = on_cpu is None or on_cpu.compile(progress, until("cpu"))
+    return _Ready(runner, on_cpu, runner.compile(progress, until("device")), has_cpu)
 
 
 def with_short_context(file: GGUFFile, config: EngineConfig, most: int) -> EngineConfig:
@@ -95,52 +142,59 @@ def with_short_context(file: GGUFFile, config: EngineConfig, most: int) -> Engin
 
 def _stages(
     file: GGUFFile,
-    runner: Runner,
-    on_cpu: Runner | None,
-    effort: Effort,
+    ready: _Ready,
+    end: float,
     with_memory: bool,
     progress: OnProgress | None,
-) -> Verification:
-    started = time.perf_counter()
+) -> list[Stage]:
+    """Run the stages until the time `end`."""
+    started, runner = time.perf_counter(), ready.runner
     device = runner.config.device
-
-    wanted = [name for name in SHARES if name != "memory" or with_memory]
+    wanted = [name for name in SHARES if ready.is_whole or name in ("kernels", "memory")]
+    wanted = [name for name in wanted if name != "memory" or with_memory]
 
     def over_at(name: str) -> Callable[[], bool]:
         now = time.perf_counter()
         if progress:
-            progress(f"verifying {name}", min((now - started) / effort.seconds, 1.0))
-        seconds = stage_seconds(name, wanted, started + effort.seconds - now)
-        return lambda: time.perf_counter() >= now + seconds
+            progress(f"verifying {name}", min((now - started) / (end - started), 1.0))
+        shares = SHARES_SIMULATED if is_simulated(device) else SHARES
+        return StageClock(stage_seconds(name, wanted, end - now, shares))
 
-    kernels = KernelStage(file, device, list(runner.plans_of_all_forms()))
+    plans = list(runner.plans_of_all_forms())
+    kernels = KernelStage(file, device, plans, compiles=ready.is_whole)
     stages = [kernels.run(over_at("kernels"))]
-    sampling = SamplingStage(device, runner.vocab_size, runner.max_batch_requests)
-    stages.append(sampling.run(over_at("sampling")))
-    stages.append(RepeatsStage(runner, kernels.units).run(over_at("repeats")))
-    stages.append(LogitsStage(runner, on_cpu).run(over_at("logits")))
-    stages.append(AheadStage(runner).run(over_at("ahead")))
+    if ready.is_whole:
+        sampling = SamplingStage(device, runner.vocab_size, runner.max_batch_requests)
+        stages.append(sampling.run(over_at("sampling")))
+        stages.append(RepeatsStage(runner, kernels.units).run(over_at("repeats")))
+        on_cpu = ready.on_cpu if ready.has_cpu else None
+        why = NOT_COMPILED if ready.on_cpu is not None else "the device is the CPU itself"
+        stages.append(LogitsStage(runner, on_cpu, why).run(over_at("logits")))
+        stages.append(AheadStage(runner).run(over_at("ahead")))
+    else:
+        left = (sampling_stage, repeats_stage, logits_stage, ahead_stage)
+        stages += [_not_run(of.NAME, of.ASKS, "all of it", NOT_COMPILED) for of in left]
     if with_memory:
         stages.append(MemoryStage(device).run(over_at("memory")))
     else:
-        left = (Uncovered("free memory", "ask for it by --memory"),)
-        asks = "does free memory hold what is written to it?"
-        stages.append(Stage("memory", asks, StageVerdict.NOT_RUN, uncovered=left))
-    return Verification(
-        model=file.path.name,
-        device=device,
-        hardware=hardware(device),
-        effort=effort.name,
-        budget_seconds=effort.seconds,
-        stages=tuple(stages),
-        seconds=time.perf_counter() - started,
-    )
+        why, asks = "ask for it by --memory", memory_stage.ASKS
+        stages.append(_not_run("memory", asks, "free memory", why))
+    return stages
 
 
-def stage_seconds(name: str, wanted: Sequence[str], left_seconds: float) -> float:
+def _not_run(name: str, asks: str, what: str, why: str) -> Stage:
+    return Stage(name, asks, StageVerdict.NOT_RUN, uncovered=(Uncovered(what, why),))
+
+
+def stage_seconds(
+    name: str,
+    wanted: Sequence[str],
+    left_seconds: float,
+    shares: Mapping[str, float] = SHARES,
+) -> float:
     """Seconds of what is left for a stage, which shares it with those of `wanted` behind it."""
     behind = wanted[wanted.index(name) :]
-    return max(left_seconds, 0.0) * SHARES[name] / sum(SHARES[other] for other in behind)
+    return max(left_seconds, 0.0) * shares[name] / sum(shares[other] for other in behind)
 
 
 def hardware(device: str) -> str:

@@ -15,7 +15,7 @@ from hypocenter.verify.machine.words import Pattern, WordLooker, patterns
 from hypocenter.verify.outcome import Mistake, PlantedError, Stage, Uncovered, verdict_of
 
 NAME = "memory"
-_ASKS = "does free memory hold what is written to it?"
+ASKS = "does free memory hold what is written to it?"
 #: What is looked at at once, and of free memory at most.
 _PIECE_BYTES, _SHARE = 64 << 20, 0.5
 _PIECE_WORDS = _PIECE_BYTES // 4
@@ -69,7 +69,7 @@ class MemoryStage:
         canary = PlantedError("one bit of one word", self._planted, self._seen)
         return Stage(
             name=NAME,
-            asks=_ASKS,
+            asks=ASKS,
             verdict=verdict_of(self._findings, canary, num_bytes),
             things="bytes",
             num_covered=num_bytes,

@@ -1,0 +1,27 @@
+"""The time of a stage, which ends before something is begun that would take longer."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+
+class StageClock:
+    """Asked before each thing that a stage does, it says whether the time is over.
+
+    It is where `seconds` have passed, and where one of the last two things took longer than what is
+    left: things of a kind take about as long as one another, and nothing ends a launch.
+    """
+
+    def __init__(self, seconds: float, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._asked_at = now()
+        self._end = self._asked_at + seconds
+        self._last: deque[float] = deque(maxlen=2)
+
+    def __call__(self) -> bool:
+        now = self._now()
+        self._last.append(now - self._asked_at)
+        self._asked_at = now
+        return now + max(self._last) >= self._end
