@@ -104,7 +104,9 @@ def test_a_story_of_the_documents_is_as_it_is_told(story: str, tmp_path: Path) -
 
 
 def test_there_are_stories() -> None:
-    assert {name.partition(":")[0] for name in STORIES} == {"audit.md", "traces.md"}
+    assert {name.partition(":")[0] for name in STORIES} == {
+        "audit.md", "traces.md", "verify.md",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -564,3 +564,40 @@ def test_steps_have_the_adapters_that_a_configuration_gives(
     monkeypatch.setattr(type(adapters), "scales", lambda self, asked: ())
     plain = steps.run([(ids, 0, 8)])
     assert np.abs(with_adapters - plain).max() > 0.01 * np.abs(plain).max()
+
+
+# -- experts on the host ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def on_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GGUFFile, Runner]]:
+    """A small random model on a simulated GPU, of which the CPU computes the experts."""
+    path = write_experts(tmp_path_factory.mktemp("host") / "m.gguf", DType.Q8_0, num_layers=1)
+    config = EngineConfig(device="sim:h200", cpu_moe=True, **SMALL)
+    with open_gguf(path) as opened:
+        yield opened, load_runner(opened, config)
+
+
+def _of_host(stage: KernelStage) -> list[Unit]:
+    return [unit for unit in stage.units if unit.device == "cpu"]
+
+
+def test_experts_on_the_host_are_right(on_host: tuple[GGUFFile, Runner]) -> None:
+    stage = stage_of(*on_host)
+    units = _of_host(stage)
+    assert {unit.op for unit in units} >= {"experts", "route", "mix"}
+    found = _run_alone(stage, units)
+    assert found.verdict is StageVerdict.RIGHT, found.findings
+    assert found.num_covered == found.num_all, found.uncovered
+    assert found.canary is not None
+    assert found.canary.num_seen == found.canary.num_planted >= len(units)
+
+
+def test_a_fault_of_experts_on_the_host_is_found(on_host: tuple[GGUFFile, Runner]) -> None:
+    stage = stage_of(*on_host)
+    wrong = _with_fault(
+        _of_host(stage),
+        "experts",
+        lambda a: {"sizes": _tensor("s", copies.to_host(a["sizes"]) // 2)},
+    )
+    assert _run_alone(stage, wrong).verdict is StageVerdict.WRONG

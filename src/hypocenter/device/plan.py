@@ -202,6 +202,11 @@ class Plan:
         return (*self.launches, *marks, *self.host_launches)
 
     @property
+    def host_calls(self) -> tuple[OpCall, ...]:
+        """What was asked for of the CPU."""
+        return tuple(call for work in self._host_work.values() for call in work.calls)
+
+    @property
     def host_launches(self) -> tuple[Launch, ...]:
         """Those of the CPU that launches of the plan make."""
         return tuple(made for work in self._host_work.values() for made in work.launches)

@@ -131,17 +131,18 @@ def contract_of(call: OpCall, device: str) -> Contract:
 
 
 def units_of(plan: Plan) -> Iterator[Unit]:
-    """The calls of a plan, each with the one that finishes it."""
-    calls = list(plan.calls)
-    while calls:
-        first = calls.pop(0)
-        taken: tuple[OpCall, ...] = (first,)
-        if calls and contract_of(first, plan.device).kernel in _FIRST_HALVES:
-            second = contract_of(calls[0], plan.device).kernel
-            if second.startswith(_SECOND_HALF):
-                taken = (first, calls.pop(0))
-        if any(call.launches for call in taken):
-            yield Unit(taken, plan.device)
+    """The calls of a plan, each with the one that finishes it, and those that the host makes."""
+    for asked, device in ((plan.calls, plan.device), (plan.host_calls, "cpu")):
+        calls = list(asked)
+        while calls:
+            first = calls.pop(0)
+            taken: tuple[OpCall, ...] = (first,)
+            if calls and contract_of(first, device).kernel in _FIRST_HALVES:
+                second = contract_of(calls[0], device).kernel
+                if second.startswith(_SECOND_HALF):
+                    taken = (first, calls.pop(0))
+            if any(call.launches for call in taken):
+                yield Unit(taken, device)
 
 
 def distinct_units(plans: Iterable[Plan]) -> list[Unit]:
@@ -169,11 +170,13 @@ def distinct_units(plans: Iterable[Plan]) -> list[Unit]:
 def form(launch: Launch, call: OpCall) -> Hashable:
     """What is the same of launches that run the same machine code in the same way.
 
-    On a GPU it is what Triton compiles for. On the CPU it is the kernel, the kinds of arguments,
-    whether threads share the work, and the numbers that decide its way.
+    On a GPU it is what Triton compiles for, or a library's call. On the CPU it is the kernel, the
+    kinds of arguments, whether threads share the work, and the numbers that decide its way.
     """
     if launch.jit is not None:
         return form_of(launch.jit, launch.args, launch.options)
+    if launch.device != "cpu":
+        return launch.kernel
     numbers = tuple(
         (name, value)
         for name, value in call.arguments.items()

@@ -71,7 +71,8 @@ class KernelStage:
         """Unless it `compiles` what is missing, such forms are not looked at."""
         self._is_over_for_compiler: Callable[[], bool] = never if compiles else always
         self.units = distinct_units(plans)
-        self._file, self._drawer = file, Drawer(device)
+        #: The host computes a part of some models.
+        self._file, self._drawers = file, {name: Drawer(name) for name in (device, "cpu")}
         self._findings: list[Mistake] = []
         self._num_planted = 0
         self._unseen: list[str] = []
@@ -135,11 +136,12 @@ class KernelStage:
 
     def _check(self, unit: Unit, case: DrawnCase) -> Mistake | None:
         """Run one case; what is wrong about it."""
-        before = self._drawer.draw(unit, case)
+        drawer = self._drawers[unit.device]
+        before = drawer.draw(unit, case)
         given = OpInputs(unit, before, case.live, self._file)
         expected = REFERENCES[unit.op](given) if case.live else []
         run(unit.launches)
-        after = self._drawer.read(unit)
+        after = drawer.read(unit)
         if (kept := _changed_beyond(unit, case, before, after)) is not None:
             return Mistake(
                 f"{kept} was written beyond the live rows", label(unit), {"case": case.name}
@@ -159,9 +161,9 @@ class KernelStage:
         if planted is None:
             return
         name, values = planted
-        self._drawer.write(unit, name, values)
+        self._drawers[unit.device].write(unit, name, values)
         self._num_planted += 1
-        miss = compare(expected, unit, self._drawer.read(unit))
+        miss = compare(expected, unit, self._drawers[unit.device].read(unit))
         if miss.share <= 1:
             self._unseen.append(label(unit))
 

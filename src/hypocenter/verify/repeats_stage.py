@@ -101,13 +101,13 @@ class RepeatsStage:
 
     def _repeat_forms(self, is_over: Callable[[], bool]) -> int:
         """Each form twice more on what it was given first; how many were."""
-        drawer, num_done = Drawer(self._device), 0
+        drawers, num_done = {name: Drawer(name) for name in (self._device, "cpu")}, 0
         for unit in self._units:
             if is_over():
                 self._uncovered.append(Uncovered(label(unit), "the time was over"))
                 continue
             compile_all(unit.launches)
-            case = cases_of(unit)[0]
+            case, drawer = cases_of(unit)[0], drawers[unit.device]
             found = []
             for _ in range(3):
                 drawer.draw(unit, case)  # what it writes may be what it reads

@@ -48,4 +48,4 @@ class HostMixtures(LayerOps):
         b, mixture = self._buffers.first(plan.num_rows), self._mixture.first(plan.num_rows)
         self._begin_operands()
         self._mix(host, b, layer.ffn_norm, layer.mixture, mixture)
-        host_mixture(plan, x, counts, HostWork(host.launches, b.x, self._counts, (x, counts)))
+        host_mixture(plan, x, counts, HostWork(host.calls, b.x, self._counts, (x, counts)))
