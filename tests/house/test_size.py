@@ -31,7 +31,7 @@ BUDGETS = {
     "coredump": 2_800,
     "watch": 3_050,
     "contracts": 900,
-    "device": 23_400,
+    "device": 23_450,
     "foreign": 10_200,
     "replay": 6_950,
     "check": 5_065,

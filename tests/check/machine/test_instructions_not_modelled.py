@@ -27,13 +27,9 @@ _LINES = [
     ("gfx950", "v_cvt_sr_bf16_f32 v1, v2, v3"),
     ("gfx950", "v_cvt_scalef32_sr_fp8_f32 v1, v2, v3, v4"),
     ("gfx950", "v_cvt_scalef32_sr_pk_fp4_f32 v1, v[2:3], v4, v5"),
-    # Halves, and numbers of 6 and of 4 bits, with scales.
-    ("gfx950", "v_cvt_scalef32_pk_fp8_f16 v1, v2, v3"),
-    ("gfx950", "v_cvt_scalef32_f16_bf8 v1, v2, v3"),
-    ("gfx950", "v_cvt_scalef32_pk_bf16_fp8 v1, v2, v3"),
+    # Numbers of 6 bits, and those that become 4 bits.
     ("gfx950", "v_cvt_scalef32_pk32_f32_fp6 v[0:31], v[32:37], v38"),
     ("gfx950", "v_cvt_scalef32_2xpk16_bf6_f32 v[0:5], v[6:21], v[22:37], v38"),
-    ("gfx950", "v_cvt_scalef32_pk_f32_fp4 v[0:1], v2, v3"),
     ("gfx950", "v_cvt_scalef32_pk_fp4_bf16 v1, v2, v3"),
     # Modifiers that these conversions and products have no meaning for.
     ("gfx1201", "v_dot4_i32_iu8 v1, v2, v3, v4 neg_lo:[1,1,0] clamp"),

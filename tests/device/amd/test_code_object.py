@@ -57,14 +57,6 @@ def test_code_that_flushes_denormals_is_refused_with_its_mode(flushed: int, mode
         MachineProgram(held, dataclasses.replace(kernel, descriptor=changed))
 
 
-def test_code_that_clamps_what_overflows_is_refused() -> None:
-    held = read_code_object(BUNDLE, "saxpy.bundle", "gfx942")
-    kernel = held.kernel("saxpy")
-    changed = dataclasses.replace(kernel.descriptor, rsrc1=kernel.descriptor.rsrc1 | 1 << 26)
-    with pytest.raises(HypoError, match=r"^saxpy: float mode FP16_OVFL is not executed .* 0$"):
-        MachineProgram(held, dataclasses.replace(kernel, descriptor=changed))
-
-
 @pytest.mark.parametrize("clamps", [0, 1])
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950", "gfx1100", "gfx1201"])
 def test_the_assembler_has_the_bit_of_overflow_where_it_is_read(arch: str, clamps: int) -> None:

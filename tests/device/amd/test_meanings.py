@@ -186,13 +186,19 @@ def test_an_opcode_computes_what_is_computed_another_way(name: str) -> None:
 @pytest.mark.parametrize("name", SATURATED)
 def test_a_clamped_sum_stops_at_the_ends_of_its_type(name: str) -> None:
     meaning = SATURATED[name]
-    low, high = (-(2**31), 2**31 - 1) if meaning.types[0] == "i32" else (0, 2**32 - 1)
-    step = operator.add if "ADD" in name else operator.sub
+    bits = int(meaning.types[0][1:])
+    is_signed = meaning.types[0][0] == "i"
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if is_signed else (0, (1 << bits) - 1)
+    step, text = {
+        "A": (operator.add, "a + b"),
+        "S": (operator.sub, "a - b"),
+        "R": (lambda a, b: b - a, "b - a"),
+    }["R" if "REV" in name else name.removeprefix("V_PK_").removeprefix("V_")[0]]
     ends = {"V_CLAMPED": lambda a, b: sorted((low, step(a, b), high))[1]}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(f"{__name__}.VALUES", ends)
         assert [found for seed in range(4) if (found := _differs("V_CLAMPED", meaning, seed))] == []
-        plain = dataclasses.replace(meaning, result=f"a {'+' if step is operator.add else '-'} b")
+        plain = dataclasses.replace(meaning, result=text)
         assert any(_differs("V_CLAMPED", plain, seed) for seed in range(4))
 
 

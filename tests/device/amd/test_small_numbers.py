@@ -239,3 +239,100 @@ def test_products_of_bytes_with_the_signs_that_are_asked_for(
     line = f"v_dot4_i32_iu8 v6, v1, v2, v3 neg_lo:[{signs[0]},{signs[1]},0]"
     found = _run(arch, line, a.view(np.uint32)[:, 0], b.view(np.uint32)[:, 0], c)[:, 0]
     assert found.tolist() == wanted.tolist()
+
+
+_HALVES = {"f16": (np.float16, "f2"), "bf16": (np.uint16, "u2")}
+
+
+def _rounded(values: Array, kind: str) -> Array:
+    """float64 to the numbers that halves of a kind have, as float64."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if kind == "f16":
+            return values.astype(np.float16).astype(np.float64)
+        bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
+        near = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype(np.uint32)
+        made: Array = near.view(np.float32).astype(np.float64)
+        return np.where(np.isnan(values), np.nan, made)
+
+
+def _pair(found: Array, kind: str) -> tuple[Array, Array]:
+    """float64: the low and the high half of each register."""
+    low, high = found & 0xFFFF, found >> 16
+    if kind == "f16":
+        return tuple(x.astype(np.uint16).view(np.float16).astype(np.float64) for x in (low, high))
+    return tuple(
+        (x << 16).astype(np.uint32).view(np.float32).astype(np.float64) for x in (low, high)
+    )
+
+
+@pytest.mark.parametrize("scale", [1.0, -12.0, 2.0**-20])
+@pytest.mark.parametrize("half", _HALVES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_become_halves_over_a_scale(kind: str, half: str, scale: float) -> None:
+    codes, scales = np.arange(256, dtype=np.uint32), np.full(256, scale, np.float32)
+    wanted = _rounded(_wanted("gfx950", kind) * _power(scale), half)
+    for part in range(2):
+        given = (codes | codes[::-1] << 8) << (16 * part) | np.uint32(0x5A5A << (16 - 16 * part))
+        line = f"v_cvt_scalef32_pk_{half}_{kind} v6, v1, v2 op_sel:[{part},0,0]"
+        low, high = _pair(_run("gfx950", line, given, scales)[:, 0], half)
+        np.testing.assert_array_equal(low, wanted, line)
+        np.testing.assert_array_equal(high, wanted[::-1], line)
+    if half == "bf16":
+        return
+    for part in range(4):
+        given = codes << (8 * part) | np.uint32(0x5A5A5A5A & ~(255 << 8 * part))
+        for which in (0, 1):
+            chosen = f"op_sel:[{part & 1},{part >> 1},{which}]"
+            line = f"v_cvt_scalef32_f16_{kind} v6, v1, v2 {chosen}"
+            found = _run("gfx950", line, given, scales)[:, 0]
+            np.testing.assert_array_equal(_pair(found, half)[which], wanted, line)
+            assert set((found >> (16 - 16 * which) & 0xFFFF).tolist()) == {
+                _OLD >> (16 - 16 * which) & 0xFFFF
+            }
+
+
+@pytest.mark.parametrize("wide", ["f32", "f16", "bf16"])
+def test_numbers_of_4_bits_become_wider_ones_over_a_scale(wide: str) -> None:
+    sizes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    numbers = np.array([*sizes, *(-size for size in sizes)])
+    codes, scales = np.arange(256, dtype=np.uint32), np.full(256, 12.0, np.float32)
+    low, high = numbers[codes & 15] * 8.0, numbers[codes >> 4] * 8.0
+    for part in range(4):
+        given = codes << (8 * part) | np.uint32(0xA5A5A5A5 & ~(255 << 8 * part))
+        dest = "v[6:7]" if wide == "f32" else "v6"
+        line = f"v_cvt_scalef32_pk_{wide}_fp4 {dest}, v1, v2 op_sel:[{part & 1},{part >> 1},0]"
+        found = _run("gfx950", line, given, scales)
+        if wide == "f32":
+            made: tuple[Array, ...] = (found[:, 0].copy(), found[:, 1].copy())
+            assert [_unlike(x, y) for x, y in zip(made, (low, high), strict=True)] == [[], []]
+            continue
+        for x, y in zip(_pair(found[:, 0], wide), (low, high), strict=True):
+            np.testing.assert_array_equal(x, y, line)
+
+
+@pytest.mark.parametrize("half", _HALVES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_halves_become_the_nearest_code_over_a_scale(kind: str, half: str) -> None:
+    values = np.concatenate([_rounded(_edges("gfx950", kind).astype(np.float64), half) * 4.0])
+    with np.errstate(over="ignore"):
+        if half == "f16":
+            bits = values.astype(np.float16).view(np.uint16).astype(np.uint32)
+        else:
+            bits = values.astype(np.float32).view(np.uint32) >> 16
+    numbers = _pair(bits, half)[0]
+    scales = np.full(len(bits), 4.0, np.float32)
+    for which in (0, 1):
+        line = f"v_cvt_scalef32_pk_{kind}_{half} v6, v1, v2 op_sel:[0,0,{which}]"
+        found = _run("gfx950", line, bits | bits[::-1] << 16, scales)[:, 0]
+        assert set((found >> (16 - 16 * which) & 0xFFFF).tolist()) == {
+            _OLD >> (16 - 16 * which) & 0xFFFF
+        }
+        made = found >> (16 * which)
+        for place, given in ((0, numbers), (8, numbers[::-1])):
+            codes = (made >> place & 255).tolist()
+            wrong = [
+                (value, code)
+                for value, code in zip(given.tolist(), codes, strict=True)
+                if code not in _codes(value / 4.0, "gfx950", kind)
+            ]
+            assert wrong == [], line

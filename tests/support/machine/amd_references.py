@@ -47,6 +47,13 @@ def smaller(a: Any, b: Any) -> Any:
     return np.fmin(a, b)
 
 
+def _largest(values: Any) -> Any:
+    """NaN where one is; of zeros the one without a sign."""
+    if np.isnan(values).any():
+        return np.nan
+    return max(values, key=lambda value: (value, not np.signbit(value)))
+
+
 def fixed(a: Any, b: Any, c: Any, smallest: int, limit: int) -> Any:
     """V_DIV_FIXUP: IEEE's quotient where an operand is special, else `a` with the right sign."""
     if not np.isfinite([b, c]).all() or b == 0 or c == 0:
@@ -147,6 +154,14 @@ def _bf16_bits(value: Any) -> int:
     return low + is_up
 
 
+def _cut_half(value: Any) -> int:
+    """The half that is nearest, and not farther from 0 than the number."""
+    found = np.float16(value)
+    if np.isfinite(value) and abs(F64(found)) > abs(F64(value)):
+        found = np.nextafter(found, np.float16(0))
+    return int(found.view(np.uint16))
+
+
 def _is_not(compare: Any, a: Any, b: Any) -> bool:
     return not compare(a, b)
 
@@ -241,6 +256,10 @@ BITS: dict[str, Callable[..., Any]] = {
     ),
     "S_PACK_LL_B32_B16": lambda a, b: a % 65536 + 65536 * (b % 65536),
     "S_PACK_LH_B32_B16": lambda a, b: a % 65536 + 65536 * (b // 65536),
+    "S_PACK_HL_B32_B16": lambda a, b: a // 65536 + 65536 * (b % 65536),
+    "S_BITSET0_B64": lambda a, d: d - (d & 2 ** (a % 64)),
+    "S_BITSET1_B64": lambda a, d: d | 2 ** (a % 64),
+    "S_BCNT0_I32_B64": lambda a: bits_of(a, 64).count("0"),
     "S_PACK_HH_B32_B16": lambda a, b: a // 65536 + 65536 * (b // 65536),
     "V_LSHL_OR_B32": lambda a, b, c: (a * 2 ** (b % 32)) % 2**32 | c,
     "V_AND_OR_B32": lambda a, b, c: (a & b) | c,
@@ -287,9 +306,9 @@ WHOLE: dict[str, Callable[..., Any]] = {
     "S_MAX_I32 S_MAX_U32 V_MAX_I32 V_MAX_U32 V_MAX_I16 V_MAX_U16 V_PK_MAX_I16": lambda a, b: sorted(
         (a, b)
     )[1],
-    "V_MIN3_I32 V_MIN3_U32": lambda *v: sorted(v)[0],
-    "V_MAX3_I32 V_MAX3_U32": lambda *v: sorted(v)[2],
-    "V_MED3_I32 V_MED3_U32": lambda *v: sorted(v)[1],
+    "V_MIN3_I32 V_MIN3_U32 V_MIN3_I16 V_MIN3_U16": lambda *v: sorted(v)[0],
+    "V_MAX3_I32 V_MAX3_U32 V_MAX3_I16 V_MAX3_U16": lambda *v: sorted(v)[2],
+    "V_MED3_I32 V_MED3_U32 V_MED3_I16 V_MED3_U16": lambda *v: sorted(v)[1],
     "V_MINMAX_I32 V_MINMAX_U32": lambda a, b, c: (
         c if (a if a < b else b) < c else a if a < b else b
     ),
@@ -305,22 +324,36 @@ WHOLE: dict[str, Callable[..., Any]] = {
 }
 
 NUMBERS: dict[str, Callable[..., Any]] = {
-    "S_ADD_F32 V_ADD_F32 V_ADD_F64 V_ADD_F16 V_PK_ADD_F16 V_PK_ADD_F32": np.add,
-    "S_SUB_F32 V_SUB_F32 V_SUB_F16": np.subtract,
+    "S_ADD_F32 S_ADD_F16 V_ADD_F32 V_ADD_F64 V_ADD_F16 V_PK_ADD_F16 V_PK_ADD_F32": np.add,
+    "S_SUB_F32 S_SUB_F16 V_SUB_F32 V_SUB_F16": np.subtract,
     "V_SUBREV_F32 V_SUBREV_F16": lambda a, b: np.subtract(b, a),
-    "S_MUL_F32 V_MUL_F32 V_MUL_F64 V_MUL_F16 V_PK_MUL_F16 V_PK_MUL_F32": np.multiply,
+    "S_MUL_F32 S_MUL_F16 V_MUL_F32 V_MUL_F64 V_MUL_F16 V_PK_MUL_F16 V_PK_MUL_F32": np.multiply,
     "V_MUL_LEGACY_F32": lambda a, b: F32(0) if 0 in (a, b) else np.multiply(a, b),
-    "S_MAX_NUM_F32 V_MAX_F32 V_MAX_F64 V_MAX_F16 V_PK_MAX_F16": larger,
-    "S_MIN_NUM_F32 V_MIN_F32 V_MIN_F64 V_MIN_F16 V_PK_MIN_F16": smaller,
-    "V_MAX3_F32": lambda a, b, c: larger(a, larger(b, c)),
-    "V_MIN3_F32": lambda a, b, c: smaller(a, smaller(b, c)),
-    "V_MED3_F32": lambda a, b, c: (
+    "S_MAX_NUM_F32 S_MAX_NUM_F16 V_MAX_F32 V_MAX_F64 V_MAX_F16 V_PK_MAX_F16": larger,
+    "S_MIN_NUM_F32 S_MIN_NUM_F16 V_MIN_F32 V_MIN_F64 V_MIN_F16 V_PK_MIN_F16": smaller,
+    "V_MAX3_F32 V_MAX3_F16": lambda a, b, c: larger(a, larger(b, c)),
+    "V_MIN3_F32 V_MIN3_F16": lambda a, b, c: smaller(a, smaller(b, c)),
+    "V_MAXMIN_F16": lambda a, b, c: smaller(larger(a, b), c),
+    "V_MINMAX_F16": lambda a, b, c: larger(smaller(a, b), c),
+    "V_MAXIMUM_F32 S_MAXIMUM_F16 V_MAXIMUM_F16 V_MAXIMUM_F64": lambda a, b: _largest([a, b]),
+    "V_MINIMUM_F32 S_MINIMUM_F16 V_MINIMUM_F16 V_MINIMUM_F64": lambda *v: (
+        -_largest([-x for x in v[:2]])
+    ),
+    "V_MAXIMUM3_F32 V_MAXIMUM3_F16": lambda *v: _largest(v),
+    "V_MINIMUM3_F32 V_MINIMUM3_F16": lambda *v: -_largest([-x for x in v]),
+    "V_MAXIMUMMINIMUM_F32 V_MAXIMUMMINIMUM_F16": lambda a, b, c: -_largest([-_largest([a, b]), -c]),
+    "V_MINIMUMMAXIMUM_F32 V_MINIMUMMAXIMUM_F16": lambda a, b, c: _largest([-_largest([-a, -b]), c]),
+    "V_MED3_F32 V_MED3_F16": lambda a, b, c: (
         smaller(smaller(a, b), c) if np.isnan([a, b, c]).any() else np.sort([a, b, c])[1]
     ),
     "V_FMA_F32 V_PK_FMA_F32 V_FMA_MIX_F32 V_FMAAK_F32": fused,
     "V_FMAMK_F32": lambda a, b, c: fused(a, c, b),
     "V_FMAC_F32 S_FMAC_F32": lambda a, b, d: fused(a, b, d),
     "V_FMA_F64": fused64,
+    "S_FMAC_F16 V_FMAC_F16": lambda a, b, d: fused64(F64(a), F64(b), F64(d)),
+    "V_FMA_F16": lambda *v: fused64(*map(F64, v)),
+    "S_CVT_HI_F32_F16": lambda a: half(a >> 16),
+    "S_CVT_PK_RTZ_F16_F32 V_CVT_PKRTZ_F16_F32": lambda a, b: _cut_half(a) | _cut_half(b) << 16,
     "V_FMAC_F64": lambda a, b, d: fused64(a, b, d),
     "V_FMA_MIXLO_F16": fused,
     "V_DOT2C_F32_F16": lambda a, b, d: fused(
@@ -367,7 +400,7 @@ NUMBERS: dict[str, Callable[..., Any]] = {
     **{
         " ".join(f"{p}_{name}_{t}" for p, t in _TYPED): step
         for name, step in _ROUND.items()
-        for _TYPED in [[("V", "F32"), ("V", "F64"), ("V", "F16"), ("S", "F32")]]
+        for _TYPED in [[("V", "F32"), ("V", "F64"), ("V", "F16"), ("S", "F32"), ("S", "F16")]]
     },
 }
 
@@ -389,6 +422,8 @@ FLAGS: dict[str, Callable[..., Any]] = {
     "V_CMP_CLASS_F32": lambda a, b: any(
         b >> bit & 1 and is_one(np.uint32(a).view(F32)) for bit, is_one in enumerate(_CLASSES)
     ),
+    "S_BITCMP0_B64": lambda a, b: not a // 2 ** (b % 64) % 2,
+    "S_BITCMP1_B64": lambda a, b: a // 2 ** (b % 64) % 2 == 1,
     "S_BITCMP0_B32": lambda a, b: not a // 2 ** (b % 32) % 2,
     "S_BITCMP1_B32": lambda a, b: a // 2 ** (b % 32) % 2 == 1,
     **{

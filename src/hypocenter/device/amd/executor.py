@@ -31,6 +31,7 @@ from hypocenter.device.amd.evidence.unset import (
 )
 from hypocenter.device.amd.evidence.waits import MissingWait, missing_waits
 from hypocenter.device.amd.fault import FaultKind, MachineFault, WaveState, fault_of
+from hypocenter.device.amd.float_mode import PLAIN_FLOATS
 from hypocenter.device.amd.lower import Lowered, Lowering
 from hypocenter.device.amd.machine import run_workgroup
 from hypocenter.device.amd.values.handlers import NUM_ROWS
@@ -42,8 +43,6 @@ _FIRST_LOOK, _NEXT_LOOK = 1 << 16, 8
 MAX_BLOCK_THREADS, MAX_SHARED_BYTES, MAX_SCRATCH_BYTES = 1024, 160 << 10, 1 << 17
 #: Where code and arguments lie on the device, far from what memory gives out.
 CODE_BASE, ARGUMENTS_BASE = 0x7F10_0000_0000, 0x7F20_0000_0000
-#: Round to nearest, denormals kept: what compilers ask for.
-_PLAIN_FLOATS = 0xF0
 #: Bytes of code before the body of a kernel whose arguments are preloaded.
 _PRELOAD_BYTES = 256
 _TTMP7, _TTMP8, _TTMP9, _EXEC = 115, 116, 117, 126
@@ -130,15 +129,10 @@ class MachineProgram:
         self.arch = code_object.target.arch
         self.family = family_of(self.arch)
         mode = kernel.descriptor.float_mode
-        if mode != _PLAIN_FLOATS:
+        if mode != PLAIN_FLOATS:
             raise HypoError(
                 f"{kernel.name}: float mode {mode:#x} is not executed here, only "
-                f"{_PLAIN_FLOATS:#x}; compile without flags that flush denormals"
-            )
-        if kernel.descriptor.clamps_overflow:
-            raise HypoError(
-                f"{kernel.name}: float mode FP16_OVFL is not executed here, only overflow to "
-                "infinity or NaN; assemble with .amdhsa_fp16_overflow 0"
+                f"{PLAIN_FLOATS:#x}; compile without flags that flush denormals"
             )
         self.image = np.frombuffer(code_object.memory_image(CODE_BASE), np.uint8)
 
@@ -148,7 +142,9 @@ class MachineProgram:
         kernel = self.kernel
         code = self.image[kernel.entry : kernel.entry + kernel.code_bytes].tobytes()
         instructions = decode(code, self.arch, kernel.entry)
-        lowered = Lowering(self.arch, kernel.descriptor.wavefront).lower(instructions)
+        descriptor = kernel.descriptor
+        lowering = Lowering(self.arch, descriptor.wavefront, clamps=descriptor.clamps_overflow)
+        lowered = lowering.lower(instructions)
         note_mixing(lowered.code, [instructions[i].name for i in lowered.instruction_of])
         return lowered
 

@@ -15,13 +15,14 @@ from hypocenter.base.dtypes import Array
 from hypocenter.device.amd import instruction_rows as r
 from hypocenter.device.amd.constants import FLOAT_CONSTANTS, HALVES, WIDE
 from hypocenter.device.amd.decode import DPP8_ANY, Instruction, NotModelled
+from hypocenter.device.amd.float_mode import held, is_pole, settle
 from hypocenter.device.amd.kernel_places import SIMM, KernelPlaces
 from hypocenter.device.amd.lower_memory import lower_local, lower_memory, lower_scalar_load
 from hypocenter.device.amd.lower_other import lower_lanes, lower_matrix
 from hypocenter.device.amd.routes import dpp8_table, dpp_table
 from hypocenter.device.amd.small_numbers import small_number_meaning
 from hypocenter.device.amd.target_opcodes import lacking
-from hypocenter.device.amd.values.handlers import address_of, address_of_meaning
+from hypocenter.device.amd.values.handlers import address_of_meaning
 from hypocenter.device.amd.values.meanings import Meaning, meanings
 
 VCC, EXEC = 106, 126
@@ -106,16 +107,19 @@ _SAVE_EXEC = {
     "OR_NOT0": "~a | b",
 }
 #: What CLAMP makes of sums and differences: the nearest number that there is.
-_SUM, _DIFFERENCE = "min(a + b, 0xFFFFFFFF)", "max(a - b, 0)"
-_ENDS = "min(max({}, -0x80000000), 0x7FFFFFFF)"
+_RANGES = {
+    "u32": (0, 0xFFFFFFFF),
+    "i32": (-0x80000000, 0x7FFFFFFF),
+    "u16": (0, 0xFFFF),
+    "i16": (-0x8000, 0x7FFF),
+}
+_SUMS = {"ADD": "a + b", "SUB": "a - b", "SUBREV": "b - a"}
 SATURATED = {
-    **dict.fromkeys(("V_ADD_U32", "V_ADD_NC_U32"), Meaning(("u32", "u32"), "u32", _SUM)),
-    **dict.fromkeys(("V_SUB_U32", "V_SUB_NC_U32"), Meaning(("u32", "u32"), "u32", _DIFFERENCE)),
-    **{
-        name: Meaning(("i32", "i32"), "u32", _ENDS.format(f"a {sign} b"))
-        for word, sign in (("ADD", "+"), ("SUB", "-"))
-        for name in (f"V_{word}_I32", f"V_{word}_NC_I32")
-    },
+    name: Meaning((kind, kind), f"u{kind[1:]}", f"min(max({text}, {low}), {high})")
+    for kind, (low, high) in _RANGES.items()
+    for word, text in _SUMS.items()
+    for name in (f"V_{form}_{kind.upper()}" for form in (word, f"{word}_NC", f"PK_{word}"))
+    if name in meanings()
 }
 #: The sub-word that SDWA chooses: shift and width.
 _PARTS = ((0, 8), (8, 8), (16, 8), (24, 8), (0, 16), (16, 16), (0, 32))
@@ -136,10 +140,16 @@ class Lowered:
 
 
 class Lowering(KernelPlaces):
-    """The rows of one kernel while they are made."""
+    """The rows of one kernel while they are made; `clamps` is FP16_OVFL of its descriptor."""
+
+    def __init__(self, arch: str, num_lanes: int, *, clamps: bool = False) -> None:
+        super().__init__(arch, num_lanes)
+        self._clamps = clamps
+        self._settled: frozenset[int] = frozenset()
 
     def lower(self, instructions: Sequence[Instruction]) -> Lowered:
         """All rows, with branches resolved to rows."""
+        self._clamps, self._settled = settle(instructions, clamps=self._clamps)
         rows: list[Array] = []
         owners: list[int] = []
         problems: dict[int, str] = {}
@@ -172,7 +182,7 @@ class Lowering(KernelPlaces):
             raise NotModelled(f"{missing}, which {self.arch} does not have")
         if "::" in name:
             return self._dual(each)
-        if name in _NOTHING or name.startswith("S_WAITCNT_"):
+        if name in _NOTHING or name.startswith("S_WAITCNT_") or each.pc in self._settled:
             return [row]
         if each.format == "SOPP" or name in (
             "S_BARRIER_WAIT",
@@ -238,11 +248,11 @@ class Lowering(KernelPlaces):
         if "SAVEEXEC" in name or "WREXEC" in name:
             self._save_exec(each, row)
             return
-        meaning = _meaning(name)
+        meaning = self._meaning(name)
         given = _scalar_operands(each, meaning)
         for i, (number, kind) in enumerate(zip(given, meaning.types, strict=False)):
             self.operand(row, i, number, kind, each)
-        row[r.HANDLER] = address_of(name)
+        row[r.HANDLER] = address_of_meaning(meaning)
         if meaning.result_type != "none":
             self._scalar_dest(row, each.get("sdst"), meaning.result_type)
         row[r.READS_DEST] = int(meaning.uses("d"))
@@ -265,6 +275,12 @@ class Lowering(KernelPlaces):
         self._scalar_dest(row, each.get("sdst"), kind)
         row[r.SAVES_EXEC] = 1 if word == "SAVEEXEC" else 2
 
+    def _meaning(self, name: str) -> Meaning:
+        meaning = meanings().get(name)
+        if meaning is None or (self._clamps and is_pole(name)):
+            raise NotModelled(f"{name} in the mode FP16_OVFL" if meaning else name)
+        return held(meaning) if self._clamps else meaning
+
     # -- operands -------------------------------------------------------------------------------
 
     def operand(self, row: Array, i: int, number: int, kind: str, each: Instruction) -> int:
@@ -282,12 +298,12 @@ class Lowering(KernelPlaces):
         name = each.name
         if name.startswith("V_BITOP3_"):
             each, meaning = _bit_operation(each)
-        elif (small := small_number_meaning(each, self.arch)) is not None:
+        elif small := small_number_meaning(each, self.arch, clamps=self._clamps):
             each, meaning = small
         elif each.get("clmp") and name in SATURATED:
             each, meaning = _without(each, "clmp"), SATURATED[name]
         else:
-            meaning = _meaning(name)
+            meaning = self._meaning(name)
         if each.format.startswith("VOP3P") and name.startswith("V_PK_"):
             return self._pack(each, meaning)
         row = self._blank(r.VECTOR)
@@ -353,9 +369,9 @@ class Lowering(KernelPlaces):
     def _mix(self, row: Array, each: Instruction) -> None:
         """Operands that are a half, by OPSEL_HI, or a whole number; NEG_HI is their ABS."""
         is_half = each.get("opsel_hi") | each.get("opsel_hi2") << 2
-        meaning = meanings()["V_FMA_MIX_F32" if each.name.endswith("F32") else "V_FMA_MIXLO_F16"]
+        meaning = self._meaning("V_FMA_MIX_F32" if each.name.endswith("F32") else "V_FMA_MIXLO_F16")
         kinds = tuple("f16" if (is_half >> i) & 1 else "f32" for i in range(3))
-        row[r.HANDLER] = address_of_meaning(Meaning(kinds, meaning.result_type, "fma32(a, b, c)"))
+        row[r.HANDLER] = address_of_meaning(replace(meaning, types=kinds))
         for i, number in enumerate(_vector_operands(each)):
             at = self.operand(row, i, number, kinds[i], each)
             width = 16 if kinds[i] == "f16" else 32
@@ -435,6 +451,8 @@ class Lowering(KernelPlaces):
         bits = _NUMBERS.get(kind)
         if bits is None:
             raise NotModelled(f"{each.name} with CLAMP on integers")
+        if self._clamps and bits == 16 and scale:
+            raise NotModelled(f"{each.name} with OMOD in the mode FP16_OVFL")
         row[r.CLAMP] = bits if clamp else 0
         row[r.SCALE] = bits << 2 | scale if scale else 0
 
@@ -467,7 +485,7 @@ class Lowering(KernelPlaces):
         highs = each.get("opsel_hi") | each.get("opsel_hi2") << 2
         for half in (0, 1):
             row = self._blank(r.VECTOR)
-            row[r.HANDLER] = address_of(each.name)
+            row[r.HANDLER] = address_of_meaning(meaning)
             chosen = highs if half else each.get("opsel")
             negated = each.get("neg_hi") if half else each.get("neg")
             numbers = _vector_operands(each)
@@ -497,9 +515,9 @@ class Lowering(KernelPlaces):
         """VOPD: two instructions of one lane each."""
         made = []
         for name, letter in zip(each.name.split("::"), "xy", strict=True):
-            meaning = _meaning(name)
+            meaning = self._meaning(name)
             row = self._blank(r.VECTOR)
-            row[r.HANDLER] = address_of(name)
+            row[r.HANDLER] = address_of_meaning(meaning)
             numbers = [each.get(f"src{letter}0"), each.get(f"vsrc{letter}1")]
             numbers.append(255)  # the constant of V_DUAL_FMAMK and V_DUAL_FMAAK
             for i, (number, kind) in enumerate(zip(numbers, meaning.types, strict=False)):
@@ -511,13 +529,6 @@ class Lowering(KernelPlaces):
                 row[r.CONDITION], row[r.CONDITION_INDEX] = r.MASK, VCC
             made.append(row)
         return made
-
-
-def _meaning(name: str) -> Meaning:
-    try:
-        return meanings()[name]
-    except KeyError:
-        raise NotModelled(name) from None
 
 
 def _bit_operation(each: Instruction) -> tuple[Instruction, Meaning]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from hypocenter.base.dtypes import Array, bf16_to_f32, f32_to_bf16
 from hypocenter.base.package import is_below
+from hypocenter.device.interpret.eight_bits import is_rounded_here, to_eight_bits
 from hypocenter.device.triton_lang import interpreter, tl
 
 _interp: Any = interpreter()
@@ -113,6 +114,12 @@ class Builder(_interp.InterpreterBuilder):  # type: ignore[misc]
             wrap = _first_wrap(operands) or _here(result)
             result.exact = Exact(exact, wrap, _reduction_of(operands))
         return result
+
+    def create_fp_to_fp(self, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
+        source, dest = src.dtype.scalar, dst_type.scalar
+        if rounding_mode != _interp._ir.ROUNDING_MODE.RTNE or not is_rounded_here(source, dest):
+            return super().create_fp_to_fp(src, dst_type, rounding_mode)
+        return _interp.TensorHandle(to_eight_bits(src.data, source, dest), dest)
 
     def create_add(self, lhs: Any, rhs: Any) -> Any:
         return self._track(super().create_add(lhs, rhs), np.add, lhs, rhs)

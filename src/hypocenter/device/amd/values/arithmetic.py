@@ -268,6 +268,18 @@ def min_number(a: Any, b: Any) -> Any:
 
 
 @_inline
+def maximum(a: Any, b: Any) -> Any:
+    """The larger one; NaN where one is NaN."""
+    return a if a != a else b if b != b else max_number(a, b)
+
+
+@_inline
+def minimum(a: Any, b: Any) -> Any:
+    """The smaller one; NaN where one is NaN."""
+    return a if a != a else b if b != b else min_number(a, b)
+
+
+@_inline
 def med3(a: Any, b: Any, c: Any) -> Any:
     """The middle one of three numbers; the smallest where one is NaN."""
     if a != a or b != b or c != c:
@@ -402,7 +414,7 @@ def as_fp8(bits: int, form: int) -> float:
 def bits_fp8(value: float, form: int) -> int:
     """The nearest number of 8 bits, ties to even; forms are those of `as_fp8`.
 
-    What is too large becomes infinite, or NaN where the format has no infinity (FP16_OVFL is 0).
+    What is too large becomes infinite, or NaN where the format has no infinity.
     """
     num_fraction = 3 if form % 2 == 0 else 2
     bias = (7 if form % 2 == 0 else 15) + form // 2
@@ -421,6 +433,23 @@ def bits_fp8(value: float, form: int) -> int:
     if form >= 2 and code == 0:
         return 0
     return code | sign
+
+
+@_inline
+def as_fp4(bits: int) -> float:
+    """The number of the lowest 4 bits, as E2M1: 0, 0.5, 1, 1.5, 2, 3, 4 or 6, and a sign."""
+    exponent, fraction = (bits >> 1) & 3, bits & 1
+    size = 0.5 * fraction if exponent == 0 else scale(1.0 + 0.5 * fraction, exponent - 1)
+    return -size if bits & 8 else size
+
+
+@_inline
+def held(value: Any, largest: float) -> float:
+    """A number that stops at the largest one of its format; what is infinite stays so."""
+    number = np.float64(value)
+    if abs(number) <= largest or number - number != 0.0:
+        return number
+    return math.copysign(largest, number)
 
 
 @_inline

@@ -21,7 +21,7 @@ from numba.core.registry import cpu_target
 from numba.core.runtime import rtsys
 
 from hypocenter.device.amd.values import arithmetic, division
-from hypocenter.device.amd.values.meanings import Meaning, meanings
+from hypocenter.device.amd.values.meanings import Meaning
 from hypocenter.settings.cache_folder import private_folder
 
 #: Rows: operands a, b, c, what the destination held, condition in, result, flag.
@@ -74,12 +74,6 @@ def source_of(meaning: Meaning) -> str:
         f"def handler(rows, n):\n    t = carray(rows, {NUM_ROWS * LANES})\n"
         f"    for l in range(n):\n        {body}\n"
     )
-
-
-@cache
-def address_of(name: str) -> int:
-    """Where the machine code of an opcode's meaning lies. Raises KeyError for one that has none."""
-    return address_of_meaning(meanings()[name])
 
 
 @cache

@@ -89,9 +89,15 @@ S_LSHL3_ADD_U32 ; u32 u32 > u32 ; (a << 3) + b ; (a << 3) + b > 0xFFFFFFFF
 S_LSHL4_ADD_U32 ; u32 u32 > u32 ; (a << 4) + b ; (a << 4) + b > 0xFFFFFFFF
 S_PACK_LL_B32_B16 ; u32 u32 > u32 ; a & 0xFFFF | (b & 0xFFFF) << 16
 S_PACK_LH_B32_B16 ; u32 u32 > u32 ; a & 0xFFFF | b & 0xFFFF0000
+S_PACK_HL_B32_B16 ; u32 u32 > u32 ; a >> 16 | (b & 0xFFFF) << 16
 S_PACK_HH_B32_B16 ; u32 u32 > u32 ; a >> 16 | b & 0xFFFF0000
 S_ABSDIFF_I32 ; i32 i32 > u32 ; abs(a - b) ; r != 0
 S_BITCMP0_B32 ; u32 u32 > none ; 0 ; (a >> (b & 31)) & 1 == 0
+S_BITCMP0_B64 ; u64 u32 > none ; 0 ; (a >> (b & 63)) & 1 == 0
+S_BITCMP1_B64 ; u64 u32 > none ; 0 ; (a >> (b & 63)) & 1 == 1
+S_BITSET0_B64 ; u32 > u64 ; d & ~(1 << (a & 63))
+S_BITSET1_B64 ; u32 > u64 ; d | 1 << (a & 63)
+S_BCNT0_I32_B64 ; u64 > u32 ; 64 - popcount(a) ; r != 0
 S_BITCMP1_B32 ; u32 u32 > none ; 0 ; (a >> (b & 31)) & 1 == 1
 S_ADD_F32 ; f32 f32 > f32 ; a + b
 S_SUB_F32 ; f32 f32 > f32 ; a - b
@@ -111,6 +117,20 @@ S_CVT_I32_F32 ; f32 > u32 ; to_integer(a, -2147483648.0, 2147483647.0)
 S_CVT_U32_F32 ; f32 > u32 ; to_integer(a, 0.0, 4294967295.0)
 S_CVT_F16_F32 ; f32 > u32 ; bits16(a)
 S_CVT_F32_F16 ; f16 > f32 ; a
+S_CVT_HI_F32_F16 ; u32 > f32 ; as_f16(a >> 16)
+S_CVT_PK_RTZ_F16_F32 ; f32 f32 > u32 ; bits16_cut(a) | bits16_cut(b) << 16
+S_ADD_F16 ; f16 f16 > f16 ; a + b
+S_SUB_F16 ; f16 f16 > f16 ; a - b
+S_MUL_F16 ; f16 f16 > f16 ; a * b
+S_FMAC_F16 ; f16 f16 > f16 ; fma64(np.float64(a), np.float64(b), np.float64(d))
+S_MAX_NUM_F16 ; f16 f16 > f16 ; max_number(a, b)
+S_MIN_NUM_F16 ; f16 f16 > f16 ; min_number(a, b)
+S_MAXIMUM_F16 ; f16 f16 > f16 ; maximum(a, b)
+S_MINIMUM_F16 ; f16 f16 > f16 ; minimum(a, b)
+S_CEIL_F16 ; f16 > f16 ; np.ceil(a)
+S_FLOOR_F16 ; f16 > f16 ; np.floor(a)
+S_TRUNC_F16 ; f16 > f16 ; np.trunc(a)
+S_RNDNE_F16 ; f16 > f16 ; np.rint(a)
 """
 
 _INTEGERS = """
@@ -127,11 +147,11 @@ V_BCNT_U32_B32 ; u32 u32 > u32 ; popcount(a) + b
 V_ADD_U32, V_ADD_NC_U32, V_DUAL_ADD_NC_U32, V_ADD_NC_I32, V_ADD_I32 ; u32 u32 > u32 ; a + b
 V_SUB_U32, V_SUB_NC_U32, V_SUB_NC_I32, V_SUB_I32 ; u32 u32 > u32 ; a - b
 V_SUBREV_U32, V_SUBREV_NC_U32 ; u32 u32 > u32 ; b - a
-V_ADD_U16, V_ADD_NC_U16, V_ADD_NC_I16 ; u16 u16 > u16 ; a + b
-V_SUB_U16, V_SUB_NC_U16, V_SUB_NC_I16 ; u16 u16 > u16 ; a - b
+V_ADD_U16, V_ADD_NC_U16, V_ADD_NC_I16, V_ADD_I16 ; u16 u16 > u16 ; a + b
+V_SUB_U16, V_SUB_NC_U16, V_SUB_NC_I16, V_SUB_I16 ; u16 u16 > u16 ; a - b
 V_SUBREV_U16 ; u16 u16 > u16 ; b - a
 V_MUL_LO_U16 ; u16 u16 > u16 ; a * b
-V_MAD_U16, V_MAD_LEGACY_U16 ; u16 u16 u16 > u16 ; a * b + c
+V_MAD_U16, V_MAD_LEGACY_U16, V_MAD_I16, V_MAD_LEGACY_I16 ; u16 u16 u16 > u16 ; a * b + c
 V_AND_B16 ; u16 u16 > u16 ; a & b
 V_OR_B16 ; u16 u16 > u16 ; a | b
 V_XOR_B16 ; u16 u16 > u16 ; a ^ b
@@ -156,6 +176,12 @@ V_MIN_I32 ; i32 i32 > u32 ; min(a, b)
 V_MAX_I32 ; i32 i32 > u32 ; max(a, b)
 V_MIN_U32 ; u32 u32 > u32 ; min(a, b)
 V_MAX_U32 ; u32 u32 > u32 ; max(a, b)
+V_MIN3_I16 ; i16 i16 i16 > u16 ; min(min(a, b), c)
+V_MAX3_I16 ; i16 i16 i16 > u16 ; max(max(a, b), c)
+V_MIN3_U16 ; u16 u16 u16 > u16 ; min(min(a, b), c)
+V_MAX3_U16 ; u16 u16 u16 > u16 ; max(max(a, b), c)
+V_MED3_I16 ; i16 i16 i16 > u16 ; max(min(a, b), min(max(a, b), c))
+V_MED3_U16 ; u16 u16 u16 > u16 ; max(min(a, b), min(max(a, b), c))
 V_MIN3_I32 ; i32 i32 i32 > u32 ; min(min(a, b), c)
 V_MAX3_I32 ; i32 i32 i32 > u32 ; max(max(a, b), c)
 V_MIN3_U32 ; u32 u32 u32 > u32 ; min(min(a, b), c)
