@@ -271,3 +271,43 @@ def test_a_product_of_pairs_takes_and_leaves_halves(arch: str, high_c: int, high
     line = f"v_dot2_bf16_bf16 v1, v2, v3, v4 op_sel:[0,0,{high_c},{high_d}]"
     assert wave.run(line) == r.ALL_ENDED
     assert set(wave.vgpr[1, :32].tolist()) == {wanted}
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+def test_two_registers_change_places_where_lanes_are_active(arch: str) -> None:
+    wave = _wave(arch)
+    wanted = wave.vgpr.copy()
+    lanes = [n for n in range(wave.num_lanes) if _ACTIVE >> n & 1]
+    wanted[1, lanes], wanted[2, lanes] = wave.vgpr[2, lanes], wave.vgpr[1, lanes]
+    assert wave.run("v_swap_b32 v1, v2") == r.ALL_ENDED
+    np.testing.assert_array_equal(wave.vgpr, wanted)
+
+
+def _by_number(arch: str, move: str, which: str) -> str:
+    """A move of which M0, that is s4, chooses an operand: CDNA has a mode, RDNA names."""
+    if arch in CDNA:
+        return f"s_set_gpr_idx_on s4, gpr_idx({which})\nv_mov_b32 {move}\ns_set_gpr_idx_off"
+    name = "v_movrels_b32" if which == "SRC0" else "v_movreld_b32"
+    return f"s_mov_b32 m0, s4\n{name} {move}"
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+def test_a_register_may_be_chosen_by_number(arch: str) -> None:
+    lanes = [n for n in range(64 if arch in CDNA else 32) if _ACTIVE >> n & 1]
+    for number in (0, 1, 3):
+        for move, which in (("v1, v2", "SRC0"), ("v1, v2", "DST"), ("v1, s6", "DST")):
+            wave = _wave(arch)
+            wave.sgpr[4], wave.sgpr[6] = number, 0xABC
+            source = wave.vgpr[2 + number if which == "SRC0" else 2, lanes]
+            wanted = wave.vgpr.copy()
+            dest = 1 if which == "SRC0" else 1 + number
+            wanted[dest, lanes] = source if "s6" not in move else 0xABC
+            assert wave.run(f"{_by_number(arch, move, which)}\nv_mov_b32 v5, v5") == r.ALL_ENDED
+            np.testing.assert_array_equal(wave.vgpr, wanted)
+
+
+def test_only_moves_may_stand_where_registers_are_chosen_by_number() -> None:
+    lines = "s_set_gpr_idx_on s4, gpr_idx(SRC0)\n{}\ns_set_gpr_idx_off\nv_add_u32 v1, v2, v3"
+    for line in ("v_add_u32 v1, v2, v3", "s_branch end\nend:"):
+        (problem,) = Lowering("gfx942", 64).lower(assembled(lines.format(line), "gfx942")).problems
+        assert problem == 1

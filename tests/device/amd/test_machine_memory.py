@@ -179,6 +179,8 @@ _ATOMICS: list[tuple[str, str, str, str, Callable[[int, int], Any]]] = [
     ("and_x2", "and_b64", "and_b64", "u8", lambda a, b: a & b),
     ("or_x2", "or_b64", "or_b64", "u8", lambda a, b: a | b),
     ("xor_x2", "xor_b64", "xor_b64", "u8", lambda a, b: a ^ b),
+    ("inc_x2", "inc_u64", "inc_u64", "u8", lambda a, b: 0 if a >= b else a + 1),
+    ("dec_x2", "dec_u64", "dec_u64", "u8", lambda a, b: b if a == 0 or a > b else a - 1),
     ("swap_x2", "swap_b64", "wrxchg_rtn_b64", "u8", lambda a, b: b),
 ]
 

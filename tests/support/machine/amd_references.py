@@ -162,6 +162,18 @@ def _cut_half(value: Any) -> int:
     return int(found.view(np.uint16))
 
 
+def _dot(a: int, b: int, width: int, form: Any) -> int:
+    """By numpy's types: of two numbers of 16 bits, or of eight of 4 in bytes of their own."""
+    parts = []
+    for bits in (a, b):
+        word = np.array([bits % 2**32], np.uint32)
+        if width == 4:
+            word = np.array([int(digit, 16) << 4 for digit in f"{bits % 2**32:08x}"], np.uint8)
+        numbers = word.view(form).astype(object)
+        parts.append(numbers // 16 if width == 4 else numbers)
+    return int((parts[0] * parts[1]).sum())
+
+
 def _is_not(compare: Any, a: Any, b: Any) -> bool:
     return not compare(a, b)
 
@@ -318,6 +330,12 @@ WHOLE: dict[str, Callable[..., Any]] = {
     "V_DOT4C_I32_I8": lambda a, b, d: (
         sum(sign(a >> s, 8) * sign(b >> s, 8) for s in (0, 8, 16, 24)) + d
     ),
+    "V_DOT8_I32_I4": lambda a, b, c: c + _dot(a, b, 4, np.int8),
+    "V_DOT8C_I32_I4": lambda a, b, d: d + _dot(a, b, 4, np.int8),
+    "V_DOT8_U32_U4": lambda a, b, c: c + _dot(a, b, 4, np.uint8),
+    "V_DOT2_I32_I16": lambda a, b, c: c + _dot(a, b, 16, np.int16),
+    "V_DOT2C_I32_I16": lambda a, b, d: d + _dot(a, b, 16, np.int16),
+    "V_DOT2_U32_U16": lambda a, b, c: c + _dot(a, b, 16, np.uint16),
     "V_DOT4_U32_U8": lambda a, b, c: (
         sum((a >> s) % 256 * (b >> s & 255) for s in (0, 8, 16, 24)) + c
     ),
@@ -336,9 +354,7 @@ NUMBERS: dict[str, Callable[..., Any]] = {
     "V_MAXMIN_F16": lambda a, b, c: smaller(larger(a, b), c),
     "V_MINMAX_F16": lambda a, b, c: larger(smaller(a, b), c),
     "V_MAXIMUM_F32 S_MAXIMUM_F16 V_MAXIMUM_F16 V_MAXIMUM_F64": lambda a, b: _largest([a, b]),
-    "V_MINIMUM_F32 S_MINIMUM_F16 V_MINIMUM_F16 V_MINIMUM_F64": lambda *v: (
-        -_largest([-x for x in v[:2]])
-    ),
+    "V_MINIMUM_F32 S_MINIMUM_F16 V_MINIMUM_F16 V_MINIMUM_F64": lambda a, b: -_largest([-a, -b]),
     "V_MAXIMUM3_F32 V_MAXIMUM3_F16": lambda *v: _largest(v),
     "V_MINIMUM3_F32 V_MINIMUM3_F16": lambda *v: -_largest([-x for x in v]),
     "V_MAXIMUMMINIMUM_F32 V_MAXIMUMMINIMUM_F16": lambda a, b, c: -_largest([-_largest([a, b]), -c]),

@@ -91,7 +91,10 @@ LANE_SOURCE_KIND, LANE_OFFSET = 15, 16
     BACK_PERMUTE,
     SWIZZLE,
     SWAP_ROWS,
-) = range(9)
+    SWAP,
+    MOVE_FROM,
+    MOVE_TO,
+) = range(12)
 
 # Columns of MATRIX.
 (

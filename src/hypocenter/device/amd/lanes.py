@@ -58,6 +58,8 @@ def lane_operation(m: Machine, w: int, row: int) -> None:
         m.vgpr[w, code[r.LANE_DEST], lane] = value
     elif work == r.SWAP_ROWS:
         _swap_rows(m, w, row)
+    elif work >= r.SWAP:
+        _move_registers(m, w, row)
     else:
         _move(m, w, row)
 
@@ -146,3 +148,29 @@ def _swap_rows(m: Machine, w: int, row: int) -> None:
     for lane in range(m.facts[r.NUM_LANES] - size):
         if (lane // size) % 2 == 0:
             first[lane + size], second[lane] = second[lane], first[lane + size]
+
+
+@compile_call
+def _move_registers(m: Machine, w: int, row: int) -> None:
+    """V_SWAP, V_MOVRELS and V_MOVRELD: the lanes that are active, of registers by number."""
+    code, active = m.code[row], exec_of(m, w)
+    work, source, dest = code[r.LANE_WORK], code[r.LANE_SOURCE], code[r.LANE_DEST]
+    if work == r.MOVE_FROM:
+        source = chosen_register(m, w, row, source)
+    elif work == r.MOVE_TO:
+        dest = chosen_register(m, w, row, dest)
+    is_scalar = code[r.LANE_SOURCE_KIND] != r.VGPR
+    scalar = scalar_value(m, w, code[r.LANE_SOURCE_KIND], source, 1) if is_scalar else 0
+    for lane in range(m.facts[r.NUM_LANES]):
+        if (active >> lane) & 1:
+            old = m.vgpr[w, dest, lane]
+            m.vgpr[w, dest, lane] = scalar if is_scalar else m.vgpr[w, source, lane]
+            if work == r.SWAP:
+                m.vgpr[w, source, lane] = old
+
+
+@compile_call
+def chosen_register(m: Machine, w: int, row: int, first: int) -> int:
+    """The register that M0 chooses, counted from `first`; the first of all where there is none."""
+    place = first + (_select(m, w, row) & 255)
+    return place if place < 256 else 0

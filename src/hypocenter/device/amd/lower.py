@@ -18,7 +18,7 @@ from hypocenter.device.amd.decode import DPP8_ANY, Instruction, NotModelled
 from hypocenter.device.amd.float_mode import held, is_pole, settle
 from hypocenter.device.amd.kernel_places import SIMM, KernelPlaces
 from hypocenter.device.amd.lower_memory import lower_local, lower_memory, lower_scalar_load
-from hypocenter.device.amd.lower_other import lower_lanes, lower_matrix
+from hypocenter.device.amd.lower_other import M0, lower_lanes, lower_matrix
 from hypocenter.device.amd.routes import dpp8_table, dpp_table
 from hypocenter.device.amd.small_numbers import small_number_meaning
 from hypocenter.device.amd.target_opcodes import lacking
@@ -28,6 +28,8 @@ from hypocenter.device.amd.values.meanings import Meaning, meanings
 VCC, EXEC = 106, 126
 _NUMBERS = {"f16": 16, "f32": 32, "f64": 64}
 _ROW_NEWBCAST = 0x15
+#: Bits of S_SET_GPR_IDX_ON.
+_SOURCE, _DEST = 1, 8
 _BRANCHES = {
     "S_BRANCH": (0, 0),
     "S_CBRANCH_SCC0": (1, 1),
@@ -86,6 +88,7 @@ _NOTHING = frozenset(
         "GLOBAL_WBINV",
         "S_TTRACEDATA",
         "S_PREFETCH_INST_PC_REL",
+        "S_SET_GPR_IDX_OFF",
         "S_VERSION",
         "DS_NOP",
     }
@@ -146,6 +149,8 @@ class Lowering(KernelPlaces):
         super().__init__(arch, num_lanes)
         self._clamps = clamps
         self._settled: frozenset[int] = frozenset()
+        #: Which operand of CDNA's vector instructions M0 chooses now: _SOURCE, _DEST or none.
+        self._chosen = 0
 
     def lower(self, instructions: Sequence[Instruction]) -> Lowered:
         """All rows, with branches resolved to rows."""
@@ -180,9 +185,15 @@ class Lowering(KernelPlaces):
         name = each.name
         if missing := lacking(self.arch, each):
             raise NotModelled(f"{missing}, which {self.arch} does not have")
+        if self._chosen:
+            each = self._by_number(each)
+            name = each.name
         if "::" in name:
             return self._dual(each)
         if name in _NOTHING or name.startswith("S_WAITCNT_") or each.pc in self._settled:
+            return [row]
+        if name == "S_SET_GPR_IDX_ON":
+            self._choose(each, row)
             return [row]
         if each.format == "SOPP" or name in (
             "S_BARRIER_WAIT",
@@ -209,13 +220,39 @@ class Lowering(KernelPlaces):
             lower_local(self, each, row)
         elif "MFMA" in name or "WMMA" in name or "SMFMAC" in name:
             lower_matrix(self, each, row)
-        elif name.startswith(("V_READ", "V_WRITELANE", "V_PERMLANE")):
+        elif name.startswith(("V_READ", "V_WRITELANE", "V_PERMLANE", "V_MOVREL", "V_SWAP")):
             lower_lanes(self, each, row)
         elif name.startswith("S_"):
             self._scalar(each, row)
         else:
             return self._vector(each)
         return [row]
+
+    # -- registers that M0 chooses --------------------------------------------------------------
+
+    def _choose(self, each: Instruction, row: Array) -> None:
+        """S_SET_GPR_IDX_ON: until it is switched off, M0 counts from one of the operands on."""
+        chosen = each.get("ssrc1") & 15
+        if chosen not in (0, _SOURCE, _DEST):
+            raise NotModelled(f"{each.name} with operands {chosen:#x}")
+        self._chosen, row[r.KIND] = chosen, r.SCALAR
+        text = f"d & 0xFFFF0F00 | a & 255 | {chosen << 12}"
+        row[r.HANDLER] = address_of_meaning(Meaning(("u32",), "u32", text))
+        self.operand(row, 0, each.get("ssrc0"), "u32", each)
+        self._scalar_dest(row, M0, "u32")
+        row[r.READS_DEST] = 1
+
+    def _by_number(self, each: Instruction) -> Instruction:
+        """An instruction while M0 chooses: compilers write moves here, and no branches."""
+        if each.name == "S_SET_GPR_IDX_OFF":
+            self._chosen = 0
+            return replace(each, name="S_NOP")
+        if each.name == "V_MOV_B32" and each.format == "VOP1":
+            is_source = self._chosen == _SOURCE
+            return replace(each, name="V_MOVRELS_B32" if is_source else "V_MOVRELD_B32")
+        if each.name == "S_NOP":
+            return each
+        raise NotModelled(f"{each.name} where S_SET_GPR_IDX_ON chooses registers")
 
     # -- control --------------------------------------------------------------------------------
 

@@ -53,6 +53,13 @@ _ATOMICS = {
     "INC": "0 if a >= b else a + 1",
     "DEC": "b if a == 0 or a > b else a - 1",
 }
+#: Those of 64 bits without a sign, which numba would compare with one.
+_WIDE = {
+    "MIN": "a if below(a, b) else b",
+    "MAX": "b if below(a, b) else a",
+    "INC": "a + 1 if below(a, b) else 0",
+    "DEC": "b if a == 0 or below(b, a) else a - 1",
+}
 #: The same of floats.
 _OF_NUMBERS = {"ADD": "a + b", "MIN": "min_number(a, b)", "MAX": "max_number(a, b)"}
 #: Two halves at once.
@@ -188,10 +195,8 @@ def _meaning_of(stem: str, kind: str, num_bytes: int, each: Instruction) -> Mean
     if stem not in _ATOMICS:
         raise NotModelled(each.name)
     text = _ATOMICS[stem]
-    if bits == 64 and sign == "u" and stem in ("MIN", "MAX"):
-        text = "a if below(a, b) else b" if stem == "MIN" else "b if below(a, b) else a"
-    if bits == 64 and stem in ("INC", "DEC"):
-        raise NotModelled(each.name)
+    if bits == 64 and sign == "u":
+        text = _WIDE.get(stem, text)
     return Meaning((f"{sign}{bits}",) * 2, f"u{bits}", text)
 
 

@@ -10,6 +10,8 @@ from hypocenter.device.amd.decode import Instruction, NotModelled
 from hypocenter.device.amd.kernel_places import KernelPlaces
 from hypocenter.device.amd.routes import swizzle_table
 
+#: The number of CDNA's; RDNA's is one more.
+M0 = 124
 _WORKS = {
     "V_READLANE_B32": r.READ_LANE,
     "V_READFIRSTLANE_B32": r.READ_FIRST,
@@ -18,13 +20,18 @@ _WORKS = {
     "V_PERMLANEX16_B32": r.PERMLANE_ACROSS,
     "V_PERMLANE16_SWAP_B32": r.SWAP_ROWS,
     "V_PERMLANE32_SWAP_B32": r.SWAP_ROWS,
+    "V_SWAP_B32": r.SWAP,
+    "V_MOVRELS_B32": r.MOVE_FROM,
+    "V_MOVRELD_B32": r.MOVE_TO,
 }
 
 
 def lower_lanes(lowering: KernelPlaces, each: Instruction, row: Array) -> None:
-    """V_READLANE and its kind."""
-    if each.name not in _WORKS or "dpp" in each.fields:
+    """V_READLANE and its kind, and moves between registers of which M0 chooses one."""
+    if each.name not in _WORKS or not each.format.startswith(("VOP1", "VOP2", "VOP3")):
         raise NotModelled(each.name)
+    if each.format.endswith(("DPP8", "DPP16", "SDWA")):
+        raise NotModelled(f"{each.name} ({each.format})")
     work = _WORKS[each.name]
     row[r.KIND], row[r.LANE_WORK] = r.LANES_OP, work
     source, dest = each.get("src0"), each.get("vdst")
@@ -35,7 +42,10 @@ def lower_lanes(lowering: KernelPlaces, each: Instruction, row: Array) -> None:
     if work == r.SWAP_ROWS:
         row[r.LANE_OFFSET] = 16 if "16" in each.name else 32
         return
-    if work != r.READ_FIRST:
+    if work in (r.MOVE_FROM, r.MOVE_TO):
+        row[r.LANE_SELECT_KIND], row[r.LANE_SELECT] = r.SGPR, M0 + lowering.is_rdna
+        return
+    if work not in (r.READ_FIRST, r.SWAP):
         select = each.get("src1") if "src1" in each.fields else each.get("vsrc1")
         row[r.LANE_SELECT_KIND], row[r.LANE_SELECT] = lowering.place(select, "u32", each)
     if work in (r.PERMLANE, r.PERMLANE_ACROSS):

@@ -20,6 +20,8 @@ _CONVERSION = re.compile(
     r"|PK_(?P<dest>FP8|BF8)_(?P<given>F32|F16|BF16))"
 )
 _LARGEST_HALF = 65504.0
+#: Products whose signs NEG chooses, by the bits of a number.
+_PRODUCTS = {"V_DOT4_I32_IU8": 8, "V_DOT8_I32_IU4": 4}
 #: The largest finite numbers of the forms of `as_fp8`.
 _LARGEST = (448.0, 57344.0, 240.0, 57344.0)
 
@@ -32,9 +34,9 @@ def small_number_meaning(
 
     None for one that is no conversion of 8 bits and no product of bytes.
     """
-    if each.name == "V_DOT4_I32_IU8":
-        signs = each.get("neg")
-        text = f"dot_bytes(a, b, {bool(signs & 1)}, {bool(signs & 2)}) + c"
+    if each.name in _PRODUCTS:
+        signs, width = each.get("neg"), _PRODUCTS[each.name]
+        text = f"dot_parts(a, b, {width}, {bool(signs & 1)}, {bool(signs & 2)}) + c"
         return _with(each, neg=signs & 4), Meaning(("u32",) * 3, "u32", text)
     found = _CONVERSION.fullmatch(each.name)
     if found is None:

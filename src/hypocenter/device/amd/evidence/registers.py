@@ -135,7 +135,7 @@ def _lanes(row: list[int], num_lanes: int) -> RegisterUses:
         select = _place(row[r.LANE_SELECT_KIND], row[r.LANE_SELECT], 1, num_lanes)
         return RegisterUses(source | select, _scalar(row[r.LANE_DEST]))
     dest = _vector(row[r.LANE_DEST])
-    if work == r.SWAP_ROWS:
+    if work in (r.SWAP_ROWS, r.SWAP):
         return RegisterUses(source | dest, source | dest)
     if work in (r.PERMUTE, r.BACK_PERMUTE):
         return RegisterUses(source | _vector(row[r.LANE_SELECT]), dest)

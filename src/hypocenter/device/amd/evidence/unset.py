@@ -17,7 +17,7 @@ from hypocenter.device.amd import instruction_rows as r
 from hypocenter.device.amd.compiled import compile_call
 from hypocenter.device.amd.descriptor import KernelDescriptor
 from hypocenter.device.amd.instruction_rows import Machine
-from hypocenter.device.amd.lanes import exec_of
+from hypocenter.device.amd.lanes import chosen_register, exec_of
 
 #: Of a wave: the lanes in which each scalar register (all or none), each vector register and SCC
 #: are unset.
@@ -243,8 +243,11 @@ def _lanes(m: Machine, w: int, row: int) -> None:
         if code[r.LANE_DEST] >= 0:
             m.unset[w, code[r.LANE_DEST]] = 0
         return
-    m.unset[w, VECTORS + code[r.LANE_DEST]] = 0
-    if work == r.SWAP_ROWS:
+    dest = code[r.LANE_DEST]
+    if work == r.MOVE_TO:
+        dest = chosen_register(m, w, row, dest)
+    m.unset[w, VECTORS + dest] = 0
+    if work == r.SWAP_ROWS or work == r.SWAP:
         m.unset[w, VECTORS + code[r.LANE_SOURCE]] = 0
 
 

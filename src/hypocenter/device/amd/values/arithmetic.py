@@ -371,6 +371,18 @@ def dot_bytes(a: int, b: int, a_has_sign: bool, b_has_sign: bool) -> int:
 
 
 @_inline
+def dot_parts(a: int, b: int, width: int, a_has_sign: bool, b_has_sign: bool) -> int:
+    """The sum of the products of all parts of `width` bits of two registers."""
+    total = 0
+    for place in range(0, 32, width):
+        x, y = field(a, place, width), field(b, place, width)
+        total += (sign_extend(x, width) if a_has_sign else x) * (
+            sign_extend(y, width) if b_has_sign else y
+        )
+    return total
+
+
+@_inline
 def bit_field(value: int, shift: int, num_bits: int, width: int) -> int:
     """`num_bits` of a word of `width` bits from `shift` on, with their sign."""
     if num_bits == 0:

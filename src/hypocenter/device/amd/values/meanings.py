@@ -236,6 +236,12 @@ V_MBCNT_HI_U32_B32 ; u32 u32 > u32 ; popcount(a & ((1 << max(lane - 32, 0)) - 1)
 V_DOT4_I32_I8 ; u32 u32 u32 > u32 ; dot_bytes(a, b, True, True) + c
 V_DOT4C_I32_I8 ; u32 u32 > u32 ; dot_bytes(a, b, True, True) + d
 V_DOT4_U32_U8 ; u32 u32 u32 > u32 ; dot_bytes(a, b, False, False) + c
+V_DOT8_I32_I4 ; u32 u32 u32 > u32 ; dot_parts(a, b, 4, True, True) + c
+V_DOT8C_I32_I4 ; u32 u32 > u32 ; dot_parts(a, b, 4, True, True) + d
+V_DOT8_U32_U4 ; u32 u32 u32 > u32 ; dot_parts(a, b, 4, False, False) + c
+V_DOT2_I32_I16 ; u32 u32 u32 > u32 ; dot_parts(a, b, 16, True, True) + c
+V_DOT2C_I32_I16 ; u32 u32 > u32 ; dot_parts(a, b, 16, True, True) + d
+V_DOT2_U32_U16 ; u32 u32 u32 > u32 ; dot_parts(a, b, 16, False, False) + c
 V_PK_ADD_U16, V_PK_ADD_I16 ; u16 u16 > u16 ; a + b
 V_PK_SUB_U16, V_PK_SUB_I16 ; u16 u16 > u16 ; a - b
 V_PK_MUL_LO_U16 ; u16 u16 > u16 ; a * b
