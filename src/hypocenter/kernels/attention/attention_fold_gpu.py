@@ -133,6 +133,7 @@ def attention_fold_round_kernel(
         rounded_ptr + row * pitch,
         fragments_ptr + row * pitch,
         HAS_FRAGMENTS,
+        VALUE_DIM % 32 == 0,
     )
 
 

@@ -23,18 +23,29 @@ def power_of(largest):
 
 
 @triton.jit
-def store_halves(values, column, stop, rounded_row, fragments_row, HAS_FRAGMENTS: tl.constexpr):
+def store_halves(
+    values, column, stop, rounded_row, fragments_row, HAS_FRAGMENTS: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+):  # fmt: skip
     """Store f16 `values` of columns below `stop`: in order, and as lanes of a matrix unit read.
 
     Of 32 columns those that lane t of four feeds to it lie together: of the first 16 columns and
-    of the last 16 those from 2 * t and those from 8 + 2 * t on, two each.
+    of the last 16 those from 2 * t and those from 8 + 2 * t on, two each. IS_WHOLE says that
+    `column` begins at a multiple of 32: then numbers move and not addresses, which is faster.
     """
     tl.store(rounded_row + column, values, mask=column < stop)
+    NUM: tl.constexpr = values.shape[0]
     if HAS_FRAGMENTS:
-        at = column % 32
-        lane, pair, odd = at % 8 // 2, at % 16 // 8, at % 2
-        place = column - at + lane * 8 + at // 16 * 4 + pair * 2 + odd
-        tl.store(fragments_row + place, values, mask=column < stop)
+        if IS_WHOLE and NUM % 32 == 0:
+            # [32 columns, half of them, pair, lane, even and odd]
+            apart = tl.reshape(values, (NUM // 32, 2, 2, 4, 2))
+            by_lanes = tl.reshape(tl.permute(apart, (0, 3, 1, 2, 4)), (NUM,))
+            tl.store(fragments_row + column, by_lanes, mask=column < stop)
+        else:
+            at = column % 32
+            lane, pair, odd = at % 8 // 2, at % 16 // 8, at % 2
+            place = column - at + lane * 8 + at // 16 * 4 + pair * 2 + odd
+            tl.store(fragments_row + place, values, mask=column < stop)
 
 
 @triton.jit
@@ -59,6 +70,7 @@ def store_rounded(
         rounded_ptr + row * pitch,
         fragments_ptr + row * pitch,
         HAS_FRAGMENTS,
+        True,
     )
 
 
@@ -109,6 +121,7 @@ def round_kernel(
                 rounded_ptr + row * pitch,
                 fragments_ptr + row * pitch,
                 HAS_FRAGMENTS,
+                True,
             )
 
 

@@ -133,6 +133,7 @@ def _round_row(
                 rounded_ptr + row * pitch,
                 fragments_ptr + row * pitch,
                 HAS_FRAGMENTS,
+                True,
             )
 
 
