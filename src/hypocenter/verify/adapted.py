@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hypocenter.base.dtypes import Array
-from hypocenter.kernels.linear.adapter_cpu import RANKS
+from hypocenter.kernels.linear.adapter_sizes import RANKS
 from hypocenter.verify.attending import as_numbers
 from hypocenter.verify.bounds import EPS, of_chain
 from hypocenter.verify.expected import Expected, OpInputs
