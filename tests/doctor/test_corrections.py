@@ -5,6 +5,7 @@ Fixes are applied to the text or to the launch: what is left has no cause.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -12,6 +13,7 @@ pytest.importorskip("triton")
 
 from recorded.applied_fix import applied
 from recorded.common_mistakes import CASES, TWINS, UNDECIDED, is_false
+from recorded.program_launch import Launch
 from recorded.soundness_checks import CHECKS
 
 from hypocenter.doctor.causes import Cause
@@ -73,3 +75,29 @@ def test_changes_of_two_places_are_joined(one: str, other: str, both: str | None
         line.replace(", m", "").replace(", k", "") for line in other.splitlines(keepends=True)
     )
     assert merged_lines(base, one, other) == both
+
+
+#: Rows by an index, in a table of 64 columns that is said to have more.
+ROWS = """
+def rows_kernel(x_ptr, ids_ptr, out_ptr, stride, BLOCK: tl.constexpr):
+    c = tl.arange(0, BLOCK)
+    row = tl.load(ids_ptr + tl.program_id(0))
+    tl.store(out_ptr + tl.program_id(0) * BLOCK + c, tl.load(x_ptr + row * stride + c))
+"""
+
+
+def test_an_offset_that_64_bits_put_outside_as_well_is_no_overflow() -> None:
+    """The stride is the fault; the product leaves 32 bits because of it."""
+    launch = Launch(
+        ROWS,
+        {"x_ptr": ("F32", (30_000, 8)), "ids_ptr": ("I32", (3,)), "out_ptr": ("F32", (3, 8))},
+        {"stride": 100_000},
+        grid=(3,),
+        constants={"BLOCK": 8},
+        held={"ids_ptr": np.array([5, 29_999, 17], np.int32)},
+    )
+    found = launch.diagnosis()
+    [root] = found.roots
+    assert root.cause is Cause.WRONG_STRIDE
+    assert root.argument == "stride"
+    assert "64 bits" not in root.fix

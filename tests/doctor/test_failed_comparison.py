@@ -13,7 +13,8 @@ import pytest
 from recorded.program_launch import Launch
 
 from hypocenter.doctor.causes import Cause
-from hypocenter.doctor.diagnosis import Diagnosis, Verdict
+from hypocenter.doctor.compared_text import compared_lines
+from hypocenter.doctor.diagnosis import ComparedElement, Diagnosis, FailedComparison, Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.edits.product_text import counts_places, products_in
 from hypocenter.doctor.markdown import report_markdown
@@ -330,3 +331,25 @@ def test_a_bundle_keeps_a_side_that_is_nan(tmp_path: Path) -> None:
 
 def test_a_program_that_ended_well_has_compared_nothing_wrong() -> None:
     assert examined(kind="none").compared is None
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("out", "out[7]"),
+        ("box.out[0]", "box.out[0][7]"),
+        ("add(x, y)", "add(x, y)[7]"),
+        ("x + y", "(x + y)[7]"),
+        ("w @ x", "(w @ x)[7]"),
+        ("-x", "(-x)[7]"),
+        ("a tensor", "a tensor[7]"),
+    ],
+)
+def test_an_element_of_an_expression_is_spelled_as_that_of_all_of_it(name: str, told: str) -> None:
+    one, other = ComparedElement(name=name, value=1.5), ComparedElement(name="want", value=2.5)
+    found = FailedComparison(
+        site="p.py:9", compared_at="p.py:9", sides=(one, other), index=(7,), num_different=1,
+        num_elements=8, is_first=True,
+    )  # fmt: skip
+    first, *_ = compared_lines(found)
+    assert first.startswith(f"{told} is 1.5 and want[7] 2.5; ")

@@ -65,3 +65,24 @@ def test_joined_fixes_that_give_other_results_than_the_good_run_are_dropped() ->
     told = [row for row in found.hypotheses if row.cause is Cause.ACCESS_OUTSIDE]
     assert [row.verdict for row in told] == [Verdict.INCONCLUSIVE] * 2
     assert all("and gives what the good run gave" in row.evidence[-1] for row in told)
+
+
+#: Both accesses of one line lack the rows' mask.
+ONE_LINE = """@triton.jit
+def scale_kernel(x, out, M, N, R: tl.constexpr, C: tl.constexpr):
+    r = tl.program_id(0) * R + tl.arange(0, R)
+    c = tl.arange(0, C)
+    at = r[:, None] * N + c[None, :]
+    m = c[None, :] < N
+    tl.store(out + at, tl.load(x + at, mask=m) * 2, mask=m)
+"""
+
+
+def test_one_change_of_two_accesses_of_a_line_is_told_once() -> None:
+    tensors = {"x": ("F32", (5, 7)), "out": ("F32", (5, 7))}
+    launch = Launch(ONE_LINE, tensors, {"M": 5, "N": 7}, (2,), {"R": 4, "C": 8})
+    [root] = launch.diagnosis().roots
+    change = "`r[:, None] < M` in the mask of line 7"
+    assert root.fix.endswith("as well, at each access of line 7")
+    assert root.proof.corrected == f"{change}, at each access of it"
+    assert f"the same replay with {change}, at each access of it: no such" in root.proof.green

@@ -12,10 +12,11 @@ from recorded.bundles import Run
 
 from hypocenter.doctor.case import Case
 from hypocenter.doctor.causes import CAUSES, Cause
-from hypocenter.doctor.diagnosis import Diagnosis, Hypothesis, Verdict
+from hypocenter.doctor.diagnosis import Diagnosis, Hypothesis, RungRecord, Verdict
 from hypocenter.doctor.doctor import diagnose
 from hypocenter.doctor.examining.untested import is_traced, why_untested
 from hypocenter.doctor.report import report_text
+from hypocenter.doctor.report_parts import rungs_text
 from hypocenter.record.bundle import Bundle
 from hypocenter.record.contents import Snapshot
 from hypocenter.record.events import (
@@ -24,6 +25,7 @@ from hypocenter.record.events import (
     Allocated,
     AllocationRecord,
     ArgumentRecord,
+    Called,
     Launched,
     LaunchRecord,
     SourceRecord,
@@ -200,3 +202,29 @@ def test_what_may_be_a_number_that_a_launch_made_is_not_told_as_unwritten() -> N
     assert told.verdict is Verdict.INCONCLUSIVE
     assert "had the bits of what nobody wrote when sub read z" in told.evidence[0]
     assert told.evidence[1].startswith("add reads such elements of x_ptr: NaN that is made of them")
+
+
+def test_nothing_is_said_of_launches_or_streams_where_none_was_recorded() -> None:
+    """As of C++ of torch.compile's: the program's last statement is all that there is."""
+    run = Run()
+    run.emit(Called, call="print(model(x))", outcome="RuntimeError", is_statement=True)
+    found = diagnose(run.bundle(FaultRecord(kind="error", message="RuntimeError")))
+    rows = {row.cause: row for row in found.hypotheses}
+    for cause in (Cause.MISSING_WAIT, Cause.REWRITTEN_IN_FLIGHT, Cause.LOST_EVENT):
+        assert rows[cause].verdict is Verdict.NOT_TESTED
+    text = report_text(found, show_all=True)
+    assert "none of this run was recorded, so none was replayed" in text
+    assert "next to nothing" not in text
+    assert "replays the launches" not in text
+
+
+def test_checks_that_took_no_time_are_counted() -> None:
+    run = Run()
+    found = diagnose(run.bundle(FaultRecord(kind="error", message="RuntimeError")))
+    quick = RungRecord(name="limits", seconds=0.0004)
+    slow = RungRecord(name="replay", seconds=0.31)
+    left = RungRecord(name="values", seconds=0.0, left_out="no time was left")
+    shown = msgspec.structs.replace(found, rungs=(quick, slow, left, quick), seconds=0.32)
+    assert rungs_text(shown) == (
+        "values (no time was left), replay 310 ms, 2 others under 1 ms each; 0.32 s in all"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from hypocenter.doctor.diagnosis import ComparedElement, FailedComparison, LastWriter
@@ -46,8 +47,7 @@ def compared_text(found: FailedComparison) -> str:
 def _element_text(found: FailedComparison) -> str:
     """One sentence: where the two sides differ, and how many elements do."""
     one, other = found.sides
-    at = _at(found)
-    values = f"{one.name}{at} is {_number(one)} and {other.name}{at} {_number(other)}"
+    values = f"{_named(found, one)} is {_number(one)} and {_named(found, other)} {_number(other)}"
     if found.num_elements == 1:
         return values
     which = "of which this is the first" if found.is_first else "this one most"
@@ -55,7 +55,7 @@ def _element_text(found: FailedComparison) -> str:
 
 
 def _stored_text(found: FailedComparison, side: ComparedElement, writer: LastWriter) -> str:
-    name = f"{side.name}{_at(found)}"
+    name = _named(found, side)
     by = f"{writer.kernel}, launched at {writer.launched_at}" if writer.launched_at else ""
     by = by or writer.kernel
     where = f"`{writer.expression}` at {writer.file}:{writer.line} in program {writer.program}"
@@ -77,8 +77,21 @@ def _stored_text(found: FailedComparison, side: ComparedElement, writer: LastWri
     return f"{other} and not this number; what makes the difference is not known"
 
 
-def _at(found: FailedComparison) -> str:
-    return f"[{', '.join(map(str, found.index))}]" if found.index else ""
+def _named(found: FailedComparison, side: ComparedElement) -> str:
+    """The element of a side: `(x + y)[768]`, as the program would have to spell it."""
+    if not found.index:
+        return side.name
+    at = f"[{', '.join(map(str, found.index))}]"
+    return f"{side.name}{at}" if _binds(side.name) else f"({side.name}){at}"
+
+
+def _binds(name: str) -> bool:
+    """Whether an index behind it is of all of it; so it is of what is no expression."""
+    try:
+        node = ast.parse(name, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return True
+    return isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call)
 
 
 def _number(side: ComparedElement) -> str:

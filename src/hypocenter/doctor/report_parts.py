@@ -374,11 +374,15 @@ def proof_rows(root: RootCause) -> tuple[tuple[str, str], ...]:
     return ("fails", proof.red), ("change", proof.corrected), ("passes", proof.green)
 
 
+#: Checks that took less are counted alone.
+_SHOWN_SECONDS = 1e-3
+
+
 def rungs_text(diagnosis: Diagnosis) -> str:
-    shown = [
-        f"{rung.name} ({rung.left_out})"
-        if rung.left_out
-        else f"{rung.name} {rung.seconds * 1000:.0f} ms"
-        for rung in diagnosis.rungs
-    ]
+    shown = [f"{rung.name} ({rung.left_out})" for rung in diagnosis.rungs if rung.left_out]
+    ran = [rung for rung in diagnosis.rungs if not rung.left_out]
+    slow = [rung for rung in ran if rung.seconds >= _SHOWN_SECONDS]
+    shown += [f"{rung.name} {rung.seconds * 1000:.0f} ms" for rung in slow]
+    if len(ran) > len(slow):
+        shown.append(f"{len(ran) - len(slow)} others under 1 ms each")
     return f"{', '.join(shown)}; {diagnosis.seconds:.2f} s in all"

@@ -83,7 +83,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     tensor's own coordinates, None where the address lies outside of it; `number` counts elements
     from the tensor's first, and is negative before it. `values` are the names in the faulty
     expression at that lane. `threshold` is the first program, along `axis`, at which
-    an int32 overflows. `width_bytes` is what is read or written at a time, where that is wrong.
+    an int32 overflows; of an overflow `is_meant_inside` says that what it would be without one lies
+    in a tensor. `width_bytes` is what is read or written at a time, where that is wrong.
     `archs` are the GPUs as on which a checked program showed it.
     `layout` is that of the argument, where it is expanded or not contiguous.
     Of a race `has_read` says that one of the two reads, and `written_back_line` is the line in
@@ -112,6 +113,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     width_bytes: int | None = None
     has_read: bool = False
     is_of_lanes: bool = False
+    is_meant_inside: bool = True
     written_back_line: int | None = None
     layout: StridedShape | None = None
     archs: tuple[str, ...] = ()

@@ -31,7 +31,7 @@ from hypocenter.replay.sites import (
     wrap_site,
 )
 from hypocenter.replay.waiting import Polls
-from hypocenter.replay.wrapped import are_wrapped
+from hypocenter.replay.wrapped import are_inside, are_wrapped
 
 #: What is wrong at a lane, in words; its index in the tensor; its element number from the first.
 _Place = tuple[str, tuple[int, ...] | None, int | None]
@@ -308,6 +308,7 @@ class CheckedMemory:
         if bad.any():
             origin = wrap_site(wrap)
             argument = self._arguments.get(int(exact[bad][0]) >> SPACE_BITS)
+            meant = exact[bad].astype(np.uint64, copy=False)
 
             def describe(i: int) -> _Place:
                 base = argument.address if argument else 0
@@ -325,6 +326,7 @@ class CheckedMemory:
                 numbers[bad],
                 describe,
                 origin=origin,
+                is_meant_inside=bool(are_inside(meant, self._arguments, width).any()),
             )
         return flat[~bad], numbers[~bad]
 

@@ -33,13 +33,14 @@ def are_wrapped(
     if reduced is Reduced.NOT or not wrong.any():
         return wrong
     exact = exact.astype(np.uint64, copy=False)
-    shows = ~_are_inside(addresses, arguments, width)
+    shows = ~are_inside(addresses, arguments, width)
     if reduced is Reduced.QUOTIENT:
-        shows |= _are_inside(exact, arguments, width)
+        shows |= are_inside(exact, arguments, width)
     return wrong & shows
 
 
-def _are_inside(addresses: Array, arguments: Mapping[int, Argument], width: int) -> Array:
+def are_inside(addresses: Array, arguments: Mapping[int, Argument], width: int) -> Array:
+    """Of each uint64 address whether so many bytes from it on are of a tensor."""
     inside = np.zeros(addresses.size, bool)
     spaces = addresses >> np.uint64(SPACE_BITS)
     for space in np.unique(spaces):

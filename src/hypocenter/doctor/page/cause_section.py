@@ -150,7 +150,10 @@ def _unwritten_text(values: Values) -> str:
     width = len(values.data) // size
     pattern = b"\xff" * width
     number = sum(values.data[at * width : (at + 1) * width] == pattern for at in range(size))
-    return f"{number} of {count_text(size, 'element')} that nobody had written"
+    many = count_text(size, "element")
+    return (
+        f"{number} of {many} that nobody had written" if number else f"{many}, all written before"
+    )
 
 
 def _values_text(values: Values) -> str:

@@ -252,11 +252,12 @@ def _first_alike(rung: _Rung, use: LaunchMade, found: list[Claim]) -> list[Claim
 
 def _after_good_run(case: Case) -> list[Claim]:
     """A difference from the good run is what a race of that very launch looks like."""
-    untested = list(
-        _leave_untested(
-            "a cause is proven without a replay; `hypo replay BUNDLE` replays the launches"
-        )
+    reason = (
+        "a cause is proven without a replay; `hypo replay BUNDLE` replays the launches"
+        if case.launches
+        else "no launch of this run was recorded"
     )
+    untested = list(_leave_untested(reason))
     proofs = [claim for claim in case.claims if claim.root is not None]
     root = proofs[0].root
     if len(proofs) > 1 or root is None or root.cause is not Cause.WRONG_ANSWER:
@@ -484,7 +485,9 @@ def _refute(rung: _Rung, claims: list[Claim]) -> Iterator[Claim]:
                 Verdict.INCONCLUSIVE,
                 NAME,
                 *_partial(rung, text),
-                would_refute="a full replay of every launch",
+                would_refute="a full replay of every launch"
+                if rung.partly or rung.failed or not rung.clean
+                else "a replay with all that the launch was given",
             )
 
 

@@ -45,9 +45,7 @@ _MAX_TABLE = 1 << 26
 NOT_TRACED = Gap.not_recorded(
     "contents of tensors", "the run was not traced; `hypo doctor --suspect -- ...` traces it"
 )
-NO_LAUNCH = Gap.not_recorded(
-    "launches", "none of this run was recorded, so next to nothing can be said of its cause"
-)
+NO_LAUNCH = Gap.not_recorded("launches", "none of this run was recorded, so none was replayed")
 
 
 @dataclass(frozen=True, slots=True)

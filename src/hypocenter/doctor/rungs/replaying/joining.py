@@ -32,6 +32,9 @@ _MAX_JOINED = 5
 #: What fits a finding of the same replay, by itself.
 FitsOf = Callable[[Finding], Sequence[Fitting]]
 
+#: Behind a change that several accesses of its line get.
+_AT_EACH = ", at each access of it"
+
 
 def join_fixes(
     bench: Bench, finding: Finding, found: Sequence[Fitting], fits_of: FitsOf
@@ -90,7 +93,7 @@ def _join_two(
     ruling = judge(findings[0], bench.before, seen, allowed)
     if not ruling.is_right:
         return None
-    said = f"{fit.green.corrected} and {other.green.corrected}"
+    said = _changes_text(fit.green.corrected, other.green.corrected)
     edits = edits_of(bench.text, text) if bench.text is not None and text is not None else ()
     values = [edit for edit in (*fit.edits, *other.edits) if edit.name]
     green = Green(said, passes_text(said, seen), ruling.effect, seen.report.findings)
@@ -104,6 +107,13 @@ def _join_two(
     )
     every = (*edits, *dict.fromkeys(values))
     return Fitting(cause, green, every, text, passed, parts, seen.good_run)
+
+
+def _changes_text(one: str, other: str) -> str:
+    """Both changes; of the same one in accesses of one line only once."""
+    if one.removesuffix(_AT_EACH) == other:
+        return f"{other}{_AT_EACH}"
+    return f"{one} and {other}"
 
 
 def _fixes_text(parts: Sequence[ReplayCause]) -> str:

@@ -113,6 +113,11 @@ def _overflow(case: Case, use: LaunchMade, finding: Finding) -> ReplayCause:
         evidence = (
             f"it overflows from program {AXES[finding.axis or 0]} = {finding.threshold} on",
         )
+    if not finding.is_meant_inside:  # 64 bits put nothing right: another number is wrong
+        evidence += ("in 64 bits it would lie outside of its tensor as well",)
+        return ReplayCause(
+            Cause.OFFSET_OVERFLOW, "", evidence, (), **place_of(finding.origin), rank=LAST
+        )
     small = tuple(
         small
         for name, tensor in case.tensors_of(use.launch).items()
