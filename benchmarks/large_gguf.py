@@ -1,5 +1,5 @@
-"""GGUF files of random weights in Q4_K and Q6_K, written in seconds: of an 8B Llama's shape, and of
-that of Qwen3-30B-A3B, a mixture of experts.
+"""GGUF files of random weights in Q4_K and Q6_K, written in seconds: of an 8B Llama's shape, of
+that of Qwen3-30B-A3B, a mixture of experts, and of models whose layers carry states.
 
 It needs no other package than numpy. Blocks are random but for their scales, which keep all numbers
 finite. The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -42,13 +42,25 @@ class Shape:
     vocab: int
     num_experts: int = 0
     num_used: int = 0
+    #: Heads of keys and of values in layers that carry a state, which are three of four.
+    delta_heads: tuple[int, int] | None = None
+
+    def has_state(self, layer: int) -> bool:
+        return self.delta_heads is not None and layer % 4 != 3 and layer < self.num_layers
 
 
 LLAMA_8B = Shape("llama", 32, 4096, 32, 8, 14336, 128256)
 LLAMA_1B = Shape("llama", 16, 2048, 16, 4, 8192, 128256)
 #: What drafts for an 8B may be as small as.
 LLAMA_SMALL = Shape("llama", 6, 1024, 8, 2, 4096, 128256)
-SHAPES = {"8b": LLAMA_8B, "1b": LLAMA_1B, "small": LLAMA_SMALL}
+#: As Qwen3.5 9B, and a few layers as Qwen3-Next 80B has them.
+DELTA_9B = Shape("qwen35", 32, 4096, 32, 8, 12288, 151936, delta_heads=(16, 32))
+DELTA_EXPERTS = Shape("qwen3next", 8, 2048, 16, 2, 512, 151936, 512, 10, (16, 32))
+DELTA_SMALL = Shape("qwen35", 4, 512, 4, 2, 1024, 4096, delta_heads=(2, 4))
+SHAPES = {
+    "8b": LLAMA_8B, "1b": LLAMA_1B, "small": LLAMA_SMALL, "delta-9b": DELTA_9B,
+    "delta-experts": DELTA_EXPERTS, "delta-small": DELTA_SMALL,
+}  # fmt: skip
 QWEN3_30B = Shape("qwen3moe", 48, 2048, 32, 4, 768, 151936, num_experts=128, num_used=8)
 HEAD_DIM = 128
 
@@ -100,6 +112,8 @@ def write(
             if kind == _F32_TENSOR:
                 is_router = name.endswith("ffn_gate_inp.weight")
                 values = rng.normal(size=shape) if is_router else np.ones(shape)
+                if name.endswith("ssm_a"):
+                    values = -values
                 data = values.astype("<f4").tobytes()
                 file.write(data.ljust(_padded(num_bytes), b"\0"))
                 continue
@@ -163,23 +177,62 @@ def _blocks(rng: np.random.Generator, kind: int) -> bytes:
 
 def _layer(of: Shape, layer: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
     heads, kv = of.num_heads * HEAD_DIM, of.num_kv_heads * HEAD_DIM
+    is_delta = of.delta_heads is not None
     lead, end = ((of.num_experts,), "_exps") if of.num_experts else ((), "")
-    matrices = {
-        "attn_q": (heads, of.width), "attn_k": (kv, of.width), "attn_v": (kv, of.width),
-        "attn_output": (of.width, heads), f"ffn_gate{end}": (*lead, of.ffn, of.width),
-        f"ffn_up{end}": (*lead, of.ffn, of.width), f"ffn_down{end}": (*lead, of.width, of.ffn),
+    matrices: dict[str, tuple[int, ...]] = {
+        "attn_q": (heads * (2 if is_delta else 1), of.width), "attn_k": (kv, of.width),
+        "attn_v": (kv, of.width), "attn_output": (of.width, heads),
     }  # fmt: skip
-    for name in ("attn_norm", "ffn_norm"):
+    if of.has_state(layer):
+        yield from _vectors_of_state(of, layer)
+        matrices = _matrices_of_state(of)
+    matrices |= {
+        f"ffn_gate{end}": (*lead, of.ffn, of.width), f"ffn_up{end}": (*lead, of.ffn, of.width),
+        f"ffn_down{end}": (*lead, of.width, of.ffn),
+    }  # fmt: skip
+    if of.num_experts and is_delta:
+        matrices |= {
+            "ffn_gate_shexp": (of.ffn, of.width), "ffn_up_shexp": (of.ffn, of.width),
+            "ffn_down_shexp": (of.width, of.ffn),
+        }  # fmt: skip
+        yield f"blk.{layer}.ffn_gate_inp_shexp.weight", (of.width,), _F32_TENSOR
+    for name in ("attn_norm", "post_attention_norm" if is_delta else "ffn_norm"):
         yield f"blk.{layer}.{name}.weight", (of.width,), _F32_TENSOR
-    if of.num_experts:
+    if (of.num_experts or is_delta) and not of.has_state(layer):
         for name in ("attn_q_norm", "attn_k_norm"):
             yield f"blk.{layer}.{name}.weight", (HEAD_DIM,), _F32_TENSOR
+    if of.num_experts:
         router = f"blk.{layer}.ffn_gate_inp.weight"
         yield router, (of.num_experts, of.width), _F32_TENSOR
     for name, shape in matrices.items():
         # As Q4_K_M has it, where half of these are of the better type.
         is_better = name.startswith(("attn_v", "ffn_down")) and layer % 2 == 0
         yield f"blk.{layer}.{name}.weight", shape, _Q6_K if is_better else _Q4_K
+
+
+def _vectors_of_state(of: Shape, layer: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
+    assert of.delta_heads is not None
+    num_keys, num_values = of.delta_heads
+    mixed = (2 * num_keys + num_values) * HEAD_DIM
+    vectors = {
+        "ssm_dt.bias": (num_values,), "ssm_a": (num_values,), "ssm_conv1d.weight": (mixed, 4),
+        "ssm_norm.weight": (HEAD_DIM,),
+    }  # fmt: skip
+    for name, shape in vectors.items():
+        yield f"blk.{layer}.{name}", shape, _F32_TENSOR
+
+
+def _matrices_of_state(of: Shape) -> dict[str, tuple[int, ...]]:
+    assert of.delta_heads is not None
+    num_keys, num_values = of.delta_heads
+    is_joined = of.arch == "qwen3next"
+    gates = {"ssm_ba": 2} if is_joined else {"ssm_beta": 1, "ssm_alpha": 1}
+    return {
+        "attn_qkv": ((2 * num_keys + num_values) * HEAD_DIM, of.width),
+        "attn_gate": (num_values * HEAD_DIM, of.width),
+        **{name: (num * num_values, of.width) for name, num in gates.items()},
+        "ssm_out": (of.width, num_values * HEAD_DIM),
+    }
 
 
 def _tensors(of: Shape, num_layers: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
@@ -203,6 +256,15 @@ def _fields(of: Shape, num_layers: int, num_heads: int = 0) -> list[bytes]:
             "expert_count": of.num_experts, "expert_used_count": of.num_used,
             "expert_feed_forward_length": of.ffn,
         }  # fmt: skip
+    if of.delta_heads is not None:
+        num_keys, num_values = of.delta_heads
+        own |= {
+            "ssm.conv_kernel": 4, "ssm.state_size": HEAD_DIM, "ssm.group_count": num_keys,
+            "ssm.time_step_rank": num_values, "ssm.inner_size": num_values * HEAD_DIM,
+            "full_attention_interval": 4, "attention.key_length": HEAD_DIM,
+            "attention.value_length": HEAD_DIM,
+        }  # fmt: skip
+        own |= {"expert_shared_feed_forward_length": of.ffn} if of.num_experts else {}
     numbers = {f"{of.arch}.{key}": number for key, number in own.items()}
     numbers |= {
         "general.file_type": 15, "tokenizer.ggml.bos_token_id": 1,
@@ -214,12 +276,17 @@ def _fields(of: Shape, num_layers: int, num_heads: int = 0) -> list[bytes]:
     }
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     tokens += [f"\u2581w{number}" for number in range(of.vocab - len(tokens))]
+    sections = np.array([22, 22, 20, 0], np.int32)  # as columns of a head are rotated, in pairs
     kinds = [2, 3, 3, *[6] * 256, *[1] * (of.vocab - 259)]
     return [
         _text("general.architecture") + struct.pack("<I", _STRING) + _text(of.arch),
         _text("tokenizer.ggml.model") + struct.pack("<I", _STRING) + _text("llama"),
         *(_text(k) + struct.pack("<II", _U32, number) for k, number in numbers.items()),
         *(_text(k) + struct.pack("<If", _F32, number) for k, number in floats.items()),
+        *(
+            [_array(f"{of.arch}.rope.dimension_sections", _I32, sections, 4)]
+            * (of.arch == "qwen35")
+        ),
         _array("tokenizer.ggml.tokens", _STRING, b"".join(map(_text, tokens)), of.vocab),
         _array("tokenizer.ggml.scores", _F32, -np.arange(of.vocab, dtype=np.float32), of.vocab),
         _array("tokenizer.ggml.token_type", _I32, np.array(kinds, np.int32), of.vocab),

@@ -37,6 +37,7 @@ from hypocenter.doctor.rungs.engine.waiting import waiting
 from hypocenter.engine.admission import RequestTerms
 from hypocenter.engine.batch import Chunk
 from hypocenter.engine.drafting import drafter
+from hypocenter.engine.drafting.ahead import DraftsAhead, WrittenRow
 from hypocenter.engine.drafting.draft_model import DraftModel, _Draft
 from hypocenter.engine.drafting.drafter import (
     CPU_COSTS,
@@ -491,6 +492,32 @@ def test_a_gpu_has_room_left_for_it(tmp_path: Path) -> None:
             assert small.num_host_layers == 0
         with_one = kv_room(file, arch, beside, room)
     assert with_one == pytest.approx((without - needs.fixed_bytes) / 2, rel=1e-3)
+
+
+@pytest.mark.usefixtures("eager")
+def test_tokens_that_the_model_has_not_are_not_tried() -> None:
+    """A draft model may have more tokens. Behind one of these nothing is tried; where a device has
+    written it, token 0 stands for it."""
+    engine, tried = drafting(), []
+    model_of(engine)._num_ids = 30
+    take_back = engine.scheduler.take_back
+
+    def noted(chunk: Chunk, num_right: int) -> None:
+        tried.extend(chunk.drafts)
+        take_back(chunk, num_right)
+
+    engine.scheduler.take_back = noted  # type: ignore[method-assign]
+    params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.7, seed=1)
+    request = run(engine, [3, 1, 4, 1, 5], params)
+    assert request.output_ids == expected(request.prompt_ids, params)
+    assert max(request.output_ids) >= 30
+    assert len(tried) > 10
+    assert max(tried) < 30
+    written = {4: WrittenRow(1, 3)}
+    by_device = np.array([[9, 5], [9, 30], [9, -1]], np.int32)
+    ahead = DraftsAhead(written, lambda: by_device, lambda *_: None, max_rows=2, num_ids=30)
+    ahead.read()
+    assert ahead.ids_of(4) == [5, 0, 0]
 
 
 # -- whether it is worth it ------------------------------------------------------------------------

@@ -11,15 +11,28 @@ from typing import Any
 
 import pytest
 from models.families import make_family
+from models.gguf_edit import Tensors, rewritten
+from models.state_heads import NUM_LETTERS, as_alphabet, end_with_attention
 from pretended.fake_runner import batches_of, expected_output, fake_engine, finish, run
 
 from hypocenter import LLM, EngineConfig, SamplingParams
 from hypocenter.device import devices
 from hypocenter.device.sim.sim import open_sim
+from hypocenter.doctor.case import Case
+from hypocenter.doctor.rungs.engine.draws import draws
+from hypocenter.doctor.rungs.engine.kept_blocks import kept_blocks
+from hypocenter.doctor.rungs.engine.ownership import ownership
+from hypocenter.doctor.rungs.engine.states import states
+from hypocenter.doctor.rungs.engine.step_inputs import step_inputs
 from hypocenter.engine.drafting import drafter
 from hypocenter.engine.drafting.drafter import Drafter, NgramDrafter, StepLoad
+from hypocenter.engine.drafting.model_drafter import DraftRecord
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
+from hypocenter.record import recorder, ring
+from hypocenter.record.bundle import Bundle
+from hypocenter.record.events import Reached, Stepped
+from hypocenter.record.fault_record import FaultRecord
 
 SIM = "sim:h200"
 #: So much of the logits hangs on the last token alone that some drafts are right and some wrong.
@@ -31,6 +44,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many tokens are tried as may be, however often they are wrong."""
     monkeypatch.setattr(Drafter, "_left", lambda self, num_output, gains=True: math.inf)
     monkeypatch.setattr(drafter, "best_number", lambda odds, most, price_of: (most, True))
+    monkeypatch.setattr(DraftRecord, "awaits_steps", False)
 
 
 def drafting(num_checkpoints: int = 6, draft_max: int = 7, **sizes: Any) -> Engine:
@@ -139,16 +153,11 @@ ASKED: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-def answers(path: Path, device: str, spec: str) -> list[Request]:
+def answers(path: Path, **how: Any) -> list[Request]:
     """Requests of each kind, alone and together, of prompts that begin alike."""
-    if device == SIM:
-        devices.use_backend(open_sim(SIM, graphs=True))
-    config = EngineConfig(
-        device=device, context_length=96, max_batch_tokens=16, block_size=16, spec=spec,
-        max_batch_requests=3, num_threads=1,
-    )  # fmt: skip
+    sizes = {"context_length": 96, "max_batch_tokens": 16, "max_batch_requests": 3}
     found = []
-    with LLM(path, config) as llm:
+    with LLM(path, EngineConfig(device="cpu", block_size=16, num_threads=1, **sizes, **how)) as llm:
         for number, fields in enumerate(ASKED):
             params = SamplingParams(max_tokens=24, ignore_eos="regex" not in fields, **fields)
             prompts = [[number + 5, *[9, 10, 11, 12] * 6], [7, 8] * 9]
@@ -176,10 +185,7 @@ def foretell(monkeypatch: pytest.MonkeyPatch, texts: Sequence[Sequence[int]]) ->
     monkeypatch.setattr(NgramDrafter, "propose", propose)
 
 
-def compare(path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = answers(path, device, "off")
-    foretell(monkeypatch, [request.token_ids for request in plain])
-    trying = answers(path, device, "ngram")
+def compare(plain: list[Request], trying: list[Request]) -> None:
     for one, other in zip(plain, trying, strict=True):
         assert one.output_ids == other.output_ids
         assert one.logprobs == other.logprobs
@@ -194,10 +200,91 @@ def compare(path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cpu_says_the_same_to_the_bit(
     tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compare(make_family(family, tmp_path).path, "cpu", monkeypatch)
+    path = make_family(family, tmp_path).path
+    plain = answers(path)
+    foretell(monkeypatch, [request.token_ids for request in plain])
+    compare(plain, answers(path, spec="ngram"))
 
 
-@pytest.mark.parametrize("family", ["qwen35", "mamba2", "lfm2"])
+@pytest.mark.parametrize("family", ["qwen3next", "qwen35", "qwen35moe"])
+@pytest.mark.tier("sim", fast=lambda case: case.family == "qwen35")
+@pytest.mark.usefixtures("eager")
+def test_a_head_drafts_for_layers_with_states(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end_with_attention(monkeypatch, family)
+    path = as_alphabet(make_family(family, tmp_path), tmp_path, has_head=True)
+    compare(answers(path), answers(path, spec="mtp", draft_max=4))
+
+
 @pytest.mark.tier("sim")
+@pytest.mark.usefixtures("eager")
+def test_a_draft_model_drafts_for_layers_with_states(tmp_path: Path) -> None:
+    """It has none itself; every fourth letter it says another one."""
+    path = as_alphabet(make_family("qwen35", tmp_path), tmp_path, has_head=False)
+    small = as_alphabet(make_family("qwen3", tmp_path), tmp_path, has_head=False)
+
+    def change(tensors: Tensors) -> Tensors:
+        output = tensors["output.weight"].copy()
+        output[1:NUM_LETTERS:4] = 0
+        return tensors | {"output.weight": output}
+
+    small = rewritten(small, tmp_path / "small.gguf", change)
+    compare(answers(path), answers(path, draft_model=str(small), draft_max=4))
+
+
+def test_the_doctor_finds_the_record_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of its two slots a request goes on from stands in it."""
+    path, text = make_family("lfm2", tmp_path).path, [7, 8] * 9
+    params = SamplingParams(max_tokens=16, ignore_eos=True)
+    with LLM(path, device="cpu", context_length=96) as llm:
+        request = llm.engine.request(text, params)
+        llm.engine.complete([request])
+    recorder.close_recorder()
+    foretell(monkeypatch, [request.token_ids])
+    with LLM(path, device="cpu", context_length=96, spec="ngram") as llm:
+        llm.engine.complete([llm.engine.request(text, params)])
+    opened = recorder.current()
+    assert isinstance(opened, recorder.Recorder)
+    found = ring.read_run(opened.folder)
+    steps = [event for event in found.events if isinstance(event, Stepped) and event.requests]
+    assert len({event.requests[0].state_slot for event in steps}) == 2
+    case = Case(
+        Bundle(
+            kind="suspect", device="cpu", fault=FaultRecord(kind="none", message=""),
+            plans=found.plans, tensors=found.tensors, events=found.events,
+            progress=Reached(found.progress.submitted),
+        )
+    )  # fmt: skip
+    for rung in (states, draws, step_inputs, ownership, kept_blocks):
+        assert [claim for claim in rung(case) if claim.root is not None] == [], rung
+    assert states(case)
+
+
+def on_a_gpu(path: Path, **how: Any) -> Request:
+    devices.use_backend(open_sim(SIM, graphs=True))
+    sizes = {"context_length": 32, "max_batch_tokens": 8, "max_batch_requests": 1}
+    with LLM(path, EngineConfig(device=SIM, **sizes, **how)) as llm:
+        params = SamplingParams(max_tokens=8, ignore_eos=True)
+        request = llm.engine.request([4, 5, 6], params)
+        llm.engine.complete([request])
+    return request
+
+
+@pytest.mark.parametrize("family", ["qwen35", "mamba2", "lfm2-tied"])
+@pytest.mark.tier("sim")
+@pytest.mark.usefixtures("eager")
 def test_a_gpu_says_the_same(tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    compare(make_family(family, tmp_path).path, SIM, monkeypatch)
+    """With a head of the file, and with drafts of the host that are right four times of five."""
+    if is_mtp := family == "qwen35":
+        end_with_attention(monkeypatch, family)
+    made = make_family(family, tmp_path)
+    path = as_alphabet(made, tmp_path, has_head=True) if is_mtp else made.path
+    plain = on_a_gpu(path)
+    foretell(monkeypatch, [plain.token_ids])
+    trying = on_a_gpu(path, spec="mtp" if is_mtp else "ngram", draft_max=3)
+    assert trying.output_ids == plain.output_ids
+    drafted, accepted = counts([trying])
+    assert 1 < accepted < drafted

@@ -19,6 +19,9 @@ from hypocenter.base.errors import BadSetting
 from hypocenter.model.facts.architecture import Architecture
 from hypocenter.model.gguf.file import GGUFFile
 
+#: What each head that we know has of its own, whatever its layer is.
+_OF_EACH = ("nextn.enorm", "nextn.hnorm", "nextn.eh_proj", "attn_norm", "attn_output")
+
 
 def head_of(file: GGUFFile, arch: Architecture) -> Architecture:
     """The first head of a model of `arch`: an architecture of one layer.
@@ -49,4 +52,6 @@ def why_no_head(file: GGUFFile, arch: Architecture) -> str:
         return f"what a head of {arch.name} models computes is not known here"
     if not any(name.startswith(f"blk.{arch.num_layers}.") for name in file.tensors):
         return "its keys name layers that propose tokens (MTP), but it has no tensors of them"
-    return ""
+    prefix = f"blk.{arch.num_layers}."
+    lacking = [name for name in _OF_EACH if f"{prefix}{name}.weight" not in file.tensors]
+    return f"the head lacks {prefix}{lacking[0]}.weight" if lacking else ""
