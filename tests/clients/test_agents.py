@@ -1,4 +1,4 @@
-"""What coding agents and Open WebUI send, in its shape: a turn with a call, and the one behind it.
+"""What coding agents and Open WebUI send, in its shape: turns with calls, and the one behind them.
 
 The bodies are written here, with the fields and headers that each program sends and texts of our
 own. Codex's is in `test_responses.py`. A field that is passed over is named in `x-ignored-fields`.
@@ -93,20 +93,25 @@ IGNORED = {"Open WebUI": "", "aider": "extra_headers"}
 
 @pytest.mark.parametrize("agent", CHATS)
 def test_a_chat_with_a_call_goes_on(server: Served, agent: str) -> None:
-    body = CHATS[agent]
+    body, messages = CHATS[agent], list(CHATS[agent]["messages"])
     forced = {} if "function" in str(body.get("tool_choice")) else FORCED
-    reply = server.post("/v1/chat/completions", {**body, **forced}, headers=BEARER)
-    assert reply.status == 200, reply.body
-    told = reply.headers.get("x-ignored-fields", "")
-    assert set(told.split(", ")) == {IGNORED.get(agent, "")}
-    call = streamed_call(reply)
-    assert call["function"]["name"] == "read"
-    assert "path" in json.loads(call["function"]["arguments"])
-    turn = [
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": call["id"], "content": "x = 1"},
-    ]
-    then = {**body, "messages": [*body["messages"], *turn], "tool_choice": "auto"}
+    ids = set()
+    for content in (None, "I look."):  # of the assistant, beside its call
+        asked = {**body, **forced, "messages": messages}
+        reply = server.post("/v1/chat/completions", asked, headers=BEARER)
+        assert reply.status == 200, reply.body
+        told = reply.headers.get("x-ignored-fields", "")
+        assert set(told.split(", ")) == {IGNORED.get(agent, "")}
+        call = streamed_call(reply)
+        assert call["function"]["name"] == "read"
+        assert "path" in json.loads(call["function"]["arguments"])
+        ids.add(call["id"])
+        messages += [
+            {"role": "assistant", "content": content, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": "x = 1"},
+        ]
+    assert len(ids) == 2
+    then = {**body, "messages": messages, "tool_choice": "auto"}
     if "max_completion_tokens" not in then:
         then |= {"max_tokens": 4}
     reply = server.post("/v1/chat/completions", then | short(then), headers=BEARER)

@@ -75,7 +75,7 @@ _OF_MESSAGES = {
     "Anthropic": "model messages max_tokens system stop_sequences stream temperature top_k top_p "
     "tools tool_choice thinking output_config output_format metadata container context_management "
     "mcp_servers service_tier cache_control diagnostics inference_geo speed user_profile_id "
-    "workspace_id",
+    "workspace_id fallbacks fallback_credit_token",
 }
 _OF_RESPONSES = {
     "OpenAI": "model input instructions previous_response_id max_output_tokens max_tool_calls "

@@ -141,8 +141,8 @@ HARMLESS = (
     "n_cache_reuse", "n_discard", "n_keep", "sse_ping_interval", "xtc_threshold",
     # -- of Ollama
     "keep_alive",
-    # -- of Anthropic, and of OpenAI's responses
-    "max_tool_calls", "user_profile_id", "workspace_id",
+    # -- of Anthropic, and of OpenAI's responses; no model here refuses by a policy
+    "fallback_credit_token", "fallbacks", "max_tool_calls", "user_profile_id", "workspace_id",
 )  # fmt: skip
 
 #: Documented, and passed over all the same; the answer's header names them. Clients send these to
