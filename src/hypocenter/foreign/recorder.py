@@ -211,7 +211,8 @@ class ForeignRecorder:
             self.reads.is_in_launch = True
             log = self._log
             if log.is_full or self._memory.gone:
-                self._make_room(graph)
+                with log.writer.together():
+                    self._make_room(graph)
             log.num_launches = number = log.num_launches + 1
             header = log.writer.header
             header[_CELL_STEP], header[_CELL_STEP_STARTED] = number, time.monotonic_ns()
@@ -229,9 +230,10 @@ class ForeignRecorder:
                 if told is True:
                     return None
             num_seen = self._memory.num_tensors
-            event = self._tell_in_full(
-                kernel, args, options, size, place, graph, is_compiled=is_compiled
-            )
+            with log.writer.together():
+                event = self._tell_in_full(
+                    kernel, args, options, size, place, graph, is_compiled=is_compiled
+                )
             # One with a new tensor is not told again where tensors are new in each launch.
             if isinstance(told, Looked) and self._memory.num_tensors == num_seen:
                 self._launches.learn(told, event.launch)
@@ -270,20 +272,34 @@ class ForeignRecorder:
         self._held = event.seq, given.values
         self.repeat = None
         if self._looks_closely and graph is None and not self._is_guarded:
-            types = [str(getattr(value, "dtype", "")) for value in (*args, *options.values())]
-            form = f"{kernel.number} {record.num_warps} {record.constants} {record.options} {types}"
-            if self._is_trial:  # the first trial of all has what the tensors held before tuning
-                form = f"trial of {kernel.number} {types}"
-            found = self._repeats.prepare(
-                form, kernel.jit, kernel.sources, args, options, given.numbers
-            )
-            self.repeat = found and replace(found, seq=event.seq)
+            self.repeat = self._repeat_of(kernel, args, options, given, event)
         if number:
             self._graphs.take(graph, event, kernel.sources, given.storages)
         else:
             self._log.event(event)
             self._note_stale(event, given.values)
         return event
+
+    def _repeat_of(
+        self,
+        kernel: _Kernel,
+        args: tuple[Any, ...],
+        options: Mapping[str, Any],
+        given: Given,
+        event: Launched,
+    ) -> Repeat | None:
+        """The launch that is about to be made, if it is to be made again."""
+        if not self._repeats.has_room:
+            return None
+        types = [str(getattr(value, "dtype", "")) for value in (*args, *options.values())]
+        record = event.launch
+        form = f"{kernel.number} {record.num_warps} {record.constants} {record.options} {types}"
+        if self._is_trial:  # the first trial of all has what the tensors held before tuning
+            form = f"trial of {kernel.number} {types}"
+        found = self._repeats.prepare(
+            form, kernel.jit, kernel.sources, args, options, given.numbers
+        )
+        return found and replace(found, seq=event.seq)
 
     def _note_stale(self, made: Launched, held: Sequence[Values]) -> None:
         """Tell of tables whose addresses lead to memory that is gone, each launch of one."""

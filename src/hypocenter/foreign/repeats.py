@@ -74,6 +74,11 @@ class Repeats:
         self._num_chars = self._num_bytes = self._num = 0
         self._seconds = 0.0
 
+    @property
+    def has_room(self) -> bool:
+        """Whether any launch is still to be made again."""
+        return self._num < MAX_OUTCOMES and self._seconds <= MAX_ALL_SECONDS
+
     def prepare(
         self,
         form: str,
@@ -88,8 +93,7 @@ class Repeats:
         `form` is what launches of the same code have in common, `numbers` are those of tensors in
         the record, by the ids of torch's objects.
         """
-        has_turn = self._num_of_form[form] < NUM_OF_FORM and self._num < MAX_OUTCOMES
-        if not has_turn or self._seconds > MAX_ALL_SECONDS or _is_watched(jit):
+        if not self.has_room or self._num_of_form[form] >= NUM_OF_FORM or _is_watched(jit):
             return None
         values = [*args, *options.values()]
         tensors = {numbers[id(value)]: value for value in values if id(value) in numbers}

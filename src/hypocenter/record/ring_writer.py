@@ -8,6 +8,7 @@ import mmap
 import os
 import shutil
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,8 @@ class RingWriter:
         self._segment_bytes, self._static_left = segment_bytes, static_bytes
         self._encoder = msgspec.msgpack.Encoder()
         self._files: list[int] = []
+        #: Frames of the log that are to be written at once; None: each is, as it comes.
+        self._held: bytearray | None = None
         folder.mkdir(mode=0o700)
         try:
             self._map = self._make(HEADER_BYTES + 2 * segment_bytes)
@@ -91,13 +94,32 @@ class RingWriter:
         """Append a record to the log; False when the log is full."""
         payload = _PREFIXES.get(type(record), _EVENT) + self._encoder.encode(record)
         frame = FRAME_HEAD.pack(len(payload), checksum(payload, 0)) + payload
-        left = num_bytes = len(frame)
+        num_bytes = len(frame)
         if num_bytes > min(self._static_left, FRAME_HEAD.size + MAX_FRAME_BYTES):
             return False
         self._static_left -= num_bytes
-        while left:  # a frame that is cut off here is what a reader calls torn
-            left -= os.write(self._static_file, frame[num_bytes - left :])
+        if self._held is not None:
+            self._held += frame
+        else:
+            self._append(frame)
         return True
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Within, records of the log are kept, and written at its end by one call of the system,
+        which takes longer than all else that a record takes. Raises OSError as `static` does."""
+        outer, self._held = self._held, bytearray()
+        try:
+            yield
+        finally:
+            held, self._held = self._held, outer
+            if held and self._files:
+                self._append(held)
+
+    def _append(self, frames: bytes | bytearray) -> None:
+        left = num_bytes = len(frames)
+        while left:  # a frame that is cut off here is what a reader calls torn
+            left -= os.write(self._static_file, frames[num_bytes - left :])
 
     def event(self, event: AnyEvent) -> bool:
         """Append an event to the ring; False when it is larger than a segment."""

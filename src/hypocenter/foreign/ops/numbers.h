@@ -55,11 +55,22 @@ class KeptBytes {
 struct Op {
   long number = 0;
   const Facts* facts = nullptr;
-  std::vector<c10::IValue> arguments;
-  std::vector<at::Tensor> results;
-  std::vector<Before> before;
+  c10::SmallVector<c10::IValue, 4> arguments;
+  c10::SmallVector<at::Tensor, 1> results;
+  c10::SmallVector<Before, 1> before;
   int site = 0, node = 0, forward_site = 0;
   bool is_test = false, is_written = false;
+  // So many of the results, and what was before in them, are among the arguments.
+  size_t num_given = 0;
+
+  // Calls `take` once with each tensor that this keeps.
+  template <typename Take>
+  void each_kept(Take take) const {
+    for (const auto& value : arguments) each_tensor(value, take);
+    for (size_t i = num_given; i < results.size(); i++) take(results[i]);
+    if (facts == nullptr)
+      for (const Before& held : before) take(held.written);
+  }
 };
 
 // What is the same of all nodes of a backward pass of one type.
@@ -80,8 +91,9 @@ inline bool is_looked_at(const at::Tensor& t) {
 
 // The same elements, of which autograd knows nothing.
 inline at::Tensor bare(const at::Tensor& t) {
+  static auto& version = *new c10::VariableVersion(0);  // nobody asks for it: one is enough
   return at::Tensor(t.unsafeGetTensorImpl()->shallow_copy_and_detach(
-      c10::VariableVersion(0), /*allow_tensor_metadata_change=*/false));
+      version, /*allow_tensor_metadata_change=*/false));
 }
 
 inline c10::IValue bare(const c10::IValue& value) {
@@ -121,15 +133,18 @@ class Numbers {
   bool is_watching() const { return is_on && !is_busy && !is_paused; }
 
   bool is_full(size_t more) const {
-    return num_results_ >= max_results || ops.size() >= max_ops || num_bytes + more > most_bytes();
+    // A CPU is not waited for, and memory that was freed a short while ago is still in its caches.
+    size_t most = is_on_gpu_ ? max_ops : max_ops / 4;
+    return num_results_ >= max_results || ops.size() >= most || num_bytes + more > most_bytes();
   }
 
-  // Copies of what is about to be written; none where that is more than is kept of all together.
-  std::vector<Before> copies(const std::vector<at::Tensor>& written, bool is_launch = false) {
+  // Copies of what is about to be written, given bare; none where that is more than is kept of all
+  // together.
+  c10::SmallVector<Before, 1> copies(c10::ArrayRef<at::Tensor> written, bool is_launch = false) {
     size_t more = 0;
     for (const auto& tensor : written) more += tensor.nbytes();
     if (is_full(more)) flush();
-    std::vector<Before> made;
+    c10::SmallVector<Before, 1> made;
     if (written.empty() || is_full(more)) return made;
     num_bytes += more;
     Quiet quiet;
@@ -137,11 +152,11 @@ class Numbers {
     std::vector<at::Tensor> plain;
     bool is_list = (int)written.size() > max_single;
     for (const auto& tensor : written) {
-      made.push_back({bare(tensor)});
+      made.push_back({tensor});
       if (!is_launch && KeptBytes::is_for(tensor))
         made.back().bytes = bytes_.add(tensor.const_data_ptr(), tensor.nbytes());
       else
-        plain.push_back(made.back().written);
+        plain.push_back(tensor);
     }
     for (const auto& t : plain)
       is_list = is_list && t.device() == plain[0].device() &&
@@ -303,17 +318,13 @@ class Numbers {
   // Whether something that is not finite is left of the operations, or was asked for: nothing can
   // come any more of memory that only this keeps alive.
   bool has_left() {
-    std::unordered_map<Storage*, size_t> own;
+    ska::flat_hash_map<Storage*, size_t> own;
     auto count = [&](const at::Tensor& t) {
       if (t.has_storage() && !is_parameter(t)) own[storage_of(t)]++;
     };
-    for (const Op& op : ops) {
-      for (const auto& result : op.results) count(result);
-      for (const Before& before : op.before) count(before.written);
-      for (const auto& value : op.arguments) each_tensor(value, count);
-    }
+    for (const Op& op : ops) op.each_kept(count);
     std::vector<at::Tensor> left;
-    std::unordered_map<Storage*, std::vector<const at::Tensor*>> taken;
+    ska::flat_hash_map<Storage*, c10::SmallVector<const at::Tensor*, 1>> taken;
     for (const Op& op : ops) {
       if (op.is_test) {
         if (writers_.empty()) index_writers();
@@ -321,12 +332,13 @@ class Numbers {
         continue;
       }
       for (const auto& result : op.results) {
-        bool is_alive = is_parameter(result) || result.storage().use_count() > own[storage_of(result)];
-        auto& places = taken[storage_of(result)];
+        Storage* storage = storage_of(result);
+        if (!is_parameter(result) && result.storage().use_count() <= own[storage]) continue;
+        auto& places = taken[storage];
         bool is_taken = std::any_of(places.begin(), places.end(), [&](const at::Tensor* other) {
           return is_same_place(*other, result);
         });
-        if (!is_alive || is_taken) continue;
+        if (is_taken) continue;
         places.push_back(&result);
         left.push_back(bare(result));
       }
@@ -393,15 +405,20 @@ class NumbersCall {
       return;
     }
     if (facts.role != Role::PLAIN) return;
-    std::vector<at::Tensor> written;
-    for (int place : facts.written)
-      each_tensor(arguments[place], [&](const at::Tensor& t) {
+    for (const auto& value : arguments) op_.arguments.push_back(bare(value));
+    if (facts.written.empty()) return;
+    c10::SmallVector<at::Tensor, 1> written;
+    for (int place : facts.written) {
+      each_tensor(op_.arguments[place], [&](const at::Tensor& t) {
         if (is_looked_at(t)) written.push_back(t);
       });
-    if (!facts.written.empty()) op_.before = numbers.copies(written);
-    for (const auto& tensor : written) op_.results.push_back(kept(tensor));
-    op_.arguments.reserve(arguments.size());
-    for (const auto& value : arguments) op_.arguments.push_back(bare(value));
+      each_tensor(arguments[place], [&](const at::Tensor& t) {
+        if (!is_looked_at(t)) return;
+        op_.results.push_back(is_parameter(t) ? t : written[op_.results.size()]);
+      });
+    }
+    op_.num_given = written.size();
+    op_.before = numbers.copies(written);
   }
 
   void end(const torch::jit::Stack& stack, size_t num_returns) {
@@ -421,6 +438,7 @@ class NumbersCall {
       op_.is_test = true;
       op_.results.push_back(bare(first_));
       op_.arguments.emplace_back(op_.results[0]);
+      op_.num_given = 1;
       op_.site = sites.now();
       numbers.add(std::move(op_));
     } else {
@@ -441,8 +459,6 @@ class NumbersCall {
   Op op_;
   at::Tensor first_;
   bool is_seen_ = false, is_meant_ = true;
-
-  static at::Tensor kept(const at::Tensor& t) { return is_parameter(t) ? t : bare(t); }
 
   // Of a comparison: whether it asks if elements are numbers.
   bool is_asked(c10::ArrayRef<c10::IValue> arguments) const {

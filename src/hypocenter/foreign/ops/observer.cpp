@@ -201,7 +201,9 @@ PYBIND11_MODULE(HYPO_NAME, module) {
   // Copies of what a launch is about to write, and the launch once it has been made.
   n.def("copies", [](const py::list& tensors) {
     std::vector<std::pair<py::object, py::object>> found;
-    for (const Before& before : numbers.copies(unwrapped_all(tensors), true))
+    std::vector<at::Tensor> written;
+    for (const at::Tensor& tensor : unwrapped_all(tensors)) written.push_back(bare(tensor));
+    for (const Before& before : numbers.copies(written, true))
       found.emplace_back(wrapped(before.written), wrapped(before.copy));
     return found;
   });
@@ -209,7 +211,8 @@ PYBIND11_MODULE(HYPO_NAME, module) {
                          const std::string& site) {
     Op op;
     op.number = number;
-    op.results = unwrapped_all(results);
+    for (const at::Tensor& result : unwrapped_all(results))
+      op.results.push_back(is_parameter(result) ? result : bare(result));
     op.is_written = true;
     op.site = texts.of(site);
     for (const auto& pair : before)
