@@ -95,6 +95,10 @@ _KINDS = {
         "what a trace of all points costs a card, and its figures beside those of a CPU",
         "benchmarks/trace_cost.py",
     ),
+    "nan-cost-*": (
+        "what `hypo doctor --nan` costs training steps, seen by Python and by machine code",
+        "benchmarks/number_watch.py",
+    ),
     "recorder_cost*": ("what the recorder costs on a CPU", "benchmarks/recorder_cost.py"),
     "doctor-corpus-135-*": (
         "what the doctor claims of 135 programs: five claims each",
@@ -457,6 +461,18 @@ def _traced(told: Mapping[str, Any]) -> str:
     return _lines(rows, "milliseconds of a step", "without", "with a trace", "ratio")
 
 
+def _watched(told: Mapping[str, Any]) -> str:
+    """Steps by size (width, tokens, sequences, layers) and by how they are seen."""
+    rows = []
+    for row in told["rows"]:
+        least, median, most = row["ratio"]
+        size = str(row["size"]).strip("()")
+        is_alone = row["way"] == "alone"
+        ratio = "" if is_alone else f"{median:.2f} ({least:.2f} to {most:.2f})"
+        rows.append((size, row["way"], f"{row['milliseconds']:.1f}", ratio))
+    return _lines(rows, "width, tokens, sequences, layers", "seen", "ms a step", "times alone")
+
+
 _MAKERS: dict[str, Callable[[Any], str]] = {
     "one-judge*": _classes,
     "vs-llama-cpp-tinyllama-*": _cpu,
@@ -469,6 +485,7 @@ _MAKERS: dict[str, Callable[[Any], str]] = {
     "audit-canaries-*": _canaries,
     "perplexity-float64*": _perplexities,
     "trace-cost-*": _traced,
+    "nan-cost-*": _watched,
 }
 
 

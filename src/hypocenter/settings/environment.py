@@ -113,7 +113,7 @@ KNOWN: dict[str, str] = {
     "HYPO_NAN": "1 looks at the numbers of a program that is recorded, as hypo doctor --nan does",
     "HYPO_DRIVER": "1 has CUPTI record each launch of a program that is recorded, of any kernel",
     "HYPO_NATIVE": "1 compiles the machine code that sees torch's operations, and 0 does without "
-    "(default: it is used where it has been compiled)",
+    "(default: it is used where it has been compiled; --nan has it compiled for later runs)",
     "HYPO_INSTRUCTIONS": "path that CPU kernels take: " + ", ".join(INSTRUCTIONS),
     "HYPO_API_KEY": "key that clients of hypo serve must have, and that bench-serve sends",
     "HYPO_ADMIN_KEY": "key of the routes of hypo serve below /debug/ and /models/",

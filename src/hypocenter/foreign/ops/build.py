@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,10 @@ COMPILE_SECONDS = 240
 COMPILERS = ("g++", "c++", "clang++")
 _OPTIONS = ("-O1", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
 _MAX_CHARS = 300
+#: Compiles behind the run, slower than all else that wants a processor. What failed is left alone.
+_LATER = """( nice -n 19 "$@" && mv -f "$PART" "$MADE" || { rm -f "$PART"; : > "$FAILED"; } ) &"""
+#: One that was begun so long ago was ended before it was done.
+_LATER_SECONDS = 900
 
 
 class NotBuilt(Exception):
@@ -35,6 +41,37 @@ def is_built(torch: Any) -> bool:
         return _library_place(torch)[0].is_file()
     except NotBuilt:
         return False
+
+
+def build_later(torch: Any) -> bool:
+    """Begin to compile the module for the next run, which this one does not wait for.
+
+    False where that is under way or has failed before. Raises NotBuilt where it cannot be done.
+    """
+    made, command = _library_place(torch)
+    part, failed = made.with_suffix(".part"), made.with_suffix(".failed")
+    with contextlib.suppress(OSError):
+        if time.time() - part.stat().st_mtime > _LATER_SECONDS:
+            part.unlink()
+    if failed.exists():
+        return False
+    try:
+        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except OSError:
+        return False
+    words = {"PART": str(part), "MADE": str(made), "FAILED": str(failed)}
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    whole = [*command, "-o", str(part), *_libraries_of(torch)]
+    subprocess.run(
+        ["/bin/sh", "-c", _LATER, "sh", *whole],
+        env={**kept, **words},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        check=False,
+    )
+    return True
 
 
 def load(torch: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hypocenter.foreign import caller
 from hypocenter.foreign.nonfinite.ops import COMPARES, Role, facts_of
-from hypocenter.foreign.ops.build import NotBuilt, is_built, load
+from hypocenter.foreign.ops.build import NotBuilt, build_later, is_built, load
 from hypocenter.foreign.seen_reads import SeenReads
 from hypocenter.foreign.streams.operations import Operation, Sort, operation_of
 from hypocenter.settings.environment import Environment
@@ -18,6 +18,10 @@ log = logging.getLogger("hypocenter.foreign")
 
 #: In the order of `Sort`, `Role` and `Whose` of `seen.h`.
 _SORTS = (Sort.PLAIN, Sort.NOTHING, Sort.COPY, Sort.NUMBER, Sort.RECORD_STREAM)
+_LATER = (
+    "machine code that sees operations is compiled for later runs; in this one Python sees them, "
+    "which takes longer (HYPO_NATIVE=1 waits for it, and 0 does without)"
+)
 _ROLES = (Role.PASS, Role.EMPTY, Role.ITEM, Role.TEST, Role.PLAIN)
 
 
@@ -63,12 +67,17 @@ class NativeOps:
     def load(cls, torch: Any) -> NativeOps | None:
         """None where it cannot be had, or is not wanted; says why.
 
-        It is compiled only for who asks for that: it takes half a minute.
+        Only who asks for that waits until it is compiled, which takes half a minute. A run with
+        `--nan` has it compiled for the next one.
         """
-        is_wanted = Environment.read().native
-        if is_wanted is False or (is_wanted is None and not is_built(torch)):
+        environment = Environment.read()
+        if environment.native is False:
             return None
         try:
+            if environment.native is None and not is_built(torch):
+                if environment.nan and build_later(torch):
+                    log.warning(_LATER)
+                return None
             return cls(torch, load(torch))
         except NotBuilt as error:
             log.warning("operations are seen by Python, which takes longer: %s", error)
