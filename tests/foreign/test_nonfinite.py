@@ -197,6 +197,21 @@ def nan_in_data() -> None:
     read(x)
 
 
+def part_in_place() -> None:
+    x = torch.full((4,), 300.0)
+    x[1:].div_(torch.zeros(3))  # HERE
+    x.add_(1.0)
+    read(x)
+
+
+def beside_in_place() -> None:
+    rows = torch.ones(2, 3)
+    rows[0].log_()
+    rows[0].log_()  # HERE
+    rows[1].add_(1.0)
+    read(rows)
+
+
 PROVEN = {
     half_square: "300", half_matmul: "overflow", cast_down: "1e+06", exp_too_far: "overflow",
     float8: "57344", bfloat16_product: "overflow", zero_over_zero: "zero was divided by zero",
@@ -206,6 +221,7 @@ PROVEN = {
     masked_row_by_hand: "masked whole", mask_by_product: "zero times infinity",
     double_where: "zero was divided by zero", norm_of_zero: "a number was divided by zero",
     training: "divided by zero", unscaled_half_loss: "overflow",
+    part_in_place: "self[0] = 300", beside_in_place: "logarithm of zero",
 }  # fmt: skip
 SEEN = {
     all_ignored: "each target is ignored", mean_of_nothing: "mean of no element",

@@ -7,7 +7,14 @@ import math
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from hypocenter.foreign.nonfinite.ops import Role, SeenOp, place_of, tensors_in
+from hypocenter.foreign.nonfinite.ops import (
+    Role,
+    SeenOp,
+    is_overlapping,
+    is_within,
+    place_of,
+    tensors_in,
+)
 
 #: Operations, results and bytes that are kept, at most. A GPU is waited for when they are looked
 #: at, and has nothing to do then: of its free memory a part is kept, between these two.
@@ -110,7 +117,17 @@ class OpChunk:
         """What a tensor held after operation `number`; None where that is gone."""
         for writer in self._writers[tensor.untyped_storage()._cdata]:
             if writer.number > number:
-                return writer.before.get(place_of(tensor))
+                place = place_of(tensor)
+                if place in writer.before:
+                    return writer.before[place]
+                is_touched = not writer.before
+                for written, copy in writer.before.items():
+                    if is_within(place, written) and copy.stride() == written[2]:
+                        gap = (place[0] - written[0]) // tensor.element_size()
+                        return copy.as_strided(*place[1:3], copy.storage_offset() + gap)
+                    is_touched |= is_overlapping(place, written)
+                if is_touched:
+                    return None
         return tensor.detach()
 
     def inputs(self, op: SeenOp) -> dict[str, list[Any]]:

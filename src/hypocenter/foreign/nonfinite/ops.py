@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -132,6 +133,28 @@ class SeenOp:
 def place_of(tensor: Any) -> tuple[Any, ...]:
     """Where a tensor lies and how: equal for two that are the same elements."""
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def is_within(part: tuple[Any, ...], whole: tuple[Any, ...]) -> bool:
+    """Whether one place lies on a part of another, which has no gaps; both by `place_of`."""
+    start, end = _ends_of(part)
+    first, last = _ends_of(whole)
+    is_dense = math.prod(whole[1]) * whole[3].itemsize == last - first
+    return first <= start and end <= last and part[3] == whole[3] and is_dense
+
+
+def is_overlapping(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether two places may share bytes."""
+    start, end = _ends_of(one)
+    first, last = _ends_of(other)
+    return start < last and first < end
+
+
+def _ends_of(place: tuple[Any, ...]) -> tuple[int, int]:
+    """The addresses of the first byte and behind the last one."""
+    address, shape, strides, dtype = place
+    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    return address, address + (last + 1) * dtype.itemsize
 
 
 @functools.cache

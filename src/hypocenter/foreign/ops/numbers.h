@@ -119,6 +119,37 @@ inline bool is_same_place(const at::Tensor& one, const at::Tensor& other) {
          one.strides() == other.strides() && one.scalar_type() == other.scalar_type();
 }
 
+// The bytes between the first element and the end of the last one.
+inline std::pair<const char*, const char*> ends_of(const at::Tensor& t) {
+  auto start = (const char*)t.const_data_ptr();
+  int64_t last = 0;
+  for (int64_t axis = 0; axis < t.dim(); axis++) last += (t.size(axis) - 1) * t.stride(axis);
+  return {start, start + (last + 1) * (int64_t)t.element_size()};
+}
+
+inline bool is_overlapping(const at::Tensor& one, const at::Tensor& other) {
+  auto [start, end] = ends_of(one);
+  auto [first, last] = ends_of(other);
+  return start < last && first < end;
+}
+
+// Whether a tensor lies on a part of another one, which has no gaps.
+inline bool is_within(const at::Tensor& part, const at::Tensor& whole) {
+  auto [start, end] = ends_of(part);
+  auto [first, last] = ends_of(whole);
+  return first <= start && end <= last && part.scalar_type() == whole.scalar_type() &&
+         whole.is_non_overlapping_and_dense();
+}
+
+// What was in a part of what was written.
+inline std::optional<at::Tensor> part_of(const Before& before, const at::Tensor& part) {
+  at::Tensor whole = before.content();
+  if (whole.strides() != before.written.strides()) return std::nullopt;
+  auto gap = (const char*)part.const_data_ptr() - (const char*)before.written.const_data_ptr();
+  int64_t at = whole.storage_offset() + gap / (int64_t)part.element_size();
+  return whole.as_strided(part.sizes(), part.strides(), at);
+}
+
 class Numbers {
  public:
   bool is_on = false, is_busy = false, is_paused = false, is_capturing = false;
@@ -249,9 +280,14 @@ class Numbers {
     if (found == writers_.end()) return bare(tensor);
     for (int at : found->second) {
       if (ops[at].number <= number) continue;
-      for (const Before& before : ops[at].before)
+      bool is_touched = ops[at].before.empty();
+      for (const Before& before : ops[at].before) {
+        if (before.written.storage().unsafeGetStorageImpl() != storage_of(tensor)) continue;
         if (is_same_place(before.written, tensor)) return before.content();
-      return std::nullopt;
+        if (is_within(tensor, before.written)) return part_of(before, tensor);
+        is_touched = is_touched || is_overlapping(tensor, before.written);
+      }
+      if (is_touched) return std::nullopt;
     }
     return bare(tensor);
   }
