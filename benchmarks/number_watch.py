@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -117,7 +118,11 @@ def machine_of(device: str) -> str:
     """What the steps are run on."""
     import torch
 
-    return torch.cuda.get_device_name() if device == "cuda" else platform.machine()
+    if device == "cuda":
+        return str(torch.cuda.get_device_name())
+    about = Path("/proc/cpuinfo")
+    named = re.search(r"model name\s*: (.+)", about.read_text()) if about.exists() else None
+    return named[1] if named else platform.machine()
 
 
 def main() -> None:
