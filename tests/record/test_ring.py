@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterator
@@ -87,6 +88,27 @@ def test_what_was_written_is_read(writer: RingWriter) -> None:
     assert run.tensors == (STATIC[3],)
     assert run.events == (*STATIC[4:], *map(_event, range(3, 7)))
     assert (run.pid, run.is_alive, run.is_clean) == (os.getpid(), True, False)
+
+
+def test_records_of_one_launch_are_written_by_one_call_and_in_order(
+    writer: RingWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where what is recorded fails in between: a launch is made all the same."""
+    written: list[bytes] = []
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: written.append(data) or write(file, data))
+    with contextlib.suppress(ZeroDivisionError), writer.together():
+        for record in STATIC[:-1]:
+            assert writer.static(record)
+        assert not written
+        raise ZeroDivisionError
+    assert len(written) == 1
+    assert writer.static(STATIC[-1])
+    assert len(written) == 2
+    run = ring.read_run(writer.folder)
+    assert run.missing == ()
+    assert run.process == STATIC[0]
+    assert run.events == STATIC[4:]
 
 
 @pytest.mark.parametrize("num_events", [1, 13, 14, 15, 100, 1001])
