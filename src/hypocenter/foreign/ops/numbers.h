@@ -7,6 +7,8 @@
 #include "finite.h"
 #include "seen.h"
 
+#include <c10/util/flat_hash_map.h>
+
 namespace hypo {
 
 // What was in a tensor before an operation wrote it: a copy, or its bytes.
@@ -27,7 +29,7 @@ class KeptBytes {
  public:
   const char* add(const void* from, size_t num_bytes) {
     if (blocks_.empty() || used_ + num_bytes > BLOCK) {
-      blocks_.push_back(std::make_unique_for_overwrite<char[]>(BLOCK));
+      blocks_.emplace_back(new char[BLOCK]);
       used_ = 0;
     }
     char* into = blocks_.back().get() + used_;
