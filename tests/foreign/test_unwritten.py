@@ -67,6 +67,17 @@ def test_an_output_that_torch_reads_unwritten_is_proven(
 
 
 @pytest.mark.tier("whole")
+def test_of_launches_that_add_to_what_nobody_wrote_the_first_is_told(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What they leave is a NaN with the same bits, and the first has written it."""
+    monkeypatch.setitem(globals(), "SCRIPT", SCRIPT.with_name("summed.py"))
+    [root] = doctor(capfd, monkeypatch, tmp_path)
+    assert (root["cause"], root["argument"]) == ("uninitialised read", "w_ptr")
+    assert "the replay of launch 1 at" in root["proof"]["red"]
+
+
+@pytest.mark.tier("whole")
 def test_the_command_to_attach_gives_the_result_that_was_shown(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -235,7 +235,7 @@ def _first_alike(rung: _Rung, use: LaunchMade, found: list[Claim]) -> list[Claim
     case = rung.case
     if case.kind in ("crash", "hang"):
         return found
-    cause = next(claim.root.cause for claim in found if claim.root)
+    cause, argument = next((c.root.cause, c.root.argument) for c in found if c.root)
     first = next(
         (
             made
@@ -244,10 +244,14 @@ def _first_alike(rung: _Rung, use: LaunchMade, found: list[Claim]) -> list[Claim
         ),
         use,
     )
-    if first is use or cause in _OF_HISTORY:
+    # What came of unwritten memory may look unwritten still, so the first to read it is told.
+    is_first_told = cause is Cause.UNINITIALISED_READ and case.is_foreign
+    if first is use or (cause in _OF_HISTORY and not is_first_told):
         return found
-    again = _climb(rung, first)
-    return again if any(claim.root and claim.root.cause is cause for claim in again) else found
+    again = [claim for claim in _climb(rung, first) if claim.root]
+    roots = [claim.root for claim in again if claim.root and claim.root.cause is cause]
+    is_it = any(not is_first_told or root.argument == argument for root in roots)
+    return again if is_it else found
 
 
 def _after_good_run(case: Case) -> list[Claim]:
