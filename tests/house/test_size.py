@@ -41,7 +41,7 @@ BUDGETS = {
     "model": 14_715,
     "engine": 11_000,
     "worker": 1_050,
-    "verify": 5_045,
+    "verify": 5_075,
     "peers": 1_250,
     "server": 15_360,
     "ray": 650,

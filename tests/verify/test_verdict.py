@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,10 @@ def test_a_stage_begins_nothing_that_would_take_longer() -> None:
     late = iter([0.0, 2.0, 10.5])
     is_over = StageClock(10.0, lambda: next(late))
     assert [is_over() for _ in range(2)] == [False, True]
+    for first_takes, is_too_long in ((3.0, False), (4.1, True)):
+        known = iter([0.0, 0.0])
+        is_over = StageClock(4.0, partial(next, known), first_takes=first_takes)
+        assert is_over() == is_too_long
 
 
 @pytest.mark.parametrize("with_memory", [False, True])

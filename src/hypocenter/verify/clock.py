@@ -14,11 +14,18 @@ class StageClock:
     left: things of a kind take about as long as one another, and nothing ends a launch.
     """
 
-    def __init__(self, seconds: float, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        now: Callable[[], float] = time.perf_counter,
+        *,
+        first_takes: float = 0.0,
+    ) -> None:
+        """`first_takes`: seconds that the first thing is likely to take."""
         self._now = now
         self._asked_at = now()
         self._end = self._asked_at + seconds
-        self._last: deque[float] = deque(maxlen=2)
+        self._last: deque[float] = deque([first_takes], maxlen=2)
 
     def __call__(self) -> bool:
         now = self._now()

@@ -77,6 +77,12 @@ class KernelStage:
         self._num_planted = 0
         self._unseen: list[str] = []
         self._worst = 0.0
+        self._num_launches, self._launch_seconds = 0, 0.0
+
+    @property
+    def launch_seconds(self) -> float:
+        """What a launch took on the average, until its result was read."""
+        return self._launch_seconds / max(self._num_launches, 1)
 
     def run(self, is_over: Callable[[], bool]) -> Stage:
         """Look at the first case of every form, then at the second ones, until the time
@@ -140,8 +146,11 @@ class KernelStage:
         before = drawer.draw(unit, case)
         given = OpInputs(unit, before, case.live, self._file)
         expected = REFERENCES[unit.op](given) if case.live else []
+        began = time.perf_counter()
         run(unit.launches)
         after = drawer.read(unit)
+        self._launch_seconds += time.perf_counter() - began
+        self._num_launches += len(unit.launches)
         if (kept := _changed_beyond(unit, case, before, after)) is not None:
             return Mistake(
                 f"{kept} was written beyond the live rows", label(unit), {"case": case.name}

@@ -153,12 +153,13 @@ def _stages(
     wanted = [name for name in SHARES if ready.is_whole or name in ("kernels", "memory")]
     wanted = [name for name in wanted if name != "memory" or with_memory]
 
-    def over_at(name: str) -> Callable[[], bool]:
+    def over_at(name: str, first_takes: float = 0.0) -> Callable[[], bool]:
         now = time.perf_counter()
         if progress:
             progress(f"verifying {name}", min((now - started) / (end - started), 1.0))
         shares = SHARES_SIMULATED if is_simulated(device) else SHARES
-        return StageClock(stage_seconds(name, wanted, end - now, shares))
+        seconds = stage_seconds(name, wanted, end - now, shares)
+        return StageClock(seconds, first_takes=first_takes)
 
     plans = list(runner.plans_of_all_forms())
     kernels = KernelStage(file, device, plans, compiles=ready.is_whole)
@@ -169,8 +170,9 @@ def _stages(
         stages.append(RepeatsStage(runner, kernels.units).run(over_at("repeats")))
         on_cpu = ready.on_cpu if ready.has_cpu else None
         why = NOT_COMPILED if ready.on_cpu is not None else "the device is the CPU itself"
-        stages.append(LogitsStage(runner, on_cpu, why).run(over_at("logits")))
-        stages.append(AheadStage(runner).run(over_at("ahead")))
+        step = kernels.launch_seconds * len(runner.plan_of_answers(1).launches)
+        stages.append(LogitsStage(runner, on_cpu, why).run(over_at("logits", step)))
+        stages.append(AheadStage(runner).run(over_at("ahead", step)))
     else:
         left = (sampling_stage, repeats_stage, logits_stage, ahead_stage)
         stages += [_not_run(of.NAME, of.ASKS, "all of it", NOT_COMPILED) for of in left]
