@@ -9,7 +9,7 @@ from ops.kernel_launch import counts, rows_tensor, tensor
 from hypocenter.base.errors import LaunchRejected, UsageError
 from hypocenter.base.tensor import DType, Tensor
 from hypocenter.device import copies, devices, memory
-from hypocenter.device.cpu.kernel_forms import named
+from hypocenter.device.cpu.kernel_forms import kernel_at_hand
 from hypocenter.device.launch import Launch, prepare, run
 from hypocenter.device.plan import MIN_PARALLEL_WORK, PlanBuilder
 from hypocenter.kernels.attention import rope, rope_cpu
@@ -100,5 +100,7 @@ def test_a_number_that_its_contract_was_not_checked_with_is_refused() -> None:
     with pytest.raises(
         LaunchRejected, match="head_dim is 32, but its contract was checked with 64"
     ):
-        prepare(named(rope_cpu.rope), args, launch.contract, launch.facts, parallel=False)
-    prepare(named(rope_cpu.rope), launch.given, launch.contract, launch.facts, parallel=False)
+        prepare(kernel_at_hand(rope_cpu.rope), args, launch.contract, launch.facts, parallel=False)
+    prepare(
+        kernel_at_hand(rope_cpu.rope), launch.given, launch.contract, launch.facts, parallel=False
+    )

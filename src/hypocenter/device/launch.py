@@ -23,7 +23,7 @@ from hypocenter.base.tensor import Tensor
 from hypocenter.device import copies, devices, memory
 from hypocenter.device.cpu import pool
 from hypocenter.device.cpu.kernel_forms import KernelForm, NamedKernel
-from hypocenter.device.cpu.native import KERNEL_FAILED, NativeLaunches
+from hypocenter.device.cpu.native import KERNEL_FAILED, BoundLaunch, NativeLaunches
 from hypocenter.device.cpu.slots import key_of
 from hypocenter.device.helper_processes import never
 from hypocenter.device.limits import check_launch
@@ -167,7 +167,7 @@ class Launch:
     def _plain(self) -> Callable[[], None]:
         """The compiled kernel itself with its arguments."""
         if isinstance(self.function, KernelForm):
-            return self.function.bound(self.args)
+            return BoundLaunch(self.function, self.args)
         return functools.partial(self.function, *self.args, **self.options)
 
     def _run_checked(self, plain: Callable[[], None]) -> None:
@@ -343,7 +343,7 @@ def _load_by_numba(
     is_whole = not to_compile or (not is_over() and _compile(to_compile, progress, is_over))
     for launch, form in wanted:
         if kinds_of(launch.args) in form.dispatcher.overloads:
-            form.compiled(launch.args)
+            form.compile_entry(launch.args)
     return is_whole
 
 

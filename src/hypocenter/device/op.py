@@ -19,7 +19,7 @@ from hypocenter.base.errors import LaunchRejected
 from hypocenter.base.package import NAME
 from hypocenter.base.refusals import Refused
 from hypocenter.base.tensor import Tensor
-from hypocenter.device.cpu.kernel_forms import NamedKernel, named, named_kernel
+from hypocenter.device.cpu.kernel_forms import NamedKernel, kernel_at_hand, named_kernel
 from hypocenter.device.launch import Demands
 
 if TYPE_CHECKING:
@@ -329,7 +329,7 @@ def _function(place: str) -> Callable[..., Any]:
 
 
 def _kernel(kernel: str | CpuKernel) -> NamedKernel:
-    return named_kernel(f"kernels.{kernel}") if isinstance(kernel, str) else named(kernel)
+    return named_kernel(f"kernels.{kernel}") if isinstance(kernel, str) else kernel_at_hand(kernel)
 
 
 @functools.cache

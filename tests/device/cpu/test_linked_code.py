@@ -16,8 +16,9 @@ from llvmlite import binding
 from repository import PACKAGE_DIR
 
 from hypocenter.device.cpu import kept_files, linked_code, slots
-from hypocenter.device.cpu.kernel_forms import KernelForm, named
+from hypocenter.device.cpu.kernel_forms import KernelForm, kernel_at_hand
 from hypocenter.device.cpu.lang import allocating_kernel, kinds_of, prange
+from hypocenter.device.cpu.native import BoundLaunch
 from hypocenter.device.cpu.object_code import Unlinkable, link
 from hypocenter.device.cpu.vector import get, put
 
@@ -27,12 +28,13 @@ PROGRAM = """
 import hashlib, sys
 import numpy as np
 from hypocenter.device.cpu.kernel_forms import named_kernel
+from hypocenter.device.cpu.native import BoundLaunch
 
 x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
 counts = np.array([4, 0], np.int32)
 scale = named_kernel("kernels.rowwise.activation_cpu.scale")
 for is_shared in (False, True):
-    scale.form(is_shared=is_shared).bound((x, counts, 0, np.float32(0.3)))()
+    BoundLaunch(scale.form(is_shared=is_shared), (x, counts, 0, np.float32(0.3)))()
 print(hashlib.sha256(x).hexdigest(), "numba" in sys.modules, scale.parameters)
 """
 
@@ -218,9 +220,9 @@ def test_numba_runs_what_cannot_be_linked_and_the_bits_are_those_of_linked_code(
     for can_load in (True, False):
         monkeypatch.setattr(linked_code, "can_load", lambda can_load=can_load: can_load)
         out = np.zeros(7)
-        named.cache_clear()
-        form = named(_sum_of_squares).form(is_shared=is_shared)
-        form.bound((x, out))()
+        kernel_at_hand.cache_clear()
+        form = kernel_at_hand(_sum_of_squares).form(is_shared=is_shared)
+        BoundLaunch(form, (x, out))()
         found.append(out)
         assert _is_linked(form, (x, out)) == can_load
     assert found[0].tobytes() == found[1].tobytes()

@@ -16,9 +16,9 @@ from hypocenter.base.tensor import DType
 from hypocenter.device import memory
 from hypocenter.device import plan as plan_module
 from hypocenter.device.cpu import large_pages, pool_steps
-from hypocenter.device.cpu.kernel_forms import named
+from hypocenter.device.cpu.kernel_forms import kernel_at_hand
 from hypocenter.device.cpu.lang import allocating_kernel, cpu_kernel, prange
-from hypocenter.device.cpu.native import NativeLaunches
+from hypocenter.device.cpu.native import BoundLaunch, NativeLaunches
 from hypocenter.device.cpu.shared_state import (
     BLOCK,
     CLOSED,
@@ -91,7 +91,7 @@ def num_threads(request: pytest.FixtureRequest) -> int:
 @pytest.mark.parametrize("num_items", [0, 1, 2, 63, 5000])
 def test_each_item_is_done_once(num_items: int) -> None:
     x = np.zeros(5000, np.float32)
-    launch = named(count_up).form(is_shared=True).bound((x, num_items))
+    launch = BoundLaunch(kernel_at_hand(count_up).form(is_shared=True), (x, num_items))
     for _ in range(100):
         launch()
     np.testing.assert_array_equal(x, np.where(np.arange(5000) < num_items, 100, 0))
@@ -128,8 +128,8 @@ def _alone(
     thread: int, order: np.ndarray[Any, Any], *, ticket: Any = 1 << 32, taken: Sequence[int] = ()
 ) -> None:
     """One of two threads in a launch of ten items, of whose regions some items are `taken`."""
-    kernel = named(note_order).form(is_shared=True)
-    kernel.bound((np.zeros(1, np.int64), 0))()  # compiles it
+    kernel = kernel_at_hand(note_order).form(is_shared=True)
+    BoundLaunch(kernel, (np.zeros(1, np.int64), 0))()  # compiles it
     launches = NativeLaunches([(0, kernel, (order, 10))])
     row = launches._steps._table[0]
     STATE[:] = 0
@@ -144,8 +144,8 @@ def _alone(
 def test_launches_of_a_step_do_not_mix_their_items() -> None:
     """Many short ones, so that a helper that comes late meets the next launch's ticket."""
     arrays = [np.zeros(size, np.float32) for size in (1, 7, 64, 3)]
-    kernel = named(count_up).form(is_shared=True)
-    kernel.bound((arrays[0], 0))()  # compiles it
+    kernel = kernel_at_hand(count_up).form(is_shared=True)
+    BoundLaunch(kernel, (arrays[0], 0))()  # compiles it
     rows = [(n, kernel, (x, len(x))) for n, x in enumerate(arrays * 50)]
     step, place = NativeLaunches(rows), np.zeros(1, np.uint64)
     for repetition in range(20):
@@ -157,8 +157,8 @@ def test_launches_of_a_step_do_not_mix_their_items() -> None:
 
 def test_a_step_writes_its_places_into_the_record_that_is_open_now() -> None:
     """The address is kept from step to step, but not beyond a record's end."""
-    x, kernel = np.zeros(3, np.float32), named(count_up).form(is_shared=True)
-    kernel.bound((x, 0))()
+    x, kernel = np.zeros(3, np.float32), kernel_at_hand(count_up).form(is_shared=True)
+    BoundLaunch(kernel, (x, 0))()
     step = NativeLaunches([(0, kernel, (x, 3)), (1, kernel, (x, 3))])
     records = [memoryview(bytearray(HEADER_BYTES)).cast("Q") for _ in range(2)]
     for word, cells in enumerate((records[0], records[0], records[1], records[0]), 1):
@@ -171,9 +171,12 @@ def test_a_step_writes_its_places_into_the_record_that_is_open_now() -> None:
 def test_an_item_that_fails_fails_the_step_whoever_took_it(bad: int) -> None:
     """What comes behind it is not run, and the next step is none the worse."""
     x, after = np.zeros(5000, np.float32), np.zeros(3, np.float32)
-    failing, counting = named(fail_at).form(is_shared=True), named(count_up).form(is_shared=True)
-    counting.bound((after, 0))()
-    failing.bound((x, 5000, -1))()
+    failing, counting = (
+        kernel_at_hand(fail_at).form(is_shared=True),
+        kernel_at_hand(count_up).form(is_shared=True),
+    )
+    BoundLaunch(counting, (after, 0))()
+    BoundLaunch(failing, (x, 5000, -1))()
     place = np.zeros(1, np.uint64)
     step = NativeLaunches(
         [(0, counting, (after, 1)), (1, failing, (x, 5000, bad)), (2, counting, (after, 3))]
@@ -182,7 +185,7 @@ def test_an_item_that_fails_fails_the_step_whoever_took_it(bad: int) -> None:
         assert step.run(place.ctypes.data, 0) == 1
         np.testing.assert_array_equal(after, [repetition + 1, 0, 0])
     with pytest.raises(LaunchRejected, match="fail_at: the kernel found no memory"):
-        failing.bound((x, 5000, bad))()
+        BoundLaunch(failing, (x, 5000, bad))()
 
 
 @pytest.mark.parametrize("form", ["serial", "shared"])
@@ -192,8 +195,8 @@ def test_arguments_of_every_kind_arrive(form: str) -> None:
     note.serial(*args)
     expected = out.copy()
     out[:] = 0
-    kernel = named(note).form(is_shared=form == "shared")
-    kernel.bound(args)()
+    kernel = kernel_at_hand(note).form(is_shared=form == "shared")
+    BoundLaunch(kernel, args)()
     np.testing.assert_array_equal(out, expected)
     out[:] = 0
     place = np.zeros(1, np.uint64)

@@ -34,7 +34,7 @@ _log = logging.getLogger("hypocenter.cpu")
 _VERSION = "1"
 
 
-class Entry(NamedTuple):
+class CodeEntry(NamedTuple):
     """Addresses of a kernel's machine code for some types of arguments, and of what calls it."""
 
     kernel: int
@@ -60,7 +60,7 @@ class NamedKernel:
 
     def __init__(self, module: str, name: str, made: CpuKernel | None = None) -> None:
         self._module, self._name, self._made = module, name, made
-        self._entries: dict[tuple[bool, tuple[str, ...]], Entry] = {}
+        self._entries: dict[tuple[bool, tuple[str, ...]], CodeEntry] = {}
 
     @property
     def name(self) -> str:
@@ -97,19 +97,19 @@ class NamedKernel:
     def form(self, *, is_shared: bool, reads: Sequence[tuple[Any, int]] = ()) -> KernelForm:
         return KernelForm(self, is_shared, tuple(reads))
 
-    def known_entry(self, is_shared: bool, args: Sequence[Any]) -> Entry | None:
+    def known_entry(self, is_shared: bool, args: Sequence[Any]) -> CodeEntry | None:
         """Where the code for such arguments lies, if it is loaded, or was linked and is kept."""
         key = is_shared, key_of(args)
         if (entry := self._entries.get(key)) is None and (entry := self._load(*key)) is not None:
             self._entries[key] = entry
         return entry
 
-    def note(self, is_shared: bool, args: Sequence[Any], entry: Entry) -> None:
+    def note(self, is_shared: bool, args: Sequence[Any], entry: CodeEntry) -> None:
         self._entries[is_shared, key_of(args)] = entry
 
     def link(
         self, is_shared: bool, args: Sequence[Any], code: bytes, function: str
-    ) -> Entry | None:
+    ) -> CodeEntry | None:
         """Link and load an object file that has the code for such arguments under `function`, and
         keep it for later processes; None where that cannot be."""
         if not linked_code.can_load():
@@ -123,7 +123,7 @@ class NamedKernel:
         except Unlinkable as why:
             _log.info("%s is not linked: %s", self.name, why)
             return None
-        entries = dict(zip(Entry._fields, map(linked.entries.__getitem__, named), strict=True))
+        entries = dict(zip(CodeEntry._fields, map(linked.entries.__getitem__, named), strict=True))
         linked = msgspec.structs.replace(linked, entries=entries)
         if (addresses := linked_code.load(linked)) is None:
             return None
@@ -131,7 +131,7 @@ class NamedKernel:
             kept_files.write(self._facts_file, msgspec.msgpack.encode(self._facts))
             file = self._code_file(is_shared, key_of(args))
             kept_files.write(file, msgspec.msgpack.encode(linked))
-        return Entry(**addresses)
+        return CodeEntry(**addresses)
 
     @cached_property
     def _facts(self) -> _Facts:
@@ -168,14 +168,14 @@ class NamedKernel:
         of_kernel = self._facts.source, self._module, self._name, str(is_shared)
         return _file_name("code", target.instruction_set(), *of_kernel, *key)
 
-    def _load(self, is_shared: bool, key: tuple[str, ...]) -> Entry | None:
+    def _load(self, is_shared: bool, key: tuple[str, ...]) -> CodeEntry | None:
         if not self._can_be_kept:
             return None
         kept = kept_files.read(self._code_file(is_shared, key))
         if kept is None:
             return None
         addresses = linked_code.load(msgspec.msgpack.decode(kept, type=Linked))
-        return None if addresses is None else Entry(**addresses)
+        return None if addresses is None else CodeEntry(**addresses)
 
 
 class KernelForm:
@@ -211,25 +211,16 @@ class KernelForm:
         function: Callable[..., Any] = self.kernel.made.serial.py_func
         return function
 
-    def __call__(self, *args: Any) -> None:
-        self.bound(args)()
-
-    def bound(self, args: tuple[Any, ...]) -> Callable[[], None]:
-        """A launch of it; what that needs is made when it first runs."""
-        from hypocenter.device.cpu.native import BoundLaunch
-
-        return BoundLaunch(self, args)
-
     def is_ready(self, args: Sequence[Any]) -> bool:
         """Whether its code for such arguments is here, without numba."""
         return self.kernel.known_entry(self.is_shared, args) is not None
 
-    def entry(self, args: Sequence[Any]) -> Entry:
+    def entry(self, args: Sequence[Any]) -> CodeEntry:
         """Where its code for such arguments lies; numba compiles it if need be."""
         known = self.kernel.known_entry(self.is_shared, args)
-        return known if known is not None else self.compiled(args)
+        return known if known is not None else self.compile_entry(args)
 
-    def compiled(self, args: Sequence[Any]) -> Entry:
+    def compile_entry(self, args: Sequence[Any]) -> CodeEntry:
         """As `entry`, of what numba has compiled, or compiles now."""
         from hypocenter.device.cpu import spreaders
         from hypocenter.device.cpu.lang import address_of, machine_code
@@ -238,7 +229,7 @@ class KernelForm:
         entry = self.kernel.link(self.is_shared, args, code, name)
         if entry is None:
             (spread,), enter = spreaders.addresses([slot_types_of(args)])
-            entry = Entry(address_of(self.dispatcher, args), spread, enter)
+            entry = CodeEntry(address_of(self.dispatcher, args), spread, enter)
         self.kernel.note(self.is_shared, args, entry)
         return entry
 
@@ -251,7 +242,7 @@ def named_kernel(place: str) -> NamedKernel:
 
 
 @cache
-def named(kernel: CpuKernel) -> NamedKernel:
+def kernel_at_hand(kernel: CpuKernel) -> NamedKernel:
     """A kernel that is at hand; its machine code is kept by numba alone."""
     return NamedKernel("", kernel.name, kernel)
 

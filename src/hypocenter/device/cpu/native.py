@@ -42,7 +42,7 @@ class NativeLaunches:
         is_reader = table[:, ITEM_BYTES] > 0
         readers = np.append(np.flatnonzero(is_reader), len(table))
         table[:, NEXT] = readers[np.searchsorted(readers, np.arange(len(table)), "right")]
-        self._steps = pool.Steps(table)
+        self._steps = pool.StepTable(table)
 
     def run(self, place: int, word: int) -> int:
         """Run them, writing `word` + number at the address `place` before each.
@@ -65,11 +65,11 @@ class BoundLaunch:
 
     def __call__(self) -> None:
         if self._run is None:
-            self._run = self._shared if self._form.is_shared else self._alone()
+            self._run = self._run_shared if self._form.is_shared else self._alone()
         if not self._run():
             raise LaunchRejected(self._form.kernel.function, Refused(what=KERNEL_FAILED))
 
-    def _shared(self) -> bool:
+    def _run_shared(self) -> bool:
         if self._native is None:
             self._native = NativeLaunches([(0, self._form, self._args)])
         return self._native.run(self._word.ctypes.data, 0) == 1

@@ -93,7 +93,7 @@ class _Object:
     def add_to(
         self, made: Linked, code: bytearray, entries: Collection[str], outer: Collection[str]
     ) -> None:
-        code += self._laid_out()
+        code += self._lay_out()
         left_out = self._callers_of_others(outer)
         for symbol in self._symbols:
             if symbol.name in entries and symbol.section in self._places:
@@ -127,7 +127,7 @@ class _Object:
             at += section.num_bytes
         return places
 
-    def _laid_out(self) -> bytes:
+    def _lay_out(self) -> bytes:
         laid = bytearray()
         for number, place in self._places.items():
             section = self._sections[number]
@@ -168,9 +168,9 @@ class _Object:
     def _callers_of_others(self, outer: Collection[str]) -> list[tuple[int, int]]:
         """Where the functions lie that ask for what is not to be had, or call one that does."""
         functions = [
-            (self._place(one), self._place(one) + one.num_bytes)
-            for one in self._symbols
-            if one.num_bytes and one.section in self._places
+            (self._place(symbol), self._place(symbol) + symbol.num_bytes)
+            for symbol in self._symbols
+            if symbol.num_bytes and symbol.section in self._places
         ]
         asked = list(self._relocations())
         found: dict[tuple[int, int], None] = {}
@@ -179,7 +179,8 @@ class _Object:
             for place, _, symbol, _ in asked:
                 if self._is_to_be_had(symbol, outer, found):
                     continue
-                caller = next((one for one in functions if one[0] <= place < one[1]), None)
+                callers = (span for span in functions if span[0] <= place < span[1])
+                caller = next(callers, None)
                 if caller is None:
                     raise Unlinkable(f"{symbol.name} is asked for outside of a function")
                 found[caller] = None

@@ -39,7 +39,7 @@ _ENTER = "device.cpu.pool_steps.enter"
 _PLACE, _WORD, _NUM_THREADS = 9, 10, -1
 
 
-class Steps:
+class StepTable:
     """The launches of a table i64 [num_launches, NUM_FIELDS], ready to be run by all threads."""
 
     def __init__(self, table: np.ndarray[Any, Any]) -> None:
@@ -70,4 +70,4 @@ class Steps:
 
 def start() -> None:
     """Load, or compile, how threads get into a step, so that the first step need not."""
-    Steps(np.zeros((0, NUM_FIELDS), np.int64)).run(0, 0)
+    StepTable(np.zeros((0, NUM_FIELDS), np.int64)).run(0, 0)
