@@ -8,8 +8,10 @@ from __future__ import annotations
 import ctypes
 import platform
 from collections.abc import Mapping, Set
+from functools import cache
 
 from hypocenter.base.errors import UsageError
+from hypocenter.settings.environment import Environment
 
 #: The path that multiplies codes of 16 rows by tiles.
 TILES = "avx512-amx"
@@ -33,6 +35,12 @@ _BEYOND = {
         "avx", "amx", "fma", "f16c", "xop", "sse3", "ssse3", "sse4", "vaes", "vpclmul", "gfni",
     ),
 }  # fmt: skip
+
+
+@cache
+def asked_for() -> str:
+    """The path of instructions that was asked for; empty: whatever the machine has."""
+    return Environment.read().instructions
 
 
 def is_fast_in_bf16(cpu: str) -> bool:

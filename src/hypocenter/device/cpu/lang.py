@@ -160,17 +160,17 @@ def machine_code(function: Any, args: Sequence[Any]) -> tuple[str, bytes]:
     It takes two addresses, for a result and an exception, then each argument flattened, and
     returns 0 when all is well.
     """
-    compiled = _compiled(function, args)
+    compiled = _overload_of(function, args)
     return str(compiled.fndesc.llvm_func_name), code_cache.object_file(compiled.library)
 
 
 def address_of(function: Any, args: Sequence[Any]) -> int:
     """Where numba has the machine code of a kernel for these arguments."""
-    compiled = _compiled(function, args)
+    compiled = _overload_of(function, args)
     return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
 
 
-def _compiled(function: Any, args: Sequence[Any]) -> Any:
+def _overload_of(function: Any, args: Sequence[Any]) -> Any:
     kinds = kinds_of(args)
     if kinds not in function.overloads:
         function.compile(kinds)

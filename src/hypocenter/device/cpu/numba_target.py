@@ -13,7 +13,6 @@ import numba
 from llvmlite import binding
 
 from hypocenter.device.cpu import instructions
-from hypocenter.device.cpu.target import asked_for
 
 
 def _limit_instructions(name: str) -> None:
@@ -27,4 +26,4 @@ def _limit_instructions(name: str) -> None:
     )
 
 
-_limit_instructions(asked_for())
+_limit_instructions(instructions.asked_for())

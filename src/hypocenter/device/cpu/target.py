@@ -18,7 +18,7 @@ import msgspec
 from hypocenter.base import package
 from hypocenter.base.errors import UsageError
 from hypocenter.device.cpu import instructions, kept_files
-from hypocenter.settings.environment import Environment
+from hypocenter.device.cpu.instructions import asked_for
 
 _CPUINFO = Path("/proc/cpuinfo")
 #: Lines of it that change while a machine runs, or from core to core.
@@ -66,12 +66,6 @@ def instruction_set() -> str:
 @cache
 def _has_tiles() -> bool:
     return instructions.may_use_tiles()
-
-
-@cache
-def asked_for() -> str:
-    """The path of instructions that was asked for; empty: whatever the machine has."""
-    return Environment.read().instructions
 
 
 @cache
