@@ -17,8 +17,8 @@ from hypocenter.device.copies import to_host
 from hypocenter.device.cpu.threads import max_num_threads, set_num_threads
 from hypocenter.device.cpu.whole_kernels import compile_whole
 from hypocenter.kernels.attention import attention, attention_cpu, attention_tile_cpu
-from hypocenter.kernels.attention.attention_cpu import MANY_PAIRS, num_part_floats
-from hypocenter.kernels.attention.attention_tile_cpu import KEYS, NEXT, find_strips
+from hypocenter.kernels.attention.attention_layout import KEYS, MANY_PAIRS, num_part_floats
+from hypocenter.kernels.attention.attention_tile_cpu import NEXT, find_strips
 
 EPS = 2.0**-24
 _num_starts: Callable[[int], int] = attention_tile_cpu.num_starts.py_func  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from hypocenter.device import memory
 from hypocenter.device.copies import to_host
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.attention import attention, kv_write, latent_write, rope, rope_write
-from hypocenter.kernels.attention.attention_tile_cpu import KEYS
+from hypocenter.kernels.attention.attention_layout import KEYS
 
 KINDS = {DType.Q8_0: GGMLQuantizationType.Q8_0, DType.Q4_0: GGMLQuantizationType.Q4_0}
 NUM_KV_HEADS = 3

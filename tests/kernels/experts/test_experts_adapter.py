@@ -17,7 +17,7 @@ from hypocenter.base.tensor import Tensor
 from hypocenter.device.copies import to_host
 from hypocenter.kernels.experts import experts_adapter
 from hypocenter.kernels.experts.experts_table import ExpertsShape, ExpertsTable
-from hypocenter.kernels.linear.adapter_cpu import RANKS
+from hypocenter.kernels.linear.adapter_sizes import RANKS
 
 EPS = 2.0**-24
 NUM_EXPERTS, NUM_USED, SPARE_ROWS = 5, 3, 4

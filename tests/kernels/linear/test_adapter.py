@@ -14,7 +14,7 @@ from hypocenter.base.errors import LaunchRejected
 from hypocenter.device.copies import to_host
 from hypocenter.device.plan import PlanBuilder
 from hypocenter.kernels.linear import adapter
-from hypocenter.kernels.linear.adapter_cpu import RANKS
+from hypocenter.kernels.linear.adapter_sizes import RANKS
 
 EPS = 2.0**-24
 

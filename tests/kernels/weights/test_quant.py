@@ -14,7 +14,7 @@ from ops.kernel_launch import BLOCK_TYPES, bits, random_rows
 from repository import DEMO
 
 from hypocenter.base.tensor import WEIGHT_TYPES, DType
-from hypocenter.device.cpu.packed_codes import MINIS_FIELD, POWERS_FIELD
+from hypocenter.device.cpu.code_fields import MINIS_FIELD, POWERS_FIELD
 from hypocenter.device.cpu.threads import max_num_threads
 from hypocenter.engine.runner import load_runner
 from hypocenter.kernels.weights import block_types, gpu_layout, grid_types, packing, row_groups
