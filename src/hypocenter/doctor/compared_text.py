@@ -47,7 +47,8 @@ def compared_text(found: FailedComparison) -> str:
 def _element_text(found: FailedComparison) -> str:
     """One sentence: where the two sides differ, and how many elements do."""
     one, other = found.sides
-    values = f"{_named(found, one)} is {_number(one)} and {_named(found, other)} {_number(other)}"
+    names = _element_name(found, one), _element_name(found, other)
+    values = f"{names[0]} is {_number(one)} and {names[1]} {_number(other)}"
     if found.num_elements == 1:
         return values
     which = "of which this is the first" if found.is_first else "this one most"
@@ -55,7 +56,7 @@ def _element_text(found: FailedComparison) -> str:
 
 
 def _stored_text(found: FailedComparison, side: ComparedElement, writer: LastWriter) -> str:
-    name = _named(found, side)
+    name = _element_name(found, side)
     by = f"{writer.kernel}, launched at {writer.launched_at}" if writer.launched_at else ""
     by = by or writer.kernel
     where = f"`{writer.expression}` at {writer.file}:{writer.line} in program {writer.program}"
@@ -77,7 +78,7 @@ def _stored_text(found: FailedComparison, side: ComparedElement, writer: LastWri
     return f"{other} and not this number; what makes the difference is not known"
 
 
-def _named(found: FailedComparison, side: ComparedElement) -> str:
+def _element_name(found: FailedComparison, side: ComparedElement) -> str:
     """The element of a side: `(x + y)[768]`, as the program would have to spell it."""
     if not found.index:
         return side.name

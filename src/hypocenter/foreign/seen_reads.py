@@ -25,7 +25,7 @@ from hypocenter.foreign.unwritten_masks import (
     name_of,
     result_mask,
 )
-from hypocenter.record.compared import Origin
+from hypocenter.record.compared import SideOrigin
 
 log = logging.getLogger("hypocenter.foreign")
 
@@ -111,7 +111,7 @@ class SeenReads:
         """A launch is given a tensor: what it holds from now on is the launch's business."""
         self._followed.pop(tensor.untyped_storage(), None)
 
-    def origin_of(self, result: Any, other: Any) -> Origin:
+    def origin_of(self, result: Any, other: Any) -> SideOrigin:
         """Where the other side of a comparison with a launch's result comes from."""
         return self.lineage.origin_of(result, other, is_watching=self.is_watching)
 

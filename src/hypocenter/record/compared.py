@@ -55,7 +55,7 @@ class ComparedUnequal(Event, frozen=True, kw_only=True, tag=True):
 
 
 #: Of the other side of a comparison: whether it came of the result, or of the same kernel.
-Origin = Literal["apart", "derived", "unknown"]
+SideOrigin = Literal["apart", "derived", "unknown"]
 
 
 class ComparedEqual(Event, frozen=True, kw_only=True, tag=True):
@@ -74,7 +74,7 @@ class ComparedEqual(Event, frozen=True, kw_only=True, tag=True):
     num_elements: int
     dtype: str = ""
     other: int = 0
-    origin: Origin = "unknown"
+    origin: SideOrigin = "unknown"
     allowed: float = 0.0
     largest: float = 0.0
     share_unlike: float = 0.0

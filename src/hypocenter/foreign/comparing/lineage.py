@@ -15,7 +15,7 @@ from typing import Any
 
 from hypocenter.foreign.streams.kernel_uses import uses_of
 from hypocenter.foreign.streams.operations import Operation, Sort, operation_of, tensors_in
-from hypocenter.record.compared import Origin
+from hypocenter.record.compared import SideOrigin
 
 #: Operations that are looked at in all.
 MAX_NOTED = 20_000
@@ -89,7 +89,7 @@ class Lineage:
         """A method gives a tensor to the host."""
         self.has_left |= name != "print" and bool(self._tags_of(tensor))
 
-    def origin_of(self, result: Any, other: Any, *, is_watching: bool) -> Origin:
+    def origin_of(self, result: Any, other: Any, *, is_watching: bool) -> SideOrigin:
         """Where the other side of a comparison comes from; `is_watching`: operations are seen."""
         if result.untyped_storage() is other.untyped_storage():
             return "derived"
