@@ -80,6 +80,10 @@ _KINDS = {
         "each form of each kernel as AMD's machine code beside LLVM's text",
         "benchmarks/amd_forms.py",
     ),
+    "amd-decode*": (
+        "a decode step of the bundled model as AMD's machine code, on four emulated GPUs",
+        "benchmarks/amd_decode.py",
+    ),
     "adapter_cost*": (
         "what a LoRA adapter costs on a card, with several streams", "benchmarks/adapter_cost.py"
     ),

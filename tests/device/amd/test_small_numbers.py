@@ -257,12 +257,14 @@ def _rounded(values: Array, kind: str) -> Array:
 
 def _pair(found: Array, kind: str) -> tuple[Array, Array]:
     """float64: the low and the high half of each register."""
-    low, high = found & 0xFFFF, found >> 16
+    low, high = (_wide(part, kind) for part in (found & 0xFFFF, found >> 16))
+    return low, high
+
+
+def _wide(bits: Array, kind: str) -> Array:
     if kind == "f16":
-        return tuple(x.astype(np.uint16).view(np.float16).astype(np.float64) for x in (low, high))
-    return tuple(
-        (x << 16).astype(np.uint32).view(np.float32).astype(np.float64) for x in (low, high)
-    )
+        return bits.astype(np.uint16).view(np.float16).astype(np.float64)
+    return (bits << 16).astype(np.uint32).view(np.float32).astype(np.float64)
 
 
 @pytest.mark.parametrize("scale", [1.0, -12.0, 2.0**-20])
@@ -327,9 +329,8 @@ def test_halves_become_the_nearest_code_over_a_scale(kind: str, half: str) -> No
         assert set((found >> (16 - 16 * which) & 0xFFFF).tolist()) == {
             _OLD >> (16 - 16 * which) & 0xFFFF
         }
-        made = found >> (16 * which)
         for place, given in ((0, numbers), (8, numbers[::-1])):
-            codes = (made >> place & 255).tolist()
+            codes = (found >> (16 * which + place) & 255).tolist()
             wrong = [
                 (value, code)
                 for value, code in zip(given.tolist(), codes, strict=True)

@@ -29,7 +29,7 @@ _POLES = re.compile(r"V_(S_)?(RCP|RSQ|LOG|DIV_FIXUP)_F16")
 def settle(instructions: Sequence[Instruction], *, clamps: bool) -> tuple[bool, frozenset[int]]:
     """Whether FP16_OVFL holds for a kernel that begins with it as `clamps`, and the pcs of
     instructions that then change nothing."""
-    written = {each.pc: found for each in instructions if (found := _written(each)) is not None}
+    written = {each.pc: found for each in instructions if (found := _write_of(each)) is not None}
     same = {pc for pc, (at, size, value) in written.items() if _is_plain(at, size, value)}
     bits = {pc: value for pc, (at, size, value) in written.items() if (at, size) == _OVERFLOW}
     if not bits or set(bits.values()) == {int(clamps)}:
@@ -42,7 +42,7 @@ def settle(instructions: Sequence[Instruction], *, clamps: bool) -> tuple[bool, 
     return not clamps, frozenset(same | set(bits))
 
 
-def _written(each: Instruction) -> tuple[int, int, int] | None:
+def _write_of(each: Instruction) -> tuple[int, int, int] | None:
     """First bit, number of bits and value of a constant that goes to MODE."""
     if each.name != "S_SETREG_IMM32_B32" or each.get("simm16") & 63 != _MODE:
         return None
@@ -68,9 +68,9 @@ def is_pole(name: str) -> bool:
     return _POLES.fullmatch(name) is not None
 
 
-def held(meaning: Meaning) -> Meaning:
+def hold_halves(meaning: Meaning) -> Meaning:
     """The meaning of an opcode in the mode: halves stop at the largest one."""
     if meaning.result_type == "f16":
-        return replace(meaning, result=f"held({meaning.result}, {_LARGEST_HALF})")
-    text = re.sub(r"\bbits16\((\w+)\)", rf"bits16(held(\1, {_LARGEST_HALF}))", meaning.result)
+        return replace(meaning, result=f"hold({meaning.result}, {_LARGEST_HALF})")
+    text = re.sub(r"\bbits16\((\w+)\)", rf"bits16(hold(\1, {_LARGEST_HALF}))", meaning.result)
     return replace(meaning, result=text)

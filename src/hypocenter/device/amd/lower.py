@@ -15,7 +15,7 @@ from hypocenter.base.dtypes import Array
 from hypocenter.device.amd import instruction_rows as r
 from hypocenter.device.amd.constants import FLOAT_CONSTANTS, HALVES, WIDE
 from hypocenter.device.amd.decode import DPP8_ANY, Instruction, NotModelled
-from hypocenter.device.amd.float_mode import held, is_pole, settle
+from hypocenter.device.amd.float_mode import hold_halves, is_pole, settle
 from hypocenter.device.amd.kernel_places import SIMM, KernelPlaces
 from hypocenter.device.amd.lower_memory import lower_local, lower_memory, lower_scalar_load
 from hypocenter.device.amd.lower_other import M0, lower_lanes, lower_matrix
@@ -316,7 +316,7 @@ class Lowering(KernelPlaces):
         meaning = meanings().get(name)
         if meaning is None or (self._clamps and is_pole(name)):
             raise NotModelled(f"{name} in the mode FP16_OVFL" if meaning else name)
-        return held(meaning) if self._clamps else meaning
+        return hold_halves(meaning) if self._clamps else meaning
 
     # -- operands -------------------------------------------------------------------------------
 

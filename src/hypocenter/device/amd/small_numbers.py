@@ -87,7 +87,7 @@ def _halves_to_bytes(
 
 def _pair_of_codes(numbers: list[str], form: int, clamps: bool) -> str:
     if clamps:
-        numbers = [f"held({number}, {_LARGEST[form]})" for number in numbers]
+        numbers = [f"hold({number}, {_LARGEST[form]})" for number in numbers]
     first, second = (f"bits_fp8({number}, {form})" for number in numbers)
     return f"{first} | {second} << 8"
 
@@ -112,7 +112,7 @@ def _bits(kind: str, number: str, clamps: bool) -> str:
         return f"bits32(np.float32({number}))"
     if kind == "BF16":
         return f"bits_bf16({number})"
-    return f"bits16(held({number}, {_LARGEST_HALF}))" if clamps else f"bits16({number})"
+    return f"bits16(hold({number}, {_LARGEST_HALF}))" if clamps else f"bits16({number})"
 
 
 def _into_half(which: int, bits: str) -> str:

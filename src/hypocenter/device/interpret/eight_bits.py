@@ -34,7 +34,8 @@ class _Format:
         code = np.arange(self.largest + 1)
         exponent, fraction = code >> self.num_fraction, code & ((1 << self.num_fraction) - 1)
         whole = fraction + np.where(exponent > 0, 1 << self.num_fraction, 0)
-        return np.ldexp(whole, np.maximum(exponent, 1) - self.bias - self.num_fraction)
+        sizes: Array = np.ldexp(whole, np.maximum(exponent, 1) - self.bias - self.num_fraction)
+        return sizes
 
 
 _FORMATS = {

@@ -456,7 +456,7 @@ def as_fp4(bits: int) -> float:
 
 
 @_inline
-def held(value: Any, largest: float) -> float:
+def hold(value: Any, largest: float) -> float:
     """A number that stops at the largest one of its format; what is infinite stays so."""
     number = np.float64(value)
     if abs(number) <= largest or number - number != 0.0:
