@@ -16,6 +16,7 @@ from models.state_heads import NUM_LETTERS, as_alphabet, end_with_attention
 from pretended.fake_runner import batches_of, expected_output, fake_engine, finish, run
 
 from hypocenter import LLM, EngineConfig, SamplingParams
+from hypocenter.base.tensor import Tensor
 from hypocenter.device import devices
 from hypocenter.device.sim.sim import open_sim
 from hypocenter.doctor.case import Case
@@ -24,6 +25,7 @@ from hypocenter.doctor.rungs.engine.kept_blocks import kept_blocks
 from hypocenter.doctor.rungs.engine.ownership import ownership
 from hypocenter.doctor.rungs.engine.states import states
 from hypocenter.doctor.rungs.engine.step_inputs import step_inputs
+from hypocenter.engine.batch import Batch
 from hypocenter.engine.drafting import drafter
 from hypocenter.engine.drafting.drafter import Drafter, NgramDrafter, StepLoad
 from hypocenter.engine.drafting.model_drafter import DraftRecord
@@ -111,13 +113,22 @@ def test_all_drafts_right_leave_nothing_to_run_again(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize("num_checkpoints", [1, 5])
 @pytest.mark.usefixtures("eager")
-def test_many_requests(runs_ahead: bool, num_checkpoints: int) -> None:
+def test_many_requests(
+    runs_ahead: bool, num_checkpoints: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beginnings that others left, full caches, requests that end: nothing changes a token."""
     rng = random.Random(num_checkpoints)
     engine = drafting(
         num_checkpoints, num_blocks=24, max_batch_requests=4, max_batch_tokens=13,
         runs_ahead=runs_ahead,
     )  # fmt: skip
+    run_batch, blocks = engine.runner.run, engine.cache._blocks
+
+    def checked(batch: Batch) -> Tensor:
+        assert all(blocks[slot // 4].digest is None for slot in batch.slots), "others may read it"
+        return run_batch(batch)
+
+    monkeypatch.setattr(engine.runner, "run", checked)
     requests: list[Request] = []
     for _ in range(40):
         prompt = rng.choices(range(1, 9), k=4) * rng.randrange(1, 5)
@@ -170,8 +181,10 @@ def answers(path: Path, **how: Any) -> list[Request]:
     return found
 
 
-def foretell(monkeypatch: pytest.MonkeyPatch, texts: Sequence[Sequence[int]]) -> None:
-    """Drafts are what these texts go on with, but for each fifth token."""
+def foretell(
+    monkeypatch: pytest.MonkeyPatch, texts: Sequence[Sequence[int]], wrong: int = 5
+) -> None:
+    """Drafts are what these texts go on with, but for one token in `wrong`."""
 
     def propose(
         self: NgramDrafter, token_ids: Sequence[int], num_output: int, most: int, load: StepLoad
@@ -180,7 +193,7 @@ def foretell(monkeypatch: pytest.MonkeyPatch, texts: Sequence[Sequence[int]]) ->
         text = next((text for text in texts if list(text[:num]) == list(token_ids)), ())
         most = min(most, 1 + num % 4)
         drafts = enumerate(text[num : num + most], num)
-        return [5 if place % 5 == 0 else token_id for place, token_id in drafts]
+        return [token_id ^ (place % wrong == 0) for place, token_id in drafts]
 
     monkeypatch.setattr(NgramDrafter, "propose", propose)
 
@@ -190,7 +203,7 @@ def compare(plain: list[Request], trying: list[Request]) -> None:
         assert one.output_ids == other.output_ids
         assert one.logprobs == other.logprobs
     drafted, accepted = counts(trying)
-    assert drafted - accepted > 50
+    assert drafted - accepted > 20
     assert accepted > 100
     assert all(request.num_cached for request in trying[2::3])
 
@@ -277,13 +290,13 @@ def on_a_gpu(path: Path, **how: Any) -> Request:
 @pytest.mark.tier("sim")
 @pytest.mark.usefixtures("eager")
 def test_a_gpu_says_the_same(tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a head of the file, and with drafts of the host that are right four times of five."""
+    """With a head of the file, and with drafts of the host that are right twice of three times."""
     if is_mtp := family == "qwen35":
         end_with_attention(monkeypatch, family)
     made = make_family(family, tmp_path)
     path = as_alphabet(made, tmp_path, has_head=True) if is_mtp else made.path
     plain = on_a_gpu(path)
-    foretell(monkeypatch, [plain.token_ids])
+    foretell(monkeypatch, [plain.token_ids], wrong=3)
     trying = on_a_gpu(path, spec="mtp" if is_mtp else "ngram", draft_max=3)
     assert trying.output_ids == plain.output_ids
     drafted, accepted = counts([trying])
