@@ -56,11 +56,12 @@ def instruction_set() -> str:
     products of two bf16, are the same on all of them (`vdpbf16ps` was held against that on Intel's
     alone); other floats are where there is a fused step.
     """
+    features = cpu_features()  # refuses a path that the processor lacks
     with_tiles = asked_for() == instructions.TILES
     if with_tiles and not _has_tiles():
         raise UsageError(f"HYPO_INSTRUCTIONS is {asked_for()}, but the system permits no tiles")
     with_bf16 = asked_for() == "avx512-bf16" or instructions.is_fast_in_bf16(cpu_name())
-    return instructions.fastest(cpu_features(), with_bf16=with_bf16, with_tiles=with_tiles)
+    return instructions.fastest(features, with_bf16=with_bf16, with_tiles=with_tiles)
 
 
 @cache
