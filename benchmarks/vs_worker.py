@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from hypocenter import __version__
 from hypocenter.cli.verbs import bench
-from hypocenter.device.cpu import lang, vector
+from hypocenter.device.cpu import lang, threads, vector
 from hypocenter.device.cpu.vector_ir import LANES
 from hypocenter.engine.runner import load_runner
 from hypocenter.model.gguf.file import open_gguf
@@ -140,7 +140,7 @@ def _memory() -> Array:
 
 def read_by_kernel(num_threads: int, values: Array) -> list[float]:
     """With a loop in the words and the thread pool that the kernels use."""
-    lang.set_num_threads(num_threads)
+    threads.set_num_threads(num_threads)
     step = 4 * num_threads * NUM_STREAMS * LANES
     values = values[: len(values) // step * step]
     sums = np.zeros((num_threads, LANES), np.float32)
