@@ -16,11 +16,13 @@ from llvmlite import binding
 from repository import PACKAGE_DIR
 
 from hypocenter.device.cpu import kept_files, linked_code, slots
-from hypocenter.device.cpu.kernel_forms import KernelForm, kernel_at_hand
+from hypocenter.device.cpu.kernel_forms import KernelForm, kernel_at_hand, named_kernel
 from hypocenter.device.cpu.lang import allocating_kernel, kinds_of, prange
 from hypocenter.device.cpu.native import BoundLaunch
 from hypocenter.device.cpu.object_code import Unlinkable, link
 from hypocenter.device.cpu.vector import get, put
+from hypocenter.engine.llm import LLM
+from hypocenter.settings.config import EngineConfig
 
 pytestmark = pytest.mark.skipif(not linked_code.can_load(), reason="only x86-64 code is linked")
 
@@ -227,6 +229,20 @@ def test_numba_runs_what_cannot_be_linked_and_the_bits_are_those_of_linked_code(
         assert _is_linked(form, (x, out)) == can_load
     assert found[0].tobytes() == found[1].tobytes()
     np.testing.assert_allclose(found[0], (x.astype(np.float64) ** 2).sum(1), rtol=1e-12)
+
+
+@pytest.mark.tier("whole")
+def test_a_model_gives_the_same_bits_by_linked_code_and_by_numba(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ids, found = [(7 * n) % 900 + 5 for n in range(40)], []
+    for can_load in (True, False):
+        monkeypatch.setattr(linked_code, "can_load", lambda can_load=can_load: can_load)
+        named_kernel.cache_clear()
+        with LLM(config=EngineConfig(context_length=128)) as llm:
+            found.append((llm.logits(ids).tobytes(), llm.generate("import os").token_ids))
+    named_kernel.cache_clear()
+    assert found[0] == found[1]
 
 
 def _is_linked(form: KernelForm, args: tuple[Any, ...]) -> bool:
