@@ -86,6 +86,19 @@ def test_the_compiler_moves_nothing_before_the_wait(name: str, guarded: bool) ->
     assert [deed for deed in DEEDS if deed in before] == []
 
 
+@pytest.mark.tier("targets")
+def test_units_of_weights_are_asked_for_together_and_before_the_wait() -> None:
+    one = next(
+        one
+        for one in vendor_specimens("hopper")
+        if one.name == ASKS_FIRST and one.constants["UNITS"] == 4
+    )
+    assert one.constants["HAS_MINIMA"]
+    before, _ = ptx(one, "sm_90").split("griddepcontrol.wait", 1)
+    # Words, scales and minima of two rows, by one load each: of the weight whose code comes first.
+    assert before.count("ld.global") == 4 * 6
+
+
 def test_registers_are_filled_anew_when_the_matrix_units_have_read_them() -> None:
     """Weights that are unpacked in registers: each step's products end before the next step."""
     one = next(

@@ -8,7 +8,13 @@ import pytest
 
 from hypocenter.base.tensor import DType
 from hypocenter.kernels.linear import linear_forms
-from hypocenter.kernels.linear.linear_forms import codes_form, few_codes_form, float_form
+from hypocenter.kernels.linear.linear_forms import (
+    codes_form,
+    few_codes_form,
+    float_form,
+    units_asked,
+)
+from hypocenter.kernels.weights.gpu_layout import UNITS
 
 BUCKETS = tuple(1 << power for power in range(13))
 OUTPUTS = (64, 192, 1024, 4096, 14336, 128256)
@@ -43,6 +49,32 @@ def test_a_tile_of_codes_ends_where_its_weight_ends(device: str, reads_fragments
             assert form.rows >= rows
         assert outputs % form.outputs == 0
         assert form.rows >= min(rows, 16)
+
+
+@pytest.mark.parametrize("device", ["cuda with wide tiles"], indirect=True)
+def test_units_are_asked_for_together_as_far_as_registers_go(device: str) -> None:
+    asked = set()
+    for dtype, rows, outputs, chain_units in itertools.product(
+        [dtype for dtype, units in UNITS.items() if not units.is_float],
+        (1, 8, 16), (*OUTPUTS, 6144, 28672), range(1, 15),
+    ):  # fmt: skip
+        units, stages = units_asked(dtype, rows, outputs, chain_units, device)
+        assert chain_units % units == 0  # a warp asks for nothing behind its chain
+        assert (units, stages) == (1, 1) or rows <= 8
+        # Registers of a lane: codes of two rows, their scales and, as many, their minima.
+        layout = UNITS[dtype]
+        of_scales = layout.unit_columns // layout.group // 4 * (1 + layout.has_minima)
+        held = units * stages * 2 * (4 + of_scales)
+        assert held <= 64
+        asked.add((units, stages))
+    assert asked == {(1, 1), (2, 1), (4, 1), (1, 2), (2, 2)}
+
+
+def test_units_are_asked_for_one_by_one_where_there_was_no_measurement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(linear_forms, "has_wide_tiles", lambda name: False)
+    assert units_asked(DType.Q4_K, 1, 4096, 4, "cuda") == (1, 1)
 
 
 def test_larger_tiles_are_taken_where_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,7 @@ def _few_of_expert(
         OUTPUTS,
         ROWS,
         STAGES,
+        1,
     )
 
 

@@ -1,7 +1,8 @@
 """Products of few rows by lanes of NVIDIA's warps: each has what it feeds to a matrix unit.
 
 A warp has a chain of sixteen outputs. Weights go from memory to the matrix unit through registers
-alone, and the first are asked for before the launch before has ended.
+alone, and the first are asked for before the launch before has ended. How many are on their way at
+a time decides how long a narrow product takes: `linear_forms.units_asked` has what was measured.
 """
 
 from __future__ import annotations
@@ -99,10 +100,11 @@ def _multiply(a0, a1, a2, a3, b0, b1, d0, d1, d2, d3):
 
 @triton.jit
 def _add_columns(
-    d0, d1, d2, d3, d4, d5, d6, d7, a0, a1, a2, a3, a4, a5, a6, a7, x, x_8, at, inside,
-    IS_EVEN: tl.constexpr, IS_BOTH: tl.constexpr, LANES: tl.constexpr,
-):  # fmt: skip
+    d, a, x, x_8, at, inside, IS_EVEN: tl.constexpr, IS_BOTH: tl.constexpr, LANES: tl.constexpr
+):
     """32 columns: of x those of a lane lie together, four words (`store_halves`)."""
+    d0, d1, d2, d3, d4, d5, d6, d7 = d
+    a0, a1, a2, a3, a4, a5, a6, a7 = a
     b0, b1, b2, b3 = _four(x + at, inside, IS_EVEN, LANES)
     d0, d1, d2, d3 = _multiply(a0, a1, a2, a3, b0, b1, d0, d1, d2, d3)
     d0, d1, d2, d3 = _multiply(a4, a5, a6, a7, b2, b3, d0, d1, d2, d3)
@@ -115,10 +117,11 @@ def _add_columns(
 
 @triton.jit
 def _lane_numbers(
-    w0, w1, w2, w3, s0, s1, s2, s3, m0, m1, m2, m3, INDEX: tl.constexpr, PER_WORD: tl.constexpr,
-    GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr,
+    unit, INDEX: tl.constexpr, PER_WORD: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
+    HAS_MINIMA: tl.constexpr,
 ):  # fmt: skip
     """The INDEX-th 32 columns of what a lane has of a row's unit: four words of two f16."""
+    w0, w1, w2, w3, s0, s1, s2, s3, m0, m1, m2, m3 = unit
     if PER_WORD == 8:
         w = w0 if INDEX == 0 else (w1 if INDEX == 1 else (w2 if INDEX == 2 else w3))
         if GROUP == 16:
@@ -147,79 +150,41 @@ def _lane_numbers(
 
 
 @triton.jit
-def _add_unit(
-    d0, d1, d2, d3, d4, d5, d6, d7, w0, w1, w2, w3, s0, s1, s2, s3, m0, m1, m2, m3, v0, v1, v2,
-    v3, r0, r1, r2, r3, n0, n1, n2, n3, x, x_8, step, own, PER_WORD: tl.constexpr,
-    GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr, IS_EVEN: tl.constexpr,
-    IS_BOTH: tl.constexpr, LANES: tl.constexpr,
+def _ask(
+    words, scales, minima, words_8, scales_8, minima_8, start, own, PER_WORD: tl.constexpr,
+    GROUP: tl.constexpr, HAS_MINIMA: tl.constexpr, IS_EVEN: tl.constexpr, LANES: tl.constexpr,
+    UNITS: tl.constexpr,
 ):  # fmt: skip
-    """A unit of two rows of weights that lie eight rows apart."""
-    inside, at = step < own, step * (8 * PER_WORD)
-    for index in tl.static_range(PER_WORD // 2):
-        a0, a2, a4, a6 = _lane_numbers(
-            w0,
-            w1,
-            w2,
-            w3,
-            s0,
-            s1,
-            s2,
-            s3,
-            m0,
-            m1,
-            m2,
-            m3,
-            index,
-            PER_WORD,
-            GROUP,
-            ZERO,
-            HAS_MINIMA,
+    """What a lane has of UNITS units, each of two rows of weights that lie eight rows apart."""
+    found = ()
+    for one in tl.static_range(UNITS):
+        step = start + one
+        near = _lane_unit(
+            words, scales, minima, step, own, PER_WORD, GROUP, HAS_MINIMA, IS_EVEN, LANES
         )
-        a1, a3, a5, a7 = _lane_numbers(
-            v0,
-            v1,
-            v2,
-            v3,
-            r0,
-            r1,
-            r2,
-            r3,
-            n0,
-            n1,
-            n2,
-            n3,
-            index,
-            PER_WORD,
-            GROUP,
-            ZERO,
-            HAS_MINIMA,
+        far = _lane_unit(
+            words_8, scales_8, minima_8, step, own, PER_WORD, GROUP, HAS_MINIMA, IS_EVEN, LANES
         )
-        d0, d1, d2, d3, d4, d5, d6, d7 = _add_columns(
-            d0,
-            d1,
-            d2,
-            d3,
-            d4,
-            d5,
-            d6,
-            d7,
-            a0,
-            a1,
-            a2,
-            a3,
-            a4,
-            a5,
-            a6,
-            a7,
-            x,
-            x_8,
-            at + 16 * index,
-            inside,
-            IS_EVEN,
-            IS_BOTH,
-            LANES,
-        )
-    return d0, d1, d2, d3, d4, d5, d6, d7
+        found += ((near, far),)
+    return found
+
+
+@triton.jit
+def _add_units(
+    d, units, x, x_8, start, own, PER_WORD: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
+    HAS_MINIMA: tl.constexpr, IS_EVEN: tl.constexpr, IS_BOTH: tl.constexpr, LANES: tl.constexpr,
+    UNITS: tl.constexpr,
+):  # fmt: skip
+    """d with the units that were asked for, one after another."""
+    for one in tl.static_range(UNITS):
+        near, far = units[one]
+        inside, at = start + one < own, (start + one) * (8 * PER_WORD)
+        for index in tl.static_range(PER_WORD // 2):
+            a0, a2, a4, a6 = _lane_numbers(near, index, PER_WORD, GROUP, ZERO, HAS_MINIMA)
+            a1, a3, a5, a7 = _lane_numbers(far, index, PER_WORD, GROUP, ZERO, HAS_MINIMA)
+            a = a0, a1, a2, a3, a4, a5, a6, a7
+            d = _add_columns(d, a, x, x_8, at + 16 * index, inside, IS_EVEN, IS_BOTH, LANES)
+    return d
 
 
 @triton.jit
@@ -233,11 +198,13 @@ def _fold_lanes(d0, d1, d2, d3):
 def by_warps(
     x_ptr, live_ptr, words_ptr, scales_ptr, minima_ptr, tile, first, num_units, x_stride,
     PER_WORD: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr,
-    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, IS_EVEN: tl.constexpr, IS_BOTH: tl.constexpr,
+    OVERLAPS: tl.constexpr, WIDE: tl.constexpr, IS_EVEN: tl.constexpr, ROWS: tl.constexpr,
+    STAGES: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     """[8 outputs, 4, 2 rows of x, 2 times 8 outputs], that for the next 8 rows of x, and the end
     of the rows."""
     LANES: tl.constexpr = _CHAINS * 32
+    IS_BOTH: tl.constexpr = ROWS == 16
     PAIRS: tl.constexpr = _LANES * 8 * PER_WORD // GROUP
     per_chain = (num_units + _CHAINS - 1) // _CHAINS
     lane = tl.arange(0, LANES)
@@ -251,119 +218,87 @@ def by_warps(
     words_8, scales_8 = words + num_units * UNIT_WORDS, scales + num_units * PAIRS
     minima_8 = minima + num_units * PAIRS if HAS_MINIMA else minima
     # Weights are there before the launch before this one has ended; nothing else is.
-    w0, w1, w2, w3, s0, s1, s2, s3, m0, m1, m2, m3 = _lane_unit(
-        words, scales, minima, 0, own, PER_WORD, GROUP, HAS_MINIMA, IS_EVEN, LANES
-    )
-    v0, v1, v2, v3, r0, r1, r2, r3, n0, n1, n2, n3 = _lane_unit(
-        words_8, scales_8, minima_8, 0, own, PER_WORD, GROUP, HAS_MINIMA, IS_EVEN, LANES
-    )
-    follow(OVERLAPS)
-    num_live = first + tl.load(live_ptr)
-    last = tl.maximum(num_live - 1, 0)
-    x_words = x_ptr.to(tl.pointer_type(tl.int32), bitcast=True)
-    x_words += chain * (per_chain * (8 * PER_WORD)) + t * 4
-    x = x_words + as_offset(tl.minimum(first + row, last), WIDE) * (x_stride // 2)
-    x_8 = x_words + as_offset(tl.minimum(first + 8 + row, last), WIDE) * (x_stride // 2)
-    d0 = tl.zeros([LANES], tl.float32)
-    d1, d2, d3, d4, d5, d6, d7 = d0, d0, d0, d0, d0, d0, d0
-    d0, d1, d2, d3, d4, d5, d6, d7 = _add_unit(
-        d0,
-        d1,
-        d2,
-        d3,
-        d4,
-        d5,
-        d6,
-        d7,
-        w0,
-        w1,
-        w2,
-        w3,
-        s0,
-        s1,
-        s2,
-        s3,
-        m0,
-        m1,
-        m2,
-        m3,
-        v0,
-        v1,
-        v2,
-        v3,
-        r0,
-        r1,
-        r2,
-        r3,
-        n0,
-        n1,
-        n2,
-        n3,
-        x,
-        x_8,
+    asked = _ask(
+        words,
+        scales,
+        minima,
+        words_8,
+        scales_8,
+        minima_8,
         0,
         own,
         PER_WORD,
         GROUP,
-        ZERO,
         HAS_MINIMA,
         IS_EVEN,
-        IS_BOTH,
         LANES,
+        UNITS,
     )
-    for step in tl.range(1, per_chain, num_stages=1):
-        # Both are asked for before either is used.
-        w0, w1, w2, w3, s0, s1, s2, s3, m0, m1, m2, m3 = _lane_unit(
-            words, scales, minima, step, own, PER_WORD, GROUP, HAS_MINIMA, IS_EVEN, LANES
-        )
-        v0, v1, v2, v3, r0, r1, r2, r3, n0, n1, n2, n3 = _lane_unit(
-            words_8, scales_8, minima_8, step, own, PER_WORD, GROUP, HAS_MINIMA, IS_EVEN, LANES
-        )
-        d0, d1, d2, d3, d4, d5, d6, d7 = _add_unit(
-            d0,
-            d1,
-            d2,
-            d3,
-            d4,
-            d5,
-            d6,
-            d7,
-            w0,
-            w1,
-            w2,
-            w3,
-            s0,
-            s1,
-            s2,
-            s3,
-            m0,
-            m1,
-            m2,
-            m3,
-            v0,
-            v1,
-            v2,
-            v3,
-            r0,
-            r1,
-            r2,
-            r3,
-            n0,
-            n1,
-            n2,
-            n3,
-            x,
-            x_8,
-            step,
-            own,
-            PER_WORD,
-            GROUP,
-            ZERO,
-            HAS_MINIMA,
-            IS_EVEN,
-            IS_BOTH,
-            LANES,
-        )
+    follow(OVERLAPS)
+    num_live = first + tl.load(live_ptr)
+    x_words = x_ptr.to(tl.pointer_type(tl.int32), bitcast=True)
+    x_words += chain * (per_chain * (8 * PER_WORD)) + t * 4
+    last = tl.maximum(num_live - 1, 0)
+    x = x_words + as_offset(tl.minimum(first + row, last), WIDE) * (x_stride // 2)
+    x_8 = x_words + as_offset(tl.minimum(first + 8 + row, last), WIDE) * (x_stride // 2)
+    zero = tl.zeros([LANES], tl.float32)
+    d = zero, zero, zero, zero, zero, zero, zero, zero
+    if STAGES > 1:
+        # The next ones are on their way while these are added, which takes twice the registers.
+        for start in tl.range(0, per_chain - UNITS, UNITS, num_stages=1):
+            following = _ask(
+                words,
+                scales,
+                minima,
+                words_8,
+                scales_8,
+                minima_8,
+                start + UNITS,
+                own,
+                PER_WORD,
+                GROUP,
+                HAS_MINIMA,
+                IS_EVEN,
+                LANES,
+                UNITS,
+            )
+            d = _add_units(
+                d, asked, x, x_8, start, own, PER_WORD, GROUP, ZERO, HAS_MINIMA, IS_EVEN, IS_BOTH,
+                LANES, UNITS,
+            )  # fmt: skip
+            asked = following
+        start = per_chain - UNITS
+        d = _add_units(
+            d, asked, x, x_8, start, own, PER_WORD, GROUP, ZERO, HAS_MINIMA, IS_EVEN, IS_BOTH,
+            LANES, UNITS,
+        )  # fmt: skip
+    else:
+        d = _add_units(
+            d, asked, x, x_8, 0, own, PER_WORD, GROUP, ZERO, HAS_MINIMA, IS_EVEN, IS_BOTH, LANES,
+            UNITS,
+        )  # fmt: skip
+        for start in tl.range(UNITS, per_chain, UNITS, num_stages=1):
+            asked = _ask(
+                words,
+                scales,
+                minima,
+                words_8,
+                scales_8,
+                minima_8,
+                start,
+                own,
+                PER_WORD,
+                GROUP,
+                HAS_MINIMA,
+                IS_EVEN,
+                LANES,
+                UNITS,
+            )
+            d = _add_units(
+                d, asked, x, x_8, start, own, PER_WORD, GROUP, ZERO, HAS_MINIMA, IS_EVEN, IS_BOTH,
+                LANES, UNITS,
+            )  # fmt: skip
+    d0, d1, d2, d3, d4, d5, d6, d7 = d
     below = _fold_lanes(d0, d1, d2, d3)
     above = _fold_lanes(d4, d5, d6, d7) if IS_BOTH else below
     return below, above, num_live

@@ -91,10 +91,11 @@ def few_outputs(
     GROUP: tl.constexpr, ZERO: tl.constexpr, HAS_MINIMA: tl.constexpr, HAS_BIAS: tl.constexpr,
     ACCUMULATE: tl.constexpr, ON_NVIDIA: tl.constexpr, OVERLAPS: tl.constexpr,
     WIDE: tl.constexpr, IS_FRAGMENTS: tl.constexpr, IS_EVEN: tl.constexpr,
-    OUTPUTS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    OUTPUTS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     """OUTPUTS outputs of one weight for the rows from `first` on, as many as live_ptr says.
 
+    By warps, UNITS of columns are asked for at once, of which a chain has a multiple.
     A kernel that has waited for the launch before it gives no OVERLAPS.
     """
     if ON_NVIDIA and IS_FRAGMENTS:
@@ -115,7 +116,9 @@ def few_outputs(
             OVERLAPS,
             WIDE,
             IS_EVEN,
-            ROWS == 16,
+            ROWS,
+            STAGES,
+            UNITS,
         )
         outputs = tl.arange(0, 8)[:, None, None, None] + 8 * tl.arange(0, 2)[None, None, None, :]
         pair = tl.arange(0, 4)[None, :, None, None]
@@ -186,7 +189,7 @@ def linear_codes_few_kernel(
     HAS_MINIMA: tl.constexpr, HAS_BIAS: tl.constexpr, ACCUMULATE: tl.constexpr,
     ON_NVIDIA: tl.constexpr, OVERLAPS: tl.constexpr, WIDE: tl.constexpr,
     IS_FRAGMENTS: tl.constexpr, IS_EVEN: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
     """Formula: out (+)= x @ weight.T (+ bias) for few rows, with weight = scale (code - ZERO) +
     minimum, of one weight or up to three.
@@ -228,6 +231,7 @@ def linear_codes_few_kernel(
                 OUTPUTS,
                 ROWS,
                 STAGES,
+                UNITS,
             )
             return
     if NUM_WEIGHTS > 1:
@@ -261,6 +265,7 @@ def linear_codes_few_kernel(
                 OUTPUTS,
                 ROWS,
                 STAGES,
+                UNITS,
             )
             return
     few_outputs(
@@ -292,4 +297,5 @@ def linear_codes_few_kernel(
         OUTPUTS,
         ROWS,
         STAGES,
+        UNITS,
     )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hypocenter.base.tensor import DType
 from hypocenter.device.devices import has_wide_tiles
 from hypocenter.kernels.linear.operands import FEW_ROWS
-from hypocenter.kernels.weights.gpu_layout import CHAINS
+from hypocenter.kernels.weights.gpu_layout import CHAINS, UNITS
 
 
 class TileForm(NamedTuple):
@@ -26,6 +26,8 @@ class TileForm(NamedTuple):
     stages: int
 
 
+#: Processors of an H100 and an H200.
+_PROCESSORS = 132
 #: Programs from which on an H100's 132 processors are busy enough for larger tiles.
 _ENOUGH = 112
 #: Rows up to which each form is taken, with room for large tiles; then the largest of which there
@@ -95,6 +97,29 @@ def few_codes_form(num_rows: int, num_outputs: int, *, reads_fragments: bool) ->
     return (
         TileForm(16, max(2, 1 << (num_rows - 1).bit_length()), 8, 1, 2) if num_rows <= 4 else None
     )
+
+
+def units_asked(
+    dtype: DType, num_rows: int, num_outputs: int, chain_units: int, device: str
+) -> tuple[int, int]:
+    """Units of columns that a warp of few rows asks for at once, of which `chain_units`, those of
+    a chain, are a multiple; and how many times as many are under way, 1 or 2.
+
+    More of them take registers, so fewer programs run on a processor. What fits two programs on
+    each has the registers for units ahead. Codes of bytes that have more programs read memory as
+    fast as a copy by one unit at a time.
+    """
+    units = UNITS[dtype]
+    if num_rows > 8 or not has_wide_tiles(device) or chain_units % 2:
+        return 1, 1
+    num_programs = num_outputs // 16
+    if num_programs <= 2 * _PROCESSORS:
+        # Scales and minima of groups of 16 take as many registers as codes do.
+        return (1 if units.has_minima and units.group == 16 else 2), 2
+    if units.codes_per_word == 4:
+        return 1, 1
+    is_wide = num_programs > 3 * _PROCESSORS and chain_units % 4 == 0
+    return (4 if is_wide and units.has_minima and units.group == 32 else 2), 1
 
 
 def codes_form(num_rows: int, num_outputs: int, device: str) -> TileForm:

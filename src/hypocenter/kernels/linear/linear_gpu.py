@@ -16,7 +16,12 @@ from hypocenter.device.triton_lang import triton
 from hypocenter.kernels.linear.linear_codes_gpu import linear_codes_few_kernel
 from hypocenter.kernels.linear.linear_codes_many_gpu import linear_codes_kernel
 from hypocenter.kernels.linear.linear_float_gpu import linear_float_kernel
-from hypocenter.kernels.linear.linear_forms import codes_form, few_codes_form, float_form
+from hypocenter.kernels.linear.linear_forms import (
+    codes_form,
+    few_codes_form,
+    float_form,
+    units_asked,
+)
 from hypocenter.kernels.linear.operands import Product
 from hypocenter.kernels.weights.gpu_layout import CHAINS, UNITS
 from hypocenter.kernels.weights.packing import Packed
@@ -114,7 +119,10 @@ def launch_codes(
         # The compiler would rather spill two than take more than 64.
         constants |= {"maxnreg": _MOST_REGISTERS}
     tiles = _tiles(products, form.outputs)
-    x = rounded if fragments is None else fragments
+    x, units, stages = rounded, 1, form.stages
+    if fragments is not None:
+        x, chain_units = fragments, -(-num_units // CHAINS)
+        units, stages = units_asked(packed.dtype, num_rows, num_outputs, chain_units, plan.device)
     plan.add_gpu(
         linear_codes_few_kernel,
         grid=(sum(tiles),),
@@ -129,7 +137,8 @@ def launch_codes(
         IS_EVEN=num_units % CHAINS == 0,
         OUTPUTS=form.outputs,
         ROWS=form.rows,
-        STAGES=form.stages,
+        STAGES=stages,
+        UNITS=units,
         **_several(products),
         **constants,
     )
