@@ -35,9 +35,11 @@ NUMBERS = "tests/foreign/programs/masked_row.py"
 WIDTH, CAPTURED = "positions_of_two_bytes", "captured_pointer_freed"
 #: A file of Inductor's, whose folder and name are of this machine.
 _WRITTEN = re.compile(r"/[\w/.-]*torchinductor[^/\s]*/\w+/\w+")
-#: Parts of a page that are another run's: what it drew of addresses, what fresh memory held, and
-#: what it printed.
-_OF_ONE_RUN = re.compile(r"<svg.*?</svg>|<small>held .*?</small>|<pre>.*?</pre>", re.S)
+#: Parts of a page that are another run's: what it drew of addresses, what fresh memory held, what
+#: it printed, and which checks took time.
+_OF_ONE_RUN = re.compile(
+    r"<svg.*?</svg>|<small>held .*?</small>|<pre>.*?</pre>|<dt>checks</dt><dd>.*?</dd>", re.S
+)
 
 
 def pages() -> Iterator[tuple[str, str]]:

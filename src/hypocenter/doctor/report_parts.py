@@ -384,5 +384,5 @@ def rungs_text(diagnosis: Diagnosis) -> str:
     slow = [rung for rung in ran if rung.seconds >= _SHOWN_SECONDS]
     shown += [f"{rung.name} {rung.seconds * 1000:.0f} ms" for rung in slow]
     if len(ran) > len(slow):
-        shown.append(f"{len(ran) - len(slow)} others under 1 ms each")
+        shown.append(f"{len(ran) - len(slow)} {'others ' if slow else ''}under 1 ms each")
     return f"{', '.join(shown)}; {diagnosis.seconds:.2f} s in all"
