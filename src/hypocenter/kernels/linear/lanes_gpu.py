@@ -263,20 +263,56 @@ def by_warps(
                 UNITS,
             )
             d = _add_units(
-                d, asked, x, x_8, start, own, PER_WORD, GROUP, ZERO, HAS_MINIMA, IS_EVEN, IS_BOTH,
-                LANES, UNITS,
-            )  # fmt: skip
+                d,
+                asked,
+                x,
+                x_8,
+                start,
+                own,
+                PER_WORD,
+                GROUP,
+                ZERO,
+                HAS_MINIMA,
+                IS_EVEN,
+                IS_BOTH,
+                LANES,
+                UNITS,
+            )
             asked = following
         start = per_chain - UNITS
         d = _add_units(
-            d, asked, x, x_8, start, own, PER_WORD, GROUP, ZERO, HAS_MINIMA, IS_EVEN, IS_BOTH,
-            LANES, UNITS,
-        )  # fmt: skip
+            d,
+            asked,
+            x,
+            x_8,
+            start,
+            own,
+            PER_WORD,
+            GROUP,
+            ZERO,
+            HAS_MINIMA,
+            IS_EVEN,
+            IS_BOTH,
+            LANES,
+            UNITS,
+        )
     else:
         d = _add_units(
-            d, asked, x, x_8, 0, own, PER_WORD, GROUP, ZERO, HAS_MINIMA, IS_EVEN, IS_BOTH, LANES,
+            d,
+            asked,
+            x,
+            x_8,
+            0,
+            own,
+            PER_WORD,
+            GROUP,
+            ZERO,
+            HAS_MINIMA,
+            IS_EVEN,
+            IS_BOTH,
+            LANES,
             UNITS,
-        )  # fmt: skip
+        )
         for start in tl.range(UNITS, per_chain, UNITS, num_stages=1):
             asked = _ask(
                 words,
@@ -295,9 +331,21 @@ def by_warps(
                 UNITS,
             )
             d = _add_units(
-                d, asked, x, x_8, start, own, PER_WORD, GROUP, ZERO, HAS_MINIMA, IS_EVEN, IS_BOTH,
-                LANES, UNITS,
-            )  # fmt: skip
+                d,
+                asked,
+                x,
+                x_8,
+                start,
+                own,
+                PER_WORD,
+                GROUP,
+                ZERO,
+                HAS_MINIMA,
+                IS_EVEN,
+                IS_BOTH,
+                LANES,
+                UNITS,
+            )
     d0, d1, d2, d3, d4, d5, d6, d7 = d
     below = _fold_lanes(d0, d1, d2, d3)
     above = _fold_lanes(d4, d5, d6, d7) if IS_BOTH else below

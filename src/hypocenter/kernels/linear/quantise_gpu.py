@@ -24,9 +24,14 @@ def power_of(largest):
 
 @triton.jit
 def store_halves(
-    values, column, stop, rounded_row, fragments_row, HAS_FRAGMENTS: tl.constexpr,
+    values,
+    column,
+    stop,
+    rounded_row,
+    fragments_row,
+    HAS_FRAGMENTS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
-):  # fmt: skip
+):
     """Store f16 `values` of columns below `stop`: in order, and as lanes of a matrix unit read.
 
     Of 32 columns those that lane t of four feeds to it lie together: of the first 16 columns and
