@@ -36,7 +36,7 @@ BUDGETS = {
     "replay": 6_950,
     "check": 5_065,
     "doctor": 25_270,
-    "kernels": 20_660,
+    "kernels": 20_690,
     "hub": 1_650,
     "model": 14_715,
     "engine": 11_000,
