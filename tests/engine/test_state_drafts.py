@@ -166,7 +166,7 @@ ASKED: tuple[dict[str, Any], ...] = (
 
 def answers(path: Path, **how: Any) -> list[Request]:
     """Requests of each kind, alone and together, of prompts that begin alike."""
-    sizes = {"context_length": 96, "max_batch_tokens": 16, "max_batch_requests": 3}
+    sizes: dict[str, Any] = {"context_length": 96, "max_batch_tokens": 16, "max_batch_requests": 3}
     found = []
     with LLM(path, EngineConfig(device="cpu", block_size=16, num_threads=1, **sizes, **how)) as llm:
         for number, fields in enumerate(ASKED):
@@ -278,7 +278,7 @@ def test_the_doctor_finds_the_record_in_order(
 
 def on_a_gpu(path: Path, **how: Any) -> Request:
     devices.use_backend(open_sim(SIM, graphs=True))
-    sizes = {"context_length": 32, "max_batch_tokens": 8, "max_batch_requests": 1}
+    sizes: dict[str, Any] = {"context_length": 32, "max_batch_tokens": 8, "max_batch_requests": 1}
     with LLM(path, EngineConfig(device=SIM, **sizes, **how)) as llm:
         params = SamplingParams(max_tokens=8, ignore_eos=True)
         request = llm.engine.request([4, 5, 6], params)
