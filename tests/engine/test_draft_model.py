@@ -498,7 +498,8 @@ def test_a_gpu_has_room_left_for_it(tmp_path: Path) -> None:
 def test_tokens_that_the_model_has_not_are_not_tried() -> None:
     """A draft model may have more tokens. Behind one of these nothing is tried; where a device has
     written it, token 0 stands for it."""
-    engine, tried = drafting(), []
+    engine = drafting()
+    tried: list[int] = []
     model_of(engine)._num_ids = 30
     take_back = engine.scheduler.take_back
 

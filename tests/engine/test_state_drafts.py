@@ -69,7 +69,7 @@ def counts(requests: Sequence[Request]) -> tuple[int, int]:
 @pytest.mark.parametrize("fields", [{}, {"temperature": 0.7}, {"frequency_penalty": 1.0}])
 @pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.usefixtures("eager")
-def test_answers_are_those_without_drafts(fields: dict[str, float], runs_ahead: bool) -> None:
+def test_answers_are_those_without_drafts(fields: dict[str, Any], runs_ahead: bool) -> None:
     """Alone and together; the runner compares each state with the tokens it must stand for."""
     engine = drafting(runs_ahead=runs_ahead)
     requests = []
