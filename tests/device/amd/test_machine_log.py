@@ -57,6 +57,14 @@ def test_two_places_of_lds_leave_two_rows_a_lane() -> None:
     assert found == [[n, 8 * n + 4 * at, 4, -1] for at in (1, 3) for n in _LANES]
 
 
+@pytest.mark.parametrize(("aperture", "space"), [(1 << 48, -1), (1 << 49, r.SCRATCH)])
+def test_a_flat_address_is_told_as_the_memory_that_it_means(aperture: int, space: int) -> None:
+    wave = _wave(64)
+    wave.put(2, aperture + 4 * np.arange(64, dtype=np.uint64))
+    assert wave.run("flat_store_dword v[2:3], v10") == r.ALL_ENDED
+    assert wave.log[: len(_LANES), [1, 3, 6]].tolist() == [[n, 4 * n, space] for n in _LANES]
+
+
 def test_a_scalar_load_is_one_of_lane_0() -> None:
     wave = _wave(1)
     memory = np.arange(64, dtype=np.uint8)

@@ -379,12 +379,16 @@ def _to_local(m: Machine, w: int, row: int, lane: int) -> None:
 
 @compile_call
 def _note(m: Machine, w: int, row: int, lane: int, address: int) -> None:
-    """Leave an access in the log: wave, lane, row, address, bytes, action, space, barriers, and
-    what it left in memory."""
+    """Leave an access in the log: wave, lane, row, address, bytes, action, space (-1 for LDS, by
+    whichever way), barriers, and what it left in memory."""
     code, entry = m.code[row], m.log[m.out[r.LOGGED]]
+    space = -1 if code[r.KIND] == r.LOCAL else code[r.SPACE]
+    if space == r.FLAT and address >> 48 in (1, 2):
+        space = -1 if address >> 48 == 1 else r.SCRATCH
+        address &= 0xFFFFFFFF
     entry[0], entry[1], entry[2], entry[3] = w, lane, row, address
     entry[4], entry[5] = code[r.NUM_BYTES] - m.rows[_SKIP + lane], code[r.ACTION]
-    entry[6] = -1 if code[r.KIND] == r.LOCAL else code[r.SPACE]
+    entry[6] = space
     entry[7] = m.wave[w, r.EPOCH]
     if code[r.ACTION] != r.LOAD and code[r.ACTION] != r.TO_LOCAL:
         host, size = m.rows[_HOST + lane], entry[4]
