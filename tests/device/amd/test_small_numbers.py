@@ -320,7 +320,7 @@ def test_halves_become_the_nearest_code_over_a_scale(kind: str, half: str) -> No
         if half == "f16":
             bits = values.astype(np.float16).view(np.uint16).astype(np.uint32)
         else:
-            bits = values.astype(np.float32).view(np.uint32) >> 16
+            bits = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint32)
     numbers = _pair(bits, half)[0]
     scales = np.full(len(bits), 4.0, np.float32)
     for which in (0, 1):
