@@ -11,7 +11,8 @@ class StageClock:
     """Asked before each thing that a stage does, it says whether the time is over.
 
     It is where `seconds` have passed, and where one of the last two things took longer than what is
-    left: things of a kind take about as long as one another, and nothing ends a launch.
+    left: things of a kind take about as long as one another, and nothing ends a launch. Once over
+    it stays so.
     """
 
     def __init__(
@@ -26,9 +27,11 @@ class StageClock:
         self._asked_at = now()
         self._end = self._asked_at + seconds
         self._last: deque[float] = deque([first_takes], maxlen=2)
+        self._is_over = False
 
     def __call__(self) -> bool:
         now = self._now()
         self._last.append(now - self._asked_at)
         self._asked_at = now
-        return now + max(self._last) >= self._end
+        self._is_over = self._is_over or now + max(self._last) >= self._end
+        return self._is_over
