@@ -247,12 +247,12 @@ def test_the_verdict_says_which_stages_did_not_run_and_each_reason_once() -> Non
 def test_a_stage_begins_nothing_that_would_take_longer() -> None:
     """As a step on an emulated GPU, which nothing ends."""
     times = iter([0.0, 0.0, 3.0, 3.1, 6.0, 6.5, 7.0, 9.0])
-    is_over = StageClock(10.0, lambda: next(times))
+    is_over = StageClock(10.0, lambda: next(times), first_takes=0.1)
     # What it did took 0, 3 and 0.1 s; then 2.9 s with 4 left, 0.5 s, 0.5 s with 3 left, and 2 s.
     assert [is_over() for _ in range(7)] == [False, False, False, False, False, False, True]
     late = iter([0.0, 2.0, 10.5])
     is_over = StageClock(10.0, lambda: next(late))
-    assert [is_over() for _ in range(2)] == [False, True]
+    assert [is_over() for _ in range(2)] == [False, True], "launches are unlike one another"
     for first_takes, is_too_long in ((3.0, False), (4.1, True)):
         known = iter([0.0, 0.0, 0.0, 0.0])
         is_over = StageClock(4.0, partial(next, known), first_takes=first_takes)

@@ -7,7 +7,7 @@ there. Knows nothing of what is computed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -15,24 +15,23 @@ from hypocenter.base.tensor import Tensor
 from hypocenter.device import copies, launch
 from hypocenter.device.arrays import AnyArray
 from hypocenter.device.cpu.native import NativeLaunches
-
-if TYPE_CHECKING:
-    from hypocenter.device.plan import OpCall
+from hypocenter.device.launch import Launch
 
 
 class HostWork:
-    """Calls of ops on the CPU that change rows of `x` f32 [num_rows, pitch], of which the first of
-    `counts` i32 [2] are live. Those of the host stand for a GPU's, `on_gpu`, in that order."""
+    """Calls of ops on the CPU (`OpCall` of `plan.py`, which imports this) that change rows of `x`
+    f32 [num_rows, pitch], of which the first of `counts` i32 [2] are live. Those of the host stand
+    for a GPU's, `on_gpu`, in that order."""
 
     def __init__(
         self,
-        calls: Sequence[OpCall],
+        calls: Sequence[Any],
         x: Tensor,
         counts: Tensor,
         on_gpu: tuple[Tensor, Tensor],
     ) -> None:
         self.calls = tuple(calls)
-        self.launches = tuple(made for call in calls for made in call.launches)
+        self.launches: tuple[Launch, ...] = tuple(made for call in calls for made in call.launches)
         self._rows, self._counts = x.data, counts.data
         self._on_gpu = on_gpu
         self._native: NativeLaunches | None = None

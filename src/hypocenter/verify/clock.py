@@ -10,9 +10,9 @@ from collections.abc import Callable
 class StageClock:
     """Asked before each thing that a stage does, it says whether the time is over.
 
-    It is where `seconds` have passed, and where one of the last two things took longer than what is
-    left: things of a kind take about as long as one another, and nothing ends a launch. Once over
-    it stays so.
+    It is where `seconds` have passed. Where it is known what the first thing is likely to take, it
+    also is where that or one of the last two things took longer than what is left: nothing ends a
+    step of a model. Once over it stays so.
     """
 
     def __init__(
@@ -22,7 +22,8 @@ class StageClock:
         *,
         first_takes: float = 0.0,
     ) -> None:
-        """`first_takes`: seconds that the first thing is likely to take."""
+        """`first_takes`: seconds that the first thing is likely to take; 0: things are unlike."""
+        self._foresees = first_takes > 0
         self._now = now
         self._asked_at = now()
         self._end = self._asked_at + seconds
@@ -33,5 +34,6 @@ class StageClock:
         now = self._now()
         self._last.append(now - self._asked_at)
         self._asked_at = now
-        self._is_over = self._is_over or now + max(self._last) >= self._end
+        takes = max(self._last) if self._foresees else 0.0
+        self._is_over = self._is_over or now + takes >= self._end
         return self._is_over
