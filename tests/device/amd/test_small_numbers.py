@@ -241,6 +241,8 @@ def test_products_of_bytes_with_the_signs_that_are_asked_for(
     assert found.tolist() == wanted.tolist()
 
 
+#: The case of each test that is cheap enough for every push.
+_FAST_HALVES = ("bf8", "bf16", -12.0)
 _HALVES = {"f16": (np.float16, "f2"), "bf16": (np.uint16, "u2")}
 
 
@@ -267,6 +269,7 @@ def _wide(bits: Array, kind: str) -> Array:
     return (bits << 16).astype(np.uint32).view(np.float32).astype(np.float64)
 
 
+@pytest.mark.tier("amd", fast=lambda case: (case.kind, case.half, case.scale) == _FAST_HALVES)
 @pytest.mark.parametrize("scale", [1.0, -12.0, 2.0**-20])
 @pytest.mark.parametrize("half", _HALVES)
 @pytest.mark.parametrize("kind", KINDS)
@@ -312,6 +315,7 @@ def test_numbers_of_4_bits_become_wider_ones_over_a_scale(wide: str) -> None:
             np.testing.assert_array_equal(x, y, line)
 
 
+@pytest.mark.tier("amd", fast=lambda case: (case.kind, case.half) == _FAST_HALVES[:2])
 @pytest.mark.parametrize("half", _HALVES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_halves_become_the_nearest_code_over_a_scale(kind: str, half: str) -> None:
