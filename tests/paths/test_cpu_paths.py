@@ -50,32 +50,3 @@ def test_products_are_the_same_to_the_last_bit(path: str, types: tuple[str, ...]
     answer = json.loads(done.stdout)
     assert answer["path"] == path
     assert answer["wrong"] == dict.fromkeys(types, 0)
-
-
-#: As the child, with tiles of 16 rows that other instructions make.
-WITHOUT_TILES = """
-import runpy, sys
-from hypocenter.device.cpu import tiles
-tiles.are_used, tiles._HAVE = (lambda num_rows: num_rows == tiles.ROWS), False
-asked = []
-products = tiles.products
-tiles.products = lambda *args, **given: asked.append(given) or products(*args, **given, have=False)
-sys.argv = sys.argv[1:]
-sys.path[:0] = [sys.argv[0].rpartition("/")[0]]
-runpy.run_path(sys.argv[0], run_name="__main__")
-assert {given["is_signed"] for given in asked} == {True, False}, asked
-"""
-
-
-def test_tiles_that_other_instructions_make_give_the_same_sums(tmp_path: Path) -> None:
-    """All but the instructions of tiles: what they are given, and where their sums go."""
-    types = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TILES, str(CHILD), *types],
-        env={**os.environ, "HYPO_CACHE_DIR": str(tmp_path)},  # its code is no path's
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout)["wrong"] == dict.fromkeys(types, 0)

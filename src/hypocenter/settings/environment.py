@@ -76,7 +76,7 @@ def chosen_log(environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 #: Paths of CPU instructions that can be asked for, the fastest first.
-INSTRUCTIONS = ("avx512-amx", "avx512-bf16", "avx512-vnni", "avx-vnni", "avx2", "plain")
+INSTRUCTIONS = ("avx512-bf16", "avx512-vnni", "avx-vnni", "avx2", "plain")
 
 
 def _instructions(environ: Mapping[str, str]) -> str:

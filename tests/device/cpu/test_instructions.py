@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hypocenter.device.cpu import target
-from hypocenter.device.cpu.instructions import NEEDED, TILES, fastest, limit_features
+from hypocenter.device.cpu.instructions import NEEDED, fastest, limit_features
 from hypocenter.device.cpu.target import instruction_set
 from hypocenter.settings.environment import INSTRUCTIONS
 
@@ -50,7 +50,7 @@ def test_a_path_leaves_unused_what_is_beyond_it(path: str, monkeypatch: pytest.M
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     every = {feature: True for needed in NEEDED.values() for feature in needed}
     left = {feature for feature, has in limit_features(path, every).items() if has}
-    assert fastest(left, with_bf16=True, with_tiles=path == TILES) == path
+    assert fastest(left, with_bf16=True) == path
 
 
 def test_an_arm_takes_neon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def test_an_unknown_path_is_refused_in_one_line() -> None:
         env={**os.environ, "HYPO_INSTRUCTIONS": "mmx"}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 2
-    assert "HYPO_INSTRUCTIONS is 'mmx', but must be one of avx512-amx, avx512-bf16" in done.stderr
+    assert "HYPO_INSTRUCTIONS is 'mmx', but must be one of avx512-bf16" in done.stderr
     assert "Traceback" not in done.stderr
 
 

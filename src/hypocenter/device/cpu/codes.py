@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hypocenter.device.cpu import tiles
-from hypocenter.device.cpu.instructions import TILES
 from hypocenter.device.cpu.lang import cgutils, intrinsic, ir, literal_intrinsic, types
 from hypocenter.device.cpu.packed_codes import NUM_WORDS, Codes
 from hypocenter.device.cpu.target import instruction_set
@@ -39,7 +37,7 @@ _ALL = range(NUM_WORDS)
 _NONE = constant(0, VEC_I32)
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
-_WITH_VNNI = (TILES, "avx512-bf16", "avx512-vnni")
+_WITH_VNNI = ("avx512-bf16", "avx512-vnni")
 
 
 class Dot:
@@ -154,12 +152,6 @@ class _Activations:
         at = _at(self._builder, self._words, NUM_WORDS * row + index)
         return all_lanes(self._builder, self._scalar(0, at), VEC_I32)
 
-    def words(self) -> Any:
-        """The address of the first row."""
-        return address_of(
-            self._context, self._builder, self._kinds[0], self._arrays[0], self._words
-        )
-
     def scale(self, row: int) -> Any:
         at = _at(self._builder, self._rows, row)
         return all_lanes(self._builder, self._scalar(1, at), VEC_F32)
@@ -174,9 +166,8 @@ class _Products:
 
     def __init__(self, builder: Any, codes: Any, kind: Codes, x: _Activations) -> None:
         self._builder, self._x = builder, x
-        self._codes = [builder.extract_value(codes, j) for j in _ALL]
-        self._is_signed, self._zero = kind.is_signed, kind.zero
-        self._dot = Dot(builder, self._codes, is_signed=kind.is_signed)
+        weights = [builder.extract_value(codes, j) for j in _ALL]
+        self._dot = Dot(builder, weights, is_signed=kind.is_signed)
         self._offset = -kind.zero - self._dot.lift
 
     def _begin(self, row: int, which: int) -> Any:
@@ -203,17 +194,6 @@ class _Products:
         """Over 32 columns, as two sums: one would wait for each of its steps."""
         first = self._add(self._begin(row, 2), _HALVES[0], row)
         return self._builder.add(first, self._add(_NONE, _HALVES[1], row))
-
-    def of_tile(self) -> list[Any]:
-        """Over 32 columns, of as many rows as a tile has."""
-        builder, x, found = self._builder, self._x, []
-        made = tiles.products(builder, self._codes, x.words(), is_signed=self._is_signed)
-        for row, sums in enumerate(made):
-            if self._zero:
-                less = builder.mul(x.sum(row, 2), ir.Constant(I32, -self._zero))
-                sums = builder.add(sums, all_lanes(builder, less, VEC_I32))
-            found.append(sums)
-        return found
 
     def of_several(self, rows: Iterable[int]) -> dict[int, Any]:
         """Over 32 columns, side by side."""
@@ -261,10 +241,6 @@ def add_products(
             return made
         if num_rows == 1:
             return finish(made, 0, factors, products.of_one(0))
-        if tiles.are_used(num_rows):
-            for row, sums in enumerate(products.of_tile()):
-                made = finish(made, row, factors, sums)
-            return made
         at_once = _ROWS_IN_TURN if num_rows > _ROWS_IN_TURN else 1
         for first in range(0, num_rows, at_once):
             for row, sums in products.of_several(range(first, first + at_once)).items():

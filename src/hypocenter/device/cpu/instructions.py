@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import platform
 from collections.abc import Mapping, Set
 from functools import cache
@@ -13,10 +12,7 @@ from functools import cache
 from hypocenter.base.errors import UsageError
 from hypocenter.settings.environment import Environment
 
-#: The path that multiplies codes of 16 rows by tiles.
-TILES = "avx512-amx"
 NEEDED: dict[str, tuple[str, ...]] = {
-    TILES: ("avx512f", "avx512vnni", "amx-int8", "amx-tile"),
     "avx512-bf16": ("avx512f", "avx512vnni", "avx512bf16"),
     "avx512-vnni": ("avx512f", "avx512vnni"),
     "avx512": ("avx512f",),
@@ -26,7 +22,6 @@ NEEDED: dict[str, tuple[str, ...]] = {
 }
 #: What is taken from a machine that has more than a path may use: beginnings of names.
 _BEYOND = {
-    TILES: ("avx512bf16", "avx512fp16", "avx10"),
     "avx512-bf16": (),
     "avx512-vnni": ("avx512bf16", "avx512fp16", "avx10", "amx"),
     "avx-vnni": ("avx512", "avx10", "amx"),
@@ -52,21 +47,10 @@ def is_fast_in_bf16(cpu: str) -> bool:
     return cpu.startswith("znver")
 
 
-def may_use_tiles() -> bool:
-    """Ask the system for the registers of tiles, which a process has only then; whether it does.
-
-    Source: Linux, Documentation/arch/x86/xstate.rst.
-    """
-    ask, permit, tile_data = 158, 0x1023, 18
-    status: int = ctypes.CDLL(None).syscall(ask, permit, tile_data)
-    return status == 0
-
-
-def fastest(features: Set[str], *, with_bf16: bool, with_tiles: bool = False) -> str:
-    """The path that kernels take with these features; `with_bf16`: `vdpbf16ps`, where it is one,
-    and `with_tiles`: tiles, where they are."""
+def fastest(features: Set[str], *, with_bf16: bool) -> str:
+    """The path that kernels take with these features; `with_bf16`: `vdpbf16ps`, where it is one."""
     for path, needed in NEEDED.items():
-        if (path == "avx512-bf16" and not with_bf16) or (path == TILES and not with_tiles):
+        if path == "avx512-bf16" and not with_bf16:
             continue
         if needed and features >= set(needed):
             return path

@@ -16,7 +16,6 @@ from pathlib import Path
 import msgspec
 
 from hypocenter.base import package
-from hypocenter.base.errors import UsageError
 from hypocenter.device.cpu import instructions, kept_files
 from hypocenter.device.cpu.instructions import asked_for
 
@@ -51,22 +50,13 @@ def cpu_name() -> str:
 def instruction_set() -> str:
     """By which instructions kernels multiply and add: the fastest of those they may use.
 
-    avx512-amx, which has to be asked for; avx512-bf16, avx512-vnni, avx512, avx-vnni, avx2, neon
-    or plain. Sums of codes, and those of
+    avx512-bf16, avx512-vnni, avx512, avx-vnni, avx2, neon or plain. Sums of codes, and those of
     products of two bf16, are the same on all of them (`vdpbf16ps` was held against that on Intel's
     alone); other floats are where there is a fused step.
     """
     features = cpu_features()  # refuses a path that the processor lacks
-    with_tiles = asked_for() == instructions.TILES
-    if with_tiles and not _has_tiles():
-        raise UsageError(f"HYPO_INSTRUCTIONS is {asked_for()}, but the system permits no tiles")
     with_bf16 = asked_for() == "avx512-bf16" or instructions.is_fast_in_bf16(cpu_name())
-    return instructions.fastest(features, with_bf16=with_bf16, with_tiles=with_tiles)
-
-
-@cache
-def _has_tiles() -> bool:
-    return instructions.may_use_tiles()
+    return instructions.fastest(features, with_bf16=with_bf16)
 
 
 @cache

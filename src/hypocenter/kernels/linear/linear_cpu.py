@@ -34,7 +34,6 @@ from hypocenter.device.cpu.sums import (
     store_totals,
     zero_totals,
 )
-from hypocenter.device.cpu.tiles import begin_tiles, end_tiles
 from hypocenter.device.cpu.vector import get, load
 from hypocenter.kernels.weights.row_groups import GROUPS_PER_ITEM, LANES, ROWS_PER_ITEM
 
@@ -166,7 +165,6 @@ def add_item(
     """Add 64 outputs of as many rows as is kept totals of: what is read of x serves four groups."""
     num_records, steps = records.shape[1], num_steps(records)
     first, lane = row // x_codes.shape[2] * x_codes.shape[1], row % x_codes.shape[2]
-    begin_tiles(kept)
     for record in range(num_records):
         for group in range(GROUPS_PER_ITEM):
             at = GROUPS_PER_ITEM * (item * num_records + record) + group
@@ -186,7 +184,6 @@ def add_item(
                     smalls,
                 )
             keep_totals(kept, group, totals)
-    end_tiles(kept)
 
 
 @inline
