@@ -26,7 +26,7 @@ class VerifyOptions:
         Parameter(
             negative="",
             show_default=False,
-            help="Look for 20 s, not two minutes; loading and compiling come before.",
+            help="Look for 20 s, not two minutes; the first run compiles for a minute at most.",
         ),
     ] = False
     long: Annotated[

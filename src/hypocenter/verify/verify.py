@@ -55,8 +55,9 @@ SHARES = {
 }
 #: The same where a processor stands for a GPU: steps of a whole model take long, and need room.
 SHARES_SIMULATED = {**SHARES, "kernels": 0.3, "sampling": 0.05, "repeats": 0.1, "ahead": 0.3}
-#: Of the time, until when kernels are compiled: those of the CPU engine, and those of the device.
-COMPILING = {"cpu": 0.25, "device": 0.7}
+#: Times the time, until when kernels are compiled that no cache has: those of the CPU engine, and
+#: those of the device.
+COMPILING = {"cpu": 1.0, "device": 3.0}
 #: Tokens of the KV cache: a context's worth, so that a large model's cache leaves room.
 _MAX_CONTEXT = 1024
 
@@ -71,8 +72,8 @@ def verify(
 ) -> Verification:
     """Look whether the device computes the model at `path` rightly.
 
-    The time begins here. A model that takes long to load leaves half of it all the same. Raises as
-    `load_runner` does, and BadSetting for a draft model.
+    The time begins here. What takes long to load or to compile leaves half of it all the same.
+    Raises as `load_runner` does, and BadSetting for a draft model.
     """
     started = time.perf_counter()
     if config.draft_model is not None:
@@ -86,10 +87,10 @@ def verify(
         if config.device != "cpu":
             of_cpu = replace(config, device="cpu")
             on_cpu = load_runner(file, of_cpu, progress, compiles=False)
-        end = max(started + effort.seconds, time.perf_counter() + effort.seconds / 2)
         try:
-            ready = _compile(runner, on_cpu, end, progress)
+            ready = _compile(runner, on_cpu, effort.seconds, progress)
             prepared = time.perf_counter() - started
+            end = max(started + effort.seconds, started + prepared + effort.seconds / 2)
             stages = _stages(file, ready, end, with_memory, progress)
         finally:
             runner.release()
@@ -117,13 +118,13 @@ class _Ready:
 
 
 def _compile(
-    runner: Runner, on_cpu: Runner | None, end: float, progress: OnProgress | None
+    runner: Runner, on_cpu: Runner | None, seconds: float, progress: OnProgress | None
 ) -> _Ready:
-    """Compile for both, as far as that goes in its part of the time until `end`."""
+    """Compile for both, as far as that goes in a multiple of `seconds`."""
     now = time.perf_counter()
 
     def until(part: str) -> Callable[[], bool]:
-        stop = now + (end - now) * COMPILING[part]
+        stop = now + seconds * COMPILING[part]
         return lambda: time.perf_counter() >= stop
 
     has_cpu = on_cpu is None or on_cpu.compile(progress, until("cpu"))

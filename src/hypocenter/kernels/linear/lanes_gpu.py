@@ -157,8 +157,8 @@ def _ask(
 ):  # fmt: skip
     """What a lane has of UNITS units, each of two rows of weights that lie eight rows apart."""
     found = ()
-    for one in tl.static_range(UNITS):
-        step = start + one
+    for unit in tl.static_range(UNITS):
+        step = start + unit
         near = _lane_unit(
             words, scales, minima, step, own, PER_WORD, GROUP, HAS_MINIMA, IS_EVEN, LANES
         )
@@ -176,9 +176,9 @@ def _add_units(
     UNITS: tl.constexpr,
 ):  # fmt: skip
     """d with the units that were asked for, one after another."""
-    for one in tl.static_range(UNITS):
-        near, far = units[one]
-        inside, at = start + one < own, (start + one) * (8 * PER_WORD)
+    for unit in tl.static_range(UNITS):
+        near, far = units[unit]
+        inside, at = start + unit < own, (start + unit) * (8 * PER_WORD)
         for index in tl.static_range(PER_WORD // 2):
             a0, a2, a4, a6 = _lane_numbers(near, index, PER_WORD, GROUP, ZERO, HAS_MINIMA)
             a1, a3, a5, a7 = _lane_numbers(far, index, PER_WORD, GROUP, ZERO, HAS_MINIMA)
