@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from hypocenter.device.cpu.lang import CpuKernel
 
 _log = logging.getLogger("hypocenter.cpu")
-#: What is raised when what is kept has another form.
-_VERSION = "1"
+#: What makes linked code, calls it and puts it into memory: another text of these wants another.
+_MAKERS = ("kernel_forms", "linked_code", "object_code", "slots", "spreaders")
 
 
 class CodeEntry(NamedTuple):
@@ -255,6 +255,11 @@ def _hash_of(files: Sequence[str]) -> str:
         return ""
 
 
+@cache
+def _hash_of_makers() -> str:
+    return _hash_of([f"device/cpu/{name}.py" for name in _MAKERS])
+
+
 def _file_name(*parts: str) -> str:
-    text = "\0".join((_VERSION, target.digest(), *parts))
+    text = "\0".join((_hash_of_makers(), target.digest(), *parts))
     return f"{parts[0]}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"

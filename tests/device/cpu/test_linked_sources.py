@@ -1,0 +1,64 @@
+"""Linked code is taken only while its source, what linked it and its owner are the same."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from repository import PACKAGE_DIR
+
+from hypocenter.device.cpu import linked_code
+
+pytestmark = pytest.mark.skipif(not linked_code.can_load(), reason="only x86-64 code is linked")
+
+PROGRAM = """
+import sys
+import numpy as np
+from hypocenter.device.cpu.kernel_forms import named_kernel
+
+x = np.ones((4, 64), np.float32)
+scale = named_kernel("kernels.rowwise.activation_cpu.scale")
+for is_shared in (False, True):
+    form = scale.form(is_shared=is_shared)
+    form.bound((x, np.array([4, 0], np.int32), 0, np.float32(3)))()
+print(float(x[0, 0]), "numba" in sys.modules)
+"""
+
+
+def _run(package: Path, folder: Path) -> list[str]:
+    command = [sys.executable, "-c", PROGRAM]
+    environ = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(package.parent),
+        "HYPO_CACHE_DIR": str(folder),
+    }
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def _edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert text.count(old) == 1, (file, old)
+    file.write_text(text.replace(old, new))
+
+
+@pytest.mark.tier("whole")
+def test_code_of_another_source_is_not_run(tmp_path: Path) -> None:
+    """That of the kernel, of a file that it imports, and of what calls and links it."""
+    package, folder = tmp_path / "src" / PACKAGE_DIR.name, tmp_path / "cache"
+    shutil.copytree(PACKAGE_DIR, package, ignore=shutil.ignore_patterns("__pycache__", "assets"))
+    cpu = package / "device" / "cpu"
+    assert _run(package, folder) == ["9.0", "True"]
+    assert _run(package, folder) == ["9.0", "False"]
+    kernel, scaled = package / "kernels" / "rowwise" / "activation_cpu.py", "splat(factor)"
+    _edit(kernel, f"mul(load(x, at), {scaled})", f"mul(add({scaled}, {scaled}), load(x, at))")
+    assert _run(package, folder) == ["36.0", "True"]
+    for file in ("vector.py", "spreaders.py", "object_code.py", "slots.py", "linked_code.py"):
+        assert _run(package, folder)[1] == "False"
+        with open(cpu / file, "a") as text:
+            text.write("# another\n")
+        assert _run(package, folder)[1] == "True", file
