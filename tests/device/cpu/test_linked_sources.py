@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from repository import PACKAGE_DIR
 
-from hypocenter.device.cpu import linked_code
+from hypocenter.device.cpu import kept_files, linked_code
 
 pytestmark = pytest.mark.skipif(not linked_code.can_load(), reason="only x86-64 code is linked")
 
@@ -62,3 +62,22 @@ def test_code_of_another_source_is_not_run(tmp_path: Path) -> None:
         with open(cpu / file, "a") as text:
             text.write("# another\n")
         assert _run(package, folder)[1] == "True", file
+
+
+def test_a_file_that_others_may_have_written_counts_as_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that was open to all is made private; what lies in it may still be another's."""
+    monkeypatch.setattr(kept_files, "_folder", lambda: tmp_path)
+    kept_files.write("x", b"code")
+    (tmp_path / "x").chmod(0o666)
+    assert kept_files.read("x") is None
+    (tmp_path / "x").chmod(0o600)
+    assert kept_files.read("x") == b"code"
+    (tmp_path / "x").rename(tmp_path / "another's")
+    (tmp_path / "x").symlink_to(tmp_path / "another's")
+    assert kept_files.read("x") is None
+    if os.getuid() == 0:
+        os.chown(tmp_path / "another's", 65534, 65534)
+        (tmp_path / "another's").rename(tmp_path / "x")
+        assert kept_files.read("x") is None

@@ -7,6 +7,7 @@ else.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -28,7 +29,7 @@ def read(name: str) -> bytes | None:
     if folder is None:
         return None
     try:
-        with open(folder / name, "rb") as file:
+        with open(folder / name, "rb", opener=_open_own) as file:
             data = file.read(_MAX_BYTES)
     except OSError:
         return None
@@ -58,6 +59,17 @@ def write(name: str, body: bytes) -> None:
 def cache_problem() -> str:
     """Why compiled kernels are not kept on disk; empty when they are."""
     return private_folder("kernels")[1]
+
+
+def _open_own(path: str, flags: int) -> int:
+    """Raises OSError for a link, and for a file that another user has, or may have, written: it may
+    be there since the folder was open to all."""
+    opened = os.open(path, flags | os.O_NOFOLLOW)
+    found = os.fstat(opened)
+    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        os.close(opened)
+        raise PermissionError(errno.EPERM, "others may have written it", path)
+    return opened
 
 
 @cache
