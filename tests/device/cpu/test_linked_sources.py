@@ -12,6 +12,8 @@ import pytest
 from repository import PACKAGE_DIR
 
 from hypocenter.device.cpu import kept_files, linked_code
+from hypocenter.device.cpu.lang import binding
+from hypocenter.device.cpu.object_code import Unlinkable, link
 
 pytestmark = pytest.mark.skipif(not linked_code.can_load(), reason="only x86-64 code is linked")
 
@@ -81,3 +83,30 @@ def test_a_file_that_others_may_have_written_counts_as_missing(
         os.chown(tmp_path / "another's", 65534, 65534)
         (tmp_path / "another's").rename(tmp_path / "x")
         assert kept_files.read("x") is None
+
+
+TEXT = """
+target triple = "{triple}"
+declare i64 @nobody(i64)
+define {linkage} i64 @asks(i64 %x) noinline {{
+  %v = call i64 @nobody(i64 %x)
+  ret i64 %v
+}}
+define i64 @kernel(i64 %x) {{
+  %v = call i64 @asks(i64 %x)
+  ret i64 %v
+}}
+"""
+
+
+@pytest.mark.parametrize("linkage", ["", "internal", "private"])
+def test_what_a_function_of_the_same_file_asks_for_counts(linkage: str) -> None:
+    """Calls of a function that no other file sees name its section, and not the function."""
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    target = binding.Target.from_default_triple()
+    machine = target.create_target_machine(jit=True, codemodel="large", opt=0)
+    text = TEXT.format(triple=binding.get_default_triple(), linkage=linkage)
+    data = bytes(machine.emit_object(binding.parse_assembly(text)))
+    with pytest.raises(Unlinkable):
+        link([data], {"kernel"}, ())

@@ -176,8 +176,10 @@ class _Object:
         found: dict[tuple[int, int], None] = {}
         while True:
             num_found = len(found)
-            for place, _, symbol, _ in asked:
-                if self._is_to_be_had(symbol, outer, found):
+            for place, kind, symbol, addend in asked:
+                # A distance is counted from the end of the word.
+                addend += 4 if kind in (_NEAR, _CALL) else 0
+                if self._is_to_be_had(symbol, addend, outer, found):
                     continue
                 callers = (span for span in functions if span[0] <= place < span[1])
                 caller = next(callers, None)
@@ -188,12 +190,16 @@ class _Object:
                 return list(found)
 
     def _is_to_be_had(
-        self, symbol: _Symbol, outer: Collection[str], left_out: Collection[tuple[int, int]]
+        self,
+        symbol: _Symbol,
+        addend: int,
+        outer: Collection[str],
+        left_out: Collection[tuple[int, int]],
     ) -> bool:
         if symbol.section in self._places:
-            is_function = symbol.num_bytes > 0
-            place = self._place(symbol)
-            return not (is_function and any(start <= place < stop for start, stop in left_out))
+            # Of a function that no other file sees the symbol is its section.
+            place = self._place(symbol) + addend
+            return not any(start <= place < stop for start, stop in left_out)
         name = symbol.name
         is_known = name in FROM_LIBC or name in outer or name.startswith(FROM_NUMBA)
         return symbol.section == _UNDEFINED and is_known
