@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from repository import PACKAGE_DIR
 
-from hypocenter.device.cpu import kept_files, linked_code
+from hypocenter.device.cpu import kept_files, linked_code, target
 from hypocenter.device.cpu.lang import binding
 from hypocenter.device.cpu.object_code import Unlinkable, link
 
@@ -104,9 +104,22 @@ def test_what_a_function_of_the_same_file_asks_for_counts(linkage: str) -> None:
     """Calls of a function that no other file sees name its section, and not the function."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    target = binding.Target.from_default_triple()
-    machine = target.create_target_machine(jit=True, codemodel="large", opt=0)
+    triple = binding.Target.from_default_triple()
+    machine = triple.create_target_machine(jit=True, codemodel="large", opt=0)
     text = TEXT.format(triple=binding.get_default_triple(), linkage=linkage)
     data = bytes(machine.emit_object(binding.parse_assembly(text)))
     with pytest.raises(Unlinkable):
         link([data], {"kernel"}, ())
+
+
+@pytest.mark.parametrize("elsewhere", ["numba", "llvmlite", "numpy"])
+def test_without_the_version_of_each_compiler_nothing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: str
+) -> None:
+    """One that lies in another folder may be exchanged unseen."""
+    for name in {"numba", "llvmlite", "numpy"} - {elsewhere}:
+        (tmp_path / f"{name}-1.2.dist-info").mkdir()
+    monkeypatch.setattr(target, "numba_folder", lambda: tmp_path / "numba")
+    assert target._versions() == ""
+    (tmp_path / f"{elsewhere}-1.2.dist-info").mkdir()
+    assert target._versions().split() == sorted(path.name for path in tmp_path.iterdir())

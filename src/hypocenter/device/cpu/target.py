@@ -24,7 +24,8 @@ _CPUINFO = Path("/proc/cpuinfo")
 _CHANGING = ("processor", "cpu MHz", "apicid", "initial apicid", "core id", "bogomips")
 #: A setting of numba that changes no code.
 _NUM_THREADS = "NUMBA_NUM_THREADS"
-_PACKAGES = ("llvmlite-", "numba-", "numpy-", "tbb-")
+_COMPILERS = ("llvmlite-", "numba-", "numpy-")
+_PACKAGES = (*_COMPILERS, "tbb-")
 
 
 class _Target(msgspec.Struct, frozen=True):
@@ -108,12 +109,14 @@ def _processor() -> str:
 
 
 def _versions() -> str:
-    """The folders that say which versions of the compiler and of its threads are installed."""
+    """The folders that say which versions of the compiler and of its threads are installed; empty
+    where a part of the compiler lies elsewhere."""
     if (folder := numba_folder()) is None:
         return ""
     names = (entry.name for entry in os.scandir(folder.parent))
     found = sorted(n for n in names if n.startswith(_PACKAGES) and n.endswith(".dist-info"))
-    return "\n".join(found) if any(name.startswith("numba-") for name in found) else ""
+    is_whole = all(any(name.startswith(one) for name in found) for one in _COMPILERS)
+    return "\n".join(found) if is_whole else ""
 
 
 def _has_settings() -> bool:
