@@ -31,8 +31,16 @@ print(float(x[0, 0]), "numba" in sys.modules)
 """
 
 
-def _run(package: Path, folder: Path) -> list[str]:
-    command = [sys.executable, "-c", PROGRAM]
+FEATURES = """
+import sys
+from hypocenter.device.cpu.target import cpu_features
+
+print(len(cpu_features()), "numba" in sys.modules)
+"""
+
+
+def _run(package: Path, folder: Path, program: str = PROGRAM) -> list[str]:
+    command = [sys.executable, "-c", program]
     environ = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(package.parent),
@@ -48,11 +56,28 @@ def _edit(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
+def _copied(folder: Path) -> Path:
+    package = folder / "src" / PACKAGE_DIR.name
+    shutil.copytree(PACKAGE_DIR, package, ignore=shutil.ignore_patterns("__pycache__", "assets"))
+    return package
+
+
+@pytest.mark.tier("whole")
+def test_features_are_asked_for_anew_where_what_limits_them_has_another_text(
+    tmp_path: Path,
+) -> None:
+    package, folder = _copied(tmp_path), tmp_path / "cache"
+    limited = package / "device" / "cpu" / "instructions.py"
+    assert _run(package, folder, FEATURES)[1] == "True"
+    assert _run(package, folder, FEATURES)[1] == "False"
+    limited.write_text(limited.read_text() + "# another\n")
+    assert _run(package, folder, FEATURES)[1] == "True"
+
+
 @pytest.mark.tier("whole")
 def test_code_of_another_source_is_not_run(tmp_path: Path) -> None:
     """That of the kernel, of a file that it imports, and of what calls and links it."""
-    package, folder = tmp_path / "src" / PACKAGE_DIR.name, tmp_path / "cache"
-    shutil.copytree(PACKAGE_DIR, package, ignore=shutil.ignore_patterns("__pycache__", "assets"))
+    package, folder = _copied(tmp_path), tmp_path / "cache"
     cpu = package / "device" / "cpu"
     assert _run(package, folder) == ["9.0", "True"]
     assert _run(package, folder) == ["9.0", "False"]

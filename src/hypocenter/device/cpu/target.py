@@ -18,6 +18,7 @@ import msgspec
 from hypocenter.base import package
 from hypocenter.device.cpu import instructions, kept_files
 from hypocenter.device.cpu.instructions import asked_for
+from hypocenter.device.cpu.sources import source_hash
 
 _CPUINFO = Path("/proc/cpuinfo")
 #: Lines of it that change while a machine runs, or from core to core.
@@ -82,7 +83,7 @@ def numba_folder() -> Path | None:
 
 @cache
 def _target() -> _Target:
-    name = f"target-{digest()}"
+    name = f"target-{digest()}-{source_hash(Path(__file__))}"
     if digest() and (kept := kept_files.read(name)) is not None:
         return msgspec.msgpack.decode(kept, type=_Target)
     from numba.core.registry import cpu_target
