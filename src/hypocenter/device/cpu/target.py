@@ -116,7 +116,7 @@ def _versions() -> str:
         return ""
     names = (entry.name for entry in os.scandir(folder.parent))
     found = sorted(n for n in names if n.startswith(_PACKAGES) and n.endswith(".dist-info"))
-    is_whole = all(any(name.startswith(one) for name in found) for one in _COMPILERS)
+    is_whole = all(any(name.startswith(part) for name in found) for part in _COMPILERS)
     return "\n".join(found) if is_whole else ""
 
 
