@@ -31,7 +31,7 @@ BUDGETS = {
     "coredump": 2_800,
     "watch": 3_050,
     "contracts": 900,
-    "device": 24_500,
+    "device": 24_530,
     "foreign": 10_440,
     "replay": 6_950,
     "check": 5_065,
