@@ -72,9 +72,11 @@ def step_milliseconds(device: str, size: tuple[int, int, int, int]) -> float:
 
 def empty_mode() -> Any:
     """A mode that makes each operation as it is: what any watch in Python costs at least."""
-    from torch.utils._python_dispatch import TorchDispatchMode
+    import torch.utils._python_dispatch
 
-    class Empty(TorchDispatchMode):
+    base: Any = torch.utils._python_dispatch.TorchDispatchMode
+
+    class Empty(base):  # type: ignore[misc]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
         ) -> Any:

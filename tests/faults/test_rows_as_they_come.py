@@ -76,10 +76,11 @@ def test_without_a_reader_no_other_case_is_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = Row(collection="programs", name="one", platform=Platform.CPU, role=Role.HEALTHY)
-    begun = []
+    begun: list[float] = []
 
     def run(*_: object) -> list[Row]:
-        begun.append(time.sleep(0.05))
+        time.sleep(0.05)
+        begun.append(time.monotonic())
         return [row]
 
     def tell(*_: object) -> None:

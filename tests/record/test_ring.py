@@ -96,7 +96,12 @@ def test_records_of_one_launch_are_written_by_one_call_and_in_order(
     """Also where what is recorded fails in between: a launch is made all the same."""
     written: list[bytes] = []
     write = os.write
-    monkeypatch.setattr(os, "write", lambda file, data: written.append(data) or write(file, data))
+
+    def note(file: int, data: bytes) -> int:
+        written.append(data)
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", note)
     with contextlib.suppress(ZeroDivisionError), writer.together():
         for record in STATIC[:-1]:
             assert writer.static(record)
