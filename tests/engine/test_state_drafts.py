@@ -25,10 +25,11 @@ from hypocenter.doctor.rungs.engine.kept_blocks import kept_blocks
 from hypocenter.doctor.rungs.engine.ownership import ownership
 from hypocenter.doctor.rungs.engine.states import states
 from hypocenter.doctor.rungs.engine.step_inputs import step_inputs
-from hypocenter.engine.batch import Batch
+from hypocenter.engine.batch import Batch, Chunk
 from hypocenter.engine.drafting import drafter
 from hypocenter.engine.drafting.drafter import Drafter, NgramDrafter, StepLoad
 from hypocenter.engine.drafting.model_drafter import DraftRecord
+from hypocenter.engine.drafting.tried import with_drafts
 from hypocenter.engine.engine import Engine
 from hypocenter.engine.request import Request
 from hypocenter.record import recorder, ring
@@ -108,6 +109,25 @@ def test_all_drafts_right_leave_nothing_to_run_again(monkeypatch: pytest.MonkeyP
     wrong = sum(num - right for num, right in taken)
     # All tokens but the last have run once, those behind a wrong draft twice.
     assert num_rows == len(request.token_ids) - 1 + wrong + again
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_step_leaves_a_state_for_others_or_one_before_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is one place where a step leaves a state apart."""
+    engine = drafting()
+    seen: set[tuple[bool, bool]] = set()
+
+    def note(chunks: list[Chunk], *args: Any) -> list[Chunk]:
+        tried = with_drafts(chunks, *args)
+        pairs = zip(chunks, tried, strict=True)
+        seen.update((bool(chunk.checkpoint_at), bool(one.drafts)) for chunk, one in pairs)
+        return tried
+
+    monkeypatch.setattr("hypocenter.engine.scheduler.with_drafts", note)
+    run(engine, [3, 1, 4, 1, 5] * 3, SamplingParams(max_tokens=90, ignore_eos=True))
+    assert seen == {(False, False), (False, True), (True, False)}
 
 
 @pytest.mark.parametrize("runs_ahead", [False, True])
