@@ -63,3 +63,20 @@ def test_a_flat_number_that_wraps_before_its_division_is_a_fault(around: int) ->
     }  # fmt: skip
     [finding] = replay(kernels.wrapped_rows, (1,), launch).findings
     assert (finding.kind, finding.argument) == ("int32 overflow", "x_ptr")
+
+
+def rows_of(stride: int) -> ReplayReport:
+    """A table of 30000 rows of 8, of which row 29999 is read by this stride."""
+    launch = {
+        "x_ptr": VirtualTensor("float32", (30_000, 8), (8, 1)),
+        "ids_ptr": torch.tensor([29_999], dtype=torch.int32),
+        "out_ptr": torch.zeros(8), "stride": stride, "BLOCK": 8,
+    }  # fmt: skip
+    return replay(kernels.row_by_index, (1,), launch)
+
+
+def test_of_an_offset_that_lies_outside_in_64_bits_as_well_that_is_said() -> None:
+    [finding] = [f for f in rows_of(100_000).findings if f.kind == "int32 overflow"]
+    assert not finding.is_meant_inside
+    assert finding.detail.endswith(", which is outside as well")
+    assert rows_of(8).findings == ()

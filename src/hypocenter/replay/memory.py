@@ -309,13 +309,15 @@ class CheckedMemory:
             origin = wrap_site(wrap)
             argument = self._arguments.get(int(exact[bad][0]) >> SPACE_BITS)
             meant = exact[bad].astype(np.uint64, copy=False)
+            meant_inside = are_inside(meant, self._arguments, width)
 
             def describe(i: int) -> _Place:
                 base = argument.address if argument else 0
                 right, wrong = int(exact[bad][i]) - base, int(flat[bad][i]) - base
                 text = f"{origin.expression} left {wrap.type_name}: byte offset {wrong} instead of"
                 width = argument.item_bytes if argument else 1
-                return f"{text} {right}", None, wrong // width
+                outside = "" if meant_inside[i] else ", which is outside as well"
+                return f"{text} {right}{outside}", None, wrong // width
 
             shape = pointers.shape
             self.report(
@@ -326,7 +328,7 @@ class CheckedMemory:
                 numbers[bad],
                 describe,
                 origin=origin,
-                is_meant_inside=bool(are_inside(meant, self._arguments, width).any()),
+                is_meant_inside=bool(meant_inside.any()),
             )
         return flat[~bad], numbers[~bad]
 

@@ -145,3 +145,11 @@ def wrapped_rows(x_ptr, y_ptr, first, n_cols, stride, BLOCK: tl.constexpr):
     at = (first.to(tl.int32) + tl.program_id(0)) * 65536 + tl.arange(0, BLOCK)
     row, col = at // n_cols, at % n_cols
     tl.store(y_ptr + tl.arange(0, BLOCK), tl.load(x_ptr + row.to(tl.int64) * stride + col))
+
+
+@triton.jit
+def row_by_index(x_ptr, ids_ptr, out_ptr, stride, BLOCK: tl.constexpr):
+    """Wrong where the stride is: the product leaves 32 bits, and the tensor with 64 as well."""
+    c = tl.arange(0, BLOCK)
+    row = tl.load(ids_ptr + tl.program_id(0))
+    tl.store(out_ptr + c, tl.load(x_ptr + row * stride + c))
