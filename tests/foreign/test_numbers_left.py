@@ -108,6 +108,44 @@ def test_it_is_named_though_it_came_out_in_a_later_run(keep: Callable[[Any], lis
     assert proven(program).kernel == "div"
 
 
+def write_whole(buffer: Any) -> None:
+    buffer.copy_(divided())
+
+
+def write_row(buffer: Any) -> None:
+    buffer[2].copy_(divided())
+
+
+def write_list(buffer: Any) -> None:
+    torch._foreach_copy_([buffer[1], buffer[2]], [torch.ones(3), divided()])
+
+
+@pytest.mark.parametrize("write", [write_whole, write_row, write_list])
+def test_what_is_written_into_memory_of_an_earlier_run_is_looked_at(
+    write: Callable[[Any], None],
+) -> None:
+    """Only the write has a result that is left."""
+    buffer = torch.zeros(4, 3)
+
+    def program() -> None:
+        write(buffer)
+        flush()
+        buffer.sum().item()
+
+    assert proven(program).kernel == "div"
+
+
+def test_a_parameter_that_is_not_finite_any_more_is_told_of() -> None:
+    weight = torch.ones(3, requires_grad=True)
+
+    def program() -> None:
+        with torch.no_grad():
+            weight.div_(torch.tensor([1.0, 0.0, 2.0]))
+        flush()
+
+    assert proven(program).kernel == "div"
+
+
 def test_what_was_asked_for_is_looked_at_though_it_is_gone() -> None:
     def program() -> None:
         if torch.isnan(divided() * 0).any():
