@@ -10,7 +10,9 @@ from typing import Any
 from hypocenter.foreign.nonfinite.ops import (
     Role,
     SeenOp,
+    is_hidden,
     is_overlapping,
+    is_there,
     is_within,
     place_of,
     tensors_in,
@@ -115,6 +117,8 @@ class OpChunk:
 
     def content(self, tensor: Any, number: int) -> Any | None:
         """What a tensor held after operation `number`; None where that is gone."""
+        if not is_there(tensor):
+            return None
         for writer in self._writers[tensor.untyped_storage()._cdata]:
             if writer.number > number:
                 place = place_of(tensor)
@@ -136,5 +140,8 @@ class OpChunk:
         for name, value in op.inputs.items():
             tensors = list(tensors_in(value))
             if tensors:
-                found[name] = [self.content(tensor, op.number - 1) for tensor in tensors]
+                found[name] = [
+                    None if is_hidden(self._torch, t) else self.content(t, op.number - 1)
+                    for t in tensors
+                ]
         return found

@@ -11,7 +11,7 @@ from typing import Any
 from hypocenter.foreign.nonfinite.chunk import OpChunk
 from hypocenter.foreign.nonfinite.kinds import Found, explain, operand_at, where
 from hypocenter.foreign.nonfinite.native_chunk import NativeChunk, NativeUndefined
-from hypocenter.foreign.nonfinite.ops import Role, SeenOp, is_looked_at, tensors_in
+from hypocenter.foreign.nonfinite.ops import Role, SeenOp, is_hidden, is_looked_at, tensors_in
 from hypocenter.foreign.nonfinite.spread import OVERWRITING, reach_of
 from hypocenter.record.events import Launched
 from hypocenter.record.nonfinite import NonFinite, NumberKind
@@ -263,6 +263,7 @@ class Examiner:
                 pairs = pairs[number : number + 1]
             for tensor, content in pairs:
                 if not is_looked_at(self._torch, tensor):
+                    is_known = is_known and not is_hidden(self._torch, tensor)
                     continue
                 if content is None:
                     is_known = False

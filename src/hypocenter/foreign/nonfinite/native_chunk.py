@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from hypocenter.foreign.nonfinite.ops import OpFacts, SeenOp, facts_of, tensors_in
+from hypocenter.foreign.nonfinite.ops import OpFacts, SeenOp, facts_of, is_hidden, tensors_in
 
 
 class NativeChunk:
@@ -67,7 +67,10 @@ class NativeChunk:
         for name, value in op.inputs.items():
             tensors = list(tensors_in(value))
             if tensors:
-                found[name] = [self.content(tensor, op.number - 1) for tensor in tensors]
+                found[name] = [
+                    None if is_hidden(self._torch, t) else self.content(t, op.number - 1)
+                    for t in tensors
+                ]
         return found
 
 

@@ -112,6 +112,9 @@ class NativeNumberWatch(NumberWatch):
     def _num_uncounted(self) -> int:
         return self._num_in_graphs + int(self._code.counts()[1])
 
+    def _num_of_hidden(self) -> int:
+        return int(self._code.counts()[2])
+
     def _tell_reached(self, tensor: Any, how: NumberEnd, site: str) -> None:
         # Whoever has asked the machine code for a scaler's operation has a scaler.
         self._has_scaler = self._has_scaler or self._native.has_seen(SCALER)

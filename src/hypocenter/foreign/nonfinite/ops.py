@@ -157,6 +157,24 @@ def _ends_of(place: tuple[Any, ...]) -> tuple[int, int]:
     return address, address + (last + 1) * dtype.itemsize
 
 
+def is_hidden(torch: Any, tensor: Any) -> bool:
+    """Whether it holds floats that nobody looks at: sparse, complex, or of the program's class."""
+    if not isinstance(tensor, torch.Tensor):
+        return False
+    if tensor.is_complex():
+        return True
+    is_plain = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    is_plain = is_plain and tensor.layout is torch.strided and not tensor.is_nested
+    return bool(tensor.is_floating_point() and not is_plain)
+
+
+def is_there(tensor: Any) -> bool:
+    """Whether its memory is there: a program may give back that of a storage that it keeps."""
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    num_bytes = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return bool(num_bytes <= tensor.untyped_storage().nbytes())
+
+
 @functools.cache
 def _floats(torch: Any) -> frozenset[Any]:
     return frozenset(getattr(torch, name) for name in FLOATS if hasattr(torch, name))
@@ -171,4 +189,5 @@ def is_looked_at(torch: Any, tensor: Any) -> bool:
         and tensor.layout is torch.strided
         and tensor.device.type in ("cpu", "cuda")
         and tensor.numel() > 0
+        and not tensor._is_zerotensor()
     )

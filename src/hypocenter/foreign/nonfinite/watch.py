@@ -21,6 +21,7 @@ from hypocenter.foreign.nonfinite.ops import (
     Role,
     SeenOp,
     facts_of,
+    is_hidden,
     is_looked_at,
     place_of,
     tensors_in,
@@ -58,7 +59,7 @@ class NumberWatch:
     ) -> None:
         self._torch, self._tell, self._may_look = torch, tell, may_look
         self._facts: dict[Any, OpFacts] = {}
-        self._number = self._num_launches = self._num_in_graphs = 0
+        self._number = self._num_launches = self._num_in_graphs = self._num_hidden = 0
         #: By torch's number of a node the line that made it.
         self._sites: dict[int, str] = {}
         self.chunk = OpChunk(torch)
@@ -141,6 +142,7 @@ class NumberWatch:
         """`op.results` are the tensors that it wrote; those that it made come to them."""
         facts, results = op.facts, op.results
         parts = result if isinstance(result, tuple) else (result,)
+        self._num_hidden += any(is_hidden(self._torch, t) for t in tensors_in(parts))
         for part, is_new in zip(parts, facts.new, strict=False):
             if is_new or facts.name == "lift_fresh":
                 results += [t for t in tensors_in(part) if is_looked_at(self._torch, t)]
@@ -299,6 +301,7 @@ class NumberWatch:
             num_launches=self._num_launches,
             num_lost=self._examiner.num_lost,
             num_in_graphs=self._num_uncounted(),
+            num_hidden=self._num_of_hidden(),
             is_eager=self.is_eager,
             problem=problem,
         )
@@ -308,6 +311,9 @@ class NumberWatch:
 
     def _num_uncounted(self) -> int:
         return self._num_in_graphs
+
+    def _num_of_hidden(self) -> int:
+        return self._num_hidden
 
     @contextlib.contextmanager
     def _quiet(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from typing import Any
 from hypocenter.foreign import caller
 from hypocenter.foreign.nonfinite.ops import COMPARES, Role, facts_of
 from hypocenter.foreign.ops.build import NotBuilt, build_later, is_built, load
+from hypocenter.foreign.ops.modes import see_below_modes
 from hypocenter.foreign.seen_reads import SeenReads
 from hypocenter.foreign.streams.operations import Operation, Sort, operation_of
 from hypocenter.settings.environment import Environment
@@ -61,6 +62,8 @@ class NativeOps:
         self.code, self._torch = code, torch
         self.asked = AskedOfPython()
         self._seen: set[str] = set()
+        self._num_quiet = 0
+        self._leave_modes = see_below_modes(torch, self._below_modes)
         code.begin(self._describe, lambda file: caller.whose(file).value, self.asked)
 
     @classmethod
@@ -101,12 +104,24 @@ class NativeOps:
 
     def end(self) -> None:
         """See none any more, of any thread."""
+        self._leave_modes()
         self.code.end()
 
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
         """Within, operations of this thread are this package's own."""
         was = self.code.leave_out(True)
+        self._num_quiet += 1
+        try:
+            yield
+        finally:
+            self._num_quiet -= 1
+            self.code.leave_out(was)
+
+    @contextlib.contextmanager
+    def _below_modes(self) -> Iterator[None]:
+        """Within, operations of this thread are seen that a mode of the program's has asked for."""
+        was = self.code.leave_out(self._num_quiet > 0)
         try:
             yield
         finally:

@@ -88,7 +88,12 @@ inline bool is_looked_at(const at::Tensor& t) {
                   type == at::kDouble || c10::isFloat8Type(type);
   return is_float && t.layout() == at::kStrided && !t.is_nested() &&
          (t.is_cpu() || t.is_cuda()) && t.numel() > 0 && t.has_storage() &&
-         type != at::kFloat8_e8m0fnu;
+         type != at::kFloat8_e8m0fnu && !t._is_zerotensor();
+}
+
+// Whether it holds floats that nobody looks at: sparse or complex ones.
+inline bool is_hidden(const at::Tensor& t) {
+  return t.is_complex() || (t.is_floating_point() && (t.layout() != at::kStrided || t.is_nested()));
 }
 
 // The same elements, of which autograd knows nothing.
@@ -115,6 +120,14 @@ inline c10::IValue bare(const c10::IValue& value) {
 
 // A parameter is kept as it is, and told of where it is not finite any more.
 inline bool is_parameter(const at::Tensor& t) { return t.is_leaf() && t.requires_grad(); }
+
+// Whether its memory is there still: a program may give back that of a storage that it keeps.
+inline bool is_there(const at::Tensor& t) {
+  int64_t last = 0;
+  for (int64_t axis = 0; axis < t.dim(); axis++) last += (t.size(axis) - 1) * t.stride(axis);
+  size_t end = (size_t)(t.storage_offset() + last + 1) * t.element_size();
+  return storage_of(t)->data() != nullptr && end <= storage_of(t)->nbytes();
+}
 
 inline bool is_same_place(const at::Tensor& one, const at::Tensor& other) {
   return one.data_ptr() == other.data_ptr() && one.sizes() == other.sizes() &&
@@ -155,7 +168,7 @@ inline std::optional<at::Tensor> part_of(const Before& before, const at::Tensor&
 class Numbers {
  public:
   bool is_on = false, is_busy = false, is_paused = false, is_capturing = false;
-  long number = 0, num_in_graphs = 0;
+  long number = 0, num_in_graphs = 0, num_hidden = 0;
   int backward_site = 0;
   size_t max_ops = 0, max_results = 0, max_bytes = 0, max_gpu_bytes = 0, max_filled = 0;
   int undefined_byte = 0, max_single = 0;
@@ -278,6 +291,7 @@ class Numbers {
 
   // What a tensor held after operation `number`; nothing where that is gone.
   std::optional<at::Tensor> content(const at::Tensor& tensor, long number) const {
+    if (!is_there(tensor)) return std::nullopt;
     auto found = writers_.find(storage_of(tensor));
     if (found == writers_.end()) return bare(tensor);
     for (int at : found->second) {
@@ -356,6 +370,7 @@ class Numbers {
   // Whether something that is not finite is left of the operations, or was asked for: nothing can
   // come any more of memory that only this keeps alive.
   bool has_left() {
+    Quiet quiet;
     ska::flat_hash_map<Storage*, size_t> own;
     auto count = [&](const at::Tensor& t) {
       if (t.has_storage() && !is_parameter(t)) own[storage_of(t)]++;
@@ -372,6 +387,7 @@ class Numbers {
       for (const auto& result : op.results) {
         Storage* storage = storage_of(result);
         if (!is_parameter(result) && result.storage().use_count() <= own[storage]) continue;
+        if (!is_there(result)) continue;
         auto& places = taken[storage];
         bool is_taken = std::any_of(places.begin(), places.end(), [&](const at::Tensor* other) {
           return is_same_place(*other, result);
@@ -381,7 +397,6 @@ class Numbers {
         left.push_back(bare(result));
       }
     }
-    Quiet quiet;
     return has_bad(left);
   }
 
@@ -480,6 +495,10 @@ class NumbersCall {
       op_.site = sites.now();
       numbers.add(std::move(op_));
     } else {
+      bool has_hidden = false;
+      for (const auto& value : returns)
+        each_tensor(value, [&](const at::Tensor& t) { has_hidden = has_hidden || is_hidden(t); });
+      numbers.num_hidden += has_hidden;
       for (size_t i = 0; i < returns.size() && i < facts_.is_new.size(); i++)
         if (facts_.is_new[i] || facts_.is_lifted)
           each_tensor(returns[i], [&](const at::Tensor& t) {

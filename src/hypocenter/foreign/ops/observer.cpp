@@ -4,6 +4,8 @@
 // is made of others is let through: those come here by themselves. What an operation's own kernel
 // calls is its own business, and does not come here.
 
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
 #include <atomic>
 
 #include "numbers.h"
@@ -32,6 +34,11 @@ static bool is_cast(const c10::OperatorHandle& op, DispatchKeySet keys) {
   return false;
 }
 
+// Whether it goes to a tensor's own class in Python, and to no mode: it is not seen then.
+static bool is_of_programs_tensor(DispatchKeySet below) {
+  return below.has(DispatchKey::Python) && !c10::impl::TorchDispatchModeTLS::any_modes_set();
+}
+
 static void tell_failed(py::error_already_set& error) {
   reads.attr("report_failure")(error.value());
 }
@@ -58,6 +65,7 @@ static void attempt(Do what) {
 static void observe(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
   DispatchKeySet below = keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, KEY);
   if (!is_begun || below.has_any(OTHERS) || is_cast(op, below)) {
+    if (is_begun && is_of_programs_tensor(below)) attempt([] { numbers.num_hidden += numbers.is_watching(); });
     op.redispatchBoxed(below, stack);
     return;
   }
@@ -174,6 +182,7 @@ PYBIND11_MODULE(HYPO_NAME, module) {
     numbers.max_filled = limits["filled_bytes"].cast<size_t>();
     numbers.max_single = limits["single"].cast<int>();
     numbers.undefined_byte = limits["undefined"].cast<int>();
+    numbers.number = numbers.num_in_graphs = numbers.num_hidden = 0;
     numbers.is_on = true;
   });
   n.def("stop", [] {
@@ -186,7 +195,9 @@ PYBIND11_MODULE(HYPO_NAME, module) {
   n.def("set_paused", [](bool is_paused) { numbers.is_paused = is_paused; });
   n.def("set_capturing", [](bool is_capturing) { numbers.is_capturing = is_capturing; });
   n.def("set_backward_site", [](const std::string& site) { numbers.backward_site = texts.of(site); });
-  n.def("counts", [] { return py::make_tuple(numbers.number, numbers.num_in_graphs); });
+  n.def("counts", [] { 
+    return py::make_tuple(numbers.number, numbers.num_in_graphs, numbers.num_hidden);
+  });
   n.def("next_number", [] { return ++numbers.number; });
   n.def("op", &op_at);
   n.def("num_ops", [] { return numbers.ops.size(); });

@@ -46,6 +46,9 @@ constexpr auto KEY = DispatchKey::TESTING_ONLY_GenericMode;
 struct Quiet {
   c10::impl::ExcludeDispatchKeyGuard key{KEY};
   c10::impl::ExcludeDispatchKeyGuard autocast{c10::autocast_dispatch_keyset};
+  // Nor does a mode of the program's see it.
+  c10::impl::ExcludeDispatchKeyGuard modes{
+      DispatchKeySet({DispatchKey::Python, DispatchKey::PythonTLSSnapshot})};
   at::AutoDispatchBelowADInplaceOrView below;
 };
 

@@ -71,7 +71,7 @@ def nonfinite(case: Case) -> list[Claim]:
         if isinstance(padding, RootCause):
             reached = (reached_text(first),)
             return [proven(padding, NAME, reached, "results that hang on them", chain[0].launched)]
-    return [_claim(case, first, chain)]
+    return [_claim(case, first, chain, is_whole=_is_whole(watched))]
 
 
 def _leave_unseen(case: Case, watched: NumbersWatched) -> None:
@@ -94,6 +94,14 @@ def _leave_unseen(case: Case, watched: NumbersWatched) -> None:
         case.leave_unseen(
             Gap.not_examined("operations of graphs", "what a graph replays is not looked at")
         )
+    if watched.num_hidden:
+        case.leave_unseen(
+            Gap.not_examined(
+                count_text(watched.num_hidden, "operation"),
+                "on sparse or complex numbers, or tensors of the program's own classes: their "
+                "results are not looked at",
+            )
+        )
     if watched.problem:
         case.leave_unseen(Gap.not_examined("some operations", watched.problem))
 
@@ -103,12 +111,14 @@ def _nothing_reached(
 ) -> Claim:
     """Masks of -infinity, and NaN that nobody used, are no cause."""
     num = sum(event.num_operations + event.num_launches for event in watched)
+    is_whole = _is_whole(watched)
+    looked_at = "" if is_whole else " that were looked at"
     return row(
         Cause.NONFINITE_VALUE,
-        Verdict.REFUTED,
+        Verdict.REFUTED if is_whole else Verdict.INCONCLUSIVE,
         NAME,
-        f"of {count_text(num, 'operation')} none gave NaN, or an infinity that was not meant, that "
-        "the host read, that reached a parameter, or that ended the program",
+        f"of {count_text(num, 'operation')}{looked_at} none gave NaN, or an infinity that was not "
+        "meant, that the host read, that reached a parameter, or that ended the program",
         would_refute="such a number",
     )
 
@@ -126,7 +136,7 @@ def _chain(last: int, made: dict[int, NonFinite]) -> list[NonFinite]:
 
 def _is_read_by_one_launch(made: Collection[NonFinite], watched: Sequence[NumbersWatched]) -> bool:
     """Whether all that was seen came in with the data of one launch: no other can have made it."""
-    if any(event.num_lost or event.num_in_graphs or event.problem for event in watched):
+    if not _is_whole(watched):
         return False
     launches = {event.launched for event in made if event.kind is NumberKind.GIVEN}
     return (
@@ -136,19 +146,30 @@ def _is_read_by_one_launch(made: Collection[NonFinite], watched: Sequence[Number
     )
 
 
+def _is_whole(watched: Sequence[NumbersWatched]) -> bool:
+    """Whether all operations were looked at, so that none that was not can have made a number."""
+    return not any(
+        event.num_lost or event.num_in_graphs or event.num_hidden or event.problem
+        for event in watched
+    )
+
+
 def _is_meant(event: NonFinite) -> bool:
     """An infinity that stands in the source or the data, as in a mask."""
     return event.kind is NumberKind.GIVEN and math.isinf(event.result.value)
 
 
-def _claim(case: Case, reached: NonFiniteReached, chain: list[NonFinite]) -> Claim:
+def _claim(
+    case: Case, reached: NonFiniteReached, chain: list[NonFinite], *, is_whole: bool
+) -> Claim:
     rest = [event for event in chain if not _is_meant(event)]
     root = rest[0] if rest else chain[-1]
     evidence = tuple(link_text(event) for event in chain if event is not root)
     evidence = (*evidence, reached_text(reached))
     is_sure = reached.is_sure and all(event.is_sure for event in chain)
+    is_sure = is_sure and (is_whole or root.kind is not NumberKind.GIVEN)
     cause = Cause.UNINITIALISED_READ if root.kind is NumberKind.UNDEFINED else Cause.NONFINITE_VALUE
-    sentence = sentence_of(root)
+    sentence = sentence_of(root, is_whole=is_whole)
     if root.kind is NumberKind.IN_KERNEL:
         inside = claim_of_kernel(case, root)
         if is_sure and isinstance(inside, RootCause):

@@ -51,13 +51,21 @@ def where_text(event: NonFinite) -> str:
     )
 
 
-def sentence_of(event: NonFinite) -> str:
-    """What the operation did, with the values that it read there."""
+def sentence_of(event: NonFinite, *, is_whole: bool = True) -> str:
+    """What the operation did, with the values that it read there.
+
+    `is_whole`: all operations of the run were looked at.
+    """
     told = f"{operation_text(event)} at {event.site or 'a line that is not known'}"
     if event.kind is NumberKind.GIVEN:
+        why = (
+            "so it came in with the data"
+            if is_whole
+            else "but some were not looked at: whether it came in with the data is not known"
+        )
         return (
             f"{_operand_text(event.result)} was there before {told} read it; no operation that was "
-            "seen had made it, so it came in with the data"
+            f"seen had made it, {why}"
         )
     if event.kind is NumberKind.UNDEFINED:
         return (
