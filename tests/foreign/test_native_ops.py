@@ -136,8 +136,20 @@ def test_a_run_with_nan_has_it_compiled_for_the_next_one(
     assert not made.with_suffix(".part").exists()
 
 
-def test_what_failed_is_not_compiled_again(
+@pytest.mark.tier("sim")  # it takes a second of a processor
+def test_a_compiler_that_never_ends_is_ended(
     pretended_compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "LATER_CPU_SECONDS", 1)
+    (pretended_compiler / "does").write_text("while :; do :; done\n")
+    made = build._library_place(torch)[0]
+    assert build.build_later(torch)
+    wait_for(made.with_suffix(".failed"))
+    assert not made.with_suffix(".part").exists()
+
+
+def test_what_failed_is_not_compiled_again(
+    pretended_compiler: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (pretended_compiler / "does").write_text("exit 1\n")
     monkeypatch.setenv("HYPO_NAN", "1")
@@ -146,6 +158,10 @@ def test_what_failed_is_not_compiled_again(
     wait_for(made.with_suffix(".failed"))
     assert not build.build_later(torch)
     assert not made.exists()
+    with caplog.at_level(logging.WARNING, "hypocenter.foreign"):
+        assert NativeOps.load(torch) is None
+    [line] = caplog.messages
+    assert "HYPO_NATIVE=1 tries again and says why" in line
 
 
 def test_one_that_was_cut_off_is_begun_again(

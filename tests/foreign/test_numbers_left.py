@@ -71,6 +71,24 @@ def test_what_somebody_still_has_is() -> None:
     assert event.operation == "div"
 
 
+def test_while_a_graph_is_captured_nothing_is_looked_at() -> None:
+    native = native_ops()
+    assert native is not None
+    numbers = native.code.numbers
+
+    def kept() -> None:
+        ratio = divided()
+        numbers.set_capturing(True)
+        flush()
+        assert numbers.num_ops() > 0
+        numbers.set_capturing(False)
+        flush()
+        assert numbers.num_ops() == 0
+        del ratio
+
+    assert born(kept)
+
+
 def keep_nothing(ratio: Any) -> list[Any]:
     return [ratio]
 

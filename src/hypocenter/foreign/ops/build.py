@@ -25,10 +25,17 @@ COMPILE_SECONDS = 240
 COMPILERS = ("g++", "c++", "clang++")
 _OPTIONS = ("-O1", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
 _MAX_CHARS = 300
-#: Compiles behind the run, slower than all else that wants a processor. What failed is left alone.
-_LATER = """( nice -n 19 "$@" && mv -f "$PART" "$MADE" || { rm -f "$PART"; : > "$FAILED"; } ) &"""
+#: Compiles behind the run, slower than all else that wants a processor, and for so many seconds of
+#: it at most. What failed is left alone.
+LATER_CPU_SECONDS = 300
+_LATER = """( ulimit -t "$SECONDS_OF_CPU"
+nice -n 19 "$@" && mv -f "$PART" "$MADE" || { rm -f "$PART"; : > "$FAILED"; } ) &"""
 #: One that was begun so long ago was ended before it was done.
-_LATER_SECONDS = 900
+_LATER_SECONDS = 3600
+
+
+#: Of the environment what a compiler may need: nothing that would record it.
+_KEPT = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "CPATH", "LIBRARY_PATH")
 
 
 class NotBuilt(Exception):
@@ -43,13 +50,18 @@ def is_built(torch: Any) -> bool:
         return False
 
 
+def has_failed(torch: Any) -> bool:
+    """Whether the module could not be compiled behind an earlier run; raises NotBuilt."""
+    return _failed(_library_place(torch)[0]).exists()
+
+
 def build_later(torch: Any) -> bool:
     """Begin to compile the module for the next run, which this one does not wait for.
 
     False where that is under way or has failed before. Raises NotBuilt where it cannot be done.
     """
     made, command = _library_place(torch)
-    part, failed = made.with_suffix(".part"), made.with_suffix(".failed")
+    part, failed = made.with_suffix(".part"), _failed(made)
     with contextlib.suppress(OSError):
         if time.time() - part.stat().st_mtime > _LATER_SECONDS:
             part.unlink()
@@ -59,8 +71,13 @@ def build_later(torch: Any) -> bool:
         os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except OSError:
         return False
-    words = {"PART": str(part), "MADE": str(made), "FAILED": str(failed)}
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    words = {
+        "PART": str(part),
+        "MADE": str(made),
+        "FAILED": str(failed),
+        "SECONDS_OF_CPU": str(LATER_CPU_SECONDS),
+    }
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     whole = [*command, "-o", str(part), *_libraries_of(torch)]
     subprocess.run(
         ["/bin/sh", "-c", _LATER, "sh", *whole],
@@ -86,6 +103,10 @@ def load(torch: Any) -> Any:
     except Exception as error:  # torch says in many ways that a key is taken
         raise NotBuilt(f"{path.name} cannot be loaded: {error}"[:_MAX_CHARS]) from error
     return module
+
+
+def _failed(made: Path) -> Path:
+    return made.with_suffix(".failed")
 
 
 def _library_file(torch: Any) -> Path:

@@ -12,6 +12,8 @@ namespace hypo {
 
 // Above this a CPU takes several threads, and a GPU no copy.
 constexpr int64_t MANY_ELEMENTS = 1 << 18;
+// Of small tensors on a GPU so many bytes are put together at most: memory is short there.
+constexpr size_t MOST_TOGETHER_BYTES = 64 << 20;
 
 // Bits of the exponent alone: those of NaN and infinity are all set. Compilers make vectors of it.
 template <typename Word>
@@ -45,9 +47,8 @@ inline at::Tensor flat(const at::Tensor& t) {
 inline at::Tensor largest_of(std::vector<at::Tensor> tensors) {
   for (auto& tensor : tensors)
     if (!tensor.numel()) tensor = tensor.new_zeros({1});
-  if (!tensors[0].is_cpu() || tensors[0].is_complex())
-    return at::stack(at::_foreach_norm(tensors, std::numeric_limits<double>::infinity()))
-        .to(at::kFloat);
+  if (!tensors[0].is_cpu())
+    return at::stack(at::_foreach_norm(tensors, std::numeric_limits<double>::infinity()));
   std::vector<at::Tensor> ends;
   for (const auto& tensor : tensors) {
     auto [least, most] = at::aminmax(tensor);
@@ -60,6 +61,7 @@ inline at::Tensor largest_of(std::vector<at::Tensor> tensors) {
 // launch: to make a number of each takes the host longer than all of them take the GPU.
 inline bool has_bad(const std::vector<at::Tensor>& tensors) {
   std::unordered_map<int, std::vector<at::Tensor>> few, many, found;
+  std::unordered_map<int, size_t> bytes_together;
   for (const at::Tensor& tensor : tensors) {
     bool is_dense = tensor.is_non_overlapping_and_dense();
     bool is_small = tensor.numel() < MANY_ELEMENTS && is_dense;
@@ -70,7 +72,8 @@ inline bool has_bad(const std::vector<at::Tensor>& tensors) {
     }
     at::Tensor held = is_byte ? tensor.to(at::kFloat) : tensor;
     int key = (int)held.scalar_type() * 256 + (held.is_cuda() ? held.get_device() + 1 : 0);
-    if (held.is_cuda() && is_small)
+    if (held.is_cuda() && is_small &&
+        (bytes_together[key] += held.nbytes()) <= MOST_TOGETHER_BYTES)
       few[key].push_back(flat(held));
     else
       many[key].push_back(held);

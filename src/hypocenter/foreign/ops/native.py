@@ -9,7 +9,7 @@ from typing import Any
 
 from hypocenter.foreign import caller
 from hypocenter.foreign.nonfinite.ops import COMPARES, Role, facts_of
-from hypocenter.foreign.ops.build import NotBuilt, build_later, is_built, load
+from hypocenter.foreign.ops.build import NotBuilt, build_later, has_failed, is_built, load
 from hypocenter.foreign.ops.modes import see_below_modes
 from hypocenter.foreign.seen_reads import SeenReads
 from hypocenter.foreign.streams.operations import Operation, Sort, operation_of
@@ -22,6 +22,10 @@ _SORTS = (Sort.PLAIN, Sort.NOTHING, Sort.COPY, Sort.NUMBER, Sort.RECORD_STREAM)
 _LATER = (
     "machine code that sees operations is compiled for later runs; in this one Python sees them, "
     "which takes longer (HYPO_NATIVE=1 waits for it, and 0 does without)"
+)
+_FAILED = (
+    "operations are seen by Python, which takes longer: machine code for them could not be "
+    "compiled (HYPO_NATIVE=1 tries again and says why, and 0 does without)"
 )
 _ROLES = (Role.PASS, Role.EMPTY, Role.ITEM, Role.TEST, Role.PLAIN)
 
@@ -80,6 +84,8 @@ class NativeOps:
             if environment.native is None and not is_built(torch):
                 if environment.nan and build_later(torch):
                     log.warning(_LATER)
+                elif environment.nan and has_failed(torch):
+                    log.warning(_FAILED)
                 return None
             return cls(torch, load(torch))
         except NotBuilt as error:

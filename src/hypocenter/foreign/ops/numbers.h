@@ -223,7 +223,7 @@ class Numbers {
   void add(Op&& op) {
     for (const auto& result : op.results) {
       num_bytes += result.nbytes();
-      is_on_gpu_ = is_on_gpu_ || result.is_cuda();
+      if (result.is_cuda()) note_stream(result.device());
     }
     num_results_ += op.results.size();
     ops.push_back(std::move(op));
@@ -269,7 +269,7 @@ class Numbers {
 
   // Looks at what has come of the operations so far; at each of them where `is_whole`.
   void flush(bool is_whole = false) {
-    if (is_busy || ops.empty()) return;
+    if (is_busy || is_capturing || ops.empty()) return;
     is_busy = true;
     struct End {
       Numbers& own;
@@ -279,6 +279,7 @@ class Numbers {
       }
     } end{*this};
     c10::impl::ExcludeDispatchKeyGuard key(KEY);
+    wait_for_streams();
     look(is_whole || has_left() ? flagged() : std::vector<int>());
   }
 
@@ -286,6 +287,7 @@ class Numbers {
     ops.clear();
     bytes_.clear();
     writers_.clear();
+    streams_.clear();
     num_bytes = num_results_ = 0;
   }
 
@@ -331,6 +333,8 @@ class Numbers {
   static constexpr size_t MAX_SITES = 1 << 20;
   bool is_on_gpu_ = false;
   size_t num_results_ = 0, num_alive_ = 0;
+  // Of GPUs those that what is kept was made on.
+  std::vector<c10::Stream> streams_;
   KeptBytes bytes_;
   std::unordered_map<Storage*, std::vector<int>> writers_;
   std::unordered_map<long, int> forward_;
@@ -348,6 +352,21 @@ class Numbers {
       at->second = {texts.of(name), is_gathering, is_programs};
     }
     return at->second;
+  }
+
+  void note_stream(c10::Device device) {
+    is_on_gpu_ = true;
+    c10::Stream stream = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(device);
+    if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end())
+      streams_.push_back(stream);
+  }
+
+  // Whoever looks at results does so on the stream of this thread: others have to be done.
+  void wait_for_streams() const {
+    if (streams_.empty()) return;
+    c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
+    for (const c10::Stream& stream : streams_)
+      if (stream != guard.getStream(stream.device())) guard.synchronizeStream(stream);
   }
 
   size_t most_bytes() const { return is_on_gpu_ ? max_gpu_bytes : max_bytes; }
