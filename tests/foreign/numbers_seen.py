@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -56,12 +57,14 @@ def events_of(program: Callable[[], object]) -> list[Any]:
         events.append(event(seq=next(numbers), step=0, **fields))
 
     hooks = NumberHooks(lambda: None, lambda: True)
+    begin = threading.Thread.start
     readers = {name: getattr(torch.Tensor, name) for name in ("tolist", "__repr__")}
     for name in readers:
         hooks._watch_reader(torch.Tensor, name)
     passes = {name: getattr(torch.autograd, name) for name in ("backward", "grad")}
     for name in passes:
         hooks._watch_backward(torch.autograd, name)
+    hooks._watch_threads(threading.Thread)
     native = native_ops()
     mode = hooks.see(torch, tell, lambda made, given: None, native)
     try:
@@ -78,6 +81,7 @@ def events_of(program: Callable[[], object]) -> list[Any]:
             native.asked.told.clear()
         else:
             mode.__exit__(None, None, None)
+        threading.Thread.start = begin  # type: ignore[method-assign]
         for name, reader in readers.items():
             setattr(torch.Tensor, name, reader)
         for name, run in passes.items():

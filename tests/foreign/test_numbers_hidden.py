@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -173,6 +175,42 @@ def test_what_came_through_complex_numbers_is_not_said_to_be_data(is_view: bool)
     claim = judged(program)
     assert claim.root is None
     assert "so it came in" not in sentence_of(claim)
+
+
+def test_what_was_copied_past_torch_is_not_said_to_be_data() -> None:
+    def program() -> None:
+        ratio = torch.zeros(3) / torch.zeros(3)
+        (copy.deepcopy(ratio) * 2).sum().item()
+
+    assert "copied past torch's operations" in said_of(program)
+
+
+def test_what_another_thread_made_is_not_said_to_be_data() -> None:
+    made: list[Any] = []
+
+    def program() -> None:
+        work = threading.Thread(target=lambda: made.append(torch.zeros(3) / torch.zeros(3)))
+        work.start()
+        work.join()
+        (made[0] * 2).sum().item()
+
+    assert "some were not looked at" in said_of(program)
+
+
+def test_what_was_traced_is_not_said_to_be_data() -> None:
+    made: list[Any] = []
+
+    def ratio_of(x: Any) -> Any:
+        ratio = (x - x) / (x - x)
+        made.append(ratio.detach())
+        return ratio
+
+    def program() -> None:
+        torch.jit.trace(ratio_of, (torch.ones(3),), check_trace=False)
+        (made[0] * 2).sum().item()
+
+    claim = judged(program)
+    assert claim.root is not None or "so it came in" not in sentence_of(claim)
 
 
 def test_data_is_still_said_to_be_data() -> None:

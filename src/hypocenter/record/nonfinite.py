@@ -130,13 +130,15 @@ class NumbersWatched(Event, frozen=True, kw_only=True, tag=True):
     """How much a run with `--nan` looked at. `num_lost`: results that were overwritten, or too
     large to be kept, before anybody could look; `is_eager`: torch.compile was asked for and
     switched off. `num_hidden`: operations on sparse or complex numbers, or on tensors of the
-    program's own classes, whose results nobody looks at."""
+    program's own classes, whose results nobody looks at. `num_threads`: threads that the program
+    began, whose operations are not seen."""
 
     num_operations: int
     num_launches: int = 0
     num_lost: int = 0
     num_in_graphs: int = 0
     num_hidden: int = 0
+    num_threads: int = 0
     is_eager: bool = False
     problem: str = ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ log = logging.getLogger("hypocenter.foreign")
 #: After so many failures in here the watch is given up.
 MAX_FAILURES = 10
 _MAX_CHARS = 500
+#: Packages whose threads carry what others made: batches to a GPU, and marks of progress.
+_CARRIERS = frozenset({"torch", "tqdm"})
 #: What is kept of all tensors of a launch that gave a number which is none.
 GIVEN_BYTES = 16 << 20
 
@@ -59,6 +62,7 @@ class NumberHooks:
         for name in ("backward", "grad"):
             self._watch_backward(torch.autograd, name)
         self._watch_compile(torch)
+        self._watch_threads(threading.Thread)
 
     def see(
         self,
@@ -166,6 +170,20 @@ class NumberHooks:
             return original(*args, **options)
 
         setattr(autograd, name, run)
+
+    def _watch_threads(self, kind: Any) -> None:
+        """Count the threads that are begun, but for those that make nothing of their own."""
+        original = kind.start
+
+        @functools.wraps(original)
+        def start(thread: Any) -> Any:
+            work = getattr(thread, "_target", None) or type(thread).run
+            package = str(getattr(work, "__module__", "")).partition(".")[0]
+            if self.watch is not None and package not in _CARRIERS:
+                self.watch.num_threads += 1
+            return original(thread)
+
+        kind.start = start
 
     def _watch_compile(self, torch: Any) -> None:
         """Note that a program asks for compiled code, which a run with `--nan` does without."""

@@ -69,6 +69,8 @@ class NumberWatch:
         self._told: set[tuple[int, NumberEnd]] = set()
         self._has_scaler = False
         self.is_paused = self.is_eager = False
+        #: Threads that the program has begun: their operations are not seen.
+        self.num_threads = 0
         #: The line that has asked for a backward pass last.
         self.backward_site = ""
         self._is_busy = False
@@ -302,6 +304,7 @@ class NumberWatch:
             num_lost=self._examiner.num_lost,
             num_in_graphs=self._num_uncounted(),
             num_hidden=self._num_of_hidden(),
+            num_threads=self.num_threads,
             is_eager=self.is_eager,
             problem=problem,
         )

@@ -34,8 +34,10 @@ static bool is_cast(const c10::OperatorHandle& op, DispatchKeySet keys) {
   return false;
 }
 
-// Whether it goes to a tensor's own class in Python, and to no mode: it is not seen then.
-static bool is_of_programs_tensor(DispatchKeySet below) {
+// Whether it goes to a tensor's own class in Python, and to no mode, or is traced: it is not seen
+// then.
+static bool is_hidden_call(DispatchKeySet below) {
+  if (below.has(DispatchKey::Tracer)) return true;
   return below.has(DispatchKey::Python) && !c10::impl::TorchDispatchModeTLS::any_modes_set();
 }
 
@@ -65,7 +67,8 @@ static void attempt(Do what) {
 static void observe(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
   DispatchKeySet below = keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, KEY);
   if (!is_begun || below.has_any(OTHERS) || is_cast(op, below)) {
-    if (is_begun && is_of_programs_tensor(below)) attempt([] { numbers.num_hidden += numbers.is_watching(); });
+    if (is_begun && is_hidden_call(below))
+      attempt([] { numbers.num_hidden += numbers.is_watching(); });
     op.redispatchBoxed(below, stack);
     return;
   }

@@ -71,7 +71,7 @@ def nonfinite(case: Case) -> list[Claim]:
         if isinstance(padding, RootCause):
             reached = (reached_text(first),)
             return [proven(padding, NAME, reached, "results that hang on them", chain[0].launched)]
-    return [_claim(case, first, chain, is_whole=_is_whole(watched))]
+    return [_claim(case, first, chain, made=made.values(), watched=watched)]
 
 
 def _leave_unseen(case: Case, watched: NumbersWatched) -> None:
@@ -98,8 +98,15 @@ def _leave_unseen(case: Case, watched: NumbersWatched) -> None:
         case.leave_unseen(
             Gap.not_examined(
                 count_text(watched.num_hidden, "operation"),
-                "on sparse or complex numbers, or tensors of the program's own classes: their "
-                "results are not looked at",
+                "on sparse or complex numbers, on tensors of the program's own classes, or while "
+                "torch.jit traced them: their results are not looked at",
+            )
+        )
+    if watched.num_threads:
+        case.leave_unseen(
+            Gap.not_examined(
+                f"operations of {count_text(watched.num_threads, 'thread')}",
+                "those of the program's first thread, and of backward passes, are seen",
             )
         )
     if watched.problem:
@@ -149,9 +156,25 @@ def _is_read_by_one_launch(made: Collection[NonFinite], watched: Sequence[Number
 def _is_whole(watched: Sequence[NumbersWatched]) -> bool:
     """Whether all operations were looked at, so that none that was not can have made a number."""
     return not any(
-        event.num_lost or event.num_in_graphs or event.num_hidden or event.problem
+        event.num_lost
+        or event.num_in_graphs
+        or event.num_hidden
+        or event.num_threads
+        or event.problem
         for event in watched
     )
+
+
+def _why_unsure(
+    root: NonFinite, made: Collection[NonFinite], watched: Sequence[NumbersWatched]
+) -> str:
+    """Why another can have made what was there before its first reader; "" where none can."""
+    if not _is_whole(watched):
+        return "some were not looked at"
+    before = (event for event in made if event.number < root.number)
+    if any(event.kind is not NumberKind.GIVEN for event in before):
+        return "what was made before can have been copied past torch's operations"
+    return ""
 
 
 def _is_meant(event: NonFinite) -> bool:
@@ -160,16 +183,22 @@ def _is_meant(event: NonFinite) -> bool:
 
 
 def _claim(
-    case: Case, reached: NonFiniteReached, chain: list[NonFinite], *, is_whole: bool
+    case: Case,
+    reached: NonFiniteReached,
+    chain: list[NonFinite],
+    *,
+    made: Collection[NonFinite],
+    watched: Sequence[NumbersWatched],
 ) -> Claim:
     rest = [event for event in chain if not _is_meant(event)]
     root = rest[0] if rest else chain[-1]
     evidence = tuple(link_text(event) for event in chain if event is not root)
     evidence = (*evidence, reached_text(reached))
+    unsure = _why_unsure(root, made, watched) if root.kind is NumberKind.GIVEN else ""
     is_sure = reached.is_sure and all(event.is_sure for event in chain)
-    is_sure = is_sure and (is_whole or root.kind is not NumberKind.GIVEN)
+    is_sure = is_sure and not unsure
     cause = Cause.UNINITIALISED_READ if root.kind is NumberKind.UNDEFINED else Cause.NONFINITE_VALUE
-    sentence = sentence_of(root, is_whole=is_whole)
+    sentence = sentence_of(root, unsure)
     if root.kind is NumberKind.IN_KERNEL:
         inside = claim_of_kernel(case, root)
         if is_sure and isinstance(inside, RootCause):

@@ -51,17 +51,17 @@ def where_text(event: NonFinite) -> str:
     )
 
 
-def sentence_of(event: NonFinite, *, is_whole: bool = True) -> str:
+def sentence_of(event: NonFinite, unsure: str = "") -> str:
     """What the operation did, with the values that it read there.
 
-    `is_whole`: all operations of the run were looked at.
+    `unsure`: why what came in may have been made by another operation.
     """
     told = f"{operation_text(event)} at {event.site or 'a line that is not known'}"
     if event.kind is NumberKind.GIVEN:
         why = (
-            "so it came in with the data"
-            if is_whole
-            else "but some were not looked at: whether it came in with the data is not known"
+            f"but {unsure}: whether it came in with the data is not known"
+            if unsure
+            else "so it came in with the data"
         )
         return (
             f"{_operand_text(event.result)} was there before {told} read it; no operation that was "
