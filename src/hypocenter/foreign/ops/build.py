@@ -52,7 +52,7 @@ def is_built(torch: Any) -> bool:
 
 def has_failed(torch: Any) -> bool:
     """Whether the module could not be compiled behind an earlier run; raises NotBuilt."""
-    return _failed(_library_place(torch)[0]).exists()
+    return _failure_mark(_library_place(torch)[0]).exists()
 
 
 def build_later(torch: Any) -> bool:
@@ -61,7 +61,7 @@ def build_later(torch: Any) -> bool:
     False where that is under way or has failed before. Raises NotBuilt where it cannot be done.
     """
     made, command = _library_place(torch)
-    part, failed = made.with_suffix(".part"), _failed(made)
+    part, failed = made.with_suffix(".part"), _failure_mark(made)
     with contextlib.suppress(OSError):
         if time.time() - part.stat().st_mtime > _LATER_SECONDS:
             part.unlink()
@@ -105,7 +105,7 @@ def load(torch: Any) -> Any:
     return module
 
 
-def _failed(made: Path) -> Path:
+def _failure_mark(made: Path) -> Path:
     return made.with_suffix(".failed")
 
 
