@@ -98,7 +98,6 @@ _NOT_MODELLED = [
     ("gfx1100", "v_permlane64_b32 v1, v2", "V_PERMLANE64_B32"),
     ("gfx942", "ds_read_addtid_b32 v1", "DS_READ_ADDTID_B32"),
     ("gfx942", "ds_swizzle_b32 v1, v2 offset:0xe000", "DS_SWIZZLE_B32 with offset"),
-    ("gfx942", "global_atomic_inc_x2 v[2:3], v[4:5], off", "GLOBAL_ATOMIC_INC_X2"),
     ("gfx942", "ds_cmpst_f32 v2, v3, v4", "DS_CMPST_F32"),
     ("gfx950", "ds_read_b64_tr_b4 v[2:3], v1", "DS_READ_B64_TR_B4"),
     ("gfx1100", "buffer_load_b32 v[2:3], off, s[4:7], 0 tfe", "BUFFER_LOAD_B32"),
