@@ -47,6 +47,10 @@ _DPP: list[tuple[str, Callable[[int], int | None], tuple[str, ...]]] = [
 ]
 
 
+#: Registers of numbers of 64 bits: the first of where they go, and of where they come from.
+_PAIRS = ((4, 2), (6, 0))
+
+
 @pytest.mark.parametrize("arch", TARGETS)
 def test_dpp_takes_the_lane_of_its_control(arch: str) -> None:
     for text, source_of, archs in _DPP:
@@ -69,6 +73,23 @@ def test_dpp_takes_the_lane_of_its_control(arch: str) -> None:
                 line = f"v_mov_b32_dpp v1, v2 {end}{' bound_ctrl:1' if zero else ''}"
                 assert wave.run(line) == r.ALL_ENDED, line
                 np.testing.assert_array_equal(wave.vgpr, wanted, line)
+
+
+@pytest.mark.parametrize("arch", CDNA)
+def test_dpp_takes_both_words_of_numbers_of_64_bits(arch: str) -> None:
+    """Nothing of the instruction before is left in them."""
+    wave = _wave(arch)
+    wanted = wave.vgpr.copy()
+    end = "row_newbcast:9 row_mask:0xf bank_mask:0xf bound_ctrl:1"
+    lines = [f"v_mov_b64_dpp v[{to}:{to + 1}], v[{of}:{of + 1}] {end}" for to, of in _PAIRS]
+    for lane in range(wave.num_lanes):
+        source = lane // 16 * 16 + 9
+        if _ACTIVE >> lane & 1:
+            for to, of in _PAIRS:
+                is_there = _ACTIVE >> source & 1
+                wanted[to : to + 2, lane] = wave.vgpr[of : of + 2, source] if is_there else 0
+    assert wave.run("\n".join(lines)) == r.ALL_ENDED
+    np.testing.assert_array_equal(wave.vgpr, wanted)
 
 
 @pytest.mark.parametrize("is_rdna", [False, True])
