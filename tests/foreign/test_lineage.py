@@ -56,6 +56,10 @@ class Watched:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    """Threads that earlier tests have left do not count."""
+    count = threading.active_count
+    num_before = count()
+    monkeypatch.setattr(threading, "active_count", lambda: 1 + count() - num_before)
     made = Watched(monkeypatch)
     made.launch(x=made.x, ids=made.ids, out=made.out)
     return made

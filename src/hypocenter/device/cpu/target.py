@@ -83,7 +83,8 @@ def numba_folder() -> Path | None:
 
 @cache
 def _target() -> _Target:
-    name = f"target-{digest()}-{source_hash(Path(__file__))}"
+    own_text = package.FOLDER / "device" / "cpu" / "target.py"
+    name = f"target-{digest()}-{source_hash(own_text)}"
     if digest() and (kept := kept_files.read(name)) is not None:
         return msgspec.msgpack.decode(kept, type=_Target)
     from numba.core.registry import cpu_target

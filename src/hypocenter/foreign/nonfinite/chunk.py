@@ -93,7 +93,7 @@ class OpChunk:
         """
         torch, first = self._torch, tensors[0]
         tensors = [t if t.numel() else t.new_zeros(1) for t in tensors]
-        if first.device.type != "cpu":
+        if first.device.type != "cpu" or first.is_complex():
             return torch.stack(torch._foreach_norm(tensors, math.inf))
         ends = [torch.stack(torch.aminmax(t)) for t in tensors]
         return torch.stack(ends).double().abs().amax(1)
