@@ -202,10 +202,10 @@ def test_what_is_not_compiled_in_time_is_told(monkeypatch: pytest.MonkeyPatch, f
         device="sim:h200", context_length=32, kv_tokens=64, max_batch_tokens=32, kv_dtype="f16"
     )
     began = time.perf_counter()
-    found = verify_model(str(DEMO), config, Effort("none", 0.5))
+    found = verify_model(str(DEMO), config, Effort("none", 0.2))
     assert found.seconds <= time.perf_counter() - began
-    assert found.preparing_seconds >= 3 * 0.5, "compiling has its own limit"
-    assert found.budget_seconds == 0.5
+    assert found.preparing_seconds >= 3 * 0.2, "compiling has its own limit"
+    assert found.budget_seconds == 0.2
     kernels, *others, memory = found.stages
     assert memory.name == "memory"
     why = "kernels were not compiled in time; the next run has them sooner"
